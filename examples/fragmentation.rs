@@ -11,7 +11,7 @@ use anyhow::{Result, ensure};
 use clap::Parser;
 use forebay::backend::null::{NullBackend, Profile};
 use forebay::memory::{Bytes, Config};
-use forebay::nn::Apply;
+use forebay::nn::FnLayer;
 use forebay::plan::dry_run;
 use forebay::prelude::*;
 
@@ -63,7 +63,7 @@ impl Workload {
             net = net
                 .add(Linear::new(inputs, self.width, device)?)
                 .add(LayerNorm::new(&[self.width], device)?)
-                .add(Apply(Tensor::gelu));
+                .add(FnLayer(Tensor::gelu));
         }
         let net = net.add(Linear::new(self.width, CLASSES, device)?);
         let mut optimizer = Sgd::new(net.parameters(), 0.05).momentum(0.9);

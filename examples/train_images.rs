@@ -119,7 +119,7 @@ fn main() -> Result<()> {
     println!("{} training and {} test pictures of {}", train.len(), test.len(), train.folder().display());
 
     if options.memory_snapshot.is_some() {
-        device.pool().record(100_000);
+        device.pool().start_recording(100_000);
     }
     device.manual_seed(options.seed);
     let net = Net::new(width, &device)?;

@@ -161,7 +161,7 @@ fn main() -> Result<()> {
     println!("{} characters, {} different ones", text.len(), text.vocabulary().len());
 
     if options.memory_snapshot.is_some() {
-        device.pool().record(100_000);
+        device.pool().start_recording(100_000);
     }
     device.manual_seed(options.seed);
     let (layers, width) = (pick(options.layers, 4, 2), pick(options.width, 128, 64));
@@ -171,7 +171,7 @@ fn main() -> Result<()> {
     println!("{} parameters, {steps} steps of {batch} x {length} characters", net.num_parameters());
     let checkpoint = options.save.with_extension("checkpoint");
     let mut trainer = Trainer::new(&net, AdamW::new(net.parameters(), options.lr))
-        .schedule(WarmupCosine::new(options.lr, steps / 20, steps).to(options.lr / 10.0))
+        .schedule(WarmupCosine::new(options.lr, steps / 20, steps).min_lr(options.lr / 10.0))
         .clip_grad_norm(1.0)
         .accumulate(options.accumulate)
         .steps(steps)

@@ -75,7 +75,7 @@ fn trace_file() -> Vec<u8> {
 
 fn read_trace(bytes: &[u8]) -> Result<()> {
     // Packed, and as its text.
-    let _ = Trace::unpack(bytes);
+    let _ = Trace::read_xz(bytes);
     Trace::read(bytes).map(drop).map_err(|e| Error::Config(e.to_string()))
 }
 
@@ -138,7 +138,7 @@ fn gpt2_file(device: &Device) -> Result<Vec<u8>> {
 
 fn read_gpt2(device: &Device, bytes: &[u8]) -> Result<()> {
     let (file, _) = safetensors::from_bytes(bytes, device)?;
-    let _ = GptOptions::of_gpt2(&file);
+    let _ = GptOptions::from_gpt2_state_dict(&file);
     Gpt::new(&SIZES, device)?.load_gpt2(&file)
 }
 

@@ -57,7 +57,7 @@ pub trait OpenDevice: Sized {
 
 impl OpenDevice for Device {
     fn best() -> Result<Self> {
-        if let Some(id) = environment::text("FOREBAY_DEVICE")? {
+        if let Some(id) = environment::read_text("FOREBAY_DEVICE")? {
             return Self::open(&id).map_err(|e| e.at(format!("FOREBAY_DEVICE={id}")));
         }
         let found = Self::available();

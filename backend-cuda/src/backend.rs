@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     AttentionCall, Backend, Command, DeviceInfo, DeviceMemory, Event, Features, Fence, KernelId,
-    KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, Peak, Piece, Prepared, Process, SegmentId,
+    KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, Peak, PageRemap, Prepared, DeviceProcess, SegmentId,
     SegmentSource, Slice, SourceError, SourceLimits, Stamp,
 };
 use forebay_core::environment;
@@ -232,7 +232,7 @@ impl CudaBackend {
     /// Opens device `index`.
     pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
         for name in settings::BOOL_VARIABLES {
-            environment::switch(name)?;
+            environment::read_switch(name)?;
         }
         Self::new(index)
             .map(|backend| Arc::new(backend) as Arc<dyn Backend>)
@@ -397,7 +397,7 @@ impl SegmentSource for CudaBackend {
             .sum()
     }
 
-    fn processes(&self) -> Vec<Process> {
+    fn processes(&self) -> Vec<DeviceProcess> {
         self.device
             .context
             .device
@@ -414,32 +414,32 @@ impl SegmentSource for CudaBackend {
         self.device.context.free(segment.0).and(given)
     }
 
-    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.device.require_address_space()?.reserve(bytes).map(SegmentId)
     }
 
-    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
+    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.device.flush_pending_remaps()?;
         let given = self.device.flush_batches();
         self.device.require_address_space()?.unreserve(segment.0).and(given)
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.remap(&[Piece { to: (segment, offset), bytes, from: None }])
+        self.remap(&[PageRemap { to: (segment, offset), bytes, from: None }])
     }
 
-    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         match self.device.has_pending_remap() {
-            true => self.arrange_behind(pieces),
+            true => self.remap_after_submitted(pieces),
             false => self.device.require_address_space()?.map(to_page_mappings(pieces)),
         }
     }
 
-    fn holds_back(&self) -> bool {
+    fn has_deferred_work(&self) -> bool {
         self.device.deferring_queue().is_some()
     }
 
-    fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap_after_submitted(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         let device = &*self.device;
         let addresses = device.require_address_space()?;
         if let Some(queue) = device.deferring_queue()
@@ -447,10 +447,10 @@ impl SegmentSource for CudaBackend {
             && queue.deferred.push_remap(arrangement)
         {
             // Another thread may have begun to use another queue.
-            return if self.holds_back() { Ok(()) } else { device.flush_pending() };
+            return if self.has_deferred_work() { Ok(()) } else { device.flush_pending() };
         }
-        let fence = self.fence()?;
-        self.fence_wait(fence)?;
+        let fence = self.record_fence()?;
+        self.wait_fence(fence)?;
         addresses.map(to_page_mappings(pieces))
     }
 
@@ -460,11 +460,11 @@ impl SegmentSource for CudaBackend {
         self.device.require_address_space()?.unmap(segment.0 + offset, bytes).and(given)
     }
 
-    fn queues(&self) -> u8 {
+    fn queue_count(&self) -> u8 {
         MAX_QUEUES
     }
 
-    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
         let queue = self.device.get_or_create_queue(queue)?;
         queue.flush_pending(&self.device)?;
         self.device.events.record(&queue.stream)
@@ -476,16 +476,16 @@ impl SegmentSource for CudaBackend {
         self.device.events.wait(&queue.stream, event)
     }
 
-    fn fence(&self) -> Result<Fence, SourceError> {
+    fn record_fence(&self) -> Result<Fence, SourceError> {
         self.device.flush_pending()?;
         self.device.fences.record(self.device.streams())
     }
 
-    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
+    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
         self.device.fences.is_done(fence)
     }
 
-    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
+    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
         self.device.fences.wait(fence)
     }
 }
@@ -675,9 +675,9 @@ fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> Peak {
     }
 }
 
-fn to_page_mappings(pieces: &[Piece]) -> Vec<virtual_memory::PageMapping> {
+fn to_page_mappings(pieces: &[PageRemap]) -> Vec<virtual_memory::PageMapping> {
     let address = |(segment, offset): (SegmentId, u64)| segment.0 + offset;
-    let piece = |p: &Piece| virtual_memory::PageMapping {
+    let piece = |p: &PageRemap| virtual_memory::PageMapping {
         to: address(p.to),
         bytes: p.bytes,
         from: p.from.map(address),

@@ -10,7 +10,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 use std::{env, mem, ptr};
 
-use forebay_core::memory::ranges::{self, Ranges};
+use forebay_core::memory::profiler_ranges::{self, RangeListener};
 use libloading::Library;
 
 use crate::settings;
@@ -42,12 +42,12 @@ pub enum NvtxUnavailable {
 pub fn set_nvtx(on: bool) -> Result<(), NvtxUnavailable> {
     static TOOL: OnceLock<Result<NvtxTool, NvtxUnavailable>> = OnceLock::new();
     if !on {
-        ranges::set_ranges(None);
+        profiler_ranges::set_range_listener(None);
         settings::set_launch_batching(true);
         return Ok(());
     }
     let tool = TOOL.get_or_init(NvtxTool::load).as_ref().map_err(Clone::clone)?;
-    ranges::set_ranges(Some(tool));
+    profiler_ranges::set_range_listener(Some(tool));
     settings::set_launch_batching(false);
     Ok(())
 }
@@ -201,7 +201,7 @@ fn ahead() -> Option<Library> {
     None
 }
 
-impl Ranges for NvtxTool {
+impl RangeListener for NvtxTool {
     fn push(&self, name: &str) {
         thread_local! {
             static NAME: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };

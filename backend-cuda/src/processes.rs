@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
-use forebay_core::backend::Process;
+use forebay_core::backend::DeviceProcess;
 use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
@@ -16,7 +16,7 @@ const MAX_NAME_BYTES: usize = 256;
 ///
 /// None if the library is missing or denied, and if this process, which has a context on the device, is not among
 /// them: then they are numbered as outside of a container, and their numbers mean others here.
-pub(crate) fn list_processes(pci: &str) -> Vec<Process> {
+pub(crate) fn list_processes(pci: &str) -> Vec<DeviceProcess> {
     let Some(nvml) = load_nvml() else { return Vec::new() };
     let found = nvml.device_by_pci_bus_id(pci).and_then(|device| query_processes(nvml, &device));
     found.unwrap_or_else(|error| {
@@ -31,7 +31,7 @@ fn load_nvml() -> Option<&'static Nvml> {
     NVML.get_or_init(load).as_ref()
 }
 
-fn query_processes(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<Process>, NvmlError> {
+fn query_processes(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<DeviceProcess>, NvmlError> {
     // One that computes and draws is in both lists, with the same bytes.
     let mut all = BTreeMap::new();
     let drawing = device.running_graphics_processes().unwrap_or_default();
@@ -49,8 +49,8 @@ fn query_processes(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<Process>, Nvm
     let name = |pid| {
         nvml.sys_process_name(pid, MAX_NAME_BYTES).map(|path| file_name(&path).to_owned()).unwrap_or_default()
     };
-    let mut all: Vec<Process> =
-        all.into_iter().map(|(pid, bytes)| Process { pid, name: name(pid), bytes }).collect();
+    let mut all: Vec<DeviceProcess> =
+        all.into_iter().map(|(pid, bytes)| DeviceProcess { pid, name: name(pid), bytes }).collect();
     all.sort_by_key(|process| std::cmp::Reverse(process.bytes));
     Ok(all)
 }

@@ -59,5 +59,5 @@ pub(crate) fn launch_batching() -> bool {
 
 /// An environment variable that is a switch; what it cannot be is an error where a device is opened.
 pub(crate) fn bool_from_env(name: &str) -> Option<bool> {
-    environment::switch(name).ok().flatten()
+    environment::read_switch(name).ok().flatten()
 }

@@ -58,7 +58,7 @@ fn segments_grow_and_shrink_through_virtual_memory() {
             return println!("not run: the device has no virtual memory management");
         };
         let page = managed.granularity;
-        let segment = backend.reserve(managed.reservation).unwrap();
+        let segment = backend.reserve_addresses(managed.reservation).unwrap();
         backend.map(segment, 0, page).unwrap();
         backend.map(segment, page, 4 * page).unwrap();
         let data = pattern(3 * page as usize, 5);
@@ -74,14 +74,14 @@ fn segments_grow_and_shrink_through_virtual_memory() {
         // Memory comes and goes many times over without being used up.
         for _ in 0..200 {
             backend.fill(slice(segment, page, 4 * page), 1).unwrap();
-            backend.fence_wait(backend.fence().unwrap()).unwrap();
+            backend.wait_fence(backend.record_fence().unwrap()).unwrap();
             backend.unmap(segment, page, 4 * page).unwrap();
             backend.map(segment, page, 4 * page).unwrap();
         }
-        backend.fence_wait(backend.fence().unwrap()).unwrap();
+        backend.wait_fence(backend.record_fence().unwrap()).unwrap();
         backend.unmap(segment, page, 4 * page).unwrap();
         backend.unmap(segment, 0, page).unwrap();
-        backend.unreserve(segment).unwrap();
+        backend.free_addresses(segment).unwrap();
     });
 }
 
@@ -92,12 +92,12 @@ fn a_full_device_is_out_of_memory_and_nothing_more() {
         let error = backend.alloc_segment(2 * total).unwrap_err();
         assert!(matches!(error, SourceError::OutOfMemory { .. }), "{error}");
         if let Some(managed) = backend.limits().virtual_memory {
-            let segment = backend.reserve(managed.reservation).unwrap();
+            let segment = backend.reserve_addresses(managed.reservation).unwrap();
             let error = backend.map(segment, 0, managed.reservation).unwrap_err();
             assert!(matches!(error, SourceError::OutOfMemory { .. }), "{error}");
             backend.map(segment, 0, managed.granularity).unwrap();
             backend.unmap(segment, 0, managed.granularity).unwrap();
-            backend.unreserve(segment).unwrap();
+            backend.free_addresses(segment).unwrap();
         }
         copies_and_fills(&*backend);
     });
@@ -110,14 +110,14 @@ fn fences_are_passed() {
         let fences: Vec<_> = (0..300)
             .map(|word| {
                 backend.fill(slice(segment, 0, 64 * MIB), word).unwrap();
-                backend.fence().unwrap()
+                backend.record_fence().unwrap()
             })
             .collect();
         assert!(fences.is_sorted());
-        backend.fence_wait(fences[150]).unwrap();
-        assert_eq!(backend.fence_done(fences[150]), Ok(true));
-        assert_eq!(backend.fence_done(fences[0]), Ok(true));
-        backend.fence_wait(fences[299]).unwrap();
+        backend.wait_fence(fences[150]).unwrap();
+        assert_eq!(backend.is_fence_signaled(fences[150]), Ok(true));
+        assert_eq!(backend.is_fence_signaled(fences[0]), Ok(true));
+        backend.wait_fence(fences[299]).unwrap();
         assert_eq!(read_back(&*backend, slice(segment, 64, 4)), 299_u32.to_le_bytes());
         backend.free_segment(segment).unwrap();
     });
@@ -202,7 +202,7 @@ fn a_lost_device_is_an_error() {
         let error = backend.download(slice(segment, 0, 4), &mut [0; 4]).unwrap_err();
         assert!(matches!(error, Error::Source(SourceError::DeviceLost(_))), "{error}");
         assert!(backend.upload(slice(segment, 0, 4), &[0; 4]).is_err());
-        assert!(backend.fence().and_then(|fence| backend.fence_wait(fence)).is_err());
+        assert!(backend.record_fence().and_then(|fence| backend.wait_fence(fence)).is_err());
         drop(backend);
     });
 }

@@ -7,7 +7,7 @@ mod scenarios;
 
 use fake_cuda::Libraries::{Driver, Management, Products};
 use fake_cuda::{PAGE, call_log, count_calls, old_driver, on_fake, open, toolkit};
-use forebay_core::backend::{Backend, Fence, Piece, SourceError};
+use forebay_core::backend::{Backend, Fence, PageRemap, SourceError};
 use forebay_core::dtype::DType;
 use forebay_core::error::Error;
 use forebay_cuda::{CudaBackend, CudaUnavailable};
@@ -103,7 +103,7 @@ on_fake! {
 
     segments_grow_and_shrink_through_virtual_memory(Driver) {
         let backend = open();
-        let segment = backend.reserve(64 * MIB + 1).unwrap();
+        let segment = backend.reserve_addresses(64 * MIB + 1).unwrap();
         backend.map(segment, 0, PAGE).unwrap();
         backend.map(segment, PAGE, 4 * PAGE).unwrap();
         assert_eq!(used(&*backend), 5 * PAGE);
@@ -113,48 +113,48 @@ on_fake! {
         assert!(read_back(&*backend, slice(segment, 4, 3 * PAGE)) == data);
         let error = backend.map(segment, 0, PAGE).unwrap_err();
         assert!(matches!(error, SourceError::Driver { call: "cuMemMap", .. }), "{error}");
-        backend.fence_wait(backend.fence().unwrap()).unwrap();
+        backend.wait_fence(backend.record_fence().unwrap()).unwrap();
         backend.unmap(segment, PAGE, 4 * PAGE).unwrap();
         assert_eq!(used(&*backend), PAGE);
         backend.unmap(segment, 0, PAGE).unwrap();
-        backend.unreserve(segment).unwrap();
+        backend.free_addresses(segment).unwrap();
         assert_eq!(used(&*backend), 0);
-        assert!(backend.unreserve(segment).is_err(), "given back twice");
+        assert!(backend.free_addresses(segment).is_err(), "given back twice");
         // No handle outlives its mapping.
         assert_eq!(count_calls("cuMemRelease"), count_calls("cuMemCreate"));
     }
 
     memory_moves_from_one_range_to_another(Driver) {
         let backend = open();
-        let (old, new) = (backend.reserve(64 * MIB).unwrap(), backend.reserve(64 * MIB).unwrap());
+        let (old, new) = (backend.reserve_addresses(64 * MIB).unwrap(), backend.reserve_addresses(64 * MIB).unwrap());
         backend.map(old, 0, PAGE).unwrap();
         backend.map(old, 3 * PAGE, 2 * PAGE).unwrap();
         let pieces = [
-            Piece { to: (new, 0), bytes: PAGE, from: Some((old, 0)) },
-            Piece { to: (new, PAGE), bytes: 2 * PAGE, from: Some((old, 3 * PAGE)) },
-            Piece { to: (new, 3 * PAGE), bytes: PAGE, from: None },
+            PageRemap { to: (new, 0), bytes: PAGE, from: Some((old, 0)) },
+            PageRemap { to: (new, PAGE), bytes: 2 * PAGE, from: Some((old, 3 * PAGE)) },
+            PageRemap { to: (new, 3 * PAGE), bytes: PAGE, from: None },
         ];
         backend.remap(&pieces).unwrap();
         assert_eq!((used(&*backend), count_calls("cuMemCreate"), count_calls("cuMemSetAccess")), (4 * PAGE, 3, 3));
         let data = pattern(4 * PAGE as usize, 5);
         backend.upload(slice(new, 0, 4 * PAGE), &data).unwrap();
         assert!(read_back(&*backend, slice(new, 0, 4 * PAGE)) == data);
-        backend.fence_wait(backend.fence().unwrap()).unwrap();
-        for Piece { to: (segment, offset), bytes, .. } in pieces {
+        backend.wait_fence(backend.record_fence().unwrap()).unwrap();
+        for PageRemap { to: (segment, offset), bytes, .. } in pieces {
             backend.unmap(segment, offset, bytes).unwrap();
         }
-        backend.unreserve(old).unwrap();
-        backend.unreserve(new).unwrap();
+        backend.free_addresses(old).unwrap();
+        backend.free_addresses(new).unwrap();
         assert_eq!(used(&*backend), 0);
     }
 
     a_move_that_fails_leaves_nothing(Driver, "FAKE_CUDA_FAIL" = "cuMemMap:2:3") {
         let backend = open();
-        let segment = backend.reserve(64 * MIB).unwrap();
+        let segment = backend.reserve_addresses(64 * MIB).unwrap();
         backend.map(segment, 0, PAGE).unwrap();
         let pieces = [
-            Piece { to: (segment, 4 * PAGE), bytes: PAGE, from: Some((segment, 0)) },
-            Piece { to: (segment, 5 * PAGE), bytes: PAGE, from: None },
+            PageRemap { to: (segment, 4 * PAGE), bytes: PAGE, from: Some((segment, 0)) },
+            PageRemap { to: (segment, 5 * PAGE), bytes: PAGE, from: None },
         ];
         assert!(matches!(backend.remap(&pieces), Err(SourceError::OutOfMemory { .. })));
         assert_eq!(used(&*backend), 0);
@@ -163,7 +163,7 @@ on_fake! {
 
     a_mapping_that_fails_half_way_leaves_nothing(Driver, "FAKE_CUDA_FAIL" = "cuMemMap:999:2") {
         let backend = open();
-        let segment = backend.reserve(64 * MIB).unwrap();
+        let segment = backend.reserve_addresses(64 * MIB).unwrap();
         backend.map(segment, 0, PAGE).unwrap();
         let error = backend.map(segment, PAGE, PAGE).unwrap_err();
         assert_eq!(error.to_string(), "the driver refused cuMemMap: CUDA_ERROR_UNKNOWN");
@@ -173,7 +173,7 @@ on_fake! {
 
     a_mapping_without_access_is_undone(Driver, "FAKE_CUDA_FAIL" = "cuMemSetAccess:2:1") {
         let backend = open();
-        let segment = backend.reserve(64 * MIB).unwrap();
+        let segment = backend.reserve_addresses(64 * MIB).unwrap();
         let error = backend.map(segment, 0, PAGE).unwrap_err();
         assert!(matches!(error, SourceError::OutOfMemory { bytes: PAGE, .. }), "{error}");
         assert_eq!(used(&*backend), 0);
@@ -183,7 +183,7 @@ on_fake! {
     a_device_without_virtual_memory_says_so(Driver, "FAKE_CUDA_VMM" = "0") {
         let backend = open();
         assert_eq!(backend.limits().virtual_memory, None);
-        assert!(matches!(backend.reserve(PAGE), Err(SourceError::Driver { .. })));
+        assert!(matches!(backend.reserve_addresses(PAGE), Err(SourceError::Driver { .. })));
     }
 
     virtual_memory_can_be_switched_off(Driver, "FOREBAY_CUDA_VMM" = "0") {
@@ -197,7 +197,7 @@ on_fake! {
             error.to_string(),
             "the device has no room for 314572800 more bytes (cuMemAlloc: CUDA_ERROR_OUT_OF_MEMORY, out of memory)"
         );
-        let segment = backend.reserve(512 * MIB).unwrap();
+        let segment = backend.reserve_addresses(512 * MIB).unwrap();
         assert!(matches!(backend.map(segment, 0, 258 * MIB), Err(SourceError::OutOfMemory { .. })));
         backend.map(segment, 0, 256 * MIB).unwrap();
     }
@@ -205,31 +205,31 @@ on_fake! {
     fences_are_passed_in_order(Driver) {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
-        let nothing = backend.fence().unwrap();
-        assert_eq!(backend.fence_done(nothing), Ok(true));
+        let nothing = backend.record_fence().unwrap();
+        assert_eq!(backend.is_fence_signaled(nothing), Ok(true));
         let fence_after = |word| {
             for _ in 0..8 {
                 backend.fill(slice(segment, 0, 4), word).unwrap();
             }
-            backend.fence().unwrap()
+            backend.record_fence().unwrap()
         };
         let fences: Vec<_> = (0..4).map(fence_after).collect();
         assert!(fences.is_sorted() && nothing < fences[0]);
-        assert_eq!(backend.fence().unwrap(), fences[3], "no work since");
+        assert_eq!(backend.record_fence().unwrap(), fences[3], "no work since");
         // The fake device does one piece of work for each question.
-        assert_eq!(backend.fence_done(fences[3]), Ok(false));
-        assert!((0..8).any(|_| backend.fence_done(fences[0]).unwrap()));
-        assert_eq!(backend.fence_done(fences[3]), Ok(false));
-        backend.fence_wait(fences[2]).unwrap();
-        assert_eq!(backend.fence_done(fences[1]), Ok(true));
-        assert!((0..8).any(|_| backend.fence_done(fences[3]).unwrap()));
-        let unknown = backend.fence_done(Fence(99)).unwrap_err();
+        assert_eq!(backend.is_fence_signaled(fences[3]), Ok(false));
+        assert!((0..8).any(|_| backend.is_fence_signaled(fences[0]).unwrap()));
+        assert_eq!(backend.is_fence_signaled(fences[3]), Ok(false));
+        backend.wait_fence(fences[2]).unwrap();
+        assert_eq!(backend.is_fence_signaled(fences[1]), Ok(true));
+        assert!((0..8).any(|_| backend.is_fence_signaled(fences[3]).unwrap()));
+        let unknown = backend.is_fence_signaled(Fence(99)).unwrap_err();
         assert!(unknown.to_string().contains("there is no fence 99; the last is 4"), "{unknown}");
         let events = count_calls("cuEventCreate");
         for word in 0..100 {
             let fence = fence_after(word);
-            backend.fence_wait(fence).unwrap();
-            assert_eq!(backend.fence_done(fence), Ok(true));
+            backend.wait_fence(fence).unwrap();
+            assert_eq!(backend.is_fence_signaled(fence), Ok(true));
         }
         assert_eq!(count_calls("cuEventCreate"), events, "events are used again");
         // Fences that nobody asks about do not pile up events either.
@@ -254,7 +254,7 @@ on_fake! {
         let lost = |error: SourceError| matches!(error, SourceError::DeviceLost(_));
         assert!(lost(backend.alloc_segment(4).unwrap_err()));
         assert!(lost(backend.free_segment(segment).unwrap_err()));
-        assert!(lost(backend.fence().unwrap_err()));
+        assert!(lost(backend.record_fence().unwrap_err()));
         assert!(matches!(backend.upload(slice(segment, 0, 4), &[0; 4]), Err(Error::Source(SourceError::DeviceLost(_)))));
         assert!(backend.download(slice(segment, 0, 4), &mut [0; 4]).is_err());
         assert_eq!(backend.device_memory().free, None);

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use fake_cuda::Libraries::{Compiler, Driver};
 use fake_cuda::{PAGE, cache, call_log, count_calls, on_fake, open};
 use forebay_core::backend::{
-    Backend, Command, KernelId, KernelSource, Launch, Piece, SegmentId, Slice, SourceError,
+    Backend, Command, KernelId, KernelSource, Launch, PageRemap, SegmentId, Slice, SourceError,
 };
 use forebay_core::error::{Error, Result};
 use scenarios::{DOUBLE, MIB, SCALE, kernel, pattern, read_back, slice};
@@ -137,13 +137,13 @@ on_fake! {
         launch(9);
         launch(10);
         assert_eq!(words(), ["launch 3", "launch 4", "cuMemcpyAsync", "launch 5", "cuMemsetD32Async", "launch 6", "launch 7", "launch 2001"]);
-        let event = backend.record(0).unwrap();
+        let event = backend.record_event(0).unwrap();
         assert_eq!(words()[8..], ["launch 8", "launch 9", "launch 10", "cuEventRecord"]);
         backend.wait_event(1, event).unwrap();
         launch(11);
-        let fence = backend.fence().unwrap();
+        let fence = backend.record_fence().unwrap();
         assert_eq!(words()[12], "launch 11");
-        backend.fence_wait(fence).unwrap();
+        backend.wait_fence(fence).unwrap();
         launch(12);
         let mut first = [0; 8];
         backend.download(slice(segment, 0, 8), &mut first).unwrap();
@@ -158,7 +158,7 @@ on_fake! {
         launch(7).unwrap();
         // Also where that thread has had nothing to do with the device before.
         let other = Arc::clone(&backend);
-        std::thread::spawn(move || other.fence_wait(other.fence().unwrap()).unwrap()).join().unwrap();
+        std::thread::spawn(move || other.wait_fence(other.record_fence().unwrap()).unwrap()).join().unwrap();
         assert_eq!(launched_grids(), [7], "{:?}", call_log());
     }
 
@@ -173,7 +173,7 @@ on_fake! {
     lines_whose_graphs_are_refused_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphLaunch:2:2") {
         let (backend, _, launch) = doubling_launcher();
         (1..=40).for_each(|n| launch(n).unwrap());
-        backend.fence().unwrap();
+        backend.record_fence().unwrap();
         assert_eq!(launched_grids(), (1..=40).collect::<Vec<_>>());
     }
 
@@ -184,7 +184,7 @@ on_fake! {
         assert!(error.to_string().contains("cuLaunchKernelEx"), "{error}");
         assert_eq!((launched_grids().len(), count_calls("cuMemFree_v2")), (6, 1), "memory goes all the same");
         launch(8).unwrap();
-        backend.fence().unwrap();
+        backend.record_fence().unwrap();
         assert_eq!(launched_grids().len(), 7, "and it is said once");
     }
 
@@ -230,12 +230,12 @@ on_fake! {
         assert_eq!(launches(), 0);
         release_compiler();
         // A fence is behind everything on all queues.
-        let fence = backend.fence().unwrap();
+        let fence = backend.record_fence().unwrap();
         assert_eq!(launches(), 2);
-        backend.fence_wait(fence).unwrap();
+        backend.wait_fence(fence).unwrap();
         launch(&*side, 3, "4.0");
         // An event is behind everything on its own, and what waits for it in front of all that comes.
-        let event = backend.record(1).unwrap();
+        let event = backend.record_event(1).unwrap();
         assert_eq!(launches(), 3);
         launch(&*backend, 4, "5.0");
         backend.wait_event(0, event).unwrap();
@@ -250,24 +250,24 @@ on_fake! {
 
     memory_moves_in_its_place_among_commands_that_wait(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
-        let (old, new) = (backend.reserve(64 * MIB).unwrap(), backend.reserve(64 * MIB).unwrap());
+        let (old, new) = (backend.reserve_addresses(64 * MIB).unwrap(), backend.reserve_addresses(64 * MIB).unwrap());
         let kept = backend.alloc_segment(MIB).unwrap();
         backend.map(old, 0, PAGE).unwrap();
         backend.upload(slice(old, 0, 256), &pattern(256, 3)).unwrap();
-        assert!(!backend.holds_back());
+        assert!(!backend.has_deferred_work());
         wait_for_double(&*backend, slice(kept, 0, 64));
-        assert!(backend.holds_back());
+        assert!(backend.has_deferred_work());
         backend.copy(slice(kept, 0, 64), slice(old, 64, 64)).unwrap();
         backend.fill(slice(old, 0, 64), 7).unwrap();
         backend
-            .arrange_behind(&[
-                Piece { to: (new, 0), bytes: PAGE, from: Some((old, 0)) },
-                Piece { to: (new, PAGE), bytes: PAGE, from: None },
+            .remap_after_submitted(&[
+                PageRemap { to: (new, 0), bytes: PAGE, from: Some((old, 0)) },
+                PageRemap { to: (new, PAGE), bytes: PAGE, from: None },
             ])
             .unwrap();
         // To where that will have been, and from where it will be.
         backend.map(old, 0, PAGE).unwrap();
-        backend.remap(&[Piece { to: (new, 3 * PAGE), bytes: PAGE, from: Some((new, PAGE)) }]).unwrap();
+        backend.remap(&[PageRemap { to: (new, 3 * PAGE), bytes: PAGE, from: Some((new, PAGE)) }]).unwrap();
         assert_eq!((count_calls("cuMemMap"), count_calls("cuMemUnmap")), (1, 0), "{:?}", call_log());
         backend.fill(slice(old, 0, 64), 9).unwrap();
         backend.copy(slice(kept, 64, 128), slice(new, 0, 128)).unwrap();
@@ -281,12 +281,12 @@ on_fake! {
         // It waited for what had used the memory, and for that alone.
         let at = |name: &str| call_log().iter().position(|line| line.starts_with(name)).unwrap();
         assert!(at("launch ") < at("cuStreamSynchronize") && at("cuStreamSynchronize") < at("cuMemUnmap"), "{:?}", call_log());
-        assert!(!backend.holds_back());
+        assert!(!backend.has_deferred_work());
         // Where nothing waits for the compiler, the device is waited for.
         backend.fill(slice(old, 64, 64), 5).unwrap();
-        backend.arrange_behind(&[Piece { to: (old, PAGE), bytes: PAGE, from: Some((old, 0)) }]).unwrap();
+        backend.remap_after_submitted(&[PageRemap { to: (old, PAGE), bytes: PAGE, from: Some((old, 0)) }]).unwrap();
         assert_eq!(read_back(&*backend, slice(old, PAGE + 64, 64)), 5_u32.to_le_bytes().repeat(16));
-        backend.fence_wait(backend.fence().unwrap()).unwrap();
+        backend.wait_fence(backend.record_fence().unwrap()).unwrap();
         for (segment, offset) in [(new, 0), (new, 3 * PAGE), (old, PAGE)] {
             backend.unmap(segment, offset, PAGE).unwrap();
         }
@@ -295,30 +295,30 @@ on_fake! {
 
     a_queue_that_comes_does_not_find_memory_on_its_way(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
-        let segment = backend.reserve(64 * MIB).unwrap();
+        let segment = backend.reserve_addresses(64 * MIB).unwrap();
         backend.map(segment, 0, PAGE).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));
-        let moved = |from, to| Piece { to: (segment, to * PAGE), bytes: PAGE, from: Some((segment, from * PAGE)) };
-        backend.arrange_behind(&[moved(0, 1)]).unwrap();
+        let moved = |from, to| PageRemap { to: (segment, to * PAGE), bytes: PAGE, from: Some((segment, from * PAGE)) };
+        backend.remap_after_submitted(&[moved(0, 1)]).unwrap();
         assert_eq!(count_calls("cuMemMap"), 1);
         release_compiler();
         let side = backend.queue(1).unwrap().unwrap();
         assert_eq!(count_calls("cuMemMap"), 2);
         // With a second one in use, nothing is held back.
-        assert!(!backend.holds_back());
+        assert!(!backend.has_deferred_work());
         side.fill(slice(segment, PAGE, 64), 5).unwrap();
-        backend.arrange_behind(&[moved(1, 2)]).unwrap();
+        backend.remap_after_submitted(&[moved(1, 2)]).unwrap();
         assert_eq!(read_back(&*backend, slice(segment, 2 * PAGE, 64)), 5_u32.to_le_bytes().repeat(16));
     }
 
     a_move_that_waits_and_fails_is_tried_again(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_CUDA_FAIL" = "cuMemMap:2:2", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
-        let segment = backend.reserve(64 * MIB).unwrap();
+        let segment = backend.reserve_addresses(64 * MIB).unwrap();
         backend.map(segment, 0, PAGE).unwrap();
         backend.upload(slice(segment, 0, 64), &pattern(64, 3)).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));
-        let moved = Piece { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) };
-        backend.arrange_behind(&[moved]).unwrap();
+        let moved = PageRemap { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) };
+        backend.remap_after_submitted(&[moved]).unwrap();
         backend.fill(slice(segment, PAGE, 8), 7).unwrap();
         release_compiler();
         let error = backend.download(slice(segment, PAGE, 64), &mut [0; 64]).unwrap_err();
@@ -329,15 +329,15 @@ on_fake! {
 
     new_memory_that_is_not_there_is_said_at_once(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
-        let segment = backend.reserve(1024 * MIB).unwrap();
+        let segment = backend.reserve_addresses(1024 * MIB).unwrap();
         backend.map(segment, 0, PAGE).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));
         release_compiler();
         let pieces = [
-            Piece { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) },
-            Piece { to: (segment, 2 * PAGE), bytes: 512 * MIB, from: None },
+            PageRemap { to: (segment, PAGE), bytes: PAGE, from: Some((segment, 0)) },
+            PageRemap { to: (segment, 2 * PAGE), bytes: 512 * MIB, from: None },
         ];
-        assert!(matches!(backend.arrange_behind(&pieces), Err(SourceError::OutOfMemory { .. })));
+        assert!(matches!(backend.remap_after_submitted(&pieces), Err(SourceError::OutOfMemory { .. })));
         assert_eq!(backend.device_memory().free, backend.device_memory().total, "what was to move is nowhere");
         backend.map(segment, 0, PAGE).unwrap();
     }
@@ -354,7 +354,7 @@ on_fake! {
         backend.fill(slice(segment, 0, 8), 7).unwrap();
         release_compiler();
         let downloaded = backend.download(slice(segment, 0, 8), &mut [0; 8]).err();
-        for error in [downloaded, backend.fence().err().map(Error::from), backend.launch(&launch).err()] {
+        for error in [downloaded, backend.record_fence().err().map(Error::from), backend.launch(&launch).err()] {
             let message = error.unwrap().to_string();
             assert!(message.contains("it is wrong") && message.contains("a test's kernel"), "{message}");
         }
@@ -424,7 +424,7 @@ on_fake! {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));
-        backend.fence_wait(backend.fence().unwrap()).unwrap();
+        backend.wait_fence(backend.record_fence().unwrap()).unwrap();
         assert_eq!((count_calls("it may be started early"), count_calls("it is started in order")), (0, 1));
     }
 
@@ -525,7 +525,7 @@ on_fake! {
         backend.upload(slice(segment, 0, 10 << 20), &vec![1; 10 << 20]).unwrap();
         read_back(&*backend, slice(segment, 0, 10 << 20));
         compile_and_wait(&*backend, &kernel(DOUBLE, "double")).unwrap();
-        backend.fence().unwrap();
+        backend.record_fence().unwrap();
         backend.free_segment(segment).unwrap();
         drop(backend);
         for (made, given_back) in [

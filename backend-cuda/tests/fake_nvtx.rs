@@ -15,8 +15,8 @@ fn recorded_ranges() -> Vec<String> {
 
 /// A module with an operation in it.
 fn step() {
-    let _module = scope::module("fc1");
-    let _op = scope::op("linear");
+    let _module = scope::enter_module("fc1");
+    let _op = scope::enter_op("linear");
 }
 
 fn broken(variable: &str) -> String {
@@ -33,7 +33,7 @@ on_fake! {
         set_nvtx(false).unwrap();
         step();
         set_nvtx(true).unwrap();
-        drop(scope::module("again\0not this"));
+        drop(scope::enter_module("again\0not this"));
         assert_eq!(recorded_ranges(), ["+fc1", "+fc1: linear", "-", "-", "+again", "-"]);
     }
 

@@ -69,7 +69,7 @@ impl WgpuBackend {
 
     /// Opens a device of [`enumerate`](Self::enumerate).
     pub fn open(index: usize) -> Result<Arc<dyn Backend>> {
-        environment::switch(kernel::BOUNDS_CHECKS)?;
+        environment::read_switch(kernel::BOUNDS_CHECKS)?;
         Ok(Arc::new(Self::new(index)?))
     }
 
@@ -246,11 +246,11 @@ impl SegmentSource for WgpuBackend {
         submitted.and_then(|_| self.gpu.poll())
     }
 
-    fn reserve(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
+    fn reserve_addresses(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
         Self::no_virtual_memory("reserve")
     }
 
-    fn unreserve(&self, _segment: SegmentId) -> Result<(), SourceError> {
+    fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
         Self::no_virtual_memory("unreserve")
     }
 
@@ -262,11 +262,11 @@ impl SegmentSource for WgpuBackend {
         Self::no_virtual_memory("unmap")
     }
 
-    fn fence(&self) -> Result<Fence, SourceError> {
+    fn record_fence(&self) -> Result<Fence, SourceError> {
         lock(&self.state).recorder.submit()
     }
 
-    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
+    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
         if self.completed.load(Ordering::Acquire) >= fence.0 {
             return Ok(true);
         }
@@ -274,7 +274,7 @@ impl SegmentSource for WgpuBackend {
         Ok(self.completed.load(Ordering::Acquire) >= fence.0)
     }
 
-    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
+    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
         if self.completed.load(Ordering::Acquire) >= fence.0 {
             return Ok(());
         }
@@ -472,7 +472,7 @@ mod tests {
             let x = Slice { segment, offset: 0, bytes: 4 };
             let launch = Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] };
             device.launch(&launch).unwrap();
-            let fence = device.fence().unwrap();
+            let fence = device.record_fence().unwrap();
             // One launch is recorded and not submitted when the device goes.
             device.launch(&launch).unwrap();
             device.gpu.device.destroy();
@@ -490,10 +490,10 @@ mod tests {
             lost(device.fill(x, 1));
             lost(device.compile(&source).map(drop));
             lost(device.alloc_segment(4096).map(drop).map_err(Error::from));
-            lost(device.fence().map(drop).map_err(Error::from));
+            lost(device.record_fence().map(drop).map_err(Error::from));
             lost(device.free_segment(segment).map_err(Error::from));
             // Passed or lost, but answered.
-            let _ = (device.fence_done(fence), device.fence_wait(fence));
+            let _ = (device.is_fence_signaled(fence), device.wait_fence(fence));
         }
     }
 }

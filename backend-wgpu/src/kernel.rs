@@ -87,7 +87,7 @@ pub(crate) const BOUNDS_CHECKS: &str = "FOREBAY_BOUNDS_CHECKS";
 fn runtime_checks() -> wgpu::ShaderRuntimeChecks {
     // What the variable cannot be is an error where the device is opened.
     let careful =
-        cfg!(debug_assertions) || environment::switch(BOUNDS_CHECKS).is_ok_and(|on| on == Some(true));
+        cfg!(debug_assertions) || environment::read_switch(BOUNDS_CHECKS).is_ok_and(|on| on == Some(true));
     let mut checks = wgpu::ShaderRuntimeChecks::checked();
     checks.bounds_checks = careful;
     checks.force_loop_bounding = false;

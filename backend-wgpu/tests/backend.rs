@@ -190,11 +190,11 @@ fn ten_thousand_launches_and_uploads_leave_memory_as_it_was() {
                 upload(device, slice(segment, 1 << 19, 400), &[step as u32; 100]);
             }
             if step == 2_000 {
-                device.fence_wait(device.fence().unwrap()).unwrap();
+                device.wait_fence(device.record_fence().unwrap()).unwrap();
                 after_warm_up = device.driver_bytes();
             }
         }
-        device.fence_wait(device.fence().unwrap()).unwrap();
+        device.wait_fence(device.record_fence().unwrap()).unwrap();
         assert!(device.driver_bytes() <= after_warm_up, "{:?} > {after_warm_up:?}", device.driver_bytes());
         device.free_segment(segment).unwrap();
     }
@@ -341,13 +341,13 @@ fn fences_are_ordered_and_are_passed() {
             device
                 .launch(&Launch { kernel, bindings: &[slice(segment, 0, 4)], params: &[], groups: [1, 1, 1] })
                 .unwrap();
-            let fence = device.fence().unwrap();
+            let fence = device.record_fence().unwrap();
             assert!(fence > last);
             last = fence;
         }
-        device.fence_wait(last).unwrap();
-        assert!(device.fence_done(last).unwrap());
-        assert_eq!(device.fence().unwrap(), last, "nothing new was submitted");
+        device.wait_fence(last).unwrap();
+        assert!(device.is_fence_signaled(last).unwrap());
+        assert_eq!(device.record_fence().unwrap(), last, "nothing new was submitted");
         device.free_segment(segment).unwrap();
     }
 }

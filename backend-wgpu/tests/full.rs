@@ -27,7 +27,7 @@ fn a_full_device_is_an_error_and_goes_on() {
         for segment in segments {
             let word = Slice { segment, offset: 256, bytes: 4 };
             device.upload(word, &[1, 2, 3, 4]).unwrap();
-            device.fence_wait(device.fence().unwrap()).unwrap();
+            device.wait_fence(device.record_fence().unwrap()).unwrap();
             device.free_segment(segment).unwrap();
         }
         let segment = device.alloc_segment(1 << 20).unwrap();

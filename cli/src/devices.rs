@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use forebay::Found;
-use forebay::backend::Process;
+use forebay::backend::DeviceProcess;
 use forebay::memory::Bytes;
 use forebay::prelude::*;
 
@@ -36,7 +36,7 @@ fn memory(device: &Device) -> String {
         (Some(total), None) => format!("{}; its driver does not tell how much is free", Bytes(total)),
         _ => "its driver does not tell how much memory it has".to_owned(),
     };
-    let users = device.backend().processes().iter().map(Process::with_bytes).collect::<Vec<_>>();
+    let users = device.backend().processes().iter().map(DeviceProcess::describe_usage).collect::<Vec<_>>();
     if !users.is_empty() {
         let _ = write!(text, "; used by {}", users.join(", "));
     }

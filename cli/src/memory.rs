@@ -45,13 +45,13 @@ enum Question {
 impl Memory {
     pub(crate) fn run(self) -> Result<()> {
         match self.question {
-            Question::Report { snapshot, top } => print!("{}", report::text(&Snapshot::open(snapshot)?, top)),
+            Question::Report { snapshot, top } => print!("{}", report::text(&Snapshot::load(snapshot)?, top)),
             Question::View { snapshot, out } => {
-                view::write(&Snapshot::open(snapshot)?, &out)?;
+                view::write(&Snapshot::load(snapshot)?, &out)?;
                 println!("{}", out.display());
             }
             Question::Diff { before, after } => {
-                println!("{}", Snapshot::open(before)?.diff(&Snapshot::open(after)?));
+                println!("{}", Snapshot::load(before)?.diff(&Snapshot::load(after)?));
             }
         }
         Ok(())

@@ -92,7 +92,7 @@ fn sizes_of(path: &Path) -> Result<GptOptions> {
             shapes.insert(name, Tensor::empty(&shape, DType::U8, &device)?);
         }
     }
-    Ok(GptOptions::of_gpt2(&shapes)?)
+    Ok(GptOptions::from_gpt2_state_dict(&shapes)?)
 }
 
 fn half(name: &str) -> Result<DType, String> {

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use forebay::memory::trace::{Mode, Report, Trace, replay};
+use forebay::memory::trace::{SegmentMode, ReplayReport, Trace, replay};
 use forebay::memory::{Bytes, Config};
 
 #[derive(Args)]
@@ -45,7 +45,7 @@ fn parse(text: &str) -> Result<Setting> {
         "" => "as the environment says",
         text => text,
     };
-    Ok(Setting { text: name.to_owned(), config: base.with(rest)? })
+    Ok(Setting { text: name.to_owned(), config: base.with_settings(rest)? })
 }
 
 impl Replay {
@@ -53,22 +53,22 @@ impl Replay {
         if self.config.is_empty() {
             self.config.push(parse("")?);
         }
-        let traces = self.traces.iter().map(|path| Ok(Trace::open(path)?)).collect::<Result<Vec<_>>>()?;
+        let traces = self.traces.iter().map(|path| Ok(Trace::load(path)?)).collect::<Result<Vec<_>>>()?;
         print!("{}", table(&traces, &self.config, &self.modes(), self.time));
         Ok(())
     }
 
-    fn modes(&self) -> Vec<Mode> {
+    fn modes(&self) -> Vec<SegmentMode> {
         match (self.plain, self.virtual_memory) {
-            (true, _) => vec![Mode::Plain],
-            (_, true) => vec![Mode::Virtual],
-            _ => vec![Mode::Virtual, Mode::Plain],
+            (true, _) => vec![SegmentMode::Plain],
+            (_, true) => vec![SegmentMode::Virtual],
+            _ => vec![SegmentMode::Virtual, SegmentMode::Plain],
         }
     }
 }
 
 /// One line for each trace, mode and configuration, and the means of each configuration.
-fn table(traces: &[Trace], settings: &[Setting], modes: &[Mode], runs: u32) -> String {
+fn table(traces: &[Trace], settings: &[Setting], modes: &[SegmentMode], runs: u32) -> String {
     let mut text = format!(
         "{:<20} {:>10} {:>10} {:>10} {:>6} {:>6} {:>10} {:>9} {:>13} {:>11}",
         "workload",
@@ -88,7 +88,7 @@ fn table(traces: &[Trace], settings: &[Setting], modes: &[Mode], runs: u32) -> S
             let _ = write!(text, "\n{mode}, {}\n", setting.text);
             let mut logs = Vec::new();
             for trace in traces {
-                let _ = write!(text, "{:<20} ", trace.recorded.workload);
+                let _ = write!(text, "{:<20} ", trace.baseline.workload);
                 match replay(trace, setting.config, mode, runs) {
                     Ok(report) => {
                         logs.push(report.ratio().ln());
@@ -110,7 +110,7 @@ fn table(traces: &[Trace], settings: &[Setting], modes: &[Mode], runs: u32) -> S
     text
 }
 
-fn line(report: &Report, timed: bool) -> String {
+fn line(report: &ReplayReport, timed: bool) -> String {
     let mut line = format!(
         "{:>10} {:>10} {:>10} {:>6.3} {:>6} {:>10} {:>9} {:>13} {:>9.0} %",
         Bytes(report.peak_requested),
@@ -138,7 +138,7 @@ mod tests {
         let text = "{\"workload\": \"grow\", \"peak_requested\": 1, \"peak_reserved\": 1, \"device_allocs\": 1}\n\
             a 1 62914560 0\na 2 1000 0\nf 1\na 3 83886080 0\nf 3\nf 2";
         let settings = [parse("growth_slack:0.02")?, parse("pytorch")?, parse("max_memory_mb:70")?];
-        let table = table(&[Trace::read(text.as_bytes())?], &settings, &[Mode::Plain], 0);
+        let table = table(&[Trace::read(text.as_bytes())?], &settings, &[SegmentMode::Plain], 0);
         let lines = table.lines().collect::<Vec<_>>();
         assert_eq!(lines.len(), 10, "{table}");
         // 60 MiB go back before 80 MiB are taken; PyTorch holds both.

@@ -72,12 +72,12 @@ fn browser() -> Option<PathBuf> {
 }
 
 fn snapshot(path: &Path) -> Outcome {
-    let pool = Pool::new(Arc::new(FakeSource::paged(200 * MIB)), Config::default()).named("fake:0");
-    pool.record(100);
-    let _net = scope::module("net");
+    let pool = Pool::new(Arc::new(FakeSource::paged(200 * MIB)), Config::default()).with_device_name("fake:0");
+    pool.start_recording(100);
+    let _net = scope::enter_module("net");
     let _weight = pool.alloc(Request::new(40 * MIB).tag(Tag::Parameter).op("random"))?;
     {
-        let _layer = scope::module("<b>fc1</b>");
+        let _layer = scope::enter_module("<b>fc1</b>");
         let value = pool.alloc(Request::new(60 * MIB - 100).tag(Tag::Activation).op("relu"))?;
         pool.free(value);
     }

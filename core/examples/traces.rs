@@ -9,6 +9,6 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let folder = arguments.next().unwrap_or_else(|| "tests/traces".to_owned());
     let config = Config::parse(&arguments.next().unwrap_or_default())?;
-    print!("{}", trace::table(folder.as_ref(), config, 20)?);
+    print!("{}", trace::replay_folder(folder.as_ref(), config, 20)?);
     Ok(())
 }

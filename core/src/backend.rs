@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::dtype::DType;
 use crate::error::Result;
 pub use crate::memory::source::{
-    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, Process, SegmentId, SegmentSource, SourceError,
+    DeviceMemory, Event, Fence, MAX_QUEUES, PageRemap, DeviceProcess, SegmentId, SegmentSource, SourceError,
     SourceLimits, VirtualMemory,
 };
 

@@ -178,7 +178,7 @@ impl Device {
         let name = format!("{}:{}", info.backend, info.index);
         let lanes = Arc::new(StreamSet::new(&backend));
         let mover = Arc::new(DeviceMover { backend: Arc::clone(&backend), lanes: Arc::clone(&lanes) });
-        let pool = Pool::new(backend.clone(), config).named(name.clone()).with_mover(mover);
+        let pool = Pool::new(backend.clone(), config).with_device_name(name.clone()).with_mover(mover);
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
         let null = info.backend == "null";
         let inner = Arc::new(Inner {
@@ -250,7 +250,7 @@ impl Device {
             // Limits of the device are not the host's.
             let config =
                 Config { max_memory: None, per_process_memory_fraction: 1.0, ..self.pool().config() };
-            Pool::new(source, config).named(format!("{} (host)", self.inner.name))
+            Pool::new(source, config).with_device_name(format!("{} (host)", self.inner.name))
         })
     }
 
@@ -313,7 +313,7 @@ impl Device {
 
     /// The same, with where they stand.
     pub(crate) fn draw_state(&self, blocks: u64) -> RandomState {
-        if let Some(before) = autograd::drawn_before(self) {
+        if let Some(before) = autograd::replayed_draw(self) {
             return before;
         }
         let taken = {
@@ -323,7 +323,7 @@ impl Device {
             state.offset = state.offset.wrapping_add(blocks);
             taken
         };
-        autograd::drawn(self, taken);
+        autograd::record_draw(self, taken);
         taken
     }
 
@@ -334,7 +334,7 @@ impl Device {
     pub fn synchronize(&self) -> Result<()> {
         self.flush_fusion()?;
         let backend = &self.inner.backend;
-        Ok(backend.fence_wait(backend.fence()?)?)
+        Ok(backend.wait_fence(backend.record_fence()?)?)
     }
 
     /// Whether tensors of this type can be on the device.

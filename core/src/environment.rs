@@ -6,12 +6,12 @@ use std::ffi::OsStr;
 use crate::error::{Error, Result};
 use crate::memory::Config;
 
-const BYTES: &str = "a number of bytes, as 262144, or 0 for never";
-const SWITCH: &str = "0 (off) or 1 (on)";
+const EXPECTED_BYTES: &str = "a number of bytes, as 262144, or 0 for never";
+const EXPECTED_SWITCH: &str = "0 (off) or 1 (on)";
 
 /// Kind of value that a variable may hold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum ValueKind {
     /// `0` or `1`.
     Switch,
     /// A number of bytes.
@@ -23,98 +23,98 @@ enum Kind {
     /// A device: a backend, and a number.
     Device,
     /// Settings of a pool.
-    Settings,
+    AllocatorConfig,
     /// Words of [`REQUIRED`], with commas.
-    Required,
+    Requirements,
 }
 
 /// Words that `FOREBAY_REQUIRE` may name.
-const REQUIRED: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
+const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
 /// Every variable of the project, with what it may hold. The table of docs/devices.md says what they mean.
-const VARIABLES: [(&str, Kind); 22] = [
-    ("FOREBAY_ALLOC_CONF", Kind::Settings),
-    ("FOREBAY_BOUNDS_CHECKS", Kind::Switch),
-    ("FOREBAY_CACHE_DIR", Kind::Text),
-    ("FOREBAY_CHECK_INDICES", Kind::Switch),
-    ("FOREBAY_CUDA_EARLY", Kind::Switch),
-    ("FOREBAY_CUDA_LINES", Kind::Switch),
-    ("FOREBAY_CUDA_VMM", Kind::Switch),
-    ("FOREBAY_DATA", Kind::Text),
-    ("FOREBAY_DEVICE", Kind::Device),
-    ("FOREBAY_DUMP", Kind::Text),
-    ("FOREBAY_FUSE", Kind::Bytes),
-    ("FOREBAY_FUZZ_ROUNDS", Kind::Number),
-    ("FOREBAY_FUZZ_SEED", Kind::Number),
-    ("FOREBAY_GOLDEN", Kind::Text),
-    ("FOREBAY_MINILM", Kind::Text),
-    ("FOREBAY_NVTX", Kind::Switch),
-    ("FOREBAY_PORTABLE_KERNELS", Kind::Switch),
-    ("FOREBAY_REQUIRE", Kind::Required),
-    ("FOREBAY_TRACES", Kind::Text),
-    ("FOREBAY_TUNE", Kind::Switch),
-    ("FOREBAY_VALIDATION", Kind::Switch),
-    ("FOREBAY_WINDOWS", Kind::Bytes),
+const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
+    ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
+    ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),
+    ("FOREBAY_CACHE_DIR", ValueKind::Text),
+    ("FOREBAY_CHECK_INDICES", ValueKind::Switch),
+    ("FOREBAY_CUDA_EARLY", ValueKind::Switch),
+    ("FOREBAY_CUDA_LINES", ValueKind::Switch),
+    ("FOREBAY_CUDA_VMM", ValueKind::Switch),
+    ("FOREBAY_DATA", ValueKind::Text),
+    ("FOREBAY_DEVICE", ValueKind::Device),
+    ("FOREBAY_DUMP", ValueKind::Text),
+    ("FOREBAY_FUSE", ValueKind::Bytes),
+    ("FOREBAY_FUZZ_ROUNDS", ValueKind::Number),
+    ("FOREBAY_FUZZ_SEED", ValueKind::Number),
+    ("FOREBAY_GOLDEN", ValueKind::Text),
+    ("FOREBAY_MINILM", ValueKind::Text),
+    ("FOREBAY_NVTX", ValueKind::Switch),
+    ("FOREBAY_PORTABLE_KERNELS", ValueKind::Switch),
+    ("FOREBAY_REQUIRE", ValueKind::Requirements),
+    ("FOREBAY_TRACES", ValueKind::Text),
+    ("FOREBAY_TUNE", ValueKind::Switch),
+    ("FOREBAY_VALIDATION", ValueKind::Switch),
+    ("FOREBAY_WINDOWS", ValueKind::Bytes),
 ];
 /// The beginning of variables that tests of the project and of programs may use as they like.
-const FREE: &str = "FOREBAY_TEST_";
+const TEST_PREFIX: &str = "FOREBAY_TEST_";
 /// The beginning of the settings of one device: a backend and a number follow.
-const OF_DEVICE: &str = "FOREBAY_ALLOC_CONF_";
+const DEVICE_CONFIG_PREFIX: &str = "FOREBAY_ALLOC_CONF_";
 
 /// Checks every variable whose name begins with `FOREBAY_`, and the variables of the pool's settings: each has a known name and a value
 /// that can be understood. Every device calls it when it is opened, whatever its backend, and so does every dry run.
 ///
 /// # Errors
 /// A variable has a name that is none of the project, or a value that cannot be understood. The error names it.
-pub fn check() -> Result<()> {
+pub fn check_variables() -> Result<()> {
     let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value)));
     variables
         .filter(|(name, _)| name.starts_with("FOREBAY_"))
-        .try_for_each(|(name, value)| check_one(&name, &value))?;
+        .try_for_each(|(name, value)| check_variable(&name, &value))?;
     Config::from_env().map(drop)
 }
 
-fn check_one(name: &str, value: &OsStr) -> Result<()> {
-    if name.starts_with(FREE) {
+fn check_variable(name: &str, value: &OsStr) -> Result<()> {
+    if name.starts_with(TEST_PREFIX) {
         return Ok(());
     }
-    let of_device = name.strip_prefix(OF_DEVICE).and_then(|rest| rest.rsplit_once('_'));
+    let of_device = name.strip_prefix(DEVICE_CONFIG_PREFIX).and_then(|rest| rest.rsplit_once('_'));
     let of_device = of_device.is_some_and(|(backend, index)| {
         !backend.is_empty() && index.parse::<usize>().is_ok_and(|n| n.to_string() == index)
     });
-    let known = VARIABLES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
-    let Some(kind) = known.or(of_device.then_some(Kind::Settings)) else {
-        return Err(Error::Config(unknown(name)));
+    let known = KNOWN_VARIABLES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
+    let Some(kind) = known.or(of_device.then_some(ValueKind::AllocatorConfig)) else {
+        return Err(Error::Config(unknown_variable_message(name)));
     };
     let understood = |expected, parse: &dyn Fn(&str) -> bool| {
-        understand(name, value, expected, |text| parse(text).then_some(())).map(drop)
+        parse_value(name, value, expected, |text| parse(text).then_some(())).map(drop)
     };
     match kind {
-        Kind::Switch => understood(SWITCH, &|text| matches!(text, "0" | "1")),
-        Kind::Bytes => understood(BYTES, &|text| text.parse::<u64>().is_ok()),
-        Kind::Number => understood("a whole number", &|text| text.parse::<u64>().is_ok()),
-        Kind::Text => understood("text in Unicode", &|_| true),
-        Kind::Device => understood("a backend and a number, as cuda:0, wgpu:1, wgpu or null", &|text| {
+        ValueKind::Switch => understood(EXPECTED_SWITCH, &|text| matches!(text, "0" | "1")),
+        ValueKind::Bytes => understood(EXPECTED_BYTES, &|text| text.parse::<u64>().is_ok()),
+        ValueKind::Number => understood("a whole number", &|text| text.parse::<u64>().is_ok()),
+        ValueKind::Text => understood("text in Unicode", &|_| true),
+        ValueKind::Device => understood("a backend and a number, as cuda:0, wgpu:1, wgpu or null", &|text| {
             let (backend, index) = text.split_once(':').unwrap_or((text, "0"));
             !backend.is_empty() && index.parse::<usize>().is_ok()
         }),
-        Kind::Settings => {
+        ValueKind::AllocatorConfig => {
             understood("text in Unicode", &|_| true)?;
             let text = value.to_string_lossy();
-            Config::from_env()?.with(&text).map(drop).map_err(|e| Error::Config(format!("{name}: {e}")))
+            Config::from_env()?.with_settings(&text).map(drop).map_err(|e| Error::Config(format!("{name}: {e}")))
         }
-        Kind::Required => understood("some of wgpu, cuda, nvrtc and browser, with commas", &|text| {
-            text.split(',').all(|word| word.trim().is_empty() || REQUIRED.contains(&word.trim()))
+        ValueKind::Requirements => understood("some of wgpu, cuda, nvrtc and browser, with commas", &|text| {
+            text.split(',').all(|word| word.trim().is_empty() || REQUIREMENTS.contains(&word.trim()))
         }),
     }
 }
 
 /// An error for a name that is none of the project, with the nearest one.
-fn unknown(name: &str) -> String {
-    let nearest = VARIABLES.iter().map(|(known, _)| (distance(name, known), *known)).min();
+fn unknown_variable_message(name: &str) -> String {
+    let nearest = KNOWN_VARIABLES.iter().map(|(known, _)| (edit_distance(name, known), *known)).min();
     let hint =
         nearest.filter(|(distance, _)| *distance <= 3).map(|(_, known)| format!(" (did you mean {known}?)"));
-    let mut names: Vec<&str> = VARIABLES.iter().map(|(known, _)| *known).collect();
+    let mut names: Vec<&str> = KNOWN_VARIABLES.iter().map(|(known, _)| *known).collect();
     names.push("FOREBAY_ALLOC_CONF_<BACKEND>_<NUMBER>");
     format!(
         "{name}: there is no such variable{}; correct its name, or unset it. Expected one of {}",
@@ -124,7 +124,7 @@ fn unknown(name: &str) -> String {
 }
 
 /// Letters that must be inserted, removed or replaced to make one text of the other.
-fn distance(a: &str, b: &str) -> usize {
+fn edit_distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
         let mut diagonal = row[0];
@@ -142,8 +142,8 @@ fn distance(a: &str, b: &str) -> usize {
 ///
 /// # Errors
 /// It holds anything else.
-pub fn switch(name: &str) -> Result<Option<bool>> {
-    read(name, SWITCH, |text| match text {
+pub fn read_switch(name: &str) -> Result<Option<bool>> {
+    read_variable(name, EXPECTED_SWITCH, |text| match text {
         "0" => Some(false),
         "1" => Some(true),
         _ => None,
@@ -154,23 +154,23 @@ pub fn switch(name: &str) -> Result<Option<bool>> {
 ///
 /// # Errors
 /// It holds anything else.
-pub fn bytes(name: &str) -> Result<Option<u64>> {
-    read(name, BYTES, |text| text.parse().ok())
+pub fn read_bytes(name: &str) -> Result<Option<u64>> {
+    read_variable(name, EXPECTED_BYTES, |text| text.parse().ok())
 }
 
 /// A variable as text; `None` where it is not set, or empty.
 ///
 /// # Errors
 /// It is no Unicode.
-pub fn text(name: &str) -> Result<Option<String>> {
-    read(name, "text", |text| Some(text.to_owned()))
+pub fn read_text(name: &str) -> Result<Option<String>> {
+    read_variable(name, "text", |text| Some(text.to_owned()))
 }
 
-fn read<T>(name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
-    std::env::var_os(name).map_or(Ok(None), |value| understand(name, &value, expected, parse))
+fn read_variable<T>(name: &str, expected: &str, parse: impl Fn(&str) -> Option<T>) -> Result<Option<T>> {
+    std::env::var_os(name).map_or(Ok(None), |value| parse_value(name, &value, expected, parse))
 }
 
-fn understand<T>(
+fn parse_value<T>(
     name: &str,
     value: &OsStr,
     expected: &str,
@@ -190,14 +190,14 @@ mod tests {
     use super::*;
 
     fn checked(name: &str, value: &str) -> String {
-        check_one(name, OsStr::new(value)).map_or_else(|e| e.to_string(), |()| "accepted".to_owned())
+        check_variable(name, OsStr::new(value)).map_or_else(|e| e.to_string(), |()| "accepted".to_owned())
     }
 
     #[test]
     fn what_cannot_be_understood_is_named() {
         let number = |text: &str| {
-            let read = understand("FOREBAY_FUSE", OsStr::new(text), BYTES, |text| text.parse::<u64>().ok());
-            read.map_err(|e| e.to_string())
+            let of = parse_value("FOREBAY_FUSE", OsStr::new(text), EXPECTED_BYTES, |text| text.parse::<u64>().ok());
+            of.map_err(|e| e.to_string())
         };
         assert_eq!(number(" 0 "), Ok(Some(0)));
         assert_eq!(number(""), Ok(None));
@@ -208,14 +208,14 @@ mod tests {
 
     #[test]
     fn each_variable_takes_its_values_and_refuses_others() {
-        for (name, kind) in VARIABLES {
+        for (name, kind) in KNOWN_VARIABLES {
             let (good, bad) = match kind {
-                Kind::Switch => ("1", Some("yes")),
-                Kind::Bytes | Kind::Number => ("4096", Some("4 KiB")),
-                Kind::Text => ("anything", None),
-                Kind::Device => ("wgpu:1", Some("wgpu:one")),
-                Kind::Settings => ("max_memory_mb:7", Some("nonsense:1")),
-                Kind::Required => ("wgpu,cuda", Some("wgpu,opengl")),
+                ValueKind::Switch => ("1", Some("yes")),
+                ValueKind::Bytes | ValueKind::Number => ("4096", Some("4 KiB")),
+                ValueKind::Text => ("anything", None),
+                ValueKind::Device => ("wgpu:1", Some("wgpu:one")),
+                ValueKind::AllocatorConfig => ("max_memory_mb:7", Some("nonsense:1")),
+                ValueKind::Requirements => ("wgpu,cuda", Some("wgpu,opengl")),
             };
             assert_eq!(checked(name, good), "accepted", "{name}={good}");
             assert_eq!(checked(name, ""), "accepted", "{name} is empty");
@@ -282,11 +282,11 @@ mod tests {
             }
         }
         let known = |name: &str| {
-            if name.starts_with(FREE) || name.starts_with(OF_DEVICE) {
+            if name.starts_with(TEST_PREFIX) || name.starts_with(DEVICE_CONFIG_PREFIX) {
                 return true;
             }
             let name = name.trim_end_matches('_');
-            name == "FOREBAY" || VARIABLES.iter().any(|(known, _)| *known == name)
+            name == "FOREBAY" || KNOWN_VARIABLES.iter().any(|(known, _)| *known == name)
         };
         found.retain(|name| !known(name));
         assert_eq!(found.into_iter().collect::<Vec<_>>(), [""; 0]);

@@ -4,7 +4,7 @@ use thiserror::Error;
 
 use crate::dtype::DType;
 use crate::memory::source::SourceError;
-use crate::memory::{Bytes, Growth, OutOfMemory};
+use crate::memory::{Bytes, MemoryGrowth, OutOfMemory};
 
 /// Shorthand for results of this crate.
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -99,7 +99,7 @@ pub enum Error {
     OutOfMemory(#[from] Box<OutOfMemory>),
     /// Steps left memory behind.
     #[error(transparent)]
-    Growth(#[from] Box<Growth>),
+    Growth(#[from] Box<MemoryGrowth>),
     /// A snapshot of memory that cannot be read.
     #[error("{0}")]
     Snapshot(String),

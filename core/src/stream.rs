@@ -16,7 +16,7 @@ use crate::backend::{self, Backend, Event, MAX_QUEUES, Slice};
 use crate::device::{Device, WeakDevice};
 use crate::error::Result;
 use crate::local::{Get, Local, Scoped};
-use crate::memory::compact::{HeldDispatch, Move, Mover};
+use crate::memory::compaction::{HeldDispatch, BlockMove, BlockMover};
 use crate::ops::fusion::FusionGroup;
 
 /// The queues of copies to the host and from it, which run side by side; those of streams are 1 up to these.
@@ -217,7 +217,7 @@ pub(crate) enum Access {
 impl StreamSet {
     pub(crate) fn new(backend: &Arc<dyn Backend>) -> Self {
         Self {
-            queues: backend.queues(),
+            queues: backend.queue_count(),
             active: AtomicBool::new(false),
             next: AtomicU8::new(0),
             backends: Default::default(),
@@ -275,12 +275,12 @@ impl fmt::Debug for DeviceMover {
     }
 }
 
-impl Mover for DeviceMover {
-    fn gate(&self) -> Box<dyn HeldDispatch + '_> {
+impl BlockMover for DeviceMover {
+    fn lock_dispatch(&self) -> Box<dyn HeldDispatch + '_> {
         Box::new(self.lanes.lock_dispatch())
     }
 
-    fn copy(&self, queue: u8, moves: &[Move]) -> Result<()> {
+    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> Result<()> {
         let Self { backend, lanes } = self;
         let lane = lanes.stream_backend(backend, queue)?;
         let order = &mut *lanes.sync.lock().unwrap_or_else(PoisonError::into_inner);
@@ -292,7 +292,7 @@ impl Mover for DeviceMover {
             let now = order.next_ticket(other);
             order.wait_for(backend, queue, now)?;
         }
-        for Move { from, to, bytes } in moves {
+        for BlockMove { from, to, bytes } in moves {
             let slice = |(segment, offset)| Slice { segment, offset, bytes: *bytes };
             lane.copy(slice(*to), slice(*from))?;
         }
@@ -329,7 +329,7 @@ impl Fence {
     /// # Errors
     /// The device was lost.
     pub fn is_ready(&self) -> Result<bool> {
-        Ok(self.device.raw().fence_done(self.fence)?)
+        Ok(self.device.raw().is_fence_signaled(self.fence)?)
     }
 
     /// Blocks until the device has done all that the fence stands behind. PyTorch's `Event.synchronize`.
@@ -337,7 +337,7 @@ impl Fence {
     /// # Errors
     /// The device was lost.
     pub fn wait(&self) -> Result<()> {
-        Ok(self.device.raw().fence_wait(self.fence)?)
+        Ok(self.device.raw().wait_fence(self.fence)?)
     }
 }
 
@@ -359,7 +359,7 @@ impl Device {
     /// The device was lost, or an earlier launch failed.
     pub fn fence(&self) -> Result<Fence> {
         self.flush()?;
-        let fence = self.raw().fence()?;
+        let fence = self.raw().record_fence()?;
         Ok(Fence { device: self.clone(), fence })
     }
 
@@ -478,7 +478,7 @@ impl StreamSync {
     }
 
     fn record_event(&mut self, backend: &Arc<dyn Backend>, queue: u8) -> Result<(u64, Event)> {
-        let mark = (self.tickets[usize::from(queue)], backend.record(queue)?);
+        let mark = (self.tickets[usize::from(queue)], backend.record_event(queue)?);
         let events = &mut self.events[usize::from(queue)];
         if events.len() == MAX_KEPT_EVENTS {
             events.pop_front();

@@ -53,7 +53,7 @@ fn xz(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
 fn parse_all(bytes: &[u8]) {
     let _ = safetensors::from_bytes(bytes, &device());
     let _ = idx::from_bytes(bytes);
-    let _ = Trace::unpack(bytes);
+    let _ = Trace::read_xz(bytes);
     let _ = Trace::read(bytes);
 }
 
@@ -89,7 +89,7 @@ proptest! {
             let _ = idx::from_bytes(&packed);
         }
         if let Ok(packed) = xz(&bytes) {
-            let _ = Trace::unpack(&packed[..]);
+            let _ = Trace::read_xz(&packed[..]);
         }
     }
 
@@ -123,7 +123,7 @@ fn the_seeds_of_these_tests_are_whole() -> Result<()> {
     assert_eq!((tensors["b"].dtype(), tensors["c"].rank()), (DType::Bool, 0));
     assert_eq!(strings["step"], "7");
     assert_eq!(idx::from_bytes(&idx_file())?.shape, [2, 3, 4]);
-    assert_eq!(Trace::read(&trace_file()[..]).map(|t| t.requests()).ok(), Some(2));
+    assert_eq!(Trace::read(&trace_file()[..]).map(|t| t.request_count()).ok(), Some(2));
     Ok(())
 }
 

@@ -8,7 +8,7 @@ use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 use forebay_core::memory::Tag;
 use forebay_core::nn::{
-    BatchNorm2d, Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, SelfAttention, Sequential, Slot,
+    BatchNorm2d, Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, SelfAttention, Sequential, ModuleEntry,
 };
 use forebay_core::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_};
 use forebay_core::tensor::Tensor;
@@ -103,7 +103,7 @@ fn an_enum_is_the_variant_at_hand() -> Result<()> {
     assert_eq!(own.state_dict().into_keys().collect::<Vec<_>>(), ["fc.bias", "fc.weight"]);
     let tied = Head::Tied(Tensor::ones(&[2], DType::F32, &device)?);
     let mut slots = Vec::new();
-    tied.visit("head", &mut |name, slot| slots.push((name.to_owned(), matches!(slot, Slot::Buffer(_)))));
+    tied.visit("head", &mut |name, slot| slots.push((name.to_owned(), matches!(slot, ModuleEntry::Buffer(_)))));
     assert_eq!(slots, [("head".to_owned(), true)]);
     Ok(())
 }
@@ -156,7 +156,7 @@ fn an_error_names_the_layer() -> Result<()> {
 #[test]
 fn a_state_that_does_not_fit_changes_nothing_and_says_all() -> Result<()> {
     let device = device();
-    let net = Sequential::new().add(Linear::new(2, 3, &device)?).apply(Tensor::relu);
+    let net = Sequential::new().add(Linear::new(2, 3, &device)?).add_fn(Tensor::relu);
     let mut state = net.state_dict();
     state.remove("0.bias");
     state.insert("1.weight".into(), Tensor::ones(&[1], DType::F32, &device)?);
@@ -233,7 +233,7 @@ fn modes_reach_every_layer() -> Result<()> {
     let modes = |net: &Net| {
         let mut modes = Vec::new();
         net.visit("", &mut |_, slot| {
-            if let Slot::Training(on) = slot {
+            if let ModuleEntry::Training(on) = slot {
                 modes.push(on.load(std::sync::atomic::Ordering::Relaxed));
             }
         });
@@ -248,7 +248,7 @@ fn modes_reach_every_layer() -> Result<()> {
 #[test]
 fn a_sequence_is_asked_for_by_the_line_that_called_it() -> Result<()> {
     let device = device();
-    let net = Sequential::new().add(Linear::new(8, 8, &device)?).apply(Tensor::tanh);
+    let net = Sequential::new().add(Linear::new(8, 8, &device)?).add_fn(Tensor::tanh);
     let x = Tensor::zeros(&[2, 8], DType::F32, &device)?;
     device.pool().set_limit(Some(device.memory().reserved()));
     // All that the pool has, but for room for the layer's result.

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use forebay_core::backend::null::{NullBackend, Profile};
 use forebay_core::backend::{
     Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, Launch, MAX_QUEUES, MatmulCall,
-    Piece, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
@@ -98,11 +98,11 @@ impl SegmentSource for RaceCheckBackend {
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.inner.free_segment(segment)
     }
-    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.reserve(bytes)
+    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.reserve_addresses(bytes)
     }
-    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.unreserve(segment)
+    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_addresses(segment)
     }
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.inner.map(segment, offset, bytes)
@@ -110,13 +110,13 @@ impl SegmentSource for RaceCheckBackend {
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.inner.unmap(segment, offset, bytes)
     }
-    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         self.inner.remap(pieces)
     }
-    fn queues(&self) -> u8 {
+    fn queue_count(&self) -> u8 {
         MAX_QUEUES
     }
-    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
         let mut seen = self.lock_log();
         let clock = seen.clocks[usize::from(queue)];
         seen.events.push(clock);
@@ -131,13 +131,13 @@ impl SegmentSource for RaceCheckBackend {
         }
         Ok(())
     }
-    fn fence(&self) -> Result<Fence, SourceError> {
-        self.inner.fence()
+    fn record_fence(&self) -> Result<Fence, SourceError> {
+        self.inner.record_fence()
     }
-    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
-        self.fence_wait(fence).map(|()| true)
+    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
+        self.wait_fence(fence).map(|()| true)
     }
-    fn fence_wait(&self, _fence: Fence) -> Result<(), SourceError> {
+    fn wait_fence(&self, _fence: Fence) -> Result<(), SourceError> {
         // The host has waited for all queues, and everything after this is after that.
         let mut seen = self.lock_log();
         let all: VectorClock = std::array::from_fn(|queue| seen.clocks[queue][queue]);

@@ -54,7 +54,7 @@ impl TestModel {
     }
 
     fn input(&self, rows: usize, device: &Device) -> Result<Tensor> {
-        let _tag = scope::tag(Tag::Input);
+        let _tag = scope::enter_tag(Tag::Input);
         match self {
             Self::Layers(layers) => Tensor::zeros(&[rows, layers[0].weight.shape()[1]], DType::F32, device),
             Self::Gpt(_, context) => Tensor::zeros(&[rows, *context], DType::I64, device),
@@ -62,7 +62,7 @@ impl TestModel {
     }
 
     fn loss(&self, x: &Tensor) -> Result<Tensor> {
-        let _tag = scope::tag(Tag::Activation);
+        let _tag = scope::enter_tag(Tag::Activation);
         match self {
             Self::Layers(layers) => {
                 layers.iter().try_fold(x.clone(), |x, layer| layer.forward(&x)?.gelu())?.mean_all()
@@ -106,7 +106,7 @@ fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: P
             return Ok(false);
         }
     }
-    let measured = device.pool().measured_rows().filter(|m| m.rows == rows);
+    let measured = device.pool().measured_batch().filter(|m| m.batch_size == rows);
     let peak = measured.map(|m| m.peak).ok_or_else(|| Error::argument("test", "nothing was measured"))?;
     if peak < MIN_PEAK_BYTES {
         return Ok(false);
@@ -115,14 +115,14 @@ fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: P
     let least = device.memory().reserved();
     device.pool().set_limit(Some(least + peak.saturating_sub(least) * part / 100));
     let failed = oom_details(train_step(&net, &mut optimizer, parts, rows, &device))?;
-    let Some(error) = failed.filter(|e| e.rows.is_some()) else { return Ok(false) };
-    let Some(fits) = error.fitting_rows().filter(|fits| fits.measured) else { return Ok(false) };
+    let Some(error) = failed.filter(|e| e.batch.is_some()) else { return Ok(false) };
+    let Some(fits) = error.fitting_batch_size().filter(|fits| fits.is_measured) else { return Ok(false) };
     let text = error.to_string();
-    assert!(text.contains(&format!("try: micro-batch {} would fit: ", fits.rows)), "{text}");
-    assert!(fits.rows <= rows.div_ceil(2) && Some(fits.bytes) <= error.room);
+    assert!(text.contains(&format!("try: micro-batch {} would fit: ", fits.batch_size)), "{text}");
+    assert!(fits.batch_size <= rows.div_ceil(2) && Some(fits.bytes) <= error.capacity);
     // Plain segments are cut for the step that failed.
     device.pool().empty_cache()?;
-    match oom_details(train_step(&net, &mut optimizer, parts, fits.rows, &device))? {
+    match oom_details(train_step(&net, &mut optimizer, parts, fits.batch_size, &device))? {
         Some(again) => panic!("{fits:?} did not fit: {again}\nafter: {text}"),
         None => Ok(true),
     }

@@ -74,7 +74,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
     Ok(quote! {
         #[automatically_derived]
         impl #impl_generics #nn::Module for #name #type_generics #clause {
-            fn visit(&self, path: &str, f: &mut dyn ::core::ops::FnMut(&str, #nn::Slot<'_>)) {
+            fn visit(&self, path: &str, f: &mut dyn ::core::ops::FnMut(&str, #nn::ModuleEntry<'_>)) {
                 let _ = (path, &f);
                 #body
             }
@@ -87,7 +87,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
     })
 }
 
-/// Enters the module whose method this is while the method runs: `nn::enter` in front of its body. Memory reports and out-of-memory errors
+/// Enters the module whose method this is while the method runs: `nn::enter_module` in front of its body. Memory reports and out-of-memory errors
 /// name the module then, for operations of its own between those of its layers.
 ///
 /// ```text
@@ -127,7 +127,7 @@ fn entered(args: TokenStream, method: TokenStream) -> Result<TokenStream> {
         return Err(Error::new(Span::call_site(), "`forward` goes on a method of a module, with `&self`"));
     }
     let head: TokenStream = trees.into_iter().collect();
-    Ok(quote!(#head { let _scope = #root::nn::enter(self); #body }))
+    Ok(quote!(#head { let _scope = #root::nn::enter_module(self); #body }))
 }
 
 /// The crate where `nn` is.
@@ -192,7 +192,7 @@ fn unraw(ident: &syn::Ident) -> String {
 }
 
 fn visit(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
-    quote!(#nn::Module::visit(#place, &#nn::join(path, #name), f);)
+    quote!(#nn::Module::visit(#place, &#nn::join_path(path, #name), f);)
 }
 
 /// Returns the path of the module that has this field, if the field knows it.

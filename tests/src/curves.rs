@@ -12,7 +12,7 @@ use forebay::io::safetensors::{self, Tensors};
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, Embedding, LayerNorm, Linear, Module, SelfAttention};
 use forebay::ops::Pool2dOptions;
 use forebay::optim::schedule::WarmupCosine;
-use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Schedule, Sgd, clip_grad_norm_};
+use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, LrSchedule, Sgd, clip_grad_norm_};
 use forebay::tensor::Tensor;
 use serde::Deserialize;
 
@@ -107,7 +107,7 @@ impl OptimizerConfig {
             (None, None) => self.lr,
             (warmup, to) => {
                 let schedule = WarmupCosine::new(self.lr, warmup.unwrap_or(0), steps as u64);
-                schedule.to(to.unwrap_or(self.lr)).lr(step as u64)
+                schedule.min_lr(to.unwrap_or(self.lr)).lr(step as u64)
             }
         }
     }
@@ -128,9 +128,9 @@ trait Classifier: Module {
 struct Mlp(Vec<Linear>);
 
 impl Module for Mlp {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, forebay::nn::Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, forebay::nn::ModuleEntry<'_>)) {
         for (k, layer) in self.0.iter().enumerate() {
-            layer.visit(&forebay::nn::join(path, &format!("fc{}", k + 1)), f);
+            layer.visit(&forebay::nn::join_path(path, &format!("fc{}", k + 1)), f);
         }
     }
 }

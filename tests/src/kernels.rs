@@ -21,7 +21,7 @@ use forebay::dtype::DType;
 use forebay::memory::Config;
 use forebay::ops::CrossEntropy;
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipNorm, Lamb, Lion, NAdam, Optimizer, RAdam,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipGradNormOptions, Lamb, Lion, NAdam, Optimizer, RAdam,
     RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
@@ -281,7 +281,7 @@ fn exercise_optimizers(device: &Device) -> Result<()> {
         }
     }
     for norm_type in [1.0, 2.0, 3.0, f64::INFINITY] {
-        clip_grad_norm_with(&parameters, 1.0, &ClipNorm { norm_type, ..ClipNorm::default() })?;
+        clip_grad_norm_with(&parameters, 1.0, &ClipGradNormOptions { norm_type, ..ClipGradNormOptions::default() })?;
     }
     clip_grad_value_(&parameters, 1.0)?;
     let all = || parameters.clone();

@@ -14,7 +14,7 @@ use std::path::Path;
 
 use anyhow::Result;
 use forebay::memory::Config;
-use forebay::memory::trace::{Mode, Recorded, ReplayRow, Table, Trace, replay, table};
+use forebay::memory::trace::{SegmentMode, PyTorchBaseline, ReplayRow, ReplayTable, Trace, replay, replay_folder};
 
 /// Replays of each trace, and rounds of them over all traces; the fastest counts for the time, which is told and not
 /// judged. A processor that is slow for a while is slow for a round, and not for a trace.
@@ -32,27 +32,27 @@ struct Bounds {
 }
 
 /// Of recorded workloads: what the project has promised.
-fn recorded_bounds(mode: Mode) -> Bounds {
+fn recorded_bounds(mode: SegmentMode) -> Bounds {
     match mode {
-        Mode::Virtual => Bounds { max_ratio: 1.03, max_mean_ratio: 1.01 },
-        Mode::Plain => Bounds { max_ratio: 1.12, max_mean_ratio: 1.06 },
+        SegmentMode::Virtual => Bounds { max_ratio: 1.03, max_mean_ratio: 1.01 },
+        SegmentMode::Plain => Bounds { max_ratio: 1.12, max_mean_ratio: 1.06 },
     }
 }
 
 /// Of those that were made up: what holds now. In ranges that is the promise, and so is the mean in plain segments, where queues that take turns
 /// are above it.
-fn synthetic_bounds(mode: Mode) -> Bounds {
+fn synthetic_bounds(mode: SegmentMode) -> Bounds {
     match mode {
-        Mode::Virtual => recorded_bounds(mode),
-        Mode::Plain => Bounds { max_ratio: 1.17, max_mean_ratio: 1.04 },
+        SegmentMode::Virtual => recorded_bounds(mode),
+        SegmentMode::Plain => Bounds { max_ratio: 1.17, max_mean_ratio: 1.04 },
     }
 }
 
 /// What the traces came to.
 #[derive(Debug)]
 pub struct TraceReport {
-    recorded: Table,
-    synthetic: Table,
+    recorded: ReplayTable,
+    synthetic: ReplayTable,
     failures: Vec<String>,
     checks: usize,
 }
@@ -99,40 +99,40 @@ pub fn check(dir: &Path) -> Result<TraceReport> {
     Ok(TraceReport { recorded, synthetic: made_up, failures, checks })
 }
 
-fn replay_all(dir: &Path) -> Result<Table> {
-    Ok(table(dir, Config::default(), REPLAYS_PER_TRACE)?)
+fn replay_all(dir: &Path) -> Result<ReplayTable> {
+    Ok(replay_folder(dir, Config::default(), REPLAYS_PER_TRACE)?)
 }
 
 /// The workloads that were made up, in both modes.
-fn replay_synthetic() -> Result<Table> {
+fn replay_synthetic() -> Result<ReplayTable> {
     let traces: Vec<Trace> = workloads::synthetic_traces(SYNTHETIC_SEED).collect();
     let mut rows = Vec::new();
-    for mode in [Mode::Virtual, Mode::Plain] {
+    for mode in [SegmentMode::Virtual, SegmentMode::Plain] {
         for trace in &traces {
             let report = replay(trace, Config::default(), mode, 0)?;
             let pytorch = Some(simulate_pytorch(trace, mode)?);
-            rows.push(ReplayRow { workload: trace.recorded.workload.clone(), mode, report, pytorch });
+            rows.push(ReplayRow { workload: trace.baseline.workload.clone(), mode, report, pytorch });
         }
     }
-    Ok(Table { rows })
+    Ok(ReplayTable { rows })
 }
 
 /// What PyTorch makes of a trace, by its rules.
-fn simulate_pytorch(trace: &Trace, mode: Mode) -> Result<Recorded> {
-    if mode == Mode::Virtual {
+fn simulate_pytorch(trace: &Trace, mode: SegmentMode) -> Result<PyTorchBaseline> {
+    if mode == SegmentMode::Virtual {
         return Ok(expandable_segments::simulate_expandable_segments(trace));
     }
     let report = replay(trace, Config::pytorch(), mode, 0)?;
     let (peak_reserved, device_allocs) = (report.peak_reserved, report.driver_calls);
-    Ok(Recorded { peak_reserved, device_allocs, ..trace.recorded.clone() })
+    Ok(PyTorchBaseline { peak_reserved, device_allocs, ..trace.baseline.clone() })
 }
 
 /// Compares the model of PyTorch with its figures. Returns how many there were.
-fn check_pytorch_model(dir: &Path, recorded: &Table, failures: &mut Vec<String>) -> Result<usize> {
+fn check_pytorch_model(dir: &Path, recorded: &ReplayTable, failures: &mut Vec<String>) -> Result<usize> {
     for row in &recorded.rows {
         let Some(told) = &row.pytorch else { continue };
-        let trace = Trace::open(&dir.join(format!("{}.trace.xz", row.workload)))?;
-        let figures = |of: &Recorded| (of.peak_reserved, of.device_allocs);
+        let trace = Trace::load(&dir.join(format!("{}.trace.xz", row.workload)))?;
+        let figures = |of: &PyTorchBaseline| (of.peak_reserved, of.device_allocs);
         let (says, was) = (figures(&simulate_pytorch(&trace, row.mode)?), figures(told));
         if says != was {
             let (workload, mode) = (&row.workload, row.mode);
@@ -143,8 +143,8 @@ fn check_pytorch_model(dir: &Path, recorded: &Table, failures: &mut Vec<String>)
 }
 
 /// The geometric means that are above their bounds.
-fn check_mean_ratios(table: &Table, bounds: impl Fn(Mode) -> Bounds) -> Vec<String> {
-    let above = [Mode::Virtual, Mode::Plain].into_iter().filter_map(|mode| {
+fn check_mean_ratios(table: &ReplayTable, bounds: impl Fn(SegmentMode) -> Bounds) -> Vec<String> {
+    let above = [SegmentMode::Virtual, SegmentMode::Plain].into_iter().filter_map(|mode| {
         let (mean, bound) = (table.mean_ratio(mode), bounds(mode).max_mean_ratio);
         (mean > bound).then(|| format!("geometric mean, {mode}: {mean:.4} is above {bound}"))
     });
@@ -152,8 +152,8 @@ fn check_mean_ratios(table: &Table, bounds: impl Fn(Mode) -> Bounds) -> Vec<Stri
 }
 
 /// The modes in which all workloads together call the driver more often than PyTorch.
-fn check_driver_calls(table: &Table) -> Vec<String> {
-    let more = [Mode::Virtual, Mode::Plain].into_iter().filter_map(|mode| {
+fn check_driver_calls(table: &ReplayTable) -> Vec<String> {
+    let more = [SegmentMode::Virtual, SegmentMode::Plain].into_iter().filter_map(|mode| {
         let rows = || table.rows.iter().filter(|row| row.mode == mode);
         let ours: u64 = rows().map(|row| row.report.driver_calls).sum();
         let theirs: u64 = rows().filter_map(|row| row.pytorch.as_ref()).map(driver_calls).sum();
@@ -162,7 +162,7 @@ fn check_driver_calls(table: &Table) -> Vec<String> {
     more.collect()
 }
 
-fn driver_calls(recorded: &Recorded) -> u64 {
+fn driver_calls(recorded: &PyTorchBaseline) -> u64 {
     recorded.device_allocs + recorded.device_frees
 }
 

@@ -92,7 +92,7 @@ pub(crate) fn a_pool_keeps_contents(backend: &Arc<dyn Backend>) {
             50..80 if !live.is_empty() => pool.free(live.swap_remove(pick(random(), &live)).0),
             80..90 if !live.is_empty() => {
                 let block = live.swap_remove(pick(random(), &live)).0;
-                pool.free_after(block, backend.fence().unwrap());
+                pool.free_after(block, backend.record_fence().unwrap());
             }
             90..96 if live.len() > 1 => {
                 let (from, to) = (pick(random(), &live), pick(random(), &live));

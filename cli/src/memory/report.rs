@@ -36,13 +36,13 @@ fn write(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
                 write!(out, " ({dropped} older ones were not kept)")?;
             }
             write!(out, "; most was held after event {}: {}", peak.event + 1, Bytes(peak.allocated()))?;
-            let asked = snapshot.events.get(peak.event).and_then(|e| snapshot.who(e.who));
+            let asked = snapshot.events.get(peak.event).and_then(|e| snapshot.holder(e.holder));
             writeln!(out, "{}", asked.map_or(String::new(), |who| format!(", by {who}")))?;
         }
     }
 
     writeln!(out, "\n{:<44} {:>12} {:>12}", "by tag", "now", "at the peak")?;
-    let now = sums(snapshot.held().into_iter().map(|(who, held)| (who.tag, held.bytes)));
+    let now = sums(snapshot.totals_by_holder().into_iter().map(|(who, held)| (who.tag, held.bytes)));
     for tag in Tag::ALL {
         let now = now.get(&tag).copied().unwrap_or(0);
         line(out, tag.name(), now, peak.map(|p: TimelinePoint| p.by_tag[tag as usize]))?;
@@ -50,9 +50,9 @@ fn write(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
 
     writeln!(out, "\nby module")?;
     let module = |m: &str| if m.is_empty() { "no module".to_owned() } else { m.to_owned() };
-    let now = sums(snapshot.held().into_iter().map(|(who, held)| (module(&who.module), held.bytes)));
+    let now = sums(snapshot.totals_by_holder().into_iter().map(|(who, held)| (module(&who.module), held.bytes)));
     let then = peak.map(|p| {
-        sums(snapshot.held_at(p.event).into_iter().map(|(who, bytes)| (module(&who.module), bytes)))
+        sums(snapshot.holders_at(p.event).into_iter().map(|(who, bytes)| (module(&who.module), bytes)))
     });
     let bytes = |of: &BTreeMap<String, u64>, name: &str| of.get(name).copied().unwrap_or(0);
     let most = |name: &str| bytes(&now, name).max(then.as_ref().map_or(0, |then| bytes(then, name)));
@@ -93,14 +93,14 @@ fn rest(out: &mut String, all: usize, top: usize) -> fmt::Result {
 }
 
 fn holders(out: &mut String, snapshot: &Snapshot, peak: Option<TimelinePoint>, top: usize) -> fmt::Result {
-    let held = snapshot.held();
+    let held = snapshot.totals_by_holder();
     writeln!(out, "\ntop holders now")?;
     for (who, held) in held.iter().take(top) {
         writeln!(out, "{:>12} {:>6} blocks  {who}", Bytes(held.bytes).to_string(), held.blocks)?;
     }
     rest(out, held.len(), top)?;
     let Some(peak) = peak else { return Ok(()) };
-    let held = snapshot.held_at(peak.event);
+    let held = snapshot.holders_at(peak.event);
     writeln!(out, "\ntop holders at the peak")?;
     for (who, bytes) in held.iter().take(top) {
         writeln!(out, "{:>12}  {who}", Bytes(*bytes).to_string())?;
@@ -164,11 +164,11 @@ mod tests {
     #[test]
     fn a_report_says_who_holds_what_and_held_it_at_the_peak() -> Result<()> {
         const MIB: u64 = 1 << 20;
-        let pool = Pool::new(Arc::new(FakeSource::plain(1 << 30)), Config::default()).named("fake:0");
-        pool.record(100);
-        let _net = scope::module("net");
+        let pool = Pool::new(Arc::new(FakeSource::plain(1 << 30)), Config::default()).with_device_name("fake:0");
+        pool.start_recording(100);
+        let _net = scope::enter_module("net");
         let _weight = pool.alloc(Request::new(40 * MIB).tag(Tag::Parameter))?;
-        let _layer = scope::module("fc1");
+        let _layer = scope::enter_module("fc1");
         let value = pool.alloc(Request::new(60 * MIB).tag(Tag::Activation).op("relu"))?;
         pool.free(value);
         let report = text(&pool.snapshot(), 10);

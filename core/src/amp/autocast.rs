@@ -1,6 +1,6 @@
 //! The scope in which operations choose their types, the lists they choose by, and the casts of weights it remembers.
 //!
-//! An operation takes part by one line at its entry, [`recast!`]: if it is listed, it runs again on cast operands, with
+//! An operation takes part by one line at its entry, [`dispatch_autocast!`]: if it is listed, it runs again on cast operands, with
 //! autocast suspended, so that what it is made of runs in one type. Operations that are not listed run in the type that
 //! their inputs have, by the usual promotion; so do operations in place, and all of them in the backward pass.
 
@@ -10,7 +10,7 @@ use std::sync::Weak;
 
 use smallvec::smallvec;
 
-use super::{copies, fp8};
+use super::{low_precision_copy, fp8};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -20,16 +20,16 @@ use crate::tensor::{Layout, Tensor};
 
 /// In which type autocast runs an operation. f64, integers and truth values are never cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Policy {
+pub enum CastPolicy {
     /// In the scope's 16-bit type: products, where the time is spent and sums are kept in f32.
-    Low,
+    LowerPrecision,
     /// In f32, and to f32: what would overflow, or lose its digits.
-    Full,
+    Fp32,
     /// In the widest type of its inputs.
-    Widest,
+    Promote,
 }
 
-const LOW: &[&str] = &[
+const LOWER_PRECISION_OPS: &[&str] = &[
     "addbmm",
     "addmm",
     "addmv",
@@ -55,7 +55,7 @@ const LOW: &[&str] = &[
     "scaled_dot_product_attention",
 ];
 
-const FULL: &[&str] = &[
+const FP32_OPS: &[&str] = &[
     "acos",
     "asin",
     "binary_cross_entropy_with_logits",
@@ -103,12 +103,12 @@ const FULL: &[&str] = &[
     "triplet_margin_loss",
 ];
 
-const WIDEST: &[&str] =
+const PROMOTE_OPS: &[&str] =
     &["addcdiv", "addcmul", "atan2", "bilinear", "dot", "index_put", "inner", "scatter_add"];
 
-impl Policy {
+impl CastPolicy {
     /// Every policy.
-    pub const ALL: [Self; 3] = [Self::Low, Self::Full, Self::Widest];
+    pub const ALL: [Self; 3] = [Self::LowerPrecision, Self::Fp32, Self::Promote];
 
     /// What autocast does with an operation; `None` if it runs in the type its inputs have.
     ///
@@ -118,7 +118,7 @@ impl Policy {
     /// assert_eq!(Policy::of("relu"), None);
     /// ```
     #[must_use]
-    pub fn of(op: &str) -> Option<Self> {
+    pub fn for_op(op: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|policy| policy.operations().contains(&op))
     }
 
@@ -126,75 +126,75 @@ impl Policy {
     #[must_use]
     pub const fn operations(self) -> &'static [&'static str] {
         match self {
-            Self::Low => LOW,
-            Self::Full => FULL,
-            Self::Widest => WIDEST,
+            Self::LowerPrecision => LOWER_PRECISION_OPS,
+            Self::Fp32 => FP32_OPS,
+            Self::Promote => PROMOTE_OPS,
         }
     }
 }
 
 /// The casts of leaves, by leaf and type. In order: they are freed in the same one in each step, so that steps leave memory alike.
-type Casts = BTreeMap<(u64, DType), Known>;
+type CastCache = BTreeMap<(u64, DType), CachedCast>;
 
 /// The cast of a leaf, and what it is a cast of: it is good while the leaf is that.
-struct Known {
+struct CachedCast {
     cast: Tensor,
     /// The cast's own: an operation may give it to the program as its result, which may be changed.
-    written: u64,
-    memory: Weak<Storage>,
+    cast_version: u64,
+    storage: Weak<Storage>,
     layout: Layout,
     dtype: DType,
-    version: u64,
+    leaf_version: u64,
 }
 
-impl Known {
+impl CachedCast {
     /// Notes what `leaf` is, before it is cast: a write of another thread meanwhile makes the cast outdated.
-    fn of(leaf: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Self> {
+    fn from_leaf(leaf: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Self> {
         let version = leaf.version();
         let (memory, layout, dtype) = (leaf.downgrade_storage(), leaf.layout().clone(), leaf.dtype());
         let cast = cast()?;
-        Ok(Self { written: cast.version(), cast, memory, layout, dtype, version })
+        Ok(Self { cast_version: cast.version(), cast, storage: memory, layout, dtype, leaf_version: version })
     }
 
-    fn is_of(&self, leaf: &Tensor) -> bool {
-        self.version == leaf.version()
-            && self.written == self.cast.version()
+    fn is_valid_for(&self, leaf: &Tensor) -> bool {
+        self.leaf_version == leaf.version()
+            && self.cast_version == self.cast.version()
             && self.dtype == leaf.dtype()
-            && self.memory.ptr_eq(&leaf.downgrade_storage())
+            && self.storage.ptr_eq(&leaf.downgrade_storage())
             && self.layout == *leaf.layout()
     }
 }
 
 thread_local! {
     /// The 16-bit type; `None` while operations run as they are given.
-    static DTYPE: Local<Cell<Option<DType>>> = const { Local::new(Cell::new(None)) };
+    static AUTOCAST_DTYPE: Local<Cell<Option<DType>>> = const { Local::new(Cell::new(None)) };
     /// The casts live as long as any scope does.
-    static CASTS: Local<LocalSlot<Casts>> = const { Local::new(LocalSlot::new(BTreeMap::new())) };
+    static CAST_CACHE: Local<LocalSlot<CastCache>> = const { Local::new(LocalSlot::new(BTreeMap::new())) };
 }
 
 /// While it lives, operations of this thread choose their types; see [`autocast`]. Guards may be dropped in any order: the innermost
 /// one that lives counts.
 #[derive(Debug)]
-pub struct Autocast {
+pub struct AutocastGuard {
     dtype: Option<Scoped<Cell<Option<DType>>>>,
 }
 
-impl Autocast {
+impl AutocastGuard {
     fn enter(dtype: Option<DType>) -> Self {
-        Self { dtype: Some(Scoped::new(&DTYPE, dtype)) }
+        Self { dtype: Some(Scoped::new(&AUTOCAST_DTYPE, dtype)) }
     }
 }
 
-impl Drop for Autocast {
+impl Drop for AutocastGuard {
     fn drop(&mut self) {
         self.dtype = None;
-        left();
+        clear_cache_if_outside();
     }
 }
 
 /// Frees the casts where no scope is left.
-fn left() {
-    if DTYPE.with(Local::is_outside) {
+fn clear_cache_if_outside() {
+    if AUTOCAST_DTYPE.with(Local::is_outside) {
         clear_autocast_cache();
     }
 }
@@ -227,23 +227,23 @@ fn left() {
 /// # Errors
 /// `dtype` is neither f16 nor bf16.
 #[must_use = "operations are cast only while the guard lives"]
-pub fn autocast(dtype: DType) -> Result<Autocast> {
+pub fn autocast(dtype: DType) -> Result<AutocastGuard> {
     match dtype {
-        DType::F16 | DType::BF16 => Ok(Autocast::enter(Some(dtype))),
+        DType::F16 | DType::BF16 => Ok(AutocastGuard::enter(Some(dtype))),
         other => Err(Error::dtype("autocast", other, "takes f16 and bf16; everything else is f32 already")),
     }
 }
 
 /// Runs operations in the types they are given until the guard is dropped, whatever [`autocast`] stands around it.
 #[must_use = "autocast is off only while the guard lives"]
-pub fn no_autocast() -> Autocast {
-    Autocast::enter(None)
+pub fn no_autocast() -> AutocastGuard {
+    AutocastGuard::enter(None)
 }
 
 /// The 16-bit type that operations of this thread are cast to; `None` outside of [`autocast`].
 #[must_use]
 pub fn autocast_dtype() -> Option<DType> {
-    DTYPE.now()
+    AUTOCAST_DTYPE.now()
 }
 
 /// Whether operations of this thread choose their types.
@@ -256,193 +256,193 @@ pub fn is_autocast_enabled() -> bool {
 /// was changed is never used.
 pub fn clear_autocast_cache() {
     // Taken out first: what drops a tensor must not find the map borrowed.
-    let casts = CASTS.change(std::mem::take);
+    let casts = CAST_CACHE.change(std::mem::take);
     drop(casts);
 }
 
 /// Autocast, with [`fp8`](fp8::fp8), of one moment, to be entered at another: a checkpoint runs its closure as it did the first time.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Mode {
+pub(crate) struct AutocastState {
     dtype: Option<DType>,
     fp8: bool,
 }
 
-impl Mode {
+impl AutocastState {
     pub(crate) fn current() -> Self {
         Self { dtype: autocast_dtype(), fp8: fp8::is_fp8_enabled() }
     }
 
     /// Enters it with no casts of parameters known. Those of the scopes around are of another graph, which a walk
     /// through this one must not use up, and what is cast here must not outlive the closure.
-    pub(crate) fn enter(self) -> Entered {
-        Entered {
-            _casts: Scoped::new(&CASTS, Casts::new()),
-            _dtype: Scoped::new(&DTYPE, self.dtype),
-            _fp8: fp8::set(self.fp8),
+    pub(crate) fn enter(self) -> AutocastStateGuard {
+        AutocastStateGuard {
+            _cast_cache: Scoped::new(&CAST_CACHE, CastCache::new()),
+            _dtype: Scoped::new(&AUTOCAST_DTYPE, self.dtype),
+            _fp8: fp8::set_fp8_enabled(self.fp8),
         }
     }
 }
 
 /// While it lives, a [`Mode`] is that of the thread.
 #[derive(Debug)]
-pub(crate) struct Entered {
+pub(crate) struct AutocastStateGuard {
     _dtype: Scoped<Cell<Option<DType>>>,
-    _fp8: fp8::Fp8,
-    _casts: Scoped<LocalSlot<Casts>>,
+    _fp8: fp8::Fp8Guard,
+    _cast_cache: Scoped<LocalSlot<CastCache>>,
 }
 
 /// While it lives, operations run as they are given, and scopes are as they were.
 #[derive(Debug)]
-pub(crate) struct Suspended {
+pub(crate) struct SuspendAutocastGuard {
     dtype: Option<Scoped<Cell<Option<DType>>>>,
 }
 
-impl Drop for Suspended {
+impl Drop for SuspendAutocastGuard {
     fn drop(&mut self) {
         self.dtype = None;
         // A scope may have ended meanwhile.
-        left();
+        clear_cache_if_outside();
     }
 }
 
-pub(crate) fn suspend() -> Suspended {
-    Suspended { dtype: Some(Scoped::new(&DTYPE, None)) }
+pub(crate) fn suspend_autocast() -> SuspendAutocastGuard {
+    SuspendAutocastGuard { dtype: Some(Scoped::new(&AUTOCAST_DTYPE, None)) }
 }
 
 /// What becomes of the operands of an operation that is listed. While it lives, autocast is suspended.
 #[derive(Debug)]
-pub(crate) struct Cast {
-    to: DType,
-    _suspended: Suspended,
+pub(crate) struct OperandCast {
+    dtype: DType,
+    _suspended: SuspendAutocastGuard,
 }
 
-impl Cast {
+impl OperandCast {
     /// `None` outside of autocast, and for operations that are not listed.
-    pub(crate) fn of(op: &str, operands: &[Option<DType>]) -> Option<Self> {
+    pub(crate) fn for_op(op: &str, operands: &[Option<DType>]) -> Option<Self> {
         let low = autocast_dtype()?;
-        let to = match Policy::of(op)? {
-            Policy::Low => low,
-            Policy::Full => DType::F32,
-            Policy::Widest => operands.iter().flatten().copied().fold(low, DType::promote),
+        let to = match CastPolicy::for_op(op)? {
+            CastPolicy::LowerPrecision => low,
+            CastPolicy::Fp32 => DType::F32,
+            CastPolicy::Promote => operands.iter().flatten().copied().fold(low, DType::promote),
         };
-        Some(Self { to, _suspended: suspend() })
+        Some(Self { dtype: to, _suspended: suspend_autocast() })
     }
 
-    pub(crate) fn on(&self, t: &Tensor) -> Result<Tensor> {
+    pub(crate) fn apply(&self, t: &Tensor) -> Result<Tensor> {
         let from = t.dtype();
-        if !is_cast(from) || from == self.to {
+        if !is_autocast_dtype(from) || from == self.dtype {
             return Ok(t.clone());
         }
         if autograd::leaf_id(t).is_none() {
-            return t.to_dtype(self.to);
+            return t.to_dtype(self.dtype);
         }
-        let numbers = self.numbers(t)?;
+        let numbers = self.cast_detached(t)?;
         Ok(autograd::differentiable("to_dtype", numbers, &[t], move |g, _| {
             Ok(smallvec![Some(g.to_dtype(from)?)])
         }))
     }
 
     /// The numbers of a tensor in the type that is multiplied, without its history: those of a leaf are known from before.
-    pub(crate) fn numbers(&self, t: &Tensor) -> Result<Tensor> {
+    pub(crate) fn cast_detached(&self, t: &Tensor) -> Result<Tensor> {
         let plain = t.detach();
-        if !is_cast(t.dtype()) || t.dtype() == self.to {
+        if !is_autocast_dtype(t.dtype()) || t.dtype() == self.dtype {
             return Ok(plain);
         }
-        let Some(leaf) = autograd::leaf_id(t) else { return plain.to_dtype(self.to) };
-        if let Some(kept) = copies::of(t, self.to) {
+        let Some(leaf) = autograd::leaf_id(t) else { return plain.to_dtype(self.dtype) };
+        if let Some(kept) = low_precision_copy::find_or_request(t, self.dtype) {
             return Ok(kept);
         }
-        let key = (leaf, self.to);
+        let key = (leaf, self.dtype);
         let known =
-            CASTS.read(|casts| Some(casts.get(&key).filter(|known| known.is_of(&plain))?.cast.clone()));
+            CAST_CACHE.read(|casts| Some(casts.get(&key).filter(|known| known.is_valid_for(&plain))?.cast.clone()));
         if let Some(known) = known {
             return Ok(known);
         }
         // Freed first: the next cast can take its memory.
-        drop(CASTS.change(|casts| casts.remove(&key)));
-        let made = Known::of(&plain, || plain.to_dtype(self.to))?;
+        drop(CAST_CACHE.change(|casts| casts.remove(&key)));
+        let made = CachedCast::from_leaf(&plain, || plain.to_dtype(self.dtype))?;
         let cast = made.cast.clone();
-        let replaced = CASTS.change(|casts| casts.insert(key, made));
+        let replaced = CAST_CACHE.change(|casts| casts.insert(key, made));
         drop(replaced);
         Ok(cast)
     }
 }
 
 /// The types that take part.
-fn is_cast(dtype: DType) -> bool {
+fn is_autocast_dtype(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// What [`recast!`] casts: a tensor, or none, or several.
-pub(crate) trait Recast {
+/// What [`dispatch_autocast!`] casts: a tensor, or none, or several.
+pub(crate) trait AutocastOperand {
     type Cast;
     /// The widest type that takes part.
-    fn float(&self) -> Option<DType>;
+    fn widest_float(&self) -> Option<DType>;
     /// Each tensor as `cast` has it.
-    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self::Cast>;
+    fn cast_tensors(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self::Cast>;
 }
 
-impl Recast for &Tensor {
+impl AutocastOperand for &Tensor {
     type Cast = Tensor;
-    fn float(&self) -> Option<DType> {
-        Some(self.dtype()).filter(|&d| is_cast(d))
+    fn widest_float(&self) -> Option<DType> {
+        Some(self.dtype()).filter(|&d| is_autocast_dtype(d))
     }
-    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    fn cast_tensors(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
         cast(self)
     }
 }
 
-impl Recast for Option<&Tensor> {
+impl AutocastOperand for Option<&Tensor> {
     type Cast = Option<Tensor>;
-    fn float(&self) -> Option<DType> {
-        self.and_then(|t| t.float())
+    fn widest_float(&self) -> Option<DType> {
+        self.and_then(|t| t.widest_float())
     }
-    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Option<Tensor>> {
+    fn cast_tensors(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Option<Tensor>> {
         self.map(cast).transpose()
     }
 }
 
-impl Recast for &[&Tensor] {
+impl AutocastOperand for &[&Tensor] {
     type Cast = Vec<Tensor>;
-    fn float(&self) -> Option<DType> {
-        self.iter().filter_map(Recast::float).reduce(DType::promote)
+    fn widest_float(&self) -> Option<DType> {
+        self.iter().filter_map(AutocastOperand::widest_float).reduce(DType::promote)
     }
-    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<Tensor>> {
+    fn cast_tensors(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Vec<Tensor>> {
         self.iter().map(|t| cast(t)).collect()
     }
 }
 
 /// At the entry of an operation: under autocast, if the operation is listed, calls it again on cast operands, and
 /// returns what that gives.
-macro_rules! recast {
+macro_rules! dispatch_autocast {
     ($op:expr, [$($operand:expr),+], |$($name:ident),+| $again:expr) => {
-        if let Some(cast) = $crate::amp::Cast::of($op, &[$($crate::amp::Recast::float(&$operand)),+]) {
-            $(let $name = $crate::amp::Recast::recast(&$operand, |t| cast.on(t))?;)+
+        if let Some(cast) = $crate::amp::OperandCast::for_op($op, &[$($crate::amp::AutocastOperand::widest_float(&$operand)),+]) {
+            $(let $name = $crate::amp::AutocastOperand::cast_tensors(&$operand, |t| cast.apply(t))?;)+
             return $again;
         }
     };
 }
-pub(crate) use recast;
+pub(crate) use dispatch_autocast;
 
 /// The 16-bit type that operands promote to, if it is one.
-pub(crate) fn half(operands: &[Option<DType>]) -> Option<DType> {
+pub(crate) fn promoted_half_dtype(operands: &[Option<DType>]) -> Option<DType> {
     operands.iter().flatten().copied().reduce(DType::promote).filter(|dtype| dtype.size() == 2)
 }
 
 /// A 16-bit float in f32; any other tensor as it is.
-pub(crate) fn widened(t: &Tensor) -> Result<Tensor> {
+pub(crate) fn half_to_f32(t: &Tensor) -> Result<Tensor> {
     if t.dtype().is_float() && t.dtype().size() == 2 { t.to_dtype(DType::F32) } else { Ok(t.clone()) }
 }
 
-/// As [`recast!`], at the entry of an operation that is made of steps: of 16-bit operands all steps are made in f32, and what comes out
+/// As [`dispatch_autocast!`], at the entry of an operation that is made of steps: of 16-bit operands all steps are made in f32, and what comes out
 /// is rounded once, as PyTorch's kernels do.
-macro_rules! stepwise {
+macro_rules! dispatch_in_f32 {
     ($op:expr, [$($operand:expr),+], |$($name:ident),+| $again:expr) => {
-        $crate::amp::recast!($op, [$($operand),+], |$($name),+| $again);
-        if let Some(half) = $crate::amp::half(&[$($crate::amp::Recast::float(&$operand)),+]) {
-            $(let $name = $crate::amp::Recast::recast(&$operand, $crate::amp::widened)?;)+
+        $crate::amp::dispatch_autocast!($op, [$($operand),+], |$($name),+| $again);
+        if let Some(half) = $crate::amp::promoted_half_dtype(&[$($crate::amp::AutocastOperand::widest_float(&$operand)),+]) {
+            $(let $name = $crate::amp::AutocastOperand::cast_tensors(&$operand, $crate::amp::half_to_f32)?;)+
             return $again?.to_dtype(half);
         }
     };
 }
-pub(crate) use stepwise;
+pub(crate) use dispatch_in_f32;

@@ -5,12 +5,12 @@ use std::cell::Cell;
 use crate::local::{Get, Local, Scoped};
 
 thread_local! {
-    static ON: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
+    static FP8_ENABLED: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
 }
 
 /// While it lives, linear layers of this thread multiply in 8 bits; see [`fp8()`]. Guards may be dropped in any order.
 #[derive(Debug)]
-pub struct Fp8 {
+pub struct Fp8Guard {
     _on: Scoped<Cell<bool>>,
 }
 
@@ -42,17 +42,17 @@ pub struct Fp8 {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[must_use = "layers multiply in 8 bits only while the guard lives"]
-pub fn fp8() -> Fp8 {
-    set(true)
+pub fn fp8() -> Fp8Guard {
+    set_fp8_enabled(true)
 }
 
 /// Whether linear layers of this thread multiply in 8 bits.
 #[must_use]
 pub fn is_fp8_enabled() -> bool {
-    ON.now()
+    FP8_ENABLED.now()
 }
 
 /// Turns it on or off until the guard is dropped.
-pub(super) fn set(on: bool) -> Fp8 {
-    Fp8 { _on: Scoped::new(&ON, on) }
+pub(super) fn set_fp8_enabled(on: bool) -> Fp8Guard {
+    Fp8Guard { _on: Scoped::new(&FP8_ENABLED, on) }
 }

@@ -16,14 +16,14 @@
 //! ```
 
 mod autocast;
-pub(crate) mod copies;
+pub(crate) mod low_precision_copy;
 mod fp8;
 mod scaler;
 
 pub use autocast::{
-    Autocast, Policy, autocast, autocast_dtype, clear_autocast_cache, is_autocast_enabled, no_autocast,
+    AutocastGuard, CastPolicy, autocast, autocast_dtype, clear_autocast_cache, is_autocast_enabled, no_autocast,
 };
-pub use fp8::{Fp8, fp8, is_fp8_enabled};
+pub use fp8::{Fp8Guard, fp8, is_fp8_enabled};
 pub use scaler::GradScaler;
 
-pub(crate) use autocast::{Cast, Mode, Recast, half, recast, stepwise, suspend, widened};
+pub(crate) use autocast::{OperandCast, AutocastState, AutocastOperand, promoted_half_dtype, dispatch_autocast, dispatch_in_f32, suspend_autocast, half_to_f32};

@@ -14,17 +14,17 @@ use crate::check;
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::nn::{Sealed, Staged};
+use crate::nn::{PreparedCopies, StagedCopies};
 use crate::ops::launch::{self, Params};
 use crate::optim::{Optimizer, clip};
 use crate::tensor::Tensor;
 
 /// Where the buffer has what, in words. The same in amp_update.wgsl and optim_scale.wgsl.
-const SCALE: usize = 0;
-const INVERSE: usize = 1;
-const TRACKER: usize = 2;
-const FLAGS: usize = 4;
-const WORDS: usize = 16;
+const SCALE_INDEX: usize = 0;
+const INVERSE_SCALE_INDEX: usize = 1;
+const GROWTH_TRACKER_INDEX: usize = 2;
+const FOUND_INF_INDEX: usize = 4;
+const STATE_LEN: usize = 16;
 
 /// Multiplies losses by a scale that adapts: it is doubled after 2000 steps without an infinity or NaN in the gradients,
 /// and halved after each step with one, which changes nothing. Names and constants are PyTorch's.
@@ -59,16 +59,16 @@ pub struct GradScaler {
     backoff_factor: f64,
     growth_interval: u32,
     /// Steps that went well in a row, of a state that was loaded.
-    tracker: f64,
+    init_growth_tracker: f64,
     /// Made when the first loss says on which device.
-    state: OnceLock<Tensor>,
+    device_state: OnceLock<Tensor>,
     /// The optimisers since the last update, by the address of their parameters. Their places are those of their flags.
-    optimizers: Vec<(usize, Stage)>,
+    optimizers: Vec<(usize, OptimizerStage)>,
 }
 
 /// What was done with an optimiser since the last update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum OptimizerStage {
     Unscaled,
     Stepped,
 }
@@ -80,8 +80,8 @@ impl Default for GradScaler {
             growth_factor: 2.0,
             backoff_factor: 0.5,
             growth_interval: 2000,
-            tracker: 0.0,
-            state: OnceLock::new(),
+            init_growth_tracker: 0.0,
+            device_state: OnceLock::new(),
             optimizers: Vec::new(),
         }
     }
@@ -124,7 +124,7 @@ impl GradScaler {
     /// # Errors
     /// The loss is on another device than the losses before; memory runs out.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
-        loss.mul(&self.state(loss.device())?.select(0, SCALE as isize)?)
+        loss.mul(&self.device_state(loss.device())?.select(0, SCALE_INDEX as isize)?)
     }
 
     /// Divides the gradients of an optimiser's parameters by the scale, in place, and notes whether any is infinite or NaN.
@@ -135,27 +135,27 @@ impl GradScaler {
     /// (keep parameters in f32 and let [`autocast`](super::autocast) cast them); memory runs out.
     pub fn unscale_(&mut self, optimizer: &(impl Optimizer + ?Sized)) -> Result<()> {
         const OP: &str = "unscale_";
-        let _op = memory::scope::op(OP);
-        let (place, stage) = self.place(optimizer);
+        let _op = memory::scope::enter_op(OP);
+        let (place, stage) = self.find_optimizer(optimizer);
         match stage {
             None => {}
-            Some(Stage::Unscaled) => {
+            Some(OptimizerStage::Unscaled) => {
                 return Err(Error::argument(OP, "the gradients are unscaled already, since the last update"));
             }
-            Some(Stage::Stepped) => {
+            Some(OptimizerStage::Stepped) => {
                 return Err(Error::argument(OP, "comes before `step`; call `update` after each step"));
             }
         }
-        if FLAGS + place >= WORDS {
-            let most = WORDS - FLAGS;
+        if FOUND_INF_INDEX + place >= STATE_LEN {
+            let most = STATE_LEN - FOUND_INF_INDEX;
             return Err(Error::argument(OP, format!("one scaler takes up to {most} optimisers an update")));
         }
         let Some(first) = optimizer.parameters().first() else {
             return Err(Error::argument(OP, "the optimiser has no parameters"));
         };
-        let state = self.state(first.device())?;
-        clip::unscale(OP, optimizer.parameters(), state, FLAGS + place)?;
-        self.optimizers.push((address(optimizer), Stage::Unscaled));
+        let state = self.device_state(first.device())?;
+        clip::unscale_grads(OP, optimizer.parameters(), state, FOUND_INF_INDEX + place)?;
+        self.optimizers.push((optimizer_address(optimizer), OptimizerStage::Unscaled));
         Ok(())
     }
 
@@ -166,17 +166,17 @@ impl GradScaler {
     /// It was done since the last [`update`](Self::update); those of [`unscale_`](Self::unscale_) and of the optimiser.
     pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) -> Result<()> {
         const OP: &str = "step";
-        match self.place(optimizer) {
-            (_, Some(Stage::Stepped)) => {
+        match self.find_optimizer(optimizer) {
+            (_, Some(OptimizerStage::Stepped)) => {
                 return Err(Error::argument(OP, "was done already since the last update; call `update`"));
             }
-            (_, Some(Stage::Unscaled)) => {}
+            (_, Some(OptimizerStage::Unscaled)) => {}
             (_, None) => self.unscale_(optimizer)?,
         }
-        let (place, _) = self.place(optimizer);
-        let Some(state) = self.state.get() else { return Ok(()) };
-        optimizer.step_unless(&state.select(0, (FLAGS + place) as isize)?)?;
-        self.optimizers[place].1 = Stage::Stepped;
+        let (place, _) = self.find_optimizer(optimizer);
+        let Some(state) = self.device_state.get() else { return Ok(()) };
+        optimizer.step_unless(&state.select(0, (FOUND_INF_INDEX + place) as isize)?)?;
+        self.optimizers[place].1 = OptimizerStage::Stepped;
         Ok(())
     }
 
@@ -186,8 +186,8 @@ impl GradScaler {
     /// There was no step.
     pub fn update(&mut self) -> Result<()> {
         const OP: &str = "update";
-        let _op = memory::scope::op(OP);
-        let Some(state) = self.state.get().filter(|_| !self.optimizers.is_empty()) else {
+        let _op = memory::scope::enter_op(OP);
+        let Some(state) = self.device_state.get().filter(|_| !self.optimizers.is_empty()) else {
             return Err(Error::argument(
                 OP,
                 "comes after `step`, or `unscale_`; there was none since the last",
@@ -209,7 +209,7 @@ impl GradScaler {
     /// # Errors
     /// The device was lost.
     pub fn get_scale(&self) -> Result<f64> {
-        self.state.get().map_or(Ok(self.init_scale), |state| state.select(0, SCALE as isize)?.item())
+        self.device_state.get().map_or(Ok(self.init_scale), |state| state.select(0, SCALE_INDEX as isize)?.item())
     }
 
     /// The scale, and how many steps went well in a row (`scale`, `growth_tracker`). Factors and interval are the
@@ -219,11 +219,11 @@ impl GradScaler {
     /// Memory runs out.
     pub fn state_dict(&self, device: &Device) -> Result<BTreeMap<String, Tensor>> {
         let _no_grad = autograd::no_grad();
-        let state = self.state(device)?;
+        let state = self.device_state(device)?;
         let word = |at: usize| state.select(0, at as isize)?.copy();
         Ok(BTreeMap::from([
-            ("scale".to_owned(), word(SCALE)?),
-            ("growth_tracker".to_owned(), word(TRACKER)?),
+            ("scale".to_owned(), word(SCALE_INDEX)?),
+            ("growth_tracker".to_owned(), word(GROWTH_TRACKER_INDEX)?),
         ]))
     }
 
@@ -232,11 +232,11 @@ impl GradScaler {
     /// # Errors
     /// A name is missing or unexpected; the scale is no finite number above 0; memory runs out. Nothing is changed then.
     pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
-        self.stage(state)?.commit(self)
+        self.stage_state_dict(state)?.commit(self)
     }
 
     /// Prepares what [`load_state_dict`](Self::load_state_dict) changes.
-    pub(crate) fn stage(&self, state: &BTreeMap<String, Tensor>) -> Result<StagedScale> {
+    pub(crate) fn stage_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<StagedScalerState> {
         const OP: &str = "load_state_dict";
         let number = |name: &str| {
             let found = state.get(name).ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
@@ -253,30 +253,30 @@ impl GradScaler {
             let why = format!("growth_tracker is a count of steps, and cannot be {tracker}");
             return Err(Error::argument(OP, why));
         }
-        let mut staged = Staged::default();
+        let mut staged = StagedCopies::default();
         // In place: a captured step may look there.
-        if let Some(state) = self.state.get() {
-            staged.copy(state, &Self::buffer(state.device(), scale, tracker)?)?;
+        if let Some(state) = self.device_state.get() {
+            staged.add_copy(state, &Self::create_state(state.device(), scale, tracker)?)?;
         }
-        Ok(StagedScale { scale, tracker, buffer: staged.seal()? })
+        Ok(StagedScalerState { scale, growth_tracker: tracker, device_state: staged.prepare()? })
     }
 
     /// Forgets what was unscaled since the last update: for a step that ran out of memory midway, and is made again.
     ///
     /// # Errors
     /// The device was lost.
-    pub fn restart(&mut self) -> Result<()> {
-        if let Some(state) = self.state.get().filter(|_| !self.optimizers.is_empty()) {
-            let flags = state.narrow(0, FLAGS, WORDS - FLAGS)?;
-            flags.fill(0)?;
+    pub fn discard_step(&mut self) -> Result<()> {
+        if let Some(state) = self.device_state.get().filter(|_| !self.optimizers.is_empty()) {
+            let flags = state.narrow(0, FOUND_INF_INDEX, STATE_LEN - FOUND_INF_INDEX)?;
+            flags.fill_word(0)?;
             self.optimizers.clear();
         }
         Ok(())
     }
 
     /// The flag of an optimiser, and what was done with it since the last update.
-    fn place(&self, optimizer: &(impl Optimizer + ?Sized)) -> (usize, Option<Stage>) {
-        let address = address(optimizer);
+    fn find_optimizer(&self, optimizer: &(impl Optimizer + ?Sized)) -> (usize, Option<OptimizerStage>) {
+        let address = optimizer_address(optimizer);
         match self.optimizers.iter().position(|&(a, _)| a == address) {
             Some(place) => (place, Some(self.optimizers[place].1)),
             None => (self.optimizers.len(), None),
@@ -284,13 +284,13 @@ impl GradScaler {
     }
 
     /// The buffer, which the first call makes.
-    fn state(&self, device: &Device) -> Result<&Tensor> {
-        if let Some(state) = self.state.get() {
+    fn device_state(&self, device: &Device) -> Result<&Tensor> {
+        if let Some(state) = self.device_state.get() {
             return Ok(state);
         }
         self.check_options()?;
-        let made = self.initial(device)?;
-        Ok(self.state.get_or_init(|| made))
+        let made = self.create_initial_state(device)?;
+        Ok(self.device_state.get_or_init(|| made))
     }
 
     /// Fails for an option that is out of its range: before the first scale is made.
@@ -304,41 +304,41 @@ impl GradScaler {
     }
 
     /// The buffer at the start, or after loading.
-    fn initial(&self, device: &Device) -> Result<Tensor> {
-        Self::buffer(device, self.init_scale, self.tracker)
+    fn create_initial_state(&self, device: &Device) -> Result<Tensor> {
+        Self::create_state(device, self.init_scale, self.init_growth_tracker)
     }
 
-    fn buffer(device: &Device, scale: f64, tracker: f64) -> Result<Tensor> {
-        let _tag = memory::scope::tag(Tag::OptimizerState);
-        let mut words = [0.0; WORDS];
-        words[SCALE] = scale as f32;
-        words[INVERSE] = (1.0 / scale) as f32;
-        words[TRACKER] = tracker as f32;
-        Tensor::from_slice(&words, &[WORDS], device)
+    fn create_state(device: &Device, scale: f64, tracker: f64) -> Result<Tensor> {
+        let _tag = memory::scope::enter_tag(Tag::OptimizerState);
+        let mut words = [0.0; STATE_LEN];
+        words[SCALE_INDEX] = scale as f32;
+        words[INVERSE_SCALE_INDEX] = (1.0 / scale) as f32;
+        words[GROWTH_TRACKER_INDEX] = tracker as f32;
+        Tensor::from_slice(&words, &[STATE_LEN], device)
     }
 }
 
 /// State of a scaler that was read, checked and brought to the device.
-pub(crate) struct StagedScale {
+pub(crate) struct StagedScalerState {
     scale: f64,
-    tracker: f64,
-    buffer: Sealed,
+    growth_tracker: f64,
+    device_state: PreparedCopies,
 }
 
-impl StagedScale {
+impl StagedScalerState {
     /// Gives it to the scaler.
     ///
     /// # Errors
     /// The device was lost.
     pub(crate) fn commit(self, scaler: &mut GradScaler) -> Result<()> {
-        self.buffer.commit()?;
-        (scaler.init_scale, scaler.tracker) = (self.scale, self.tracker);
+        self.device_state.commit()?;
+        (scaler.init_scale, scaler.init_growth_tracker) = (self.scale, self.growth_tracker);
         scaler.optimizers.clear();
         Ok(())
     }
 }
 
 /// Who an optimiser is: its list of parameters does not move while it lives.
-fn address(optimizer: &(impl Optimizer + ?Sized)) -> usize {
+fn optimizer_address(optimizer: &(impl Optimizer + ?Sized)) -> usize {
     optimizer.parameters().as_ptr() as usize
 }

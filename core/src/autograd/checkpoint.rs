@@ -6,12 +6,12 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::engine::{Beyond, Options, Targets, run_down_to, take_grad};
+use super::engine::{OuterGrads, BackwardOptions, GradTargets, run_backward_until, take_leaf_grad};
 use super::{
-    BackwardCtx, Grads, Kind, SavedTensor, compose, enable_grad, inplace, next_id, no_grad, recompute,
-    record, wanted,
+    BackwardCtx, InputGrads, BackwardKind, SavedTensor, composite, enable_grad, inplace, next_id, no_grad, recompute,
+    record_node, compute_requires_grad,
 };
-use crate::amp::Mode;
+use crate::amp::AutocastState;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::Tensor;
@@ -40,29 +40,29 @@ pub fn checkpoint(
     if inputs.is_empty() {
         return Err(Error::argument("checkpoint", "takes at least one input"));
     }
-    if !super::is_enabled() {
+    if !super::is_grad_enabled() {
         return body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());
     }
-    let (mode, scope) = (Mode::current(), memory::scope::current());
-    let saved: Vec<SavedTensor> = inputs.iter().map(|t| SavedTensor::of(t)).collect();
+    let (mode, scope) = (AutocastState::current(), memory::scope::current());
+    let saved: Vec<SavedTensor> = inputs.iter().map(|t| SavedTensor::input(t)).collect();
     let (out, first) = {
         let _no_grad = no_grad();
         // Parameters that are cast inside are cast again in the backward pass, and not kept until then.
         let _mode = mode.enter();
-        recompute::first(|| body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>()))?
+        recompute::run_forward(|| body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>()))?
     };
     // Captured parameters are invisible here, so the result is recorded even if no listed input wants a gradient:
     // a private leaf stands for them.
-    let anchor = if wanted(inputs) { None } else { Some(anchor(&out)?) };
+    let anchor = if compute_requires_grad(inputs) { None } else { Some(create_anchor(&out)?) };
     let mut edges: Vec<&Tensor> = inputs.to_vec();
     edges.extend(anchor.as_ref());
     let first = Arc::new(first);
     let anchored = anchor.is_some();
-    Ok(record("checkpoint", out.detach(), &edges, Kind::Checkpoint, move |grad, wants| {
+    Ok(record_node("checkpoint", out.detach(), &edges, BackwardKind::Checkpoint, move |grad, wants| {
         let _grad = enable_grad();
-        let saved = saved.iter().map(|t| t.get(wants)).collect::<Result<Vec<_>>>()?;
+        let saved = saved.iter().map(|t| t.unpack(wants)).collect::<Result<Vec<_>>>()?;
         if !first.is_current() {
-            return Err(inplace::captured(&wants.node.describe()));
+            return Err(inplace::changed_capture_error(&wants.node.describe()));
         }
         // What is recorded from here on belongs to the second run; what is older is the walk's around.
         let oldest = next_id();
@@ -70,7 +70,7 @@ pub fn checkpoint(
         let leaves: Vec<Tensor> = match wants.create_graph() {
             true => {
                 let all: SmallVec<[bool; 4]> = saved.iter().map(Tensor::requires_grad).collect();
-                compose::aliases(&saved, &all).into_vec()
+                composite::create_aliases(&saved, &all).into_vec()
             }
             false => {
                 let leaf = |(t, &w): (&Tensor, &bool)| if w { t.requires_grad_() } else { Ok(t.detach()) };
@@ -81,27 +81,27 @@ pub fn checkpoint(
             // What is computed again is an activation of its module, as it was the first time.
             let _scope = memory::scope::enter_scope(scope);
             let _mode = mode.enter();
-            recompute::again(&first, || body(&leaves))?
+            recompute::run_recompute(&first, || body(&leaves))?
         };
-        let mut grads: Grads = if wants.create_graph() {
-            let targets = Targets::with_all(&leaves.iter().collect::<Vec<_>>());
-            let options = Options { retain_graph: true, create_graph: true };
+        let mut grads: InputGrads = if wants.create_graph() {
+            let targets = GradTargets::stop_at(&leaves.iter().collect::<Vec<_>>());
+            let options = BackwardOptions { retain_graph: true, create_graph: true };
             let (mut found, beyond) = match again.requires_grad() {
-                true => run_down_to(oldest, &[(again, grad.clone())], options, Some(&targets), wants.sink)?,
+                true => run_backward_until(oldest, &[(again, grad.clone())], options, Some(&targets), wants.captured_grads)?,
                 false => Default::default(),
             };
-            leave(wants, beyond)?;
-            compose::take(&leaves, wants, |leaf| found.remove(&leaf))?
+            hand_over_outer_grads(wants, beyond)?;
+            composite::collect_alias_grads(&leaves, wants, |leaf| found.remove(&leaf))?
         } else {
             if again.requires_grad() {
                 let (_, beyond) =
-                    run_down_to(oldest, &[(again, grad.clone())], Options::default(), None, wants.sink)?;
-                leave(wants, beyond)?;
+                    run_backward_until(oldest, &[(again, grad.clone())], BackwardOptions::default(), None, wants.captured_grads)?;
+                hand_over_outer_grads(wants, beyond)?;
             }
-            let mut grads = Grads::new();
+            let mut grads = InputGrads::new();
             for (leaf, &want) in leaves.iter().zip(wants.iter()) {
                 grads.push(match want {
-                    true => Some(take_grad(leaf, wants.sink).map_or_else(|| leaf.zeros_like(), Ok)?),
+                    true => Some(take_leaf_grad(leaf, wants.captured_grads).map_or_else(|| leaf.zeros_like(), Ok)?),
                     false => None,
                 });
             }
@@ -115,15 +115,15 @@ pub fn checkpoint(
 }
 
 /// Leaves the gradients of what the closure captures to the walk around.
-fn leave(wants: &BackwardCtx<'_>, beyond: Beyond) -> Result<()> {
+fn hand_over_outer_grads(wants: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<()> {
     // A history that is younger than the first run: the second one has read something else.
     if beyond.iter().any(|(node, _)| node.id > wants.node.id) {
-        return Err(inplace::captured(&wants.node.describe()));
+        return Err(inplace::changed_capture_error(&wants.node.describe()));
     }
-    wants.beyond.borrow_mut().extend(beyond);
+    wants.outer_grads.borrow_mut().extend(beyond);
     Ok(())
 }
 
-fn anchor(out: &Tensor) -> Result<Tensor> {
+fn create_anchor(out: &Tensor) -> Result<Tensor> {
     Tensor::zeros(&[], out.dtype(), out.device())?.requires_grad_()
 }

@@ -9,7 +9,7 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::{
-    Backward, BackwardCtx, Closure, Grads, Kind, Leaf, Meta, Node, anomaly, enable_grad, hooks, inplace,
+    BackwardFn, BackwardCtx, BackwardFnState, InputGrads, BackwardKind, Leaf, GradEdge, Node, anomaly, enable_grad, hooks, inplace,
     lock, no_grad,
 };
 use crate::amp;
@@ -18,20 +18,20 @@ use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
 
 /// A node that waits for its turn; the newest first.
-struct Ready(Arc<Node>);
+struct ReadyNode(Arc<Node>);
 
-impl PartialEq for Ready {
+impl PartialEq for ReadyNode {
     fn eq(&self, other: &Self) -> bool {
         self.0.id == other.0.id
     }
 }
-impl Eq for Ready {}
-impl PartialOrd for Ready {
+impl Eq for ReadyNode {}
+impl PartialOrd for ReadyNode {
     fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
         Some(self.cmp(other))
     }
 }
-impl Ord for Ready {
+impl Ord for ReadyNode {
     fn cmp(&self, other: &Self) -> Ordering {
         self.0.id.cmp(&other.0.id)
     }
@@ -39,7 +39,7 @@ impl Ord for Ready {
 
 /// How [`run`] ends.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Options {
+pub(crate) struct BackwardOptions {
     /// Keep the tape for another pass.
     pub(crate) retain_graph: bool,
     /// Record the pass itself.
@@ -48,23 +48,23 @@ pub(crate) struct Options {
 
 /// Where a walk ends: the sums that come to these are asked for.
 #[derive(Default)]
-pub(super) struct Targets {
+pub(super) struct GradTargets {
     nodes: FxHashSet<u64>,
     leaves: FxHashSet<u64>,
     /// Whether nothing beyond them is walked.
-    ends: bool,
+    stop_at_targets: bool,
     /// Whether it goes everywhere else as well.
-    and_all: bool,
+    visit_all: bool,
 }
 
-impl Targets {
+impl GradTargets {
     /// These tensors, and nothing that does not lead to one.
-    pub(super) fn only(tensors: &[&Tensor]) -> Self {
+    pub(super) fn restrict_to(tensors: &[&Tensor]) -> Self {
         let mut targets = Self::default();
         for t in tensors {
-            match t.meta() {
-                Some(Meta::Node(node)) => targets.nodes.insert(node.id),
-                Some(Meta::Leaf(leaf)) => targets.leaves.insert(leaf.id),
+            match t.grad_edge() {
+                Some(GradEdge::Node(node)) => targets.nodes.insert(node.id),
+                Some(GradEdge::Leaf(leaf)) => targets.leaves.insert(leaf.id),
                 None => false,
             };
         }
@@ -72,25 +72,25 @@ impl Targets {
     }
 
     /// These tensors, and nothing beyond them, nor anything that does not lead to one.
-    pub(super) fn up_to(tensors: &[&Tensor]) -> Self {
-        Self { ends: true, ..Self::only(tensors) }
+    pub(super) fn restrict_to_and_stop_at(tensors: &[&Tensor]) -> Self {
+        Self { stop_at_targets: true, ..Self::restrict_to(tensors) }
     }
 
     /// These tensors, on a walk that goes everywhere but beyond them.
-    pub(super) fn with_all(tensors: &[&Tensor]) -> Self {
-        Self { and_all: true, ..Self::up_to(tensors) }
+    pub(super) fn stop_at(tensors: &[&Tensor]) -> Self {
+        Self { visit_all: true, ..Self::restrict_to_and_stop_at(tensors) }
     }
 }
 
 /// Gradients by the numbers of leaves or nodes. In order: what is freed in the same order in each step leaves memory alike.
-pub(super) type Sums = BTreeMap<u64, Tensor>;
+pub(super) type GradSums = BTreeMap<u64, Tensor>;
 
 /// Collects the gradients of leaves for [`grad`], by the leaf's id, in place of the leaves' own. It belongs to one walk and to
 /// the walks inside of that walk's checkpoints. A walk that a hook or a custom gradient starts has none: it fills the leaves.
-pub(super) type Sink = RefCell<Sums>;
+pub(super) type CapturedGrads = RefCell<GradSums>;
 
 /// Takes the gradient that a walk with this sink has given a leaf.
-pub(super) fn take_grad(t: &Tensor, sink: Option<&Sink>) -> Option<Tensor> {
+pub(super) fn take_leaf_grad(t: &Tensor, sink: Option<&CapturedGrads>) -> Option<Tensor> {
     let leaf = t.leaf()?;
     match sink {
         Some(sink) => sink.borrow_mut().remove(&leaf.id),
@@ -102,46 +102,46 @@ pub(super) fn take_grad(t: &Tensor, sink: Option<&Sink>) -> Option<Tensor> {
 #[derive(Default)]
 struct ExecInfo {
     /// The nodes that were looked at.
-    seen: FxHashSet<u64>,
+    visited: FxHashSet<u64>,
     /// The nodes that lead to a target; all, if there are no targets.
     needed: Option<FxHashSet<u64>>,
     /// How many gradients a leaf with a hook still gets.
-    left: FxHashMap<u64, usize>,
+    remaining_grads: FxHashMap<u64, usize>,
 }
 
 impl ExecInfo {
     /// Looks from `roots` on, down to the node `oldest`, at what was not seen before.
-    fn look(&mut self, roots: &[Meta], targets: Option<&Targets>, oldest: u64) {
-        let ends = targets.filter(|targets| targets.ends);
-        let targets = targets.filter(|targets| !targets.and_all);
-        if targets.is_none() && !hooks::on_leaves() {
+    fn scan_graph(&mut self, roots: &[GradEdge], targets: Option<&GradTargets>, oldest: u64) {
+        let ends = targets.filter(|targets| targets.stop_at_targets);
+        let targets = targets.filter(|targets| !targets.visit_all);
+        if targets.is_none() && !hooks::has_leaf_hooks() {
             return;
         }
         let mut seen: FxHashMap<u64, Arc<Node>> = FxHashMap::default();
         let mut stack: Vec<Arc<Node>> = Vec::new();
-        let nodes = |meta: &Meta| match meta {
-            Meta::Node(node) => Some(node.clone()),
-            Meta::Leaf(_) => None,
+        let nodes = |meta: &GradEdge| match meta {
+            GradEdge::Node(node) => Some(node.clone()),
+            GradEdge::Leaf(_) => None,
         };
         stack.extend(roots.iter().filter_map(nodes));
         while let Some(node) = stack.pop() {
             // What lies beyond is not walked, and what it would give a leaf is not waited for.
             let beyond = node.id < oldest || ends.is_some_and(|ends| ends.nodes.contains(&node.id));
-            if !beyond && !self.seen.contains(&node.id) && seen.insert(node.id, node.clone()).is_none() {
-                stack.extend(node.inputs.iter().flatten().filter_map(nodes));
+            if !beyond && !self.visited.contains(&node.id) && seen.insert(node.id, node.clone()).is_none() {
+                stack.extend(node.next_edges.iter().flatten().filter_map(nodes));
             }
         }
-        self.seen.extend(seen.keys());
+        self.visited.extend(seen.keys());
         // Inputs are older than what is made of them.
         let mut order: Vec<&Arc<Node>> = seen.values().collect();
         order.sort_unstable_by_key(|node| node.id);
         if let Some(targets) = targets {
             let needed = self.needed.get_or_insert_default();
             for node in &order {
-                let leads = node.kind == Kind::Checkpoint
-                    || node.inputs.iter().flatten().any(|edge| match edge {
-                        Meta::Leaf(leaf) => targets.leaves.contains(&leaf.id),
-                        Meta::Node(input) => needed.contains(&input.id) || targets.nodes.contains(&input.id),
+                let leads = node.kind == BackwardKind::Checkpoint
+                    || node.next_edges.iter().flatten().any(|edge| match edge {
+                        GradEdge::Leaf(leaf) => targets.leaves.contains(&leaf.id),
+                        GradEdge::Node(input) => needed.contains(&input.id) || targets.nodes.contains(&input.id),
                     });
                 if leads {
                     needed.insert(node.id);
@@ -149,45 +149,45 @@ impl ExecInfo {
             }
         }
         let walked = order.iter().filter(|node| self.needed.as_ref().is_none_or(|n| n.contains(&node.id)));
-        let edges = walked.flat_map(|node| node.inputs.iter().flatten());
+        let edges = walked.flat_map(|node| node.next_edges.iter().flatten());
         for edge in edges.chain(roots) {
-            if let Meta::Leaf(leaf) = edge
+            if let GradEdge::Leaf(leaf) = edge
                 && leaf.hooks.get().is_some()
                 && targets.is_none_or(|targets| targets.leaves.contains(&leaf.id))
             {
-                *self.left.entry(leaf.id).or_default() += 1;
+                *self.remaining_grads.entry(leaf.id).or_default() += 1;
             }
         }
     }
 }
 
 /// Gradients of nodes that are left to the walk around.
-pub(super) type Beyond = Vec<(Arc<Node>, Tensor)>;
+pub(super) type OuterGrads = Vec<(Arc<Node>, Tensor)>;
 
 /// A walk on its way.
 struct GraphTask<'a> {
-    options: Options,
-    targets: Option<&'a Targets>,
+    options: BackwardOptions,
+    targets: Option<&'a GradTargets>,
     /// Takes the gradients of leaves, if the leaves are not to have them.
-    sink: Option<&'a Sink>,
-    ahead: ExecInfo,
+    captured_grads: Option<&'a CapturedGrads>,
+    exec_info: ExecInfo,
     /// What is older is not walked: it is given back.
-    oldest: u64,
-    beyond: Beyond,
+    min_node_id: u64,
+    outer_grads: OuterGrads,
     /// The sums that have come to nodes, and to leaves that wait for all of theirs.
-    pending: FxHashMap<u64, Tensor>,
-    heap: BinaryHeap<Ready>,
+    pending_grads: FxHashMap<u64, Tensor>,
+    ready_queue: BinaryHeap<ReadyNode>,
     /// What came to the targets that are nodes.
-    found: Sums,
+    target_grads: GradSums,
 }
 
 impl GraphTask<'_> {
     /// Whether somebody waits for what goes this way.
-    fn goes(&self, edge: &Meta) -> bool {
-        let Some(needed) = &self.ahead.needed else { return true };
+    fn should_visit(&self, edge: &GradEdge) -> bool {
+        let Some(needed) = &self.exec_info.needed else { return true };
         match edge {
-            Meta::Leaf(leaf) => self.targets.is_some_and(|targets| targets.leaves.contains(&leaf.id)),
-            Meta::Node(node) => {
+            GradEdge::Leaf(leaf) => self.targets.is_some_and(|targets| targets.leaves.contains(&leaf.id)),
+            GradEdge::Node(node) => {
                 needed.contains(&node.id)
                     || self.targets.is_some_and(|targets| targets.nodes.contains(&node.id))
             }
@@ -204,53 +204,53 @@ impl GraphTask<'_> {
     }
 
     /// Adds to what came to an edge; `handed` says that the operation may have done so itself.
-    fn deliver(&mut self, edge: &Meta, grad: Tensor, handed: bool) -> Result<()> {
+    fn add_edge_grad(&mut self, edge: &GradEdge, grad: Tensor, handed: bool) -> Result<()> {
         match edge {
-            Meta::Leaf(leaf) => match self.ahead.left.get_mut(&leaf.id) {
-                None => self.collect(leaf, grad, handed),
+            GradEdge::Leaf(leaf) => match self.exec_info.remaining_grads.get_mut(&leaf.id) {
+                None => self.accumulate_leaf_grad(leaf, grad, handed),
                 Some(left) => {
                     *left -= 1;
                     let last = *left == 0;
-                    let sum = match self.pending.remove(&leaf.id) {
+                    let sum = match self.pending_grads.remove(&leaf.id) {
                         Some(sum) => self.accumulate(sum, grad)?,
                         None => grad,
                     };
                     if !last {
-                        self.pending.insert(leaf.id, sum);
+                        self.pending_grads.insert(leaf.id, sum);
                         return Ok(());
                     }
-                    self.finish(leaf, sum)
+                    self.finish_hooked_leaf(leaf, sum)
                 }
             },
-            Meta::Node(node) if node.id < self.oldest => {
-                self.beyond.push((node.clone(), grad));
+            GradEdge::Node(node) if node.id < self.min_node_id => {
+                self.outer_grads.push((node.clone(), grad));
                 Ok(())
             }
-            Meta::Node(node) => {
-                let sum = match self.pending.remove(&node.id) {
+            GradEdge::Node(node) => {
+                let sum = match self.pending_grads.remove(&node.id) {
                     Some(sum) => self.accumulate(sum, grad)?,
                     None => {
-                        self.heap.push(Ready(node.clone()));
+                        self.ready_queue.push(ReadyNode(node.clone()));
                         grad
                     }
                 };
-                self.pending.insert(node.id, sum);
+                self.pending_grads.insert(node.id, sum);
                 Ok(())
             }
         }
     }
 
     /// A leaf with hooks has got all of its gradient.
-    fn finish(&self, leaf: &Arc<Leaf>, sum: Tensor) -> Result<()> {
-        let Some(hooks) = leaf.hooks.get() else { return self.collect(leaf, sum, false) };
-        self.collect(leaf, hooks.see("a leaf", sum)?, false)?;
-        if self.sink.is_some() { Ok(()) } else { hooks.after() }
+    fn finish_hooked_leaf(&self, leaf: &Arc<Leaf>, sum: Tensor) -> Result<()> {
+        let Some(hooks) = leaf.hooks.get() else { return self.accumulate_leaf_grad(leaf, sum, false) };
+        self.accumulate_leaf_grad(leaf, hooks.run_grad_hooks("a leaf", sum)?, false)?;
+        if self.captured_grads.is_some() { Ok(()) } else { hooks.run_post_accumulate_grad_hooks() }
     }
 
     /// Gives a leaf its gradient, or the sink if there is one.
-    fn collect(&self, leaf: &Arc<Leaf>, grad: Tensor, handed: bool) -> Result<()> {
-        leaf.check(&grad, "gets")?;
-        let Some(sink) = self.sink else { return leaf.add(grad, self.options.create_graph, handed) };
+    fn accumulate_leaf_grad(&self, leaf: &Arc<Leaf>, grad: Tensor, handed: bool) -> Result<()> {
+        leaf.check_grad(&grad, "gets")?;
+        let Some(sink) = self.captured_grads else { return leaf.accumulate_grad(grad, self.options.create_graph, handed) };
         // The sum is taken out while it is added to: operations must not find the sink borrowed.
         let before = sink.borrow_mut().remove(&leaf.id);
         let sum = match before {
@@ -264,63 +264,63 @@ impl GraphTask<'_> {
     }
 
     /// Takes what a walk inside has given back: the gradients of what a checkpoint captures.
-    fn take_over(&mut self, beyond: Beyond) -> Result<()> {
+    fn add_outer_grads(&mut self, beyond: OuterGrads) -> Result<()> {
         for (node, grad) in beyond {
-            let edge = Meta::Node(node);
-            self.ahead.look(std::slice::from_ref(&edge), self.targets, self.oldest);
-            if self.goes(&edge) {
-                self.deliver(&edge, grad, false)?;
+            let edge = GradEdge::Node(node);
+            self.exec_info.scan_graph(std::slice::from_ref(&edge), self.targets, self.min_node_id);
+            if self.should_visit(&edge) {
+                self.add_edge_grad(&edge, grad, false)?;
             }
         }
         Ok(())
     }
 
     /// The gradients of a node's inputs, and which leaves' sums it was handed.
-    fn gradients(&mut self, node: &Arc<Node>, grad: &Tensor) -> Result<(Grads, SmallVec<[usize; 2]>)> {
+    fn run_backward_fn(&mut self, node: &Arc<Node>, grad: &Tensor) -> Result<(InputGrads, SmallVec<[usize; 2]>)> {
         let kept = self.options.retain_graph || self.options.create_graph;
-        let run = Run::of(node, kept)?;
+        let run = BackwardFnGuard::acquire(node, kept)?;
         let wanted: SmallVec<[bool; 4]> =
-            node.inputs.iter().map(|edge| edge.as_ref().is_some_and(|edge| self.goes(edge))).collect();
+            node.next_edges.iter().map(|edge| edge.as_ref().is_some_and(|edge| self.should_visit(edge))).collect();
         // What nobody records runs without recording, and its results say so when they are asked for gradients.
-        let once = self.options.create_graph && node.kind == Kind::Once;
+        let once = self.options.create_graph && node.kind == BackwardKind::OnceDifferentiable;
         let again = self.options.create_graph && !once;
         let wants = BackwardCtx {
-            wanted,
+            needs_input_grad: wanted,
             node,
-            again,
-            kept: run.is_shared,
-            sink: self.sink,
-            pending: RefCell::new(&mut self.pending),
-            handed: RefCell::default(),
-            beyond: RefCell::default(),
+            create_graph: again,
+            retain_graph: run.is_shared,
+            captured_grads: self.captured_grads,
+            pending_grads: RefCell::new(&mut self.pending_grads),
+            accumulated_inputs: RefCell::default(),
+            outer_grads: RefCell::default(),
         };
         let grads = match once {
-            false => (run.backward)(grad, &wants),
+            false => (run.backward_fn)(grad, &wants),
             true => {
                 let _no_grad = no_grad();
-                (run.backward)(&grad.detach(), &wants)
+                (run.backward_fn)(&grad.detach(), &wants)
             }
         };
-        let (handed, beyond) = (wants.handed.take(), wants.beyond.take());
+        let (handed, beyond) = (wants.accumulated_inputs.take(), wants.outer_grads.take());
         // What the node has saved is freed here, unless the tape is kept.
         drop(run);
         let grads = grads?;
-        self.take_over(beyond)?;
-        let refused = |g: Option<Tensor>| g.map(|g| refused(node, grad, &g));
+        self.add_outer_grads(beyond)?;
+        let refused = |g: Option<Tensor>| g.map(|g| forbid_second_gradient(node, grad, &g));
         Ok((if once { grads.into_iter().map(refused).collect() } else { grads }, handed))
     }
 
-    fn visit(&mut self, node: &Arc<Node>, mut grad: Tensor, looks: bool) -> Result<()> {
+    fn run_node(&mut self, node: &Arc<Node>, mut grad: Tensor, looks: bool) -> Result<()> {
         if let Some(hooks) = node.hooks.get() {
-            grad = hooks.see(&format!("the result of `{}`", node.op), grad)?;
+            grad = hooks.run_grad_hooks(&format!("the result of `{}`", node.op), grad)?;
         }
         if let Some(targets) = self.targets.filter(|targets| targets.nodes.contains(&node.id)) {
-            self.found.insert(node.id, grad.clone());
-            if targets.ends {
+            self.target_grads.insert(node.id, grad.clone());
+            if targets.stop_at_targets {
                 return Ok(());
             }
         }
-        if self.ahead.needed.as_ref().is_some_and(|needed| !needed.contains(&node.id)) {
+        if self.exec_info.needed.as_ref().is_some_and(|needed| !needed.contains(&node.id)) {
             return Ok(());
         }
         // Until the gradients are delivered: one that must be copied or summed is this node's as well.
@@ -330,17 +330,17 @@ impl GraphTask<'_> {
             op: node.op,
             site: node.site,
         });
-        let (grads, handed) = self.gradients(node, &grad)?;
+        let (grads, handed) = self.run_backward_fn(node, &grad)?;
         if looks {
-            anomaly::look(node, &grad, &grads)?;
+            anomaly::check_grads_for_nan(node, &grad, &grads)?;
         }
         drop(grad);
-        if grads.len() != node.inputs.len() {
+        if grads.len() != node.next_edges.len() {
             return Err(Error::Backward(format!(
                 "`{}` returned {} gradients for {} inputs",
                 node.op,
                 grads.len(),
-                node.inputs.len()
+                node.next_edges.len()
             )));
         }
         let mut grads = grads;
@@ -348,7 +348,7 @@ impl GraphTask<'_> {
         let (first, then): (SmallVec<[usize; 8]>, SmallVec<[usize; 8]>) =
             (0..grads.len()).partition(|k| handed.contains(k));
         for k in first.into_iter().chain(then) {
-            let Some(edge) = node.inputs[k].as_ref().filter(|edge| self.goes(edge)) else { continue };
+            let Some(edge) = node.next_edges[k].as_ref().filter(|edge| self.should_visit(edge)) else { continue };
             let Some(mut grad) = grads[k].take() else {
                 return Err(Error::Backward(format!(
                     "`{}` lost a gradient: an input requires one and got none",
@@ -358,38 +358,38 @@ impl GraphTask<'_> {
             if !self.options.create_graph && grad.requires_grad() {
                 grad = grad.detach();
             }
-            self.deliver(edge, grad, handed.contains(&k))?;
+            self.add_edge_grad(edge, grad, handed.contains(&k))?;
         }
         Ok(())
     }
 }
 
 /// The closure of a node while a walk runs it. Walks that keep the tape share it; a walk that does not has it alone, and frees it.
-struct Run<'a> {
-    backward: Arc<Backward>,
+struct BackwardFnGuard<'a> {
+    backward_fn: Arc<BackwardFn>,
     /// The node whose closure is freed with this.
-    freed: Option<&'a Node>,
+    node_to_free: Option<&'a Node>,
     /// Reports whether walks that keep the tape run it meanwhile.
     is_shared: bool,
 }
 
-impl<'a> Run<'a> {
-    fn of(node: &'a Node, kept: bool) -> Result<Self> {
-        let mut closure = lock(&node.backward);
+impl<'a> BackwardFnGuard<'a> {
+    fn acquire(node: &'a Node, kept: bool) -> Result<Self> {
+        let mut closure = lock(&node.backward_fn);
         let why = match &*closure {
-            Closure::Saved(backward) => {
+            BackwardFnState::Saved(backward) => {
                 let backward = Arc::clone(backward);
                 if !kept {
-                    *closure = Closure::Running;
+                    *closure = BackwardFnState::Running;
                 }
                 // Nobody else gets it from here on, if this walk frees it: what it has saved is then given away, unless others run it.
                 let is_shared = kept || Arc::strong_count(&backward) > 1;
-                return Ok(Self { backward, freed: (!kept).then_some(node), is_shared });
+                return Ok(Self { backward_fn: backward, node_to_free: (!kept).then_some(node), is_shared });
             }
-            Closure::Running => {
+            BackwardFnState::Running => {
                 "is being walked by another pass (of another thread, or around this one), which frees what it saved"
             }
-            Closure::Freed => "was already walked, and what it saved is freed",
+            BackwardFnState::Freed => "was already walked, and what it saved is freed",
         };
         Err(Error::Backward(format!(
             "`{}` {why}; every pass but the last one uses `backward_retain` or `retain_graph`, and the last one comes after the others",
@@ -398,10 +398,10 @@ impl<'a> Run<'a> {
     }
 }
 
-impl Drop for Run<'_> {
+impl Drop for BackwardFnGuard<'_> {
     fn drop(&mut self) {
-        let Some(node) = self.freed else { return };
-        *lock(&node.backward) = Closure::Freed;
+        let Some(node) = self.node_to_free else { return };
+        *lock(&node.backward_fn) = BackwardFnState::Freed;
         // No walk comes here again: hooks of a result that hold the result would keep it for ever.
         if let Some(hooks) = node.hooks.get() {
             hooks.clear();
@@ -410,72 +410,72 @@ impl Drop for Run<'_> {
 }
 
 /// A gradient whose own gradient would be missing a term: an error, if it is asked for.
-fn refused(node: &Arc<Node>, given: &Tensor, grad: &Tensor) -> Tensor {
-    let edges = std::iter::once(given.meta()).chain(node.inputs.iter().cloned()).collect();
-    let refuse: Arc<Backward> = Arc::new(|_, wants| Err(wants.node.refusal()));
-    grad.with_meta(Some(Meta::Node(Node::new(node.op, edges, Kind::Twice, refuse))))
+fn forbid_second_gradient(node: &Arc<Node>, given: &Tensor, grad: &Tensor) -> Tensor {
+    let edges = std::iter::once(given.grad_edge()).chain(node.next_edges.iter().cloned()).collect();
+    let refuse: Arc<BackwardFn> = Arc::new(|_, wants| Err(wants.node.no_second_gradient_error()));
+    grad.with_grad_edge(Some(GradEdge::Node(Node::new(node.op, edges, BackwardKind::Differentiable, refuse))))
 }
 
 /// Walks the tape back from `roots` with their gradients, to all leaves.
-pub(crate) fn run(roots: &[(Tensor, Tensor)], options: Options) -> Result<()> {
-    run_to(roots, options, None, None).map(|_| ())
+pub(crate) fn run_backward(roots: &[(Tensor, Tensor)], options: BackwardOptions) -> Result<()> {
+    run_backward_to(roots, options, None, None).map(|_| ())
 }
 
 /// Walks the tape back from `roots` with their gradients; gives the gradients of the targets that are nodes.
-pub(super) fn run_to(
+pub(super) fn run_backward_to(
     roots: &[(Tensor, Tensor)],
-    options: Options,
-    targets: Option<&Targets>,
-    sink: Option<&Sink>,
-) -> Result<Sums> {
-    run_down_to(0, roots, options, targets, sink).map(|(found, _)| found)
+    options: BackwardOptions,
+    targets: Option<&GradTargets>,
+    sink: Option<&CapturedGrads>,
+) -> Result<GradSums> {
+    run_backward_until(0, roots, options, targets, sink).map(|(found, _)| found)
 }
 
 /// As [`run_to`], without the nodes that are older than `oldest`: gives their gradients back, for the walk around this one.
-pub(super) fn run_down_to(
+pub(super) fn run_backward_until(
     oldest: u64,
     roots: &[(Tensor, Tensor)],
-    options: Options,
-    targets: Option<&Targets>,
-    sink: Option<&Sink>,
-) -> Result<(Sums, Beyond)> {
+    options: BackwardOptions,
+    targets: Option<&GradTargets>,
+    sink: Option<&CapturedGrads>,
+) -> Result<(GradSums, OuterGrads)> {
     let (_no_grad, _grad) = match options.create_graph {
         false => (Some(no_grad()), None),
         true => (None, Some(enable_grad())),
     };
     // Each operation's gradient is computed in the types that the forward pass has chosen.
-    let _as_given = amp::suspend();
-    let looks = anomaly::looks()?;
+    let _as_given = amp::suspend_autocast();
+    let looks = anomaly::is_checking_grads()?;
     let mut walk = GraphTask {
         options,
         targets,
-        sink,
-        ahead: ExecInfo::default(),
-        oldest,
-        beyond: Beyond::new(),
-        pending: FxHashMap::default(),
-        heap: BinaryHeap::new(),
-        found: Sums::new(),
+        captured_grads: sink,
+        exec_info: ExecInfo::default(),
+        min_node_id: oldest,
+        outer_grads: OuterGrads::new(),
+        pending_grads: FxHashMap::default(),
+        ready_queue: BinaryHeap::new(),
+        target_grads: GradSums::new(),
     };
-    let starts: SmallVec<[Meta; 4]> = roots.iter().filter_map(|(root, _)| root.meta()).collect();
-    walk.ahead.look(&starts, targets, oldest);
+    let starts: SmallVec<[GradEdge; 4]> = roots.iter().filter_map(|(root, _)| root.grad_edge()).collect();
+    walk.exec_info.scan_graph(&starts, targets, oldest);
     for (root, seed) in roots {
-        let Some(meta) = root.meta() else {
+        let Some(meta) = root.grad_edge() else {
             return Err(Error::Backward("the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed one".into()));
         };
         if !root.is_current() {
-            return Err(inplace::outdated("a walk back from it"));
+            return Err(inplace::stale_history_error("a walk back from it"));
         }
-        if walk.goes(&meta) {
-            walk.deliver(&meta, seed.clone(), false)?;
-        }
-    }
-    while let Some(Ready(node)) = walk.heap.pop() {
-        if let Some(grad) = walk.pending.remove(&node.id) {
-            walk.visit(&node, grad, looks)?;
+        if walk.should_visit(&meta) {
+            walk.add_edge_grad(&meta, seed.clone(), false)?;
         }
     }
-    Ok((walk.found, walk.beyond))
+    while let Some(ReadyNode(node)) = walk.ready_queue.pop() {
+        if let Some(grad) = walk.pending_grads.remove(&node.id) {
+            walk.run_node(&node, grad, looks)?;
+        }
+    }
+    Ok((walk.target_grads, walk.outer_grads))
 }
 
 /// What [`backward`] and [`grad`] take besides tensors; the defaults are PyTorch's.
@@ -496,17 +496,17 @@ impl GradOptions<'_> {
         Self { create_graph: true, ..Self::default() }
     }
 
-    fn options(&self) -> Options {
-        Options {
+    fn to_backward_options(&self) -> BackwardOptions {
+        BackwardOptions {
             retain_graph: self.retain_graph.unwrap_or(self.create_graph),
             create_graph: self.create_graph,
         }
     }
 
     /// The outputs with their gradients.
-    fn roots(&self, outputs: &[Tensor]) -> Result<Vec<(Tensor, Tensor)>> {
+    fn seeded_outputs(&self, outputs: &[Tensor]) -> Result<Vec<(Tensor, Tensor)>> {
         let Some(grads) = self.grad_outputs else {
-            return outputs.iter().map(|t| Ok((t.clone(), t.seed()?))).collect();
+            return outputs.iter().map(|t| Ok((t.clone(), t.create_seed_grad()?))).collect();
         };
         if grads.len() != outputs.len() {
             return Err(Error::Backward(format!("{} gradients for {} outputs", grads.len(), outputs.len())));
@@ -515,7 +515,7 @@ impl GradOptions<'_> {
             .iter()
             .zip(grads)
             .map(|(t, grad)| {
-                t.check_seed(grad)?;
+                t.check_seed_grad(grad)?;
                 // Recorded, a gradient that is given has a history as well.
                 Ok((t.clone(), if self.create_graph { grad.clone() } else { grad.detach() }))
             })
@@ -532,7 +532,7 @@ impl GradOptions<'_> {
 /// As [`Tensor::backward`].
 #[track_caller]
 pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
-    run(&options.roots(outputs)?, options.options())
+    run_backward(&options.seeded_outputs(outputs)?, options.to_backward_options())
 }
 
 /// The gradients of `outputs` with respect to `inputs`, which may be leaves or results on the way, without touching the leaves'
@@ -578,16 +578,16 @@ pub fn grad_allow_unused(
     if let Some(k) = inputs.iter().position(|t| !t.requires_grad()) {
         return Err(Error::Backward(format!("`grad`: input {k} does not require a gradient")));
     }
-    let roots = options.roots(outputs)?;
-    let targets = Targets::only(&inputs.iter().collect::<Vec<_>>());
-    let sink = Sink::default();
-    let found = run_to(&roots, options.options(), Some(&targets), Some(&sink))?;
+    let roots = options.seeded_outputs(outputs)?;
+    let targets = GradTargets::restrict_to(&inputs.iter().collect::<Vec<_>>());
+    let sink = CapturedGrads::default();
+    let found = run_backward_to(&roots, options.to_backward_options(), Some(&targets), Some(&sink))?;
     let sink = sink.into_inner();
     Ok(inputs
         .iter()
-        .map(|t| match t.meta()? {
-            Meta::Leaf(leaf) => sink.get(&leaf.id).cloned(),
-            Meta::Node(node) => found.get(&node.id).cloned(),
+        .map(|t| match t.grad_edge()? {
+            GradEdge::Leaf(leaf) => sink.get(&leaf.id).cloned(),
+            GradEdge::Node(node) => found.get(&node.id).cloned(),
         })
         .collect())
 }
@@ -599,7 +599,7 @@ impl Tensor {
     /// It is not a scalar, has no history, or was walked before; what the tape kept was changed in place; or memory runs out.
     #[track_caller]
     pub fn backward(&self) -> Result<()> {
-        self.backward_with(&self.seed()?)
+        self.backward_with(&self.create_seed_grad()?)
     }
 
     /// As [`backward`](Self::backward), and keeps the tape for another pass.
@@ -607,8 +607,8 @@ impl Tensor {
     /// # Errors
     /// As [`backward`](Self::backward).
     #[track_caller]
-    pub fn backward_retain(&self) -> Result<()> {
-        run(&[(self.clone(), self.seed()?)], Options { retain_graph: true, ..Options::default() })
+    pub fn backward_retain_graph(&self) -> Result<()> {
+        run_backward(&[(self.clone(), self.create_seed_grad()?)], BackwardOptions { retain_graph: true, ..BackwardOptions::default() })
     }
 
     /// As [`backward`](Self::backward) for a tensor of any shape, whose own gradient is `grad`. [`backward`] has all options.
@@ -616,13 +616,13 @@ impl Tensor {
     /// # Errors
     /// `grad` has another shape or dtype, or as [`backward`](Self::backward).
     pub fn backward_with(&self, grad: &Tensor) -> Result<()> {
-        self.check_seed(grad)?;
-        run(&[(self.clone(), grad.detach())], Options::default())
+        self.check_seed_grad(grad)?;
+        run_backward(&[(self.clone(), grad.detach())], BackwardOptions::default())
     }
 
-    fn check_seed(&self, grad: &Tensor) -> Result<()> {
+    fn check_seed_grad(&self, grad: &Tensor) -> Result<()> {
         if grad.shape() == self.shape() && grad.dtype() == self.dtype() {
-            return self.same_device("backward", grad);
+            return self.check_same_device("backward", grad);
         }
         Err(Error::Backward(format!(
             "the gradient is {} {:?}, the tensor {} {:?}",
@@ -634,14 +634,14 @@ impl Tensor {
     }
 
     #[track_caller]
-    fn seed(&self) -> Result<Tensor> {
+    fn create_seed_grad(&self) -> Result<Tensor> {
         if self.numel() != 1 {
             return Err(Error::Backward(format!(
                 "a tensor of shape {:?} is no scalar; reduce it (`mean`, `sum`) or give its gradient to `backward_with`",
                 self.shape()
             )));
         }
-        let _scope = memory::scope::tag(Tag::Gradient);
+        let _scope = memory::scope::enter_tag(Tag::Gradient);
         Tensor::ones(self.shape(), self.dtype(), self.device())
     }
 }

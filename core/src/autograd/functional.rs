@@ -16,16 +16,16 @@ use crate::error::{Error, Result};
 use crate::ops::stack;
 use crate::tensor::{Dims, Tensor};
 
-fn leaves(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+fn to_leaves(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs.iter().map(Tensor::requires_grad_).collect()
 }
 
 /// Zero for what nothing depends on.
-fn or_zeros(found: Vec<Option<Tensor>>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
+fn fill_missing_with_zeros(found: Vec<Option<Tensor>>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     found.into_iter().zip(inputs).map(|(grad, t)| grad.map_or_else(|| t.zeros_like(), Ok)).collect()
 }
 
-fn one_each(op: &'static str, inputs: &[Tensor], v: &[Tensor]) -> Result<()> {
+fn check_vector_shapes(op: &'static str, inputs: &[Tensor], v: &[Tensor]) -> Result<()> {
     let fits = inputs.len() == v.len() && inputs.iter().zip(v).all(|(t, v)| t.shape() == v.shape());
     match fits {
         true => Ok(()),
@@ -42,15 +42,15 @@ pub fn vjp(
     inputs: &[Tensor],
     v: &Tensor,
 ) -> Result<(Tensor, Vec<Tensor>)> {
-    let inputs = leaves(inputs)?;
+    let inputs = to_leaves(inputs)?;
     let y = f(&inputs)?;
     if !y.requires_grad() {
-        return Ok((y, or_zeros(vec![None; inputs.len()], &inputs)?));
+        return Ok((y, fill_missing_with_zeros(vec![None; inputs.len()], &inputs)?));
     }
     let seeds = [v.clone()];
     let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
     let found = grad_allow_unused(std::slice::from_ref(&y), &inputs, &options)?;
-    Ok((y.detach(), or_zeros(found, &inputs)?))
+    Ok((y.detach(), fill_missing_with_zeros(found, &inputs)?))
 }
 
 /// What `f` gives, and the sum of the Jacobians' products with `v`, one of each input's shape: by the gradient of a gradient.
@@ -62,8 +62,8 @@ pub fn jvp(
     inputs: &[Tensor],
     v: &[Tensor],
 ) -> Result<(Tensor, Tensor)> {
-    one_each("jvp", inputs, v)?;
-    let inputs = leaves(inputs)?;
+    check_vector_shapes("jvp", inputs, v)?;
+    let inputs = to_leaves(inputs)?;
     let y = f(&inputs)?;
     if !y.requires_grad() {
         return Ok((y.clone(), y.zeros_like()?));
@@ -79,7 +79,7 @@ pub fn jvp(
         .unzip();
     let options = GradOptions { grad_outputs: Some(&v), ..GradOptions::default() };
     let found = grad_allow_unused(&back, &seed, &options)?;
-    Ok((y.detach(), or_zeros(found, &seed)?.remove(0)))
+    Ok((y.detach(), fill_missing_with_zeros(found, &seed)?.remove(0)))
 }
 
 /// What `f` gives, a scalar, and the product of its Hessian with `v`, one of each input's shape.
@@ -91,8 +91,8 @@ pub fn hvp(
     inputs: &[Tensor],
     v: &[Tensor],
 ) -> Result<(Tensor, Vec<Tensor>)> {
-    one_each("hvp", inputs, v)?;
-    let inputs = leaves(inputs)?;
+    check_vector_shapes("hvp", inputs, v)?;
+    let inputs = to_leaves(inputs)?;
     let y = f(&inputs)?;
     let first = match y.requires_grad() {
         true => grad_allow_unused(std::slice::from_ref(&y), &inputs, &GradOptions::create_graph())?,
@@ -105,11 +105,11 @@ pub fn hvp(
         .filter_map(|(g, v)| Some((g.filter(Tensor::requires_grad)?, v.clone())))
         .unzip();
     let options = GradOptions { grad_outputs: Some(&v), ..GradOptions::default() };
-    Ok((y.detach(), or_zeros(grad_allow_unused(&first, &inputs, &options)?, &inputs)?))
+    Ok((y.detach(), fill_missing_with_zeros(grad_allow_unused(&first, &inputs, &options)?, &inputs)?))
 }
 
 /// The gradients of every element of `y` by `x`, \[y.., x..\].
-fn rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
+fn jacobian_by_rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
     let shape: Dims = y.shape().iter().chain(x.shape()).copied().collect();
     if !y.requires_grad() || y.numel() == 0 {
         return Tensor::zeros(&shape, x.dtype(), x.device());
@@ -119,7 +119,7 @@ fn rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
         let one = flat.select(0, k as isize)?;
         let options = GradOptions { retain_graph: Some(true), ..GradOptions::default() };
         let found = grad_allow_unused(&[one], std::slice::from_ref(x), &options)?;
-        Ok(or_zeros(found, std::slice::from_ref(x))?.remove(0))
+        Ok(fill_missing_with_zeros(found, std::slice::from_ref(x))?.remove(0))
     };
     let rows = (0..flat.numel()).map(row).collect::<Result<Vec<_>>>()?;
     stack(&rows.iter().collect::<Vec<_>>(), 0)?.reshape(&shape[..])
@@ -131,7 +131,7 @@ fn rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
 /// As [`vjp`].
 pub fn jacobian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<Tensor> {
     let x = x.requires_grad_()?;
-    rows(&f(&x)?, &x)
+    jacobian_by_rows(&f(&x)?, &x)
 }
 
 /// The Hessian of `f`, which gives a scalar, at `x`: \[x.., x..\].
@@ -142,9 +142,9 @@ pub fn hessian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<
     let x = x.requires_grad_()?;
     let y = f(&x)?;
     if !y.requires_grad() {
-        return rows(&x.detach(), &x);
+        return jacobian_by_rows(&x.detach(), &x);
     }
     let mut first = grad_allow_unused(&[y], std::slice::from_ref(&x), &GradOptions::create_graph())?;
     let first = first.remove(0).map_or_else(|| x.zeros_like(), Ok)?;
-    rows(&first, &x)
+    jacobian_by_rows(&first, &x)
 }

@@ -4,55 +4,55 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, Weak};
 
-use super::{Meta, lock};
+use super::{GradEdge, lock};
 use crate::error::{Error, Result};
 use crate::tensor::{Tensor, WeakTensor};
 
-type See = dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync;
-type After = dyn Fn(&Tensor) -> Result<()> + Send + Sync;
+type GradHookFn = dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync;
+type PostAccumulateGradHookFn = dyn Fn(&Tensor) -> Result<()> + Send + Sync;
 
 /// How many hooks there are on leaves: without one, no walk counts what comes to a leaf.
-static ON_LEAVES: AtomicUsize = AtomicUsize::new(0);
+static LEAF_HOOK_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 /// Whether there is a hook on some leaf.
-pub(super) fn on_leaves() -> bool {
-    ON_LEAVES.load(Ordering::Relaxed) > 0
+pub(super) fn has_leaf_hooks() -> bool {
+    LEAF_HOOK_COUNT.load(Ordering::Relaxed) > 0
 }
 
 #[derive(Clone)]
 enum Hook {
-    See(Arc<See>),
-    After(Arc<After>, WeakTensor),
+    Grad(Arc<GradHookFn>),
+    PostAccumulateGrad(Arc<PostAccumulateGradHookFn>, WeakTensor),
 }
 
 /// A hook in its place, counted while it is there.
-struct Entry {
+struct HookEntry {
     id: u64,
     hook: Hook,
     on_leaf: bool,
 }
 
-impl Drop for Entry {
+impl Drop for HookEntry {
     fn drop(&mut self) {
-        ON_LEAVES.fetch_sub(usize::from(self.on_leaf), Ordering::Relaxed);
+        LEAF_HOOK_COUNT.fetch_sub(usize::from(self.on_leaf), Ordering::Relaxed);
     }
 }
 
 /// The hooks of one tensor, in the order of their registration.
 #[derive(Default)]
-pub(super) struct Hooks(Mutex<Vec<Entry>>);
+pub(super) struct HookList(Mutex<Vec<HookEntry>>);
 
-impl Hooks {
+impl HookList {
     fn push(self: &Arc<Self>, hook: Hook, on_leaf: bool) -> HookHandle {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        ON_LEAVES.fetch_add(usize::from(on_leaf), Ordering::Relaxed);
-        lock(&self.0).push(Entry { id, hook, on_leaf });
+        LEAF_HOOK_COUNT.fetch_add(usize::from(on_leaf), Ordering::Relaxed);
+        lock(&self.0).push(HookEntry { id, hook, on_leaf });
         HookHandle { hooks: Arc::downgrade(self), id }
     }
 
     /// They may register and remove others while they run.
-    fn all(&self) -> Vec<Hook> {
+    fn cloned_hooks(&self) -> Vec<Hook> {
         lock(&self.0).iter().map(|entry| entry.hook.clone()).collect()
     }
 
@@ -64,9 +64,9 @@ impl Hooks {
     }
 
     /// The gradient as the hooks leave it.
-    pub(super) fn see(&self, of: &str, mut grad: Tensor) -> Result<Tensor> {
-        for hook in self.all() {
-            let Hook::See(see) = hook else { continue };
+    pub(super) fn run_grad_hooks(&self, of: &str, mut grad: Tensor) -> Result<Tensor> {
+        for hook in self.cloned_hooks() {
+            let Hook::Grad(see) = hook else { continue };
             let Some(other) = see(&grad)? else { continue };
             if other.shape() != grad.shape() || other.dtype() != grad.dtype() {
                 return Err(Error::Backward(format!(
@@ -77,16 +77,16 @@ impl Hooks {
                     grad.shape()
                 )));
             }
-            grad.same_device("register_hook", &other)?;
+            grad.check_same_device("register_hook", &other)?;
             grad = other;
         }
         Ok(grad)
     }
 
     /// The leaf has its gradient.
-    pub(super) fn after(&self) -> Result<()> {
-        for hook in self.all() {
-            if let Hook::After(after, leaf) = hook
+    pub(super) fn run_post_accumulate_grad_hooks(&self) -> Result<()> {
+        for hook in self.cloned_hooks() {
+            if let Hook::PostAccumulateGrad(after, leaf) = hook
                 && let Some(leaf) = leaf.upgrade()
             {
                 after(&leaf)?;
@@ -99,7 +99,7 @@ impl Hooks {
 /// What takes a hook away again. Dropping it leaves the hook where it is, until its tensor is gone.
 #[derive(Clone)]
 pub struct HookHandle {
-    hooks: Weak<Hooks>,
+    hooks: Weak<HookList>,
     id: u64,
 }
 
@@ -162,12 +162,12 @@ impl Tensor {
         &self,
         hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
     ) -> Result<HookHandle> {
-        let (hooks, on_leaf) = match self.meta() {
-            Some(Meta::Leaf(leaf)) => (leaf.hooks.get_or_init(Arc::default).clone(), true),
-            Some(Meta::Node(node)) => (node.hooks.get_or_init(Arc::default).clone(), false),
+        let (hooks, on_leaf) = match self.grad_edge() {
+            Some(GradEdge::Leaf(leaf)) => (leaf.hooks.get_or_init(Arc::default).clone(), true),
+            Some(GradEdge::Node(node)) => (node.hooks.get_or_init(Arc::default).clone(), false),
             None => return Err(Error::argument("register_hook", "the tensor does not require a gradient")),
         };
-        Ok(hooks.push(Hook::See(Arc::new(hook)), on_leaf))
+        Ok(hooks.push(Hook::Grad(Arc::new(hook)), on_leaf))
     }
 
     /// Calls `hook` with this leaf when a backward pass has added all it has to its gradient. An optimiser that steps here,
@@ -204,6 +204,6 @@ impl Tensor {
                 "only a leaf that requires a gradient accumulates one; other tensors have `register_hook`",
             ));
         };
-        Ok(leaf.hooks.get_or_init(Arc::default).push(Hook::After(Arc::new(hook), self.downgrade()), true))
+        Ok(leaf.hooks.get_or_init(Arc::default).push(Hook::PostAccumulateGrad(Arc::new(hook), self.downgrade()), true))
     }
 }

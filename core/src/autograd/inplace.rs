@@ -7,13 +7,13 @@
 
 use smallvec::smallvec;
 
-use super::{Meta, attach_linear, differentiable, enable_grad, is_enabled};
+use super::{GradEdge, linear_differentiable, differentiable, enable_grad, is_grad_enabled};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Layout, Tensor};
 
 /// The memory of a tensor with a history is not what it was.
-pub(super) fn outdated(what: &str) -> Error {
+pub(super) fn stale_history_error(what: &str) -> Error {
     Error::Backward(format!(
         "{what} needs the history of a tensor whose memory was overwritten by a recorded operation, through another view of it \
          or through its base; make the view again behind the operation, or change a copy (`copy`)"
@@ -21,7 +21,7 @@ pub(super) fn outdated(what: &str) -> Error {
 }
 
 /// What a checkpoint captures is not what it was when it first ran.
-pub(super) fn captured(what: &str) -> Error {
+pub(super) fn changed_capture_error(what: &str) -> Error {
     Error::Backward(format!(
         "{what} captures a tensor that was changed in place, or made, since it ran: run again, it would give something else; change a \
          copy (`copy`), or change it after the backward pass"
@@ -29,8 +29,8 @@ pub(super) fn captured(what: &str) -> Error {
 }
 
 /// Fails where an operation in place, on these operands as well, cannot be recorded; whether it is to be.
-pub(crate) fn may_overwrite(op: &'static str, target: &Tensor, others: &[&Tensor]) -> Result<bool> {
-    if !is_enabled() {
+pub(crate) fn check_inplace(op: &'static str, target: &Tensor, others: &[&Tensor]) -> Result<bool> {
+    if !is_grad_enabled() {
         return Ok(false);
     }
     let base = target.base();
@@ -48,7 +48,7 @@ pub(crate) fn may_overwrite(op: &'static str, target: &Tensor, others: &[&Tensor
         return Ok(false);
     }
     if seen.into_iter().any(|t| !t.is_current()) {
-        return Err(outdated(op));
+        return Err(stale_history_error(op));
     }
     if base.is_some_and(|base| !base.is_contiguous()) {
         let rule = "the tensor is a view of one that is not contiguous: what was written cannot be told from the rest; \
@@ -59,16 +59,16 @@ pub(crate) fn may_overwrite(op: &'static str, target: &Tensor, others: &[&Tensor
 }
 
 /// Gives `target` the history of `made`, which lies in the same memory, and its base as well.
-pub(crate) fn overwritten(op: &'static str, target: &Tensor, made: &Tensor) -> Result<()> {
-    let _op = memory::scope::op(op);
+pub(crate) fn rebase_history(op: &'static str, target: &Tensor, made: &Tensor) -> Result<()> {
+    let _op = memory::scope::enter_op(op);
     let base = target.base();
     target.bump_writes();
     let Some(base) = base else {
-        target.set_grad_fn(made.meta());
+        target.set_grad_fn(made.grad_edge());
         return Ok(());
     };
     // As of now: what was recorded before this is what this is recorded on.
-    let before = base.detach().with_meta(base.meta());
+    let before = base.detach().with_grad_edge(base.grad_edge());
     let at = Layout::new(
         target.shape(),
         target.strides(),
@@ -78,12 +78,12 @@ pub(crate) fn overwritten(op: &'static str, target: &Tensor, made: &Tensor) -> R
     let whole = differentiable(
         op,
         base.detach(),
-        &[&before, &made.detach().with_meta(made.meta())],
+        &[&before, &made.detach().with_grad_edge(made.grad_edge())],
         move |g, wants| {
             let g = g.contiguous()?;
             let part = part.clone();
             let own = match wants[0] {
-                true => Some(without(op, &g, part.clone())?),
+                true => Some(zero_region(op, &g, part.clone())?),
                 false => None,
             };
             let start = g.layout().offset() + part.offset();
@@ -92,34 +92,34 @@ pub(crate) fn overwritten(op: &'static str, target: &Tensor, made: &Tensor) -> R
             Ok(smallvec![own, view])
         },
     );
-    base.set_grad_fn(whole.meta());
+    base.set_grad_fn(whole.grad_edge());
     let offset = base.layout().offset() + at.offset();
-    target.set_grad_fn(base.as_strided(at.shape(), at.strides(), Some(offset))?.meta());
+    target.set_grad_fn(base.as_strided(at.shape(), at.strides(), Some(offset))?.grad_edge());
     Ok(())
 }
 
 /// The history of a view that was made before its base was overwritten: that of the same view made now.
-pub(crate) fn viewed_again(view: &Tensor, base: &Tensor) -> Option<Meta> {
+pub(crate) fn regenerate_grad_fn(view: &Tensor, base: &Tensor) -> Option<GradEdge> {
     let _grad = enable_grad();
     let at = view.layout();
     if base.is_contiguous()
         && let Ok(again) = base.as_strided(view.shape(), view.strides(), Some(at.offset()))
     {
-        return again.meta();
+        return again.grad_edge();
     }
     // Which elements of the base it sees cannot be told by strides: an error, if a gradient comes to it.
     let refused =
-        differentiable("view", view.detach(), &[base], |_, wants| Err(outdated(&wants.node.describe())));
-    refused.meta()
+        differentiable("view", view.detach(), &[base], |_, wants| Err(stale_history_error(&wants.node.describe())));
+    refused.grad_edge()
 }
 
 /// A copy with zeros in a part: its own transpose.
-fn without(op: &'static str, g: &Tensor, part: Layout) -> Result<Tensor> {
+fn zero_region(op: &'static str, g: &Tensor, part: Layout) -> Result<Tensor> {
     let clear = move |g: &Tensor| {
         let kept = g.detach().copy()?;
         let there = kept.with_layout(part.clone());
         Tensor::zeros(part.shape(), g.dtype(), g.device())?.copy_into(&there)?;
         Ok(kept)
     };
-    Ok(attach_linear(op, clear(g)?, g, clear.clone(), clear))
+    Ok(linear_differentiable(op, clear(g)?, g, clear.clone(), clear))
 }

@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::amp::copies::Copy;
+use crate::amp::low_precision_copy::LowPrecisionCopy;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -29,8 +29,8 @@ use crate::tensor::{Dims, Tensor};
 
 mod anomaly;
 mod checkpoint;
-mod compose;
-mod dispose;
+mod composite;
+mod deferred_drop;
 mod engine;
 pub mod functional;
 mod hooks;
@@ -38,53 +38,53 @@ mod inplace;
 mod recompute;
 mod saved;
 
-pub use anomaly::{DetectAnomaly, detect_anomaly, set_detect_anomaly};
+pub use anomaly::{DetectAnomalyGuard, detect_anomaly, set_detect_anomaly};
 pub use checkpoint::checkpoint;
-pub use compose::{attach_composed, attach_linear, attach_linear_by};
+pub use composite::{composite_differentiable, linear_differentiable, linear_differentiable_with};
 pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
-use hooks::Hooks;
-pub(crate) use inplace::{may_overwrite, overwritten, viewed_again};
-pub(crate) use recompute::{drawn, drawn_before, mode_of_run, touched, updated};
+use hooks::HookList;
+pub(crate) use inplace::{check_inplace, rebase_history, regenerate_grad_fn};
+pub(crate) use recompute::{record_draw, replayed_draw, replayable_training_mode, record_access, replayable_state_update};
 pub use recompute::{is_recomputing, update_state};
 pub use saved::SavedTensor;
 
 /// The gradients of an operation's inputs, in order; `None` where none is wanted.
-pub type Grads = SmallVec<[Option<Tensor>; 4]>;
+pub type InputGrads = SmallVec<[Option<Tensor>; 4]>;
 
 /// Takes the gradient of the result, and which inputs want theirs.
-type Backward = dyn Fn(&Tensor, &BackwardCtx<'_>) -> Result<Grads> + Send + Sync;
+type BackwardFn = dyn Fn(&Tensor, &BackwardCtx<'_>) -> Result<InputGrads> + Send + Sync;
 
 /// Which inputs of an operation want a gradient: a slice of truth values.
 pub struct BackwardCtx<'a> {
-    wanted: SmallVec<[bool; 4]>,
+    needs_input_grad: SmallVec<[bool; 4]>,
     /// The operation whose gradients are asked for.
     node: &'a Arc<Node>,
     /// Whether the walk is recorded.
-    again: bool,
+    create_graph: bool,
     /// Whether another walk may follow.
-    kept: bool,
+    retain_graph: bool,
     /// Sink that takes the gradients of leaves in their place.
-    sink: Option<&'a engine::Sink>,
+    captured_grads: Option<&'a engine::CapturedGrads>,
     /// What the inputs that are results have been given, by their nodes.
-    pending: RefCell<&'a mut FxHashMap<u64, Tensor>>,
+    pending_grads: RefCell<&'a mut FxHashMap<u64, Tensor>>,
     /// The inputs, leaves, whose sums were handed out to be added to.
-    handed: RefCell<SmallVec<[usize; 2]>>,
+    accumulated_inputs: RefCell<SmallVec<[usize; 2]>>,
     /// Gradients of nodes that are no inputs: of what a checkpoint captures.
-    beyond: RefCell<engine::Beyond>,
+    outer_grads: RefCell<engine::OuterGrads>,
 }
 
 impl Deref for BackwardCtx<'_> {
     type Target = [bool];
 
     fn deref(&self) -> &[bool] {
-        &self.wanted
+        &self.needs_input_grad
     }
 }
 
 impl fmt::Debug for BackwardCtx<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.wanted.fmt(f)
+        self.needs_input_grad.fmt(f)
     }
 }
 
@@ -93,62 +93,62 @@ impl BackwardCtx<'_> {
     /// and with [`SavedTensor`]s is recorded.
     #[must_use]
     pub fn create_graph(&self) -> bool {
-        self.again
+        self.create_graph
     }
 
     /// Whether the tape is kept for another walk: then what a gradient has made ahead must not be given away.
     #[must_use]
-    pub fn kept(&self) -> bool {
-        self.kept
+    pub fn retain_graph(&self) -> bool {
+        self.retain_graph
     }
 
     /// The gradient that others have given an input, a result, so far. An operation that can add its own in the same pass
     /// takes this, and returns the whole sum in place of its own gradient. Others may see this memory: it is not changed.
     #[must_use]
-    pub fn sum(&self, input: usize) -> Option<Tensor> {
-        match self.own(input)? {
-            Meta::Node(node) => self.pending.borrow_mut().remove(&node.id),
-            Meta::Leaf(_) => None,
+    pub fn take_pending_grad(&self, input: usize) -> Option<Tensor> {
+        match self.accumulation_edge(input)? {
+            GradEdge::Node(node) => self.pending_grads.borrow_mut().remove(&node.id),
+            GradEdge::Leaf(_) => None,
         }
     }
 
     /// An input whose sum may be added to: not while the walk is recorded, which keeps what it has seen.
-    fn own(&self, input: usize) -> Option<&Meta> {
-        self.node.inputs.get(input)?.as_ref().filter(|_| !self.again)
+    fn accumulation_edge(&self, input: usize) -> Option<&GradEdge> {
+        self.node.next_edges.get(input)?.as_ref().filter(|_| !self.create_graph)
     }
 
     /// The gradient that an input, a leaf, has so far. An operation that can add to memory adds its own to this, and returns
     /// this.
     #[must_use]
-    pub fn sum_in_place(&self, input: usize) -> Option<Tensor> {
-        let Meta::Leaf(leaf) = self.own(input)? else { return None };
+    pub fn leaf_grad_to_accumulate(&self, input: usize) -> Option<Tensor> {
+        let GradEdge::Leaf(leaf) = self.accumulation_edge(input)? else { return None };
         // A hook gets the gradient of this walk alone.
         if leaf.hooks.get().is_some() {
             return None;
         }
         // In the sink lies what operations have returned, which may be another one's gradient as well; a leaf owns its own.
-        let sum = match self.sink {
+        let sum = match self.captured_grads {
             Some(sink) => sink.borrow().get(&leaf.id).filter(|sum| sum.is_unique()).cloned(),
             None => lock(&leaf.grad).clone(),
         };
-        let sum = sum.filter(|sum| sum.is_contiguous() && leaf.fits(sum))?;
-        self.handed.borrow_mut().push(input);
+        let sum = sum.filter(|sum| sum.is_contiguous() && leaf.accepts_grad(sum))?;
+        self.accumulated_inputs.borrow_mut().push(input);
         Some(sum)
     }
 }
 
 /// What a tensor knows about its gradient, and where an operation's input came from.
 #[derive(Clone, Debug)]
-pub(crate) enum Meta {
+pub(crate) enum GradEdge {
     /// Made by the user: gradients end here.
     Leaf(Arc<Leaf>),
     /// Made by an operation.
     Node(Arc<Node>),
 }
 
-impl Meta {
+impl GradEdge {
     /// Whether what is done with it is recorded.
-    pub(crate) fn counts(&self) -> bool {
+    pub(crate) fn requires_grad(&self) -> bool {
         !matches!(self, Self::Leaf(leaf) if leaf.is_frozen())
     }
 }
@@ -161,10 +161,10 @@ pub(crate) struct Leaf {
     dtype: DType,
     device: Device,
     grad: Mutex<Option<Tensor>>,
-    copy: Mutex<Copy>,
-    hooks: OnceLock<Arc<Hooks>>,
+    low_precision_copy: Mutex<LowPrecisionCopy>,
+    hooks: OnceLock<Arc<HookList>>,
     /// Whether it is taken for a tensor without a gradient.
-    frozen: AtomicBool,
+    is_frozen: AtomicBool,
 }
 
 /// One operation on the tape.
@@ -174,16 +174,16 @@ pub(crate) struct Node {
     /// The line that asked for it.
     site: Option<&'static std::panic::Location<'static>>,
     id: u64,
-    inputs: SmallVec<[Option<Meta>; 4]>,
-    backward: Mutex<Closure>,
-    kind: Kind,
-    hooks: OnceLock<Arc<Hooks>>,
+    next_edges: SmallVec<[Option<GradEdge>; 4]>,
+    backward_fn: Mutex<BackwardFnState>,
+    kind: BackwardKind,
+    hooks: OnceLock<Arc<HookList>>,
 }
 
 /// A node's closure, which has what the gradient needs.
-enum Closure {
+enum BackwardFnState {
     /// It is there.
-    Saved(Arc<Backward>),
+    Saved(Arc<BackwardFn>),
     /// A walk runs it, and frees it.
     Running,
     /// It has run.
@@ -192,11 +192,11 @@ enum Closure {
 
 /// What is known of an operation's gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum BackwardKind {
     /// It runs kernels that nobody records.
-    Once,
+    OnceDifferentiable,
     /// It is made of differentiable operations.
-    Twice,
+    Differentiable,
     /// So it is, and it gives gradients to leaves that are none of its inputs.
     Checkpoint,
 }
@@ -208,7 +208,7 @@ impl Node {
     }
 
     /// That its gradient has none.
-    fn refusal(&self) -> Error {
+    fn no_second_gradient_error(&self) -> Error {
         Error::NoSecondGradient { op: self.op, place: self.describe() }
     }
 
@@ -255,8 +255,8 @@ thread_local! {
 
 /// While it lives, operations of this thread are not recorded. Guards may be dropped in any order: the innermost one that lives counts.
 #[derive(Debug)]
-pub struct NoGrad {
-    _off: Scoped<Cell<bool>>,
+pub struct NoGradGuard {
+    _no_grad: Scoped<Cell<bool>>,
 }
 
 /// Stops recording on this thread until the guard is dropped.
@@ -269,32 +269,32 @@ pub struct NoGrad {
 /// assert!(autograd::is_enabled());
 /// ```
 #[must_use = "recording stops only while the guard lives"]
-pub fn no_grad() -> NoGrad {
-    NoGrad { _off: Scoped::new(&NO_GRAD, true) }
+pub fn no_grad() -> NoGradGuard {
+    NoGradGuard { _no_grad: Scoped::new(&NO_GRAD, true) }
 }
 
 /// While it lives, operations of this thread are recorded, also inside [`no_grad`].
 #[derive(Debug)]
-pub struct EnableGrad {
-    _on: Scoped<Cell<bool>>,
+pub struct EnableGradGuard {
+    _enable_grad: Scoped<Cell<bool>>,
 }
 
 /// Records on this thread until the guard is dropped, whatever [`no_grad`] stands around it.
 #[must_use = "recording goes on only while the guard lives"]
-pub fn enable_grad() -> EnableGrad {
-    EnableGrad { _on: Scoped::new(&NO_GRAD, false) }
+pub fn enable_grad() -> EnableGradGuard {
+    EnableGradGuard { _enable_grad: Scoped::new(&NO_GRAD, false) }
 }
 
 /// Whether operations of this thread are recorded.
 #[must_use]
-pub fn is_enabled() -> bool {
+pub fn is_grad_enabled() -> bool {
     !NO_GRAD.now()
 }
 
 /// Whether the result of an operation on these inputs must carry a gradient.
 #[must_use]
-pub fn wanted(inputs: &[&Tensor]) -> bool {
-    is_enabled() && inputs.iter().any(|t| t.requires_grad())
+pub fn compute_requires_grad(inputs: &[&Tensor]) -> bool {
+    is_grad_enabled() && inputs.iter().any(|t| t.requires_grad())
 }
 
 /// Names a leaf among all there ever were; `None` for other tensors.
@@ -303,9 +303,9 @@ pub(crate) fn leaf_id(t: &Tensor) -> Option<u64> {
 }
 
 /// What a leaf has of a 16-bit copy; `None` for other tensors.
-pub(crate) fn copy_of(t: &Tensor) -> Option<MutexGuard<'_, Copy>> {
+pub(crate) fn lock_low_precision_copy(t: &Tensor) -> Option<MutexGuard<'_, LowPrecisionCopy>> {
     // Who reads the copy reads the leaf.
-    t.leaf().inspect(|_| touched(t, Access::Read)).map(|leaf| lock(&leaf.copy))
+    t.leaf().inspect(|_| record_access(t, Access::Read)).map(|leaf| lock(&leaf.low_precision_copy))
 }
 
 /// Fails if an input of an operation that has no gradient requires one.
@@ -313,7 +313,7 @@ pub(crate) fn copy_of(t: &Tensor) -> Option<MutexGuard<'_, Copy>> {
 /// # Errors
 /// [`Error::NoGradient`].
 pub fn check_no_grad_inputs(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
-    if wanted(inputs) { Err(Error::NoGradient { op }) } else { Ok(()) }
+    if compute_requires_grad(inputs) { Err(Error::NoGradient { op }) } else { Ok(()) }
 }
 
 /// Puts an operation on the tape, if an input requires a gradient.
@@ -328,9 +328,9 @@ pub fn once_differentiable(
     op: &'static str,
     out: Tensor,
     inputs: &[&Tensor],
-    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Grads> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<InputGrads> + Send + Sync + 'static,
 ) -> Tensor {
-    record(op, out, inputs, Kind::Once, backward)
+    record_node(op, out, inputs, BackwardKind::OnceDifferentiable, backward)
 }
 
 /// As [`attach`], for a `backward` that is made of differentiable operations on the gradient and on [`SavedTensor`]s, and of
@@ -341,51 +341,51 @@ pub fn differentiable(
     op: &'static str,
     out: Tensor,
     inputs: &[&Tensor],
-    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Grads> + Send + Sync + 'static,
+    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<InputGrads> + Send + Sync + 'static,
 ) -> Tensor {
-    record(op, out, inputs, Kind::Twice, backward)
+    record_node(op, out, inputs, BackwardKind::Differentiable, backward)
 }
 
 #[track_caller]
-fn record(
+fn record_node(
     op: &'static str,
     out: Tensor,
     inputs: &[&Tensor],
-    kind: Kind,
-    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Grads> + Send + Sync + 'static,
+    kind: BackwardKind,
+    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<InputGrads> + Send + Sync + 'static,
 ) -> Tensor {
-    if !wanted(inputs) {
+    if !compute_requires_grad(inputs) {
         return out;
     }
-    let edges = inputs.iter().map(|t| t.meta()).collect();
-    let backward: Arc<Backward> = match inputs.iter().all(|t| t.is_current()) {
+    let edges = inputs.iter().map(|t| t.grad_edge()).collect();
+    let backward: Arc<BackwardFn> = match inputs.iter().all(|t| t.is_current()) {
         true => Arc::new(backward),
-        false => Arc::new(|_, wants| Err(inplace::outdated(&wants.node.describe()))),
+        false => Arc::new(|_, wants| Err(inplace::stale_history_error(&wants.node.describe()))),
     };
     let node = Node::new(op, edges, kind, backward);
     // In no scope that says more: the tape keeps it for the backward pass.
     if memory::scope::current().tag == Tag::Other && !inputs.iter().any(|t| t.shares_storage(&out)) {
         out.retag(Tag::Activation);
     }
-    anomaly::made(&node, &out);
-    out.with_meta(Some(Meta::Node(node)))
+    anomaly::check_forward_output(&node, &out);
+    out.with_grad_edge(Some(GradEdge::Node(node)))
 }
 
 impl Node {
     #[track_caller]
     fn new(
         op: &'static str,
-        inputs: SmallVec<[Option<Meta>; 4]>,
-        kind: Kind,
-        backward: Arc<Backward>,
+        inputs: SmallVec<[Option<GradEdge>; 4]>,
+        kind: BackwardKind,
+        backward: Arc<BackwardFn>,
     ) -> Arc<Self> {
         Arc::new(Self {
             op,
             module: memory::scope::current().module,
-            site: memory::scope::current().here().site,
+            site: memory::scope::current().or_caller_site().site,
             id: next_id(),
-            inputs,
-            backward: Mutex::new(Closure::Saved(backward)),
+            next_edges: inputs,
+            backward_fn: Mutex::new(BackwardFnState::Saved(backward)),
             kind,
             hooks: OnceLock::new(),
         })
@@ -400,15 +400,15 @@ impl Leaf {
             dtype: of.dtype(),
             device: of.device().clone(),
             grad: Mutex::default(),
-            copy: Mutex::default(),
+            low_precision_copy: Mutex::default(),
             hooks: OnceLock::new(),
-            frozen: AtomicBool::new(false),
+            is_frozen: AtomicBool::new(false),
         })
     }
 
     /// Whether operations on it are recorded.
     pub(crate) fn is_frozen(&self) -> bool {
-        self.frozen.load(Ordering::Relaxed)
+        self.is_frozen.load(Ordering::Relaxed)
     }
 
     /// The gradient it has.
@@ -417,18 +417,18 @@ impl Leaf {
     }
 
     /// Replaces the gradient.
-    pub(crate) fn set(&self, grad: Option<Tensor>) {
+    pub(crate) fn set_grad(&self, grad: Option<Tensor>) {
         *lock(&self.grad) = grad;
     }
 
     /// Reports whether a tensor can be its gradient.
-    fn fits(&self, grad: &Tensor) -> bool {
+    fn accepts_grad(&self, grad: &Tensor) -> bool {
         *self.shape == *grad.shape() && self.dtype == grad.dtype() && self.device == *grad.device()
     }
 
     /// Fails for a gradient that is not of its shape, type and device.
-    fn check(&self, grad: &Tensor, verb: &str) -> Result<()> {
-        if self.fits(grad) {
+    fn check_grad(&self, grad: &Tensor, verb: &str) -> Result<()> {
+        if self.accepts_grad(grad) {
             return Ok(());
         }
         if self.device != *grad.device() {
@@ -446,7 +446,7 @@ impl Leaf {
 
     /// Adds to the gradient, in place unless it is `recorded`: then the sum has a history of its own. Where the sum was `handed` to
     /// the operation, and comes back, it is there.
-    fn add(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
+    fn accumulate_grad(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
         let mut slot = lock(&self.grad);
         grad.device().capture_recorder().graded(self, slot.as_ref());
         // The gradient stays in its slot until there is another: a sum that fails loses nothing.
@@ -454,7 +454,7 @@ impl Leaf {
             // The operation has added to it.
             Some(sum) if handed && !recorded && sum.is_same_view(&grad) => return Ok(()),
             Some(sum) => {
-                self.check(sum, "has, by `set_grad`,")?;
+                self.check_grad(sum, "has, by `set_grad`,")?;
                 if !recorded {
                     // A clone the user holds sees the sum grow, as in PyTorch.
                     return sum.add_(&grad);
@@ -464,7 +464,7 @@ impl Leaf {
             None if grad.is_unique() && grad.is_contiguous() => grad,
             // The buffer is shared with another gradient (an expanded one, or the seed): the leaf owns its own.
             None => {
-                let _scope = memory::scope::tag(Tag::Gradient);
+                let _scope = memory::scope::enter_tag(Tag::Gradient);
                 grad.copy()?
             }
         };
@@ -489,7 +489,7 @@ impl Tensor {
                 "only floats carry gradients; cast first",
             ));
         }
-        Ok(self.detach().with_meta(Some(Meta::Leaf(Leaf::new(self)))))
+        Ok(self.detach().with_grad_edge(Some(GradEdge::Leaf(Leaf::new(self)))))
     }
 
     /// Freezes a leaf, with all clones of its handle, or lets it have gradients again: PyTorch's `requires_grad = False`. What is computed from
@@ -503,7 +503,7 @@ impl Tensor {
             let why = "takes a leaf; `requires_grad_` gives one, and `detach` a tensor without a history";
             return Err(Error::argument("set_requires_grad", why));
         };
-        leaf.frozen.store(!on, Ordering::Relaxed);
+        leaf.is_frozen.store(!on, Ordering::Relaxed);
         if !on {
             self.set_grad(None);
         }
@@ -513,19 +513,19 @@ impl Tensor {
     /// Whether a gradient flows to or through this tensor.
     #[must_use]
     pub fn requires_grad(&self) -> bool {
-        self.has_meta()
+        self.has_grad_edge()
     }
 
     /// Whether it is a leaf: made by the user, not by a recorded operation.
     #[must_use]
     pub fn is_leaf(&self) -> bool {
-        !matches!(self.meta(), Some(Meta::Node(_)))
+        !matches!(self.grad_edge(), Some(GradEdge::Node(_)))
     }
 
     /// The same data without its history.
     #[must_use]
     pub fn detach(&self) -> Tensor {
-        self.with_meta(None)
+        self.with_grad_edge(None)
     }
 
     /// The gradient accumulated in this leaf, if there is one.
@@ -544,7 +544,7 @@ impl Tensor {
             if grad.is_some() {
                 self.device().capture_recorder().graded(leaf, leaf.grad().as_ref());
             }
-            leaf.set(grad);
+            leaf.set_grad(grad);
         }
     }
 }
@@ -558,13 +558,13 @@ mod tests {
         let stopped = no_grad();
         let again = enable_grad();
         drop(stopped);
-        assert!(is_enabled());
+        assert!(is_grad_enabled());
         drop(again);
-        assert!(is_enabled());
+        assert!(is_grad_enabled());
         let (one, other) = (no_grad(), no_grad());
         drop(one);
-        assert!(!is_enabled());
+        assert!(!is_grad_enabled());
         drop(other);
-        assert!(is_enabled());
+        assert!(is_grad_enabled());
     }
 }

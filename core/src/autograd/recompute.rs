@@ -19,11 +19,11 @@ use crate::stream::Access;
 use crate::tensor::Tensor;
 use crate::tensor::storage::Storage;
 
-type Values = SmallVec<[Tensor; 2]>;
+type StateValues = SmallVec<[Tensor; 2]>;
 
 /// A tensor's memory that a first run has read, with its version then.
-struct Read {
-    memory: Weak<Storage>,
+struct TrackedRead {
+    storage: Weak<Storage>,
     version: u64,
     /// If true, the run has written to it as well: then it is the body's own affair.
     is_written: bool,
@@ -31,110 +31,110 @@ struct Read {
 
 /// Record of a first run.
 #[derive(Default)]
-pub(super) struct FirstRun {
+pub(super) struct ForwardRecord {
     /// Draws, each with the address of its device.
     draws: Vec<(usize, RandomState)>,
-    values: Vec<Values>,
+    values: Vec<StateValues>,
     /// Modes of modules, training or evaluation.
     modes: Vec<bool>,
     /// By the memory's id. Empty while the run goes on.
-    read: Vec<(Weak<Storage>, u64)>,
+    reads: Vec<(Weak<Storage>, u64)>,
 }
 
-enum Frame {
-    First {
-        run: FirstRun,
+enum CheckpointFrame {
+    Forward {
+        run: ForwardRecord,
         /// Memory with a smaller id is older than the run.
         start: u64,
-        reads: FxHashMap<u64, Read>,
+        reads: FxHashMap<u64, TrackedRead>,
     },
-    Again {
-        run: Arc<FirstRun>,
+    Recompute {
+        run: Arc<ForwardRecord>,
         draws: usize,
         values: usize,
         modes: usize,
     },
     /// Updates of state, which are no part of a run.
-    Update,
+    StateUpdate,
 }
 
 /// Frames of all threads: without one, no operation looks for a frame.
-static FRAMES: AtomicUsize = AtomicUsize::new(0);
+static FRAME_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
     /// Runs and updates that this thread is inside of, the innermost last.
-    static STACK: RefCell<Vec<Frame>> = const { RefCell::new(Vec::new()) };
+    static FRAME_STACK: RefCell<Vec<CheckpointFrame>> = const { RefCell::new(Vec::new()) };
     /// Number of them that are second runs.
-    static AGAIN: Cell<usize> = const { Cell::new(0) };
+    static RECOMPUTE_DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
 /// A frame on the stack while this lives.
-struct Entered {
+struct FrameGuard {
     depth: usize,
 }
 
-impl Entered {
-    fn new(frame: Frame) -> Self {
-        FRAMES.fetch_add(1, Ordering::Relaxed);
-        AGAIN.set(AGAIN.get() + usize::from(matches!(frame, Frame::Again { .. })));
-        let depth = STACK.with_borrow_mut(|stack| {
+impl FrameGuard {
+    fn new(frame: CheckpointFrame) -> Self {
+        FRAME_COUNT.fetch_add(1, Ordering::Relaxed);
+        RECOMPUTE_DEPTH.set(RECOMPUTE_DEPTH.get() + usize::from(matches!(frame, CheckpointFrame::Recompute { .. })));
+        let depth = FRAME_STACK.with_borrow_mut(|stack| {
             stack.push(frame);
             stack.len()
         });
         Self { depth }
     }
 
-    fn pop(&self) -> Option<Frame> {
-        STACK.with_borrow_mut(|stack| if stack.len() == self.depth { stack.pop() } else { None })
+    fn pop(&self) -> Option<CheckpointFrame> {
+        FRAME_STACK.with_borrow_mut(|stack| if stack.len() == self.depth { stack.pop() } else { None })
     }
 
     /// Takes the frame off before its time: what [`Drop`] would drop.
-    fn finish(self) -> Option<Frame> {
-        self.pop().inspect(Self::left)
+    fn pop_early(self) -> Option<CheckpointFrame> {
+        self.pop().inspect(Self::uncount)
     }
 
-    fn left(frame: &Frame) {
-        FRAMES.fetch_sub(1, Ordering::Relaxed);
-        AGAIN.set(AGAIN.get() - usize::from(matches!(frame, Frame::Again { .. })));
+    fn uncount(frame: &CheckpointFrame) {
+        FRAME_COUNT.fetch_sub(1, Ordering::Relaxed);
+        RECOMPUTE_DEPTH.set(RECOMPUTE_DEPTH.get() - usize::from(matches!(frame, CheckpointFrame::Recompute { .. })));
     }
 }
 
-impl Drop for Entered {
+impl Drop for FrameGuard {
     fn drop(&mut self) {
         // What the frame holds is dropped when the stack is free.
-        drop(self.pop().inspect(Self::left));
+        drop(self.pop().inspect(Self::uncount));
     }
 }
 
 /// Runs the body of a checkpoint for the first time, and records the run.
-pub(super) fn first<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, FirstRun)> {
-    let entered = Entered::new(Frame::First {
-        run: FirstRun::default(),
+pub(super) fn run_forward<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, ForwardRecord)> {
+    let entered = FrameGuard::new(CheckpointFrame::Forward {
+        run: ForwardRecord::default(),
         start: next_id(),
         reads: FxHashMap::default(),
     });
     let out = body()?;
-    let Some(Frame::First { mut run, reads, .. }) = entered.finish() else {
+    let Some(CheckpointFrame::Forward { mut run, reads, .. }) = entered.pop_early() else {
         return Err(Error::argument(
             "checkpoint",
             "a checkpoint's body ended on another thread than it began",
         ));
     };
     let unwritten = reads.into_values().filter(|read| !read.is_written);
-    run.read = unwritten.map(|read| (read.memory, read.version)).collect();
+    run.reads = unwritten.map(|read| (read.storage, read.version)).collect();
     Ok((out, run))
 }
 
 /// Runs the body of a checkpoint again.
-pub(super) fn again<R>(run: &Arc<FirstRun>, body: impl FnOnce() -> Result<R>) -> Result<R> {
-    let _entered = Entered::new(Frame::Again { run: Arc::clone(run), draws: 0, values: 0, modes: 0 });
+pub(super) fn run_recompute<R>(run: &Arc<ForwardRecord>, body: impl FnOnce() -> Result<R>) -> Result<R> {
+    let _entered = FrameGuard::new(CheckpointFrame::Recompute { run: Arc::clone(run), draws: 0, values: 0, modes: 0 });
     body()
 }
 
-impl FirstRun {
+impl ForwardRecord {
     /// Reports whether everything that the run has read is unchanged.
     pub(super) fn is_current(&self) -> bool {
-        self.read
+        self.reads
             .iter()
             .all(|(memory, version)| memory.upgrade().is_none_or(|memory| memory.version() == *version))
     }
@@ -149,7 +149,7 @@ impl FirstRun {
 /// ```
 #[must_use]
 pub fn is_recomputing() -> bool {
-    FRAMES.load(Ordering::Relaxed) > 0 && AGAIN.get() > 0
+    FRAME_COUNT.load(Ordering::Relaxed) > 0 && RECOMPUTE_DEPTH.get() > 0
 }
 
 /// Runs `update`, which changes state of a module in its forward pass, such as running statistics or a counter; without recording, and not
@@ -166,32 +166,32 @@ pub fn is_recomputing() -> bool {
 /// # Errors
 /// As `update`.
 pub fn update_state(update: impl FnOnce() -> Result<()>) -> Result<()> {
-    if is_recomputing() { Ok(()) } else { updating(update) }
+    if is_recomputing() { Ok(()) } else { run_state_update(update) }
 }
 
 /// Does what is no part of the runs of checkpoints around it.
-fn updating<R>(update: impl FnOnce() -> Result<R>) -> Result<R> {
+fn run_state_update<R>(update: impl FnOnce() -> Result<R>) -> Result<R> {
     let _no_grad = super::no_grad();
-    let _entered = Entered::new(Frame::Update);
+    let _entered = FrameGuard::new(CheckpointFrame::StateUpdate);
     update()
 }
 
 /// Runs [`update_state`] for an update that gives values which the forward pass goes on with: a second run is given those of the first one.
-pub(crate) fn updated(update: impl FnOnce() -> Result<Values>) -> Result<Values> {
-    if FRAMES.load(Ordering::Relaxed) == 0 {
-        return updating(update);
+pub(crate) fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> Result<StateValues> {
+    if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
+        return run_state_update(update);
     }
-    let known = STACK.with_borrow_mut(|stack| {
+    let known = FRAME_STACK.with_borrow_mut(|stack| {
         stack.iter_mut().rev().find_map(|frame| match frame {
-            Frame::Again { run, values, .. } => {
+            CheckpointFrame::Recompute { run, values, .. } => {
                 *values += 1;
                 Some(run.values.get(*values - 1).cloned())
             }
-            Frame::First { .. } | Frame::Update => None,
+            CheckpointFrame::Forward { .. } | CheckpointFrame::StateUpdate => None,
         })
     });
     let values = match known {
-        None => updating(update)?,
+        None => run_state_update(update)?,
         Some(Some(values)) => values,
         Some(None) => {
             return Err(Error::Backward(
@@ -200,8 +200,8 @@ pub(crate) fn updated(update: impl FnOnce() -> Result<Values>) -> Result<Values>
             ));
         }
     };
-    STACK.with_borrow_mut(|stack| {
-        for run in recorded(stack) {
+    FRAME_STACK.with_borrow_mut(|stack| {
+        for run in recording_runs(stack) {
             run.values.push(values.clone());
         }
     });
@@ -209,88 +209,88 @@ pub(crate) fn updated(update: impl FnOnce() -> Result<Values>) -> Result<Values>
 }
 
 /// The first runs that what happens now is a part of: those within the innermost second run.
-fn recorded(stack: &mut [Frame]) -> impl Iterator<Item = &mut FirstRun> {
+fn recording_runs(stack: &mut [CheckpointFrame]) -> impl Iterator<Item = &mut ForwardRecord> {
     stack.iter_mut().rev().map_while(|frame| match frame {
-        Frame::First { run, .. } => Some(run),
-        Frame::Again { .. } | Frame::Update => None,
+        CheckpointFrame::Forward { run, .. } => Some(run),
+        CheckpointFrame::Recompute { .. } | CheckpointFrame::StateUpdate => None,
     })
 }
 
 /// Gives the mode of a module, which is `now`; in a second run the mode that it had in the first one.
-pub(crate) fn mode_of_run(now: bool) -> bool {
-    if FRAMES.load(Ordering::Relaxed) == 0 {
+pub(crate) fn replayable_training_mode(now: bool) -> bool {
+    if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
         return now;
     }
-    STACK.with_borrow_mut(|stack| {
+    FRAME_STACK.with_borrow_mut(|stack| {
         let known = stack.iter_mut().rev().find_map(|frame| match frame {
-            Frame::First { .. } => None,
-            Frame::Update => Some(None),
-            Frame::Again { run, modes, .. } => {
+            CheckpointFrame::Forward { .. } => None,
+            CheckpointFrame::StateUpdate => Some(None),
+            CheckpointFrame::Recompute { run, modes, .. } => {
                 *modes += 1;
                 Some(run.modes.get(*modes - 1).copied())
             }
         });
         let mode = known.flatten().unwrap_or(now);
-        recorded(stack).for_each(|run| run.modes.push(mode));
+        recording_runs(stack).for_each(|run| run.modes.push(mode));
         mode
     })
 }
 
 /// The next draw of a second run; `None` outside of one.
 #[inline]
-pub(crate) fn drawn_before(device: &Device) -> Option<RandomState> {
-    if FRAMES.load(Ordering::Relaxed) == 0 {
+pub(crate) fn replayed_draw(device: &Device) -> Option<RandomState> {
+    if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
         return None;
     }
-    STACK.with_borrow_mut(|stack| {
+    FRAME_STACK.with_borrow_mut(|stack| {
         let state = stack.iter_mut().rev().find_map(|frame| match frame {
-            Frame::First { .. } => None,
-            Frame::Update => Some(None),
-            Frame::Again { run, draws, .. } => {
+            CheckpointFrame::Forward { .. } => None,
+            CheckpointFrame::StateUpdate => Some(None),
+            CheckpointFrame::Recompute { run, draws, .. } => {
                 let next = run.draws.get(*draws).filter(|(at, _)| *at == device.address());
                 *draws += usize::from(next.is_some());
                 Some(next.map(|(_, state)| *state))
             }
         });
         let state = state.flatten()?;
-        recorded(stack).for_each(|run| run.draws.push((device.address(), state)));
+        recording_runs(stack).for_each(|run| run.draws.push((device.address(), state)));
         Some(state)
     })
 }
 
 /// Records a draw.
 #[inline]
-pub(crate) fn drawn(device: &Device, state: RandomState) {
-    if FRAMES.load(Ordering::Relaxed) > 0 {
-        STACK.with_borrow_mut(|stack| {
-            recorded(stack).for_each(|run| run.draws.push((device.address(), state)))
+pub(crate) fn record_draw(device: &Device, state: RandomState) {
+    if FRAME_COUNT.load(Ordering::Relaxed) > 0 {
+        FRAME_STACK.with_borrow_mut(|stack| {
+            recording_runs(stack).for_each(|run| run.draws.push((device.address(), state)))
         });
     }
 }
 
 /// Records that an operation reads or writes a tensor. It costs one load where no checkpoint runs.
 #[inline]
-pub(crate) fn touched(t: &Tensor, access: Access) {
-    if FRAMES.load(Ordering::Relaxed) > 0 {
-        note(t, access);
+pub(crate) fn record_access(t: &Tensor, access: Access) {
+    if FRAME_COUNT.load(Ordering::Relaxed) > 0 {
+        record_access_slow(t, access);
     }
 }
 
 #[cold]
-fn note(t: &Tensor, access: Access) {
+fn record_access_slow(t: &Tensor, access: Access) {
     // A thread that ends has no runs any more.
-    let _ = STACK.try_with(|stack| {
+    let _ = FRAME_STACK.try_with(|stack| {
         let Ok(mut stack) = stack.try_borrow_mut() else { return };
         let id = t.storage_id();
         for frame in stack.iter_mut().rev() {
             match frame {
-                Frame::Update => break,
-                Frame::First { start, reads, .. } if id < *start => {
+                CheckpointFrame::StateUpdate => break,
+                CheckpointFrame::Forward { start, reads, .. } if id < *start => {
                     let seen =
-                        || Read { memory: t.downgrade_storage(), version: t.version(), is_written: false };
+                        || TrackedRead { storage: t.downgrade_storage(), version: t.version(), is_written: false };
                     reads.entry(id).or_insert_with(seen).is_written |= access == Access::Write;
                 }
-                Frame::First { .. } | Frame::Again { .. } => {}
+                CheckpointFrame::Forward { .. } | CheckpointFrame::Recompute { .. } => {}
             }
         }
     });

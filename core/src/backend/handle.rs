@@ -8,7 +8,7 @@ use super::{
 };
 use crate::device::WeakDevice;
 use crate::error::Result;
-use crate::memory::source::{DeviceMemory, Piece, Process, SegmentSource, SourceError, SourceLimits};
+use crate::memory::source::{DeviceMemory, PageRemap, DeviceProcess, SegmentSource, SourceError, SourceLimits};
 
 /// A backend, or one of its queues, behind the operations that a device has not launched yet.
 #[derive(Debug)]
@@ -42,10 +42,10 @@ impl SegmentSource for Handle {
     fn library_bytes(&self) -> u64 {
         self.inner.library_bytes()
     }
-    fn is_real(&self) -> bool {
-        self.inner.is_real()
+    fn is_device_memory(&self) -> bool {
+        self.inner.is_device_memory()
     }
-    fn processes(&self) -> Vec<Process> {
+    fn processes(&self) -> Vec<DeviceProcess> {
         self.inner.processes()
     }
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -54,11 +54,11 @@ impl SegmentSource for Handle {
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.inner.free_segment(segment)
     }
-    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.reserve(bytes)
+    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.reserve_addresses(bytes)
     }
-    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.unreserve(segment)
+    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_addresses(segment)
     }
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.inner.map(segment, offset, bytes)
@@ -66,35 +66,35 @@ impl SegmentSource for Handle {
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.inner.unmap(segment, offset, bytes)
     }
-    fn unmap_pieces(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
-        self.inner.unmap_pieces(segment, offset, pieces)
+    fn unmap_extents(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
+        self.inner.unmap_extents(segment, offset, pieces)
     }
-    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         self.inner.remap(pieces)
     }
-    fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
-        self.behind().arrange_behind(pieces)
+    fn remap_after_submitted(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
+        self.behind().remap_after_submitted(pieces)
     }
-    fn holds_back(&self) -> bool {
-        self.inner.holds_back()
+    fn has_deferred_work(&self) -> bool {
+        self.inner.has_deferred_work()
     }
-    fn queues(&self) -> u8 {
-        self.inner.queues()
+    fn queue_count(&self) -> u8 {
+        self.inner.queue_count()
     }
-    fn record(&self, queue: u8) -> Result<Event, SourceError> {
-        self.behind().record(queue)
+    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
+        self.behind().record_event(queue)
     }
     fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
         self.behind().wait_event(queue, event)
     }
-    fn fence(&self) -> Result<Fence, SourceError> {
-        self.behind().fence()
+    fn record_fence(&self) -> Result<Fence, SourceError> {
+        self.behind().record_fence()
     }
-    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
-        self.inner.fence_done(fence)
+    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
+        self.inner.is_fence_signaled(fence)
     }
-    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
-        self.inner.fence_wait(fence)
+    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
+        self.inner.wait_fence(fence)
     }
 }
 

@@ -254,7 +254,7 @@ impl SegmentSource for NullBackend {
         let used = self.used.load(Ordering::Relaxed);
         DeviceMemory { total: Some(self.profile.total), free: Some(self.profile.room() - used) }
     }
-    fn is_real(&self) -> bool {
+    fn is_device_memory(&self) -> bool {
         false
     }
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -268,10 +268,10 @@ impl SegmentSource for NullBackend {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
-    fn reserve(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
+    fn reserve_addresses(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
         Ok(SegmentId(self.next.fetch_add(1, Ordering::Relaxed)))
     }
-    fn unreserve(&self, _segment: SegmentId) -> Result<(), SourceError> {
+    fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
         Ok(())
     }
     fn map(&self, _segment: SegmentId, _offset: u64, bytes: u64) -> Result<(), SourceError> {
@@ -281,16 +281,16 @@ impl SegmentSource for NullBackend {
         self.used.fetch_sub(bytes, Ordering::Relaxed);
         Ok(())
     }
-    fn queues(&self) -> u8 {
+    fn queue_count(&self) -> u8 {
         self.profile.queues
     }
-    fn fence(&self) -> Result<Fence, SourceError> {
+    fn record_fence(&self) -> Result<Fence, SourceError> {
         Ok(Fence(0))
     }
-    fn fence_done(&self, _fence: Fence) -> Result<bool, SourceError> {
+    fn is_fence_signaled(&self, _fence: Fence) -> Result<bool, SourceError> {
         Ok(true)
     }
-    fn fence_wait(&self, _fence: Fence) -> Result<(), SourceError> {
+    fn wait_fence(&self, _fence: Fence) -> Result<(), SourceError> {
         Ok(())
     }
 }

@@ -46,7 +46,7 @@ use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use crate::amp::{self, copies::CapturedCast};
+use crate::amp::{self, low_precision_copy::CapturedCast};
 use crate::autograd::Leaf;
 use crate::backend::command::Touch;
 use crate::backend::{Command, Owned, Prepared, SegmentId, Slice};
@@ -296,7 +296,7 @@ impl Device {
 
     /// Copies of a step's inputs.
     fn own(&self, op: &'static str, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
-        let _tag = memory::scope::tag(Tag::Input);
+        let _tag = memory::scope::enter_tag(Tag::Input);
         let own = inputs.iter().map(|input| {
             if input.device() != self {
                 let (left, right) = (self.to_string(), input.device().to_string());
@@ -310,7 +310,7 @@ impl Device {
 
 /// The memory of a step's outputs, if they are known.
 fn memories(outputs: &impl Outputs) -> Option<Vec<Weak<Storage>>> {
-    Some(outputs.tensors()?.iter().flat_map(Tensor::memories).collect())
+    Some(outputs.tensors()?.iter().flat_map(Tensor::downgrade_storages).collect())
 }
 
 /// Fails where a step makes a tensor in place of one that it reads: each replay would read the one that it read when it was recorded.
@@ -321,7 +321,7 @@ fn check_state(record: &Record, first: &[Weak<Storage>], outputs: Option<Vec<Wea
     let Some(outputs) = outputs else { return Ok(()) };
     let is_among = |all: &[Weak<Storage>], one: &Weak<Storage>| all.iter().any(|other| other.ptr_eq(one));
     let grads: Vec<Weak<Storage>> =
-        record.leaves.iter().filter_map(|(leaf, _)| leaf.grad()).flat_map(|grad| grad.memories()).collect();
+        record.leaves.iter().filter_map(|(leaf, _)| leaf.grad()).flat_map(|grad| grad.downgrade_storages()).collect();
     for memory in &record.memories {
         let storage = &memory.storage;
         if storage.strong_count() == 0 || is_among(&outputs, storage) || is_among(&grads, storage) {
@@ -522,7 +522,7 @@ impl<O: Outputs> Captured<O> {
                     return Err(captured("replay", reason));
                 }
                 // As a first one is added to nothing.
-                None => grad.fill(0)?,
+                None => grad.fill_word(0)?,
             }
         }
         let _on = self.stream.enter();
@@ -558,15 +558,15 @@ impl<O: Outputs> Captured<O> {
             Some(prepared) if !profiled => prepared.enqueue()?,
             _ => self.enqueue(&device)?,
         }
-        self.copies.iter_mut().for_each(CapturedCast::note);
+        self.copies.iter_mut().for_each(CapturedCast::record_versions);
         drop(gate);
         if self.stage == Stage::New {
             self.stage = Stage::Replayed;
         }
         for CapturedGrad { leaf, grad, .. } in &self.leaves {
-            leaf.set(Some(grad.clone()));
+            leaf.set_grad(Some(grad.clone()));
         }
-        self.copies.iter().for_each(CapturedCast::lend);
+        self.copies.iter().for_each(CapturedCast::publish);
         Ok(self.outputs.clone())
     }
 
@@ -593,7 +593,7 @@ impl<O: Outputs> Captured<O> {
                     format!("the step was captured with {}; capture it again, or cast", own.dtype());
                 return Err(Error::dtype(OP, input.dtype(), expected));
             }
-            own.same_device(OP, input)?;
+            own.check_same_device(OP, input)?;
         }
         for (own, input) in self.inputs.iter().zip(inputs) {
             own.copy_(&input.detach())?;

@@ -451,7 +451,7 @@ impl<D: Dataset> Batches<D> {
     }
 
     fn upload(&self, host: &Host<D>) -> Result<(Tensor, Tensor)> {
-        let _tag = memory::scope::tag(Tag::Input);
+        let _tag = memory::scope::enter_tag(Tag::Input);
         let batched = |shape: &[usize]| [&[host.samples], shape].concat();
         Ok((
             Tensor::from_slice(&host.inputs, &batched(&self.sizes.input), &self.device)?,

@@ -9,27 +9,27 @@
 
 use super::Tag;
 use super::pool::Pool;
-use super::state::PoolState;
+use super::pool_state::PoolState;
 use crate::error::Result;
 
 /// The part of its memory that a pool holds idle at most because it is in pieces, in virtual memory and in plain segments:
 /// the rest would have gone back.
-const OVERHEAD: [u64; 2] = [32, 8];
+const OVERHEAD_DIVISORS: [u64; 2] = [32, 8];
 /// The smallest pieces that it takes: with fewer rows, other blocks are small.
-const PIECES: u64 = 4 << 20;
+const MIN_OVERHEAD_BYTES: u64 = 4 << 20;
 /// What does not grow with the rows. (Scratch memory does or does not, by the operation.)
-const CONSTANT: [Tag; 3] = [Tag::Parameter, Tag::OptimizerState, Tag::Workspace];
+const BATCH_INDEPENDENT_TAGS: [Tag; 3] = [Tag::Parameter, Tag::OptimizerState, Tag::Workspace];
 
 /// What a step of so many rows took, that ran to its end: the most that steps of the same number took.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct Measured {
+pub struct BatchMeasurement {
     /// Rows that ran at once.
-    pub rows: usize,
+    pub batch_size: usize,
     /// The most bytes that were held, with what had been held before the step.
     pub peak: u64,
     /// Bytes that were left for each tag when it was done, in the order of [`Tag::ALL`].
-    left: [u64; Tag::COUNT],
+    left_by_tag: [u64; Tag::COUNT],
     /// Bytes at the peak beyond those that were left.
     transient: u64,
     /// Transient ones of tags that do not grow with the rows.
@@ -40,98 +40,98 @@ pub struct Measured {
 
 /// A step that runs.
 #[derive(Clone, Debug)]
-struct Running {
-    rows: usize,
+struct RunningBatch {
+    batch_size: usize,
     /// Bytes held when it began.
-    before: [u64; Tag::COUNT],
+    held_before: [u64; Tag::COUNT],
 }
 
 /// What a pool knows of rows.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BatchMemory {
-    running: Option<Running>,
-    measured: Option<Measured>,
+    running: Option<RunningBatch>,
+    measured: Option<BatchMeasurement>,
 }
 
 /// A step that ran out of memory, and how its need depends on the rows that run at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct RowsNeed {
+pub struct BatchEstimate {
     /// Rows that ran at once.
-    pub at_once: usize,
+    pub batch_size: usize,
     /// Bytes that were held when the step began.
-    pub before: u64,
+    pub held_before: u64,
     /// Bytes that it had come to hold, the request included: the step would have needed more.
-    pub reached: u64,
+    pub reached_bytes: u64,
     /// What is known of a step before it that ran to its end.
-    pub earlier: Option<EarlierStep>,
+    pub earlier_step: Option<BatchCostModel>,
 }
 
 /// What a step needs, by one that ran to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct EarlierStep {
+pub struct BatchCostModel {
     /// Rows that ran at once.
-    pub rows: usize,
+    pub batch_size: usize,
     /// Bytes that do not grow with the rows.
-    pub fixed: u64,
+    pub fixed_bytes: u64,
     /// Bytes that do, of so many rows.
-    pub growing: u64,
+    pub batch_bytes: u64,
 }
 
 /// A number of rows, and what it would need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
-pub struct FittingRows {
+pub struct FittingBatch {
     /// Rows that run at once.
-    pub rows: usize,
+    pub batch_size: usize,
     /// Bytes that they need.
     pub bytes: u64,
     /// Whether the bytes are those of an earlier step that ran to its end; else they are no more than what the step that
     /// failed had reached, and it may need more.
-    pub measured: bool,
+    pub is_measured: bool,
 }
 
-impl RowsNeed {
+impl BatchEstimate {
     /// What so many rows at once need, no more of them than [`at_once`](Self::at_once): by an earlier step, if one of no fewer
     /// rows is known and this step is not larger than that one was; else [`at_least`](Self::at_least).
     #[must_use]
-    pub fn need(&self, rows: usize) -> FittingRows {
-        let least = self.at_least(rows);
-        let known = self.earlier.filter(|step| rows <= step.rows);
-        let known = known.map(|step| step.fixed + part(step.growing, rows, step.rows));
+    pub fn estimate(&self, rows: usize) -> FittingBatch {
+        let least = self.lower_bound(rows);
+        let known = self.earlier_step.filter(|step| rows <= step.batch_size);
+        let known = known.map(|step| step.fixed_bytes + scale_to_batch(step.batch_bytes, rows, step.batch_size));
         let known = known.filter(|bytes| *bytes >= least.bytes);
-        known.map_or(least, |bytes| FittingRows { rows, bytes, measured: true })
+        known.map_or(least, |bytes| FittingBatch { batch_size: rows, bytes, is_measured: true })
     }
 
     /// What they need at least, by what this step had reached.
     #[must_use]
-    pub fn at_least(&self, rows: usize) -> FittingRows {
-        let bytes = self.before + part(self.reached, rows, self.at_once);
-        FittingRows { rows, bytes, measured: false }
+    pub fn lower_bound(&self, rows: usize) -> FittingBatch {
+        let bytes = self.held_before + scale_to_batch(self.reached_bytes, rows, self.batch_size);
+        FittingBatch { batch_size: rows, bytes, is_measured: false }
     }
 
     /// The half, the quarter, ... of the rows that did not fit.
-    pub(super) fn halves(self) -> impl Iterator<Item = usize> + Clone {
-        std::iter::successors(Some(self.at_once), |rows| (*rows > 1).then(|| rows.div_ceil(2))).skip(1)
+    pub(super) fn halved_batch_sizes(self) -> impl Iterator<Item = usize> + Clone {
+        std::iter::successors(Some(self.batch_size), |rows| (*rows > 1).then(|| rows.div_ceil(2))).skip(1)
     }
 }
 
 /// `rows` of `all` rows' bytes.
-fn part(bytes: u64, rows: usize, all: usize) -> u64 {
+fn scale_to_batch(bytes: u64, rows: usize, all: usize) -> u64 {
     (u128::from(bytes) * rows as u128).div_ceil(all.max(1) as u128) as u64
 }
 
-impl Measured {
+impl BatchMeasurement {
     /// At least that of another step of as many rows; else that of the later one.
-    fn and(self, earlier: Option<Self>) -> Self {
-        let Some(earlier) = earlier.filter(|e| e.rows == self.rows) else { return self };
-        let mut left = self.left;
-        left.iter_mut().zip(earlier.left).for_each(|(bytes, before)| *bytes = before.max(*bytes));
+    fn merge_earlier(self, earlier: Option<Self>) -> Self {
+        let Some(earlier) = earlier.filter(|e| e.batch_size == self.batch_size) else { return self };
+        let mut left = self.left_by_tag;
+        left.iter_mut().zip(earlier.left_by_tag).for_each(|(bytes, before)| *bytes = before.max(*bytes));
         Self {
-            rows: self.rows,
+            batch_size: self.batch_size,
             peak: self.peak.max(earlier.peak),
-            left,
+            left_by_tag: left,
             transient: self.transient.max(earlier.transient),
             constant: self.constant.max(earlier.constant),
             overhead: self.overhead.max(earlier.overhead),
@@ -139,80 +139,80 @@ impl Measured {
     }
 
     /// What a step needs that begins with these bytes.
-    fn from(&self, before: &[u64; Tag::COUNT], largest_parameter: u64) -> EarlierStep {
-        let stays: u64 = before.iter().zip(&self.left).map(|(now, left)| now.max(left)).sum();
+    fn estimate_step(&self, before: &[u64; Tag::COUNT], largest_parameter: u64) -> BatchCostModel {
+        let stays: u64 = before.iter().zip(&self.left_by_tag).map(|(now, left)| now.max(left)).sum();
         let constant = (self.constant + largest_parameter).min(self.transient);
-        EarlierStep {
-            rows: self.rows,
-            fixed: stays + constant + self.overhead,
-            growing: self.transient - constant,
+        BatchCostModel {
+            batch_size: self.batch_size,
+            fixed_bytes: stays + constant + self.overhead,
+            batch_bytes: self.transient - constant,
         }
     }
 }
 
 impl PoolState {
     /// A step begins; `false` if one runs already.
-    fn begin_rows(&mut self, rows: usize) -> bool {
-        if self.rows.running.is_some() {
+    fn begin_batch(&mut self, rows: usize) -> bool {
+        if self.batch_memory.running.is_some() {
             return false;
         }
-        self.heap.counters.begin_marks();
-        self.rows.running = Some(Running { rows, before: self.heap.counters.by_tag() });
+        self.heap.counters.begin_scoped_peaks();
+        self.batch_memory.running = Some(RunningBatch { batch_size: rows, held_before: self.heap.counters.by_tag() });
         true
     }
 
     /// It ends, at its end or with an error.
-    fn end_rows(&mut self, done: bool) {
-        let Some(running) = self.rows.running.take() else { return };
+    fn end_batch(&mut self, done: bool) {
+        let Some(running) = self.batch_memory.running.take() else { return };
         let counters = &mut self.heap.counters;
-        let Some(inner) = counters.end_marks().filter(|_| done) else { return };
+        let Some(inner) = counters.end_scoped_peaks().filter(|_| done) else { return };
         let left = counters.by_tag();
         let total = |tags: &[u64; Tag::COUNT]| tags.iter().sum::<u64>();
-        let still = total(&running.before).max(total(&left));
+        let still = total(&running.held_before).max(total(&left));
         let transient = inner.allocated.saturating_sub(still);
-        let constant = CONSTANT.map(|tag| {
+        let constant = BATCH_INDEPENDENT_TAGS.map(|tag| {
             let tag = tag as usize;
-            inner.tags[tag].saturating_sub(running.before[tag].max(left[tag]))
+            inner.tags[tag].saturating_sub(running.held_before[tag].max(left[tag]))
         });
         let (idle, pieces) = match self.virtual_memory {
             Some(_) => {
                 let idle = inner.reserved.saturating_sub(inner.allocated);
-                (idle.min(inner.allocated / OVERHEAD[0]), PIECES)
+                (idle.min(inner.allocated / OVERHEAD_DIVISORS[0]), MIN_OVERHEAD_BYTES)
             }
             // Not by what was idle: blocks move while there is room to move them through, which there is less of at a limit.
-            None => (inner.allocated / OVERHEAD[1], PIECES + self.config.large_segment_size),
+            None => (inner.allocated / OVERHEAD_DIVISORS[1], MIN_OVERHEAD_BYTES + self.config.large_segment_size),
         };
-        let measured = Measured {
-            rows: running.rows,
+        let measured = BatchMeasurement {
+            batch_size: running.batch_size,
             peak: inner.allocated,
-            left,
+            left_by_tag: left,
             transient,
             constant: constant.iter().sum(),
             // Blocks are rounded up, however few rows they hold.
             overhead: idle + pieces + inner.blocks * self.heap.rules.unit,
         };
-        self.rows.measured = Some(measured.and(self.rows.measured));
+        self.batch_memory.measured = Some(measured.merge_earlier(self.batch_memory.measured));
     }
 
     /// What is known of the step that runs, at a request of so many bytes that cannot be served.
-    pub(super) fn rows_need(&self, bytes: u64, largest_parameter: u64) -> Option<RowsNeed> {
-        let running = self.rows.running.as_ref()?;
-        let before = running.before.iter().sum::<u64>();
+    pub(super) fn batch_estimate(&self, bytes: u64, largest_parameter: u64) -> Option<BatchEstimate> {
+        let running = self.batch_memory.running.as_ref()?;
+        let before = running.held_before.iter().sum::<u64>();
         let held = self.heap.counters.allocated() + bytes;
-        let earlier = self.rows.measured.map(|m| m.from(&running.before, largest_parameter));
-        Some(RowsNeed { at_once: running.rows, before, reached: held.saturating_sub(before), earlier })
+        let earlier = self.batch_memory.measured.map(|m| m.estimate_step(&running.held_before, largest_parameter));
+        Some(BatchEstimate { batch_size: running.batch_size, held_before: before, reached_bytes: held.saturating_sub(before), earlier_step: earlier })
     }
 }
 
 /// Ends a step, whatever becomes of it.
-struct Ending<'a> {
+struct BatchGuard<'a> {
     pool: &'a Pool,
-    done: bool,
+    succeeded: bool,
 }
 
-impl Drop for Ending<'_> {
+impl Drop for BatchGuard<'_> {
     fn drop(&mut self) {
-        self.pool.shared.lock().end_rows(self.done);
+        self.pool.shared.lock().end_batch(self.succeeded);
     }
 }
 
@@ -239,27 +239,27 @@ impl Pool {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     pub fn with_batch_size<T>(&self, rows: usize, step: impl FnOnce() -> Result<T>) -> Result<T> {
-        if !self.shared.lock().begin_rows(rows.max(1)) {
+        if !self.shared.lock().begin_batch(rows.max(1)) {
             return step();
         }
-        let mut ending = Ending { pool: self, done: false };
+        let mut ending = BatchGuard { pool: self, succeeded: false };
         let result = step();
-        ending.done = result.is_ok();
+        ending.succeeded = result.is_ok();
         result
     }
 
     /// What the last step of [`with_rows`](Self::with_rows) that ran to its end took.
     #[must_use]
-    pub fn measured_rows(&self) -> Option<Measured> {
-        self.shared.lock().rows.measured
+    pub fn measured_batch(&self) -> Option<BatchMeasurement> {
+        self.shared.lock().batch_memory.measured
     }
 
     /// The most bytes that the pool may hold now: by its limits, and by what the device has free. `None` where nothing bounds
     /// it and the driver does not tell.
     #[must_use]
-    pub fn room(&self) -> Option<u64> {
+    pub fn capacity(&self) -> Option<u64> {
         let state = self.shared.lock();
         let memory = self.shared.source.device_memory();
-        state.room(memory)
+        state.capacity(memory)
     }
 }

@@ -2,20 +2,20 @@
 
 use std::fmt;
 
-use super::check::MOST_BYTES;
+use super::validation::MAX_MEMORY_BYTES;
 use crate::environment;
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
 /// Names of the variables that [`Config::from_env`] reads, the first one that is set.
-pub const VARIABLES: [&str; 3] = ["FOREBAY_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
+pub const ENV_VARS: [&str; 3] = ["FOREBAY_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 
 /// Steps between two powers of two, for requests from each of sixteen powers of two (1 MiB to 32 GiB and more).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Divisions([u16; 16]);
+pub struct RoundupDivisions([u16; 16]);
 
-impl Divisions {
+impl RoundupDivisions {
     /// The same number of steps for every size; 0 or 1 turns rounding off.
     #[must_use]
     pub fn uniform(divisions: u16) -> Self {
@@ -25,7 +25,7 @@ impl Divisions {
     /// The number of steps for requests of `bytes`.
     #[must_use]
     #[inline]
-    pub fn of(&self, bytes: u64) -> u64 {
+    pub fn steps_for(&self, bytes: u64) -> u64 {
         let power = bytes.max(MIB).ilog2() - MIB.ilog2();
         u64::from(self.0[(power as usize).min(15)])
     }
@@ -33,14 +33,14 @@ impl Divisions {
 
 /// Which free block a large request gets.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fit {
+pub enum FitPolicy {
     /// The smallest that is large enough; of equal ones, that with the lowest address. As PyTorch does.
     Best,
     /// One up to an eighth larger than the request, by best fit; else one that leaves memory whole. In virtual segments
     /// that with the lowest address: high ones become free, and their memory goes where it is needed. In plain ones
     /// one that is split already, before one that is a large segment.
     #[default]
-    Low,
+    LowestAddress,
 }
 
 /// What a pool keeps to.
@@ -57,7 +57,7 @@ pub struct Config {
     /// `max_non_split_rounding_mb`: how much larger a block may be than a request of at least `max_split_size`.
     pub max_non_split_rounding: u64,
     /// `roundup_power2_divisions`: sizes are rounded up to so many steps between powers of two.
-    pub roundup_power2_divisions: Divisions,
+    pub roundup_power2_divisions: RoundupDivisions,
     /// `garbage_collection_threshold`: the part of the limit above which segments idle for long are given back
     /// before the pool grows; 0 never does.
     pub garbage_collection_threshold: f64,
@@ -66,7 +66,7 @@ pub struct Config {
     /// `small_size_kb`: requests of up to this many bytes are kept apart from larger ones (PyTorch: 1 MiB).
     pub small_size: u64,
     /// `fit`: `best` or `low`.
-    pub fit: Fit,
+    pub fit: FitPolicy,
     /// `large_segment_size_mb`: the segment made, or memory mapped, for requests below 10 MiB that are not small
     /// (PyTorch: 20 MiB).
     pub large_segment_size: u64,
@@ -92,7 +92,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             small_size: MIB / 4,
-            fit: Fit::Low,
+            fit: FitPolicy::LowestAddress,
             large_segment_size: 32 * MIB,
             expandable_segments: true,
             release_before_growth: true,
@@ -110,11 +110,11 @@ impl Config {
         Self {
             max_split_size: None,
             max_non_split_rounding: 20 * MIB,
-            roundup_power2_divisions: Divisions::default(),
+            roundup_power2_divisions: RoundupDivisions::default(),
             garbage_collection_threshold: 0.0,
             per_process_memory_fraction: 1.0,
             small_size: MIB,
-            fit: Fit::Best,
+            fit: FitPolicy::Best,
             large_segment_size: 20 * MIB,
             expandable_segments: false,
             max_memory: None,
@@ -132,15 +132,15 @@ impl Config {
     /// It cannot be understood.
     pub fn from_env() -> Result<Self> {
         // Not Unicode is an error, and not as if it were not set.
-        VARIABLES.into_iter().try_for_each(|name| environment::text(name).map(drop))?;
-        Self::from_variables(|name| std::env::var(name).ok())
+        ENV_VARS.into_iter().try_for_each(|name| environment::read_text(name).map(drop))?;
+        Self::from_lookup(|name| std::env::var(name).ok())
     }
 
     /// The same with another source of variables.
-    pub fn from_variables(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
-        for name in VARIABLES {
+    pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
+        for name in ENV_VARS {
             if let Some(text) = get(name) {
-                return Self::default().with(&text).map_err(|e| Error::Config(format!("{name}: {e}")));
+                return Self::default().with_settings(&text).map_err(|e| Error::Config(format!("{name}: {e}")));
             }
         }
         Ok(Self::default())
@@ -152,58 +152,58 @@ impl Config {
     /// # Errors
     /// A variable of the project cannot be understood: see [`environment::check`].
     pub fn for_device(backend: &str, index: usize) -> Result<Self> {
-        environment::check()?;
-        Self::for_device_from(|name| std::env::var(name).ok(), backend, index)
+        environment::check_variables()?;
+        Self::for_device_lookup(|name| std::env::var(name).ok(), backend, index)
     }
 
-    fn for_device_from(get: impl Fn(&str) -> Option<String>, backend: &str, index: usize) -> Result<Self> {
-        let config = Self::from_variables(&get)?;
-        let name = format!("{}_{}_{index}", VARIABLES[0], backend.to_uppercase());
+    fn for_device_lookup(get: impl Fn(&str) -> Option<String>, backend: &str, index: usize) -> Result<Self> {
+        let config = Self::from_lookup(&get)?;
+        let name = format!("{}_{}_{index}", ENV_VARS[0], backend.to_uppercase());
         get(&name)
-            .map_or(Ok(config), |text| config.with(&text).map_err(|e| Error::Config(format!("{name}: {e}"))))
+            .map_or(Ok(config), |text| config.with_settings(&text).map_err(|e| Error::Config(format!("{name}: {e}"))))
     }
 
     /// The defaults, changed by `text`.
     pub fn parse(text: &str) -> Result<Self> {
-        Self::default().with(text)
+        Self::default().with_settings(text)
     }
 
     /// This configuration, changed by `text`.
-    pub fn with(mut self, text: &str) -> Result<Self> {
-        for (key, value) in pairs(text)? {
+    pub fn with_settings(mut self, text: &str) -> Result<Self> {
+        for (key, value) in parse_pairs(text)? {
             let key = key.as_str();
-            let setting = Setting { key, value: value.as_str() };
+            let setting = ConfigSetting { key, value: value.as_str() };
             match key {
-                "max_split_size_mb" => self.max_split_size = Some(setting.whole(MIB)?),
-                "max_non_split_rounding_mb" => self.max_non_split_rounding = setting.whole(MIB)?,
-                "roundup_power2_divisions" => self.roundup_power2_divisions = setting.divisions()?,
+                "max_split_size_mb" => self.max_split_size = Some(setting.parse_units(MIB)?),
+                "max_non_split_rounding_mb" => self.max_non_split_rounding = setting.parse_units(MIB)?,
+                "roundup_power2_divisions" => self.roundup_power2_divisions = setting.parse_divisions()?,
                 "garbage_collection_threshold" => {
-                    self.garbage_collection_threshold = setting.fraction(0.0, 1.0)?;
+                    self.garbage_collection_threshold = setting.parse_fraction(0.0, 1.0)?;
                 }
                 "per_process_memory_fraction" => {
-                    self.per_process_memory_fraction = setting.fraction(0.0, 1.0)?;
+                    self.per_process_memory_fraction = setting.parse_fraction(0.0, 1.0)?;
                 }
-                "large_segment_size_mb" => self.large_segment_size = setting.whole(MIB)?,
-                "small_size_kb" => self.small_size = setting.whole(MIB >> 10)?,
-                "fit" if setting.value == "best" => self.fit = Fit::Best,
-                "fit" if setting.value == "low" => self.fit = Fit::Low,
-                "fit" => return Err(setting.wrong("best or low")),
-                "expandable_segments" => self.expandable_segments = setting.boolean()?,
-                "max_memory_mb" => self.max_memory = Some(setting.whole(MIB)?),
-                "max_process_memory_mb" => self.max_process_memory = Some(setting.whole(MIB)?),
-                "throw_on_cudamalloc_oom" => self.fail_fast = setting.boolean()?,
-                "release_before_growth" => self.release_before_growth = setting.boolean()?,
-                "growth_slack" => self.growth_slack = setting.fraction(0.0, 100.0)?,
-                "compaction" => self.compaction = setting.boolean()?,
+                "large_segment_size_mb" => self.large_segment_size = setting.parse_units(MIB)?,
+                "small_size_kb" => self.small_size = setting.parse_units(MIB >> 10)?,
+                "fit" if setting.value == "best" => self.fit = FitPolicy::Best,
+                "fit" if setting.value == "low" => self.fit = FitPolicy::LowestAddress,
+                "fit" => return Err(setting.invalid_value("best or low")),
+                "expandable_segments" => self.expandable_segments = setting.parse_bool()?,
+                "max_memory_mb" => self.max_memory = Some(setting.parse_units(MIB)?),
+                "max_process_memory_mb" => self.max_process_memory = Some(setting.parse_units(MIB)?),
+                "throw_on_cudamalloc_oom" => self.fail_fast = setting.parse_bool()?,
+                "release_before_growth" => self.release_before_growth = setting.parse_bool()?,
+                "growth_slack" => self.growth_slack = setting.parse_fraction(0.0, 100.0)?,
+                "compaction" => self.compaction = setting.parse_bool()?,
                 "backend" if setting.value == "native" => {}
-                "backend" => return Err(setting.wrong("`native` (this pool; there is no other)")),
-                _ if FOREIGN.contains(&key) => {
+                "backend" => return Err(setting.invalid_value("`native` (this pool; there is no other)")),
+                _ if IGNORED_PYTORCH_KEYS.contains(&key) => {
                     log::warn!("allocator setting `{key}` has no meaning here and is ignored");
                 }
                 _ => {
                     return Err(Error::Config(format!(
                         "unrecognized key `{key}`; valid keys are {}",
-                        KEYS.join(", ")
+                        CONFIG_KEYS.join(", ")
                     )));
                 }
             }
@@ -225,11 +225,11 @@ impl Config {
     /// A request's size after rounding, in multiples of `unit`, a power of two (PyTorch: 512).
     #[must_use]
     #[inline]
-    pub fn round(&self, bytes: u64, unit: u64) -> u64 {
+    pub fn round_size(&self, bytes: u64, unit: u64) -> u64 {
         if bytes <= unit {
             return unit;
         }
-        let divisions = self.roundup_power2_divisions.of(bytes);
+        let divisions = self.roundup_power2_divisions.steps_for(bytes);
         if divisions > 1 && bytes > unit.saturating_mul(divisions) {
             let step = (1 << bytes.ilog2()) / divisions;
             if step > unit {
@@ -246,7 +246,7 @@ impl fmt::Display for Config {
     /// The settings that [`Config::parse`] reads, all of them, in whole MiB (KiB for `small_size_kb`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let truth = |b: bool| if b { "True" } else { "False" };
-        let fit = if self.fit == Fit::Best { "best" } else { "low" };
+        let fit = if self.fit == FitPolicy::Best { "best" } else { "low" };
         write!(f, "expandable_segments:{},fit:{fit}", truth(self.expandable_segments))?;
         write!(f, ",small_size_kb:{}", self.small_size >> 10)?;
         write!(f, ",large_segment_size_mb:{}", self.large_segment_size / MIB)?;
@@ -254,8 +254,8 @@ impl fmt::Display for Config {
             write!(f, ",max_split_size_mb:{}", size / MIB)?;
         }
         write!(f, ",max_non_split_rounding_mb:{}", self.max_non_split_rounding / MIB)?;
-        let Divisions(steps) = self.roundup_power2_divisions;
-        if steps != Divisions::default().0 {
+        let RoundupDivisions(steps) = self.roundup_power2_divisions;
+        if steps != RoundupDivisions::default().0 {
             let list = steps.iter().enumerate().map(|(at, n)| format!("{}:{n}", 1u64 << at));
             write!(f, ",roundup_power2_divisions:[{}]", list.collect::<Vec<_>>().join(","))?;
         }
@@ -275,7 +275,7 @@ impl fmt::Display for Config {
 }
 
 /// The valid keys.
-pub const KEYS: [&str; 16] = [
+pub const CONFIG_KEYS: [&str; 16] = [
     "backend",
     "compaction",
     "expandable_segments",
@@ -295,7 +295,7 @@ pub const KEYS: [&str; 16] = [
 ];
 
 /// PyTorch's keys for what this pool has no choice in, or does not do: a string that works there works here.
-const FOREIGN: [&str; 11] = [
+const IGNORED_PYTORCH_KEYS: [&str; 11] = [
     "expandable_segments_reserve",
     "expandable_segments_reserve_by_class",
     "graph_capture_record_stream_reuse",
@@ -309,58 +309,58 @@ const FOREIGN: [&str; 11] = [
     "release_lock_on_cudamalloc",
 ];
 
-struct Setting<'a> {
+struct ConfigSetting<'a> {
     key: &'a str,
     value: &'a str,
 }
 
-impl Setting<'_> {
-    fn wrong(&self, expected: &str) -> Error {
+impl ConfigSetting<'_> {
+    fn invalid_value(&self, expected: &str) -> Error {
         Error::Config(format!("`{}:{}`: expected {expected}", self.key, self.value))
     }
 
-    fn whole(&self, unit: u64) -> Result<u64> {
-        let most = MOST_BYTES / unit;
+    fn parse_units(&self, unit: u64) -> Result<u64> {
+        let most = MAX_MEMORY_BYTES / unit;
         let number = self.value.parse::<u64>().ok().filter(|n| (1..=most).contains(n));
-        number.map(|n| n * unit).ok_or_else(|| self.wrong(&format!("a whole number from 1 to {most}")))
+        number.map(|n| n * unit).ok_or_else(|| self.invalid_value(&format!("a whole number from 1 to {most}")))
     }
 
-    fn boolean(&self) -> Result<bool> {
+    fn parse_bool(&self) -> Result<bool> {
         match self.value {
             "True" => Ok(true),
             "False" => Ok(false),
-            _ => Err(self.wrong("True or False")),
+            _ => Err(self.invalid_value("True or False")),
         }
     }
 
-    fn fraction(&self, low: f64, high: f64) -> Result<f64> {
+    fn parse_fraction(&self, low: f64, high: f64) -> Result<f64> {
         let number = self.value.parse::<f64>().ok().filter(|n| (low..=high).contains(n));
-        number.ok_or_else(|| self.wrong(&format!("a number from {low} to {high}")))
+        number.ok_or_else(|| self.invalid_value(&format!("a number from {low} to {high}")))
     }
 
-    fn divisions(&self) -> Result<Divisions> {
+    fn parse_divisions(&self) -> Result<RoundupDivisions> {
         let expected = "a power of two, or a list such as [256:1,512:2,1024:4,>:8] (sizes in MiB)";
         let steps = |text: &str| {
             let number = text.trim().parse::<u16>().ok().filter(|n| *n == 0 || n.is_power_of_two());
-            number.ok_or_else(|| self.wrong(expected))
+            number.ok_or_else(|| self.invalid_value(expected))
         };
         let Some(list) = self.value.strip_prefix('[').and_then(|v| v.strip_suffix(']')) else {
-            return Ok(Divisions::uniform(steps(self.value)?));
+            return Ok(RoundupDivisions::uniform(steps(self.value)?));
         };
-        let mut divisions = Divisions::default();
+        let mut divisions = RoundupDivisions::default();
         let mut next = 0;
         for item in list.split(',') {
-            let (size, count) = item.split_once(':').ok_or_else(|| self.wrong(expected))?;
+            let (size, count) = item.split_once(':').ok_or_else(|| self.invalid_value(expected))?;
             let count = steps(count)?;
             // A size names the interval that starts at it; what lies between two sizes keeps the later one's steps.
             let end = if size.trim() == ">" {
                 16
             } else {
                 let size = size.trim().parse::<u64>().ok().filter(|n| n.is_power_of_two());
-                size.ok_or_else(|| self.wrong(expected))?.ilog2() as usize + 1
+                size.ok_or_else(|| self.invalid_value(expected))?.ilog2() as usize + 1
             };
             if end <= next || end > 16 {
-                return Err(self.wrong("sizes that rise, below 64 GiB"));
+                return Err(self.invalid_value("sizes that rise, below 64 GiB"));
             }
             divisions.0[next..end].fill(count);
             // Sizes beyond the list keep the last one's steps.
@@ -372,7 +372,7 @@ impl Setting<'_> {
 }
 
 /// `key:value,key:[a,b]` as pairs.
-fn pairs(text: &str) -> Result<Vec<(String, String)>> {
+fn parse_pairs(text: &str) -> Result<Vec<(String, String)>> {
     let mut pairs = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
@@ -421,11 +421,11 @@ mod tests {
         let expected = Config {
             max_split_size: Some(256 * MIB),
             max_non_split_rounding: 10 * MIB,
-            roundup_power2_divisions: Divisions(divisions),
+            roundup_power2_divisions: RoundupDivisions(divisions),
             garbage_collection_threshold: 0.8,
             per_process_memory_fraction: 0.5,
             small_size: 512 * KIB,
-            fit: Fit::Best,
+            fit: FitPolicy::Best,
             large_segment_size: 32 * MIB,
             expandable_segments: false,
             max_memory: Some(1000 * MIB),
@@ -439,7 +439,7 @@ mod tests {
         assert_eq!(Config::parse(&config.to_string())?, config);
         assert_eq!(
             Config::parse("roundup_power2_divisions:4")?.roundup_power2_divisions,
-            Divisions::uniform(4)
+            RoundupDivisions::uniform(4)
         );
         assert_eq!(Config::parse("  ")?, Config::default());
         assert_eq!(Config::parse("max_split_size_mb:21")?.max_split_size, Some(21 * MIB));
@@ -448,16 +448,16 @@ mod tests {
 
     #[test]
     fn each_variable_is_read_in_order() -> Result<()> {
-        for (at, name) in VARIABLES.iter().enumerate() {
+        for (at, name) in ENV_VARS.iter().enumerate() {
             // The variables before this one are unset; those after it are set and must not count.
             let get = |asked: &str| {
-                let found = VARIABLES.iter().position(|v| *v == asked)?;
+                let found = ENV_VARS.iter().position(|v| *v == asked)?;
                 (found >= at)
                     .then(|| if found == at { "max_memory_mb:7" } else { "max_memory_mb:8" }.to_owned())
             };
-            let config = Config::from_variables(get)?;
+            let config = Config::from_lookup(get)?;
             assert_eq!(config.max_memory, Some(7 * MIB), "{name}");
-            let bad = Config::from_variables(|asked| (asked == *name).then(|| "nonsense:1".to_owned()));
+            let bad = Config::from_lookup(|asked| (asked == *name).then(|| "nonsense:1".to_owned()));
             assert!(bad.is_err_and(|e| e.to_string().contains(name)), "{name}");
         }
         Ok(())
@@ -471,7 +471,7 @@ mod tests {
             "FOREBAY_ALLOC_CONF_WGPU_0" => Some("max_memory:9".to_owned()),
             _ => None,
         };
-        let of = |backend, index| Config::for_device_from(get, backend, index);
+        let of = |backend, index| Config::for_device_lookup(get, backend, index);
         assert_eq!((of("cuda", 0)?.max_memory, of("cuda", 0)?.growth_slack), (Some(7 * MIB), 0.5));
         assert_eq!((of("cuda", 1)?.max_memory, of("cuda", 1)?.growth_slack), (Some(9 * MIB), 0.5));
         let wrong = of("wgpu", 0).map_or_else(|e| e.to_string(), |c| c.to_string());
@@ -501,11 +501,11 @@ mod tests {
     #[test]
     fn each_range_is_kept() -> Result<()> {
         let sizes = [
-            ("max_non_split_rounding_mb", MOST_BYTES / MIB),
-            ("large_segment_size_mb", MOST_BYTES / MIB),
-            ("max_memory_mb", MOST_BYTES / MIB),
-            ("max_process_memory_mb", MOST_BYTES / MIB),
-            ("small_size_kb", MOST_BYTES / KIB),
+            ("max_non_split_rounding_mb", MAX_MEMORY_BYTES / MIB),
+            ("large_segment_size_mb", MAX_MEMORY_BYTES / MIB),
+            ("max_memory_mb", MAX_MEMORY_BYTES / MIB),
+            ("max_process_memory_mb", MAX_MEMORY_BYTES / MIB),
+            ("small_size_kb", MAX_MEMORY_BYTES / KIB),
         ];
         for (key, most) in sizes {
             for good in [1, most] {
@@ -561,7 +561,7 @@ mod tests {
     fn rounding_is_pytorchs() -> Result<()> {
         let plain = Config::default();
         for (bytes, rounded) in [(0, 512), (1, 512), (512, 512), (513, 1024), (1200, 1536)] {
-            assert_eq!(plain.round(bytes, 512), rounded, "{bytes}");
+            assert_eq!(plain.round_size(bytes, 512), rounded, "{bytes}");
         }
         // With 4 divisions between powers of two; never below a multiple of 512.
         let divided = Config::parse("roundup_power2_divisions:4")?;
@@ -572,11 +572,11 @@ mod tests {
             (MIB + 1, MIB + 256 * KIB),
             (7 * MIB + 1, 8 * MIB),
         ] {
-            assert_eq!(divided.round(bytes, 512), rounded, "{bytes}");
+            assert_eq!(divided.round_size(bytes, 512), rounded, "{bytes}");
         }
         for config in [plain, divided] {
             for bytes in [u64::MAX, u64::MAX - 511, u64::MAX - (1 << 40), 1 << 63] {
-                assert!(config.round(bytes, 512) >= bytes / 512 * 512, "{bytes}");
+                assert!(config.round_size(bytes, 512) >= bytes / 512 * 512, "{bytes}");
             }
         }
         Ok(())

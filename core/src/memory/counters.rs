@@ -6,7 +6,7 @@ use super::Tag;
 use super::stats::{PoolStat, Stat, Stats};
 
 impl PoolStat {
-    fn of(large_pool: Stat, small_pool: Stat, peak: u64) -> Self {
+    fn from_pools(large_pool: Stat, small_pool: Stat, peak: u64) -> Self {
         let all = Stat {
             current: large_pool.current + small_pool.current,
             peak,
@@ -19,7 +19,7 @@ impl PoolStat {
 
 /// Keeps a peak. A branch and no `max`: peaks seldom rise, and a vector of maxima would wait for what was just written.
 #[inline]
-fn raise(peak: &mut u64, now: u64) {
+fn raise_peak(peak: &mut u64, now: u64) {
     if now > *peak {
         *peak = now;
     }
@@ -27,7 +27,7 @@ fn raise(peak: &mut u64, now: u64) {
 
 /// A counter of both pools: index 0 is the large pool, 1 the small one.
 #[derive(Clone, Copy, Debug, Default)]
-struct Counter {
+struct PoolCounter {
     current: [u64; 2],
     added: [u64; 2],
     /// `current` at the last reset of the accumulated figures.
@@ -36,19 +36,19 @@ struct Counter {
     peak: [u64; 3],
 }
 
-impl Counter {
+impl PoolCounter {
     #[inline]
     fn add(&mut self, small: bool, by: u64) {
         let pool = usize::from(small);
         self.current[pool] += by;
         self.added[pool] += by;
-        raise(&mut self.peak[pool], self.current[pool]);
+        raise_peak(&mut self.peak[pool], self.current[pool]);
         let total = self.total();
-        raise(&mut self.peak[2], total);
+        raise_peak(&mut self.peak[2], total);
     }
 
     #[inline]
-    fn change(&mut self, small: bool, gone: u64, come: u64) {
+    fn replace(&mut self, small: bool, gone: u64, come: u64) {
         if come > gone {
             self.add(small, come - gone);
         } else {
@@ -71,8 +71,8 @@ impl Counter {
         Stat { current, peak: self.peak[pool], allocated, freed: allocated + self.base[pool] - current }
     }
 
-    fn read(&self) -> PoolStat {
-        PoolStat::of(self.stat(0), self.stat(1), self.peak[2])
+    fn to_pool_stat(&self) -> PoolStat {
+        PoolStat::from_pools(self.stat(0), self.stat(1), self.peak[2])
     }
 
     fn reset_peak(&mut self) {
@@ -87,18 +87,18 @@ impl Counter {
 
 /// A counter without pools.
 #[derive(Clone, Copy, Debug, Default)]
-struct Tally {
+struct TagCounter {
     current: u64,
     added: u64,
     peak: u64,
     /// The peak before the last block.
-    before: u64,
+    previous_peak: u64,
     /// `current` at the last reset of the accumulated figures.
     base: u64,
 }
 
-impl Tally {
-    fn read(&self) -> Stat {
+impl TagCounter {
+    fn to_stat(&self) -> Stat {
         let Self { current, added, peak, base, .. } = *self;
         Stat { current, peak, allocated: added, freed: added + base - current }
     }
@@ -106,12 +106,12 @@ impl Tally {
 
 /// Free parts of segments: what PyTorch calls inactive splits, for they cannot be given back by themselves.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Parts {
+pub(super) struct InactiveSplit {
     pub(super) blocks: u64,
     pub(super) bytes: u64,
 }
 
-impl Add for Parts {
+impl Add for InactiveSplit {
     type Output = Self;
 
     #[inline]
@@ -137,7 +137,7 @@ struct HeldCounters {
 
 /// The largest values of [`Held`].
 #[derive(Clone, Copy, Debug, Default)]
-struct Peak {
+struct PeakCounters {
     blocks: u64,
     bytes: u64,
     requested: u64,
@@ -146,24 +146,24 @@ struct Peak {
     active_bytes: u64,
 }
 
-impl Peak {
+impl PeakCounters {
     #[inline]
-    fn see(&mut self, held: &HeldCounters) {
-        raise(&mut self.blocks, held.blocks);
-        raise(&mut self.bytes, held.bytes);
-        raise(&mut self.requested, held.requested);
+    fn raise_to(&mut self, held: &HeldCounters) {
+        raise_peak(&mut self.blocks, held.blocks);
+        raise_peak(&mut self.bytes, held.bytes);
+        raise_peak(&mut self.requested, held.requested);
     }
 
-    fn see_active(&mut self, held: &HeldCounters) {
-        raise(&mut self.active_blocks, held.blocks + held.pending_blocks);
-        raise(&mut self.active_bytes, held.bytes + held.pending_bytes);
+    fn raise_active_to(&mut self, held: &HeldCounters) {
+        raise_peak(&mut self.active_blocks, held.blocks + held.pending_blocks);
+        raise_peak(&mut self.active_bytes, held.bytes + held.pending_bytes);
     }
 }
 
 impl HeldCounters {
     /// The present figures of two pools together.
     #[inline]
-    fn and(&self, other: &Self) -> Self {
+    fn sum_current(&self, other: &Self) -> Self {
         Self {
             blocks: self.blocks + other.blocks,
             bytes: self.bytes + other.bytes,
@@ -177,15 +177,15 @@ impl HeldCounters {
 
 /// Peaks of a part of the program.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Marks {
+pub(super) struct ScopedPeaks {
     pub(super) tags: [u64; Tag::COUNT],
     pub(super) allocated: u64,
     pub(super) blocks: u64,
     pub(super) reserved: u64,
 }
 
-impl Marks {
-    fn max(mut self, other: &Self) -> Self {
+impl ScopedPeaks {
+    fn merge_max(mut self, other: &Self) -> Self {
         self.tags.iter_mut().zip(other.tags).for_each(|(peak, other)| *peak = other.max(*peak));
         Self {
             tags: self.tags,
@@ -197,50 +197,50 @@ impl Marks {
 }
 
 #[derive(Clone, Debug, Default)]
-pub(super) struct Counters {
+pub(super) struct PoolCounters {
     /// Of the large pool, then of the small one.
     held: [HeldCounters; 2],
     /// The same, and that of both.
-    peak: [Peak; 3],
+    peak: [PeakCounters; 3],
     /// `held` at the last reset of the accumulated figures.
     base: [HeldCounters; 2],
-    tags: [Tally; Tag::COUNT],
-    segment: Counter,
-    reserved_bytes: Counter,
-    inactive_split: Counter,
-    inactive_split_bytes: Counter,
-    oversize_segments: Counter,
-    oversize_allocations: Counter,
+    tags: [TagCounter; Tag::COUNT],
+    segment: PoolCounter,
+    reserved_bytes: PoolCounter,
+    inactive_split: PoolCounter,
+    inactive_split_bytes: PoolCounter,
+    oversize_segments: PoolCounter,
+    oversize_allocations: PoolCounter,
     /// Bytes on their way back to the device.
-    pub(super) leaving_bytes: u64,
+    pub(super) releasing_bytes: u64,
     /// The peaks before the part of the program whose own ones are counted now.
-    outer: Option<Marks>,
+    outer_peaks: Option<ScopedPeaks>,
     pub(super) max_split: u64,
     /// The most bytes that were ever active: no reset lowers it.
-    pub(super) most_active: u64,
+    pub(super) peak_active_bytes: u64,
     /// The least that were held before a request, since there were more than ever or whoever asks has set it anew.
-    pub(super) least_active: u64,
+    pub(super) min_active_bytes: u64,
 }
 
-impl Counters {
+impl PoolCounters {
     /// A block that is held has another tag, as if from the start.
     pub(super) fn retag(&mut self, size: u64, from: Tag, to: Tag) {
         let tally = &mut self.tags[from as usize];
         if tally.peak == tally.current {
             // Of the newest block: the peak is what it was before.
-            tally.peak = tally.before.max(tally.current - size).min(tally.peak);
+            tally.peak = tally.previous_peak.max(tally.current - size).min(tally.peak);
         }
         tally.current -= size;
         tally.added = tally.added.saturating_sub(size);
         let tally = &mut self.tags[to as usize];
         tally.current += size;
         tally.added += size;
-        tally.before = tally.peak;
-        raise(&mut tally.peak, tally.current);
+        tally.previous_peak = tally.peak;
+        raise_peak(&mut tally.peak, tally.current);
     }
 
     #[inline]
-    pub(super) fn hold(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
+    pub(super) fn record_alloc(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
         let pool = usize::from(small);
         let held = &mut self.held[pool];
         held.blocks += 1;
@@ -249,20 +249,20 @@ impl Counters {
         held.blocks_added += 1;
         held.bytes_added += size;
         held.requested_added += requested;
-        self.peak[pool].see(held);
-        let both = self.held[0].and(&self.held[1]);
-        self.peak[2].see(&both);
-        let least = self.least_active.min(both.bytes - size);
-        self.least_active = if both.bytes > self.most_active { u64::MAX } else { least };
-        raise(&mut self.most_active, both.bytes);
+        self.peak[pool].raise_to(held);
+        let both = self.held[0].sum_current(&self.held[1]);
+        self.peak[2].raise_to(&both);
+        let least = self.min_active_bytes.min(both.bytes - size);
+        self.min_active_bytes = if both.bytes > self.peak_active_bytes { u64::MAX } else { least };
+        raise_peak(&mut self.peak_active_bytes, both.bytes);
         if both.pending_blocks != 0 {
-            self.see_active();
+            self.raise_active_peaks();
         }
         let tally = &mut self.tags[tag as usize];
         tally.current += size;
         tally.added += size;
-        tally.before = tally.peak;
-        raise(&mut tally.peak, tally.current);
+        tally.previous_peak = tally.peak;
+        raise_peak(&mut tally.peak, tally.current);
         if size >= self.max_split {
             self.oversize_allocations.add(small, 1);
         }
@@ -270,16 +270,16 @@ impl Counters {
 
     /// What is active is more than what is held.
     #[cold]
-    fn see_active(&mut self) {
-        let both = self.held[0].and(&self.held[1]);
+    fn raise_active_peaks(&mut self) {
+        let both = self.held[0].sum_current(&self.held[1]);
         for (peak, held) in self.peak.iter_mut().zip([&self.held[0], &self.held[1], &both]) {
-            peak.see_active(held);
+            peak.raise_active_to(held);
         }
-        raise(&mut self.most_active, both.bytes + both.pending_bytes);
+        raise_peak(&mut self.peak_active_bytes, both.bytes + both.pending_bytes);
     }
 
     #[inline]
-    pub(super) fn drop_hold(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
+    pub(super) fn record_free(&mut self, small: bool, size: u64, requested: u64, tag: Tag) {
         let held = &mut self.held[usize::from(small)];
         held.blocks -= 1;
         held.bytes -= size;
@@ -290,13 +290,13 @@ impl Counters {
         }
     }
 
-    pub(super) fn pend(&mut self, small: bool, size: u64) {
+    pub(super) fn record_pending(&mut self, small: bool, size: u64) {
         let held = &mut self.held[usize::from(small)];
         held.pending_blocks += 1;
         held.pending_bytes += size;
     }
 
-    pub(super) fn unpend(&mut self, small: bool, size: u64) {
+    pub(super) fn record_completed(&mut self, small: bool, size: u64) {
         let held = &mut self.held[usize::from(small)];
         held.pending_blocks -= 1;
         held.pending_bytes -= size;
@@ -304,15 +304,15 @@ impl Counters {
 
     /// Free parts of segments went, and others came in their place.
     #[inline]
-    pub(super) fn resplit(&mut self, small: bool, gone: Parts, come: Parts) {
+    pub(super) fn replace_inactive_split(&mut self, small: bool, gone: InactiveSplit, come: InactiveSplit) {
         if gone.blocks | come.blocks != 0 {
-            self.inactive_split.change(small, gone.blocks, come.blocks);
-            self.inactive_split_bytes.change(small, gone.bytes, come.bytes);
+            self.inactive_split.replace(small, gone.blocks, come.blocks);
+            self.inactive_split_bytes.replace(small, gone.bytes, come.bytes);
         }
     }
 
     /// So many segments, or extents, were taken from the device.
-    pub(super) fn reserve(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
+    pub(super) fn record_reserve(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
         self.segment.add(small, count);
         self.reserved_bytes.add(small, size);
         if oversize {
@@ -320,7 +320,7 @@ impl Counters {
         }
     }
 
-    pub(super) fn unreserve(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
+    pub(super) fn record_release(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
         self.segment.sub(small, count);
         self.reserved_bytes.sub(small, size);
         if oversize {
@@ -337,7 +337,7 @@ impl Counters {
     }
 
     /// Bytes that were ever lent.
-    pub(super) fn lent(&self) -> u64 {
+    pub(super) fn total_allocated(&self) -> u64 {
         self.held.iter().map(|h| h.bytes_added).sum()
     }
 
@@ -347,7 +347,7 @@ impl Counters {
 
     /// Bytes that are neither lent nor free: they wait for a fence.
     pub(super) fn pending_bytes(&self) -> u64 {
-        self.active() - self.allocated() + self.leaving_bytes
+        self.active() - self.allocated() + self.releasing_bytes
     }
 
     /// Bytes held for each tag.
@@ -356,9 +356,9 @@ impl Counters {
     }
 
     /// Starts a part of the program, whose own peaks are counted until [`end_marks`](Self::end_marks).
-    pub(super) fn begin_marks(&mut self) {
-        self.outer = Some(self.marks());
-        self.set_marks(&Marks {
+    pub(super) fn begin_scoped_peaks(&mut self) {
+        self.outer_peaks = Some(self.current_peaks());
+        self.set_peaks(&ScopedPeaks {
             tags: self.by_tag(),
             allocated: self.allocated(),
             blocks: self.held.iter().map(|h| h.blocks).sum(),
@@ -367,15 +367,15 @@ impl Counters {
     }
 
     /// Ends it. Its peaks, unless all peaks were reset meanwhile.
-    pub(super) fn end_marks(&mut self) -> Option<Marks> {
-        let outer = self.outer.take()?;
-        let inner = self.marks();
-        self.set_marks(&outer.max(&inner));
+    pub(super) fn end_scoped_peaks(&mut self) -> Option<ScopedPeaks> {
+        let outer = self.outer_peaks.take()?;
+        let inner = self.current_peaks();
+        self.set_peaks(&outer.merge_max(&inner));
         Some(inner)
     }
 
-    fn marks(&self) -> Marks {
-        Marks {
+    fn current_peaks(&self) -> ScopedPeaks {
+        ScopedPeaks {
             tags: self.tags.map(|tag| tag.peak),
             allocated: self.peak[2].bytes,
             blocks: self.peak[2].blocks,
@@ -383,7 +383,7 @@ impl Counters {
         }
     }
 
-    fn set_marks(&mut self, marks: &Marks) {
+    fn set_peaks(&mut self, marks: &ScopedPeaks) {
         for (tag, peak) in self.tags.iter_mut().zip(marks.tags) {
             tag.peak = peak;
         }
@@ -392,11 +392,11 @@ impl Counters {
     }
 
     /// What is counted here, as statistics; the rest of them is zero.
-    pub(super) fn read(&self) -> Stats {
-        if let Some(outer) = &self.outer {
-            let mut all = Self { outer: None, ..self.clone() };
-            all.set_marks(&outer.max(&self.marks()));
-            return all.read();
+    pub(super) fn to_stats(&self) -> Stats {
+        if let Some(outer) = &self.outer_peaks {
+            let mut all = Self { outer_peaks: None, ..self.clone() };
+            all.set_peaks(&outer.merge_max(&self.current_peaks()));
+            return all.to_stats();
         }
         let blocks = |h: &HeldCounters| h.blocks;
         let bytes = |h: &HeldCounters| h.bytes;
@@ -408,14 +408,14 @@ impl Counters {
             allocated_bytes: self.stat(bytes, |h| h.bytes_added, |p| p.bytes),
             active_bytes: self.stat(active_bytes, |h| h.bytes_added, |p| p.active_bytes.max(p.bytes)),
             requested_bytes: self.stat(|h| h.requested, |h| h.requested_added, |p| p.requested),
-            segment: self.segment.read(),
-            reserved_bytes: self.reserved_bytes.read(),
-            inactive_split: self.inactive_split.read(),
-            inactive_split_bytes: self.inactive_split_bytes.read(),
-            oversize_allocations: self.oversize_allocations.read().all,
-            oversize_segments: self.oversize_segments.read().all,
+            segment: self.segment.to_pool_stat(),
+            reserved_bytes: self.reserved_bytes.to_pool_stat(),
+            inactive_split: self.inactive_split.to_pool_stat(),
+            inactive_split_bytes: self.inactive_split_bytes.to_pool_stat(),
+            oversize_allocations: self.oversize_allocations.to_pool_stat().all,
+            oversize_segments: self.oversize_segments.to_pool_stat().all,
             pending_bytes: self.pending_bytes(),
-            tags: self.tags.map(|t| t.read()),
+            tags: self.tags.map(|t| t.to_stat()),
             ..Stats::default()
         }
     }
@@ -424,7 +424,7 @@ impl Counters {
         &self,
         now: fn(&HeldCounters) -> u64,
         added: fn(&HeldCounters) -> u64,
-        peak: fn(&Peak) -> u64,
+        peak: fn(&PeakCounters) -> u64,
     ) -> PoolStat {
         let pool = |pool: usize| {
             let (held, base) = (&self.held[pool], &self.base[pool]);
@@ -432,29 +432,29 @@ impl Counters {
             let freed = now(base) + allocated - now(held);
             Stat { current: now(held), peak: peak(&self.peak[pool]), allocated, freed }
         };
-        PoolStat::of(pool(0), pool(1), peak(&self.peak[2]))
+        PoolStat::from_pools(pool(0), pool(1), peak(&self.peak[2]))
     }
 
     pub(super) fn reset_peak(&mut self) {
-        self.outer = None;
-        self.peak = [Peak::default(); 3];
-        self.peak[0].see(&self.held[0]);
-        self.peak[1].see(&self.held[1]);
-        self.peak[2].see(&self.held[0].and(&self.held[1]));
-        self.see_active();
-        self.each(Counter::reset_peak);
+        self.outer_peaks = None;
+        self.peak = [PeakCounters::default(); 3];
+        self.peak[0].raise_to(&self.held[0]);
+        self.peak[1].raise_to(&self.held[1]);
+        self.peak[2].raise_to(&self.held[0].sum_current(&self.held[1]));
+        self.raise_active_peaks();
+        self.for_each_counter(PoolCounter::reset_peak);
         self.tags.iter_mut().for_each(|t| t.peak = t.current);
     }
 
     pub(super) fn reset_accumulated(&mut self) {
         self.base = self.held;
-        self.each(Counter::reset_accumulated);
+        self.for_each_counter(PoolCounter::reset_accumulated);
         for tally in &mut self.tags {
             (tally.added, tally.base) = (0, tally.current);
         }
     }
 
-    fn each(&mut self, change: impl Fn(&mut Counter)) {
+    fn for_each_counter(&mut self, change: impl Fn(&mut PoolCounter)) {
         let all = [
             &mut self.segment,
             &mut self.reserved_bytes,

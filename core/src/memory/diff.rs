@@ -19,9 +19,9 @@ pub struct HeldBytes {
 
 /// What was held for someone in two snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Difference {
+pub struct HolderChange {
     /// Who.
-    pub who: AllocationSite,
+    pub holder: AllocationSite,
     /// What was held first.
     pub before: HeldBytes,
     /// What was held later.
@@ -29,33 +29,33 @@ pub struct Difference {
 }
 
 /// Subtracts the first number from the second one, and stays within the type: a snapshot made by hand may hold any numbers.
-fn more(before: u64, after: u64) -> i64 {
+fn signed_difference(before: u64, after: u64) -> i64 {
     let more = i128::from(after) - i128::from(before);
     i64::try_from(more).unwrap_or(if more < 0 { i64::MIN } else { i64::MAX })
 }
 
-impl Difference {
+impl HolderChange {
     /// How many bytes more are held.
     #[must_use]
     pub fn bytes(&self) -> i64 {
-        more(self.before.bytes, self.after.bytes)
+        signed_difference(self.before.bytes, self.after.bytes)
     }
 }
 
 /// What changed between two snapshots: who holds more or less, what grew most first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Diff {
+pub struct SnapshotDiff {
     /// Only those that changed. What a tag, module, operation and line hold is one entry.
-    pub changes: Vec<Difference>,
+    pub changes: Vec<HolderChange>,
 }
 
-impl Diff {
+impl SnapshotDiff {
     /// The changes of each tag.
     #[must_use]
     pub fn by_tag(&self) -> BTreeMap<super::Tag, i64> {
         let mut sums = BTreeMap::new();
         for change in &self.changes {
-            let sum = sums.entry(change.who.tag).or_insert(0_i64);
+            let sum = sums.entry(change.holder.tag).or_insert(0_i64);
             *sum = sum.saturating_add(change.bytes());
         }
         sums
@@ -64,11 +64,11 @@ impl Diff {
     /// How many bytes more are held in all.
     #[must_use]
     pub fn bytes(&self) -> i64 {
-        self.changes.iter().map(Difference::bytes).fold(0, i64::saturating_add)
+        self.changes.iter().map(HolderChange::bytes).fold(0, i64::saturating_add)
     }
 }
 
-impl fmt::Display for Diff {
+impl fmt::Display for SnapshotDiff {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let signed = |bytes: i64| {
             let sign = if bytes < 0 { "-" } else { "+" };
@@ -77,9 +77,9 @@ impl fmt::Display for Diff {
         for (tag, bytes) in self.by_tag() {
             writeln!(f, "{tag:<16}{:>12}", signed(bytes))?;
         }
-        for Difference { who, before, after } in &self.changes {
-            let bytes = signed(more(before.bytes, after.bytes));
-            let blocks = more(before.blocks, after.blocks);
+        for HolderChange { holder: who, before, after } in &self.changes {
+            let bytes = signed(signed_difference(before.bytes, after.bytes));
+            let blocks = signed_difference(before.blocks, after.blocks);
             writeln!(f, "{bytes:>12} {blocks:>+7} blocks  {who}")?;
         }
         write!(f, "{:<16}{:>12}", "all", signed(self.bytes()))
@@ -106,9 +106,9 @@ impl fmt::Display for AllocationSite {
 impl Snapshot {
     /// What is held, by holder.
     #[must_use]
-    pub fn held(&self) -> Vec<(&AllocationSite, HeldBytes)> {
+    pub fn totals_by_holder(&self) -> Vec<(&AllocationSite, HeldBytes)> {
         let mut sums = rustc_hash::FxHashMap::<&AllocationSite, HeldBytes>::default();
-        for (block, who) in self.live() {
+        for (block, who) in self.live_blocks() {
             let held = sums.entry(who).or_default();
             held.blocks += 1;
             held.bytes = held.bytes.saturating_add(block.size);
@@ -122,20 +122,20 @@ impl Snapshot {
 
     /// What changed from this snapshot to a later one.
     #[must_use]
-    pub fn diff(&self, later: &Self) -> Diff {
+    pub fn diff(&self, later: &Self) -> SnapshotDiff {
         let mut both = rustc_hash::FxHashMap::<&AllocationSite, (HeldBytes, HeldBytes)>::default();
-        for (who, held) in self.held() {
+        for (who, held) in self.totals_by_holder() {
             both.entry(who).or_default().0 = held;
         }
-        for (who, held) in later.held() {
+        for (who, held) in later.totals_by_holder() {
             both.entry(who).or_default().1 = held;
         }
         let changed = both.into_iter().filter(|(_, (before, after))| before != after);
         let mut changes = changed
-            .map(|(who, (before, after))| Difference { who: who.clone(), before, after })
+            .map(|(who, (before, after))| HolderChange { holder: who.clone(), before, after })
             .collect::<Vec<_>>();
-        changes.sort_by_key(|c| (std::cmp::Reverse(c.bytes()), c.who.to_string()));
-        Diff { changes }
+        changes.sort_by_key(|c| (std::cmp::Reverse(c.bytes()), c.holder.to_string()));
+        SnapshotDiff { changes }
     }
 }
 
@@ -145,11 +145,11 @@ impl Snapshot {
     "{} more are held after {steps} steps, {} a step:\n{diff}\nsomething keeps what a step made: a loss or another tensor with its graph, a list of results, a cache",
     Bytes(diff.bytes().max(0).unsigned_abs()), Bytes(diff.bytes().max(0).unsigned_abs() / (*steps).max(1))
 )]
-pub struct Growth {
+pub struct MemoryGrowth {
     /// How many steps were compared.
     pub steps: u64,
     /// Who holds more.
-    pub diff: Diff,
+    pub diff: SnapshotDiff,
 }
 
 impl Pool {
@@ -175,7 +175,7 @@ impl Pool {
         // Lines are known only of what is lent while the pool records; live blocks need no events.
         let recorded_before = self.is_recording();
         if !recorded_before {
-            self.record(1);
+            self.start_recording(1);
         }
         let before = self.snapshot();
         let outcome = (0..steps).try_for_each(|_| step());
@@ -185,6 +185,6 @@ impl Pool {
         }
         outcome?;
         let diff = before.diff(&after);
-        if diff.bytes() > 0 { Err(Error::Growth(Box::new(Growth { steps, diff }))) } else { Ok(()) }
+        if diff.bytes() > 0 { Err(Error::Growth(Box::new(MemoryGrowth { steps, diff }))) } else { Ok(()) }
     }
 }

@@ -3,14 +3,14 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::compact::{HeldDispatch, Move, Mover};
+use super::compaction::{HeldDispatch, BlockMove, BlockMover};
 use super::source::{
-    DeviceMemory, Event, Fence, MAX_QUEUES, Piece, Process, SegmentId, SegmentSource, SourceError,
+    DeviceMemory, Event, Fence, MAX_QUEUES, PageRemap, DeviceProcess, SegmentId, SegmentSource, SourceError,
     SourceLimits, VirtualMemory,
 };
 /// What a [`FakeSource`] was asked for, how often.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Calls {
+pub struct SourceCalls {
     /// `alloc_segment`
     pub alloc: u64,
     /// `free_segment`
@@ -22,49 +22,49 @@ pub struct Calls {
     /// `unmap` and `unmap_pieces`
     pub unmap: u64,
     /// Pieces of `arrange` that were moved.
-    pub moved: u64,
+    pub moved_pieces: u64,
     /// `arrange_behind`
-    pub behind: u64,
+    pub remaps_after_submitted: u64,
     /// Bytes of blocks that were copied.
-    pub copied: u64,
+    pub copied_bytes: u64,
     /// `fence_wait`
-    pub wait: u64,
+    pub fence_waits: u64,
 }
 
-impl Calls {
+impl SourceCalls {
     /// Calls that get memory or give it back.
     #[must_use]
-    pub fn memory(&self) -> u64 {
+    pub fn memory_calls(&self) -> u64 {
         self.alloc + self.free + self.map + self.unmap
     }
 }
 
 #[derive(Debug, Default)]
 struct FakeDeviceState {
-    next: u64,
+    last_id: u64,
     /// Plain segments and their sizes.
     segments: HashMap<SegmentId, u64>,
     /// Ranges, their sizes and what is mapped in them.
     ranges: HashMap<SegmentId, (u64, BTreeMap<u64, u64>)>,
     used: u64,
     peak: u64,
-    calls: Calls,
+    calls: SourceCalls,
     /// Calls of alloc_segment, map and reserve that fail, counted from now: 0 is the next one.
     failures: Vec<(u64, SourceError)>,
     submitted: u64,
-    passed: u64,
-    manual: bool,
-    holds_back: bool,
+    signaled: u64,
+    has_manual_fences: bool,
+    has_deferred_work: bool,
     /// Broken promises of the pool.
-    complaints: Vec<String>,
+    violations: Vec<String>,
     /// The queues of the events so far.
     events: Vec<u8>,
     /// Which queue waited for which other one, and the last event that it waited for.
-    waited: HashMap<(u8, u8), u64>,
+    waits: HashMap<(u8, u8), u64>,
     /// What lies in mapped memory, by segment and offset of the piece; absent if no contents are kept.
     contents: Option<BTreeMap<(SegmentId, u64), Vec<u8>>>,
     /// Others on the device.
-    processes: Vec<Process>,
+    processes: Vec<DeviceProcess>,
 }
 
 /// A device of so many bytes that checks what the pool promises. Fences pass at once, unless told otherwise.
@@ -72,7 +72,7 @@ struct FakeDeviceState {
 pub struct FakeSource {
     capacity: u64,
     limits: SourceLimits,
-    real: bool,
+    is_device_memory: bool,
     state: Mutex<FakeDeviceState>,
 }
 
@@ -81,7 +81,7 @@ impl FakeSource {
     #[must_use]
     pub fn plain(capacity: u64) -> Self {
         let limits = SourceLimits { alignment: 256, max_segment: u64::MAX, virtual_memory: None };
-        Self { capacity, limits, real: false, state: Mutex::default() }
+        Self { capacity, limits, is_device_memory: false, state: Mutex::default() }
     }
 
     /// A device with virtual memory in pages of 2 MiB.
@@ -90,7 +90,7 @@ impl FakeSource {
         let reservation = (capacity + capacity / 8).next_multiple_of(2 << 20);
         let virtual_memory = Some(VirtualMemory { granularity: 2 << 20, reservation });
         let limits = SourceLimits { alignment: 512, max_segment: u64::MAX, virtual_memory };
-        Self { capacity, limits, real: false, state: Mutex::default() }
+        Self { capacity, limits, is_device_memory: false, state: Mutex::default() }
     }
 
     /// Other limits.
@@ -109,14 +109,14 @@ impl FakeSource {
 
     /// Its memory counts towards the limit of the process.
     #[must_use]
-    pub fn real(mut self) -> Self {
-        self.real = true;
+    pub fn as_device_memory(mut self) -> Self {
+        self.is_device_memory = true;
         self
     }
 
     /// Other processes are on the device, which hold what they say.
     #[must_use]
-    pub fn with_processes(self, processes: Vec<Process>) -> Self {
+    pub fn with_processes(self, processes: Vec<DeviceProcess>) -> Self {
         {
             let mut state = self.lock();
             state.used += processes.iter().filter_map(|p| p.bytes).sum::<u64>();
@@ -127,14 +127,14 @@ impl FakeSource {
 
     /// Writes to a segment. Writing where there is no memory is an error.
     pub fn write(&self, segment: SegmentId, offset: u64, data: &[u8]) -> Result<(), SourceError> {
-        self.lock().each_piece(segment, offset, data.len(), |at, piece| {
+        self.lock().for_each_mapping(segment, offset, data.len(), |at, piece| {
             piece.copy_from_slice(&data[at..at + piece.len()]);
         })
     }
 
     /// Reads from a segment. Reading where there is no memory is an error.
     pub fn read(&self, segment: SegmentId, offset: u64, data: &mut [u8]) -> Result<(), SourceError> {
-        self.lock().each_piece(segment, offset, data.len(), |at, piece| {
+        self.lock().for_each_mapping(segment, offset, data.len(), |at, piece| {
             data[at..at + piece.len()].copy_from_slice(piece);
         })
     }
@@ -144,19 +144,19 @@ impl FakeSource {
     }
 
     /// How many events were recorded.
-    pub fn recorded(&self) -> u64 {
+    pub fn recorded_events(&self) -> u64 {
         self.lock().events.len() as u64
     }
 
     /// The last event of queue `from` that queue `to` was told to wait for, counted from 1.
     #[must_use]
-    pub fn waited(&self, from: u8, to: u8) -> Option<u64> {
-        self.lock().waited.get(&(from, to)).copied()
+    pub fn last_waited_event(&self, from: u8, to: u8) -> Option<u64> {
+        self.lock().waits.get(&(from, to)).copied()
     }
 
     /// What it was asked for.
     #[must_use]
-    pub fn calls(&self) -> Calls {
+    pub fn calls(&self) -> SourceCalls {
         self.lock().calls
     }
 
@@ -174,34 +174,34 @@ impl FakeSource {
 
     /// Broken promises of the pool: empty, if all is well.
     #[must_use]
-    pub fn complaints(&self) -> Vec<String> {
-        self.lock().complaints.clone()
+    pub fn violations(&self) -> Vec<String> {
+        self.lock().violations.clone()
     }
 
     /// Lets the `nth` call from now of `alloc_segment`, `reserve` or `map` fail; 0 is the next one.
-    pub fn fail(&self, nth: u64, error: SourceError) {
+    pub fn fail_nth_call(&self, nth: u64, error: SourceError) {
         self.lock().failures.push((nth, error));
     }
 
     /// Fences pass only when [`pass`](Self::pass) says so, or when they are waited for.
-    pub fn hold_fences(&self) {
-        self.lock().manual = true;
+    pub fn set_manual_fences(&self) {
+        self.lock().has_manual_fences = true;
     }
 
     /// Work is held back: memory moves behind it, and nobody has to wait before.
-    pub fn hold_back(&self) {
-        self.lock().holds_back = true;
+    pub fn set_deferred_work(&self) {
+        self.lock().has_deferred_work = true;
     }
 
     /// The device passes every fence up to this one.
-    pub fn pass(&self, fence: Fence) {
+    pub fn signal_fence(&self, fence: Fence) {
         let mut state = self.lock();
-        state.passed = state.passed.max(fence.0);
+        state.signaled = state.signaled.max(fence.0);
     }
 }
 
 impl FakeDeviceState {
-    fn failure(&mut self) -> Result<(), SourceError> {
+    fn take_failure(&mut self) -> Result<(), SourceError> {
         let due = self.failures.iter().position(|f| f.0 == 0);
         for failure in &mut self.failures {
             failure.0 = failure.0.saturating_sub(1);
@@ -209,8 +209,8 @@ impl FakeDeviceState {
         due.map_or(Ok(()), |at| Err(self.failures.swap_remove(at).1))
     }
 
-    fn take(&mut self, bytes: u64, capacity: u64) -> Result<(), SourceError> {
-        self.failure()?;
+    fn take_bytes(&mut self, bytes: u64, capacity: u64) -> Result<(), SourceError> {
+        self.take_failure()?;
         if self.used.saturating_add(bytes) > capacity {
             let detail = format!("{} of {capacity} bytes are free", capacity - self.used);
             return Err(SourceError::OutOfMemory { bytes, detail });
@@ -221,7 +221,7 @@ impl FakeDeviceState {
     }
 
     /// Calls `each` with every part of a range of memory, and where it lies in the range.
-    fn each_piece(
+    fn for_each_mapping(
         &mut self,
         segment: SegmentId,
         offset: u64,
@@ -235,7 +235,7 @@ impl FakeDeviceState {
                 self.contents.as_mut().and_then(|c| c.range_mut((segment, 0)..=(segment, at)).next_back());
             let inside = pieces.and_then(|((_, start), bytes)| bytes.get_mut((at - start) as usize..));
             let Some(bytes) = inside.filter(|b| !b.is_empty()) else {
-                return Err(self.complain(format!("{segment:?} has no memory at {at}")));
+                return Err(self.record_violation(format!("{segment:?} has no memory at {at}")));
             };
             let count = bytes.len().min(length - done);
             each(done, &mut bytes[..count]);
@@ -245,25 +245,25 @@ impl FakeDeviceState {
     }
 
     /// Memory came to be: not zeroed, as on a device.
-    fn appear(&mut self, segment: SegmentId, offset: u64, bytes: u64) {
+    fn add_contents(&mut self, segment: SegmentId, offset: u64, bytes: u64) {
         if let Some(contents) = &mut self.contents {
             contents.insert((segment, offset), vec![0xa5; bytes as usize]);
         }
     }
 
-    fn vanish(&mut self, segment: SegmentId, offset: u64) {
+    fn remove_contents(&mut self, segment: SegmentId, offset: u64) {
         if let Some(contents) = &mut self.contents {
             contents.remove(&(segment, offset));
         }
     }
 
-    fn complain(&mut self, what: String) -> SourceError {
-        self.complaints.push(what.clone());
+    fn record_violation(&mut self, what: String) -> SourceError {
+        self.violations.push(what.clone());
         SourceError::Driver { call: "fake", detail: what }
     }
 
     /// A piece of memory appears in a range.
-    fn put(&mut self, to: (SegmentId, u64), bytes: u64, page: u64) -> Result<(), SourceError> {
+    fn insert_mapping(&mut self, to: (SegmentId, u64), bytes: u64, page: u64) -> Result<(), SourceError> {
         let (segment, offset) = to;
         let fits = self.ranges.get(&segment).is_some_and(|(size, mapped)| {
             let before = mapped.range(..offset + bytes).next_back().map_or(0, |(o, b)| o + b);
@@ -273,52 +273,52 @@ impl FakeDeviceState {
                 && bytes.is_multiple_of(page)
         });
         if !fits || bytes == 0 {
-            return Err(self.complain(format!("map of {segment:?} at {offset}, {bytes} bytes")));
+            return Err(self.record_violation(format!("map of {segment:?} at {offset}, {bytes} bytes")));
         }
         if let Some((_, mapped)) = self.ranges.get_mut(&segment) {
             mapped.insert(offset, bytes);
         }
-        self.appear(segment, offset, bytes);
+        self.add_contents(segment, offset, bytes);
         Ok(())
     }
 
     /// A piece of memory vanishes from a range.
-    fn remove(&mut self, from: (SegmentId, u64), bytes: u64) -> Result<(), SourceError> {
+    fn remove_mapping(&mut self, from: (SegmentId, u64), bytes: u64) -> Result<(), SourceError> {
         let (segment, offset) = from;
         let gone = self.ranges.get_mut(&segment).and_then(|(_, mapped)| mapped.remove(&offset));
         if gone != Some(bytes) {
             let what = format!("unmap of {segment:?} at {offset}, {bytes} bytes: {gone:?} there");
-            return Err(self.complain(what));
+            return Err(self.record_violation(what));
         }
-        self.vanish(segment, offset);
+        self.remove_contents(segment, offset);
         Ok(())
     }
 
-    fn id(&mut self) -> SegmentId {
-        self.next += 1;
-        SegmentId(self.next)
+    fn next_id(&mut self) -> SegmentId {
+        self.last_id += 1;
+        SegmentId(self.last_id)
     }
 }
 
-impl Mover for FakeSource {
-    fn gate(&self) -> Box<dyn HeldDispatch + '_> {
+impl BlockMover for FakeSource {
+    fn lock_dispatch(&self) -> Box<dyn HeldDispatch + '_> {
         Box::new(())
     }
 
-    fn copy(&self, queue: u8, moves: &[Move]) -> crate::error::Result<()> {
+    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> crate::error::Result<()> {
         let others = || (0..MAX_QUEUES).filter(|other| *other != queue);
         for other in others() {
-            self.wait_event(queue, self.record(other)?)?;
+            self.wait_event(queue, self.record_event(other)?)?;
         }
-        for Move { from, to, bytes } in moves {
+        for BlockMove { from, to, bytes } in moves {
             if self.lock().contents.is_some() {
                 let mut data = vec![0; *bytes as usize];
                 self.read(from.0, from.1, &mut data)?;
                 self.write(to.0, to.1, &data)?;
             }
-            self.lock().calls.copied += bytes;
+            self.lock().calls.copied_bytes += bytes;
         }
-        let done = self.record(queue)?;
+        let done = self.record_event(queue)?;
         Ok(others().try_for_each(|other| self.wait_event(other, done))?)
     }
 }
@@ -332,11 +332,11 @@ impl SegmentSource for FakeSource {
         DeviceMemory { total: Some(self.capacity), free: Some(self.capacity - self.used()) }
     }
 
-    fn is_real(&self) -> bool {
-        self.real
+    fn is_device_memory(&self) -> bool {
+        self.is_device_memory
     }
 
-    fn processes(&self) -> Vec<Process> {
+    fn processes(&self) -> Vec<DeviceProcess> {
         self.lock().processes.clone()
     }
 
@@ -344,12 +344,12 @@ impl SegmentSource for FakeSource {
         let mut state = self.lock();
         state.calls.alloc += 1;
         if bytes > self.limits.max_segment {
-            return Err(state.complain(format!("a segment of {bytes} bytes is too large")));
+            return Err(state.record_violation(format!("a segment of {bytes} bytes is too large")));
         }
-        state.take(bytes, self.capacity)?;
-        let id = state.id();
+        state.take_bytes(bytes, self.capacity)?;
+        let id = state.next_id();
         state.segments.insert(id, bytes);
-        state.appear(id, 0, bytes);
+        state.add_contents(id, 0, bytes);
         Ok(id)
     }
 
@@ -359,80 +359,80 @@ impl SegmentSource for FakeSource {
         match state.segments.remove(&segment) {
             Some(bytes) => {
                 state.used -= bytes;
-                state.vanish(segment, 0);
+                state.remove_contents(segment, 0);
             }
-            None => return Err(state.complain(format!("{segment:?} was freed but is not there"))),
+            None => return Err(state.record_violation(format!("{segment:?} was freed but is not there"))),
         }
         Ok(())
     }
 
-    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         let mut state = self.lock();
         state.calls.reserve += 1;
-        state.failure()?;
-        let id = state.id();
+        state.take_failure()?;
+        let id = state.next_id();
         state.ranges.insert(id, (bytes, BTreeMap::new()));
         Ok(id)
     }
 
-    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
+    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
         let mut state = self.lock();
         state.calls.reserve += 1;
         match state.ranges.remove(&segment) {
             Some((_, mapped)) if mapped.is_empty() => Ok(()),
-            other => Err(state.complain(format!("unreserve of {segment:?}: {other:?}"))),
+            other => Err(state.record_violation(format!("unreserve of {segment:?}: {other:?}"))),
         }
     }
 
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.remap(&[Piece { to: (segment, offset), bytes, from: None }])
+        self.remap(&[PageRemap { to: (segment, offset), bytes, from: None }])
     }
 
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.unmap_pieces(segment, offset, &[bytes])
+        self.unmap_extents(segment, offset, &[bytes])
     }
 
-    fn unmap_pieces(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
+    fn unmap_extents(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
         let mut state = self.lock();
         state.calls.unmap += 1;
         let mut at = offset;
         for bytes in pieces {
-            state.remove((segment, at), *bytes)?;
+            state.remove_mapping((segment, at), *bytes)?;
             state.used -= bytes;
             at += bytes;
         }
         Ok(())
     }
 
-    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         let mut state = self.lock();
         state.calls.map += 1;
-        for Piece { from, bytes, .. } in pieces {
+        for PageRemap { from, bytes, .. } in pieces {
             if let Some(from) = *from {
-                state.calls.moved += 1;
-                state.remove(from, *bytes)?;
+                state.calls.moved_pieces += 1;
+                state.remove_mapping(from, *bytes)?;
                 state.used -= bytes;
             }
         }
-        state.take(pieces.iter().map(|p| p.bytes).sum(), self.capacity)?;
+        state.take_bytes(pieces.iter().map(|p| p.bytes).sum(), self.capacity)?;
         let page = self.limits.virtual_memory.map_or(1, |v| v.granularity);
-        pieces.iter().try_for_each(|p| state.put(p.to, p.bytes, page))
+        pieces.iter().try_for_each(|p| state.insert_mapping(p.to, p.bytes, page))
     }
 
-    fn holds_back(&self) -> bool {
-        self.lock().holds_back
+    fn has_deferred_work(&self) -> bool {
+        self.lock().has_deferred_work
     }
 
-    fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
-        self.lock().calls.behind += 1;
+    fn remap_after_submitted(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
+        self.lock().calls.remaps_after_submitted += 1;
         self.remap(pieces)
     }
 
-    fn queues(&self) -> u8 {
+    fn queue_count(&self) -> u8 {
         MAX_QUEUES
     }
 
-    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
         let events = &mut self.lock().events;
         events.push(queue);
         Ok(Event(events.len() as u64))
@@ -443,31 +443,31 @@ impl SegmentSource for FakeSource {
         let from = event.0.checked_sub(1).and_then(|at| state.events.get(at as usize).copied());
         match from {
             Some(from) => {
-                let last = state.waited.entry((from, queue)).or_default();
+                let last = state.waits.entry((from, queue)).or_default();
                 *last = event.0.max(*last);
             }
-            None => state.complaints.push(format!("there is no {event:?}")),
+            None => state.violations.push(format!("there is no {event:?}")),
         }
         Ok(())
     }
 
-    fn fence(&self) -> Result<Fence, SourceError> {
+    fn record_fence(&self) -> Result<Fence, SourceError> {
         let mut state = self.lock();
         state.submitted += 1;
-        if !state.manual {
-            state.passed = state.submitted;
+        if !state.has_manual_fences {
+            state.signaled = state.submitted;
         }
         Ok(Fence(state.submitted))
     }
 
-    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
-        Ok(self.lock().passed >= fence.0)
+    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
+        Ok(self.lock().signaled >= fence.0)
     }
 
-    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
+    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
         let mut state = self.lock();
-        state.calls.wait += 1;
-        state.passed = state.passed.max(fence.0);
+        state.calls.fence_waits += 1;
+        state.signaled = state.signaled.max(fence.0);
         Ok(())
     }
 }

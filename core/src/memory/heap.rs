@@ -3,19 +3,19 @@
 //! Nothing here calls the source or allocates per operation. A free block next to a free block of the same segment does not
 //! exist: they are merged at once.
 
-use super::bins::{Bins, Entry};
-use super::counters::{Counters, Parts};
-use super::record::{Action, Recorder};
+use super::free_list::{FreeList, FreeBlock};
+use super::counters::{PoolCounters, InactiveSplit};
+use super::recorder::{Action, EventRecorder};
 use super::scope::Scope;
 use super::slab::Slab;
-pub(super) use super::slab::{MIN_BLOCK, NONE, Slot, SlotState};
-use super::source::{Event, Piece, SegmentId};
+pub(super) use super::slab::{MIN_BLOCK, NO_BLOCK, Slot, SlotState};
+use super::source::{Event, PageRemap, SegmentId};
 use super::{Block, Tag};
 
 /// Blocks that are larger than a request by up to this part of it are as good as a best fit.
-const NEAR: u64 = 8;
+const NEAR_FIT_DIVISOR: u64 = 8;
 /// Idle segments of at least this part of what the program uses are split last: a request of their size would miss them.
-const LARGE: u64 = 64;
+const LARGE_IDLE_DIVISOR: u64 = 64;
 
 /// One piece of memory, or one range of addresses.
 #[derive(Clone, Debug)]
@@ -24,16 +24,16 @@ pub(super) struct Segment {
     pub(super) size: u64,
     pub(super) arena: u16,
     /// The block at offset 0.
-    pub(super) first: u32,
+    pub(super) first_block: u32,
     /// When it became idle, in requests.
     pub(super) idle_since: u64,
     /// What is known of a range of addresses; `None` for plain segments.
-    pub(super) range: Option<Range>,
+    pub(super) virtual_range: Option<VirtualRange>,
 }
 
 /// A range of addresses, and the memory behind it.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Range {
+pub(super) struct VirtualRange {
     /// What was mapped by one call each: (offset, size), ascending.
     pub(super) extents: Vec<(u64, u64)>,
     /// The blocks without memory, in no order.
@@ -45,15 +45,15 @@ pub(super) struct Range {
 pub(super) struct Arena {
     pub(super) queue: u8,
     pub(super) small: bool,
-    pub(super) bins: Bins,
+    pub(super) free_list: FreeList,
     /// Its range of addresses, if it has one.
-    pub(super) range: Option<u32>,
+    pub(super) virtual_range: Option<u32>,
     /// Whether requests go where they leave memory whole.
-    pub(super) low_fit: bool,
+    pub(super) prefers_low_address: bool,
     /// The private pool whose requests alone it serves; or [`SHARED`], or [`RETIRED`].
     pub(super) owner: u16,
     /// Uses of its blocks by other queues, by number, for which its own queue has not waited.
-    pub(super) uses: Vec<(u64, Event)>,
+    pub(super) cross_stream_uses: Vec<(u64, Event)>,
 }
 
 impl Arena {
@@ -61,46 +61,46 @@ impl Arena {
     /// leaves memory whole: in a range the lowest address, so that the high ones become free and their memory can be used
     /// elsewhere; in plain segments one that has been split already.
     #[inline]
-    fn fit(&self, size: u64, most_active: u64) -> Option<&Entry> {
-        let near = size.saturating_add(size / NEAR);
-        if self.low_fit && self.range.is_some() {
-            return self.bins.low_fit(size, near);
+    fn find_fit(&self, size: u64, most_active: u64) -> Option<&FreeBlock> {
+        let near = size.saturating_add(size / NEAR_FIT_DIVISOR);
+        if self.prefers_low_address && self.virtual_range.is_some() {
+            return self.free_list.lowest_address_fit(size, near);
         }
-        let best = self.bins.best_fit(size)?;
-        if self.low_fit && best.whole && best.size > near && best.size >= most_active / LARGE {
-            return self.bins.best_part(best.size).or(Some(best));
+        let best = self.free_list.best_fit(size)?;
+        if self.prefers_low_address && best.is_whole_segment && best.size > near && best.size >= most_active / LARGE_IDLE_DIVISOR {
+            return self.free_list.best_split_fit(best.size).or(Some(best));
         }
         Some(best)
     }
 
     /// Whether a block of `size` bytes is split for a request of `need`.
     #[inline]
-    fn splits(&self, rules: &Splitting, need: u64, size: u64) -> bool {
+    fn should_split(&self, rules: &SplitRules, need: u64, size: u64) -> bool {
         let rest = size - need;
-        if self.small || self.range.is_some() {
+        if self.small || self.virtual_range.is_some() {
             rest >= rules.unit
         } else {
-            need < rules.max_split && rest > rules.min_large_rest.max(rules.unit - 1)
+            need < rules.max_split && rest > rules.min_large_remainder.max(rules.unit - 1)
         }
     }
 
     /// What a free block counts as: a part, unless it is a whole segment or in a range, whose memory can leave.
     #[inline]
-    fn part(&self, whole: bool, size: u64) -> Parts {
-        if whole || self.range.is_some() { Parts::default() } else { Parts { blocks: 1, bytes: size } }
+    fn inactive_split_of(&self, whole: bool, size: u64) -> InactiveSplit {
+        if whole || self.virtual_range.is_some() { InactiveSplit::default() } else { InactiveSplit { blocks: 1, bytes: size } }
     }
 }
 
 /// The owner of an arena that serves all requests.
-pub(super) const SHARED: u16 = 0;
+pub(super) const SHARED_OWNER: u16 = 0;
 /// The owner of an arena whose private pool is gone: what is free in it is anyone's.
-pub(super) const RETIRED: u16 = u16::MAX;
+pub(super) const RETIRED_OWNER: u16 = u16::MAX;
 
 /// Uses by other queues that a request has to wait for: those of an arena, up to a number.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Owed {
+pub(super) struct PendingWaits {
     pub(super) arena: u16,
-    pub(super) last: u64,
+    pub(super) last_use: u64,
 }
 
 /// A request as the heap sees it.
@@ -112,12 +112,12 @@ pub(super) struct AllocRequest<'a> {
     pub(super) requested: u64,
     pub(super) scope: &'a Scope,
     /// Held as [`State::Live`] or [`State::Loose`].
-    pub(super) held: SlotState,
+    pub(super) state: SlotState,
 }
 
 /// The rules of splitting.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Splitting {
+pub(super) struct SplitRules {
     /// What sizes and offsets are multiples of.
     pub(super) unit: u64,
     /// Blocks of at least this size are not split.
@@ -125,9 +125,9 @@ pub(super) struct Splitting {
     /// How much larger than a request of at least `max_split` a block may be.
     pub(super) max_rounding: u64,
     /// Whether large requests go where they leave memory whole.
-    pub(super) low_fit: bool,
+    pub(super) prefers_low_address: bool,
     /// The smallest rest of a large block that is split off.
-    pub(super) min_large_rest: u64,
+    pub(super) min_large_remainder: u64,
 }
 
 #[derive(Clone, Debug)]
@@ -136,31 +136,31 @@ pub(super) struct Heap {
     pub(super) segments: Vec<Option<Segment>>,
     pub(super) arenas: Vec<Arena>,
     /// The arena of each queue and pool.
-    arena_of: [u16; 2 * (u8::MAX as usize + 1)],
-    pub(super) counters: Counters,
-    pub(super) rules: Splitting,
+    arena_ids: [u16; 2 * (u8::MAX as usize + 1)],
+    pub(super) counters: PoolCounters,
+    pub(super) rules: SplitRules,
     /// Requests so far: the clock of idleness.
     pub(super) clock: u64,
     /// Uses by other queues so far.
     last_use: u64,
     /// What the queue of the request just served has to wait for.
-    pub(super) owes: Option<Owed>,
+    pub(super) pending_waits: Option<PendingWaits>,
     /// Present while the pool records.
-    pub(super) recorder: Option<Box<Recorder>>,
+    pub(super) recorder: Option<Box<EventRecorder>>,
 }
 
 impl Heap {
-    pub(super) fn new(rules: Splitting) -> Self {
+    pub(super) fn new(rules: SplitRules) -> Self {
         Self {
             slab: Slab::new(),
             segments: Vec::new(),
             arenas: Vec::new(),
-            arena_of: [u16::MAX; _],
-            counters: Counters::default(),
+            arena_ids: [u16::MAX; _],
+            counters: PoolCounters::default(),
             rules,
             clock: 0,
             last_use: 0,
-            owes: None,
+            pending_waits: None,
             recorder: None,
         }
     }
@@ -171,38 +171,38 @@ impl Heap {
         self.segments.clone_from(&other.segments);
         let mut old = std::mem::take(&mut self.arenas).into_iter();
         let copy = |arena: &Arena| {
-            let Some(Arena { mut bins, mut uses, .. }) = old.next() else { return arena.clone() };
-            bins.clone_from(&arena.bins);
-            uses.clone_from(&arena.uses);
-            Arena { bins, uses, ..*arena }
+            let Some(Arena { free_list: mut bins, cross_stream_uses: mut uses, .. }) = old.next() else { return arena.clone() };
+            bins.clone_from(&arena.free_list);
+            uses.clone_from(&arena.cross_stream_uses);
+            Arena { free_list: bins, cross_stream_uses: uses, ..*arena }
         };
         self.arenas = other.arenas.iter().map(copy).collect();
         (self.clock, self.last_use) = (other.clock, other.last_use);
-        (self.arena_of, self.owes) = (other.arena_of, other.owes);
+        (self.arena_ids, self.pending_waits) = (other.arena_ids, other.pending_waits);
         self.counters = other.counters.clone();
         self.recorder = None;
     }
 
     /// The arena of a queue, small or large.
     #[inline]
-    pub(super) fn arena(&mut self, queue: u8, small: bool) -> u16 {
+    pub(super) fn get_or_create_arena(&mut self, queue: u8, small: bool) -> u16 {
         let place = usize::from(queue) * 2 + usize::from(small);
-        if self.arena_of[place] == u16::MAX {
-            self.arena_of[place] = self.new_arena(queue, small, SHARED);
+        if self.arena_ids[place] == u16::MAX {
+            self.arena_ids[place] = self.add_arena(queue, small, SHARED_OWNER);
         }
-        self.arena_of[place]
+        self.arena_ids[place]
     }
 
-    fn new_arena(&mut self, queue: u8, small: bool, owner: u16) -> u16 {
-        let bins = Bins::new();
-        let low_fit = self.rules.low_fit && !small;
-        self.arenas.push(Arena { queue, small, bins, range: None, low_fit, owner, uses: Vec::new() });
+    fn add_arena(&mut self, queue: u8, small: bool, owner: u16) -> u16 {
+        let bins = FreeList::new();
+        let low_fit = self.rules.prefers_low_address && !small;
+        self.arenas.push(Arena { queue, small, free_list: bins, virtual_range: None, prefers_low_address: low_fit, owner, cross_stream_uses: Vec::new() });
         self.arenas.len() as u16 - 1
     }
 
     /// The arena of a private pool: its own, one that another has left empty, or a new one.
     #[cold]
-    pub(super) fn private_arena(&mut self, owner: u16, queue: u8, small: bool) -> u16 {
+    pub(super) fn get_or_create_private_arena(&mut self, owner: u16, queue: u8, small: bool) -> u16 {
         let find = |heap: &Self, owner: u16| {
             let fits = |a: &Arena| a.owner == owner && a.queue == queue && a.small == small;
             heap.arenas.iter().position(fits).map(|at| at as u16)
@@ -210,9 +210,9 @@ impl Heap {
         if let Some(own) = find(self, owner) {
             return own;
         }
-        let left = find(self, RETIRED).filter(|left| {
+        let left = find(self, RETIRED_OWNER).filter(|left| {
             let held = |s: &Slot| {
-                s.arena == *left && matches!(s.state, SlotState::Live | SlotState::Loose | SlotState::Pending)
+                s.arena == *left && matches!(s.state, SlotState::Pinned | SlotState::Movable | SlotState::Pending)
             };
             !self.all_blocks().any(held)
         });
@@ -221,7 +221,7 @@ impl Heap {
                 self.arenas[usize::from(left)].owner = owner;
                 left
             }
-            None => self.new_arena(queue, small, owner),
+            None => self.add_arena(queue, small, owner),
         }
     }
 
@@ -253,7 +253,7 @@ impl Heap {
 
     /// The blocks of a segment with their slots, by address.
     pub(super) fn blocks(&self, segment: &Segment) -> impl Iterator<Item = (u32, &Slot)> {
-        let mut next = segment.first;
+        let mut next = segment.first_block;
         std::iter::from_fn(move || {
             let at = next;
             let slot = self.slab.get(at)?;
@@ -268,15 +268,15 @@ impl Heap {
     }
 
     #[inline]
-    fn is_small(&self, segment: u32) -> bool {
+    fn is_small_segment(&self, segment: u32) -> bool {
         self.arenas[self.segment(segment).arena as usize].small
     }
 
     /// Serves a request from free blocks. As a call of its own it would hand the block over through memory.
     #[inline(always)]
-    pub(super) fn take(&mut self, need: &AllocRequest) -> Option<Block> {
+    pub(super) fn take_free_block(&mut self, need: &AllocRequest) -> Option<Block> {
         let arena = &mut self.arenas[usize::from(need.arena)];
-        let Entry { size, address, slot, whole } = *arena.fit(need.size, self.counters.most_active)?;
+        let FreeBlock { size, address, slot, is_whole_segment: whole } = *arena.find_fit(need.size, self.counters.peak_active_bytes)?;
         // The oversize rule keeps large blocks whole for large requests.
         let oversize = if need.size < self.rules.max_split {
             size >= self.rules.max_split
@@ -286,51 +286,51 @@ impl Heap {
         if oversize {
             return None;
         }
-        let gone = arena.part(whole, size);
-        let mut come = Parts::default();
-        if arena.splits(&self.rules, need.size, size) {
+        let gone = arena.inactive_split_of(whole, size);
+        let mut come = InactiveSplit::default();
+        if arena.should_split(&self.rules, need.size, size) {
             let rest = self.slab.split(slot, need.size);
             let (size, address) = (size - need.size, address + need.size / MIN_BLOCK);
-            arena.bins.replace(slot, Entry { size, address, slot: rest, whole: false });
-            come = arena.part(false, size);
+            arena.free_list.replace(slot, FreeBlock { size, address, slot: rest, is_whole_segment: false });
+            come = arena.inactive_split_of(false, size);
         } else {
-            arena.bins.remove(slot);
+            arena.free_list.remove(slot);
         }
-        self.counters.resplit(arena.small, gone, come);
-        Some(self.hold(slot, need))
+        self.counters.replace_inactive_split(arena.small, gone, come);
+        Some(self.mark_allocated(slot, need))
     }
 
     /// Serves a request from a free block at an offset inside it.
-    pub(super) fn take_at(&mut self, mut free: u32, offset: u64, need: &AllocRequest) -> Block {
-        self.unlist(free);
+    pub(super) fn take_free_block_at(&mut self, mut free: u32, offset: u64, need: &AllocRequest) -> Block {
+        self.remove_from_free_list(free);
         if self.slot(free).offset < offset {
             let front = free;
             free = self.split(front, offset - self.slot(front).offset);
-            self.list(front);
+            self.add_to_free_list(front);
         }
         if self.slot(free).size > need.size {
             let rest = self.split(free, need.size);
-            self.list(rest);
+            self.add_to_free_list(rest);
         }
-        self.hold(free, need)
+        self.mark_allocated(free, need)
     }
 
     #[inline(always)]
-    fn hold(&mut self, at: u32, need: &AllocRequest) -> Block {
+    fn mark_allocated(&mut self, at: u32, need: &AllocRequest) -> Block {
         let slot = &mut self.slab[at];
-        slot.state = need.held;
+        slot.state = need.state;
         let used = std::mem::replace(&mut slot.requested, need.requested);
         if used > 0 {
-            self.owes = Some(Owed { arena: slot.arena, last: used });
+            self.pending_waits = Some(PendingWaits { arena: slot.arena, last_use: used });
         }
         slot.tag = need.scope.tag;
         slot.module = need.scope.module;
         slot.op = need.scope.op;
         let (segment, offset, size, generation) = (slot.segment, slot.offset, slot.size, slot.generation);
         let Arena { small, queue, .. } = self.arenas[need.arena as usize];
-        self.counters.hold(small, size, need.requested, need.scope.tag);
+        self.counters.record_alloc(small, size, need.requested, need.scope.tag);
         if self.recorder.is_some() {
-            self.record_lent(at, need);
+            self.record_alloc(at, need);
         }
         let segment = self.segment(segment).id;
         Block { segment, offset, bytes: need.requested, size, queue, slot: at, generation }
@@ -353,35 +353,35 @@ impl Heap {
 
     /// The slot of a block that is held; `None` for a stale handle.
     #[inline]
-    pub(super) fn find(&self, block: &Block) -> Option<u32> {
+    pub(super) fn find_slot(&self, block: &Block) -> Option<u32> {
         let slot = self.slab.get(block.slot)?;
-        (slot.generation == block.generation && slot.state.is_held()).then_some(block.slot)
+        (slot.generation == block.generation && slot.state.is_allocated()).then_some(block.slot)
     }
 
     /// The queue whose arena a block is of.
     #[inline]
-    pub(super) fn home(&self, at: u32) -> u8 {
+    pub(super) fn home_stream(&self, at: u32) -> u8 {
         self.arenas[usize::from(self.slab[at].arena)].queue
     }
 
     /// Frees a held block.
     #[inline]
     pub(super) fn free(&mut self, at: u32) {
-        self.free_used(at, 0);
+        self.free_cross_stream(at, 0);
     }
 
     /// Frees a held block that another queue used, by a number of [`used`](Self::used).
     #[inline(always)]
-    pub(super) fn free_used(&mut self, at: u32, last: u64) {
+    pub(super) fn free_cross_stream(&mut self, at: u32, last: u64) {
         self.record_block(Action::Free, at);
-        self.drop_hold(at);
+        self.mark_freed(at);
         self.slab[at].requested = last;
-        self.reuse(at);
+        self.free_and_merge(at);
     }
 
     /// Notes that blocks of an arena were used by another queue up to `event`. Returns the use's number.
-    pub(super) fn used(&mut self, arena: u16, event: Event) -> u64 {
-        let uses = &mut self.arenas[usize::from(arena)].uses;
+    pub(super) fn record_cross_stream_use(&mut self, arena: u16, event: Event) -> u64 {
+        let uses = &mut self.arenas[usize::from(arena)].cross_stream_uses;
         match uses.last() {
             Some((number, last)) if *last == event => *number,
             _ => {
@@ -393,63 +393,63 @@ impl Heap {
     }
 
     /// A held block that waits for a fence from now on.
-    pub(super) fn pend(&mut self, at: u32) {
+    pub(super) fn mark_pending(&mut self, at: u32) {
         self.record_block(Action::FreeRequested, at);
-        self.drop_hold(at);
+        self.mark_freed(at);
         let slot = &mut self.slab[at];
         slot.state = SlotState::Pending;
-        self.counters.pend(self.arenas[slot.arena as usize].small, slot.size);
+        self.counters.record_pending(self.arenas[slot.arena as usize].small, slot.size);
     }
 
     /// A pending block whose fence has passed.
-    pub(super) fn unpend(&mut self, at: u32) {
+    pub(super) fn complete_pending(&mut self, at: u32) {
         self.record_block(Action::FreeCompleted, at);
         let Slot { size, arena, .. } = *self.slot(at);
-        self.counters.unpend(self.arenas[arena as usize].small, size);
+        self.counters.record_completed(self.arenas[arena as usize].small, size);
         self.slab[at].requested = 0;
-        self.reuse(at);
+        self.free_and_merge(at);
     }
 
     #[inline]
-    fn drop_hold(&mut self, at: u32) {
+    fn mark_freed(&mut self, at: u32) {
         let slot = &mut self.slab[at];
         slot.generation = slot.generation.wrapping_add(1);
         let (size, requested, tag) = (slot.size, slot.requested, slot.tag);
         let small = self.arenas[slot.arena as usize].small;
-        self.counters.drop_hold(small, size, requested, tag);
+        self.counters.record_free(small, size, requested, tag);
     }
 
     /// Makes a block free, and one with its free neighbours.
     #[inline(always)]
-    fn reuse(&mut self, mut at: u32) {
+    fn free_and_merge(&mut self, mut at: u32) {
         let Slot { prev, next, arena, segment, .. } = self.slab[at];
         let arena = &mut self.arenas[usize::from(arena)];
         // The neighbour that this block becomes a part of, or that becomes a part of it: its place is taken over.
         let mut neighbour = None;
-        let mut gone = Parts::default();
+        let mut gone = InactiveSplit::default();
         if let Some(size) = self.slab.free_size(next) {
-            gone = arena.part(false, size);
-            self.slab.absorb(at, next);
+            gone = arena.inactive_split_of(false, size);
+            self.slab.merge_right(at, next);
             neighbour = Some(next);
         }
         if let Some(size) = self.slab.free_size(prev) {
             if let Some(next) = neighbour {
-                arena.bins.remove(next);
+                arena.free_list.remove(next);
             }
-            gone = gone + arena.part(false, size);
-            self.slab.absorb(prev, at);
+            gone = gone + arena.inactive_split_of(false, size);
+            self.slab.merge_right(prev, at);
             at = prev;
             neighbour = Some(prev);
         }
         let slot = &mut self.slab[at];
         slot.state = SlotState::Free;
-        let entry = slot.entry(at);
+        let entry = slot.to_free_block(at);
         match neighbour {
-            Some(slot) => arena.bins.replace(slot, entry),
-            None => arena.bins.insert(entry),
+            Some(slot) => arena.free_list.replace(slot, entry),
+            None => arena.free_list.insert(entry),
         }
-        self.counters.resplit(arena.small, gone, arena.part(entry.whole, entry.size));
-        if entry.whole {
+        self.counters.replace_inactive_split(arena.small, gone, arena.inactive_split_of(entry.is_whole_segment, entry.size));
+        if entry.is_whole_segment {
             self.segment_mut(segment).idle_since = self.clock;
         }
     }
@@ -459,18 +459,18 @@ impl Heap {
     #[inline]
     pub(super) fn merge(&mut self, mut at: u32, state: SlotState) -> u32 {
         let next = self.slot(at).next;
-        if next != NONE && self.slot(next).state == state {
+        if next != NO_BLOCK && self.slot(next).state == state {
             if state == SlotState::Free {
-                self.unlist(next);
+                self.remove_from_free_list(next);
             }
-            self.slab.absorb(at, next);
+            self.slab.merge_right(at, next);
         }
         let prev = self.slot(at).prev;
-        if prev != NONE && self.slot(prev).state == state {
+        if prev != NO_BLOCK && self.slot(prev).state == state {
             if state == SlotState::Free {
-                self.unlist(prev);
+                self.remove_from_free_list(prev);
             }
-            self.slab.absorb(prev, at);
+            self.slab.merge_right(prev, at);
             at = prev;
         }
         self.slot_mut(at).state = state;
@@ -484,30 +484,30 @@ impl Heap {
 
     /// Gives the number of a block back that is a part of another one now.
     pub(super) fn vacate(&mut self, at: u32) {
-        self.slab.vacate(at);
+        self.slab.free_slot(at);
     }
 
     /// Puts a free block into its bin.
-    pub(super) fn list(&mut self, at: u32) {
+    pub(super) fn add_to_free_list(&mut self, at: u32) {
         let Slot { segment, arena, .. } = self.slab[at];
-        let entry = self.slab[at].entry(at);
+        let entry = self.slab[at].to_free_block(at);
         let arena = &mut self.arenas[usize::from(arena)];
-        arena.bins.insert(entry);
-        self.counters.resplit(arena.small, Parts::default(), arena.part(entry.whole, entry.size));
-        if entry.whole {
+        arena.free_list.insert(entry);
+        self.counters.replace_inactive_split(arena.small, InactiveSplit::default(), arena.inactive_split_of(entry.is_whole_segment, entry.size));
+        if entry.is_whole_segment {
             self.segment_mut(segment).idle_since = self.clock;
         }
     }
 
     /// Takes a free block out of its bin.
-    pub(super) fn unlist(&mut self, at: u32) {
-        let entry = self.slab[at].entry(at);
+    pub(super) fn remove_from_free_list(&mut self, at: u32) {
+        let entry = self.slab[at].to_free_block(at);
         let arena = &mut self.arenas[usize::from(self.slab[at].arena)];
-        arena.bins.remove(at);
-        self.counters.resplit(arena.small, arena.part(entry.whole, entry.size), Parts::default());
+        arena.free_list.remove(at);
+        self.counters.replace_inactive_split(arena.small, arena.inactive_split_of(entry.is_whole_segment, entry.size), InactiveSplit::default());
     }
 
-    fn add(&mut self, id: SegmentId, size: u64, arena: u16, range: Option<Range>) -> u32 {
+    fn insert_segment(&mut self, id: SegmentId, size: u64, arena: u16, range: Option<VirtualRange>) -> u32 {
         let segment = match self.segments.iter().position(Option::is_none) {
             Some(place) => place as u32,
             None => {
@@ -517,44 +517,44 @@ impl Heap {
         };
         let state = if range.is_some() { SlotState::Unmapped } else { SlotState::Free };
         let first = self.slab.add(segment, arena, size, state);
-        let segment_value = Segment { id, size, arena, first, idle_since: self.clock, range };
+        let segment_value = Segment { id, size, arena, first_block: first, idle_since: self.clock, virtual_range: range };
         self.segments[segment as usize] = Some(segment_value);
         segment
     }
 
     /// A new plain segment, free as a whole.
     pub(super) fn add_segment(&mut self, id: SegmentId, size: u64, arena: u16) {
-        let segment = self.add(id, size, arena, None);
+        let segment = self.insert_segment(id, size, arena, None);
         let small = self.arenas[arena as usize].small;
-        self.counters.reserve(small, 1, size, size >= self.rules.max_split);
-        let first = self.segment(segment).first;
-        self.list(first);
+        self.counters.record_reserve(small, 1, size, size >= self.rules.max_split);
+        let first = self.segment(segment).first_block;
+        self.add_to_free_list(first);
         self.record_segment(Action::SegmentAlloc, id, 0, size, arena);
     }
 
     /// A new range of addresses, without memory.
     pub(super) fn add_range(&mut self, id: SegmentId, size: u64, arena: u16) {
-        let segment = self.add(id, size, arena, Some(Range::default()));
-        self.add_hole(self.segment(segment).first);
-        self.arenas[arena as usize].range = Some(segment);
+        let segment = self.insert_segment(id, size, arena, Some(VirtualRange::default()));
+        self.add_hole(self.segment(segment).first_block);
+        self.arenas[arena as usize].virtual_range = Some(segment);
     }
 
     /// Takes an idle segment out of reach, until [`remove_segment`](Self::remove_segment).
-    pub(super) fn leave_segment(&mut self, segment: u32) {
-        let first = self.segment(segment).first;
-        self.unlist(first);
-        self.slot_mut(first).state = SlotState::Leaving;
-        self.counters.leaving_bytes += self.slot(first).size;
+    pub(super) fn mark_segment_releasing(&mut self, segment: u32) {
+        let first = self.segment(segment).first_block;
+        self.remove_from_free_list(first);
+        self.slot_mut(first).state = SlotState::Releasing;
+        self.counters.releasing_bytes += self.slot(first).size;
     }
 
     /// Forgets a segment that left.
     pub(super) fn remove_segment(&mut self, segment: u32) -> Option<Segment> {
         let gone = self.segments[segment as usize].take()?;
-        self.slab.vacate(gone.first);
+        self.slab.free_slot(gone.first_block);
         let small = self.arenas[gone.arena as usize].small;
-        if gone.range.is_none() {
-            self.counters.leaving_bytes -= gone.size;
-            self.counters.unreserve(small, 1, gone.size, gone.size >= self.rules.max_split);
+        if gone.virtual_range.is_none() {
+            self.counters.releasing_bytes -= gone.size;
+            self.counters.record_release(small, 1, gone.size, gone.size >= self.rules.max_split);
             self.record_segment(Action::SegmentFree, gone.id, 0, gone.size, gone.arena);
         }
         Some(gone)
@@ -575,22 +575,22 @@ impl Heap {
     }
 
     /// Neighbouring pieces of memory were mapped in a range, inside a hole. Returns the free block they are in.
-    pub(super) fn mapped(&mut self, segment: u32, pieces: &[Piece]) -> Option<u32> {
-        let Piece { to: (id, offset), .. } = *pieces.first()?;
-        let range = self.segment(segment).range.as_ref()?;
+    pub(super) fn mark_mapped(&mut self, segment: u32, pieces: &[PageRemap]) -> Option<u32> {
+        let PageRemap { to: (id, offset), .. } = *pieces.first()?;
+        let range = self.segment(segment).virtual_range.as_ref()?;
         let around = |slot: &Slot| (slot.offset..slot.offset + slot.size).contains(&offset);
         let at = range.holes.iter().copied().find(|h| around(self.slot(*h)))?;
         let size = pieces.iter().map(|p| p.bytes).sum();
         let arena = self.segment(segment).arena;
         self.record_segment(Action::SegmentMap, id, offset, size, arena);
-        self.drop_hole(at);
+        self.remove_hole(at);
         let at = self.carve(at, offset, size, Self::add_hole);
-        self.slot_mut(at).set_unused(false);
+        self.slot_mut(at).set_never_used(false);
         let at = self.merge(at, SlotState::Free);
-        self.list(at);
+        self.add_to_free_list(at);
         let small = self.arenas[arena as usize].small;
-        self.counters.reserve(small, pieces.len() as u64, size, false);
-        if let Some(range) = &mut self.segment_mut(segment).range {
+        self.counters.record_reserve(small, pieces.len() as u64, size, false);
+        if let Some(range) = &mut self.segment_mut(segment).virtual_range {
             let place = range.extents.partition_point(|e| e.0 < offset);
             range.extents.splice(place..place, pieces.iter().map(|p| (p.to.1, p.bytes)));
         }
@@ -598,7 +598,7 @@ impl Heap {
     }
 
     /// Notes that nobody has had what lies free behind a block, as far as it is in neighbouring pieces that were mapped just now.
-    pub(super) fn note_unused(&mut self, block: u32, pieces: &[Piece]) {
+    pub(super) fn mark_never_used_after(&mut self, block: u32, pieces: &[PageRemap]) {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return };
         let (from, to) = (first.to.1, last.to.1 + last.bytes);
         let next = self.slot(block).next;
@@ -607,12 +607,12 @@ impl Heap {
             && from <= rest.offset
             && rest.offset + rest.size <= to
         {
-            self.slot_mut(next).set_unused(true);
+            self.slot_mut(next).set_never_used(true);
         }
     }
 
     /// The block at an offset, which is that at `near` or comes after it.
-    pub(super) fn block_at(&self, near: u32, offset: u64) -> u32 {
+    pub(super) fn find_block_at(&self, near: u32, offset: u64) -> u32 {
         let mut at = near;
         while self.slot(at).offset + self.slot(at).size <= offset {
             at = self.slot(at).next;
@@ -622,69 +622,69 @@ impl Heap {
 
     /// Takes free extents out of reach, until [`unmapped`](Self::unmapped) or [`stay`](Self::stay). They lie in the
     /// block at `near`, or after it. Returns their own block.
-    pub(super) fn leave_extents(&mut self, near: u32, offset: u64, size: u64) -> u32 {
-        let at = self.block_at(near, offset);
-        self.unlist(at);
-        let at = self.carve(at, offset, size, Self::list);
-        self.slot_mut(at).state = SlotState::Leaving;
-        self.counters.leaving_bytes += size;
+    pub(super) fn mark_extents_releasing(&mut self, near: u32, offset: u64, size: u64) -> u32 {
+        let at = self.find_block_at(near, offset);
+        self.remove_from_free_list(at);
+        let at = self.carve(at, offset, size, Self::add_to_free_list);
+        self.slot_mut(at).state = SlotState::Releasing;
+        self.counters.releasing_bytes += size;
         at
     }
 
     /// Lets only the first `size` bytes of a block leave. Returns the rest, which is still to [`stay`](Self::stay).
-    pub(super) fn leave_less(&mut self, at: u32, size: u64) -> u32 {
+    pub(super) fn shrink_releasing(&mut self, at: u32, size: u64) -> u32 {
         if size == 0 { at } else { self.split(at, size) }
     }
 
     /// Keeps what was to leave.
-    pub(super) fn stay(&mut self, at: u32) {
-        self.counters.leaving_bytes -= self.slot(at).size;
+    pub(super) fn cancel_release(&mut self, at: u32) {
+        self.counters.releasing_bytes -= self.slot(at).size;
         let at = self.merge(at, SlotState::Free);
-        self.list(at);
+        self.add_to_free_list(at);
     }
 
     /// The extents in a block: where they are, and their sizes.
-    pub(super) fn extents_of(&self, at: u32) -> Vec<((SegmentId, u64), u64)> {
+    pub(super) fn extents_in_block(&self, at: u32) -> Vec<((SegmentId, u64), u64)> {
         let Slot { segment, offset, size, .. } = *self.slot(at);
         let segment = self.segment(segment);
-        let extents = segment.range.as_ref().map_or(&[][..], |r| &r.extents);
+        let extents = segment.virtual_range.as_ref().map_or(&[][..], |r| &r.extents);
         let first = extents.partition_point(|e| e.0 < offset);
         let inside = extents[first..].iter().take_while(|e| e.0 < offset + size);
         inside.map(|(offset, bytes)| ((segment.id, *offset), *bytes)).collect()
     }
 
     /// The memory of a block that had left was taken away.
-    pub(super) fn unmapped(&mut self, at: u32) {
+    pub(super) fn mark_unmapped(&mut self, at: u32) {
         let Slot { segment, offset, size, prev, next, .. } = *self.slot(at);
         for neighbour in [prev, next] {
-            if neighbour != NONE && self.slot(neighbour).state == SlotState::Unmapped {
-                self.drop_hole(neighbour);
+            if neighbour != NO_BLOCK && self.slot(neighbour).state == SlotState::Unmapped {
+                self.remove_hole(neighbour);
             }
         }
         let at = self.merge(at, SlotState::Unmapped);
         self.add_hole(at);
-        self.counters.leaving_bytes -= size;
-        let small = self.is_small(segment);
-        let Some(range) = &mut self.segment_mut(segment).range else { return };
+        self.counters.releasing_bytes -= size;
+        let small = self.is_small_segment(segment);
+        let Some(range) = &mut self.segment_mut(segment).virtual_range else { return };
         let first = range.extents.partition_point(|e| e.0 < offset);
         let end = range.extents.partition_point(|e| e.0 < offset + size);
         range.extents.drain(first..end);
         // A block that leaves is made of whole extents.
-        self.counters.unreserve(small, (end - first) as u64, size, false);
+        self.counters.record_release(small, (end - first) as u64, size, false);
         let Segment { id, arena, .. } = *self.segment(segment);
         self.record_segment(Action::SegmentUnmap, id, offset, size, arena);
     }
 
     fn add_hole(&mut self, at: u32) {
         let segment = self.slot(at).segment;
-        if let Some(range) = &mut self.segment_mut(segment).range {
+        if let Some(range) = &mut self.segment_mut(segment).virtual_range {
             range.holes.push(at);
         }
     }
 
-    fn drop_hole(&mut self, at: u32) {
+    fn remove_hole(&mut self, at: u32) {
         let segment = self.slot(at).segment;
-        if let Some(range) = &mut self.segment_mut(segment).range {
+        if let Some(range) = &mut self.segment_mut(segment).virtual_range {
             range.holes.retain(|h| *h != at);
         }
     }

@@ -11,7 +11,7 @@ use crate::backend::Backend;
 pub(crate) struct HostSource(pub(crate) Arc<dyn Backend>);
 
 /// What a source without virtual memory answers.
-fn none<T>(call: &'static str) -> Result<T, SourceError> {
+fn unsupported<T>(call: &'static str) -> Result<T, SourceError> {
     let detail = "memory of the host has no virtual memory of the device's".to_owned();
     Err(SourceError::Driver { call, detail })
 }
@@ -23,7 +23,7 @@ impl SegmentSource for HostSource {
     fn device_memory(&self) -> DeviceMemory {
         DeviceMemory::default()
     }
-    fn is_real(&self) -> bool {
+    fn is_device_memory(&self) -> bool {
         false
     }
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -32,34 +32,34 @@ impl SegmentSource for HostSource {
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.0.free_host(segment)
     }
-    fn reserve(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
-        none("reserve")
+    fn reserve_addresses(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
+        unsupported("reserve")
     }
-    fn unreserve(&self, _segment: SegmentId) -> Result<(), SourceError> {
-        none("unreserve")
+    fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
+        unsupported("unreserve")
     }
     fn map(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
-        none("map")
+        unsupported("map")
     }
     fn unmap(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
-        none("unmap")
+        unsupported("unmap")
     }
-    fn queues(&self) -> u8 {
-        self.0.queues()
+    fn queue_count(&self) -> u8 {
+        self.0.queue_count()
     }
-    fn record(&self, queue: u8) -> Result<Event, SourceError> {
-        self.0.record(queue)
+    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
+        self.0.record_event(queue)
     }
     fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
         self.0.wait_event(queue, event)
     }
-    fn fence(&self) -> Result<Fence, SourceError> {
-        self.0.fence()
+    fn record_fence(&self) -> Result<Fence, SourceError> {
+        self.0.record_fence()
     }
-    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
-        self.0.fence_done(fence)
+    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
+        self.0.is_fence_signaled(fence)
     }
-    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
-        self.0.fence_wait(fence)
+    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
+        self.0.wait_fence(fence)
     }
 }

@@ -3,9 +3,9 @@
 use std::fmt;
 use std::panic::Location;
 
-use super::batch::{FittingRows, RowsNeed};
+use super::batch::{FittingBatch, BatchEstimate};
 use super::scope::{ModulePath, Tag};
-use super::source::Process;
+use super::source::DeviceProcess;
 use super::stats::Bytes;
 
 /// A request for memory that could not be served, with the state of the pool at that moment.
@@ -29,7 +29,7 @@ pub struct OutOfMemory {
     /// What no process uses, where the driver tells it.
     pub free: Option<u64>,
     /// Who holds memory of the device, this process among them, the largest first; empty where the driver does not tell.
-    pub processes: Vec<Process>,
+    pub processes: Vec<DeviceProcess>,
     /// The most the pool may take, if it is limited.
     pub limit: Option<u64>,
     /// The most that all pools of the process may take together, if they are limited.
@@ -38,11 +38,11 @@ pub struct OutOfMemory {
     pub process_reserved: u64,
     /// The most that this pool could hold, by its limits and by what the device had free; `None` where nothing bounds it
     /// and the driver does not tell.
-    pub room: Option<u64>,
+    pub capacity: Option<u64>,
     /// The largest segment that the device gives.
     pub max_segment: u64,
     /// How the need depends on the rows of a batch that run at once, within [`Pool::with_rows`](super::Pool::with_rows).
-    pub rows: Option<RowsNeed>,
+    pub batch: Option<BatchEstimate>,
     /// Bytes held by the program.
     pub allocated: u64,
     /// Bytes freed, but not passed by the device yet.
@@ -65,7 +65,7 @@ pub struct OutOfMemory {
 
 impl OutOfMemory {
     /// How many modules and processes an error names.
-    pub const TOP: usize = 5;
+    pub const MAX_LISTED: usize = 5;
 
     /// The part of the free memory that a request for the largest free block could not use: 0 is one block.
     #[must_use]
@@ -80,47 +80,47 @@ impl OutOfMemory {
         Some(self.total?.saturating_sub(self.free?).saturating_sub(self.reserved))
     }
 
-    fn other_processes(&self) -> impl Iterator<Item = &Process> {
-        self.processes.iter().filter(|p| !p.is_this())
+    fn other_processes(&self) -> impl Iterator<Item = &DeviceProcess> {
+        self.processes.iter().filter(|p| !p.is_current())
     }
 
     /// The largest number of rows that would fit, of the half, the quarter, ... of those that did not: by a step before this
     /// one that ran to its end; else one that may fit, by what this step had reached. `None` outside of
     /// [`Pool::with_rows`](super::Pool::with_rows), and if not one row would fit.
     #[must_use]
-    pub fn fitting_rows(&self) -> Option<FittingRows> {
-        let rows = self.rows?;
-        let room = self.room_for_rows();
-        let fits = |need: &FittingRows| {
-            let one = u128::from(self.requested) * need.rows as u128 / rows.at_once as u128;
+    pub fn fitting_batch_size(&self) -> Option<FittingBatch> {
+        let rows = self.batch?;
+        let room = self.capacity_or_reserved();
+        let fits = |need: &FittingBatch| {
+            let one = u128::from(self.requested) * need.batch_size as u128 / rows.batch_size as u128;
             need.bytes <= room && one <= u128::from(self.max_segment)
         };
-        let known = rows.halves().map(|n| rows.need(n)).find(fits);
+        let known = rows.halved_batch_sizes().map(|n| rows.estimate(n)).find(fits);
         // Estimates by earlier steps are rather too high.
-        known.or_else(|| rows.halves().map(|n| rows.at_least(n)).find(fits))
+        known.or_else(|| rows.halved_batch_sizes().map(|n| rows.lower_bound(n)).find(fits))
     }
 
     /// A device that tells nothing has room for what it has given.
-    fn room_for_rows(&self) -> u64 {
-        self.room.unwrap_or(self.reserved)
+    fn capacity_or_reserved(&self) -> u64 {
+        self.capacity.unwrap_or(self.reserved)
     }
 
     /// The advice about rows; `None` where nothing is known of them.
-    fn advice_on_rows(&self) -> Option<String> {
-        let rows = self.rows.filter(|rows| rows.at_once > 1)?;
-        let of = |bytes: u64| Of(bytes, self.room_for_rows());
-        Some(match self.fitting_rows() {
-            Some(FittingRows { rows, bytes, measured: true }) => {
+    fn batch_advice(&self) -> Option<String> {
+        let rows = self.batch.filter(|rows| rows.batch_size > 1)?;
+        let of = |bytes: u64| BytesOf(bytes, self.capacity_or_reserved());
+        Some(match self.fitting_batch_size() {
+            Some(FittingBatch { batch_size: rows, bytes, is_measured: true }) => {
                 format!("micro-batch {rows} would fit: {}", of(bytes))
             }
-            Some(FittingRows { rows: fits, bytes, .. }) => format!(
+            Some(FittingBatch { batch_size: fits, bytes, .. }) => format!(
                 "micro-batch {fits} may fit: more than {}, by what this step of {} had reached",
                 of(bytes),
-                rows.at_once
+                rows.batch_size
             ),
             None => format!(
                 "no smaller micro-batch would fit: one row needs more than {}",
-                of(rows.at_least(1).bytes)
+                of(rows.lower_bound(1).bytes)
             ),
         })
     }
@@ -128,7 +128,7 @@ impl OutOfMemory {
     /// What would help, most helpful first, from the figures alone.
     #[must_use]
     pub fn advice(&self) -> Vec<String> {
-        let mut advice = self.advice_on_rows().into_iter().collect::<Vec<_>>();
+        let mut advice = self.batch_advice().into_iter().collect::<Vec<_>>();
         if self.requested > self.max_segment {
             advice.push(format!(
                 "one tensor may take at most {} on this device: split the tensor",
@@ -190,7 +190,7 @@ impl OutOfMemory {
         // What is little beside the request would not make room for it.
         match self.by_tag.first().filter(|(_, bytes)| bytes.saturating_mul(8) > self.requested) {
             Some((Tag::Activation, bytes)) if bytes * 2 > self.allocated => advice.push(
-                match self.rows {
+                match self.batch {
                     Some(_) => "activations hold the most: checkpoint modules",
                     None => {
                         "activations hold the most: use a smaller batch with accumulation, or checkpoint modules"
@@ -219,9 +219,9 @@ impl OutOfMemory {
 }
 
 /// Bytes of others: `9.1 of 10.0 GiB`.
-pub(crate) struct Of(pub(crate) u64, pub(crate) u64);
+pub(crate) struct BytesOf(pub(crate) u64, pub(crate) u64);
 
-impl fmt::Display for Of {
+impl fmt::Display for BytesOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (part, all) = (Bytes(self.0).to_string(), Bytes(self.1).to_string());
         let unit = |text: &str| text.split_once(' ').map(|(_, unit)| unit.to_owned());
@@ -263,7 +263,7 @@ impl fmt::Display for OutOfMemory {
         if !self.detail.is_empty() {
             write!(f, "; {}", self.detail)?;
         }
-        let mut names = self.other_processes().take(Self::TOP).map(Process::with_bytes).peekable();
+        let mut names = self.other_processes().take(Self::MAX_LISTED).map(DeviceProcess::describe_usage).peekable();
         let others = self.held_by_others().filter(|o| *o > 0);
         if others.is_some() || names.peek().is_some() {
             f.write_str("\n  others:")?;

@@ -5,13 +5,13 @@ use std::fmt;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 
-use super::compact::Mover;
+use super::compaction::BlockMover;
 use super::config::Config;
 use super::heap::AllocRequest;
-use super::private;
+use super::private_pool;
 use super::scope::{self, Scope};
 use super::source::{Fence, SegmentId, SegmentSource};
-use super::state::PoolState;
+use super::pool_state::PoolState;
 use super::stats::Stats;
 use super::{OutOfMemory, Tag};
 use crate::error::{Error, Result};
@@ -25,7 +25,7 @@ pub struct Request {
     /// that queue.
     pub queue: u8,
     /// The private pool that serves it; 0 is none.
-    pub(super) private: u16,
+    pub(super) private_pool: u16,
     /// Whether it may move: who asks looks up where it is.
     pub(super) movable: bool,
     /// What the memory is for: that of the thread's [`scope`], unless changed.
@@ -38,7 +38,7 @@ impl Request {
     #[track_caller]
     #[inline]
     pub fn new(bytes: u64) -> Self {
-        Self { bytes, queue: 0, private: private::current(), movable: false, scope: scope::current().here() }
+        Self { bytes, queue: 0, private_pool: private_pool::current(), movable: false, scope: scope::current().or_caller_site() }
     }
 
     /// On another queue.
@@ -94,12 +94,12 @@ pub struct Block {
 
 /// A queue in a set of queues, a bit each.
 #[inline]
-pub(super) fn bit(queue: u8) -> u8 {
+pub(super) fn stream_bit(queue: u8) -> u8 {
     1_u8.checked_shl(queue.into()).unwrap_or(0)
 }
 
 /// A function that is asked to free memory when a pool has none left: (bytes wanted) -> whether it freed some.
-pub(super) type Callback = Arc<dyn Fn(u64) -> bool + Send + Sync>;
+pub(super) type LowMemoryCallback = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 
 /// A caching allocator over a source of segments. Cloning it clones a handle.
 ///
@@ -109,22 +109,22 @@ pub(super) type Callback = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 /// When the last handle is dropped, the pool waits for the device and gives everything back.
 #[derive(Clone)]
 pub struct Pool {
-    pub(super) shared: Arc<Shared>,
+    pub(super) shared: Arc<PoolShared>,
 }
 
-pub(super) struct Shared {
+pub(super) struct PoolShared {
     pub(super) source: Arc<dyn SegmentSource>,
     pub(super) state: Mutex<PoolState>,
-    pub(super) callbacks: RwLock<Vec<Callback>>,
+    pub(super) callbacks: RwLock<Vec<LowMemoryCallback>>,
     /// Who moves blocks for it, if anyone does.
-    pub(super) mover: OnceLock<Arc<dyn Mover>>,
+    pub(super) mover: OnceLock<Arc<dyn BlockMover>>,
     /// How often blocks have moved.
-    pub(super) moves: AtomicU64,
+    pub(super) move_count: AtomicU64,
     /// Whether stacks are recorded.
-    pub(super) stacks: AtomicBool,
+    pub(super) captures_stacks: AtomicBool,
 }
 
-impl Shared {
+impl PoolShared {
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, PoolState> {
         // A panic elsewhere under the lock could only come from a broken invariant; the counters are still worth having.
@@ -137,22 +137,22 @@ impl Shared {
         let stack = Some(Arc::new(Backtrace::force_capture()));
         let mut state = self.lock();
         if let Some(recorder) = &mut state.heap.recorder {
-            recorder.stack = stack;
+            recorder.current_stack = stack;
         }
         state
     }
 }
 
-impl Drop for Shared {
+impl Drop for PoolShared {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        state.close(&*self.source);
+        state.release_all(&*self.source);
     }
 }
 
 impl fmt::Debug for Pool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Pool({})", self.stats().line())
+        write!(f, "Pool({})", self.stats().summary())
     }
 }
 
@@ -162,20 +162,20 @@ impl Pool {
     pub fn new(source: Arc<dyn SegmentSource>, config: Config) -> Self {
         let state = Mutex::new(PoolState::new(&*source, config));
         Self {
-            shared: Arc::new(Shared {
+            shared: Arc::new(PoolShared {
                 source,
                 state,
                 callbacks: RwLock::default(),
                 mover: OnceLock::new(),
-                moves: AtomicU64::new(0),
-                stacks: AtomicBool::new(false),
+                move_count: AtomicU64::new(0),
+                captures_stacks: AtomicBool::new(false),
             }),
         }
     }
 
     /// The same, with the device's name for messages.
     #[must_use]
-    pub fn named(self, device: impl Into<String>) -> Self {
+    pub fn with_device_name(self, device: impl Into<String>) -> Self {
         self.shared.lock().device = Some(device.into());
         self
     }
@@ -184,17 +184,17 @@ impl Pool {
     /// [`Error::OutOfMemory`]; a lost device or a refusing driver is [`Error::Source`].
     #[inline]
     pub fn alloc(&self, request: Request) -> Result<Block> {
-        let mut state = match self.shared.stacks.load(Ordering::Relaxed) {
+        let mut state = match self.shared.captures_stacks.load(Ordering::Relaxed) {
             false => self.shared.lock(),
             true => self.shared.lock_with_stack(),
         };
         state.heap.clock += 1;
-        let need = state.need(&request);
-        if state.heap.clock == state.fails {
-            return self.fail(state, &need);
+        let need = state.resolve_request(&request);
+        if state.heap.clock == state.fail_at_request {
+            return self.fail_injected(state, &need);
         }
-        match state.heap.take(&need) {
-            Some(block) => state.settled(&*self.shared.source, block),
+        match state.heap.take_free_block(&need) {
+            Some(block) => state.finish_alloc(&*self.shared.source, block),
             None => self.alloc_slow_path(state, need),
         }
     }
@@ -202,24 +202,24 @@ impl Pool {
     /// Takes a block back. The next request on its queue may get it.
     #[inline]
     pub fn free(&self, block: Block) {
-        self.free_used(block, bit(block.queue));
+        self.free_cross_stream(block, stream_bit(block.queue));
     }
 
     /// Takes a block back that work of these queues (a bit each) has used: work of its own queue that gets it next waits for
     /// theirs, on the device. It counts as free at once.
     #[inline]
-    pub fn free_used(&self, block: Block, queues: u8) {
+    pub fn free_cross_stream(&self, block: Block, queues: u8) {
         let mut state = self.shared.lock();
-        match state.heap.find(&block) {
-            Some(slot) if queues == bit(state.heap.home(slot)) => state.heap.free(slot),
-            Some(slot) => self.free_late(&mut state, slot, queues),
-            None => state.invalid_free(&block),
+        match state.heap.find_slot(&block) {
+            Some(slot) if queues == stream_bit(state.heap.home_stream(slot)) => state.heap.free(slot),
+            Some(slot) => self.free_cross_stream_slow(&mut state, slot, queues),
+            None => state.report_invalid_free(&block),
         }
     }
 
     #[cold]
-    fn free_late(&self, state: &mut PoolState, slot: u32, queues: u8) {
-        if let Err(error) = state.free_used(&*self.shared.source, slot, queues) {
+    fn free_cross_stream_slow(&self, state: &mut PoolState, slot: u32, queues: u8) {
+        if let Err(error) = state.free_cross_stream(&*self.shared.source, slot, queues) {
             // The device is lost, or the next call says so: nothing uses the block any more.
             log::debug!("a block was freed without its queues: {error}");
             state.heap.free(slot);
@@ -229,16 +229,16 @@ impl Pool {
     /// Takes a block back that the device still uses: it is lent again only after the device has passed `fence`.
     pub fn free_after(&self, block: Block, fence: Fence) {
         let mut state = self.shared.lock();
-        match state.heap.find(&block) {
-            Some(slot) => state.pend(slot, fence),
-            None => state.invalid_free(&block),
+        match state.heap.find_slot(&block) {
+            Some(slot) => state.defer_free(slot, fence),
+            None => state.report_invalid_free(&block),
         }
     }
 
     /// What a block that is held is for.
-    pub(crate) fn scope_of(&self, block: &Block) -> Scope {
+    pub(crate) fn block_scope(&self, block: &Block) -> Scope {
         let state = self.shared.lock();
-        state.heap.find(block).map_or(Scope::NONE, |slot| {
+        state.heap.find_slot(block).map_or(Scope::NONE, |slot| {
             let slot = state.heap.slot(slot);
             Scope { tag: slot.tag, module: slot.module, op: slot.op, site: None }
         })
@@ -247,7 +247,7 @@ impl Pool {
     /// Changes the tag of a block that was just allocated, if it is [`Tag::Other`].
     pub(crate) fn retag(&self, block: &Block, tag: Tag) {
         let mut state = self.shared.lock();
-        if let Some(slot) = state.heap.find(block) {
+        if let Some(slot) = state.heap.find_slot(block) {
             state.heap.retag(slot, Tag::Other, tag);
         }
     }
@@ -257,7 +257,7 @@ impl Pool {
     pub fn stats(&self) -> Stats {
         let mut state = self.shared.lock();
         // A device that cannot say what it has passed has passed nothing more.
-        let _ = state.poll(&*self.shared.source);
+        let _ = state.poll_fences(&*self.shared.source);
         Stats { library_bytes: self.shared.source.library_bytes(), ..state.stats() }
     }
 
@@ -278,9 +278,9 @@ impl Pool {
         let state = self.shared.lock();
         let before = state.heap.counters.reserved();
         // What waits for a fence keeps its segment from being idle.
-        let mut state = self.wait(state)?;
-        state.leave_all(&*self.shared.source, u64::MAX)?;
-        let state = self.wait(state)?;
+        let mut state = self.wait_pending_fences(state)?;
+        state.release_largest_idle(&*self.shared.source, u64::MAX)?;
+        let state = self.wait_pending_fences(state)?;
         Ok(before.saturating_sub(state.heap.counters.reserved()))
     }
 
@@ -290,8 +290,8 @@ impl Pool {
         let mut state = self.shared.lock();
         let source = &*self.shared.source;
         let surplus = state.heap.counters.reserved().saturating_sub(keep);
-        let leaving = state.leave_all(source, surplus)?;
-        state.poll(source)?;
+        let leaving = state.release_largest_idle(source, surplus)?;
+        state.poll_fences(source)?;
         Ok(leaving)
     }
 
@@ -359,7 +359,7 @@ impl Pool {
 
     /// Refuses a request that a test has chosen.
     #[cold]
-    fn fail(&self, state: MutexGuard<'_, PoolState>, need: &AllocRequest) -> Result<Block> {
+    fn fail_injected(&self, state: MutexGuard<'_, PoolState>, need: &AllocRequest) -> Result<Block> {
         Err(self.out_of_memory(state, need, "a test said so".to_owned()))
     }
 
@@ -402,7 +402,7 @@ mod tests {
         assert_eq!(pool.alloc(Request::new(2 << 10))?.offset, 0, "the freed neighbours are one block again");
         assert_eq!(pool.empty_cache()?, 0);
         drop(pool);
-        assert_eq!((source.used(), source.complaints()), (0, vec![]));
+        assert_eq!((source.used(), source.violations()), (0, vec![]));
         Ok(())
     }
 }

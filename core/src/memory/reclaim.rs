@@ -3,10 +3,10 @@
 use std::sync::{MutexGuard, PoisonError};
 
 use super::Block;
-use super::check::MOST_BYTES;
+use super::validation::MAX_MEMORY_BYTES;
 use super::heap::AllocRequest;
-use super::pool::{Callback, Pool};
-use super::state::{Growth, PoolState};
+use super::pool::{LowMemoryCallback, Pool};
+use super::pool_state::{GrowOutcome, PoolState};
 use crate::error::Result;
 
 impl Pool {
@@ -19,7 +19,7 @@ impl Pool {
     ) -> Result<Block> {
         let source = &*self.shared.source;
         // Sums of sizes that no memory has would overflow, in the pool and in drivers.
-        if need.size > state.max_segment.min(MOST_BYTES) {
+        if need.size > state.max_segment.min(MAX_MEMORY_BYTES) {
             return Err(self.out_of_memory(state, &need, String::new()));
         }
 
@@ -27,38 +27,38 @@ impl Pool {
             return Ok(block);
         }
 
-        if !state.waiting.is_empty() {
-            state.rungs.poll.tried += 1;
-            state.poll(source)?;
-            if let Some(block) = state.take(source, &need)? {
-                state.rungs.poll.served += 1;
+        if !state.pending_releases.is_empty() {
+            state.reclaim_stats.poll.tried += 1;
+            state.poll_fences(source)?;
+            if let Some(block) = state.take_free_block(source, &need)? {
+                state.reclaim_stats.poll.served += 1;
                 return Ok(block);
             }
         }
 
         let callbacks = self.callbacks();
         if !callbacks.is_empty() {
-            state.rungs.callbacks.tried += 1;
+            state.reclaim_stats.callbacks.tried += 1;
             drop(state);
             for callback in callbacks {
                 callback(need.size);
             }
             state = self.shared.lock();
-            if let Some(block) = state.take(source, &need)? {
-                state.rungs.callbacks.served += 1;
+            if let Some(block) = state.take_free_block(source, &need)? {
+                state.reclaim_stats.callbacks.served += 1;
                 return Ok(block);
             }
         }
 
-        if state.collect(source)? {
-            state = self.wait(state)?;
-            if let Some(block) = state.take(source, &need)? {
-                state.rungs.collect.served += 1;
+        if state.collect_garbage(source)? {
+            state = self.wait_pending_fences(state)?;
+            if let Some(block) = state.take_free_block(source, &need)? {
+                state.reclaim_stats.collect.served += 1;
                 return Ok(block);
             }
         }
 
-        state.see_step(&need);
+        state.detect_step_end(&need);
         if state.should_compact(&need) {
             let (served, next) = self.compact(state, &need, false)?;
             if let Some(block) = served {
@@ -67,25 +67,25 @@ impl Pool {
             state = next;
         }
 
-        let mut place = state.placement(&need);
+        let mut place = state.find_placement(&need);
         let mut least = 0;
-        if let Some(size) = state.reclaim(source, &need, place.as_ref())? {
+        if let Some(size) = state.reclaim_idle(source, &need, place.as_ref())? {
             (place, least) = (None, size);
-            state = self.wait(state)?;
-            if let Some(block) = state.take(source, &need)? {
-                state.keep_donors();
-                state.rungs.reclaim.served += 1;
+            state = self.wait_pending_fences(state)?;
+            if let Some(block) = state.take_free_block(source, &need)? {
+                state.return_migration_sources();
+                state.reclaim_stats.reclaim.served += 1;
                 return Ok(block);
             }
         }
 
-        state.rungs.grow.tried += 1;
+        state.reclaim_stats.grow.tried += 1;
         let mut detail = match state.grow(source, &need, place, least)? {
-            Growth::Served(block) => {
-                state.rungs.grow.served += 1;
+            GrowOutcome::Served(block) => {
+                state.reclaim_stats.grow.served += 1;
                 return Ok(block);
             }
-            Growth::Full(detail) => detail,
+            GrowOutcome::Full(detail) => detail,
         };
 
         if !state.config.fail_fast {
@@ -94,29 +94,29 @@ impl Pool {
                 return Ok(block);
             }
             state = next;
-            if !state.waiting.is_empty() {
-                state.rungs.wait.tried += 1;
-                state = self.wait(state)?;
-                if let Some(block) = state.take(source, &need)? {
-                    state.rungs.wait.served += 1;
+            if !state.pending_releases.is_empty() {
+                state.reclaim_stats.wait.tried += 1;
+                state = self.wait_pending_fences(state)?;
+                if let Some(block) = state.take_free_block(source, &need)? {
+                    state.reclaim_stats.wait.served += 1;
                     return Ok(block);
                 }
             }
-            state.rungs.release.tried += 1;
+            state.reclaim_stats.release.tried += 1;
             state.num_alloc_retries += 1;
-            state.leave_all(source, u64::MAX)?;
-            state = self.wait(state)?;
+            state.release_largest_idle(source, u64::MAX)?;
+            state = self.wait_pending_fences(state)?;
             // Another thread may have freed what fits while this one waited.
-            if let Some(block) = state.take(source, &need)? {
-                state.rungs.release.served += 1;
+            if let Some(block) = state.take_free_block(source, &need)? {
+                state.reclaim_stats.release.served += 1;
                 return Ok(block);
             }
             detail = match state.grow(source, &need, None, 0)? {
-                Growth::Served(block) => {
-                    state.rungs.release.served += 1;
+                GrowOutcome::Served(block) => {
+                    state.reclaim_stats.release.served += 1;
                     return Ok(block);
                 }
-                Growth::Full(detail) => detail,
+                GrowOutcome::Full(detail) => detail,
             };
             let (served, next) = self.defragment(state, &need)?;
             if let Some(block) = served {
@@ -131,23 +131,23 @@ impl Pool {
         Err(self.out_of_memory(state, &need, detail))
     }
 
-    fn callbacks(&self) -> Vec<Callback> {
+    fn callbacks(&self) -> Vec<LowMemoryCallback> {
         self.shared.callbacks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Waits until the device has passed every fence that something waits for, without the lock.
-    pub(super) fn wait<'a>(
+    pub(super) fn wait_pending_fences<'a>(
         &'a self,
         mut state: MutexGuard<'a, PoolState>,
     ) -> Result<MutexGuard<'a, PoolState>> {
         let source = &*self.shared.source;
-        state.poll(source)?;
-        if let Some(fence) = state.waiting.back().map(|w| w.0) {
+        state.poll_fences(source)?;
+        if let Some(fence) = state.pending_releases.back().map(|w| w.0) {
             state.num_sync_all_streams += 1;
             drop(state);
-            source.fence_wait(fence)?;
+            source.wait_fence(fence)?;
             state = self.shared.lock();
-            state.poll(source)?;
+            state.poll_fences(source)?;
         }
         Ok(state)
     }

@@ -23,7 +23,7 @@ use std::sync::{LazyLock, PoisonError, RwLock};
 use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
-use super::ranges::Range;
+use super::profiler_ranges::ProfilerRange;
 use crate::local::{Get, Local, Scoped};
 
 /// What a block of memory holds. Set when it is allocated, never guessed later.
@@ -92,18 +92,18 @@ impl ModulePath {
     pub const ROOT: Self = Self(0);
 
     /// Its number, which is of this run of the program only.
-    pub(super) fn number(self) -> u32 {
+    pub(super) fn id(self) -> u32 {
         self.0
     }
 
     /// The path of a child of this module.
     #[must_use]
     pub fn child(self, name: &str) -> Self {
-        let find = |paths: &Paths| paths.children.get(&self.0).and_then(|c| c.get(name)).copied();
-        if let Some(known) = find(&PATHS.read().unwrap_or_else(PoisonError::into_inner)) {
+        let find = |paths: &ModulePathTable| paths.children.get(&self.0).and_then(|c| c.get(name)).copied();
+        if let Some(known) = find(&MODULE_PATHS.read().unwrap_or_else(PoisonError::into_inner)) {
             return Self(known);
         }
-        let mut paths = PATHS.write().unwrap_or_else(PoisonError::into_inner);
+        let mut paths = MODULE_PATHS.write().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = find(&paths) {
             return Self(known);
         }
@@ -120,8 +120,8 @@ impl ModulePath {
 
     /// The path of the module whose child of this name it is: `encoder` of `encoder.fc1` and `fc1`. The root if it is called otherwise.
     #[must_use]
-    pub fn parent_of(self, name: &str) -> Self {
-        let paths = PATHS.read().unwrap_or_else(PoisonError::into_inner);
+    pub fn strip_child(self, name: &str) -> Self {
+        let paths = MODULE_PATHS.read().unwrap_or_else(PoisonError::into_inner);
         let mut at = self.0 as usize;
         for part in name.rsplit('.').filter(|part| !part.is_empty()) {
             let full = paths.names.get(at).map_or("", String::as_str);
@@ -142,20 +142,20 @@ impl ModulePath {
 
 impl fmt::Display for ModulePath {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let paths = PATHS.read().unwrap_or_else(PoisonError::into_inner);
+        let paths = MODULE_PATHS.read().unwrap_or_else(PoisonError::into_inner);
         f.pad(paths.names.get(self.0 as usize).map_or("", String::as_str))
     }
 }
 
 /// Every path that was ever entered; a program has as many as it has modules.
-struct Paths {
+struct ModulePathTable {
     names: Vec<String>,
     parents: Vec<u32>,
     children: FxHashMap<u32, FxHashMap<String, u32>>,
 }
 
-static PATHS: LazyLock<RwLock<Paths>> = LazyLock::new(|| {
-    RwLock::new(Paths { names: vec![String::new()], parents: vec![0], children: FxHashMap::default() })
+static MODULE_PATHS: LazyLock<RwLock<ModulePathTable>> = LazyLock::new(|| {
+    RwLock::new(ModulePathTable { names: vec![String::new()], parents: vec![0], children: FxHashMap::default() })
 });
 
 /// What the scopes of this thread say.
@@ -179,50 +179,50 @@ impl Scope {
     #[must_use]
     #[track_caller]
     #[inline]
-    pub fn here(mut self) -> Self {
+    pub fn or_caller_site(mut self) -> Self {
         self.site = self.site.or(Some(Location::caller()));
         self
     }
 }
 
 /// The operation, and the line that called the outermost one.
-type Op = (&'static str, Option<&'static Location<'static>>);
+type OpSite = (&'static str, Option<&'static Location<'static>>);
 
 thread_local! {
-    static TAG: Local<Cell<Tag>> = const { Local::new(Cell::new(Scope::NONE.tag)) };
-    static MODULE: Local<Cell<ModulePath>> = const { Local::new(Cell::new(Scope::NONE.module)) };
-    static OP: Local<Cell<Op>> = const { Local::new(Cell::new((Scope::NONE.op, Scope::NONE.site))) };
+    static CURRENT_TAG: Local<Cell<Tag>> = const { Local::new(Cell::new(Scope::NONE.tag)) };
+    static CURRENT_MODULE: Local<Cell<ModulePath>> = const { Local::new(Cell::new(Scope::NONE.module)) };
+    static CURRENT_OP: Local<Cell<OpSite>> = const { Local::new(Cell::new((Scope::NONE.op, Scope::NONE.site))) };
 }
 
 /// What the scopes of this thread say now.
 #[must_use]
 #[inline]
 pub fn current() -> Scope {
-    let (op, site) = OP.now();
-    Scope { tag: TAG.now(), module: MODULE.now(), op, site }
+    let (op, site) = CURRENT_OP.now();
+    Scope { tag: CURRENT_TAG.now(), module: CURRENT_MODULE.now(), op, site }
 }
 
 /// Ends a scope when it is dropped: each field has the value of the innermost scope that lives and sets it. Guards may be dropped in
 /// any order.
 #[derive(Debug)]
 #[must_use = "a scope ends when its guard is dropped"]
-pub struct Guard {
+pub struct ScopeGuard {
     _tag: Option<Scoped<Cell<Tag>>>,
     _module: Option<Scoped<Cell<ModulePath>>>,
-    _op: Option<Scoped<Cell<Op>>>,
-    range: Range,
+    _op: Option<Scoped<Cell<OpSite>>>,
+    profiler_range: ProfilerRange,
 }
 
-impl Drop for Guard {
+impl Drop for ScopeGuard {
     #[inline]
     fn drop(&mut self) {
-        self.range.end();
+        self.profiler_range.end();
     }
 }
 
-impl Guard {
+impl ScopeGuard {
     #[inline]
-    fn new(tag: Option<Tag>, module: Option<ModulePath>, op: Option<Op>) -> Self {
+    fn new(tag: Option<Tag>, module: Option<ModulePath>, op: Option<OpSite>) -> Self {
         let before = current();
         let (named, site) = op.unwrap_or((before.op, before.site));
         let now = Scope {
@@ -232,34 +232,34 @@ impl Guard {
             site,
         };
         Self {
-            _tag: tag.map(|tag| Scoped::new(&TAG, tag)),
-            _module: module.map(|module| Scoped::new(&MODULE, module)),
-            _op: op.map(|op| Scoped::new(&OP, op)),
-            range: Range::enter(&before, &now),
+            _tag: tag.map(|tag| Scoped::new(&CURRENT_TAG, tag)),
+            _module: module.map(|module| Scoped::new(&CURRENT_MODULE, module)),
+            _op: op.map(|op| Scoped::new(&CURRENT_OP, op)),
+            profiler_range: ProfilerRange::enter(&before, &now),
         }
     }
 }
 
 /// Tags what is allocated until the guard is dropped.
-pub fn tag(tag: Tag) -> Guard {
-    Guard::new(Some(tag), None, None)
+pub fn enter_tag(tag: Tag) -> ScopeGuard {
+    ScopeGuard::new(Some(tag), None, None)
 }
 
 /// Enters a child of the current module.
-pub fn module(name: &str) -> Guard {
-    Guard::new(None, Some(MODULE.now().child(name)), None)
+pub fn enter_module(name: &str) -> ScopeGuard {
+    ScopeGuard::new(None, Some(CURRENT_MODULE.now().child(name)), None)
 }
 
 /// Names the operation that runs. The caller's line is remembered, if no operation or module runs around it.
 #[track_caller]
-pub fn op(name: &'static str) -> Guard {
-    let site = OP.now().1.or(Some(Location::caller()));
-    Guard::new(None, None, Some((name, site)))
+pub fn enter_op(name: &'static str) -> ScopeGuard {
+    let site = CURRENT_OP.now().1.or(Some(Location::caller()));
+    ScopeGuard::new(None, None, Some((name, site)))
 }
 
 /// Enters a scope that was read elsewhere: on the thread that recorded an operation, for its gradient.
-pub fn enter_scope(scope: Scope) -> Guard {
-    Guard::new(Some(scope.tag), Some(scope.module), Some((scope.op, scope.site)))
+pub fn enter_scope(scope: Scope) -> ScopeGuard {
+    ScopeGuard::new(Some(scope.tag), Some(scope.module), Some((scope.op, scope.site)))
 }
 
 #[cfg(test)]
@@ -269,11 +269,11 @@ mod tests {
     #[test]
     fn scopes_nest_and_restore() {
         assert_eq!(current(), Scope::NONE);
-        let outer = module("net");
+        let outer = enter_module("net");
         {
-            let _tag = tag(Tag::Gradient);
-            let _inner = module("fc1");
-            let _op = op("matmul");
+            let _tag = enter_tag(Tag::Gradient);
+            let _inner = enter_module("fc1");
+            let _op = enter_op("matmul");
             let now = current();
             assert_eq!(
                 (now.tag, now.op, now.module.to_string().as_str()),
@@ -288,27 +288,27 @@ mod tests {
 
     #[test]
     fn scopes_dropped_out_of_order_keep_what_the_others_set() {
-        let parameter = tag(Tag::Parameter);
-        let net = module("ordered");
-        let gradient = tag(Tag::Gradient);
-        let op = op("matmul");
+        let parameter = enter_tag(Tag::Parameter);
+        let net = enter_module("ordered");
+        let gradient = enter_tag(Tag::Gradient);
+        let op = enter_op("matmul");
         drop(parameter);
         drop(net);
         let now = current();
         assert_eq!((now.tag, now.module, now.op), (Tag::Gradient, ModulePath::ROOT, "matmul"));
         drop(gradient);
         assert_eq!((current().tag, current().op), (Tag::Other, "matmul"));
-        drop(op);
+        drop(enter_op);
         assert_eq!(current(), Scope::NONE);
     }
 
     #[test]
     fn a_path_is_interned_once_and_threads_do_not_share_scopes() {
-        let _here = module("shared");
+        let _here = enter_module("shared");
         let path = current().module;
         let there = std::thread::spawn(|| {
             assert!(current().module.is_root());
-            let _same = module("shared");
+            let _same = enter_module("shared");
             current().module
         });
         assert_eq!(there.join().ok(), Some(path));
@@ -325,7 +325,7 @@ mod tests {
             ("a.b", "x", ""),
             ("a.bc", "c", ""),
         ] {
-            assert_eq!(path(full).parent_of(name).to_string(), parent, "{full} without {name}");
+            assert_eq!(path(full).strip_child(name).to_string(), parent, "{full} without {name}");
         }
     }
 }

@@ -3,13 +3,13 @@
 use std::ops::{Index, IndexMut};
 
 use super::Tag;
-use super::bins::Entry;
+use super::free_list::FreeBlock;
 use super::scope::ModulePath;
 
 /// Sizes and offsets of blocks are multiples of this, or of the source's alignment where that is larger.
 pub(super) const MIN_BLOCK: u64 = 512;
 /// No block. All bits are set: `a & b` is no block if neither is one.
-pub(super) const NONE: u32 = u32::MAX;
+pub(super) const NO_BLOCK: u32 = u32::MAX;
 
 /// What a range of a segment is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,13 +18,13 @@ pub(super) enum SlotState {
     /// Free for the next request.
     Free,
     /// Held by a caller.
-    Live,
+    Pinned,
     /// The same, by one who looks up where it is: it may move.
-    Loose,
+    Movable,
     /// Freed, but a fence has not passed.
     Pending,
     /// On its way back to the device: free, and waits for a fence.
-    Leaving,
+    Releasing,
     /// Addresses without memory.
     Unmapped,
     /// No block: an unused place in the slab.
@@ -34,8 +34,8 @@ pub(super) enum SlotState {
 impl SlotState {
     /// Whether a caller holds it.
     #[inline]
-    pub(super) fn is_held(self) -> bool {
-        matches!(self, Self::Live | Self::Loose)
+    pub(super) fn is_allocated(self) -> bool {
+        matches!(self, Self::Pinned | Self::Movable)
     }
 }
 
@@ -61,7 +61,7 @@ const _: () = assert!(size_of::<Slot>() == 64);
 
 /// The operation of a free block in memory that nobody has had since it was mapped: the device does nothing with it. Told by its address, so
 /// a static; no operation of that name has the same.
-static UNUSED: &str = "\0 nobody has had it";
+static NEVER_USED: &str = "\0 nobody has had it";
 
 impl Slot {
     const VACANT: Self = Self {
@@ -69,9 +69,9 @@ impl Slot {
         size: 0,
         requested: 0,
         op: "",
-        segment: NONE,
-        prev: NONE,
-        next: NONE,
+        segment: NO_BLOCK,
+        prev: NO_BLOCK,
+        next: NO_BLOCK,
         generation: 0,
         module: ModulePath::ROOT,
         arena: 0,
@@ -83,20 +83,20 @@ impl Slot {
 impl Slot {
     /// Whether it is a free block that nobody has had since its memory was mapped.
     #[inline]
-    pub(super) fn is_unused(&self) -> bool {
-        std::ptr::eq(self.op, UNUSED)
+    pub(super) fn is_never_used(&self) -> bool {
+        std::ptr::eq(self.op, NEVER_USED)
     }
 
     /// Says so, or takes it back.
-    pub(super) fn set_unused(&mut self, unused: bool) {
-        self.op = if unused { UNUSED } else { "" };
+    pub(super) fn set_never_used(&mut self, unused: bool) {
+        self.op = if unused { NEVER_USED } else { "" };
     }
 
     /// As a free block, of this number.
     #[inline]
-    pub(super) fn entry(&self, at: u32) -> Entry {
+    pub(super) fn to_free_block(&self, at: u32) -> FreeBlock {
         let address = (u64::from(self.segment) << 40) | (self.offset / MIN_BLOCK);
-        Entry { size: self.size, address, slot: at, whole: self.prev & self.next == NONE }
+        FreeBlock { size: self.size, address, slot: at, is_whole_segment: self.prev & self.next == NO_BLOCK }
     }
 }
 
@@ -105,7 +105,7 @@ impl Slot {
 pub(super) struct Slab {
     slots: Vec<Slot>,
     /// The first unused place, which knows the next one.
-    vacant: u32,
+    first_vacant: u32,
 }
 
 impl Index<u32> for Slab {
@@ -127,7 +127,7 @@ impl IndexMut<u32> for Slab {
 impl Slab {
     /// Without blocks.
     pub(super) fn new() -> Self {
-        Self { slots: Vec::new(), vacant: NONE }
+        Self { slots: Vec::new(), first_vacant: NO_BLOCK }
     }
 
     /// A block; `None` if there is none of that number.
@@ -144,7 +144,7 @@ impl Slab {
     /// Becomes like another one, in the memory that it has.
     pub(super) fn copy_from(&mut self, other: &Self) {
         self.slots.clone_from(&other.slots);
-        self.vacant = other.vacant;
+        self.first_vacant = other.first_vacant;
     }
 
     /// The size of a free block; `None` if it is not free, or none.
@@ -156,7 +156,7 @@ impl Slab {
 
     /// A new block, without neighbours.
     pub(super) fn add(&mut self, segment: u32, arena: u16, size: u64, state: SlotState) -> u32 {
-        let at = self.place();
+        let at = self.alloc_slot();
         let generation = self[at].generation;
         self[at] = Slot { segment, arena, size, state, generation, ..Slot::VACANT };
         at
@@ -164,9 +164,9 @@ impl Slab {
 
     /// Makes `right`, the next neighbour, a part of `left`.
     #[inline]
-    pub(super) fn absorb(&mut self, left: u32, right: u32) {
+    pub(super) fn merge_right(&mut self, left: u32, right: u32) {
         let Slot { size, next, requested, .. } = self[right];
-        let unused = self[right].is_unused();
+        let unused = self[right].is_never_used();
         let slot = &mut self[left];
         slot.size += size;
         slot.next = next;
@@ -174,16 +174,16 @@ impl Slab {
         if !unused {
             slot.op = "";
         }
-        if next != NONE {
+        if next != NO_BLOCK {
             self[next].prev = left;
         }
-        self.vacate(right);
+        self.free_slot(right);
     }
 
     /// Cuts a block after `size` bytes and returns the second part, of the same state.
     #[inline]
     pub(super) fn split(&mut self, at: u32, size: u64) -> u32 {
-        let right = self.place();
+        let right = self.alloc_slot();
         let left = &mut self[at];
         let Slot { offset, size: both, requested, op, segment, next, arena, state, .. } = *left;
         (left.size, left.next) = (size, right);
@@ -193,7 +193,7 @@ impl Slab {
         (rest.segment, rest.prev, rest.next) = (segment, at, next);
         (rest.op, rest.module, rest.tag) = (op, ModulePath::ROOT, Tag::Other);
         (rest.arena, rest.state) = (arena, state);
-        if next != NONE {
+        if next != NO_BLOCK {
             self[next].prev = right;
         }
         right
@@ -201,20 +201,20 @@ impl Slab {
 
     /// An unused place.
     #[inline]
-    fn place(&mut self) -> u32 {
-        if self.vacant == NONE {
+    fn alloc_slot(&mut self) -> u32 {
+        if self.first_vacant == NO_BLOCK {
             self.slots.push(Slot::VACANT);
             return self.slots.len() as u32 - 1;
         }
-        let at = self.vacant;
-        self.vacant = self[at].next;
+        let at = self.first_vacant;
+        self.first_vacant = self[at].next;
         at
     }
 
     /// Gives a place back; handles of it are stale from now on.
     #[inline]
-    pub(super) fn vacate(&mut self, at: u32) {
-        let next = std::mem::replace(&mut self.vacant, at);
+    pub(super) fn free_slot(&mut self, at: u32) {
+        let next = std::mem::replace(&mut self.first_vacant, at);
         let slot = &mut self[at];
         slot.state = SlotState::Vacant;
         slot.generation = slot.generation.wrapping_add(1);

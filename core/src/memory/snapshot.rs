@@ -17,19 +17,19 @@ use serde::{Deserialize, Serialize};
 
 use super::Tag;
 use super::heap::{Slot, SlotState as Is};
-use super::kind;
+use super::file_kind;
 use super::pool::Pool;
-use super::record::{Action, Holder};
+use super::recorder::{Action, RecordedScope};
 use super::source::SegmentId;
-use super::state::PoolState;
+use super::pool_state::PoolState;
 use crate::error::{Error, Result};
 
 /// Handles below this are numbers that count; those above it are addresses.
-const FIRST_ADDRESS: u64 = 1 << 32;
+const MIN_DEVICE_ADDRESS: u64 = 1 << 32;
 /// Where segments without addresses of their own are shown.
-const BASE: u64 = 1 << 32;
+const SYNTHETIC_BASE: u64 = 1 << 32;
 /// What they start at multiples of.
-const SPACING: u64 = 2 << 20;
+const SYNTHETIC_ALIGNMENT: u64 = 2 << 20;
 
 /// The state of a pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -116,7 +116,7 @@ pub enum BlockState {
     /// Free.
     Inactive,
     /// Free, and on its way back to the device.
-    Leaving,
+    Releasing,
 }
 
 /// A part of a segment.
@@ -132,7 +132,7 @@ pub struct BlockInfo {
     pub state: BlockState,
     /// Who holds it: a place in [`Snapshot::holders`]; absent if nobody does.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub who: Option<usize>,
+    pub holder: Option<usize>,
 }
 
 /// Something that happened to memory.
@@ -152,7 +152,7 @@ pub struct EventInfo {
     pub stream: u8,
     /// For whom: a place in [`Snapshot::holders`]; absent where the pool acts for itself.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub who: Option<usize>,
+    pub holder: Option<usize>,
 }
 
 impl Action {
@@ -168,7 +168,7 @@ impl Pool {
     pub fn snapshot(&self) -> Snapshot {
         let mut state = self.shared.lock();
         // A device that cannot say what it has passed has passed nothing more.
-        let _ = state.poll(&*self.shared.source);
+        let _ = state.poll_fences(&*self.shared.source);
         state.snapshot()
     }
 }
@@ -176,10 +176,10 @@ impl Pool {
 impl PoolState {
     fn snapshot(&self) -> Snapshot {
         let recorder = self.heap.recorder.as_deref();
-        let records = || recorder.into_iter().flat_map(|r| r.records());
+        let records = || recorder.into_iter().flat_map(|r| r.events());
         let ends = self.heap.live_segments().map(|s| (s.id, s.size));
-        let addresses = Addresses::new(ends.chain(records().map(|r| (r.segment, r.offset + r.size))));
-        let mut holders = Holders::default();
+        let addresses = SegmentAddresses::new(ends.chain(records().map(|r| (r.segment, r.offset + r.size))));
+        let mut holders = HolderTable::default();
 
         let mut segments = Vec::new();
         for segment in self.heap.live_segments() {
@@ -190,22 +190,22 @@ impl PoolState {
                     segments.extend(stretch.take());
                     continue;
                 };
-                let address = addresses.of(segment.id, block.offset);
+                let address = addresses.resolve(segment.id, block.offset);
                 let info = stretch.get_or_insert_with(|| SegmentInfo {
                     address,
                     stream: arena.queue,
                     small: arena.small,
-                    is_expandable: segment.range.is_some(),
+                    is_expandable: segment.virtual_range.is_some(),
                     ..SegmentInfo::default()
                 });
                 let live = state == BlockState::ActiveAllocated;
                 let who = live.then(|| {
                     let Slot { tag, module, op, .. } = *block;
-                    let site = recorder.map(|r| r.site(slot)).unwrap_or_default();
-                    holders.place(&Holder { tag, module, op, site })
+                    let site = recorder.map(|r| r.call_site(slot)).unwrap_or_default();
+                    holders.intern(&RecordedScope { tag, module, op, call_site: site })
                 });
                 let requested_size = if live { block.requested } else { 0 };
-                info.add(BlockInfo { address, size: block.size, requested_size, state, who });
+                info.push_block(BlockInfo { address, size: block.size, requested_size, state, holder: who });
             }
             segments.extend(stretch);
         }
@@ -214,11 +214,11 @@ impl PoolState {
         let events = records().map(|r| EventInfo {
             action: r.action,
             time_us: recorder.map_or(0, |recorder| recorder.start_us) + r.time / 1000,
-            address: if r.action == Action::Oom { 0 } else { addresses.of(r.segment, r.offset) },
+            address: if r.action == Action::Oom { 0 } else { addresses.resolve(r.segment, r.offset) },
             size: r.size,
             requested_size: r.requested,
             stream: r.queue,
-            who: r.action.has_holder().then(|| holders.place(&r.holder)),
+            holder: r.action.has_holder().then(|| holders.intern(&r.scope)),
         });
         let events = events.collect();
         Snapshot {
@@ -230,32 +230,32 @@ impl PoolState {
             holders: holders.list,
             segments,
             events,
-            dropped_events: recorder.map_or(0, |r| r.dropped()),
+            dropped_events: recorder.map_or(0, |r| r.dropped_events()),
         }
     }
 }
 
 fn block_state(block: &Slot) -> Option<BlockState> {
     match block.state {
-        Is::Live | Is::Loose => Some(BlockState::ActiveAllocated),
+        Is::Pinned | Is::Movable => Some(BlockState::ActiveAllocated),
         Is::Pending => Some(BlockState::ActiveAwaitingFree),
         Is::Free => Some(BlockState::Inactive),
-        Is::Leaving => Some(BlockState::Leaving),
+        Is::Releasing => Some(BlockState::Releasing),
         Is::Unmapped | Is::Vacant => None,
     }
 }
 
 impl SegmentInfo {
-    fn add(&mut self, block: BlockInfo) {
+    fn push_block(&mut self, block: BlockInfo) {
         self.add_sizes(&block);
         self.blocks.push(block);
     }
 }
 
 /// Where segments are shown.
-struct Addresses(FxHashMap<SegmentId, u64>);
+struct SegmentAddresses(FxHashMap<SegmentId, u64>);
 
-impl Addresses {
+impl SegmentAddresses {
     /// From everything that is known to lie in each segment: where it ends.
     fn new(ends: impl Iterator<Item = (SegmentId, u64)>) -> Self {
         let mut sizes = BTreeMap::<SegmentId, u64>::new();
@@ -263,45 +263,45 @@ impl Addresses {
             let size = sizes.entry(id).or_default();
             *size = end.max(*size);
         }
-        let mut next = BASE;
+        let mut next = SYNTHETIC_BASE;
         let place = |(id, size): (SegmentId, u64)| {
-            if id.0 >= FIRST_ADDRESS {
+            if id.0 >= MIN_DEVICE_ADDRESS {
                 return (id, id.0);
             }
             let at = next;
-            next += size.next_multiple_of(SPACING);
+            next += size.next_multiple_of(SYNTHETIC_ALIGNMENT);
             (id, at)
         };
         Self(sizes.into_iter().map(place).collect())
     }
 
-    fn of(&self, id: SegmentId, offset: u64) -> u64 {
+    fn resolve(&self, id: SegmentId, offset: u64) -> u64 {
         self.0.get(&id).copied().unwrap_or(id.0) + offset
     }
 }
 
 /// Everybody, once.
 #[derive(Default)]
-struct Holders {
+struct HolderTable {
     list: Vec<AllocationSite>,
     /// Found by what makes them different, without comparing text.
-    places: FxHashMap<(Tag, u32, &'static str, usize, usize), usize>,
+    indices: FxHashMap<(Tag, u32, &'static str, usize, usize), usize>,
     stacks: FxHashMap<usize, Vec<Frame>>,
 }
 
-impl Holders {
-    fn place(&mut self, holder: &Holder) -> usize {
-        let Holder { tag, module, op, site } = holder;
-        let line = site.line.map_or(0, |l| std::ptr::from_ref::<Location<'_>>(l) as usize);
+impl HolderTable {
+    fn intern(&mut self, holder: &RecordedScope) -> usize {
+        let RecordedScope { tag, module, op, call_site: site } = holder;
+        let line = site.location.map_or(0, |l| std::ptr::from_ref::<Location<'_>>(l) as usize);
         let stack = site.stack.as_ref().map_or(0, |s| Arc::as_ptr(s) as usize);
-        *self.places.entry((*tag, module.number(), *op, line, stack)).or_insert_with(|| {
-            let line = site.line.map(|l| Frame {
+        *self.indices.entry((*tag, module.id(), *op, line, stack)).or_insert_with(|| {
+            let line = site.location.map(|l| Frame {
                 name: (*op).to_owned(),
                 filename: l.file().to_owned(),
                 line: l.line(),
             });
             let frames =
-                site.stack.as_deref().map(|s| self.stacks.entry(stack).or_insert_with(|| frames(s)).clone());
+                site.stack.as_deref().map(|s| self.stacks.entry(stack).or_insert_with(|| parse_frames(s)).clone());
             let frames = frames.filter(|f| !f.is_empty()).unwrap_or_else(|| line.into_iter().collect());
             self.list.push(AllocationSite {
                 tag: *tag,
@@ -316,7 +316,7 @@ impl Holders {
 
 /// The frames of a stack, without those of the pool. The standard library gives them as text only:
 /// `3: name`, and below it `at file:line:column`.
-fn frames(stack: &Backtrace) -> Vec<Frame> {
+fn parse_frames(stack: &Backtrace) -> Vec<Frame> {
     let text = stack.to_string();
     let mut frames: Vec<Frame> = Vec::new();
     for line in text.lines().map(str::trim) {
@@ -346,14 +346,14 @@ impl Snapshot {
 
     /// Who is at a place of `holders`; nobody, if there is no such place.
     #[must_use]
-    pub fn who(&self, place: Option<usize>) -> Option<&AllocationSite> {
+    pub fn holder(&self, place: Option<usize>) -> Option<&AllocationSite> {
         self.holders.get(place?)
     }
 
     /// Blocks that are lent, with their holders.
-    pub fn live(&self) -> impl Iterator<Item = (&BlockInfo, &AllocationSite)> {
+    pub fn live_blocks(&self) -> impl Iterator<Item = (&BlockInfo, &AllocationSite)> {
         let blocks = self.segments.iter().flat_map(|s| &s.blocks);
-        blocks.filter_map(|b| Some((b, self.who(b.who)?)))
+        blocks.filter_map(|b| Some((b, self.holder(b.holder)?)))
     }
 
     /// Writes a file: PyTorch's form if its name ends in `.pickle` or `.pkl`, else JSON.
@@ -380,7 +380,7 @@ impl Snapshot {
     ///
     /// # Errors
     /// The file cannot be read, is another kind of file, or is what [`read`](Self::read) refuses.
-    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+    pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let wrong = |message: String| Error::File { path: path.display().to_string(), message };
         let file = File::open(path).map_err(|e| wrong(e.to_string()))?;
@@ -397,7 +397,7 @@ impl Snapshot {
     pub fn read(json: impl Read) -> Result<Self> {
         let mut json = BufReader::new(json);
         let head = json.fill_buf().map_err(|e| Error::Snapshot(format!("no snapshot: {e}")))?;
-        let kind = kind::describe(&head[..head.len().min(kind::HEAD)]);
+        let kind = file_kind::describe(&head[..head.len().min(file_kind::HEADER_LEN)]);
         let starts = head.trim_ascii_start().starts_with(b"{\"version\"");
         // Versions differ in the rest of the form, so the version is read first.
         #[derive(Deserialize)]

@@ -84,7 +84,7 @@ pub struct DeviceMemory {
 
 /// A process that holds memory of a device, as the driver tells it.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Process {
+pub struct DeviceProcess {
     /// Its number.
     pub pid: u32,
     /// The program's file, without folders; empty where the driver does not tell it.
@@ -93,24 +93,24 @@ pub struct Process {
     pub bytes: Option<u64>,
 }
 
-impl Process {
+impl DeviceProcess {
     /// Whether it is this one.
     #[must_use]
-    pub fn is_this(&self) -> bool {
+    pub fn is_current(&self) -> bool {
         self.pid == std::process::id()
     }
 
     /// Who it is and what it holds: `python3 (pid 4242) 3.1 GiB`.
     #[must_use]
-    pub fn with_bytes(&self) -> String {
+    pub fn describe_usage(&self) -> String {
         self.bytes.map_or_else(|| self.to_string(), |bytes| format!("{self} {}", Bytes(bytes)))
     }
 }
 
-impl fmt::Display for Process {
+impl fmt::Display for DeviceProcess {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.name.as_str() {
-            _ if self.is_this() => f.write_str("this program"),
+            _ if self.is_current() => f.write_str("this program"),
             "" => write!(f, "process {}", self.pid),
             name => write!(f, "{name} (pid {})", self.pid),
         }
@@ -119,7 +119,7 @@ impl fmt::Display for Process {
 
 /// A piece of memory behind a range of addresses: what one call of [`SegmentSource::map`] makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Piece {
+pub struct PageRemap {
     /// The range and the offset where it shall be.
     pub to: (SegmentId, u64),
     /// Its size.
@@ -139,12 +139,12 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         0
     }
     /// Whether its memory is a device's, and counts towards the limit of the process: not the host's, nor what is played.
-    fn is_real(&self) -> bool {
+    fn is_device_memory(&self) -> bool {
         true
     }
     /// The processes that hold memory of the device, this one among them, the largest first; none where the driver does
     /// not tell them, or does not tell them here (in a container). Slow: for errors and reports.
-    fn processes(&self) -> Vec<Process> {
+    fn processes(&self) -> Vec<DeviceProcess> {
         Vec::new()
     }
 
@@ -154,16 +154,16 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError>;
 
     /// Reserves `bytes` of addresses without memory behind them. Only where `limits().virtual_memory` is present.
-    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError>;
+    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError>;
     /// Gives back a reserved range, in which nothing is mapped any more.
-    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError>;
+    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError>;
     /// Puts physical memory behind `offset..offset + bytes` of a reserved range (multiples of the granularity).
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
     /// Takes it away again: exactly an extent that one call of [`map`](Self::map) made.
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
 
     /// [`unmap`](Self::unmap) for neighbouring pieces of these sizes, from `offset` on.
-    fn unmap_pieces(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
+    fn unmap_extents(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
         let mut at = offset;
         for bytes in pieces {
             self.unmap(segment, at, *bytes)?;
@@ -175,13 +175,13 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     /// memory. If it fails, none of them is mapped, wherever it was before.
     ///
     /// Without this, memory that moves goes through the device.
-    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         for (segment, offset, bytes) in pieces.iter().filter_map(|p| p.from.map(|(s, o)| (s, o, p.bytes))) {
             self.unmap(segment, offset, bytes)?;
         }
-        for (number, Piece { to: (segment, offset), bytes, .. }) in pieces.iter().enumerate() {
+        for (number, PageRemap { to: (segment, offset), bytes, .. }) in pieces.iter().enumerate() {
             if let Err(error) = self.map(*segment, *offset, *bytes) {
-                for Piece { to: (segment, offset), bytes, .. } in &pieces[..number] {
+                for PageRemap { to: (segment, offset), bytes, .. } in &pieces[..number] {
                     self.unmap(*segment, *offset, *bytes)?;
                 }
                 return Err(error);
@@ -192,23 +192,23 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
 
     /// [`arrange`](Self::arrange) behind everything that was submitted so far and in front of all that comes: work may still use
     /// what moves.
-    fn arrange_behind(&self, pieces: &[Piece]) -> Result<(), SourceError> {
-        let fence = self.fence()?;
-        self.fence_wait(fence)?;
+    fn remap_after_submitted(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
+        let fence = self.record_fence()?;
+        self.wait_fence(fence)?;
         self.remap(pieces)
     }
     /// Whether the source holds submitted work back (for a compiler), so that waiting for a fence now would take long and
     /// [`arrange_behind`](Self::arrange_behind) would not.
-    fn holds_back(&self) -> bool {
+    fn has_deferred_work(&self) -> bool {
         false
     }
 
     /// How many queues the device has, whose work runs side by side; at most [`MAX_QUEUES`]. Queue 0 is always there.
-    fn queues(&self) -> u8 {
+    fn queue_count(&self) -> u8 {
         1
     }
     /// A point behind everything that a queue was given so far.
-    fn record(&self, queue: u8) -> Result<Event, SourceError> {
+    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
         let _ = queue;
         Ok(Event(0))
     }
@@ -219,9 +219,9 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
     }
 
     /// A fence after everything that has been submitted so far, on all queues.
-    fn fence(&self) -> Result<Fence, SourceError>;
+    fn record_fence(&self) -> Result<Fence, SourceError>;
     /// Whether the device has passed `fence`. Never blocks.
-    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError>;
+    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError>;
     /// Blocks until the device has passed `fence`.
-    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError>;
+    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError>;
 }

@@ -33,7 +33,7 @@ pub struct PoolStat {
 
 /// How often each rung of the out-of-memory ladder ran, and how often it served the request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Rung {
+pub struct ReclaimStepStats {
     /// Times it was stepped on.
     pub tried: u64,
     /// Times the request was served right after it.
@@ -44,21 +44,21 @@ pub struct Rung {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimStats {
     /// Look which fences the device has passed, and search again.
-    pub poll: Rung,
+    pub poll: ReclaimStepStats,
     /// Ask the registered callbacks to free something, and search again.
-    pub callbacks: Rung,
+    pub callbacks: ReclaimStepStats,
     /// Give segments back that have been idle for long (`garbage_collection_threshold`).
-    pub collect: Rung,
+    pub collect: ReclaimStepStats,
     /// Move blocks that are in use, so that what is free is in one piece.
-    pub compact: Rung,
+    pub compact: ReclaimStepStats,
     /// Give idle memory back before growing past what the program has shown to need.
-    pub reclaim: Rung,
+    pub reclaim: ReclaimStepStats,
     /// Ask the source for memory.
-    pub grow: Rung,
+    pub grow: ReclaimStepStats,
     /// Wait for the fences of blocks that were freed, and search again.
-    pub wait: Rung,
+    pub wait: ReclaimStepStats,
     /// Give all idle memory back, and ask the source again.
-    pub release: Rung,
+    pub release: ReclaimStepStats,
 }
 
 /// Statistics of a pool at one moment.
@@ -116,7 +116,7 @@ pub struct Stats {
     /// Whether segments grow by mapping pages; `false` too where that was wanted and failed.
     pub expandable_segments: bool,
     /// The out-of-memory ladder.
-    pub rungs: ReclaimStats,
+    pub reclaim_stats: ReclaimStats,
 }
 
 impl Stats {
@@ -208,7 +208,7 @@ impl Stats {
         if let Some(limit) = self.max_split_size {
             map.insert("max_split_size".to_owned(), limit);
         }
-        for (name, rung) in self.rungs.named() {
+        for (name, rung) in self.reclaim_stats.by_name() {
             map.insert(format!("ladder.{name}.tried"), rung.tried);
             map.insert(format!("ladder.{name}.served"), rung.served);
         }
@@ -217,8 +217,8 @@ impl Stats {
 
     /// One line for a progress bar: `allocated 12.3 MiB, reserved 20.0 MiB, peak 15.1 MiB`.
     #[must_use]
-    pub fn line(&self) -> TagUsage {
-        TagUsage { allocated: self.allocated(), reserved: self.reserved(), peak: self.peak_allocated() }
+    pub fn summary(&self) -> StatsSummary {
+        StatsSummary { allocated: self.allocated(), reserved: self.reserved(), peak: self.peak_allocated() }
     }
 
     fn pool_stats(&self) -> [(&'static str, &PoolStat); 9] {
@@ -239,7 +239,7 @@ impl Stats {
 impl ReclaimStats {
     /// The rungs with their names, in order.
     #[must_use]
-    pub fn named(&self) -> [(&'static str, Rung); 8] {
+    pub fn by_name(&self) -> [(&'static str, ReclaimStepStats); 8] {
         [
             ("poll", self.poll),
             ("callbacks", self.callbacks),
@@ -255,7 +255,7 @@ impl ReclaimStats {
 
 /// The figures of a progress bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct TagUsage {
+pub struct StatsSummary {
     /// Bytes held.
     pub allocated: u64,
     /// Bytes taken from the device.
@@ -264,7 +264,7 @@ pub struct TagUsage {
     pub peak: u64,
 }
 
-impl fmt::Display for TagUsage {
+impl fmt::Display for StatsSummary {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (allocated, reserved, peak) = (Bytes(self.allocated), Bytes(self.reserved), Bytes(self.peak));
         write!(f, "allocated {allocated}, reserved {reserved}, peak {peak}")

@@ -14,17 +14,17 @@ use crate::error::{Error, Result};
 /// Lets the `n`-th request from now fail as on a full device (1 is the next one); 0 lets none fail.
 pub fn fail_request(pool: &Pool, n: u64) {
     let mut state = pool.shared.lock();
-    state.fails = if n == 0 { 0 } else { state.heap.clock + n };
+    state.fail_at_request = if n == 0 { 0 } else { state.heap.clock + n };
 }
 
 /// Requests that a pool has had.
 #[must_use]
-pub fn requests(pool: &Pool) -> u64 {
+pub fn request_count(pool: &Pool) -> u64 {
     pool.shared.lock().heap.clock
 }
 
 /// A device whose memory can be written and read.
-pub trait Contents {
+pub trait DeviceContents {
     /// Writes all of a block: `data` has its rounded size.
     fn write(&self, block: &Block, data: &[u8]) -> Result<()>;
     /// Reads all of a block.
@@ -32,21 +32,21 @@ pub trait Contents {
     /// Where its segments come from.
     fn source(&self) -> &dyn SegmentSource;
     /// How many events were recorded so far.
-    fn events(&self) -> u64 {
+    fn event_count(&self) -> u64 {
         0
     }
     /// Whether queue `to` was told to wait for queue `from`, by an event after so many.
-    fn ordered(&self, from: u8, to: u8, after: u64) -> bool {
+    fn waits_for(&self, from: u8, to: u8, after: u64) -> bool {
         let _ = (from, to, after);
         true
     }
     /// Lets the device pass a fence.
-    fn pass(&self, fence: Fence) -> Result<()> {
-        Ok(self.source().fence_wait(fence)?)
+    fn signal_fence(&self, fence: Fence) -> Result<()> {
+        Ok(self.source().wait_fence(fence)?)
     }
 }
 
-impl Contents for FakeSource {
+impl DeviceContents for FakeSource {
     fn write(&self, block: &Block, data: &[u8]) -> Result<()> {
         Ok(self.write(block.segment, block.offset, data)?)
     }
@@ -59,21 +59,21 @@ impl Contents for FakeSource {
         self
     }
 
-    fn events(&self) -> u64 {
-        self.recorded()
+    fn event_count(&self) -> u64 {
+        self.recorded_events()
     }
 
-    fn ordered(&self, from: u8, to: u8, after: u64) -> bool {
-        self.waited(from, to).is_some_and(|last| last > after)
+    fn waits_for(&self, from: u8, to: u8, after: u64) -> bool {
+        self.last_waited_event(from, to).is_some_and(|last| last > after)
     }
 
-    fn pass(&self, fence: Fence) -> Result<()> {
-        self.pass(fence);
+    fn signal_fence(&self, fence: Fence) -> Result<()> {
+        self.signal_fence(fence);
         Ok(())
     }
 }
 
-impl Contents for dyn Backend {
+impl DeviceContents for dyn Backend {
     fn write(&self, block: &Block, data: &[u8]) -> Result<()> {
         self.upload(Slice { segment: block.segment, offset: block.offset, bytes: block.size }, data)
     }
@@ -89,7 +89,7 @@ impl Contents for dyn Backend {
 
 /// One operation of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Op {
+pub enum PoolOp {
     /// Request a block.
     Alloc {
         /// Bytes.
@@ -102,14 +102,14 @@ pub enum Op {
     /// The same, after a fence.
     FreeAfter(usize),
     /// The device passes the oldest fence that something waits for.
-    Pass,
+    SignalFence,
     /// `empty_cache`
     EmptyCache,
     /// `trim`
     Trim(u64),
 }
 
-impl Op {
+impl PoolOp {
     /// The operation that random bits stand for; requests are of up to `largest` bytes.
     #[must_use]
     pub fn from_bits(bits: u64, largest: u64) -> Self {
@@ -123,7 +123,7 @@ impl Op {
             }
             32..48 => Self::Free(place),
             48..56 => Self::FreeAfter(place),
-            56..61 => Self::Pass,
+            56..61 => Self::SignalFence,
             61 => Self::EmptyCache,
             _ => Self::Trim((bits >> 9) % (largest * 8)),
         }
@@ -147,7 +147,7 @@ impl Op {
 
 /// What a test did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Summary {
+pub struct PoolTestSummary {
     /// Requests that were served.
     pub served: u64,
     /// Requests for which there was no memory.
@@ -161,120 +161,120 @@ pub struct Summary {
 /// # Errors
 ///
 /// A message that names the operation and what was wrong after it.
-pub fn check<D: Contents + ?Sized>(pool: &Pool, device: &D, ops: &[Op]) -> Result<Summary, String> {
-    let mut model = Model {
+pub fn check_pool<D: DeviceContents + ?Sized>(pool: &Pool, device: &D, ops: &[PoolOp]) -> Result<PoolTestSummary, String> {
+    let mut model = PoolModel {
         pool,
         device,
         live: Vec::new(),
-        waiting: Vec::new(),
-        taken: BTreeMap::new(),
+        pending: Vec::new(),
+        occupied: BTreeMap::new(),
         uses: Vec::new(),
         seed: 0,
     };
-    let mut summary = Summary::default();
+    let mut summary = PoolTestSummary::default();
     for (number, op) in ops.iter().enumerate() {
-        let outcome = model.step(*op, &mut summary).and_then(|()| invariants(&pool.stats()));
+        let outcome = model.apply_op(*op, &mut summary).and_then(|()| check_stats_invariants(&pool.stats()));
         outcome.map_err(|message| format!("operation {number}, {op:?}: {message}"))?;
     }
     model.finish()?;
     Ok(summary)
 }
 
-struct Model<'a, D: ?Sized> {
+struct PoolModel<'a, D: ?Sized> {
     pool: &'a Pool,
     device: &'a D,
     /// Blocks that are lent, and the seeds of their contents.
     live: Vec<(Block, u64)>,
     /// Blocks that wait for a fence, and how many of `uses` were before it.
-    waiting: Vec<(Block, Fence, usize)>,
+    pending: Vec<(Block, Fence, usize)>,
     /// Blocks that were freed, oldest first, and how many events there were then; `None` if the host has waited since.
     uses: Vec<Option<(Block, u64)>>,
     /// Ranges that nobody else may get: (segment, start) to end.
-    taken: BTreeMap<(SegmentId, u64), u64>,
+    occupied: BTreeMap<(SegmentId, u64), u64>,
     seed: u64,
 }
 
-impl<D: Contents + ?Sized> Model<'_, D> {
-    fn step(&mut self, op: Op, summary: &mut Summary) -> Result<(), String> {
+impl<D: DeviceContents + ?Sized> PoolModel<'_, D> {
+    fn apply_op(&mut self, op: PoolOp, summary: &mut PoolTestSummary) -> Result<(), String> {
         match op {
-            Op::Alloc { bytes, queue } => {
+            PoolOp::Alloc { bytes, queue } => {
                 let tag = Tag::ALL[bytes as usize % Tag::COUNT];
-                let (moves, events) = (self.pool.moves(), self.device.events());
+                let (moves, events) = (self.pool.move_count(), self.device.event_count());
                 let served = self.pool.alloc(Request::new(bytes).queue(queue).tag(tag).movable());
-                if self.pool.moves() != moves {
+                if self.pool.move_count() != moves {
                     summary.moves += 1;
-                    self.follow(events);
+                    self.refresh_locations(events);
                 }
                 match served {
                     Ok(block) => {
                         summary.served += 1;
-                        self.lend(block, bytes, queue)?;
+                        self.add_block(block, bytes, queue)?;
                     }
                     Err(Error::OutOfMemory(_)) => summary.refused += 1,
                     Err(other) => return Err(other.to_string()),
                 }
             }
-            Op::Free(place) => {
-                if let Some(block) = self.take(place)? {
-                    self.taken.remove(&(block.segment, block.offset));
-                    self.uses.push(Some((block, self.device.events())));
+            PoolOp::Free(place) => {
+                if let Some(block) = self.remove_block(place)? {
+                    self.occupied.remove(&(block.segment, block.offset));
+                    self.uses.push(Some((block, self.device.event_count())));
                     self.pool.free(block);
                 }
             }
-            Op::FreeAfter(place) => {
-                if let Some(block) = self.take(place)? {
-                    let fence = self.device.source().fence().map_err(text)?;
-                    self.waiting.push((block, fence, self.uses.len()));
+            PoolOp::FreeAfter(place) => {
+                if let Some(block) = self.remove_block(place)? {
+                    let fence = self.device.source().record_fence().map_err(to_message)?;
+                    self.pending.push((block, fence, self.uses.len()));
                     self.pool.free_after(block, fence);
                 }
             }
-            Op::Pass => {
-                if let Some((_, fence, _)) = self.waiting.first() {
-                    self.device.pass(*fence).map_err(text)?;
+            PoolOp::SignalFence => {
+                if let Some((_, fence, _)) = self.pending.first() {
+                    self.device.signal_fence(*fence).map_err(to_message)?;
                 }
             }
-            Op::EmptyCache => {
-                self.pool.empty_cache().map_err(text)?;
+            PoolOp::EmptyCache => {
+                self.pool.empty_cache().map_err(to_message)?;
             }
-            Op::Trim(keep) => {
-                self.pool.trim(keep).map_err(text)?;
+            PoolOp::Trim(keep) => {
+                self.pool.trim(keep).map_err(to_message)?;
             }
         }
         Ok(())
     }
 
     /// Blocks have moved, after so many events: what they left has been used until then.
-    fn follow(&mut self, events: u64) {
+    fn refresh_locations(&mut self, events: u64) {
         for (block, _) in &mut self.live {
             let before = *block;
-            self.pool.locate(block);
+            self.pool.refresh_location(block);
             if *block != before {
                 self.uses.push(Some((before, events)));
             }
         }
-        let waiting = self.waiting.iter().map(|(block, ..)| block);
+        let waiting = self.pending.iter().map(|(block, ..)| block);
         let taken = self.live.iter().map(|(block, _)| block).chain(waiting);
-        self.taken = taken.map(|b| ((b.segment, b.offset), b.offset + b.size)).collect();
+        self.occupied = taken.map(|b| ((b.segment, b.offset), b.offset + b.size)).collect();
     }
 
     /// Checks that a new block overlaps nothing, and fills it.
-    fn lend(&mut self, block: Block, bytes: u64, queue: u8) -> Result<(), String> {
+    fn add_block(&mut self, block: Block, bytes: u64, queue: u8) -> Result<(), String> {
         let overlaps = |b: &Block| {
             let apart = b.offset + b.size <= block.offset || block.offset + block.size <= b.offset;
             b.segment == block.segment && !apart
         };
         let mut still = Vec::new();
-        for (block, fence, before) in std::mem::take(&mut self.waiting) {
-            if self.device.source().fence_done(fence).map_err(text)? {
-                self.taken.remove(&(block.segment, block.offset));
+        for (block, fence, before) in std::mem::take(&mut self.pending) {
+            if self.device.source().is_fence_signaled(fence).map_err(to_message)? {
+                self.occupied.remove(&(block.segment, block.offset));
                 self.uses[..before].fill(None);
             } else {
                 still.push((block, fence, before));
             }
         }
-        self.waiting = still;
+        self.pending = still;
         for (before, events) in self.uses.iter().flatten().filter(|(b, _)| overlaps(b) && b.queue != queue) {
-            if !self.device.ordered(before.queue, queue, *events) {
+            if !self.device.waits_for(before.queue, queue, *events) {
                 return Err(format!("{block:?} goes to queue {queue}, which does not wait for {before:?}"));
             }
         }
@@ -282,58 +282,58 @@ impl<D: Contents + ?Sized> Model<'_, D> {
             return Err(format!("{bytes} bytes were requested, got {block:?}"));
         }
         let (key, end) = ((block.segment, block.offset), block.offset + block.size);
-        let before = self.taken.range((block.segment, 0)..(block.segment, end)).next_back();
+        let before = self.occupied.range((block.segment, 0)..(block.segment, end)).next_back();
         if let Some((start, taken)) = before.filter(|(_, taken)| **taken > block.offset) {
             return Err(format!("{block:?} overlaps {start:?}..{taken}, which is not free"));
         }
-        self.taken.insert(key, end);
+        self.occupied.insert(key, end);
         self.seed += 1;
-        self.device.write(&block, &pattern(self.seed, block.size)).map_err(text)?;
+        self.device.write(&block, &byte_pattern(self.seed, block.size)).map_err(to_message)?;
         self.live.push((block, self.seed));
         Ok(())
     }
 
     /// Takes a live block out, after its contents were checked.
-    fn take(&mut self, place: usize) -> Result<Option<Block>, String> {
+    fn remove_block(&mut self, place: usize) -> Result<Option<Block>, String> {
         if self.live.is_empty() {
             return Ok(None);
         }
         let (block, seed) = self.live.swap_remove(place % self.live.len());
         let mut data = vec![0; block.size as usize];
-        self.device.read(&block, &mut data).map_err(text)?;
-        match data.iter().zip(pattern(seed, block.size)).position(|(a, b)| *a != b) {
+        self.device.read(&block, &mut data).map_err(to_message)?;
+        match data.iter().zip(byte_pattern(seed, block.size)).position(|(a, b)| *a != b) {
             Some(at) => Err(format!("byte {at} of {block:?} has changed")),
             None => Ok(Some(block)),
         }
     }
 
     fn finish(mut self) -> Result<(), String> {
-        while let Some(block) = self.take(0)? {
+        while let Some(block) = self.remove_block(0)? {
             self.pool.free(block);
         }
-        self.pool.empty_cache().map_err(text)?;
+        self.pool.empty_cache().map_err(to_message)?;
         let stats = self.pool.stats();
-        invariants(&stats)?;
+        check_stats_invariants(&stats)?;
         if (stats.allocated(), stats.pending_bytes, stats.reserved()) != (0, 0, 0) {
-            return Err(format!("all was freed, but {} and {} pending", stats.line(), stats.pending_bytes));
+            return Err(format!("all was freed, but {} and {} pending", stats.summary(), stats.pending_bytes));
         }
         Ok(())
     }
 }
 
-fn text(error: impl std::fmt::Display) -> String {
+fn to_message(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
 /// Bytes that differ from block to block and from place to place.
-fn pattern(seed: u64, size: u64) -> Vec<u8> {
+fn byte_pattern(seed: u64, size: u64) -> Vec<u8> {
     let words =
         (0..size.div_ceil(8)).flat_map(|i| (seed.wrapping_mul(0x9e37_79b9) ^ i << 20 ^ i).to_le_bytes());
     words.take(size as usize).collect()
 }
 
 /// What must hold between the figures of a pool at any time.
-pub fn invariants(stats: &Stats) -> Result<(), String> {
+pub fn check_stats_invariants(stats: &Stats) -> Result<(), String> {
     let of = |name: &str, pick: fn(&super::PoolStat) -> super::Stat| {
         let (allocated, active) = (pick(&stats.allocated_bytes).current, pick(&stats.active_bytes).current);
         let (reserved, requested) =

@@ -1,14 +1,14 @@
 //! Tests of the whole pool: against a model, and rung by rung.
 
-mod compact;
+mod compaction;
 mod errors;
 mod faults;
-mod growing;
+mod cache_growth;
 mod limits;
 mod queues;
-mod reading;
-mod recording;
-mod shapes;
+mod untrusted_files;
+mod snapshots;
+mod changing_shapes;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -17,31 +17,31 @@ use proptest::prelude::*;
 
 use super::fake::FakeSource;
 use super::scope;
-use super::source::{Process, SegmentSource, SourceError};
-use super::testing::{self, Op};
+use super::source::{DeviceProcess, SegmentSource, SourceError};
+use super::testing::{self, PoolOp};
 use super::{Block, Config, Pool, Request, Tag};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
 /// A device of 64 MiB whose fences are passed by hand.
-fn device(paged: bool) -> Arc<FakeSource> {
+fn manual_fence_source(paged: bool) -> Arc<FakeSource> {
     let source = if paged { FakeSource::paged(64 * MIB) } else { FakeSource::plain(64 * MIB) };
     let source = source.with_contents();
-    source.hold_fences();
+    source.set_manual_fences();
     Arc::new(source)
 }
 
 fn against_model(paged: bool, text: &str, bits: &[u64]) -> Result<(), TestCaseError> {
-    let source = device(paged);
+    let source = manual_fence_source(paged);
     let config = Config::parse(text).map_err(|e| TestCaseError::fail(e.to_string()))?;
     let pool = Pool::new(source.clone(), config).with_mover(source.clone());
-    let ops = bits.iter().map(|b| Op::from_bits(*b, 8 * MIB)).collect::<Vec<_>>();
-    let outcome = testing::check(&pool, &*source, &ops);
+    let ops = bits.iter().map(|b| PoolOp::from_bits(*b, 8 * MIB)).collect::<Vec<_>>();
+    let outcome = testing::check_pool(&pool, &*source, &ops);
     prop_assert!(outcome.is_ok(), "{outcome:?}");
     prop_assert_eq!(source.used(), 0);
     drop(pool);
-    prop_assert_eq!(source.complaints(), Vec::<String>::new());
+    prop_assert_eq!(source.violations(), Vec::<String>::new());
     Ok(())
 }
 
@@ -79,16 +79,16 @@ proptest! {
 }
 
 /// A pool of plain segments over a device of so many MiB, and the device.
-fn plain(mib: u64, text: &str) -> Result<(Pool, Arc<FakeSource>)> {
+fn plain_pool(mib: u64, text: &str) -> Result<(Pool, Arc<FakeSource>)> {
     let source = Arc::new(FakeSource::plain(mib * MIB));
     Ok((Pool::new(source.clone(), Config::parse(text)?), source))
 }
 
-fn take(pool: &Pool, mib: u64) -> Result<Block> {
+fn alloc_mib(pool: &Pool, mib: u64) -> Result<Block> {
     pool.alloc(Request::new(mib * MIB))
 }
 
-fn out_of_memory(result: Result<Block>) -> String {
+fn expect_oom_message(result: Result<Block>) -> String {
     match result {
         // The line is this file's, and another one in every version of it.
         Err(Error::OutOfMemory(mut error)) => {
@@ -101,26 +101,26 @@ fn out_of_memory(result: Result<Block>) -> String {
 
 #[test]
 fn rung_poll_finds_what_the_device_has_passed() -> Result<()> {
-    let (pool, source) = plain(64, "")?;
-    source.hold_fences();
-    let block = take(&pool, 32)?;
-    let fence = source.fence()?;
+    let (pool, source) = plain_pool(64, "")?;
+    source.set_manual_fences();
+    let block = alloc_mib(&pool, 32)?;
+    let fence = source.record_fence()?;
     pool.free_after(block, fence);
     assert_eq!(pool.stats().pending_bytes, 32 * MIB);
     assert_eq!(pool.stats().active_bytes.all.current, 32 * MIB);
     assert_eq!(pool.stats().allocated(), 0);
-    source.pass(fence);
-    take(&pool, 32)?;
+    source.signal_fence(fence);
+    alloc_mib(&pool, 32)?;
     let stats = pool.stats();
-    assert_eq!((stats.rungs.poll.tried, stats.rungs.poll.served, stats.pending_bytes), (1, 1, 0));
-    assert_eq!((source.calls().alloc, source.calls().wait), (1, 0));
+    assert_eq!((stats.reclaim_stats.poll.tried, stats.reclaim_stats.poll.served, stats.pending_bytes), (1, 1, 0));
+    assert_eq!((source.calls().alloc, source.calls().fence_waits), (1, 0));
     Ok(())
 }
 
 #[test]
 fn rung_callbacks_may_free() -> Result<()> {
-    let (pool, source) = plain(64, "")?;
-    let cached = std::sync::Mutex::new(Some(take(&pool, 40)?));
+    let (pool, source) = plain_pool(64, "")?;
+    let cached = std::sync::Mutex::new(Some(alloc_mib(&pool, 40)?));
     let (asked, handle) = (Arc::new(AtomicU64::new(0)), pool.clone());
     let seen = asked.clone();
     pool.on_low_memory(move |bytes| {
@@ -129,8 +129,8 @@ fn rung_callbacks_may_free() -> Result<()> {
         let block = cached.lock().ok().and_then(|mut c| c.take());
         block.map(|block| handle.free(block)).is_some()
     });
-    take(&pool, 33)?;
-    let rungs = pool.stats().rungs;
+    alloc_mib(&pool, 33)?;
+    let rungs = pool.stats().reclaim_stats;
     assert_eq!((rungs.callbacks.tried, rungs.callbacks.served, rungs.grow.tried), (1, 1, 1));
     assert_eq!((asked.load(Ordering::Relaxed), source.calls().alloc), (33 * MIB, 1));
     Ok(())
@@ -139,26 +139,26 @@ fn rung_callbacks_may_free() -> Result<()> {
 #[test]
 fn rung_collect_gives_back_what_was_idle_for_long() -> Result<()> {
     let text = "max_memory_mb:100,garbage_collection_threshold:0.5,release_before_growth:False";
-    let (pool, source) = plain(200, text)?;
-    let (old, new) = (take(&pool, 20)?, take(&pool, 40)?);
+    let (pool, source) = plain_pool(200, text)?;
+    let (old, new) = (alloc_mib(&pool, 20)?, alloc_mib(&pool, 40)?);
     pool.free(old);
     for _ in 0..10 {
         pool.free(pool.alloc(Request::new(1))?);
     }
     pool.free(new);
     // 62 MiB are held, and more than half of 100: the 20 MiB are older than the average.
-    take(&pool, 44)?;
+    alloc_mib(&pool, 44)?;
     let stats = pool.stats();
-    assert_eq!((stats.rungs.collect.tried, stats.rungs.grow.served), (1, 4));
+    assert_eq!((stats.reclaim_stats.collect.tried, stats.reclaim_stats.grow.served), (1, 4));
     assert_eq!((stats.reserved(), source.calls().free), (62 * MIB + 44 * MIB - 20 * MIB, 1), "{stats}");
     Ok(())
 }
 
 /// A pool of virtual memory with 200 MiB free, in two parts that 10 MiB keep apart.
-fn two_parts(source: &Arc<FakeSource>) -> Result<(Pool, [Block; 2])> {
+fn split_between_streams(source: &Arc<FakeSource>) -> Result<(Pool, [Block; 2])> {
     let pool = Pool::new(source.clone(), Config::default());
-    let (first, between) = (take(&pool, 100)?, take(&pool, 10)?);
-    let (second, after) = (take(&pool, 100)?, take(&pool, 10)?);
+    let (first, between) = (alloc_mib(&pool, 100)?, alloc_mib(&pool, 10)?);
+    let (second, after) = (alloc_mib(&pool, 100)?, alloc_mib(&pool, 10)?);
     pool.free(first);
     pool.free(second);
     Ok((pool, [between, after]))
@@ -169,26 +169,26 @@ fn idle_memory_moves_to_where_it_is_missing() -> Result<()> {
     let mut stats = Vec::new();
     for held_back in [false, true] {
         let source = Arc::new(FakeSource::paged(1 << 30));
-        source.hold_fences();
-        let (pool, kept) = two_parts(&source)?;
+        source.set_manual_fences();
+        let (pool, kept) = split_between_streams(&source)?;
         if held_back {
-            source.hold_back();
+            source.set_deferred_work();
         }
         let calls = source.calls();
-        let large = take(&pool, 200)?;
+        let large = alloc_mib(&pool, 200)?;
         assert!(source.peak() <= 222 * MIB + 2 * MIB, "{}", source.peak());
         // Only after the device was done with it, or behind what it was given, and by one call.
         let now = source.calls();
-        assert_eq!((now.wait, now.behind), (u64::from(!held_back), u64::from(held_back)));
-        assert_eq!((now.memory(), now.unmap), (calls.memory() + 1, 0));
-        assert!(now.moved > 0);
+        assert_eq!((now.fence_waits, now.remaps_after_submitted), (u64::from(!held_back), u64::from(held_back)));
+        assert_eq!((now.memory_calls(), now.unmap), (calls.memory_calls() + 1, 0));
+        assert!(now.moved_pieces > 0);
         // What is done about it is the same.
-        stats.push((pool.stats().reserved(), now.moved, large.segment, large.offset));
+        stats.push((pool.stats().reserved(), now.moved_pieces, large.segment, large.offset));
         for block in kept.into_iter().chain([large]) {
             pool.free(block);
         }
         pool.empty_cache()?;
-        assert_eq!((source.used(), pool.stats().reserved(), source.complaints()), (0, 0, vec![]));
+        assert_eq!((source.used(), pool.stats().reserved(), source.violations()), (0, 0, vec![]));
     }
     assert_eq!(stats[0], stats[1]);
     Ok(())
@@ -198,10 +198,10 @@ fn idle_memory_moves_to_where_it_is_missing() -> Result<()> {
 fn what_nobody_has_had_moves_without_waiting() -> Result<()> {
     for used in [false, true] {
         let source = Arc::new(FakeSource::paged(1 << 30));
-        source.hold_fences();
+        source.set_manual_fences();
         let pool = Pool::new(source.clone(), Config::default());
         // More than that is mapped, ahead of the next request.
-        let first = take(&pool, 4)?;
+        let first = alloc_mib(&pool, 4)?;
         let ahead = pool.stats().reserved() - 4 * MIB;
         assert!(ahead >= 2 * MIB, "{ahead}");
         let kept = if used {
@@ -215,11 +215,11 @@ fn what_nobody_has_had_moves_without_waiting() -> Result<()> {
         let small = pool.alloc(Request::new(1000))?;
         let calls = source.calls();
         assert_eq!(pool.stats().reserved(), source.used());
-        assert!(calls.moved + calls.unmap > 0, "{calls:?}");
-        assert_eq!(calls.wait, u64::from(used), "{calls:?}");
+        assert!(calls.moved_pieces + calls.unmap > 0, "{calls:?}");
+        assert_eq!(calls.fence_waits, u64::from(used), "{calls:?}");
         [first, kept, small].into_iter().for_each(|block| pool.free(block));
         pool.empty_cache()?;
-        assert_eq!((source.used(), pool.stats().reserved(), source.complaints()), (0, 0, vec![]));
+        assert_eq!((source.used(), pool.stats().reserved(), source.violations()), (0, 0, vec![]));
     }
     Ok(())
 }
@@ -229,16 +229,16 @@ fn a_move_that_fails_loses_no_memory() -> Result<()> {
     let full = SourceError::OutOfMemory { bytes: 1, detail: String::new() };
     for error in [full, SourceError::DeviceLost("gone".to_owned())] {
         let source = Arc::new(FakeSource::paged(1 << 30));
-        let (pool, kept) = two_parts(&source)?;
-        source.fail(0, error.clone());
-        let large = take(&pool, 200);
+        let (pool, kept) = split_between_streams(&source)?;
+        source.fail_nth_call(0, error.clone());
+        let large = alloc_mib(&pool, 200);
         assert_eq!(large.is_err(), matches!(error, SourceError::DeviceLost(_)));
         assert_eq!(pool.stats().reserved(), source.used());
         for block in kept.into_iter().chain(large.ok()) {
             pool.free(block);
         }
         pool.empty_cache()?;
-        assert_eq!((source.used(), pool.stats().reserved(), source.complaints()), (0, 0, vec![]));
+        assert_eq!((source.used(), pool.stats().reserved(), source.violations()), (0, 0, vec![]));
     }
     Ok(())
 }
@@ -249,15 +249,15 @@ fn rung_reclaim_keeps_to_what_was_needed() -> Result<()> {
         let source = Arc::new(if paged { FakeSource::paged(1 << 30) } else { FakeSource::plain(1 << 30) });
         let pool = Pool::new(source.clone(), Config::default());
         for mib in [100, 120, 140, 160] {
-            let (a, b) = (take(&pool, mib)?, take(&pool, mib + 10)?);
+            let (a, b) = (alloc_mib(&pool, mib)?, alloc_mib(&pool, mib + 10)?);
             pool.free(a);
             pool.free(b);
         }
         let stats = pool.stats();
-        assert!(stats.rungs.reclaim.tried > 0 || paged, "{stats}");
+        assert!(stats.reclaim_stats.reclaim.tried > 0 || paged, "{stats}");
         // Never more than 1 % above the most that was in use.
         assert!(stats.peak_reserved() * 100 <= stats.peak_allocated() * 101, "{stats}");
-        assert_eq!(source.complaints(), Vec::<String>::new());
+        assert_eq!(source.violations(), Vec::<String>::new());
     }
     Ok(())
 }
@@ -268,23 +268,23 @@ fn rung_grow_takes_less_where_a_whole_segment_does_not_fit() -> Result<()> {
         let source = Arc::new(if paged { FakeSource::paged(8 * MIB) } else { FakeSource::plain(8 * MIB) });
         let pool = Pool::new(source.clone(), Config::default());
         // A segment or a mapping of 32 MiB is made for this, where there is room.
-        take(&pool, 4)?;
+        alloc_mib(&pool, 4)?;
         assert_eq!((pool.stats().reserved(), pool.stats().num_ooms), (4 * MIB, 0));
-        assert_eq!(source.complaints(), Vec::<String>::new());
+        assert_eq!(source.violations(), Vec::<String>::new());
     }
     Ok(())
 }
 
 #[test]
 fn rung_wait_waits_for_pending_frees() -> Result<()> {
-    let (pool, source) = plain(64, "")?;
-    source.hold_fences();
-    let block = take(&pool, 40)?;
-    pool.free_after(block, source.fence()?);
-    take(&pool, 40)?;
+    let (pool, source) = plain_pool(64, "")?;
+    source.set_manual_fences();
+    let block = alloc_mib(&pool, 40)?;
+    pool.free_after(block, source.record_fence()?);
+    alloc_mib(&pool, 40)?;
     let stats = pool.stats();
-    assert_eq!((stats.rungs.poll.served, stats.rungs.wait.served, stats.num_sync_all_streams), (0, 1, 1));
-    assert_eq!((stats.num_alloc_retries, stats.rungs.release.tried), (0, 0));
+    assert_eq!((stats.reclaim_stats.poll.served, stats.reclaim_stats.wait.served, stats.num_sync_all_streams), (0, 1, 1));
+    assert_eq!((stats.num_alloc_retries, stats.reclaim_stats.release.tried), (0, 0));
     Ok(())
 }
 
@@ -293,15 +293,15 @@ fn rung_wait_waits_for_pending_frees() -> Result<()> {
 #[test]
 fn pytorch_189504_a_block_freed_by_waiting_is_found_though_its_segment_is_split() -> Result<()> {
     for text in ["", "release_before_growth:False,fit:best,small_size_kb:1024"] {
-        let (pool, source) = plain(40, text)?;
-        source.hold_fences();
-        let (whole, rest) = (take(&pool, 40)?, 8 * MIB);
+        let (pool, source) = plain_pool(40, text)?;
+        source.set_manual_fences();
+        let (whole, rest) = (alloc_mib(&pool, 40)?, 8 * MIB);
         pool.free(whole);
-        let (pinned, waiting) = (pool.alloc(Request::new(rest))?, take(&pool, 32)?);
+        let (pinned, waiting) = (pool.alloc(Request::new(rest))?, alloc_mib(&pool, 32)?);
         assert_eq!(pinned.segment, waiting.segment);
-        pool.free_after(waiting, source.fence()?);
+        pool.free_after(waiting, source.record_fence()?);
         // The segment cannot be released, for a part of it is in use; the device has no other memory.
-        let block = take(&pool, 32)?;
+        let block = alloc_mib(&pool, 32)?;
         assert_eq!(block.segment, pinned.segment);
         assert_eq!(pool.stats().num_ooms, 0);
     }
@@ -310,13 +310,13 @@ fn pytorch_189504_a_block_freed_by_waiting_is_found_though_its_segment_is_split(
 
 #[test]
 fn rung_release_gives_back_all_that_is_idle() -> Result<()> {
-    let (pool, source) = plain(64, "release_before_growth:False")?;
-    let (a, b, pinned) = (take(&pool, 20)?, take(&pool, 20)?, take(&pool, 20)?);
+    let (pool, source) = plain_pool(64, "release_before_growth:False")?;
+    let (a, b, pinned) = (alloc_mib(&pool, 20)?, alloc_mib(&pool, 20)?, alloc_mib(&pool, 20)?);
     pool.free(a);
     pool.free(b);
-    take(&pool, 40)?;
+    alloc_mib(&pool, 40)?;
     let stats = pool.stats();
-    assert_eq!((stats.rungs.release.tried, stats.rungs.release.served, stats.num_alloc_retries), (1, 1, 1));
+    assert_eq!((stats.reclaim_stats.release.tried, stats.reclaim_stats.release.served, stats.num_alloc_retries), (1, 1, 1));
     assert_eq!((source.calls().free, stats.reserved()), (2, 60 * MIB));
     pool.free(pinned);
     Ok(())
@@ -324,34 +324,34 @@ fn rung_release_gives_back_all_that_is_idle() -> Result<()> {
 
 #[test]
 fn a_full_device_is_an_error_and_the_pool_goes_on() -> Result<()> {
-    let (pool, _source) = plain(64, "")?;
-    let block = take(&pool, 60)?;
-    assert!(take(&pool, 10).is_err_and(|e| e.is_out_of_memory()));
+    let (pool, _source) = plain_pool(64, "")?;
+    let block = alloc_mib(&pool, 60)?;
+    assert!(alloc_mib(&pool, 10).is_err_and(|e| e.is_out_of_memory()));
     assert_eq!(pool.stats().num_ooms, 1);
     pool.free(block);
-    take(&pool, 64)?;
+    alloc_mib(&pool, 64)?;
     Ok(())
 }
 
 #[test]
 fn fail_fast_skips_the_rest_of_the_ladder() -> Result<()> {
-    let (pool, _source) = plain(64, "release_before_growth:False,throw_on_cudamalloc_oom:True")?;
-    pool.free(take(&pool, 40)?);
-    assert!(take(&pool, 50).is_err());
-    assert_eq!(pool.stats().rungs.release.tried, 0);
+    let (pool, _source) = plain_pool(64, "release_before_growth:False,throw_on_cudamalloc_oom:True")?;
+    pool.free(alloc_mib(&pool, 40)?);
+    assert!(alloc_mib(&pool, 50).is_err());
+    assert_eq!(pool.stats().reclaim_stats.release.tried, 0);
     Ok(())
 }
 
 #[test]
 fn a_lost_device_is_not_a_full_one() -> Result<()> {
-    let (pool, source) = plain(64, "")?;
-    source.fail(0, SourceError::DeviceLost("reset".to_owned()));
-    assert!(matches!(take(&pool, 1), Err(Error::Source(SourceError::DeviceLost(_)))));
+    let (pool, source) = plain_pool(64, "")?;
+    source.fail_nth_call(0, SourceError::DeviceLost("reset".to_owned()));
+    assert!(matches!(alloc_mib(&pool, 1), Err(Error::Source(SourceError::DeviceLost(_)))));
     let refusal = SourceError::Driver { call: "cuMemAlloc", detail: "invalid value".to_owned() };
-    source.fail(1, refusal.clone());
-    take(&pool, 30)?;
-    assert!(matches!(take(&pool, 31), Err(Error::Source(e)) if e == refusal));
-    take(&pool, 31)?;
+    source.fail_nth_call(1, refusal.clone());
+    alloc_mib(&pool, 30)?;
+    assert!(matches!(alloc_mib(&pool, 31), Err(Error::Source(e)) if e == refusal));
+    alloc_mib(&pool, 31)?;
     Ok(())
 }
 
@@ -360,8 +360,8 @@ fn without_addresses_the_pool_goes_on_with_plain_segments() -> Result<()> {
     let source = Arc::new(FakeSource::paged(64 * MIB));
     let pool = Pool::new(source.clone(), Config::default());
     assert!(pool.stats().expandable_segments);
-    source.fail(0, SourceError::Driver { call: "cuMemAddressReserve", detail: "no space".to_owned() });
-    let block = take(&pool, 30)?;
+    source.fail_nth_call(0, SourceError::Driver { call: "cuMemAddressReserve", detail: "no space".to_owned() });
+    let block = alloc_mib(&pool, 30)?;
     assert!(!pool.stats().expandable_segments);
     assert_eq!((source.calls().alloc, source.calls().map), (1, 0));
     pool.free(block);
@@ -373,40 +373,40 @@ fn without_addresses_the_pool_goes_on_with_plain_segments() -> Result<()> {
 fn memory_moves_between_queues_and_pools_by_mapping() -> Result<()> {
     let source = Arc::new(FakeSource::paged(64 * MIB));
     let pool = Pool::new(source.clone(), Config::default());
-    let block = take(&pool, 60)?;
+    let block = alloc_mib(&pool, 60)?;
     pool.free(block);
     // The device is full with what queue 0 has freed, which is too small as it lies.
     let other = pool.alloc(Request::new(62 * MIB).queue(7))?;
     assert_ne!(other.segment, block.segment);
-    assert_eq!((source.used(), source.complaints()), (62 * MIB, vec![]));
+    assert_eq!((source.used(), source.violations()), (62 * MIB, vec![]));
     Ok(())
 }
 
 #[test]
 fn trim_does_not_wait_and_empty_cache_does() -> Result<()> {
-    let (pool, source) = plain(200, "")?;
-    source.hold_fences();
-    let blocks = [take(&pool, 30)?, take(&pool, 40)?, take(&pool, 50)?];
+    let (pool, source) = plain_pool(200, "")?;
+    source.set_manual_fences();
+    let blocks = [alloc_mib(&pool, 30)?, alloc_mib(&pool, 40)?, alloc_mib(&pool, 50)?];
     blocks.into_iter().for_each(|b| pool.free(b));
     assert_eq!(pool.trim(80 * MIB)?, 50 * MIB);
     let stats = pool.stats();
-    assert_eq!((source.calls().wait, source.calls().free), (0, 0));
+    assert_eq!((source.calls().fence_waits, source.calls().free), (0, 0));
     assert_eq!((stats.pending_bytes, stats.reserved()), (50 * MIB, 120 * MIB));
     assert_eq!(pool.empty_cache()?, 120 * MIB);
-    assert_eq!((source.calls().wait, pool.stats().reserved(), pool.stats().pending_bytes), (2, 0, 0));
+    assert_eq!((source.calls().fence_waits, pool.stats().reserved(), pool.stats().pending_bytes), (2, 0, 0));
     Ok(())
 }
 
 #[test]
 fn limits_bound_what_is_held() -> Result<()> {
-    let (pool, source) = plain(100, "per_process_memory_fraction:0.5")?;
+    let (pool, source) = plain_pool(100, "per_process_memory_fraction:0.5")?;
     assert_eq!(pool.limit(), Some(50 * MIB));
-    assert!(take(&pool, 51).is_err());
+    assert!(alloc_mib(&pool, 51).is_err());
     pool.set_fraction(0.8)?;
-    pool.free(take(&pool, 51)?);
+    pool.free(alloc_mib(&pool, 51)?);
     assert!(pool.set_fraction(1.5).is_err_and(|e| e.to_string().contains("from 0 to 1")));
     pool.set_limit(Some(20 * MIB));
-    assert!(take(&pool, 60).is_err());
+    assert!(alloc_mib(&pool, 60).is_err());
     assert_eq!(source.used(), 0, "the ladder has given all idle memory back");
     Ok(())
 }
@@ -416,18 +416,18 @@ fn preallocated_memory_serves_requests_without_the_driver() -> Result<()> {
     for source in [FakeSource::plain(1 << 30), FakeSource::paged(1 << 30)].map(Arc::new) {
         let pool = Pool::new(source.clone(), Config::default());
         pool.preallocate(512 * MIB)?;
-        let calls = source.calls().memory();
+        let calls = source.calls().memory_calls();
         for mib in [100, 200, 212] {
-            take(&pool, mib)?;
+            alloc_mib(&pool, mib)?;
         }
-        assert_eq!(source.calls().memory(), calls);
+        assert_eq!(source.calls().memory_calls(), calls);
     }
     Ok(())
 }
 
 #[test]
 fn statistics_have_pytorchs_names_and_resets() -> Result<()> {
-    let (pool, _source) = plain(100, "")?;
+    let (pool, _source) = plain_pool(100, "")?;
     // PyTorch's own test: 256 floats are exactly 1,024 active bytes.
     let block = pool.alloc(Request::new(256 * 4).tag(Tag::Parameter))?;
     let map = pool.stats().to_map();
@@ -452,13 +452,13 @@ fn statistics_have_pytorchs_names_and_resets() -> Result<()> {
 #[test]
 fn large_idle_segments_are_split_last() -> Result<()> {
     for (text, last) in [("", true), ("fit:best", false)] {
-        let (pool, _) = plain(2048, text)?;
-        let blocks = [take(&pool, 100)?, take(&pool, 256)?];
+        let (pool, _) = plain_pool(2048, text)?;
+        let blocks = [alloc_mib(&pool, 100)?, alloc_mib(&pool, 256)?];
         blocks.into_iter().for_each(|block| pool.free(block));
-        let first = take(&pool, 150)?;
+        let first = alloc_mib(&pool, 150)?;
         assert_eq!(first.segment, blocks[1].segment);
         // The idle segment of 100 MiB fits better than what the other one has left.
-        let second = take(&pool, 40)?;
+        let second = alloc_mib(&pool, 40)?;
         assert_eq!(second.segment == first.segment, last, "{text}");
         assert_eq!(pool.stats().num_device_alloc, 2);
     }
@@ -468,20 +468,20 @@ fn large_idle_segments_are_split_last() -> Result<()> {
 #[test]
 fn oversize_blocks_stay_whole() -> Result<()> {
     let (pool, source) =
-        plain(400, "max_split_size_mb:50,large_segment_size_mb:20,release_before_growth:False")?;
-    pool.free(take(&pool, 100)?);
+        plain_pool(400, "max_split_size_mb:50,large_segment_size_mb:20,release_before_growth:False")?;
+    pool.free(alloc_mib(&pool, 100)?);
     // Below the limit: not from the block above it. Above: only if little is wasted.
-    take(&pool, 30)?;
-    take(&pool, 60)?;
+    alloc_mib(&pool, 30)?;
+    alloc_mib(&pool, 60)?;
     assert_eq!(source.calls().alloc, 3);
-    take(&pool, 90)?;
+    alloc_mib(&pool, 90)?;
     assert_eq!((source.calls().alloc, pool.stats().oversize_segments.current), (3, 2));
     Ok(())
 }
 
 #[test]
 fn messages_name_other_processes() -> Result<()> {
-    let process = |pid, name: &str, mib: Option<u64>| Process {
+    let process = |pid, name: &str, mib: Option<u64>| DeviceProcess {
         pid,
         name: name.to_owned(),
         bytes: mib.map(|m| m * MIB),
@@ -490,10 +490,10 @@ fn messages_name_other_processes() -> Result<()> {
     let all =
         vec![process(4242, "python3", Some(700)), process(7, "", Some(100)), me, process(9, "Xorg", None)];
     let source = Arc::new(FakeSource::plain(1024 * MIB).with_processes(all.clone()));
-    let pool = Pool::new(source, Config::default()).named("cuda:0");
-    let error = take(&pool, 300).map_or_else(Error::into_out_of_memory, |_| panic!("there is no room"))?;
+    let pool = Pool::new(source, Config::default()).with_device_name("cuda:0");
+    let error = alloc_mib(&pool, 300).map_or_else(Error::into_out_of_memory, |_| panic!("there is no room"))?;
     assert_eq!((error.processes.as_slice(), error.held_by_others()), (&*all, Some(800 * MIB)));
-    insta::assert_snapshot!(out_of_memory(take(&pool, 300)), @r"
+    insta::assert_snapshot!(expect_oom_message(alloc_mib(&pool, 300)), @r"
     out of memory on cuda:0: a request for 300.0 MiB (other)
       device: 224.0 MiB free of 1.0 GiB; the device has no room for 314572800 more bytes (234881024 of 1073741824 bytes are free)
       others: 800.0 MiB, of that python3 (pid 4242) 700.0 MiB, process 7 100.0 MiB, Xorg (pid 9)
@@ -506,22 +506,22 @@ fn messages_name_other_processes() -> Result<()> {
 
 #[test]
 fn messages_say_who_holds_what_and_what_to_do() -> Result<()> {
-    let (pool, source) = plain(1024, "")?;
-    let pool = pool.named("wgpu:0 llvmpipe");
-    source.hold_fences();
-    let _net = scope::module("net");
+    let (pool, source) = plain_pool(1024, "")?;
+    let pool = pool.with_device_name("wgpu:0 llvmpipe");
+    source.set_manual_fences();
+    let _net = scope::enter_module("net");
     let weights = {
-        let _tag = scope::tag(Tag::Parameter);
-        let _layer = scope::module("fc1");
-        take(&pool, 100)?
+        let _tag = scope::enter_tag(Tag::Parameter);
+        let _layer = scope::enter_module("fc1");
+        alloc_mib(&pool, 100)?
     };
-    let _tag = scope::tag(Tag::Activation);
+    let _tag = scope::enter_tag(Tag::Activation);
     let mut blocks = Vec::new();
     for _ in 0..8 {
-        blocks.push(take(&pool, 100)?);
+        blocks.push(alloc_mib(&pool, 100)?);
     }
-    let _op = scope::op("matmul");
-    let full = out_of_memory(take(&pool, 300));
+    let _op = scope::enter_op("matmul");
+    let full = expect_oom_message(alloc_mib(&pool, 300));
     insta::assert_snapshot!(full, @r"
     out of memory on wgpu:0 llvmpipe: matmul in net asked for 300.0 MiB (activation)
       device: 124.0 MiB free of 1.0 GiB; the device has no room for 314572800 more bytes (130023424 of 1073741824 bytes are free)
@@ -534,7 +534,7 @@ fn messages_say_who_holds_what_and_what_to_do() -> Result<()> {
     pool.set_limit(Some(900 * MIB));
     pool.free(weights);
     pool.free(blocks.swap_remove(3));
-    let limited = out_of_memory(take(&pool, 250));
+    let limited = expect_oom_message(alloc_mib(&pool, 250));
     insta::assert_snapshot!(limited, @r"
     out of memory on wgpu:0 llvmpipe: matmul in net asked for 250.0 MiB (activation)
       device: 324.0 MiB free of 1.0 GiB; the pool may take 900.0 MiB
@@ -545,7 +545,7 @@ fn messages_say_who_holds_what_and_what_to_do() -> Result<()> {
       try: the limit stopped this, not the device, which has 324.0 MiB free: raise max_memory_mb or per_process_memory_fraction
       try: activations hold the most: use a smaller batch with accumulation, or checkpoint modules
     ");
-    let too_much = out_of_memory(take(&pool, 2000));
+    let too_much = expect_oom_message(alloc_mib(&pool, 2000));
     insta::assert_snapshot!(too_much, @r"
     out of memory on wgpu:0 llvmpipe: matmul in net asked for 2.0 GiB (activation)
       device: 324.0 MiB free of 1.0 GiB; the pool may take 900.0 MiB
@@ -561,11 +561,11 @@ fn messages_say_who_holds_what_and_what_to_do() -> Result<()> {
 
 #[test]
 fn a_message_about_fragments_and_one_about_a_tensor_that_is_too_large() -> Result<()> {
-    let (pool, _source) = plain(64, "")?;
-    pool.free(take(&pool, 64)?);
-    let blocks = (0..16).map(|_| take(&pool, 4)).collect::<Result<Vec<_>>>()?;
+    let (pool, _source) = plain_pool(64, "")?;
+    pool.free(alloc_mib(&pool, 64)?);
+    let blocks = (0..16).map(|_| alloc_mib(&pool, 4)).collect::<Result<Vec<_>>>()?;
     blocks.iter().step_by(2).for_each(|b| pool.free(*b));
-    let fragments = out_of_memory(take(&pool, 8));
+    let fragments = expect_oom_message(alloc_mib(&pool, 8));
     insta::assert_snapshot!(fragments, @r"
     out of memory on the device: a request for 8.0 MiB (other)
       device: 0 B free of 64.0 MiB; the device has no room for 8388608 more bytes (0 of 67108864 bytes are free)
@@ -577,8 +577,8 @@ fn a_message_about_fragments_and_one_about_a_tensor_that_is_too_large() -> Resul
 
     let source = FakeSource::plain(64 * MIB).with_limits(|l| l.max_segment = 16 * MIB);
     let pool = Pool::new(Arc::new(source), Config::default());
-    let _input = scope::tag(Tag::Input);
-    let huge = out_of_memory(pool.alloc(Request::new(20 * MIB).op("from_slice")));
+    let _input = scope::enter_tag(Tag::Input);
+    let huge = expect_oom_message(pool.alloc(Request::new(20 * MIB).op("from_slice")));
     insta::assert_snapshot!(huge, @r"
     out of memory on the device: from_slice asked for 20.0 MiB (input)
       device: 64.0 MiB free of 64.0 MiB
@@ -591,11 +591,11 @@ fn a_message_about_fragments_and_one_about_a_tensor_that_is_too_large() -> Resul
 
 #[test]
 fn a_table_and_a_line_show_the_figures() -> Result<()> {
-    let (pool, _source) = plain(1024, "")?;
+    let (pool, _source) = plain_pool(1024, "")?;
     let block = pool.alloc(Request::new(100 * MIB).tag(Tag::Gradient))?;
     pool.alloc(Request::new(1000))?;
     pool.free(block);
-    insta::assert_snapshot!(pool.stats().line(), @"allocated 1.0 KiB, reserved 102.0 MiB, peak 100.0 MiB");
+    insta::assert_snapshot!(pool.stats().summary(), @"allocated 1.0 KiB, reserved 102.0 MiB, peak 100.0 MiB");
     insta::assert_snapshot!(pool.stats(), @r"
     --------------------------------------------------------------------------
     memory (plain segments)   out of memory: 0   retries: 0   device calls: 2 + 0
@@ -656,6 +656,6 @@ fn threads_share_a_pool() -> Result<()> {
     });
     assert_eq!(outcomes, [true; 3]);
     assert_eq!((pool.stats().allocated(), pool.stats().num_invalid_frees), (0, 0));
-    assert_eq!(source.complaints(), Vec::<String>::new());
+    assert_eq!(source.violations(), Vec::<String>::new());
     Ok(())
 }

@@ -2,7 +2,7 @@
 //! event can be undone.
 
 use super::Tag;
-use super::record::Action;
+use super::recorder::Action;
 use super::snapshot::{AllocationSite, EventInfo, Snapshot};
 
 /// What was held after an event.
@@ -27,7 +27,7 @@ impl TimelinePoint {
 }
 
 /// Takes an event's change of a sum back.
-fn undo(sum: &mut u64, event: &EventInfo) {
+fn undo_event(sum: &mut u64, event: &EventInfo) {
     *sum = match event.action {
         Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => sum.saturating_sub(event.size),
         Action::Free | Action::FreeRequested | Action::SegmentFree | Action::SegmentUnmap => {
@@ -45,16 +45,16 @@ impl Snapshot {
         for segment in &self.segments {
             now.reserved = now.reserved.saturating_add(segment.total_size);
         }
-        for (block, who) in self.live() {
+        for (block, who) in self.live_blocks() {
             let sum = &mut now.by_tag[who.tag as usize];
             *sum = sum.saturating_add(block.size);
         }
         let mut moments = vec![now; self.events.len()];
         for (at, (event, moment)) in self.events.iter().zip(&mut moments).enumerate().rev() {
             *moment = TimelinePoint { event: at, time_us: event.time_us, ..now };
-            match self.who(event.who) {
-                Some(who) => undo(&mut now.by_tag[who.tag as usize], event),
-                None => undo(&mut now.reserved, event),
+            match self.holder(event.holder) {
+                Some(who) => undo_event(&mut now.by_tag[who.tag as usize], event),
+                None => undo_event(&mut now.reserved, event),
             }
         }
         moments
@@ -68,17 +68,17 @@ impl Snapshot {
 
     /// Who held how many bytes after an event, the most first.
     #[must_use]
-    pub fn held_at(&self, event: usize) -> Vec<(&AllocationSite, u64)> {
+    pub fn holders_at(&self, event: usize) -> Vec<(&AllocationSite, u64)> {
         let mut sums = vec![0_u64; self.holders.len()];
         let blocks = self.segments.iter().flat_map(|s| &s.blocks);
-        for (who, size) in blocks.filter_map(|b| Some((b.who?, b.size))) {
+        for (who, size) in blocks.filter_map(|b| Some((b.holder?, b.size))) {
             if let Some(sum) = sums.get_mut(who) {
                 *sum = sum.saturating_add(size);
             }
         }
         for event in self.events.iter().skip(event + 1).rev() {
-            if let Some(sum) = event.who.and_then(|who| sums.get_mut(who)) {
-                undo(sum, event);
+            if let Some(sum) = event.holder.and_then(|who| sums.get_mut(who)) {
+                undo_event(sum, event);
             }
         }
         let mut held: Vec<_> = self.holders.iter().zip(sums).filter(|(_, bytes)| *bytes > 0).collect();

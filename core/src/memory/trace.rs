@@ -13,13 +13,13 @@ use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::check;
-use super::kind;
+use super::validation;
+use super::file_kind;
 use crate::error::Result;
 
 mod replay;
 
-pub use replay::{Mode, ReplayRow, Report, Table, replay, table};
+pub use replay::{SegmentMode, ReplayRow, ReplayReport, ReplayTable, replay, replay_folder};
 
 /// The longest event line.
 const MAX_LINE: u64 = 128;
@@ -30,7 +30,7 @@ const MAX_EVENTS: usize = 1 << 26;
 /// The largest request.
 const MAX_BYTES: u64 = 1 << 44;
 /// What unpacking may take.
-const MAX_UNPACKER: u64 = 256 << 20;
+const MAX_DECODER_BYTES: u64 = 256 << 20;
 
 /// Why a trace could not be read.
 #[derive(Debug, Error)]
@@ -65,29 +65,29 @@ pub enum TraceError {
 
 /// What PyTorch did with a trace: its header, or a line of `reserved.jsonl`.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
-pub struct Recorded {
+pub struct PyTorchBaseline {
     /// The workload's name.
     pub workload: String,
     /// Which allocator.
     #[serde(default)]
     pub allocator: String,
     /// The most bytes that were requested and not freed.
-    #[serde(deserialize_with = "check::deserialize_bytes")]
+    #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub peak_requested: u64,
     /// The most bytes the allocator held.
-    #[serde(deserialize_with = "check::deserialize_bytes")]
+    #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub peak_reserved: u64,
     /// Its calls of the driver for memory.
-    #[serde(deserialize_with = "check::deserialize_count")]
+    #[serde(deserialize_with = "validation::deserialize_count")]
     pub device_allocs: u64,
     /// Its calls of the driver that gave memory back.
-    #[serde(default, deserialize_with = "check::deserialize_count")]
+    #[serde(default, deserialize_with = "validation::deserialize_count")]
     pub device_frees: u64,
 }
 
 /// One event. Blocks are numbered by the place they take in a table of the live ones.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Event {
+pub enum TraceEvent {
     /// A request.
     Alloc {
         /// Its place in the table.
@@ -108,11 +108,11 @@ pub enum Event {
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
     /// What PyTorch did with it.
-    pub recorded: Recorded,
+    pub baseline: PyTorchBaseline,
     /// What was asked, in order.
-    pub events: Vec<Event>,
+    pub events: Vec<TraceEvent>,
     /// The most blocks that are live at once: places are below this.
-    pub places: usize,
+    pub slot_count: usize,
     /// The most bytes that are requested and not freed.
     pub peak_requested: u64,
 }
@@ -122,13 +122,13 @@ impl Trace {
     ///
     /// # Errors
     /// The file cannot be read, is another kind of file, or has events that cannot be.
-    pub fn open(path: &Path) -> Result<Self> {
+    pub fn load(path: &Path) -> Result<Self> {
         let wrong = |e: &dyn fmt::Display| file_error(path, e);
         let mut file = BufReader::new(std::fs::File::open(path).map_err(|e| wrong(&e))?);
         let head = file.fill_buf().map_err(|e| wrong(&e))?;
         let packed = head.starts_with(b"\xfd7zXZ\0");
-        let kind = kind::describe(&head[..head.len().min(kind::HEAD)]);
-        let trace = if packed { Self::unpack(file) } else { Self::read(file) };
+        let kind = file_kind::describe(&head[..head.len().min(file_kind::HEADER_LEN)]);
+        let trace = if packed { Self::read_xz(file) } else { Self::read(file) };
         trace.map_err(|e| match (&e, kind) {
             (TraceError::Header(_), Some(kind)) if !kind.contains("trace") => wrong(&format!(
                 "no trace: {kind}. A trace is text with a header of JSON, or such text packed by xz ({e})"
@@ -138,8 +138,8 @@ impl Trace {
     }
 
     /// Reads a packed trace from anywhere.
-    pub fn unpack(packed: impl Read) -> Result<Self, TraceError> {
-        let stream = Stream::new_stream_decoder(MAX_UNPACKER, 0).map_err(std::io::Error::from)?;
+    pub fn read_xz(packed: impl Read) -> Result<Self, TraceError> {
+        let stream = Stream::new_stream_decoder(MAX_DECODER_BYTES, 0).map_err(std::io::Error::from)?;
         Self::read(BufReader::new(XzDecoder::new_stream(packed, stream)))
     }
 
@@ -147,7 +147,7 @@ impl Trace {
     pub fn read(mut text: impl BufRead) -> Result<Self, TraceError> {
         let mut buffer = Vec::new();
         read_line(&mut text, &mut buffer, 1, MAX_HEADER)?;
-        let recorded: Recorded =
+        let recorded: PyTorchBaseline =
             serde_json::from_slice(&buffer).map_err(|e| TraceError::Header(e.to_string()))?;
         let mut reader = EventReader::default();
         let mut events = Vec::new();
@@ -159,19 +159,19 @@ impl Trace {
             if events.len() == MAX_EVENTS {
                 return Err(TraceError::TooLong);
             }
-            let parsed = std::str::from_utf8(&buffer).ok().and_then(parse);
+            let parsed = std::str::from_utf8(&buffer).ok().and_then(parse_event);
             let event = parsed
                 .ok_or_else(|| "expected `a ID BYTES QUEUE` (a queue is 0 to 255) or `f ID`".to_owned());
-            let event = event.and_then(|(id, alloc)| reader.place(id, alloc));
+            let event = event.and_then(|(id, alloc)| reader.resolve_slot(id, alloc));
             events.push(event.map_err(|message| TraceError::Event { line, message })?);
         }
-        Ok(Self { recorded, events, places: reader.places as usize, peak_requested: reader.peak })
+        Ok(Self { baseline: recorded, events, slot_count: reader.slot_count as usize, peak_requested: reader.peak })
     }
 
     /// How many requests it has.
     #[must_use]
-    pub fn requests(&self) -> usize {
-        self.events.iter().filter(|e| matches!(e, Event::Alloc { .. })).count()
+    pub fn request_count(&self) -> usize {
+        self.events.iter().filter(|e| matches!(e, TraceEvent::Alloc { .. })).count()
     }
 }
 
@@ -193,7 +193,7 @@ fn read_line(text: &mut impl BufRead, into: &mut Vec<u8>, line: usize, max: u64)
 }
 
 /// `(id, Some((bytes, queue)))` for an allocation, `(id, None)` for a free.
-fn parse(line: &str) -> Option<(u64, Option<(u64, u8)>)> {
+fn parse_event(line: &str) -> Option<(u64, Option<(u64, u8)>)> {
     let mut words = line.split(' ');
     let kind = words.next()?;
     let id = words.next()?.parse().ok()?;
@@ -209,34 +209,34 @@ fn parse(line: &str) -> Option<(u64, Option<(u64, u8)>)> {
 #[derive(Default)]
 struct EventReader {
     live: FxHashMap<u64, (u32, u64)>,
-    vacant: Vec<u32>,
-    places: u32,
+    vacant_slots: Vec<u32>,
+    slot_count: u32,
     requested: u64,
     peak: u64,
 }
 
 impl EventReader {
-    fn place(&mut self, id: u64, alloc: Option<(u64, u8)>) -> Result<Event, String> {
+    fn resolve_slot(&mut self, id: u64, alloc: Option<(u64, u8)>) -> Result<TraceEvent, String> {
         let Some((bytes, queue)) = alloc else {
             let (place, bytes) = self.live.remove(&id).ok_or_else(|| format!("block {id} is not live"))?;
             self.requested -= bytes;
-            self.vacant.push(place);
-            return Ok(Event::Free { place });
+            self.vacant_slots.push(place);
+            return Ok(TraceEvent::Free { place });
         };
         if bytes > MAX_BYTES {
             return Err(format!("{bytes} bytes are more than {MAX_BYTES}"));
         }
-        let place = self.vacant.pop().unwrap_or_else(|| {
-            self.places += 1;
-            self.places - 1
+        let place = self.vacant_slots.pop().unwrap_or_else(|| {
+            self.slot_count += 1;
+            self.slot_count - 1
         });
         if self.live.insert(id, (place, bytes)).is_some() {
             return Err(format!("block {id} is live already"));
         }
         self.requested = self.requested.saturating_add(bytes);
-        check::bytes("the size of all live blocks", self.requested)?;
+        validation::check_bytes("the size of all live blocks", self.requested)?;
         self.peak = self.peak.max(self.requested);
-        Ok(Event::Alloc { place, bytes, queue })
+        Ok(TraceEvent::Alloc { place, bytes, queue })
     }
 }
 
@@ -258,10 +258,10 @@ mod tests {
     #[test]
     fn events_are_read_and_places_reused() -> Result<(), TraceError> {
         let trace = read(&format!("{HEADER}\na 7 100 0\na 8 50 1\nf 7\na 9 10 0"))?;
-        let alloc = |place, bytes, queue| Event::Alloc { place, bytes, queue };
-        let expected = [alloc(0, 100, 0), alloc(1, 50, 1), Event::Free { place: 0 }, alloc(0, 10, 0)];
+        let alloc = |place, bytes, queue| TraceEvent::Alloc { place, bytes, queue };
+        let expected = [alloc(0, 100, 0), alloc(1, 50, 1), TraceEvent::Free { place: 0 }, alloc(0, 10, 0)];
         assert_eq!(trace.events, expected);
-        assert_eq!((trace.places, trace.peak_requested, trace.requests()), (2, 150, 3));
+        assert_eq!((trace.slot_count, trace.peak_requested, trace.request_count()), (2, 150, 3));
         Ok(())
     }
 
@@ -276,9 +276,9 @@ mod tests {
         assert!(matches!(read("[]"), Err(TraceError::Header(_))));
         assert!(matches!(read(""), Err(TraceError::Header(_))));
         assert!(matches!(read(&"{".repeat(1 << 20)), Err(TraceError::LongLine { line: 1, .. })));
-        assert!(matches!(Trace::unpack(&b"no xz file"[..]), Err(TraceError::Read(_))));
+        assert!(matches!(Trace::read_xz(&b"no xz file"[..]), Err(TraceError::Read(_))));
         let missing =
-            Trace::open(Path::new("no/such/file")).map_or_else(|e| e.to_string(), |_| String::new());
+            Trace::load(Path::new("no/such/file")).map_or_else(|e| e.to_string(), |_| String::new());
         assert!(missing.starts_with("no/such/file: "), "{missing}");
     }
 }

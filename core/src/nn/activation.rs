@@ -7,7 +7,7 @@ use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// A layer without parameters from a method of a tensor: its fields are the method's numbers, and PyTorch's defaults.
-macro_rules! activations {
+macro_rules! activation_layers {
     ($($(#[$doc:meta])* $layer:ident($op:ident $(, $field:ident: $ty:ty = $default:expr)*);)*) => {$(
         $(#[$doc])*
         #[doc = concat!("[`", stringify!($op), "`](Tensor::", stringify!($op), ") as a layer.")]
@@ -39,7 +39,7 @@ macro_rules! activations {
     )*};
 }
 
-activations! {
+activation_layers! {
     /// max(x, 0):
     Relu(relu);
     /// min(max(x, 0), 6):
@@ -133,7 +133,7 @@ impl Prelu {
     /// Memory runs out.
     #[track_caller]
     pub fn new(slopes: usize, slope: f64, device: &Device) -> Result<Self> {
-        Ok(Self { weight: init::parameter(|| Tensor::full(&[slopes], slope, DType::F32, device))? })
+        Ok(Self { weight: init::create_parameter(|| Tensor::full(&[slopes], slope, DType::F32, device))? })
     }
 
     /// Each element of `x`.

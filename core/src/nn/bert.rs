@@ -66,7 +66,7 @@ impl Default for BertOptions {
 }
 
 /// Settings of a `config.json` that make another model, with the only value that is there.
-const FIXED: &[(&str, &str)] = &[
+const REQUIRED_CONFIG: &[(&str, &str)] = &[
     ("model_type", "\"bert\""),
     ("position_embedding_type", "\"absolute\""),
     ("is_decoder", "false"),
@@ -76,15 +76,15 @@ const FIXED: &[(&str, &str)] = &[
 
 /// The function between the layers.
 #[derive(Clone, Copy, Debug)]
-enum Activation {
+enum BertActivation {
     Gelu,
     GeluTanh,
     Relu,
     Silu,
 }
 
-impl Activation {
-    fn of(name: &str) -> Result<Self> {
+impl BertActivation {
+    fn from_name(name: &str) -> Result<Self> {
         Ok(match name {
             "gelu" => Self::Gelu,
             "gelu_new" | "gelu_pytorch_tanh" => Self::GeluTanh,
@@ -97,7 +97,7 @@ impl Activation {
         })
     }
 
-    fn run(self, x: &Tensor) -> Result<Tensor> {
+    fn apply(self, x: &Tensor) -> Result<Tensor> {
         match self {
             Self::Gelu => x.gelu(),
             Self::GeluTanh => x.gelu_tanh(),
@@ -130,7 +130,7 @@ impl BertOptions {
         if let Some(missing) = sizes.iter().find(|name| !config.contains_key(**name)) {
             return Err(wrong(format!("missing field `{missing}`")));
         }
-        for &(name, only) in FIXED {
+        for &(name, only) in REQUIRED_CONFIG {
             let found = config.get(name).filter(|value| !value.is_null()).map(ToString::to_string);
             if let Some(found) = found.filter(|found| found != only) {
                 let why = format!("`{name}` is {found}, which makes another model; {only} is what there is");
@@ -138,12 +138,12 @@ impl BertOptions {
             }
         }
         let options: Self = serde_json::from_value(config.into()).map_err(|e| wrong(e.to_string()))?;
-        options.check()?;
+        options.validate()?;
         Ok(options)
     }
 
     /// Fails for what no model can have.
-    fn check(&self) -> Result<Activation> {
+    fn validate(&self) -> Result<BertActivation> {
         let probabilities = [
             ("hidden_dropout_prob", self.hidden_dropout_prob),
             ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
@@ -159,29 +159,29 @@ impl BertOptions {
             let why = format!("`initializer_range` is a deviation of 0 or more, not {range}");
             return Err(Error::argument("Bert", why));
         }
-        Activation::of(&self.hidden_act)
+        BertActivation::from_name(&self.hidden_act)
     }
 
     /// A layer with weights of the deviation, and a bias of zeros.
     #[track_caller]
-    fn linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
-        let weight = self.normal(&[outputs, inputs], device)?;
-        let bias = init::parameter(|| Tensor::zeros(&[outputs], DType::F32, device))?;
+    fn create_linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
+        let weight = self.create_normal_parameter(&[outputs, inputs], device)?;
+        let bias = init::create_parameter(|| Tensor::zeros(&[outputs], DType::F32, device))?;
         Linear::from_parameters(weight, Some(bias))
     }
 
     #[track_caller]
-    fn normal(&self, shape: &[usize], device: &Device) -> Result<Tensor> {
-        init::parameter(|| Tensor::normal(shape, 0.0, self.initializer_range, DType::F32, device))
+    fn create_normal_parameter(&self, shape: &[usize], device: &Device) -> Result<Tensor> {
+        init::create_parameter(|| Tensor::normal(shape, 0.0, self.initializer_range, DType::F32, device))
     }
 
     #[track_caller]
-    fn embedding(&self, entries: usize, device: &Device) -> Result<Embedding> {
-        Ok(Embedding::from_parameter(self.normal(&[entries, self.hidden_size], device)?))
+    fn create_embedding(&self, entries: usize, device: &Device) -> Result<Embedding> {
+        Ok(Embedding::from_parameter(self.create_normal_parameter(&[entries, self.hidden_size], device)?))
     }
 
     #[track_caller]
-    fn norm(&self, device: &Device) -> Result<LayerNorm> {
+    fn create_norm(&self, device: &Device) -> Result<LayerNorm> {
         Ok(LayerNorm::new(&[self.hidden_size], device)?.eps(self.layer_norm_eps))
     }
 }
@@ -231,8 +231,8 @@ pub struct BertOutput {
 
 impl BertOutput {
     fn new(inputs: usize, options: &BertOptions, device: &Device) -> Result<Self> {
-        let norm = options.norm(device)?;
-        let dense = options.linear(inputs, options.hidden_size, device)?;
+        let norm = options.create_norm(device)?;
+        let dense = options.create_linear(inputs, options.hidden_size, device)?;
         Ok(Self { dense, norm, dropout: Dropout::new(options.hidden_dropout_prob) })
     }
 
@@ -295,14 +295,14 @@ pub struct BertLayer {
     /// And back.
     pub output: BertOutput,
     #[module(skip)]
-    activation: Activation,
+    activation: BertActivation,
     scope: ModuleScope,
 }
 
 impl BertLayer {
     fn new(options: &BertOptions, device: &Device) -> Result<Self> {
         let width = options.hidden_size;
-        let linear = || options.linear(width, width, device);
+        let linear = || options.create_linear(width, width, device);
         Ok(Self {
             attention: BertAttention {
                 projections: BertProjections { query: linear()?, key: linear()?, value: linear()? },
@@ -313,10 +313,10 @@ impl BertLayer {
                 scope: ModuleScope::new(),
             },
             intermediate: BertIntermediate {
-                dense: options.linear(width, options.intermediate_size, device)?,
+                dense: options.create_linear(width, options.intermediate_size, device)?,
             },
             output: BertOutput::new(options.intermediate_size, options, device)?,
-            activation: options.check()?,
+            activation: options.validate()?,
             scope: ModuleScope::new(),
         })
     }
@@ -324,7 +324,7 @@ impl BertLayer {
     fn forward(&self, x: &Tensor, seen: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
             let x = self.attention.forward(x, seen)?;
-            self.output.forward(&self.activation.run(&self.intermediate.dense.forward(&x)?)?, &x)
+            self.output.forward(&self.activation.apply(&self.intermediate.dense.forward(&x)?)?, &x)
         })
     }
 }
@@ -385,16 +385,16 @@ impl Bert {
         if heads == 0 || !width.is_multiple_of(heads) {
             return Err(Error::argument("Bert", format!("{width} features do not divide by {heads} heads")));
         }
-        options.check()?;
-        let words = options.embedding(options.vocab_size, device)?;
+        options.validate()?;
+        let words = options.create_embedding(options.vocab_size, device)?;
         let embeddings = BertEmbeddings {
             word_embeddings: match options.pad_token_id {
-                Some(row) => words.with_padding(row)?,
+                Some(row) => words.with_padding_idx(row)?,
                 None => words,
             },
-            position_embeddings: options.embedding(options.max_position_embeddings, device)?,
-            token_type_embeddings: options.embedding(options.type_vocab_size, device)?,
-            norm: options.norm(device)?,
+            position_embeddings: options.create_embedding(options.max_position_embeddings, device)?,
+            token_type_embeddings: options.create_embedding(options.type_vocab_size, device)?,
+            norm: options.create_norm(device)?,
             dropout: Dropout::new(options.hidden_dropout_prob),
             scope: ModuleScope::new(),
         };
@@ -402,7 +402,7 @@ impl Bert {
         Ok(Self {
             embeddings,
             encoder: BertEncoder { layer: layers.collect::<Result<_>>()? },
-            pooler: BertPooler { dense: options.linear(width, width, device)? },
+            pooler: BertPooler { dense: options.create_linear(width, width, device)? },
             scope: ModuleScope::new(),
         })
     }
@@ -441,12 +441,12 @@ impl Bert {
                 Some(mask) => Some(mask.to_dtype(DType::Bool)?.reshape([batch, 1, 1, length])?),
                 None => None,
             };
-            let x = self.embed(tokens, length)?;
+            let x = self.embed_tokens(tokens, length)?;
             self.encoder.layer.iter().try_fold(x, |x, layer| layer.forward(&x, seen.as_ref()))
         })
     }
 
-    fn embed(&self, tokens: &Tensor, length: usize) -> Result<Tensor> {
+    fn embed_tokens(&self, tokens: &Tensor, length: usize) -> Result<Tensor> {
         let BertEmbeddings {
             word_embeddings,
             position_embeddings,
@@ -474,7 +474,7 @@ impl Bert {
     /// # Errors
     /// Memory runs out.
     #[track_caller]
-    pub fn pooled(&self, hidden: &Tensor) -> Result<Tensor> {
+    pub fn pooler_output(&self, hidden: &Tensor) -> Result<Tensor> {
         self.scope.run(|| self.pooler.dense.forward(&hidden.select(1, 0)?)?.tanh())
     }
 

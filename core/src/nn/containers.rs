@@ -16,14 +16,14 @@ pub trait Forward {
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
 }
 
-macro_rules! forward {
+macro_rules! impl_forward {
     ($($layer:ty),* $(,)?) => {$(
         impl Forward for $layer {
             fn forward(&self, x: &Tensor) -> Result<Tensor> { <$layer>::forward(self, x) }
         }
     )*};
 }
-forward!(
+impl_forward!(
     // With weights.
     BatchNorm1d,
     BatchNorm2d,
@@ -129,13 +129,13 @@ forward!(
     ZeroPad3d,
 );
 
-impl<L: Weighted> Forward for WeightNorm<L> {
+impl<L: HasWeight> Forward for WeightNorm<L> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Self::forward(self, x)
     }
 }
 
-impl<L: Weighted> Forward for SpectralNorm<L> {
+impl<L: HasWeight> Forward for SpectralNorm<L> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Self::forward(self, x)
     }
@@ -147,19 +147,19 @@ pub trait Layer: Module + Forward + Send + Sync {}
 impl<T: Module + Forward + Send + Sync> Layer for T {}
 
 /// A function as a layer without parameters.
-pub struct Apply<F>(pub F);
+pub struct FnLayer<F>(pub F);
 
-impl<F> fmt::Debug for Apply<F> {
+impl<F> fmt::Debug for FnLayer<F> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Apply(..)")
     }
 }
 
-impl<F> Module for Apply<F> {
-    fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, Slot<'_>)) {}
+impl<F> Module for FnLayer<F> {
+    fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
 }
 
-impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for Apply<F> {
+impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for FnLayer<F> {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         (self.0)(x)
     }
@@ -253,9 +253,9 @@ impl<M, N: Into<String>> FromIterator<(N, M)> for ModuleDict<M> {
 }
 
 impl<M: Module> Module for ModuleDict<M> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         for (name, module) in self.iter() {
-            module.visit(&join(path, name), f);
+            module.visit(&join_path(path, name), f);
         }
     }
 }
@@ -302,8 +302,8 @@ impl Sequential {
     /// One more step without parameters.
     #[must_use]
     #[track_caller]
-    pub fn apply(self, step: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
-        self.add(Apply(step))
+    pub fn add_fn(self, step: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
+        self.add(FnLayer(step))
     }
 
     /// How many layers there are.
@@ -330,7 +330,7 @@ impl Sequential {
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // A trait's method does not know its caller's line.
-        let _line = scope::enter_scope(scope::current().here());
+        let _line = scope::enter_scope(scope::current().or_caller_site());
         self.layers().try_fold(x.clone(), |x, layer| layer.forward(&x))
     }
 }
@@ -342,7 +342,7 @@ impl fmt::Debug for Sequential {
 }
 
 impl Module for Sequential {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         self.layers.visit(path, f);
     }
 }

@@ -1,6 +1,6 @@
 //! Convolutions and transposed convolutions as layers.
 
-use super::{Module, ModuleScope, Weighted, init};
+use super::{Module, ModuleScope, HasWeight, init};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::{IntoSpatial, PadMode, Padding, check_at_least};
@@ -88,7 +88,7 @@ impl<const N: usize> Default for ConvTransposeOptions<N> {
 /// A weight of \[lead, other / groups, kernel..\] and a bias of `outputs`, uniform within 1/√fan_in, where the fan is the weight without its
 /// first dimension: PyTorch counts so for transposed ones too.
 #[track_caller]
-fn parameters(
+fn create_parameters(
     layer: &'static str,
     [lead, other]: [usize; 2],
     outputs: usize,
@@ -104,12 +104,12 @@ fn parameters(
     }
     let shape = [&[lead, other / groups], kernel].concat();
     let fan_in = numel(&shape[1..]);
-    let bias = if bias { Some(init::layer_uniform(&[outputs], fan_in, device)?) } else { None };
-    Ok((init::layer_uniform(&shape, fan_in, device)?, bias))
+    let bias = if bias { Some(init::create_uniform_parameter(&[outputs], fan_in, device)?) } else { None };
+    Ok((init::create_uniform_parameter(&shape, fan_in, device)?, bias))
 }
 
 /// A layer: its options, the order of channels in its weight, and what it does with a weight and an input.
-macro_rules! layer {
+macro_rules! conv_layer {
     (
         $layer:ident($options:ident<$n:literal>) $doc:literal $shape:literal $weight:literal $outputs_dim:literal
         [$in:ident, $out:ident -> $lead:ident, $other:ident]
@@ -144,7 +144,7 @@ macro_rules! layer {
                 let (name, channels) = (stringify!($layer), [$lead, $other]);
                 let kernel = check_at_least(name, "kernel_size", kernel.spatial(), 1)?;
                 let (weight, bias) =
-                    parameters(name, channels, $out, &kernel, options.groups, options.bias, device)?;
+                    create_parameters(name, channels, $out, &kernel, options.groups, options.bias, device)?;
                 Ok(Self { weight, bias, options, scope: ModuleScope::new() })
             }
 
@@ -158,7 +158,7 @@ macro_rules! layer {
             }
         }
 
-        impl Weighted for $layer {
+        impl HasWeight for $layer {
             const OUTPUTS_DIM: usize = $outputs_dim;
 
             fn weight(&self) -> &Tensor {
@@ -178,9 +178,9 @@ macro_rules! layer {
     };
 }
 
-macro_rules! layers {
+macro_rules! conv_layers {
     ($($n:literal $shape:literal $conv:ident $op:ident $transpose:ident $transpose_op:ident;)*) => {$(
-        layer! {
+        conv_layer! {
             $conv(ConvOptions<$n>) "A convolution" $shape "out, in / groups" 0 [inputs, outputs -> outputs, inputs]
             |this, w, x| {
                 let ConvOptions { stride, padding, same_padding, padding_mode, dilation, groups, .. } = this.options;
@@ -189,7 +189,7 @@ macro_rules! layers {
                     PadMode::Constant(0.0) if same_padding => x.$op(w, bias, stride, Padding::Same, dilation, groups),
                     PadMode::Constant(0.0) => x.$op(w, bias, stride, padding, dilation, groups),
                     mode => {
-                        let sides = if same_padding { same(w, stride, dilation)? } else { padding.map(|n| [n; 2]) };
+                        let sides = if same_padding { same_padding_sides(w, stride, dilation)? } else { padding.map(|n| [n; 2]) };
                         // From the last dimension on.
                         let pads: Vec<isize> = sides.iter().rev().flatten().map(|&n| n as isize).collect();
                         x.pad(&pads, mode)?.$op(w, bias, stride, [0; $n], dilation, groups)
@@ -197,7 +197,7 @@ macro_rules! layers {
                 }
             }
         }
-        layer! {
+        conv_layer! {
             $transpose(ConvTransposeOptions<$n>) "A transposed convolution" $shape "in, out / groups" 1
             [inputs, outputs -> inputs, outputs]
             |this, w, x| {
@@ -208,14 +208,14 @@ macro_rules! layers {
     )*};
 }
 
-layers! {
+conv_layers! {
     1 "length" Conv1d conv1d ConvTranspose1d conv_transpose1d;
     2 "height, width" Conv2d conv2d ConvTranspose2d conv_transpose2d;
     3 "depth, height, width" Conv3d conv3d ConvTranspose3d conv_transpose3d;
 }
 
 /// What goes before and behind each dimension so that it keeps its extent; an odd number puts one more behind, as in PyTorch.
-fn same<const N: usize>(
+fn same_padding_sides<const N: usize>(
     weight: &Tensor,
     stride: [usize; N],
     dilation: [usize; N],

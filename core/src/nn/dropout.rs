@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// Layers of a probability, which do nothing in evaluation mode; the last argument is what they do with `x`, by `p`, in training or not.
-macro_rules! dropouts {
+macro_rules! dropout_layers {
     ($($(#[$doc:meta])* $layer:ident $what:literal = |$x:ident, $p:ident, $training:ident| $forward:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Debug, Module)]
@@ -39,15 +39,15 @@ macro_rules! dropouts {
     )*};
 }
 
-dropouts! {
+dropout_layers! {
     /// Zeroes elements at random while training; does nothing in evaluation mode.
     Dropout "element" = |x, p, training| x.dropout(p, training);
     /// Zeroes channels of \[batch, channels, length\] at random while training; does nothing in evaluation mode.
-    Dropout1d "channel" = |x, p, training| channels("Dropout1d", x, 3, p, training);
+    Dropout1d "channel" = |x, p, training| channel_dropout("Dropout1d", x, 3, p, training);
     /// Zeroes channels of \[batch, channels, height, width\] at random while training; does nothing in evaluation mode.
-    Dropout2d "channel" = |x, p, training| channels("Dropout2d", x, 4, p, training);
+    Dropout2d "channel" = |x, p, training| channel_dropout("Dropout2d", x, 4, p, training);
     /// Zeroes channels of \[batch, channels, depth, height, width\] at random while training; does nothing in evaluation mode.
-    Dropout3d "channel" = |x, p, training| channels("Dropout3d", x, 5, p, training);
+    Dropout3d "channel" = |x, p, training| channel_dropout("Dropout3d", x, 5, p, training);
     /// Drops elements at random while training, for networks of [`selu`](Tensor::selu): what is dropped becomes its least value, and
     /// mean and deviation are kept ([`alpha_dropout`](Tensor::alpha_dropout)). `p` is below 1.
     AlphaDropout "element" = |x, p, training| x.alpha_dropout(p, training, false);
@@ -57,7 +57,7 @@ dropouts! {
 
 /// [`feature_dropout`](Tensor::feature_dropout) of inputs of `rank` dimensions, or without the batch.
 #[track_caller]
-fn channels(layer: &'static str, x: &Tensor, rank: usize, p: f64, training: bool) -> Result<Tensor> {
+fn channel_dropout(layer: &'static str, x: &Tensor, rank: usize, p: f64, training: bool) -> Result<Tensor> {
     if x.rank() == rank {
         return x.feature_dropout(p, training);
     }

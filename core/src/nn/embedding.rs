@@ -18,7 +18,7 @@ struct MaxNorm {
 impl MaxNorm {
     /// Scales the rows that `index` names and that are too long, in place.
     #[track_caller]
-    fn hold(self, table: &Tensor, index: &Tensor) -> Result<()> {
+    fn renorm_rows(self, table: &Tensor, index: &Tensor) -> Result<()> {
         autograd::update_state(|| table.embedding_renorm_(index, self.max_norm, self.p))
     }
 }
@@ -30,9 +30,9 @@ pub struct Embedding {
     /// \[entries, features\].
     pub weight: Tensor,
     #[module(skip)]
-    how: Lookup,
+    lookup: Lookup,
     #[module(skip)]
-    most: Option<MaxNorm>,
+    max_norm: Option<MaxNorm>,
     scope: ModuleScope,
 }
 
@@ -43,14 +43,14 @@ impl Embedding {
     /// Memory runs out.
     #[track_caller]
     pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
-        let weight = init::parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
+        let weight = init::create_parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
         Ok(Self::from_parameter(weight))
     }
 
     /// A table over a tensor that exists: with other initial numbers, or shared with another layer.
     #[must_use]
     pub fn from_parameter(weight: Tensor) -> Self {
-        Self { weight, how: Lookup::default(), most: None, scope: ModuleScope::new() }
+        Self { weight, lookup: Lookup::default(), max_norm: None, scope: ModuleScope::new() }
     }
 
     /// With a row that is zero and gets no gradient: padding.
@@ -58,16 +58,16 @@ impl Embedding {
     /// # Errors
     /// There is no such row; memory runs out.
     #[track_caller]
-    pub fn with_padding(mut self, padding_idx: usize) -> Result<Self> {
-        blank("Embedding", &self.weight, padding_idx)?;
-        self.how.padding_idx = Some(padding_idx);
+    pub fn with_padding_idx(mut self, padding_idx: usize) -> Result<Self> {
+        zero_padding_row("Embedding", &self.weight, padding_idx)?;
+        self.lookup.padding_idx = Some(padding_idx);
         Ok(self)
     }
 
     /// The gradient of a row is divided by how often a lookup names it: PyTorch's `scale_grad_by_freq`.
     #[must_use]
     pub fn scale_grad_by_freq(mut self) -> Self {
-        self.how.scale_grad_by_freq = true;
+        self.lookup.scale_grad_by_freq = true;
         self
     }
 
@@ -75,7 +75,7 @@ impl Embedding {
     /// pass over the table; while a gradient of the table itself is recorded before, that gradient is an error.
     #[must_use]
     pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
-        self.most = Some(MaxNorm { max_norm, p });
+        self.max_norm = Some(MaxNorm { max_norm, p });
         self
     }
 
@@ -86,8 +86,8 @@ impl Embedding {
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
-            self.most.map_or(Ok(()), |most| most.hold(&self.weight, index))?;
-            self.weight.embedding_with(index, self.how)
+            self.max_norm.map_or(Ok(()), |most| most.renorm_rows(&self.weight, index))?;
+            self.weight.embedding_with(index, self.lookup)
         })
     }
 }
@@ -114,12 +114,12 @@ pub struct EmbeddingBag {
     #[module(skip)]
     scale_grad_by_freq: bool,
     #[module(skip)]
-    most: Option<MaxNorm>,
+    max_norm: Option<MaxNorm>,
     scope: ModuleScope,
 }
 
 /// Zeros in the row of padding.
-fn blank(layer: &'static str, weight: &Tensor, row: usize) -> Result<()> {
+fn zero_padding_row(layer: &'static str, weight: &Tensor, row: usize) -> Result<()> {
     let rows = weight.shape().first().copied().unwrap_or(0);
     if row >= rows {
         return Err(Error::argument(layer, format!("padding_idx {row} is none of the {rows} rows")));
@@ -140,16 +140,16 @@ impl EmbeddingBag {
         padding_idx: Option<usize>,
         device: &Device,
     ) -> Result<Self> {
-        let weight = init::parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
+        let weight = init::create_parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
         if let Some(row) = padding_idx {
-            blank("EmbeddingBag", &weight, row)?;
+            zero_padding_row("EmbeddingBag", &weight, row)?;
         }
         Ok(Self {
             weight,
             mode,
             padding_idx,
             scale_grad_by_freq: false,
-            most: None,
+            max_norm: None,
             scope: ModuleScope::new(),
         })
     }
@@ -158,7 +158,7 @@ impl EmbeddingBag {
     /// pass over the table; while a gradient of the table itself is recorded before, that gradient is an error.
     #[must_use]
     pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
-        self.most = Some(MaxNorm { max_norm, p });
+        self.max_norm = Some(MaxNorm { max_norm, p });
         self
     }
 
@@ -184,7 +184,7 @@ impl EmbeddingBag {
         let bags =
             Bags { offsets, mode, per_sample_weights, padding_idx, scale_grad_by_freq, ..Bags::default() };
         self.scope.run(|| {
-            self.most.map_or(Ok(()), |most| most.hold(&self.weight, index))?;
+            self.max_norm.map_or(Ok(()), |most| most.renorm_rows(&self.weight, index))?;
             self.weight.embedding_bag(index, &bags)
         })
     }

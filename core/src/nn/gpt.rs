@@ -128,20 +128,20 @@ impl GptBlock {
             return Err(Error::argument("Gpt", why));
         }
         // Every block adds twice to the same values: smaller by what so many sums grow (Radford et al., 2019, section 2.3).
-        let last = STD / (2.0 * layers as f64).sqrt();
+        let last = INIT_STD / (2.0 * layers as f64).sqrt();
         Ok(Self {
             ln_1: LayerNorm::new(&[width], device)?,
             attn: GptAttention {
-                c_attn: linear(width, 3 * width, STD, device)?,
-                c_proj: linear(width, width, last, device)?,
+                c_attn: create_linear(width, 3 * width, INIT_STD, device)?,
+                c_proj: create_linear(width, width, last, device)?,
                 dropout: Dropout::new(dropout),
                 heads,
                 scope: ModuleScope::new(),
             },
             ln_2: LayerNorm::new(&[width], device)?,
             mlp: GptMlp {
-                c_fc: linear(width, 4 * width, STD, device)?,
-                c_proj: linear(4 * width, width, last, device)?,
+                c_fc: create_linear(width, 4 * width, INIT_STD, device)?,
+                c_proj: create_linear(4 * width, width, last, device)?,
                 dropout: Dropout::new(dropout),
                 scope: ModuleScope::new(),
             },
@@ -154,19 +154,19 @@ impl GptBlock {
     /// # Errors
     /// `x` has another shape; memory runs out.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let (x, added) = self.open(x, None)?;
+        let (x, added) = self.forward_before_add(x, None)?;
         self.scope.run(|| x.add(&added))
     }
 
     /// The two whose sum is the block's output. `added` is what is still to be added to `x`: norms do it on their way.
-    fn open(&self, x: &Tensor, added: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+    fn forward_before_add(&self, x: &Tensor, added: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
             let (x, normed) = match added {
-                Some(added) => self.ln_1.forward_add_low(added, x)?,
+                Some(added) => self.ln_1.forward_add_low_precision(added, x)?,
                 None => (x.clone(), self.ln_1.forward(x)?),
             };
             let seen = self.attn.forward(&normed)?;
-            let (x, normed) = self.ln_2.forward_add_low(&seen, &x)?;
+            let (x, normed) = self.ln_2.forward_add_low_precision(&seen, &x)?;
             Ok((x, self.mlp.forward(&normed)?))
         })
     }
@@ -202,19 +202,19 @@ pub struct Gpt {
 }
 
 /// The deviation of initial weights.
-const STD: f64 = 0.02;
+const INIT_STD: f64 = 0.02;
 
-fn normal(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
-    init::parameter(|| Tensor::normal(shape, 0.0, std, DType::F32, device))
+fn create_normal_parameter(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
+    init::create_parameter(|| Tensor::normal(shape, 0.0, std, DType::F32, device))
 }
 
-fn table(entries: usize, features: usize, device: &Device) -> Result<Embedding> {
-    Ok(Embedding::from_parameter(normal(&[entries, features], STD, device)?))
+fn create_embedding(entries: usize, features: usize, device: &Device) -> Result<Embedding> {
+    Ok(Embedding::from_parameter(create_normal_parameter(&[entries, features], INIT_STD, device)?))
 }
 
-fn linear(inputs: usize, outputs: usize, std: f64, device: &Device) -> Result<Linear> {
-    let bias = init::parameter(|| Tensor::zeros(&[outputs], DType::F32, device))?;
-    Linear::from_parameters(normal(&[outputs, inputs], std, device)?, Some(bias))
+fn create_linear(inputs: usize, outputs: usize, std: f64, device: &Device) -> Result<Linear> {
+    let bias = init::create_parameter(|| Tensor::zeros(&[outputs], DType::F32, device))?;
+    Linear::from_parameters(create_normal_parameter(&[outputs, inputs], std, device)?, Some(bias))
 }
 
 impl Gpt {
@@ -226,8 +226,8 @@ impl Gpt {
         let &GptOptions { vocabulary, context, layers, width, .. } = options;
         let block = |_| GptBlock::new(options, device).map(Arc::new);
         Ok(Self {
-            wte: table(vocabulary, width, device)?,
-            wpe: table(context, width, device)?,
+            wte: create_embedding(vocabulary, width, device)?,
+            wpe: create_embedding(context, width, device)?,
             h: (0..layers).map(block).collect::<Result<_>>()?,
             ln_f: LayerNorm::new(&[width], device)?,
             scope: ModuleScope::new(),
@@ -283,9 +283,9 @@ impl Gpt {
             // The first norm adds the positions, as others add what a block gives.
             let mut added = positions.broadcast_to(x.shape())?;
             for block in &self.h {
-                (x, added) = block.open(&x, Some(&added))?;
+                (x, added) = block.forward_before_add(&x, Some(&added))?;
             }
-            return Ok(self.ln_f.forward_add_low(&added, &x)?.1);
+            return Ok(self.ln_f.forward_add_low_precision(&added, &x)?.1);
         }
         x = x.add(&positions)?;
         // What is computed again keeps one tensor a block.

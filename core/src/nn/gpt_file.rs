@@ -10,17 +10,17 @@ use super::{Gpt, GptOptions, Module, rename_keys};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-const LOAD: &str = "load_gpt2";
+const LOAD_GPT2_OP: &str = "load_gpt2";
 /// Features of a head in all models of that family.
-const HEAD: usize = 64;
+const HEAD_DIM: usize = 64;
 
 /// Whether a file holds this the other way round.
-fn transposed(name: &str) -> bool {
+fn is_transposed(name: &str) -> bool {
     [".c_attn.weight", ".c_fc.weight", ".c_proj.weight"].iter().any(|end| name.ends_with(end))
 }
 
 /// The name without the prefix that files of a whole language model have.
-fn bare(name: &str) -> &str {
+fn strip_transformer_prefix(name: &str) -> &str {
     name.strip_prefix("transformer.").unwrap_or(name)
 }
 
@@ -44,9 +44,9 @@ impl GptOptions {
     ///
     /// # Errors
     /// The tables of tokens and positions are not there.
-    pub fn of_gpt2(file: &BTreeMap<String, Tensor>) -> Result<Self> {
+    pub fn from_gpt2_state_dict(file: &BTreeMap<String, Tensor>) -> Result<Self> {
         let table = |name: &str| {
-            let found = file.iter().find(|(n, _)| bare(n) == name).map(|(_, t)| t.shape());
+            let found = file.iter().find(|(n, _)| strip_transformer_prefix(n) == name).map(|(_, t)| t.shape());
             match found {
                 Some(&[rows, width]) => Ok((rows, width)),
                 _ => Err(Error::argument(
@@ -56,9 +56,9 @@ impl GptOptions {
             }
         };
         let ((vocabulary, width), (context, _)) = (table("wte.weight")?, table("wpe.weight")?);
-        let norms = |name: &&String| bare(name).starts_with("h.") && name.ends_with(".ln_1.weight");
+        let norms = |name: &&String| strip_transformer_prefix(name).starts_with("h.") && name.ends_with(".ln_1.weight");
         let layers = file.keys().filter(norms).count();
-        Ok(Self { vocabulary, context, layers, heads: (width / HEAD).max(1), width, dropout: 0.0 })
+        Ok(Self { vocabulary, context, layers, heads: (width / HEAD_DIM).max(1), width, dropout: 0.0 })
     }
 }
 
@@ -71,7 +71,7 @@ impl Gpt {
     /// model cannot have.
     pub fn load_gpt2(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let (mut state, mut head) = (BTreeMap::new(), None);
-        let file = rename_keys(file, |name| Some(bare(name).to_owned()))?;
+        let file = rename_keys(file, |name| Some(strip_transformer_prefix(name).to_owned()))?;
         for (name, tensor) in &file {
             let name = name.as_str();
             // Masks, which old files hold beside the weights.
@@ -87,7 +87,7 @@ impl Gpt {
                 "wpe.weight" if tensor.rank() == 2 && tensor.shape()[0] > self.context() => {
                     tensor.narrow(0, 0, self.context())?
                 }
-                _ if transposed(name) && tensor.rank() == 2 => tensor.t()?,
+                _ if is_transposed(name) && tensor.rank() == 2 => tensor.t()?,
                 _ => tensor,
             };
             state.insert(name.to_owned(), tensor);
@@ -97,7 +97,7 @@ impl Gpt {
         {
             let why =
                 "`lm_head.weight` is not `wte.weight`: the model shares them, and cannot hold this file";
-            return Err(Error::argument(LOAD, why));
+            return Err(Error::argument(LOAD_GPT2_OP, why));
         }
         self.load_state_dict(&state)
     }
@@ -109,7 +109,7 @@ impl Gpt {
     /// None for a model that [`new`](Self::new) made.
     pub fn gpt2_state_dict(&self) -> Result<BTreeMap<String, Tensor>> {
         let turn = |(name, t): (String, Tensor)| {
-            let t = if transposed(&name) { t.t()? } else { t };
+            let t = if is_transposed(&name) { t.t()? } else { t };
             Ok((name, t))
         };
         self.state_dict().into_iter().map(turn).collect()

@@ -13,14 +13,14 @@ use crate::ops::representable_range;
 use crate::tensor::Tensor;
 
 thread_local! {
-    static DTYPE: Local<Cell<Option<DType>>> = const { Local::new(Cell::new(None)) };
+    static DEFAULT_DTYPE: Local<Cell<Option<DType>>> = const { Local::new(Cell::new(None)) };
 }
 
 /// While it lives, layers that this thread makes have parameters of another type: see [`dtype`].
 #[derive(Debug)]
 #[must_use = "the type counts while the guard lives"]
-pub struct DTypeGuard {
-    _type: Scoped<Cell<Option<DType>>>,
+pub struct DefaultDTypeGuard {
+    _dtype: Scoped<Cell<Option<DType>>>,
 }
 
 /// Layers that this thread makes while the guard lives have parameters of `dtype`, and not of f32: for a model to be evaluated in the two
@@ -40,11 +40,11 @@ pub struct DTypeGuard {
 ///
 /// # Errors
 /// `dtype` is no type to compute with: not f32, f16, bf16 or f64.
-pub fn dtype(dtype: DType) -> Result<DTypeGuard> {
+pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
         return Err(Error::dtype("init::dtype", dtype, "parameters are f32, f16, bf16 or f64"));
     }
-    Ok(DTypeGuard { _type: Scoped::new(&DTYPE, Some(dtype)) })
+    Ok(DefaultDTypeGuard { _dtype: Scoped::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 
 /// A parameter: tagged as one and recorded for gradients, from `make`, which allocates it. Within [`dtype`] it is of that type.
@@ -52,10 +52,10 @@ pub fn dtype(dtype: DType) -> Result<DTypeGuard> {
 /// # Errors
 /// What `make` returns; its dtype is no float.
 #[track_caller]
-pub fn parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    let made = buffer(|| {
+pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    let made = create_buffer(|| {
         let made = make()?;
-        match DTYPE.now() {
+        match DEFAULT_DTYPE.now() {
             Some(dtype) if made.dtype().is_float() => made.to_dtype(dtype),
             _ => Ok(made),
         }
@@ -68,11 +68,11 @@ pub fn parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
 /// # Errors
 /// What `make` returns.
 #[track_caller]
-pub fn buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     // The line of the caller: what a closure calls would name the closure's.
     let _scope = memory::scope::enter_scope(memory::scope::Scope {
         tag: Tag::Parameter,
-        ..memory::scope::current().here()
+        ..memory::scope::current().or_caller_site()
     });
     make()
 }
@@ -82,7 +82,7 @@ pub fn buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
 /// # Errors
 /// There are fewer than two dimensions.
 #[track_caller]
-pub fn fans(weight: &Tensor) -> Result<(usize, usize)> {
+pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
     let &[out, inputs, ref window @ ..] = weight.shape() else {
         return Err(Error::shape("init", "takes a weight of at least two dimensions", &[weight.shape()]));
     };
@@ -90,8 +90,8 @@ pub fn fans(weight: &Tensor) -> Result<(usize, usize)> {
     Ok((inputs * window, out * window))
 }
 
-fn replace(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Result<Tensor>) -> Result<()> {
-    let _tag = memory::scope::tag(Tag::Workspace);
+fn overwrite_with(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Result<Tensor>) -> Result<()> {
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
     t.detach().copy_(&make(t.shape(), t.dtype(), t.device())?)
 }
 
@@ -101,7 +101,7 @@ fn replace(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Result<Ten
 /// The dtype is no float; memory runs out.
 #[track_caller]
 pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
-    replace(t, |shape, dtype, device| Tensor::uniform(shape, low, high, dtype, device))
+    overwrite_with(t, |shape, to, device| Tensor::uniform(shape, low, high, to, device))
 }
 
 /// Normal numbers.
@@ -111,7 +111,7 @@ pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
 #[track_caller]
 pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
     check::non_negative("normal_", "std", std)?;
-    replace(t, |shape, dtype, device| Tensor::normal(shape, mean, std, dtype, device))
+    overwrite_with(t, |shape, to, device| Tensor::normal(shape, mean, std, to, device))
 }
 
 /// One number everywhere.
@@ -120,7 +120,7 @@ pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
 /// Memory runs out.
 #[track_caller]
 pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
-    replace(t, |_, dtype, device| Tensor::full(&[], value, dtype, device))
+    overwrite_with(t, |_, to, device| Tensor::full(&[], value, to, device))
 }
 
 /// Zeros.
@@ -148,7 +148,7 @@ pub fn ones_(t: &Tensor) -> Result<()> {
 /// The weight has fewer than two dimensions; the dtype is no float; memory runs out.
 #[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
-    let bound = (6.0 / ((1.0 + a * a) * fans(t)?.0 as f64)).sqrt();
+    let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt();
     uniform_(t, -bound, bound)
 }
 
@@ -158,7 +158,7 @@ pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
 /// As [`kaiming_uniform_`].
 #[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
-    normal_(t, 0.0, (2.0 / ((1.0 + a * a) * fans(t)?.0 as f64)).sqrt())
+    normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt())
 }
 
 /// Uniform numbers that keep the variance forward and backward (Glorot).
@@ -168,7 +168,7 @@ pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
 #[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_uniform_", "gain", gain)?;
-    let (fan_in, fan_out) = fans(t)?;
+    let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
     let bound = gain * (6.0 / (fan_in + fan_out) as f64).sqrt();
     uniform_(t, -bound, bound)
 }
@@ -180,7 +180,7 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
 #[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_normal_", "gain", gain)?;
-    let (fan_in, fan_out) = fans(t)?;
+    let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
     normal_(t, 0.0, gain * (2.0 / (fan_in + fan_out) as f64).sqrt())
 }
 
@@ -206,7 +206,7 @@ pub enum Nonlinearity {
 /// assert_eq!(gain(Nonlinearity::Tanh), 5.0 / 3.0);
 /// ```
 #[must_use]
-pub fn gain(of: Nonlinearity) -> f64 {
+pub fn calculate_gain(of: Nonlinearity) -> f64 {
     match of {
         Nonlinearity::Linear => 1.0,
         Nonlinearity::Tanh => 5.0 / 3.0,
@@ -218,18 +218,18 @@ pub fn gain(of: Nonlinearity) -> f64 {
 
 /// Which fan keeps its variance: that of the forward or of the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Fan {
+pub enum FanMode {
     /// The inputs of an output.
     #[default]
-    In,
+    FanIn,
     /// The outputs of an input.
-    Out,
+    FanOut,
 }
 
-fn kaiming_std(t: &Tensor, fan: Fan, of: Nonlinearity) -> Result<f64> {
-    let (fan_in, fan_out) = fans(t)?;
-    let n = if fan == Fan::In { fan_in } else { fan_out };
-    Ok(gain(of) / (n.max(1) as f64).sqrt())
+fn kaiming_std(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<f64> {
+    let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
+    let n = if fan == FanMode::FanIn { fan_in } else { fan_out };
+    Ok(calculate_gain(of) / (n.max(1) as f64).sqrt())
 }
 
 /// As [`kaiming_uniform_`], for either fan and for what is computed behind the weight.
@@ -237,7 +237,7 @@ fn kaiming_std(t: &Tensor, fan: Fan, of: Nonlinearity) -> Result<f64> {
 /// # Errors
 /// As there.
 #[track_caller]
-pub fn kaiming_uniform_for_(t: &Tensor, fan: Fan, of: Nonlinearity) -> Result<()> {
+pub fn kaiming_uniform_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<()> {
     let bound = 3f64.sqrt() * kaiming_std(t, fan, of)?;
     uniform_(t, -bound, bound)
 }
@@ -247,7 +247,7 @@ pub fn kaiming_uniform_for_(t: &Tensor, fan: Fan, of: Nonlinearity) -> Result<()
 /// # Errors
 /// As there.
 #[track_caller]
-pub fn kaiming_normal_for_(t: &Tensor, fan: Fan, of: Nonlinearity) -> Result<()> {
+pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<()> {
     normal_(t, 0.0, kaiming_std(t, fan, of)?)
 }
 
@@ -265,7 +265,7 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
     let bound = |x: f64| erf((x - mean) / (std * std::f64::consts::SQRT_2));
     // Bounds that are far away, or near each other, may be one number there.
     let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
-    replace(t, |shape, dtype, device| {
+    overwrite_with(t, |shape, dtype, device| {
         let [least, most] = representable_range("trunc_normal_", low, high, true, dtype)?;
         let normal = Tensor::uniform(shape, from, to, DType::F32, device)?.erfinv()?;
         let normal = normal.mul(std * std::f64::consts::SQRT_2)?.add(mean)?;
@@ -299,11 +299,11 @@ fn erf(x: f64) -> f64 {
 /// There are fewer than two dimensions; the dtype is no float; memory runs out.
 #[track_caller]
 pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
-    fans(t)?;
+    calculate_fan_in_and_fan_out(t)?;
     let rows = t.shape()[0];
     let columns = t.numel() / rows.max(1);
     let (short, long) = (rows.min(columns), rows.max(columns));
-    replace(t, |shape, dtype, device| {
+    overwrite_with(t, |shape, dtype, device| {
         let drawn = Tensor::randn(&[short * long], DType::F32, device)?.to_f64s()?;
         let mut lines: Vec<Vec<f64>> = drawn.chunks(long.max(1)).map(<[f64]>::to_vec).collect();
         for k in 0..lines.len() {
@@ -335,7 +335,7 @@ pub fn eye_(t: &Tensor) -> Result<()> {
     let &[rows, columns] = t.shape() else {
         return Err(Error::shape("eye_", "takes a matrix", &[t.shape()]));
     };
-    replace(t, |_, dtype, device| Tensor::eye(rows, columns, dtype, device))
+    overwrite_with(t, |_, to, device| Tensor::eye(rows, columns, to, device))
 }
 
 /// Ones in the middle of windows, so that a convolution of \[out, in / groups, window..\] passes its first channels on, in each group.
@@ -360,7 +360,7 @@ pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
             numbers[(o * inputs + channel) * size + middle] = 1.0;
         }
     }
-    replace(t, |shape, dtype, device| Tensor::from_slice(&numbers, shape, device)?.to_dtype(dtype))
+    overwrite_with(t, |shape, to, device| Tensor::from_slice(&numbers, shape, device)?.to_dtype(to))
 }
 
 /// Normal numbers, and in each column a part `sparsity` of zeros, at places that are drawn (Martens, 2010).
@@ -376,7 +376,7 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
         return Err(Error::argument("sparse_", format!("{sparsity} is no part of 0 to 1")));
     }
     let zeros = (sparsity * rows as f64).ceil() as i64;
-    replace(t, |shape, dtype, device| {
+    overwrite_with(t, |shape, dtype, device| {
         // Ranks of random numbers in each column.
         let ranks =
             Tensor::rand(&[rows, columns], DType::F32, device)?.argsort(0, false)?.to_dtype(DType::I32)?;
@@ -416,7 +416,7 @@ pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()
 
 /// The default of layers with a window or a matrix: uniform within 1/√fan_in, weight and bias alike.
 #[track_caller]
-pub(super) fn layer_uniform(shape: &[usize], fan_in: usize, device: &Device) -> Result<Tensor> {
+pub(super) fn create_uniform_parameter(shape: &[usize], fan_in: usize, device: &Device) -> Result<Tensor> {
     let bound = if fan_in == 0 { 0.0 } else { 1.0 / (fan_in as f64).sqrt() };
-    parameter(|| Tensor::uniform(shape, -bound, bound, DType::F32, device))
+    create_parameter(|| Tensor::uniform(shape, -bound, bound, DType::F32, device))
 }

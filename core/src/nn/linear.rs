@@ -1,6 +1,6 @@
 //! Linear and bilinear layers.
 
-use super::{Module, ModuleScope, Weighted, init};
+use super::{Module, ModuleScope, HasWeight, init};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -24,7 +24,7 @@ impl Linear {
     #[track_caller]
     pub fn new(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
         let mut layer = Self::without_bias(inputs, outputs, device)?;
-        layer.bias = Some(init::layer_uniform(&[outputs], inputs, device)?);
+        layer.bias = Some(init::create_uniform_parameter(&[outputs], inputs, device)?);
         Ok(layer)
     }
 
@@ -34,7 +34,7 @@ impl Linear {
     /// Memory runs out.
     #[track_caller]
     pub fn without_bias(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
-        let weight = init::layer_uniform(&[outputs, inputs], inputs, device)?;
+        let weight = init::create_uniform_parameter(&[outputs, inputs], inputs, device)?;
         Ok(Self { weight, bias: None, scope: ModuleScope::new() })
     }
 
@@ -62,7 +62,7 @@ impl Linear {
     }
 }
 
-impl Weighted for Linear {
+impl HasWeight for Linear {
     fn weight(&self) -> &Tensor {
         &self.weight
     }
@@ -104,8 +104,8 @@ impl Bilinear {
     /// Memory runs out.
     #[track_caller]
     pub fn new(inputs: [usize; 2], outputs: usize, bias: bool, device: &Device) -> Result<Self> {
-        let weight = init::layer_uniform(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
-        let bias = if bias { Some(init::layer_uniform(&[outputs], inputs[0], device)?) } else { None };
+        let weight = init::create_uniform_parameter(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
+        let bias = if bias { Some(init::create_uniform_parameter(&[outputs], inputs[0], device)?) } else { None };
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 

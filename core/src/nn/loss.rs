@@ -7,7 +7,7 @@ use crate::ops::{CrossEntropy, Ctc, Reduction};
 use crate::tensor::Tensor;
 
 /// A loss of an input and a target, whose fields are the numbers of a method, and PyTorch's defaults.
-macro_rules! losses {
+macro_rules! loss_layers {
     ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident $(, $x:ident)*| $call:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Module)]
@@ -43,7 +43,7 @@ macro_rules! losses {
     )*};
 }
 
-losses! {
+loss_layers! {
     /// Squares of differences: [`mse_loss`](Tensor::mse_loss).
     ///
     /// ```
@@ -88,7 +88,7 @@ losses! {
 }
 
 /// A loss with a weight for each class, or for each element, which is a buffer as in PyTorch.
-macro_rules! weighted_losses {
+macro_rules! weighted_loss_layers {
     ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident, $x:ident, $target:ident| $call:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug, Module)]
@@ -125,7 +125,7 @@ macro_rules! weighted_losses {
     )*};
 }
 
-weighted_losses! {
+weighted_loss_layers! {
     /// Logits and classes, or probabilities of classes: [`cross_entropy`](Tensor::cross_entropy).
     ///
     /// ```

@@ -29,18 +29,18 @@ mod gpt_file;
 pub mod init;
 mod linear;
 mod loss;
-mod mode;
+mod training_mode;
 mod multihead;
 mod norm;
-mod parametrize;
+mod parametrizations;
 mod pool;
-mod positions;
+mod positional_embedding;
 mod recurrent;
 mod scope;
 mod shape;
-mod softmax;
-mod staged;
-mod state;
+mod adaptive_softmax;
+mod staged_copies;
+mod state_dict;
 mod transformer;
 mod upsample;
 
@@ -50,7 +50,7 @@ pub use bert::{
     Bert, BertAttention, BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOptions, BertOutput,
     BertPooler, BertProjections,
 };
-pub use containers::{Apply, Forward, Layer, ModuleDict, Sequential};
+pub use containers::{FnLayer, Forward, Layer, ModuleDict, Sequential};
 pub use conv::{
     Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, Conv3d, Conv3dOptions, ConvOptions, ConvTranspose1d,
     ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, ConvTranspose3d, ConvTranspose3dOptions,
@@ -62,23 +62,23 @@ pub use forebay_derive::{Module, forward};
 pub use gpt::{Gpt, GptAttention, GptBlock, GptMlp, GptOptions};
 pub use linear::{Bilinear, Linear};
 pub use loss::*;
-pub(crate) use mode::modes;
-pub use mode::{EvalMode, eval_mode};
-pub use multihead::{Masks, MultiheadAttention, MultiheadOptions};
+pub(crate) use training_mode::training_modes;
+pub use training_mode::{EvalModeGuard, eval_mode};
+pub use multihead::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
 pub use norm::{
     BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d,
     LayerNorm, LocalResponseNorm, RmsNorm,
 };
-pub use parametrize::{SpectralNorm, WeightNorm, Weighted};
+pub use parametrizations::{SpectralNorm, WeightNorm, HasWeight};
 pub use pool::*;
-pub use positions::{RotaryEmbedding, SinusoidalEmbedding};
+pub use positional_embedding::{RotaryEmbedding, SinusoidalEmbedding};
 pub use recurrent::{Gru, GruCell, Lstm, LstmCell, RecurrentOptions, Rnn, RnnCell};
-pub use scope::{ModuleScope, enter};
+pub use scope::{ModuleScope, enter_module};
 pub use shape::*;
-pub use softmax::AdaptiveLogSoftmaxWithLoss;
-pub(crate) use staged::{Sealed, Staged};
-pub use state::{IncompatibleKeys, rename_keys};
-pub(crate) use state::{Named, named, stage};
+pub use adaptive_softmax::AdaptiveLogSoftmaxWithLoss;
+pub(crate) use staged_copies::{PreparedCopies, StagedCopies};
+pub use state_dict::{IncompatibleKeys, rename_keys};
+pub(crate) use state_dict::{NamedTensor, named_tensors, stage_state_dict};
 pub use transformer::{
     Transformer, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
     TransformerEncoderLayer, TransformerOptions,
@@ -88,7 +88,7 @@ pub use upsample::Upsample;
 /// What [`Module::visit`] finds in a module.
 #[derive(Debug)]
 #[non_exhaustive]
-pub enum Slot<'a> {
+pub enum ModuleEntry<'a> {
     /// A tensor that is trained.
     Parameter(&'a Tensor),
     /// A tensor that is saved and not trained.
@@ -101,7 +101,7 @@ pub enum Slot<'a> {
 
 /// The name of a child: `encoder` and `fc1` make `encoder.fc1`. A child without a name is called as its parent.
 #[must_use]
-pub fn join(path: &str, name: &str) -> String {
+pub fn join_path(path: &str, name: &str) -> String {
     match (path, name) {
         ("", name) | (name, "") => name.to_owned(),
         (path, name) => format!("{path}.{name}"),
@@ -134,7 +134,7 @@ pub trait Module {
     /// Hands every slot of this module and of its children to `f`, with its full name; `path` is this module's own.
     ///
     /// The order is that of declaration, and the same in every walk.
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>));
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>));
 
     /// The path that walks of the model have told it, or its children; the root until then. [`enter`] uses it.
     #[must_use]
@@ -145,7 +145,7 @@ pub trait Module {
     /// The path of the module that has it as a child of this name.
     #[doc(hidden)]
     fn parent_path(&self, name: &str) -> ModulePath {
-        self.module_path().parent_of(name)
+        self.module_path().strip_child(name)
     }
 
     /// The tensors to train, each once, also if several modules share it.
@@ -157,9 +157,9 @@ pub trait Module {
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut seen = BTreeSet::new();
         let mut found = Vec::new();
-        walk(self, &mut |name, slot| {
-            if let Slot::Parameter(t) = slot
-                && leaf(t).is_none_or(|leaf| seen.insert(leaf))
+        visit_model(self, &mut |name, slot| {
+            if let ModuleEntry::Parameter(t) = slot
+                && leaf_address(t).is_none_or(|leaf| seen.insert(leaf))
             {
                 found.push((name.to_owned(), t.clone()));
             }
@@ -170,8 +170,8 @@ pub trait Module {
     /// Every parameter and buffer under its name. They share memory with the module: save them, or copy them.
     fn state_dict(&self) -> BTreeMap<String, Tensor> {
         let mut state = BTreeMap::new();
-        walk(self, &mut |name, slot| {
-            if let Slot::Parameter(t) | Slot::Buffer(t) = slot {
+        visit_model(self, &mut |name, slot| {
+            if let ModuleEntry::Parameter(t) | ModuleEntry::Buffer(t) = slot {
                 state.insert(name.to_owned(), t.detach());
             }
         });
@@ -187,7 +187,7 @@ pub trait Module {
     /// # Errors
     /// One error that lists the names which are missing, unexpected, or of another shape or kind.
     fn load_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<()> {
-        state::load(self, state, true).map(drop)
+        state_dict::load_state_dict(self, state, true).map(drop)
     }
 
     /// As [`load_state_dict`](Self::load_state_dict), without what is missing on either side, which is returned: PyTorch's
@@ -207,14 +207,14 @@ pub trait Module {
     /// # Errors
     /// A name that is in both is of another shape or kind: all of them are listed, and nothing is changed.
     fn load_state_dict_partial(&self, state: &BTreeMap<String, Tensor>) -> Result<IncompatibleKeys> {
-        state::load(self, state, false)
+        state_dict::load_state_dict(self, state, false)
     }
 
     /// Switches to training mode, or with `false` to evaluation mode. Modules are made in training mode; [`eval_mode`] switches for
     /// a while, and restores the mode of each.
     fn train(&self, on: bool) {
-        walk(self, &mut |_, slot| {
-            if let Slot::Training(switch) = slot {
+        visit_model(self, &mut |_, slot| {
+            if let ModuleEntry::Training(switch) = slot {
                 switch.store(on, Ordering::Relaxed);
             }
         });
@@ -227,8 +227,8 @@ pub trait Module {
 
     /// Frees the gradients of all parameters.
     fn zero_grad(&self) {
-        walk(self, &mut |_, slot| {
-            if let Slot::Parameter(t) = slot {
+        visit_model(self, &mut |_, slot| {
+            if let ModuleEntry::Parameter(t) = slot {
                 t.set_grad(None);
             }
         });
@@ -273,44 +273,44 @@ pub trait Module {
 }
 
 /// Visits a whole model: its modules learn their paths on the way.
-fn walk<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, Slot<'_>)) {
+fn visit_model<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
     module.visit("", &mut |name, slot| {
-        if let Slot::Scope(scope) = slot {
-            scope.name(name);
+        if let ModuleEntry::Scope(scope) = slot {
+            scope.set_path(name);
         }
         f(name, slot);
     });
 }
 
 /// What two handles of one parameter have in common.
-pub(crate) fn leaf(t: &Tensor) -> Option<usize> {
+pub(crate) fn leaf_address(t: &Tensor) -> Option<usize> {
     t.leaf().map(|leaf| Arc::as_ptr(leaf) as usize)
 }
 
 impl Module for Tensor {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         // A frozen one too.
-        if leaf(self).is_some() {
-            f(path, Slot::Parameter(self));
+        if leaf_address(self).is_some() {
+            f(path, ModuleEntry::Parameter(self));
         } else {
-            f(path, Slot::Buffer(self));
+            f(path, ModuleEntry::Buffer(self));
         }
     }
 }
 
 /// Reports whether a module trains; in the second run of a checkpoint, whether it did in the first one.
 pub(crate) fn is_training(mode: &AtomicBool) -> bool {
-    autograd::mode_of_run(mode.load(Ordering::Relaxed))
+    autograd::replayable_training_mode(mode.load(Ordering::Relaxed))
 }
 
 impl Module for AtomicBool {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
-        f(path, Slot::Training(self));
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        f(path, ModuleEntry::Training(self));
     }
 }
 
 impl<M: Module> Module for Option<M> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         if let Some(module) = self {
             module.visit(path, f);
         }
@@ -325,10 +325,10 @@ impl<M: Module> Module for Option<M> {
     }
 }
 
-macro_rules! pointers {
+macro_rules! impl_module_for_pointers {
     ($($pointer:ident),*) => {$(
         impl<M: Module + ?Sized> Module for $pointer<M> {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
                 (**self).visit(path, f);
             }
 
@@ -342,27 +342,27 @@ macro_rules! pointers {
         }
     )*};
 }
-pointers!(Box, Arc);
+impl_module_for_pointers!(Box, Arc);
 
 /// The first path that is known.
-fn known(mut paths: impl Iterator<Item = ModulePath>) -> ModulePath {
+fn first_known_path(mut paths: impl Iterator<Item = ModulePath>) -> ModulePath {
     paths.find(|path| !path.is_root()).unwrap_or(ModulePath::ROOT)
 }
 
 impl<M: Module> Module for [M] {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         for (k, module) in self.iter().enumerate() {
-            module.visit(&join(path, &k.to_string()), f);
+            module.visit(&join_path(path, &k.to_string()), f);
         }
     }
 
     fn module_path(&self) -> ModulePath {
-        known(self.iter().enumerate().map(|(k, module)| module.parent_path(&k.to_string())))
+        first_known_path(self.iter().enumerate().map(|(k, module)| module.parent_path(&k.to_string())))
     }
 }
 
 impl<M: Module> Module for Vec<M> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         self.as_slice().visit(path, f);
     }
 
@@ -372,7 +372,7 @@ impl<M: Module> Module for Vec<M> {
 }
 
 impl<M: Module, const N: usize> Module for [M; N] {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         self.as_slice().visit(path, f);
     }
 
@@ -382,31 +382,31 @@ impl<M: Module, const N: usize> Module for [M; N] {
 }
 
 impl<M: Module> Module for BTreeMap<String, M> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         for (name, module) in self {
-            module.visit(&join(path, name), f);
+            module.visit(&join_path(path, name), f);
         }
     }
 
     fn module_path(&self) -> ModulePath {
-        known(self.iter().map(|(name, module)| module.parent_path(name)))
+        first_known_path(self.iter().map(|(name, module)| module.parent_path(name)))
     }
 }
 
-macro_rules! tuples {
+macro_rules! impl_module_for_tuples {
     ($(($($m:ident $k:tt),+)),*) => {$(
         impl<$($m: Module),+> Module for ($($m,)+) {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
-                $(self.$k.visit(&join(path, stringify!($k)), f);)+
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+                $(self.$k.visit(&join_path(path, stringify!($k)), f);)+
             }
 
             fn module_path(&self) -> ModulePath {
-                known([$(self.$k.parent_path(stringify!($k))),+].into_iter())
+                first_known_path([$(self.$k.parent_path(stringify!($k))),+].into_iter())
             }
         }
     )*};
 }
-tuples!(
+impl_module_for_tuples!(
     (A 0),
     (A 0, B 1),
     (A 0, B 1, C 2),
@@ -416,14 +416,14 @@ tuples!(
 );
 
 /// Plain values beside a module's layers hold nothing to visit.
-macro_rules! plain {
+macro_rules! impl_module_for_values {
     ($($t:ty),* $(,)?) => {$(
         impl Module for $t {
-            fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, Slot<'_>)) {}
+            fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
         }
     )*};
 }
-plain!(
+impl_module_for_values!(
     (),
     bool,
     char,
@@ -446,5 +446,5 @@ plain!(
 );
 
 impl<T: ?Sized> Module for PhantomData<T> {
-    fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, Slot<'_>)) {}
+    fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
 }

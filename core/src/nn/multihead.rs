@@ -16,7 +16,7 @@ const OP: &str = "MultiheadAttention";
 /// As in PyTorch's modules, a bool mask hides where it is *true* (for
 /// [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) it lets through there), and a float mask is added to the scores.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Masks<'a> {
+pub struct AttentionMasks<'a> {
     /// \[queries, keys\], or \[batch · heads, queries, keys\].
     pub attn_mask: Option<&'a Tensor>,
     /// \[batch, keys\], or \[keys\] where there is no batch: padding.
@@ -25,7 +25,7 @@ pub struct Masks<'a> {
     pub is_causal: bool,
 }
 
-impl<'a> Masks<'a> {
+impl<'a> AttentionMasks<'a> {
     /// Query i sees keys up to i.
     #[must_use]
     pub fn causal() -> Self {
@@ -34,20 +34,20 @@ impl<'a> Masks<'a> {
 
     /// Hides what this mask of \[queries, keys\] hides.
     #[must_use]
-    pub fn of(attn_mask: &'a Tensor) -> Self {
+    pub fn from_attn_mask(attn_mask: &'a Tensor) -> Self {
         Self { attn_mask: Some(attn_mask), ..Self::default() }
     }
 
     /// Hides padding, \[batch, keys\].
     #[must_use]
-    pub fn padding(key_padding_mask: &'a Tensor) -> Self {
+    pub fn from_key_padding_mask(key_padding_mask: &'a Tensor) -> Self {
         Self { key_padding_mask: Some(key_padding_mask), ..Self::default() }
     }
 }
 
 /// What a [`MultiheadAttention`] is made of. `MultiheadOptions { batch_first: true, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MultiheadOptions {
+pub struct MultiheadAttentionOptions {
     /// The probability that a weight is dropped in training; 0.
     pub dropout: f64,
     /// Whether the projections have biases; yes.
@@ -64,7 +64,7 @@ pub struct MultiheadOptions {
     pub batch_first: bool,
 }
 
-impl Default for MultiheadOptions {
+impl Default for MultiheadAttentionOptions {
     fn default() -> Self {
         Self {
             dropout: 0.0,
@@ -112,13 +112,13 @@ pub struct MultiheadAttention {
     pub out_proj: Linear,
     heads: usize,
     #[module(skip)]
-    options: MultiheadOptions,
+    options: MultiheadAttentionOptions,
     training: AtomicBool,
     scope: ModuleScope,
 }
 
 /// Queries, keys and values, \[batch, length, features\] each.
-type Projected = [Tensor; 3];
+type ProjectedQkv = [Tensor; 3];
 
 impl MultiheadAttention {
     /// Projections uniform by Xavier's rule, biases 0, as PyTorch.
@@ -126,24 +126,24 @@ impl MultiheadAttention {
     /// # Errors
     /// The features do not divide by the heads; memory runs out.
     #[track_caller]
-    pub fn new(features: usize, heads: usize, options: MultiheadOptions, device: &Device) -> Result<Self> {
+    pub fn new(features: usize, heads: usize, options: MultiheadAttentionOptions, device: &Device) -> Result<Self> {
         if heads == 0 || !features.is_multiple_of(heads) {
             return Err(Error::argument(OP, format!("{features} features do not divide by {heads} heads")));
         }
         let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
         let xavier = |rows: usize, columns: usize| -> Result<Tensor> {
-            let weight = init::parameter(|| Tensor::empty(&[rows, columns], DType::F32, device))?;
+            let weight = init::create_parameter(|| Tensor::empty(&[rows, columns], DType::F32, device))?;
             init::xavier_uniform_(&weight, 1.0)?;
             Ok(weight)
         };
         let whole = kdim == features && vdim == features;
         let apart = |columns: usize| (!whole).then(|| xavier(features, columns)).transpose();
-        let zeros = |n: usize| init::parameter(|| Tensor::zeros(&[n], DType::F32, device));
+        let zeros = |n: usize| init::create_parameter(|| Tensor::zeros(&[n], DType::F32, device));
         let behind = || -> Result<Option<Tensor>> {
             if !options.add_bias_kv {
                 return Ok(None);
             }
-            let t = init::parameter(|| Tensor::empty(&[1, 1, features], DType::F32, device))?;
+            let t = init::create_parameter(|| Tensor::empty(&[1, 1, features], DType::F32, device))?;
             init::xavier_normal_(&t, 1.0)?;
             Ok(Some(t))
         };
@@ -171,30 +171,30 @@ impl MultiheadAttention {
     /// # Errors
     /// The shapes do not fit; memory runs out.
     #[track_caller]
-    pub fn forward(&self, query: &Tensor, key: &Tensor, value: &Tensor, masks: &Masks<'_>) -> Result<Tensor> {
+    pub fn forward(&self, query: &Tensor, key: &Tensor, value: &Tensor, masks: &AttentionMasks<'_>) -> Result<Tensor> {
         self.scope.run(|| {
-            let dropout_p = self.dropout();
+            let dropout_p = self.dropout_p();
             let plain = self.bias_k.is_none() && !self.options.add_zero_attn;
             if plain
-                && same(query, key)
-                && same(query, value)
+                && is_same_argument(query, key)
+                && is_same_argument(query, value)
                 && let Some(weight) = &self.in_proj_weight
             {
-                let qkv = self.batched(&query.linear(weight, self.in_proj_bias.as_ref())?)?;
+                let qkv = self.to_batch_first(&query.linear(weight, self.in_proj_bias.as_ref())?)?;
                 let length = qkv.shape()[1];
-                let mask = self.mask(masks, [qkv.shape()[0], length, length])?;
+                let mask = self.merge_masks(masks, [qkv.shape()[0], length, length])?;
                 let is_causal = masks.is_causal && mask.is_none();
                 let options =
                     Attention { attn_mask: mask.as_ref(), dropout_p, is_causal, ..Attention::default() };
-                return self.output(qkv.qkv_attention(self.heads, self.heads, &options)?, query);
+                return self.project_output(qkv.qkv_attention(self.heads, self.heads, &options)?, query);
             }
-            let (parts, mask) = self.parts([query, key, value], masks)?;
-            let [q, k, v] = self.split(&parts)?;
+            let (parts, mask) = self.project_inputs([query, key, value], masks)?;
+            let [q, k, v] = self.split_heads(&parts)?;
             let is_causal = masks.is_causal && mask.is_none();
             let options =
                 Attention { attn_mask: mask.as_ref(), dropout_p, is_causal, ..Attention::default() };
             let out = q.scaled_dot_product_attention(&k, &v, &options)?.transpose(1, 2)?;
-            self.output(out.reshape(parts[0].shape())?, query)
+            self.project_output(out.reshape(parts[0].shape())?, query)
         })
     }
 
@@ -209,11 +209,11 @@ impl MultiheadAttention {
         query: &Tensor,
         key: &Tensor,
         value: &Tensor,
-        masks: &Masks<'_>,
+        masks: &AttentionMasks<'_>,
     ) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
-            let (parts, mask) = self.parts([query, key, value], masks)?;
-            let [q, k, v] = self.split(&parts)?;
+            let (parts, mask) = self.project_inputs([query, key, value], masks)?;
+            let [q, k, v] = self.split_heads(&parts)?;
             let scale = 1.0 / (q.shape()[3].max(1) as f64).sqrt();
             let mut scores = q.mul(scale)?.matmul(&k.transpose(-2, -1)?)?;
             let (queries, keys) = (q.shape()[2], k.shape()[2]);
@@ -231,7 +231,7 @@ impl MultiheadAttention {
             let weights = scores.softmax(-1)?.dropout(self.options.dropout, self.is_training())?;
             let out = weights.matmul(&v)?.transpose(1, 2)?.reshape(parts[0].shape())?;
             let weights = if query.rank() == 2 { weights.squeeze(0)? } else { weights };
-            Ok((self.output(out, query)?, weights))
+            Ok((self.project_output(out, query)?, weights))
         })
     }
 
@@ -239,12 +239,12 @@ impl MultiheadAttention {
         super::is_training(&self.training)
     }
 
-    fn dropout(&self) -> f64 {
+    fn dropout_p(&self) -> f64 {
         if self.is_training() { self.options.dropout } else { 0.0 }
     }
 
     /// As \[batch, length, features\].
-    fn batched(&self, t: &Tensor) -> Result<Tensor> {
+    fn to_batch_first(&self, t: &Tensor) -> Result<Tensor> {
         match t.rank() {
             2 => t.unsqueeze(0),
             3 if self.options.batch_first => Ok(t.clone()),
@@ -259,7 +259,7 @@ impl MultiheadAttention {
     }
 
     /// The heads' results to the output, laid out as the queries.
-    fn output(&self, out: Tensor, query: &Tensor) -> Result<Tensor> {
+    fn project_output(&self, out: Tensor, query: &Tensor) -> Result<Tensor> {
         let out = self.out_proj.forward(&out)?;
         match query.rank() {
             2 => out.squeeze(0),
@@ -269,7 +269,7 @@ impl MultiheadAttention {
     }
 
     /// Projected, with what stands behind, and the mask that goes with it.
-    fn parts(&self, given: [&Tensor; 3], masks: &Masks<'_>) -> Result<(Projected, Option<Tensor>)> {
+    fn project_inputs(&self, given: [&Tensor; 3], masks: &AttentionMasks<'_>) -> Result<(ProjectedQkv, Option<Tensor>)> {
         let features = self.out_proj.weight.shape()[0];
         let weights: [Tensor; 3] =
             match (&self.in_proj_weight, &self.q_proj_weight, &self.k_proj_weight, &self.v_proj_weight) {
@@ -287,7 +287,7 @@ impl MultiheadAttention {
             };
         let project = |k: usize| -> Result<Tensor> {
             let bias = self.in_proj_bias.as_ref().map(|b| b.narrow(0, k * features, features)).transpose()?;
-            self.batched(&given[k].linear(&weights[k], bias.as_ref())?)
+            self.to_batch_first(&given[k].linear(&weights[k], bias.as_ref())?)
         };
         let [q, mut k, mut v] = [project(0)?, project(1)?, project(2)?];
         let (batch, queries, keys) = (q.shape()[0], q.shape()[1], k.shape()[1]);
@@ -295,14 +295,14 @@ impl MultiheadAttention {
             let rule = "keys and values have one length, and the batch of the queries";
             return Err(Error::shape(OP, rule, &[given[0].shape(), given[1].shape(), given[2].shape()]));
         }
-        let mut mask = self.mask(masks, [batch, queries, keys])?;
+        let mut mask = self.merge_masks(masks, [batch, queries, keys])?;
         let extra = usize::from(self.bias_k.is_some()) + usize::from(self.options.add_zero_attn);
         if extra > 0 {
             // What stands behind is seen by every query.
             if mask.is_none() && masks.is_causal {
                 mask = Some(causal(queries, keys, q.device())?.logical_not()?);
             }
-            mask = mask.map(|m| see_more(&m, extra)).transpose()?;
+            mask = mask.map(|m| pad_mask(&m, extra)).transpose()?;
         }
         if let (Some(bias_k), Some(bias_v)) = (&self.bias_k, &self.bias_v) {
             let one = [batch, 1, features];
@@ -317,7 +317,7 @@ impl MultiheadAttention {
     }
 
     /// \[batch, heads, length, features of a head\] each.
-    fn split(&self, parts: &Projected) -> Result<[Tensor; 3]> {
+    fn split_heads(&self, parts: &ProjectedQkv) -> Result<[Tensor; 3]> {
         let split = |t: &Tensor| -> Result<Tensor> {
             let &[batch, length, features] = t.shape() else { return Ok(t.clone()) };
             t.reshape([batch, length, self.heads, features / self.heads])?.transpose(1, 2)
@@ -327,7 +327,7 @@ impl MultiheadAttention {
 
     /// What hides, as a mask that broadcasts to \[batch, heads, queries, keys\]: bools that are true where a query sees, or numbers to
     /// add. `None` if nothing hides but the order alone.
-    fn mask(&self, masks: &Masks<'_>, [batch, queries, keys]: [usize; 3]) -> Result<Option<Tensor>> {
+    fn merge_masks(&self, masks: &AttentionMasks<'_>, [batch, queries, keys]: [usize; 3]) -> Result<Option<Tensor>> {
         let attn = masks.attn_mask.map(|m| match *m.shape() {
             [l, s] if [l, s] == [queries, keys] => m.reshape([1, 1, l, s]),
             [n, l, s] if [n, l, s] == [batch * self.heads, queries, keys] => {
@@ -385,7 +385,7 @@ fn causal(queries: usize, keys: usize, device: &Device) -> Result<Tensor> {
 }
 
 /// A mask with `extra` keys more, which every query sees.
-fn see_more(mask: &Tensor, extra: usize) -> Result<Tensor> {
+fn pad_mask(mask: &Tensor, extra: usize) -> Result<Tensor> {
     let mut shape = mask.shape().to_vec();
     if let Some(last) = shape.last_mut() {
         *last = extra;
@@ -395,6 +395,6 @@ fn see_more(mask: &Tensor, extra: usize) -> Result<Tensor> {
 }
 
 /// Whether two arguments are one tensor.
-fn same(a: &Tensor, b: &Tensor) -> bool {
+fn is_same_argument(a: &Tensor, b: &Tensor) -> bool {
     std::ptr::eq(a, b) || (a.shares_storage(b) && a.layout() == b.layout())
 }

@@ -10,13 +10,13 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 #[track_caller]
-fn ones(shape: &[usize], device: &Device) -> Result<Tensor> {
-    init::parameter(|| Tensor::ones(shape, DType::F32, device))
+fn create_ones_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+    init::create_parameter(|| Tensor::ones(shape, DType::F32, device))
 }
 
 #[track_caller]
-fn zeros(shape: &[usize], device: &Device) -> Result<Tensor> {
-    init::parameter(|| Tensor::zeros(shape, DType::F32, device))
+fn create_zeros_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+    init::create_parameter(|| Tensor::zeros(shape, DType::F32, device))
 }
 
 /// Normalises the last dimensions to mean 0 and variance 1, then scales and shifts.
@@ -39,7 +39,7 @@ impl LayerNorm {
     /// Memory runs out.
     #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
-        let (weight, bias) = (ones(shape, device)?, Some(zeros(shape, device)?));
+        let (weight, bias) = (create_ones_parameter(shape, device)?, Some(create_zeros_parameter(shape, device)?));
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
@@ -84,7 +84,7 @@ impl LayerNorm {
     /// # Errors
     /// Those of [`forward_add`](Self::forward_add).
     #[track_caller]
-    pub fn forward_add_low(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+    pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_layer_norm_low(residual, &self.weight, self.bias.as_ref(), self.eps))
     }
 }
@@ -107,7 +107,7 @@ impl RmsNorm {
     /// Memory runs out.
     #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
-        Ok(Self { weight: ones(shape, device)?, eps: None, scope: ModuleScope::new() })
+        Ok(Self { weight: create_ones_parameter(shape, device)?, eps: None, scope: ModuleScope::new() })
     }
 
     /// Added to the mean of squares.
@@ -141,7 +141,7 @@ impl RmsNorm {
     /// # Errors
     /// Those of [`forward_add`](Self::forward_add).
     #[track_caller]
-    pub fn forward_add_low(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+    pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_rms_norm_low(residual, &self.weight, self.eps))
     }
 }
@@ -174,7 +174,7 @@ impl GroupNorm {
                 format!("{channels} channels do not divide by {groups}"),
             ));
         }
-        let (weight, bias) = (ones(&[channels], device)?, zeros(&[channels], device)?);
+        let (weight, bias) = (create_ones_parameter(&[channels], device)?, create_zeros_parameter(&[channels], device)?);
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
@@ -213,13 +213,13 @@ struct BatchNorm {
 
 impl BatchNorm {
     fn new(channels: usize, device: &Device) -> Result<Self> {
-        let buffer = |value| init::buffer(|| Tensor::full(&[channels], value, DType::F32, device));
+        let buffer = |value| init::create_buffer(|| Tensor::full(&[channels], value, DType::F32, device));
         Ok(Self {
-            weight: Some(ones(&[channels], device)?),
-            bias: Some(zeros(&[channels], device)?),
+            weight: Some(create_ones_parameter(&[channels], device)?),
+            bias: Some(create_zeros_parameter(&[channels], device)?),
             running_mean: Some(buffer(0.0)?),
             running_var: Some(buffer(1.0)?),
-            num_batches_tracked: Some(init::buffer(|| Tensor::zeros(&[], DType::I32, device))?),
+            num_batches_tracked: Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?),
             momentum: 0.1,
             eps: 1e-5,
             training: AtomicBool::new(true),
@@ -319,7 +319,7 @@ macro_rules! batch_norm {
         }
 
         impl Module for $name {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, super::Slot<'_>)) {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, super::ModuleEntry<'_>)) {
                 self.0.visit(path, f);
             }
         }
@@ -417,8 +417,8 @@ macro_rules! instance_norm {
             /// Memory runs out.
             #[track_caller]
             pub fn affine(mut self, device: &Device) -> Result<Self> {
-                self.0.weight = Some(ones(&[self.0.channels], device)?);
-                self.0.bias = Some(zeros(&[self.0.channels], device)?);
+                self.0.weight = Some(create_ones_parameter(&[self.0.channels], device)?);
+                self.0.bias = Some(create_zeros_parameter(&[self.0.channels], device)?);
                 Ok(self)
             }
 
@@ -428,10 +428,10 @@ macro_rules! instance_norm {
             /// Memory runs out.
             #[track_caller]
             pub fn track_running_stats(mut self, device: &Device) -> Result<Self> {
-                let buffer = |value| init::buffer(|| Tensor::full(&[self.0.channels], value, DType::F32, device));
+                let buffer = |value| init::create_buffer(|| Tensor::full(&[self.0.channels], value, DType::F32, device));
                 (self.0.running_mean, self.0.running_var) = (Some(buffer(0.0)?), Some(buffer(1.0)?));
                 // PyTorch has it too, and does not count in it.
-                self.0.num_batches_tracked = Some(init::buffer(|| Tensor::zeros(&[], DType::I32, device))?);
+                self.0.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?);
                 Ok(self)
             }
 
@@ -460,7 +460,7 @@ macro_rules! instance_norm {
         }
 
         impl Module for $name {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, super::Slot<'_>)) {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, super::ModuleEntry<'_>)) {
                 self.0.visit(path, f);
             }
         }

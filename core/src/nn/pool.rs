@@ -6,7 +6,7 @@ use crate::ops::PoolOptions;
 use crate::tensor::Tensor;
 
 /// Layers that call a method of a tensor with a window, or with the extents of the result.
-macro_rules! pools {
+macro_rules! pool_layers {
     ($($layer:ident($of:ty) $op:ident $doc:literal;)*) => {$(
         #[doc = concat!($doc, ": [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
@@ -26,7 +26,7 @@ macro_rules! pools {
     )*};
 }
 
-pools! {
+pool_layers! {
     MaxPool1d(PoolOptions<1>) max_pool1d "The largest element of each window of signals";
     MaxPool2d(PoolOptions<2>) max_pool2d "The largest element of each window of images";
     MaxPool3d(PoolOptions<3>) max_pool3d "The largest element of each window of volumes";
@@ -49,7 +49,7 @@ pub struct LpPool<const N: usize> {
     pub p: f64,
     /// The window, without padding.
     #[module(skip)]
-    pub window: PoolOptions<N>,
+    pub options: PoolOptions<N>,
 }
 
 /// Maxima back at their places, zeros elsewhere: [`max_unpool2d`](Tensor::max_unpool2d), of signals, images and volumes.
@@ -68,16 +68,16 @@ pub struct LpPool<const N: usize> {
 pub struct MaxUnpool<const N: usize> {
     /// The window that pooled.
     #[module(skip)]
-    pub window: PoolOptions<N>,
+    pub options: PoolOptions<N>,
 }
 
 /// What a [`FractionalMaxPool`] gives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FractionalSize<const N: usize> {
     /// So many windows.
-    Windows([usize; N]),
+    OutputSize([usize; N]),
     /// As many as these parts of the input's extents, each below 1.
-    Ratio([f64; N]),
+    OutputRatio([f64; N]),
 }
 
 /// The largest element of windows that begin at random: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), of images and volumes.
@@ -86,18 +86,18 @@ pub enum FractionalSize<const N: usize> {
 pub struct FractionalMaxPool<const N: usize> {
     /// Extents of a window.
     #[module(skip)]
-    pub kernel: [usize; N],
+    pub kernel_size: [usize; N],
     /// How many there are.
     #[module(skip)]
-    pub output: FractionalSize<N>,
+    pub output_size: FractionalSize<N>,
 }
 
 impl<const N: usize> FractionalMaxPool<N> {
     /// How many windows an input has.
-    fn windows(&self, x: &Tensor) -> Result<[usize; N]> {
-        let parts = match self.output {
-            FractionalSize::Windows(windows) => return Ok(windows),
-            FractionalSize::Ratio(parts) => parts,
+    fn output_extents(&self, x: &Tensor) -> Result<[usize; N]> {
+        let parts = match self.output_size {
+            FractionalSize::OutputSize(windows) => return Ok(windows),
+            FractionalSize::OutputRatio(parts) => parts,
         };
         if parts.iter().any(|part| !(0.0..1.0).contains(part)) || x.rank() < N {
             let rule = format!("takes parts between 0 and 1 of {N} dimensions, not {parts:?}");
@@ -107,7 +107,7 @@ impl<const N: usize> FractionalMaxPool<N> {
     }
 }
 
-macro_rules! of_dimensions {
+macro_rules! dimensioned_pools {
     ($($n:literal $what:literal $lp:ident $lp_op:ident $unpool:ident $unpool_op:ident;)*) => {$(
         #[doc = concat!("Of ", $what, ".")]
         pub type $lp = LpPool<$n>;
@@ -121,7 +121,7 @@ macro_rules! of_dimensions {
             /// As [`lp_pool2d`](Tensor::lp_pool2d).
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                x.$lp_op(self.p, self.window)
+                x.$lp_op(self.p, self.options)
             }
         }
 
@@ -133,18 +133,18 @@ macro_rules! of_dimensions {
             #[track_caller]
             pub fn forward(&self, x: &Tensor, indices: &Tensor, output: Option<[usize; $n]>) -> Result<Tensor> {
                 let pooled = std::array::from_fn(|d| x.shape().iter().rev().nth($n - 1 - d).copied().unwrap_or(1));
-                x.$unpool_op(indices, output.unwrap_or_else(|| self.window.unpool_output_size(pooled)))
+                x.$unpool_op(indices, output.unwrap_or_else(|| self.options.unpool_output_size(pooled)))
             }
         }
     )*};
 }
-of_dimensions! {
+dimensioned_pools! {
     1 "signals" LpPool1d lp_pool1d MaxUnpool1d max_unpool1d;
     2 "images" LpPool2d lp_pool2d MaxUnpool2d max_unpool2d;
     3 "volumes" LpPool3d lp_pool3d MaxUnpool3d max_unpool3d;
 }
 
-macro_rules! fractional {
+macro_rules! fractional_pools {
     ($($n:literal $what:literal $layer:ident $op:ident;)*) => {$(
         #[doc = concat!("Of ", $what, ".")]
         pub type $layer = FractionalMaxPool<$n>;
@@ -165,12 +165,12 @@ macro_rules! fractional {
             #[doc = concat!("As [`", stringify!($op), "`](Tensor::", stringify!($op), "); a ratio is not between 0 and 1.")]
             #[track_caller]
             pub fn forward_with_indices(&self, x: &Tensor, samples: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
-                x.$op(self.kernel, self.windows(x)?, samples)
+                x.$op(self.kernel_size, self.output_extents(x)?, samples)
             }
         }
     )*};
 }
-fractional! {
+fractional_pools! {
     2 "images" FractionalMaxPool2d fractional_max_pool2d;
     3 "volumes" FractionalMaxPool3d fractional_max_pool3d;
 }

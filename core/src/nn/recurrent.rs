@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::{Module, ModuleScope, Slot, init, join};
+use super::{Module, ModuleScope, ModuleEntry, init, join_path};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -41,14 +41,14 @@ impl Default for RecurrentOptions {
 
 /// The parameters of one direction of one layer, or of a cell.
 #[derive(Debug)]
-struct Weights {
-    ih: Tensor,
-    hh: Tensor,
+struct RecurrentWeights {
+    weight_ih: Tensor,
+    weight_hh: Tensor,
     biases: Option<[Tensor; 2]>,
-    hr: Option<Tensor>,
+    weight_hr: Option<Tensor>,
 }
 
-impl Weights {
+impl RecurrentWeights {
     /// Uniform within 1/√hidden, as PyTorch.
     #[track_caller]
     fn new(
@@ -59,36 +59,36 @@ impl Weights {
         proj: usize,
         device: &Device,
     ) -> Result<Self> {
-        let uniform = |shape: &[usize]| init::layer_uniform(shape, hidden, device);
+        let uniform = |shape: &[usize]| init::create_uniform_parameter(shape, hidden, device);
         let state = if proj > 0 { proj } else { hidden };
         let lines = hidden.saturating_mul(gates);
         Ok(Self {
-            ih: uniform(&[lines, inputs])?,
-            hh: uniform(&[lines, state])?,
+            weight_ih: uniform(&[lines, inputs])?,
+            weight_hh: uniform(&[lines, state])?,
             biases: if bias { Some([uniform(&[lines])?, uniform(&[lines])?]) } else { None },
-            hr: if proj > 0 { Some(uniform(&[proj, hidden])?) } else { None },
+            weight_hr: if proj > 0 { Some(uniform(&[proj, hidden])?) } else { None },
         })
     }
 
     /// Under PyTorch's names, with an ending: none for a cell, `_l0`, `_l0_reverse`.
-    fn visit(&self, path: &str, ending: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, ending: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         let [ih, hh] = self.biases.as_ref().map_or([None; 2], |[ih, hh]| [Some(ih), Some(hh)]);
         for (name, t) in [
-            ("weight_ih", Some(&self.ih)),
-            ("weight_hh", Some(&self.hh)),
+            ("weight_ih", Some(&self.weight_ih)),
+            ("weight_hh", Some(&self.weight_hh)),
             ("bias_ih", ih),
             ("bias_hh", hh),
-            ("weight_hr", self.hr.as_ref()),
+            ("weight_hr", self.weight_hr.as_ref()),
         ] {
             if let Some(t) = t {
-                t.visit(&join(path, &format!("{name}{ending}")), f);
+                t.visit(&join_path(path, &format!("{name}{ending}")), f);
             }
         }
     }
 
     /// One direction over all steps of \[steps, batch, features\], or of \[batch, steps, features\] if `turned`. Returns
     /// \[steps, batch, out\], the last state and the last cell.
-    fn run(
+    fn run_direction(
         &self,
         kind: RecurrentKind,
         x: &Tensor,
@@ -99,7 +99,7 @@ impl Weights {
     ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
         let [bias_ih, bias_hh] = self.biases.as_ref().map_or([None; 2], |[ih, hh]| [Some(ih), Some(hh)]);
         // One product for the inputs of all steps, in the order in which they lie.
-        let input = x.linear(&self.ih, bias_ih)?;
+        let input = x.linear(&self.weight_ih, bias_ih)?;
         let input = if turned { input.transpose(0, 1)? } else { input };
         let cell = (kind == RecurrentKind::Lstm).then_some(cell);
         let of = RecurrentOp {
@@ -107,12 +107,12 @@ impl Weights {
             input_gates: &input,
             h_0: state,
             c_0: cell,
-            weight_hh: &self.hh,
+            weight_hh: &self.weight_hh,
             bias_hh,
             lengths,
             reverse,
         };
-        let Some(hr) = &self.hr else {
+        let Some(hr) = &self.weight_hr else {
             let states = of.run()?;
             return Ok((states.output, states.h_n, states.c_n));
         };
@@ -146,21 +146,21 @@ impl Weights {
 
 /// What the recurrent layers are made of. Its parameters are the layer's.
 #[derive(Debug)]
-struct Layers {
+struct RecurrentStack {
     name: &'static str,
     kind: RecurrentKind,
     hidden: usize,
     options: RecurrentOptions,
     /// Of each layer, and in it of each direction.
-    weights: Vec<Weights>,
+    weights: Vec<RecurrentWeights>,
     training: AtomicBool,
     scope: ModuleScope,
 }
 
 /// Output, states and cells of a run.
-type Out = (Tensor, Tensor, Option<Tensor>);
+type SequenceOutput = (Tensor, Tensor, Option<Tensor>);
 
-impl Layers {
+impl RecurrentStack {
     #[track_caller]
     fn new(
         name: &'static str,
@@ -188,19 +188,19 @@ impl Layers {
         for layer in 0..num_layers {
             let inputs = if layer == 0 { inputs } else { out * directions };
             for _ in 0..directions {
-                weights.push(Weights::new(inputs, hidden, kind.gate_count(), bias, proj_size, device)?);
+                weights.push(RecurrentWeights::new(inputs, hidden, kind.gate_count(), bias, proj_size, device)?);
             }
         }
         let training = AtomicBool::new(true);
         Ok(Self { name, kind, hidden, options, weights, training, scope: ModuleScope::new() })
     }
 
-    fn out(&self) -> usize {
+    fn output_features(&self) -> usize {
         if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden }
     }
 
     /// A state that was given, as \[layers · directions, batch, width\], or zeros.
-    fn state(
+    fn initial_state(
         &self,
         given: Option<&Tensor>,
         x: &Tensor,
@@ -218,7 +218,7 @@ impl Layers {
         Ok(whole)
     }
 
-    fn forward(&self, x: &Tensor, given: [Option<&Tensor>; 2], lengths: Option<&Tensor>) -> Result<Out> {
+    fn forward(&self, x: &Tensor, given: [Option<&Tensor>; 2], lengths: Option<&Tensor>) -> Result<SequenceOutput> {
         let (name, options) = (self.name, &self.options);
         let unbatched = x.rank() == 2;
         // [steps, batch, features], but for the first layer's input with `batch_first`.
@@ -228,16 +228,16 @@ impl Layers {
             let rule = "takes [steps, batch, features] (`batch_first`: [batch, steps, features]), or without the batch";
             return Err(Error::shape(name, rule, &[x.shape()]));
         };
-        let inputs = self.weights[0].ih.shape()[1];
+        let inputs = self.weights[0].weight_ih.shape()[1];
         let (steps, batch) = if turned { (second, first) } else { (first, second) };
         if features != inputs || steps == 0 {
             let rule = format!("takes at least one step of {inputs} features");
             return Err(Error::shape(name, rule, &[x.shape()]));
         }
-        let ended = lengths.map(|lengths| ended(name, lengths, steps, batch)).transpose()?;
+        let ended = lengths.map(|lengths| ended_mask(name, lengths, steps, batch)).transpose()?;
         let lengths = ended.as_ref().map(|(lengths, _)| lengths);
-        let states = self.state(given[0], &x, batch, self.out(), unbatched)?;
-        let cells = self.state(given[1], &x, batch, self.hidden, unbatched)?;
+        let states = self.initial_state(given[0], &x, batch, self.output_features(), unbatched)?;
+        let cells = self.initial_state(given[1], &x, batch, self.hidden, unbatched)?;
         let directions = 1 + usize::from(options.bidirectional);
         let (mut last, mut last_cells) = (Vec::new(), Vec::new());
         for (layer, weights) in self.weights.chunks(directions).enumerate() {
@@ -250,7 +250,7 @@ impl Layers {
                 let given = [&states.select(0, at)?, &cells.select(0, at)?];
                 let turned = turned && layer == 0;
                 let (out, state, cell) =
-                    weights.run(self.kind, &x, turned, given, lengths, direction == 1)?;
+                    weights.run_direction(self.kind, &x, turned, given, lengths, direction == 1)?;
                 outs.push(out);
                 last.push(state);
                 last_cells.extend(cell);
@@ -278,7 +278,7 @@ impl Layers {
 }
 
 /// Lengths as i32, and where sequences have ended: \[steps, batch, 1\].
-fn ended(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Result<(Tensor, Tensor)> {
+fn ended_mask(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Result<(Tensor, Tensor)> {
     if lengths.shape() != [batch] || !lengths.dtype().is_int() {
         let rule = format!("lengths are integers, [{batch}]; got {} of them", lengths.dtype());
         return Err(Error::shape(name, rule, &[lengths.shape()]));
@@ -289,37 +289,37 @@ fn ended(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Re
     Ok((lengths, ended))
 }
 
-impl Module for Layers {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+impl Module for RecurrentStack {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         let directions = 1 + usize::from(self.options.bidirectional);
         for (k, weights) in self.weights.iter().enumerate() {
             let reverse = if k % directions == 1 { "_reverse" } else { "" };
             weights.visit(path, &format!("_l{}{reverse}", k / directions), f);
         }
         self.training.visit(path, f);
-        f(path, Slot::Scope(&self.scope));
+        f(path, ModuleEntry::Scope(&self.scope));
     }
 }
 
-macro_rules! passes_on {
+macro_rules! delegate_module {
     ($($layer:ident)*) => {$(
         impl Module for $layer {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
                 self.0.visit(path, f);
             }
         }
     )*};
 }
-passes_on!(Rnn Lstm Gru RnnCell LstmCell GruCell);
+delegate_module!(Rnn Lstm Gru RnnCell LstmCell GruCell);
 
-macro_rules! layers {
+macro_rules! recurrent_layers {
     ($($(#[$doc:meta])* $layer:ident $kind:ident;)*) => {$(
         $(#[$doc])*
         ///
         /// Parameters have PyTorch's names: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and so on for each layer,
         /// with `_reverse` for the second direction.
         #[derive(Debug)]
-        pub struct $layer(Layers);
+        pub struct $layer(RecurrentStack);
 
         impl $layer {
             /// `inputs` features to `hidden`; all parameters uniform within 1/√hidden, as PyTorch.
@@ -328,13 +328,13 @@ macro_rules! layers {
             /// A number is 0, or `proj_size` does not fit; memory runs out.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: RecurrentOptions, device: &Device) -> Result<Self> {
-                Ok(Self(Layers::new(stringify!($layer), RecurrentKind::$kind, [inputs, hidden], options, device)?))
+                Ok(Self(RecurrentStack::new(stringify!($layer), RecurrentKind::$kind, [inputs, hidden], options, device)?))
             }
         }
     )*};
 }
 
-layers! {
+recurrent_layers! {
     /// h ← tanh(W x + b + V h + c), step by step over sequences (Elman, 1990).
     ///
     /// ```
@@ -385,7 +385,7 @@ impl Rnn {
     }
 }
 
-macro_rules! one_state {
+macro_rules! single_state_forward {
     ($($layer:ident)*) => {$(
         impl $layer {
             /// \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]) or without the batch, from the states of
@@ -414,7 +414,7 @@ macro_rules! one_state {
         }
     )*};
 }
-one_state!(Rnn Gru);
+single_state_forward!(Rnn Gru);
 
 impl Lstm {
     /// \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]) or without the batch, from states and cells of
@@ -429,7 +429,7 @@ impl Lstm {
         x: &Tensor,
         states: Option<(&Tensor, &Tensor)>,
     ) -> Result<(Tensor, (Tensor, Tensor))> {
-        self.run(x, states, None)
+        self.forward_impl(x, states, None)
     }
 
     /// As [`forward`](Self::forward) with sequences that end after so many steps, \[batch\], 1 to all: what PyTorch does with a packed
@@ -445,11 +445,11 @@ impl Lstm {
         lengths: &Tensor,
         states: Option<(&Tensor, &Tensor)>,
     ) -> Result<(Tensor, (Tensor, Tensor))> {
-        self.run(x, states, Some(lengths))
+        self.forward_impl(x, states, Some(lengths))
     }
 
     #[track_caller]
-    fn run(
+    fn forward_impl(
         &self,
         x: &Tensor,
         states: Option<(&Tensor, &Tensor)>,
@@ -464,19 +464,19 @@ impl Lstm {
 
 /// What the cells are made of: one step.
 #[derive(Debug)]
-struct Cell {
+struct RecurrentCell {
     name: &'static str,
     kind: RecurrentKind,
     hidden: usize,
-    weights: Weights,
+    weights: RecurrentWeights,
     scope: ModuleScope,
 }
 
-impl Cell {
+impl RecurrentCell {
     fn forward(&self, x: &Tensor, given: [Option<&Tensor>; 2]) -> Result<(Tensor, Option<Tensor>)> {
         let unbatched = x.rank() == 1;
         let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
-        let inputs = self.weights.ih.shape()[1];
+        let inputs = self.weights.weight_ih.shape()[1];
         let &[batch, features] = x.shape() else {
             return Err(Error::shape(self.name, "takes [batch, features] or [features]", &[x.shape()]));
         };
@@ -497,24 +497,24 @@ impl Cell {
         };
         let (states, cells) = (state(given[0])?, state(given[1])?);
         let (_, state, cell) =
-            self.weights.run(self.kind, &x.unsqueeze(0)?, false, [&states, &cells], None, false)?;
+            self.weights.run_direction(self.kind, &x.unsqueeze(0)?, false, [&states, &cells], None, false)?;
         let back = |t: Tensor| if unbatched { t.squeeze(0) } else { Ok(t) };
         Ok((back(state)?, cell.map(back).transpose()?))
     }
 }
 
-impl Module for Cell {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+impl Module for RecurrentCell {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         self.weights.visit(path, "", f);
-        f(path, Slot::Scope(&self.scope));
+        f(path, ModuleEntry::Scope(&self.scope));
     }
 }
 
-macro_rules! cells {
+macro_rules! recurrent_cells {
     ($($(#[$doc:meta])* $cell:ident $kind:ident;)*) => {$(
         $(#[$doc])*
         #[derive(Debug)]
-        pub struct $cell(Cell);
+        pub struct $cell(RecurrentCell);
 
         impl $cell {
             /// `inputs` features to `hidden`; all parameters uniform within 1/√hidden, as PyTorch.
@@ -524,14 +524,14 @@ macro_rules! cells {
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, bias: bool, device: &Device) -> Result<Self> {
                 let kind = RecurrentKind::$kind;
-                let weights = Weights::new(inputs, hidden, kind.gate_count(), bias, 0, device)?;
-                Ok(Self(Cell { name: stringify!($cell), kind, hidden, weights, scope: ModuleScope::new() }))
+                let weights = RecurrentWeights::new(inputs, hidden, kind.gate_count(), bias, 0, device)?;
+                Ok(Self(RecurrentCell { name: stringify!($cell), kind, hidden, weights, scope: ModuleScope::new() }))
             }
         }
     )*};
 }
 
-cells! {
+recurrent_cells! {
     /// One step of an [`Rnn`].
     RnnCell Tanh;
     /// One step of an [`Lstm`].
@@ -559,7 +559,7 @@ impl RnnCell {
     }
 }
 
-macro_rules! one_state_cells {
+macro_rules! single_state_cell_forward {
     ($($cell:ident)*) => {$(
         impl $cell {
             /// \[batch, inputs\] and the state \[batch, hidden\], or both without the batch, to the next state; zeros if none is given.
@@ -573,7 +573,7 @@ macro_rules! one_state_cells {
         }
     )*};
 }
-one_state_cells!(RnnCell GruCell);
+single_state_cell_forward!(RnnCell GruCell);
 
 impl LstmCell {
     /// \[batch, inputs\], state and cell \[batch, hidden\], or all without the batch, to the next state and cell; zeros if none are

@@ -3,10 +3,10 @@
 use std::fmt;
 use std::sync::{PoisonError, RwLock};
 
-use super::{Module, Slot};
+use super::{Module, ModuleEntry};
 use crate::error::{Error, Result};
 use crate::memory::Tag;
-use crate::memory::scope::{self, Guard, ModulePath};
+use crate::memory::scope::{self, ScopeGuard, ModulePath};
 
 /// A module's own path, `encoder.fc1`, as a field of the module.
 ///
@@ -37,8 +37,8 @@ impl ModuleScope {
 
     /// Memory allocated until the guard is dropped is this module's; what has no tag yet is an activation.
     #[track_caller]
-    pub fn enter(&self) -> Guard {
-        enter_path(self.path())
+    pub fn enter(&self) -> ScopeGuard {
+        enter_module_path(self.path())
     }
 
     /// Runs `body` in this scope, and puts the module's path in front of its error.
@@ -57,7 +57,7 @@ impl ModuleScope {
     }
 
     /// Learns the path, unless a walk of a larger model has told a longer one.
-    pub(super) fn name(&self, path: &str) {
+    pub(super) fn set_path(&self, path: &str) {
         let depth = if path.is_empty() { 0 } else { path.split('.').count() };
         let mut place = self.0.write().unwrap_or_else(PoisonError::into_inner);
         if depth > 0 && depth >= place.depth {
@@ -96,24 +96,24 @@ impl fmt::Debug for ModuleScope {
 /// }
 /// ```
 #[track_caller]
-pub fn enter<M: Module + ?Sized>(module: &M) -> Guard {
-    enter_path(module.module_path())
+pub fn enter_module<M: Module + ?Sized>(module: &M) -> ScopeGuard {
+    enter_module_path(module.module_path())
 }
 
 #[track_caller]
-fn enter_path(path: ModulePath) -> Guard {
+fn enter_module_path(path: ModulePath) -> ScopeGuard {
     let now = scope::current();
     scope::enter_scope(scope::Scope {
         module: if path.is_root() { now.module } else { path },
         tag: if now.tag == Tag::Other { Tag::Activation } else { now.tag },
-        ..now.here()
+        ..now.or_caller_site()
     })
 }
 
 impl Module for ModuleScope {
     /// Names the module that the field is in, not the field.
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
-        f(path.rsplit_once('.').map_or("", |(module, _)| module), Slot::Scope(self));
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        f(path.rsplit_once('.').map_or("", |(module, _)| module), ModuleEntry::Scope(self));
     }
 
     fn module_path(&self) -> ModulePath {

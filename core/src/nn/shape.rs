@@ -84,7 +84,7 @@ impl Unflatten {
 }
 
 /// Layers of one number that calls a method of a tensor.
-macro_rules! by_a_number {
+macro_rules! factor_layers {
     ($($layer:ident $op:ident $doc:literal;)*) => {$(
         #[doc = concat!($doc, " [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
@@ -103,7 +103,7 @@ macro_rules! by_a_number {
         }
     )*};
 }
-by_a_number! {
+factor_layers! {
     PixelShuffle pixel_shuffle "Images of fewer channels that are larger by a factor:";
     PixelUnshuffle pixel_unshuffle "Images of more channels that are smaller by a factor:";
     ChannelShuffle channel_shuffle "Channels that change places between groups:";
@@ -174,7 +174,7 @@ impl Fold {
 }
 
 /// Layers that pad the last dimensions: numbers before and after, from the last dimension on.
-macro_rules! pads {
+macro_rules! pad_layers {
     ($($layer:ident $n:literal $mode:expr, $doc:literal;)*) => {$(
         #[doc = concat!("Pads the last ", stringify!($n), " dimensions ", $doc, ": before and after, from the last dimension on. Negative numbers cut.")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
@@ -199,7 +199,7 @@ macro_rules! pads {
         }
     )*};
 }
-pads! {
+pad_layers! {
     ZeroPad1d 1 PadMode::Constant(0.0), "with zeros";
     ZeroPad2d 2 PadMode::Constant(0.0), "with zeros";
     ZeroPad3d 3 PadMode::Constant(0.0), "with zeros";

@@ -1,6 +1,6 @@
 //! Transformer encoders and decoders, with PyTorch's parameters.
 
-use super::multihead::{Masks, MultiheadAttention, MultiheadOptions};
+use super::multihead::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
 use super::{Dropout, LayerNorm, Linear, Module, ModuleScope, init};
 use crate::device::Device;
 use crate::error::{Error, Result};
@@ -51,14 +51,14 @@ impl Default for TransformerOptions {
 
 impl TransformerOptions {
     #[track_caller]
-    fn attention(&self, features: usize, heads: usize, device: &Device) -> Result<MultiheadAttention> {
+    fn create_attention(&self, features: usize, heads: usize, device: &Device) -> Result<MultiheadAttention> {
         let &Self { dropout, bias, batch_first, .. } = self;
-        let options = MultiheadOptions { dropout, bias, batch_first, ..MultiheadOptions::default() };
+        let options = MultiheadAttentionOptions { dropout, bias, batch_first, ..MultiheadAttentionOptions::default() };
         MultiheadAttention::new(features, heads, options, device)
     }
 
     #[track_caller]
-    fn linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
+    fn create_linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
         if self.bias {
             Linear::new(inputs, outputs, device)
         } else {
@@ -67,14 +67,14 @@ impl TransformerOptions {
     }
 
     #[track_caller]
-    fn norm(&self, features: usize, device: &Device) -> Result<LayerNorm> {
+    fn create_norm(&self, features: usize, device: &Device) -> Result<LayerNorm> {
         let norm = LayerNorm::new(&[features], device)?.eps(self.layer_norm_eps);
         Ok(if self.bias { norm } else { norm.without_bias() })
     }
 }
 
 /// `x` and what a block makes of it: normalised before the block, or behind the sum.
-fn block(
+fn residual_block(
     x: &Tensor,
     norm: &LayerNorm,
     dropout: &Dropout,
@@ -89,7 +89,7 @@ fn block(
 }
 
 /// The two layers for each position alone, with an activation and dropout between.
-fn feedforward(
+fn feedforward_block(
     x: &Tensor,
     (first, dropout, second): (&Linear, &Dropout, &Linear),
     options: &TransformerOptions,
@@ -146,12 +146,12 @@ impl TransformerEncoderLayer {
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
         Ok(Self {
-            self_attn: options.attention(features, heads, device)?,
-            linear1: options.linear(features, options.feedforward, device)?,
+            self_attn: options.create_attention(features, heads, device)?,
+            linear1: options.create_linear(features, options.feedforward, device)?,
             dropout: drop(),
-            linear2: options.linear(options.feedforward, features, device)?,
-            norm1: options.norm(features, device)?,
-            norm2: options.norm(features, device)?,
+            linear2: options.create_linear(options.feedforward, features, device)?,
+            norm1: options.create_norm(features, device)?,
+            norm2: options.create_norm(features, device)?,
             dropout1: drop(),
             dropout2: drop(),
             options,
@@ -164,12 +164,12 @@ impl TransformerEncoderLayer {
     /// # Errors
     /// The shapes do not fit; memory runs out.
     #[track_caller]
-    pub fn forward(&self, x: &Tensor, masks: &Masks<'_>) -> Result<Tensor> {
+    pub fn forward(&self, x: &Tensor, masks: &AttentionMasks<'_>) -> Result<Tensor> {
         self.scope.run(|| {
             let first = self.options.norm_first;
-            let x = block(x, &self.norm1, &self.dropout1, first, |x| self.self_attn.forward(x, x, x, masks))?;
-            block(&x, &self.norm2, &self.dropout2, first, |x| {
-                feedforward(x, (&self.linear1, &self.dropout, &self.linear2), &self.options)
+            let x = residual_block(x, &self.norm1, &self.dropout1, first, |x| self.self_attn.forward(x, x, x, masks))?;
+            residual_block(&x, &self.norm2, &self.dropout2, first, |x| {
+                feedforward_block(x, (&self.linear1, &self.dropout, &self.linear2), &self.options)
             })
         })
     }
@@ -224,14 +224,14 @@ impl TransformerDecoderLayer {
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
         Ok(Self {
-            self_attn: options.attention(features, heads, device)?,
-            multihead_attn: options.attention(features, heads, device)?,
-            linear1: options.linear(features, options.feedforward, device)?,
+            self_attn: options.create_attention(features, heads, device)?,
+            multihead_attn: options.create_attention(features, heads, device)?,
+            linear1: options.create_linear(features, options.feedforward, device)?,
             dropout: drop(),
-            linear2: options.linear(options.feedforward, features, device)?,
-            norm1: options.norm(features, device)?,
-            norm2: options.norm(features, device)?,
-            norm3: options.norm(features, device)?,
+            linear2: options.create_linear(options.feedforward, features, device)?,
+            norm1: options.create_norm(features, device)?,
+            norm2: options.create_norm(features, device)?,
+            norm3: options.create_norm(features, device)?,
             dropout1: drop(),
             dropout2: drop(),
             dropout3: drop(),
@@ -250,24 +250,24 @@ impl TransformerDecoderLayer {
         &self,
         x: &Tensor,
         memory: &Tensor,
-        masks: &Masks<'_>,
-        memory_masks: &Masks<'_>,
+        masks: &AttentionMasks<'_>,
+        memory_masks: &AttentionMasks<'_>,
     ) -> Result<Tensor> {
         self.scope.run(|| {
             let first = self.options.norm_first;
-            let x = block(x, &self.norm1, &self.dropout1, first, |x| self.self_attn.forward(x, x, x, masks))?;
-            let x = block(&x, &self.norm2, &self.dropout2, first, |x| {
+            let x = residual_block(x, &self.norm1, &self.dropout1, first, |x| self.self_attn.forward(x, x, x, masks))?;
+            let x = residual_block(&x, &self.norm2, &self.dropout2, first, |x| {
                 self.multihead_attn.forward(x, memory, memory, memory_masks)
             })?;
-            block(&x, &self.norm3, &self.dropout3, first, |x| {
-                feedforward(x, (&self.linear1, &self.dropout, &self.linear2), &self.options)
+            residual_block(&x, &self.norm3, &self.dropout3, first, |x| {
+                feedforward_block(x, (&self.linear1, &self.dropout, &self.linear2), &self.options)
             })
         })
     }
 }
 
 /// Layers in a row, with the masks and the memory that each of them is given, and a norm behind them, if there is one.
-macro_rules! stack {
+macro_rules! transformer_stack {
     ($(#[$doc:meta])* $stack:ident of $layer:ident($($given:ident: $ty:ty),*)) => {
         $(#[$doc])*
         #[derive(Debug, Module)]
@@ -320,7 +320,7 @@ macro_rules! stack {
     };
 }
 
-stack! {
+transformer_stack! {
     /// Encoder layers in a row, and a norm behind them, if there is one.
     ///
     /// Each layer starts with numbers of its own; PyTorch's starts with copies of one layer.
@@ -334,12 +334,12 @@ stack! {
     /// assert_eq!(encoder.forward(&x, &Masks::padding(&padding))?.shape(), [10, 2, 64]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    TransformerEncoder of TransformerEncoderLayer(masks: &Masks<'_>)
+    TransformerEncoder of TransformerEncoderLayer(masks: &AttentionMasks<'_>)
 }
 
-stack! {
+transformer_stack! {
     /// Decoder layers in a row, and a norm behind them, if there is one.
-    TransformerDecoder of TransformerDecoderLayer(memory: &Tensor, masks: &Masks<'_>, memory_masks: &Masks<'_>)
+    TransformerDecoder of TransformerDecoderLayer(memory: &Tensor, masks: &AttentionMasks<'_>, memory_masks: &AttentionMasks<'_>)
 }
 
 /// An encoder and a decoder, each with a norm behind its layers (Vaswani et al., 2017).
@@ -377,7 +377,7 @@ impl Transformer {
         options: TransformerOptions,
         device: &Device,
     ) -> Result<Self> {
-        let norm = || options.norm(features, device);
+        let norm = || options.create_norm(features, device);
         let model = Self {
             encoder: TransformerEncoder::new(features, heads, layers[0], options, device)?.with_norm(norm()?),
             decoder: TransformerDecoder::new(features, heads, layers[1], options, device)?.with_norm(norm()?),
@@ -402,9 +402,9 @@ impl Transformer {
         &self,
         from: &Tensor,
         to: &Tensor,
-        from_masks: &Masks<'_>,
-        to_masks: &Masks<'_>,
-        memory_masks: &Masks<'_>,
+        from_masks: &AttentionMasks<'_>,
+        to_masks: &AttentionMasks<'_>,
+        memory_masks: &AttentionMasks<'_>,
     ) -> Result<Tensor> {
         self.scope.run(|| {
             let features = |t: &Tensor| t.shape().last().copied();

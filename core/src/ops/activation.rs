@@ -110,7 +110,7 @@ pub(super) fn gelu_tanh_again(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)
     let strip = heuristics::rows_per_strip(rows, tiles, 16);
     let strips = rows.div_ceil(strip);
     let partial = {
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         Tensor::empty(&[strips, 1, extent], DType::F32, x.device())?
     };
     let spec = KernelSpec::new("gelu_again").def("dtype", x.dtype().name()).def("width", width);

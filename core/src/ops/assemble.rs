@@ -1,12 +1,12 @@
 //! Tensors put together: joined, crossed with each other, multiplied dimension by dimension.
 
 use super::shape::{PadMode, cat, stack};
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::{MAX_ELEMENTS, broadcast_shapes, normalize_dim};
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// Tensors, each made of the one given, joined along a dimension.
@@ -60,7 +60,7 @@ pub fn column_stack(tensors: &[&Tensor]) -> Result<Tensor> {
 #[track_caller]
 pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
     const OP: &str = "block_diag";
-    let _op = memory::scope::op(OP);
+    let _op = memory::scope::enter_op(OP);
     if let Some(t) = tensors.iter().find(|t| t.rank() > 2) {
         return Err(Error::shape(OP, "takes tensors of at most two dimensions", &[t.shape()]));
     }
@@ -119,7 +119,7 @@ pub fn broadcast_tensors(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
 /// The list is empty; a tensor has not one dimension; memory runs out.
 #[track_caller]
 pub fn cartesian_prod(lines: &[&Tensor]) -> Result<Tensor> {
-    let _op = memory::scope::op("cartesian_prod");
+    let _op = memory::scope::enter_op("cartesian_prod");
     if let Some(t) = lines.iter().find(|t| t.rank() != 1) {
         return Err(Error::shape("cartesian_prod", "takes tensors of one dimension", &[t.shape()]));
     }
@@ -202,7 +202,7 @@ impl Tensor {
     #[track_caller]
     pub fn combinations(&self, r: usize, with_replacement: bool) -> Result<Tensor> {
         const OP: &str = "combinations";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let &[n] = self.shape() else {
             return Err(Error::shape(OP, "takes a tensor of one dimension", &[self.shape()]));
         };
@@ -211,7 +211,7 @@ impl Tensor {
         }
         // The flags of all tuples are one tensor.
         let tuples = u32::try_from(r).ok().filter(|&r| r <= 64).and_then(|r| n.checked_pow(r));
-        if tuples.is_none_or(|tuples| tuples > MAX_ELEMENTS) {
+        if tuples.is_none_or(|tuples| tuples > MAX_TENSOR_NUMEL) {
             return Err(Error::argument(
                 OP,
                 format!("{r} of {n} elements at a time are too many to go through"),
@@ -253,8 +253,8 @@ impl Tensor {
     /// The types are not taken; memory runs out.
     #[track_caller]
     pub fn kron(&self, other: &Tensor) -> Result<Tensor> {
-        recast!("kron", [self, other], |a, b| a.kron(&b));
-        let _op = memory::scope::op("kron");
+        dispatch_autocast!("kron", [self, other], |a, b| a.kron(&b));
+        let _op = memory::scope::enter_op("kron");
         let rank = self.rank().max(other.rank());
         let padded = |t: &Tensor| -> Dims { [&vec![1; rank - t.rank()][..], t.shape()].concat().into() };
         let (a, b) = (padded(self), padded(other));
@@ -273,7 +273,7 @@ impl Tensor {
     #[track_caller]
     pub fn tensordot(&self, other: &Tensor, dims: &[isize], other_dims: &[isize]) -> Result<Tensor> {
         const OP: &str = "tensordot";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let places = |t: &Tensor, dims: &[isize]| -> Result<Dims> {
             let places = dims.iter().map(|&d| normalize_dim(OP, d, t.rank())).collect::<Result<Dims>>()?;
             match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {

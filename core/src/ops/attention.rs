@@ -12,8 +12,8 @@ use super::launch::{self, GROUP, Params};
 use super::norm::check_is_f64;
 use super::random::write_philox_state;
 use super::reduce::sum_parts;
-use crate::amp::{self, Recast, recast};
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::amp::{self, AutocastOperand, dispatch_autocast};
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
@@ -77,7 +77,7 @@ impl Attention<'_> {
 
     fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
         for t in [k, v].into_iter().chain(self.attn_mask) {
-            t.same_device(OP, q)?;
+            t.check_same_device(OP, q)?;
         }
         let shapes = [q.shape(), k.shape(), v.shape()];
         if shapes.iter().any(|shape| shape.len() < 2 + usize::from(self.enable_gqa)) {
@@ -145,7 +145,7 @@ impl Attention<'_> {
             && self.dropout_p < 1.0
             && self
                 .attn_mask
-                .is_none_or(|m| !autograd::wanted(&[m]) && (m.dtype() == DType::Bool || kernel(m.dtype())))
+                .is_none_or(|m| !autograd::compute_requires_grad(&[m]) && (m.dtype() == DType::Bool || kernel(m.dtype())))
     }
 }
 
@@ -167,10 +167,10 @@ impl Tensor {
         options: &Attention<'_>,
     ) -> Result<Tensor> {
         let mask = options.attn_mask;
-        recast!(OP, [self, key, value, mask], |q, k, v, mask| {
+        dispatch_autocast!(OP, [self, key, value, mask], |q, k, v, mask| {
             q.scaled_dot_product_attention(&k, &v, &Attention { attn_mask: mask.as_ref(), ..*options })
         });
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         options.check(self, key, value)?;
         let apart = 2 + usize::from(options.enable_gqa);
         let outer = |t: &Tensor| -> Dims { t.shape()[..t.rank() - apart].into() };
@@ -194,7 +194,7 @@ impl Tensor {
         });
         shape.extend_from_slice(&[queries, features]);
         let out = rows_like(&q, features)?;
-        let wanted = autograd::wanted(&[&q, &k, &v]);
+        let wanted = autograd::compute_requires_grad(&[&q, &k, &v]);
         let run = Run::new([q.detach(), k.detach(), v.detach()], mask.transpose()?, options, out, wanted)?;
         let result = run.out.reshape(&shape[..])?;
         if !wanted {
@@ -219,10 +219,10 @@ impl Tensor {
     #[track_caller]
     pub fn qkv_attention(&self, heads: usize, kv_heads: usize, options: &Attention<'_>) -> Result<Tensor> {
         let mask = options.attn_mask;
-        recast!(OP, [self, mask], |qkv, mask| {
+        dispatch_autocast!(OP, [self, mask], |qkv, mask| {
             qkv.qkv_attention(heads, kv_heads, &Attention { attn_mask: mask.as_ref(), ..*options })
         });
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let all = heads.saturating_add(kv_heads.saturating_mul(2));
         let &[batch, length, width] = self.shape() else {
             return Err(Error::shape(OP, "takes [batch, length, queries, keys and values]", &[self.shape()]));
@@ -254,7 +254,7 @@ impl Tensor {
         let full = [batch, heads, length, length];
         let mask = options.attn_mask.map(|mask| mask.broadcast_to(&full)).transpose()?;
         let out = Tensor::empty(&[batch, length, heads, features], self.dtype(), self.device())?;
-        let run = Run::new(inputs, mask, &options, out.transpose(1, 2)?, autograd::wanted(&[self]))?;
+        let run = Run::new(inputs, mask, &options, out.transpose(1, 2)?, autograd::compute_requires_grad(&[self]))?;
         let result = together(&run.out)?;
         let again = again(&options, &run);
         let composed = move |t: &[Tensor]| {
@@ -268,7 +268,7 @@ impl Tensor {
             // The bias of the projection wants the sums of the columns. Kernels that may make them besides are where products are.
             let rows = length.div_ceil(AttentionGradients::SUMMED_ROWS as usize);
             let partial = (g.device().raw().multiplies() && g.dtype().size() == 2).then(|| {
-                let _tag = memory::scope::tag(Tag::Workspace);
+                let _tag = memory::scope::enter_tag(Tag::Workspace);
                 Tensor::empty(&[batch * rows, 1, width], DType::F32, g.device())
             });
             let partial = partial.transpose()?;
@@ -276,7 +276,7 @@ impl Tensor {
             let Some(partial) = partial.filter(|_| made) else { return Ok(smallvec![Some(whole)]) };
             // One section has one tensor.
             let sums = sum_parts(&partial)?.remove(0);
-            Ok(smallvec![Some(whole.with_beside(None, Some(sums)))])
+            Ok(smallvec![Some(whole.with_grad_extras(None, Some(sums)))])
         })
     }
 }
@@ -301,13 +301,13 @@ fn attach(
     inputs: &[&Tensor],
     run: Run,
     composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
-    backward: impl Fn(&Run, &Tensor) -> Result<Grads> + Send + Sync + 'static,
+    backward: impl Fn(&Run, &Tensor) -> Result<InputGrads> + Send + Sync + 'static,
 ) -> Result<Tensor> {
     let saved: SmallVec<[SavedTensor; 4]> =
-        inputs.iter().copied().chain(&run.mask).map(SavedTensor::of).collect();
-    let result = SavedTensor::result(&run.out);
-    Ok(autograd::attach_composed(OP, out, inputs, saved, composed, move |g, wants| {
-        result.get(wants)?;
+        inputs.iter().copied().chain(&run.mask).map(SavedTensor::input).collect();
+    let result = SavedTensor::output(&run.out);
+    Ok(autograd::composite_differentiable(OP, out, inputs, saved, composed, move |g, wants| {
+        result.unpack(wants)?;
         backward(&run, g)
     }))
 }
@@ -426,7 +426,7 @@ impl Run {
     fn backward(&self, g: &Tensor, grads: [&Tensor; 3], sums: Option<&Tensor>) -> Result<bool> {
         let lines = self.lse.numel();
         let stats = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[2, lines], DType::F32, g.device())?
         };
         if self.by_backend(Some((g, &grads, &stats, sums)))? {
@@ -666,9 +666,9 @@ fn composed(
     dropped: Option<&Dropped>,
 ) -> Result<Tensor> {
     // As in PyTorch: scores of 16 bits would be off by whole numbers.
-    if let Some(half) = amp::half(&[q.float(), k.float(), v.float()]) {
-        let [q, k, v] = [amp::widened(q)?, amp::widened(k)?, amp::widened(v)?];
-        let mask = options.attn_mask.map(amp::widened).transpose()?;
+    if let Some(half) = amp::promoted_half_dtype(&[q.widest_float(), k.widest_float(), v.widest_float()]) {
+        let [q, k, v] = [amp::half_to_f32(q)?, amp::half_to_f32(k)?, amp::half_to_f32(v)?];
+        let mask = options.attn_mask.map(amp::half_to_f32).transpose()?;
         let options = Attention { attn_mask: mask.as_ref(), ..*options };
         return composed(&q, &k, &v, &options, dropped)?.to_dtype(half);
     }

@@ -150,7 +150,7 @@ fn run(
     } else {
         let chunks = samples / chunk;
         let parts = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             let dtype = if bags.mode == BagMode::Max { DType::U32 } else { wide };
             let columns = width + usize::from(bags.mode == BagMode::Mean);
             Tensor::empty(&[(chunks * columns).max(1)], dtype, device)?
@@ -193,7 +193,7 @@ impl Tensor {
     /// shape or type, or in another mode than the sum; `scale_grad_by_freq` goes with maxima; memory runs out.
     #[track_caller]
     pub fn embedding_bag(&self, index: &Tensor, bags: &Bags<'_>) -> Result<Tensor> {
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let &[entries, width] = self.shape() else {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
         };
@@ -208,7 +208,7 @@ impl Tensor {
         check_padding(OP, bags.padding_idx, entries)?;
         let counts = bags_of(self, index, bags)?;
         for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
-            self.same_device(OP, t)?;
+            self.check_same_device(OP, t)?;
         }
         let factors = match bags.per_sample_weights {
             None => None,
@@ -232,19 +232,19 @@ impl Tensor {
         let Made { out, bag_of, more } = run(&table, &flat, plain.as_ref(), bags, counts)?;
         let inputs: SmallVec<[&Tensor; 2]> = [self].into_iter().chain(factors.as_ref()).collect();
         // The table is kept for the factors' gradient alone.
-        let kept = factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::copy(&table, self));
-        let plain = plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::copy(&plain, factors));
+        let kept = factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::substitute(&table, self));
+        let plain = plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::substitute(&plain, factors));
         drop(table);
-        let shares = match bags.scale_grad_by_freq && autograd::wanted(&[self]) {
+        let shares = match bags.scale_grad_by_freq && autograd::compute_requires_grad(&[self]) {
             true => Some(shares(&flat, self.shape()[0], self.dtype())?),
             false => None,
         };
-        let flat = SavedTensor::of(&flat);
+        let flat = SavedTensor::input(&flat);
         let (mode, skip) = (bags.mode, bags.padding_idx);
         let shape: Dims = self.shape().into();
         Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
-            let plain = plain.as_ref().map(|factors| factors.get(wants)).transpose()?;
-            let flat = flat.get(wants)?;
+            let plain = plain.as_ref().map(|factors| factors.unpack(wants)).transpose()?;
+            let flat = flat.unpack(wants)?;
             let own = match (&more, wants[0]) {
                 (_, false) => None,
                 (Some(places), true) if mode == BagMode::Max => {
@@ -253,7 +253,7 @@ impl Tensor {
                 (counts, true) => {
                     // Factors are multiplied in f32: what is summed is not rounded before.
                     let exact = counts.is_some() || plain.is_some() || shares.is_some();
-                    let mut rows = if exact { amp::widened(g)? } else { g.clone() };
+                    let mut rows = if exact { amp::half_to_f32(g)? } else { g.clone() };
                     if let Some(counts) = counts {
                         rows = rows.div(&counts.to_dtype(rows.dtype())?.reshape([-1isize, 1])?)?;
                     }
@@ -263,13 +263,13 @@ impl Tensor {
                         rows = rows.mul(factor)?;
                     }
                     let same = rows.dtype() == g.dtype();
-                    let sum = if same { wants.sum_in_place(0) } else { None };
+                    let sum = if same { wants.leaf_grad_to_accumulate(0) } else { None };
                     Some(rows_back(OP, &rows, &shape, &flat, skip, sum)?.to_dtype(g.dtype())?)
                 }
             };
             let others = match &kept {
                 Some(table) if wants.get(1) == Some(&true) => {
-                    let table = table.get(wants)?;
+                    let table = table.unpack(wants)?;
                     // In f32: a product of halves would be rounded before it is summed.
                     let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
                     let rows = g.index_select(0, &bag_of)?.to_dtype(wide)?;

@@ -15,7 +15,7 @@ use super::norm::{
 use super::reduce::contiguous_zero_offset;
 use super::shape::cat;
 use super::softmax::lanes_per_row;
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -83,7 +83,7 @@ impl BatchNorm {
     ) -> Result<(Tensor, Parts)> {
         let parts = self.parts(pass == "moments");
         let partial = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?
         };
         let relu = self.relu && g.is_some();
@@ -155,7 +155,7 @@ impl BatchNorm {
         Ok(statistics)
     }
 
-    fn backward(&self, g: &Tensor, statistics: &Tensor, wants: &[bool], training: bool) -> Result<Grads> {
+    fn backward(&self, g: &Tensor, statistics: &Tensor, wants: &[bool], training: bool) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
         let sums = if wants[1..].contains(&true) || (training && wants[0]) {
             Some(match self.x.numel() {
@@ -165,7 +165,7 @@ impl BatchNorm {
         } else {
             None
         };
-        let mut grads = Grads::new();
+        let mut grads = InputGrads::new();
         let dx = || self.elements(Some(&g), statistics, sums.as_ref().filter(|_| training));
         grads.push(wants[0].then(dx).transpose()?);
         for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
@@ -276,7 +276,7 @@ impl Tensor {
         momentum: f64,
         eps: f64,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(op);
+        let _op = memory::scope::enter_op(op);
         check::finite(op, "momentum", momentum)?;
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
@@ -349,7 +349,7 @@ impl Tensor {
         let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
         let made = [Some(&norm.x), norm.weight.as_ref(), norm.bias.as_ref()];
         let saved =
-            made.into_iter().flatten().zip(&inputs).map(|(made, t)| SavedTensor::copy(made, t)).collect();
+            made.into_iter().flatten().zip(&inputs).map(|(made, t)| SavedTensor::substitute(made, t)).collect();
         let (whole, weighs, relu): (Dims, _, _) = (self.shape().into(), weight.is_some(), norm.relu);
         let given = statistics.clone();
         let composed = move |t: &[Tensor]| {
@@ -363,7 +363,7 @@ impl Tensor {
             let out = apply_weight_bias(&x, &t[1..], weighs, &[n, 1])?.reshape(&whole[..])?;
             if relu { out.relu() } else { Ok(out) }
         };
-        Ok(autograd::attach_composed(norm.op, out, &inputs, saved, composed, move |g, wants| {
+        Ok(autograd::composite_differentiable(norm.op, out, &inputs, saved, composed, move |g, wants| {
             norm.backward(g, &statistics, wants, training)
         }))
     }

@@ -411,7 +411,7 @@ impl Tensor {
                 Scalar::Bool(v) => v.into(),
                 Scalar::Float(v) => v as i64,
             };
-            return self.copy_(&Tensor::constant(&[value], &[], self.device())?);
+            return self.copy_(&Tensor::create_constant(&[value], &[], self.device())?);
         }
         run_pointwise_inplace(&FILL_, self, &[value], &[])
     }

@@ -13,7 +13,7 @@ use crate::memory;
 use crate::profile::WorkItem;
 use crate::stream::Access;
 use crate::tensor::Tensor;
-use crate::tensor::layout::collapse;
+use crate::tensor::layout::collapse_dims;
 
 impl Tensor {
     /// The same values as another element type; `self` if it has it already. Floats become integers towards zero.
@@ -28,7 +28,7 @@ impl Tensor {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        let _op = memory::scope::op("to_dtype");
+        let _op = memory::scope::enter_op("to_dtype");
         if self.dtype().is_storage_only() || dtype.is_storage_only() {
             // A gradient of 8 bits would need a scale of its own.
             autograd::check_no_grad_inputs("to_dtype", &[self])?;
@@ -48,11 +48,11 @@ impl Tensor {
     /// recorded.
     #[track_caller]
     pub(crate) fn copy_into(&self, target: &Tensor) -> Result<()> {
-        let _op = memory::scope::op("copy");
+        let _op = memory::scope::enter_op("copy");
         if self.shape() != target.shape() || self.dtype() != target.dtype() {
             return Err(Error::shape("copy", "takes one shape and type", &[self.shape(), target.shape()]));
         }
-        self.same_device("copy", target)?;
+        self.check_same_device("copy", target)?;
         let n = self.numel();
         if n == 0 {
             return Ok(());
@@ -66,7 +66,7 @@ impl Tensor {
             let work = || WorkItem::bytes("copy", 2 * bound[1].bytes);
             return self.device().enqueue(work, &Command::Copy { dst: bound[0], src: bound[1] });
         }
-        let (shape, strides) = collapse(self.shape(), &[target.strides(), self.strides()]);
+        let (shape, strides) = collapse_dims(self.shape(), &[target.strides(), self.strides()]);
         launch::check_rank("copy", shape.len())?;
         // Whole vectors of a result, from neighbours.
         let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR);
@@ -97,14 +97,14 @@ impl Tensor {
     /// `source` does not broadcast to this shape; `self` is a leaf that requires a gradient, or a view of one, and recording is on.
     #[track_caller]
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
-        let _op = memory::scope::op("copy_");
-        if self.layout().overlaps() {
+        let _op = memory::scope::enter_op("copy_");
+        if self.layout().has_internal_overlap() {
             return Err(Error::argument(
                 "copy_",
                 "the tensor repeats elements (it was expanded); copy it first",
             ));
         }
-        let recorded = autograd::may_overwrite("copy_", self, &[source])?;
+        let recorded = autograd::check_inplace("copy_", self, &[source])?;
         // Overlapping views would be read while they are written.
         let source = if source.shares_storage(self) { source.copy()? } else { source.clone() };
         let source = source.to_dtype(self.dtype())?.broadcast_to(self.shape())?;
@@ -115,6 +115,6 @@ impl Tensor {
         let made = autograd::differentiable("copy_", self.detach(), &[self, &source], |g, wants| {
             Ok(smallvec![wants[0].then(|| g.zeros_like()).transpose()?, wants[1].then(|| g.clone())])
         });
-        autograd::overwritten("copy_", self, &made)
+        autograd::rebase_history("copy_", self, &made)
     }
 }

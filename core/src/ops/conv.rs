@@ -10,8 +10,8 @@ use smallvec::smallvec;
 use super::launch;
 use super::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use super::spatial::{self, IntoSpatial, Padding, check_at_least, kernel_axes};
-use crate::amp::recast;
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::amp::dispatch_autocast;
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -193,7 +193,7 @@ fn check(
     }
     launch::check_compute(op, dtype, x.device())?;
     for t in [Some(weight), bias].into_iter().flatten() {
-        x.same_device(op, t)?;
+        x.check_same_device(op, t)?;
         if t.dtype() != dtype {
             return Err(Error::dtype(
                 op,
@@ -248,10 +248,10 @@ fn convolve<const N: usize>(
     dilation: [isize; N],
     groups: usize,
 ) -> Result<Tensor> {
-    recast!(op, [x, weight, bias], |x, w, b| {
+    dispatch_autocast!(op, [x, weight, bias], |x, w, b| {
         convolve(op, &x, &w, b.as_ref(), stride, padding, dilation, groups)
     });
-    let _op = memory::scope::op(op);
+    let _op = memory::scope::enter_op(op);
     check(op, x, weight, bias, N, groups)?;
     check_bias(op, bias, weight.shape()[0])?;
     let (stride, dilation) =
@@ -338,12 +338,12 @@ fn product(geometry: Geometry, kind: Product, a: &Tensor, b: &Tensor) -> Result<
         Product::Input => geometry.input(&first, &second, None)?,
         Product::Weight => geometry.weight(&first, &second)?,
     };
-    if !autograd::wanted(&[a, b]) {
+    if !autograd::compute_requires_grad(&[a, b]) {
         return Ok(out);
     }
-    let (a_kept, b_kept) = (SavedTensor::of(a), SavedTensor::of(b));
+    let (a_kept, b_kept) = (SavedTensor::input(a), SavedTensor::input(b));
     Ok(autograd::differentiable(geometry.op, out, &[a, b], move |g, wants| {
-        let (a, b) = (a_kept.get(wants)?, b_kept.get(wants)?);
+        let (a, b) = (a_kept.unpack(wants)?, b_kept.unpack(wants)?);
         let of = |wanted: bool, kind, a: &Tensor, b: &Tensor| {
             wanted.then(|| product(geometry, kind, a, b)).transpose()
         };
@@ -372,10 +372,10 @@ fn recorded(
 ) -> Tensor {
     let inputs: smallvec::SmallVec<[&Tensor; 3]> = [x, weight].into_iter().chain(bias).collect();
     // Each operand is kept for the gradient of the other.
-    let kept_x = weight.requires_grad().then(|| SavedTensor::of(x));
-    let kept_w = x.requires_grad().then(|| SavedTensor::of(weight));
+    let kept_x = weight.requires_grad().then(|| SavedTensor::input(x));
+    let kept_w = x.requires_grad().then(|| SavedTensor::input(weight));
     autograd::differentiable(geometry.op, out, &inputs, move |g, wants| {
-        let get = |kept: &Option<SavedTensor>| kept.as_ref().map(|t| t.get(wants)).transpose();
+        let get = |kept: &Option<SavedTensor>| kept.as_ref().map(|t| t.unpack(wants)).transpose();
         let [dx, dw] = match [get(&kept_w)?, get(&kept_x)?] {
             // What both are made of is made once.
             [Some(w), Some(x)] if !transposed && !wants.create_graph() => {
@@ -391,7 +391,7 @@ fn recorded(
                 [dx.transpose()?, dw.transpose()?]
             }
         };
-        let mut grads: Grads = smallvec![dx, dw];
+        let mut grads: InputGrads = smallvec![dx, dw];
         if let Some(&want) = wants.get(2) {
             grads.push(want.then(|| bias_gradient(g)).transpose()?);
         }
@@ -413,12 +413,12 @@ fn convolve_transposed<const N: usize>(
     groups: usize,
     dilation: [isize; N],
 ) -> Result<Tensor> {
-    recast!(op, [x, weight, bias], |x, w, b| {
+    dispatch_autocast!(op, [x, weight, bias], |x, w, b| {
         convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation)
     });
-    let _op = memory::scope::op(op);
+    let _op = memory::scope::enter_op(op);
     check(op, x, weight, bias, N, groups)?;
-    let made = weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_ELEMENTS);
+    let made = weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_TENSOR_NUMEL);
     let Some(made) = made else {
         return Err(Error::argument(
             op,

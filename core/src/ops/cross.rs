@@ -8,7 +8,7 @@ use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::{broadcast_shapes, collapse, normalize_dim};
+use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "cross";
@@ -18,7 +18,7 @@ fn product(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
     let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
     let mut lines: Dims = a.shape().into();
     lines[d] = 1;
-    let (shape, strides) = collapse(&lines, &[a.strides(), b.strides(), out.strides()]);
+    let (shape, strides) = collapse_dims(&lines, &[a.strides(), b.strides(), out.strides()]);
     launch::check_rank(OP, shape.len())?;
     let n: usize = shape.iter().product();
     let spec = KernelSpec::new("cross").def("dtype", launch::shader_dtype(a.dtype(), a.device()));
@@ -39,8 +39,8 @@ impl Tensor {
     /// The shapes do not broadcast; the extent of `dim` is not 3, or no extent is; a type is bool; memory runs out.
     #[track_caller]
     pub fn cross(&self, other: &Tensor, dim: Option<isize>) -> Result<Tensor> {
-        let _op = memory::scope::op(OP);
-        self.same_device(OP, other)?;
+        let _op = memory::scope::enter_op(OP);
+        self.check_same_device(OP, other)?;
         let dtype = self.dtype().promote(other.dtype());
         if dtype == DType::Bool {
             return Err(Error::dtype(OP, dtype, "takes numbers; cast with `to_dtype`"));
@@ -67,10 +67,10 @@ impl Tensor {
 /// a × b with its gradients, which are products too.
 fn recorded(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
     let out = product(a, b, d)?;
-    let x = b.requires_grad().then(|| SavedTensor::of(a));
-    let y = a.requires_grad().then(|| SavedTensor::of(b));
+    let x = b.requires_grad().then(|| SavedTensor::input(a));
+    let y = a.requires_grad().then(|| SavedTensor::input(b));
     Ok(autograd::differentiable(OP, out, &[a, b], move |g, wants| {
-        let own = y.as_ref().map(|y| recorded(&y.get(wants)?, g, d)).transpose()?;
-        Ok(smallvec![own, x.as_ref().map(|x| recorded(g, &x.get(wants)?, d)).transpose()?])
+        let own = y.as_ref().map(|y| recorded(&y.unpack(wants)?, g, d)).transpose()?;
+        Ok(smallvec![own, x.as_ref().map(|x| recorded(g, &x.unpack(wants)?, d)).transpose()?])
     }))
 }

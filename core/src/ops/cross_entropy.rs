@@ -11,7 +11,7 @@ use super::norm::{check_is_f64, norm_compute_dtype};
 use super::reduce::contiguous_zero_offset;
 use super::select;
 use super::softmax::{RowLayout, check_f32_f16_bf16};
-use crate::amp::Cast;
+use crate::amp::OperandCast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -239,7 +239,7 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
     } else {
         |t: &Tensor| check_f32_f16_bf16(OP, t)
     };
-    target.same_device(OP, x)?;
+    target.check_same_device(OP, x)?;
     let Some((&classes, examples)) = (match x.shape() {
         [c] => Some((c, Dims::new())),
         [n, c, rest @ ..] => Some((c, std::iter::once(*n).chain(rest.iter().copied()).collect())),
@@ -258,7 +258,7 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
     }
     if let Some(weight) = options.weight {
         check_second(weight)?;
-        weight.same_device(OP, x)?;
+        weight.check_same_device(OP, x)?;
         autograd::check_no_grad_inputs("cross_entropy (of the class weights)", &[weight])?;
         if weight.shape() != [classes] {
             return Err(Error::shape(
@@ -359,9 +359,9 @@ impl Tensor {
     /// As [`cross_entropy`](Self::cross_entropy); the class weights do not fit, or require a gradient.
     #[track_caller]
     pub fn cross_entropy_with(&self, target: &Tensor, options: &CrossEntropy<'_>) -> Result<Tensor> {
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         // The kernels compute in f32 from any float: under autocast only the loss is f32, the logits are not copied.
-        let cast = Cast::of(OP, &[]);
+        let cast = OperandCast::for_op(OP, &[]);
         let result = if cast.is_some() { DType::F32 } else { self.dtype() };
         let soft = check(self, target, options)?;
         let mut examples: Dims = self.shape().into();
@@ -412,7 +412,7 @@ impl Tensor {
         };
         let out = out.to_dtype(result)?;
         let shape: Dims = self.shape().into();
-        let saved = [self, target].into_iter().chain(example.weight.as_ref()).map(SavedTensor::of).collect();
+        let saved = [self, target].into_iter().chain(example.weight.as_ref()).map(SavedTensor::input).collect();
         let again = Again {
             soft,
             dim: example.dim,
@@ -422,14 +422,14 @@ impl Tensor {
             whole: options.reduction != Reduction::None,
         };
         let composed = move |t: &[Tensor]| again.loss(&t[0], &t[1], t.get(2));
-        Ok(autograd::attach_composed(OP, out, &[self, target], saved, composed, move |g, wants| {
+        Ok(autograd::composite_differentiable(OP, out, &[self, target], saved, composed, move |g, wants| {
             let g = g.to_dtype(DType::F32)?;
             let scale = match &divisor {
                 Some(divisor) => g.div(divisor)?,
                 None => g,
             };
             let scale = contiguous_zero_offset(&scale)?;
-            let mut grads = autograd::Grads::from_elem(None, 2);
+            let mut grads = autograd::InputGrads::from_elem(None, 2);
             if wants[0] {
                 let dx = match in_place {
                     true => example.x.clone(),

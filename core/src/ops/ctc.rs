@@ -6,7 +6,7 @@ use super::pointwise::GradVar::{A, B, C, Y};
 use super::pointwise::{PointwiseOp, TypeRule, run_pointwise};
 use super::select;
 use super::shape::{PadMode, cat, stack};
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -83,7 +83,7 @@ impl Tensor {
     /// The shapes or types do not fit; the blank is no class; memory runs out.
     #[track_caller]
     pub fn ctc_loss(&self, options: &Ctc<'_>) -> Result<Tensor> {
-        recast!(OP, [self], |x| x.ctc_loss(options));
+        dispatch_autocast!(OP, [self], |x| x.ctc_loss(options));
         if matches!(self.dtype(), DType::F16 | DType::BF16) {
             // Sums over paths need the range and the digits.
             return self.to_dtype(DType::F32)?.ctc_loss(options)?.to_dtype(self.dtype());
@@ -91,7 +91,7 @@ impl Tensor {
         if self.dtype() != DType::F32 {
             return Err(Error::dtype(OP, self.dtype(), "log-probabilities are f32, f16 or bf16"));
         }
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let Ctc { targets, input_lengths, target_lengths, blank, .. } = *options;
         let (&[steps, batch, classes], &[rows, longest]) = (self.shape(), targets.shape()) else {
             let rule = "takes log-probabilities of [steps, batch, classes] and targets of [batch, longest]";

@@ -30,7 +30,7 @@ use forebay_shaders::reflection::{ModuleInterface, StorageBuffer};
 use smallvec::SmallVec;
 
 use super::launch;
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -165,15 +165,15 @@ impl Call<'_> {
                 "`run` gives one output; use `run_all`, which has no gradient",
             ));
         };
-        let Some(gradient) = gradient.filter(|_| autograd::wanted(&inputs)) else { return Ok(output) };
-        let kept: SmallVec<[SavedTensor; 4]> = inputs.iter().map(|t| SavedTensor::of(t)).collect();
-        let result = SavedTensor::result(&output);
+        let Some(gradient) = gradient.filter(|_| autograd::compute_requires_grad(&inputs)) else { return Ok(output) };
+        let kept: SmallVec<[SavedTensor; 4]> = inputs.iter().map(|t| SavedTensor::input(t)).collect();
+        let result = SavedTensor::output(&output);
         Ok(autograd::differentiable(name, output, &inputs, move |g, wants| {
-            let inputs = kept.iter().map(|t| t.get(wants)).collect::<Result<_>>()?;
-            let saved = Saved { inputs, output: result.get(wants)? };
+            let inputs = kept.iter().map(|t| t.unpack(wants)).collect::<Result<_>>()?;
+            let saved = Saved { inputs, output: result.unpack(wants)? };
             let grads = gradient(&saved, g)?;
             check(name, &saved, wants, &grads)?;
-            Ok(Grads::from_vec(grads))
+            Ok(InputGrads::from_vec(grads))
         }))
     }
 
@@ -196,14 +196,14 @@ impl Call<'_> {
     #[track_caller]
     fn launch(self) -> Result<Vec<Tensor>> {
         let name = self.op.name;
-        let _op = memory::scope::op(name);
+        let _op = memory::scope::enter_op(name);
         let Some(first) = self.inputs.first() else {
             return Err(Error::argument(name, "takes at least one input, which says where it runs"));
         };
         let device = first.device();
         let mut tensors: SmallVec<[Tensor; 8]> = SmallVec::new();
         for input in &self.inputs {
-            first.same_device(name, input)?;
+            first.check_same_device(name, input)?;
             // A binding starts at the start of its memory.
             let whole = input.is_contiguous() && input.layout().offset() == 0;
             tensors.push(if whole { input.detach() } else { input.detach().copy()? });

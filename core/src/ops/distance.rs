@@ -4,7 +4,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -68,7 +68,7 @@ fn distances(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
         return Ok(out);
     }
     let parts = {
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         Tensor::empty(&[splits, batch, rows, cols], a.dtype(), a.device())?
     };
     launch::launch(&spec, &[a, b, &parts], params, groups * splits)?;
@@ -97,7 +97,7 @@ fn gradient(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Re
         return Ok(out);
     }
     let parts = {
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         let shape: Dims = std::iter::once(splits).chain(a.shape().iter().copied()).collect();
         Tensor::empty(&shape, a.dtype(), a.device())?
     };
@@ -149,9 +149,9 @@ impl Tensor {
     /// types differ or are no floats; memory runs out.
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
-        recast!(OP, [self, other], |x, y| x.cdist(&y, p));
-        let _op = memory::scope::op(OP);
-        self.same_device(OP, other)?;
+        dispatch_autocast!(OP, [self, other], |x, y| x.cdist(&y, p));
+        let _op = memory::scope::enter_op(OP);
+        self.check_same_device(OP, other)?;
         if p.is_nan() || p < 0.0 {
             return Err(Error::argument(OP, format!("p is {p}; it must be at least 0")));
         }
@@ -183,8 +183,8 @@ impl Tensor {
         };
         let (a, b) = (stretched(self, rows)?, stretched(other, cols)?);
         let out = distances(&a.detach(), &b.detach(), p)?;
-        let (x, y, distance) = (a.detach(), b.detach(), SavedTensor::result(&out));
-        let saved = [&a, &b].into_iter().map(SavedTensor::of).collect();
+        let (x, y, distance) = (a.detach(), b.detach(), SavedTensor::output(&out));
+        let saved = [&a, &b].into_iter().map(SavedTensor::input).collect();
         let composed = move |t: &[Tensor]| {
             let apart = t[0].unsqueeze(2)?.sub(&t[1].unsqueeze(1)?)?;
             if width == 0 {
@@ -194,8 +194,8 @@ impl Tensor {
             let same = apart.detach().abs()?.amax(&[-1], false)?.eq(0.0)?;
             apart.masked_fill(&same.unsqueeze(-1)?, 1.0)?.norm(p, &[-1], false)?.masked_fill(&same, 0.0)
         };
-        let out = autograd::attach_composed(OP, out, &[&a, &b], saved, composed, move |g, wants| {
-            let distance = distance.get(wants)?;
+        let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, wants| {
+            let distance = distance.unpack(wants)?;
             let own = match wants[0] {
                 true => Some(gradient(&x, &y, g, &distance, p)?),
                 false => None,

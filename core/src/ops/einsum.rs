@@ -2,7 +2,7 @@
 
 use smallvec::SmallVec;
 
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Dims, Tensor};
@@ -154,8 +154,8 @@ impl Term {
 /// The equation is malformed or does not fit the operands; their types differ; memory runs out.
 #[track_caller]
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
-    recast!(OP, [operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
-    let _op = memory::scope::op(OP);
+    dispatch_autocast!(OP, [operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
+    let _op = memory::scope::enter_op(OP);
     let (left, right) = match equation.split_once("->") {
         Some((left, right)) => (left, Some(right)),
         None => (equation, None),

@@ -60,13 +60,13 @@ impl Tensor {
     /// As there.
     #[track_caller]
     pub fn embedding_with(&self, index: &Tensor, how: Lookup) -> Result<Tensor> {
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let &[entries, width] = self.shape() else {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
         };
         check_padding(OP, how.padding_idx, entries)?;
         let flat = index.reshape([-1])?;
-        let shares = match how.scale_grad_by_freq && autograd::wanted(&[self]) {
+        let shares = match how.scale_grad_by_freq && autograd::compute_requires_grad(&[self]) {
             true => Some(shares(&flat, entries, self.dtype())?),
             false => None,
         };
@@ -84,7 +84,7 @@ impl Tensor {
     #[track_caller]
     pub fn embedding_renorm_(&self, index: &Tensor, max_norm: f64, p: f64) -> Result<()> {
         const OP: &str = "embedding_renorm_";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         check::bound(OP, "max_norm", max_norm)?;
         check::bound(OP, "norm_type", p)?;
         let &[entries, _] = self.shape() else {

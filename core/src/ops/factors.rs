@@ -9,7 +9,7 @@ use super::shape::cat;
 use super::svd::{
     MatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
 };
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -125,8 +125,8 @@ impl Tensor {
     #[track_caller]
     pub fn qr(&self, complete: bool) -> Result<(Tensor, Tensor)> {
         const OP: &str = "qr";
-        recast!(OP, [self], |x| x.qr(complete));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.qr(complete));
+        let _op = memory::scope::enter_op(OP);
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let batch = lead.iter().product::<usize>();
         if complete && m > n {
@@ -143,7 +143,7 @@ impl Tensor {
             ));
         }
         let a = self.reshape([batch, m, n])?;
-        if m < n && autograd::wanted(&[self]) {
+        if m < n && autograd::compute_requires_grad(&[self]) {
             // Columns beyond the square are what Q makes of them, which composes.
             let (q, r) = a.narrow(2, 0, m)?.qr(false)?;
             let rest = q.transpose(1, 2)?.matmul(&a.narrow(2, m, n - m)?)?;
@@ -192,8 +192,8 @@ impl Tensor {
     #[track_caller]
     pub fn eigh(&self, upper: bool) -> Result<(Tensor, Tensor)> {
         const OP: &str = "eigh";
-        recast!(OP, [self], |x| x.eigh(upper));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.eigh(upper));
+        let _op = memory::scope::enter_op(OP);
         let (lead, n) = square(OP, self)?;
         let of_values: Dims = lead.iter().copied().chain([n]).collect();
         if self.numel() == 0 {
@@ -234,8 +234,8 @@ impl Tensor {
     /// As [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn eigvalsh(&self, upper: bool) -> Result<Tensor> {
-        recast!("eigvalsh", [self], |x| x.eigvalsh(upper));
-        let _op = memory::scope::op("eigvalsh");
+        dispatch_autocast!("eigvalsh", [self], |x| x.eigvalsh(upper));
+        let _op = memory::scope::enter_op("eigvalsh");
         square("eigvalsh", self)?;
         Ok(self.eigh(upper)?.0)
     }
@@ -249,8 +249,8 @@ impl Tensor {
     #[track_caller]
     pub fn lu_factor(&self) -> Result<(Tensor, Tensor)> {
         const OP: &str = "lu_factor";
-        recast!(OP, [self], |x| x.lu_factor());
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.lu_factor());
+        let _op = memory::scope::enter_op(OP);
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let of_order: Dims = lead.iter().copied().chain([m]).collect();
         if self.numel() == 0 {
@@ -260,7 +260,7 @@ impl Tensor {
         let a = self.reshape([lead.iter().product(), m, n])?;
         let made = lu(&a, m, n)?;
         let order = made.order.to_dtype(DType::I64)?.reshape(&of_order[..])?;
-        if !autograd::wanted(&[self]) {
+        if !autograd::compute_requires_grad(&[self]) {
             return Ok((made.triangles.reshape(self.shape())?, order));
         }
         // Of the rows in order, the square that has both diagonals, and what it makes of the rows or columns beyond it.
@@ -287,8 +287,8 @@ impl Tensor {
     /// As [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu(&self) -> Result<(Tensor, Tensor, Tensor)> {
-        recast!("lu", [self], |x| x.lu());
-        let _op = memory::scope::op("lu");
+        dispatch_autocast!("lu", [self], |x| x.lu());
+        let _op = memory::scope::enter_op("lu");
         let MatrixShape { m, n, .. } = check_matrices("lu", self)?;
         let (both, order) = self.lu_factor()?;
         let k = m.min(n);
@@ -307,8 +307,8 @@ impl Tensor {
     #[track_caller]
     pub fn lu_solve(&self, order: &Tensor, b: &Tensor, left: bool, adjoint: bool) -> Result<Tensor> {
         const OP: &str = "lu_solve";
-        recast!(OP, [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
+        let _op = memory::scope::enter_op(OP);
         let (lead, n) = square(OP, self)?;
         if order.shape() != [lead, &[n]].concat() {
             return Err(Error::shape(
@@ -347,8 +347,8 @@ impl Tensor {
     #[track_caller]
     pub fn lstsq(&self, b: &Tensor, rtol: Option<f64>) -> Result<Lstsq> {
         const OP: &str = "lstsq";
-        recast!(OP, [self, b], |a, b| a.lstsq(&b, rtol));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self, b], |a, b| a.lstsq(&b, rtol));
+        let _op = memory::scope::enter_op(OP);
         let (of_a, of_b) = (check_matrices(OP, self)?, check_matrices(OP, b)?);
         if of_a.m != of_b.m {
             let rule = "takes right sides with a row for each of the matrix";
@@ -364,10 +364,10 @@ impl Tensor {
 
 /// `out`, both triangles of `a` [batch, n, n] whose rows are in order, with its history.
 fn triangles_of(a: &Tensor, out: Tensor) -> Tensor {
-    let result = SavedTensor::result(&out);
+    let result = SavedTensor::output(&out);
     autograd::differentiable("lu_factor", out, &[a], move |g, wants| {
         // L⁻ᵀ (tril(Lᵀ gL, -1) + triu(gU Uᵀ)) U⁻ᵀ (PyTorch's `plu_backward`).
-        let both = result.get(wants)?;
+        let both = result.unpack(wants)?;
         let ones = Tensor::eye(g.shape()[1], g.shape()[1], g.dtype(), g.device())?;
         let lower = both.tril(-1)?.add(&ones)?.transpose(1, 2)?;
         let upper = both.triu(0)?.transpose(1, 2)?;

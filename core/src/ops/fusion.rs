@@ -25,7 +25,7 @@ use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::stream::{Access, DispatchGuard};
-use crate::tensor::layout::collapse;
+use crate::tensor::layout::collapse_dims;
 use crate::tensor::{Layout, Tensor, WeakStorage};
 
 /// Results of fewer bytes are made by kernels that there are anyway: a chain's own costs more to compile than it saves.
@@ -45,7 +45,7 @@ const STEP_NAMES: [&str; MAX_STEPS] =
 /// # Errors
 /// It says something else.
 pub(crate) fn from_env() -> Result<Option<u64>> {
-    Ok(Some(environment::bytes("FOREBAY_FUSE")?.unwrap_or(DEFAULT_MIN_BYTES)).filter(|&least| least > 0))
+    Ok(Some(environment::read_bytes("FOREBAY_FUSE")?.unwrap_or(DEFAULT_MIN_BYTES)).filter(|&least| least > 0))
 }
 
 /// The same, where opening a device has seen to errors.
@@ -231,7 +231,7 @@ fn build_fused_kernel(
     }
     let strides: SmallVec<[&[usize]; 8]> =
         std::iter::once(out).chain(inputs.iter().map(|input| &input.layout)).map(Layout::strides).collect();
-    let (shape, strides) = collapse(out.shape(), &strides);
+    let (shape, strides) = collapse_dims(out.shape(), &strides);
     let strided: SmallVec<[u8; 8]> = strides[1..].iter().map(|s| u8::from(*s != strides[0])).collect();
     let in_memory = steps.iter().zip(written).filter(|(_, w)| **w == 1).map(|(step, _)| step.call.out_dtype);
     let mut in_memory = inputs.iter().map(|input| input.dtype).chain(in_memory);
@@ -301,7 +301,7 @@ pub(super) fn defer(
     out: &Tensor,
 ) -> Result<Option<PointwiseLaunch>> {
     let device = out.device();
-    tensors.iter().try_for_each(|t| out.same_device(call.op, t))?;
+    tensors.iter().try_for_each(|t| out.check_same_device(call.op, t))?;
     let queue = device.queue();
     let mut gate = device.lock_dispatch_of(queue);
     gate.take_failure()?;
@@ -352,7 +352,7 @@ fn bind_step(
     for (k, (t, made)) in tensors.iter().zip(marks).enumerate() {
         sources.push(match gate.producing_step(*made) {
             Some(step) => {
-                autograd::touched(t, Access::Read);
+                autograd::record_access(t, Access::Read);
                 StepOperand::Step(step)
             }
             None => {

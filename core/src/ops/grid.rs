@@ -132,8 +132,8 @@ impl Tensor {
         align_corners: bool,
     ) -> Result<Tensor> {
         const OP: &str = "grid_sample";
-        let _op = memory::scope::op(OP);
-        self.same_device(OP, grid)?;
+        let _op = memory::scope::enter_op(OP);
+        self.check_same_device(OP, grid)?;
         for dtype in [self.dtype(), grid.dtype()] {
             if !dtype.is_float() {
                 return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
@@ -225,7 +225,7 @@ impl Tensor {
     #[track_caller]
     pub fn affine_grid(&self, size: &[usize], align_corners: bool) -> Result<Tensor> {
         const OP: &str = "affine_grid";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let n = size.len().wrapping_sub(2);
         if !matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1] {
             let rule = "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5";

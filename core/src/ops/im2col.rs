@@ -145,7 +145,7 @@ impl Windows {
         let vectors = live.div_ceil(lanes);
         let blocks = outer * self.groups;
         let out = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[blocks, depth, vectors * lanes], dtype, images.device())?
         };
         if self.are_images() && live == vectors * lanes {
@@ -307,7 +307,7 @@ impl Geometry {
         if more == 0 {
             return Ok(lines.clone());
         }
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         lines.pad(&[0, more as isize], PadMode::Constant(0.0))
     }
 
@@ -332,7 +332,7 @@ impl Geometry {
             );
         }
         let all = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?
         };
         gemm_into(self.op, lines, windows, &all, false)?;
@@ -354,7 +354,7 @@ impl Geometry {
         for chunk in windows.chunks(dy, DType::F32, together) {
             let places = from.of(dy, chunk)?;
             let all = {
-                let _tag = memory::scope::tag(Tag::Workspace);
+                let _tag = memory::scope::enter_tag(Tag::Workspace);
                 let blocks = if together { self.groups } else { chunk.images };
                 Tensor::empty(&[blocks, windows.taken(), places.shape()[2]], DType::F32, dy.device())?
             };
@@ -446,7 +446,7 @@ impl Sum {
             return Ok(());
         }
         let each = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             made()?
         };
         gemm_into(g.op, places, &transposed, &each, false)?;
@@ -479,7 +479,7 @@ impl Switch {
 /// # Errors
 /// It says no number.
 pub(crate) fn im2col_bytes_from_env() -> Result<Option<u64>> {
-    environment::bytes("FOREBAY_WINDOWS")
+    environment::read_bytes("FOREBAY_WINDOWS")
 }
 
 impl Device {

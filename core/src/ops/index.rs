@@ -15,12 +15,12 @@ use super::reduce::contiguous_zero_offset;
 use super::scatter;
 use super::select;
 use super::shape::PadMode;
-use crate::amp::{self, recast};
+use crate::amp::{self, dispatch_autocast};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::{collapse, normalize_dim};
+use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// What scattering does where it meets an element.
@@ -91,11 +91,11 @@ pub(super) fn gather_into(
     index_strides: &[usize],
     out: &Tensor,
 ) -> Result<()> {
-    x.same_device(op, index)?;
+    x.check_same_device(op, index)?;
     in_range(op, index, Range::of(x, dim))?;
     let (in_strides, dim_stride) = without(x.strides(), dim);
     let extent = x.shape().get(dim).copied().unwrap_or(1);
-    let (mut shape, mut strides) = collapse(out.shape(), &[&in_strides, index_strides]);
+    let (mut shape, mut strides) = collapse_dims(out.shape(), &[&in_strides, index_strides]);
     launch::check_rank(op, shape.len())?;
     let mut size = out.dtype().size();
     let (mut n, mut offset, mut dim_stride) = (out.numel(), x.layout().offset(), dim_stride);
@@ -134,9 +134,9 @@ pub(super) fn place_into(
     index: &Tensor,
     src: &Tensor,
 ) -> Result<()> {
-    out.same_device(op, index)?;
+    out.check_same_device(op, index)?;
     let (out_strides, dim_stride) = without(out.strides(), dim);
-    let (shape, strides) = collapse(src.shape(), &[src.strides(), index.strides(), &out_strides]);
+    let (shape, strides) = collapse_dims(src.shape(), &[src.strides(), index.strides(), &out_strides]);
     launch::check_rank(op, shape.len())?;
     let spec = KernelSpec::new("place").def("size", out.dtype().size()).def("index", index_dtype(op, index)?);
     let params = Params::new()
@@ -171,7 +171,7 @@ pub(super) fn scatter_into(
     source: &Source<'_>,
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<()> {
-    out.same_device(op, index)?;
+    out.check_same_device(op, index)?;
     in_range(op, index, Range::of(out, dim))?;
     launch::check_compute(op, out.dtype(), out.device())?;
     let length = shape.get(dim).copied().unwrap_or(1);
@@ -187,7 +187,7 @@ pub(super) fn scatter_into(
         Source::Tensor(t, strides) => (Some(*t), t.layout().offset(), without(strides, dim), 0.0),
         Source::Number(v) => (None, 0, (zeros, 0), *v),
     };
-    let (line_shape, strides) = collapse(&lines_shape, &[&out_strides, &index_rest, &src_rest]);
+    let (line_shape, strides) = collapse_dims(&lines_shape, &[&out_strides, &index_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
     let extent = out.shape().get(dim).copied().unwrap_or(1);
     if lines == 0 || length == 0 || extent == 0 {
@@ -200,7 +200,7 @@ pub(super) fn scatter_into(
         let number = match source {
             Source::Tensor(..) => None,
             Source::Number(v) => {
-                let _tag = memory::scope::tag(Tag::Workspace);
+                let _tag = memory::scope::enter_tag(Tag::Workspace);
                 Some(Tensor::full(&[], *v, out.dtype(), out.device())?)
             }
         };
@@ -287,13 +287,13 @@ fn added_back(
     (index, strides): (&Tensor, &[usize]),
     skip: Option<usize>,
 ) -> Tensor {
-    if !autograd::wanted(&[g]) {
+    if !autograd::compute_requires_grad(&[g]) {
         return back;
     }
     let (from, to): (Dims, Dims) = (back.shape().into(), g.shape().into());
     let (index, strides): (_, Dims) = (index.clone(), strides.into());
     let (again, again_strides, known) = (index.clone(), strides.clone(), index.clone());
-    autograd::attach_linear_by(
+    autograd::linear_differentiable_with(
         op,
         back,
         g,
@@ -389,7 +389,7 @@ impl Tensor {
     /// The ranks differ, or an extent of `index` beside `dim` is larger than that of `self`.
     #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::op("gather");
+        let _op = memory::scope::enter_op("gather");
         if self.rank() == 0 && index.rank() == 1 {
             return self.reshape([1])?.gather(dim, index);
         }
@@ -406,9 +406,9 @@ impl Tensor {
             }));
         }
         gather_into("gather", self, d, index, index.strides(), &out)?;
-        let index = SavedTensor::of(index);
+        let index = SavedTensor::input(index);
         Ok(autograd::differentiable("gather", out, &[self], move |g, wants| {
-            let index = index.get(wants)?;
+            let index = index.unpack(wants)?;
             Ok(smallvec![Some(scatter_grad("gather", g, &shape, d, (&index, index.strides()), None)?)])
         }))
     }
@@ -453,7 +453,7 @@ impl Tensor {
                 format!("the source has the type of the tensor, {}", self.dtype()),
             ));
         }
-        self.same_device(op, src)
+        self.check_same_device(op, src)
     }
 
     /// The indices of one dimension that `index` (of one dimension) names, in its order.
@@ -464,7 +464,7 @@ impl Tensor {
     /// `index` has more than one dimension.
     #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::op("index_select");
+        let _op = memory::scope::enter_op("index_select");
         let d = normalize_dim("index_select", dim, self.rank())?;
         if index.rank() > 1 {
             return Err(Error::shape(
@@ -496,17 +496,17 @@ impl Tensor {
             *s = index.strides().first().copied().unwrap_or(0);
         }
         gather_into(op, self, d, index, &strides, &out)?;
-        let (before, index): (Dims, _) = (self.shape().into(), SavedTensor::of(index));
+        let (before, index): (Dims, _) = (self.shape().into(), SavedTensor::input(index));
         Ok(autograd::differentiable(op, out, &[self], move |g, wants| {
-            let index = index.get(wants)?;
+            let index = index.unpack(wants)?;
             if let Some(shares) = &shares {
                 // What is summed is not rounded before.
-                let rows = amp::widened(g)?.mul(shares)?;
+                let rows = amp::half_to_f32(g)?.mul(shares)?;
                 let back = rows_back(op, &rows, &before, &index, skip, None)?;
                 return Ok(smallvec![Some(back.to_dtype(g.dtype())?)]);
             }
             if d == 0 {
-                let sum = wants.sum_in_place(0);
+                let sum = wants.leaf_grad_to_accumulate(0);
                 return Ok(smallvec![Some(rows_back(op, g, &before, &index, skip, sum)?)]);
             }
             Ok(smallvec![Some(scatter_grad(op, g, &before, d, (&index, &strides), skip)?)])
@@ -531,7 +531,7 @@ impl Tensor {
             x_shape[k] = n;
             i_shape[k] = n;
         }
-        let _op = memory::scope::op("take_along_dim");
+        let _op = memory::scope::enter_op("take_along_dim");
         // PyTorch takes -n..n here, unlike in `gather`.
         let rows = select::linearize_index(
             "take_along_dim",
@@ -564,7 +564,7 @@ impl Tensor {
     /// As [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
-        recast!("scatter_add", [self, src], |x, src| x.scatter_add(dim, index, &src));
+        dispatch_autocast!("scatter_add", [self, src], |x, src| x.scatter_add(dim, index, &src));
         self.scatter_op("scatter_add", dim, index, src, ScatterOp::Add)
     }
 
@@ -577,15 +577,15 @@ impl Tensor {
         src: &Tensor,
         how: ScatterOp,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(op);
+        let _op = memory::scope::enter_op(op);
         let d = normalize_dim(op, dim, self.rank())?;
         self.check_scatter(op, d, index, src)?;
         let out = self.detach().copy()?;
         let source = Source::Tensor(src, src.strides().into());
         scatter_into(op, &out, d, (index, index.strides()), index.shape(), &source, (how, None))?;
-        let (index, src_shape): (_, Dims) = (SavedTensor::of(index), src.shape().into());
+        let (index, src_shape): (_, Dims) = (SavedTensor::input(index), src.shape().into());
         Ok(autograd::differentiable(op, out, &[self, src], move |g, wants| {
-            let index = index.get(wants)?;
+            let index = index.unpack(wants)?;
             let own = if !wants[0] {
                 None
             } else if how == ScatterOp::Add {
@@ -626,7 +626,7 @@ impl Tensor {
     /// As [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_value(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
-        let _op = memory::scope::op("scatter");
+        let _op = memory::scope::enter_op("scatter");
         let d = normalize_dim("scatter", dim, self.rank())?;
         self.check_index("scatter", d, index)?;
         let out = self.detach().copy()?;
@@ -634,7 +634,7 @@ impl Tensor {
             // The kernel's own number is an f32.
             let wide = match t.dtype() {
                 DType::F64 | DType::I32 | DType::U32 | DType::I64 => {
-                    let _tag = memory::scope::tag(Tag::Workspace);
+                    let _tag = memory::scope::enter_tag(Tag::Workspace);
                     Some(Tensor::full(&[], v, t.dtype(), t.device())?)
                 }
                 _ => None,
@@ -654,9 +654,9 @@ impl Tensor {
             )
         };
         put(&out, index, value)?;
-        let index = SavedTensor::of(index);
+        let index = SavedTensor::input(index);
         Ok(autograd::differentiable("scatter", out, &[self], move |g, wants| {
-            let index = index.get(wants)?;
+            let index = index.unpack(wants)?;
             Ok(smallvec![Some(g.scatter_value(dim, &index, 0.0)?)])
         }))
     }
@@ -669,7 +669,7 @@ impl Tensor {
     /// The shapes do not fit; `src` has another type; alpha is no whole number where the types are.
     #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
-        let _op = memory::scope::op("index_add");
+        let _op = memory::scope::enter_op("index_add");
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
         let whole = !self.dtype().is_float();
@@ -689,9 +689,9 @@ impl Tensor {
         let out = self.detach().copy()?;
         let source = Source::Tensor(&scaled, scaled.strides().into());
         scatter_into("index_add", &out, d, (index, &strides), &shape, &source, (ScatterOp::Add, None))?;
-        let index = SavedTensor::of(index);
+        let index = SavedTensor::input(index);
         Ok(autograd::differentiable("index_add", out, &[self, src], move |g, wants| {
-            let index = index.get(wants)?;
+            let index = index.unpack(wants)?;
             let own = wants[0].then(|| g.clone());
             let other = match wants[1] {
                 true => {
@@ -718,7 +718,7 @@ impl Tensor {
         index: &Tensor,
         value: impl Into<Operand<'a>>,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op("index_fill");
+        let _op = memory::scope::enter_op("index_fill");
         let d = normalize_dim("index_fill", dim, self.rank())?;
         let mut shape: Dims = self.shape().into();
         if let Some(n) = shape.get_mut(d) {

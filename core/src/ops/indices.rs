@@ -59,7 +59,7 @@ pub fn set_check_indices(on: bool) {
 fn asked() -> Result<bool> {
     static ASKED: OnceLock<std::result::Result<bool, String>> = OnceLock::new();
     let asked = ASKED
-        .get_or_init(|| environment::switch(VARIABLE).map(|on| on == Some(true)).map_err(|e| e.to_string()));
+        .get_or_init(|| environment::read_switch(VARIABLE).map(|on| on == Some(true)).map_err(|e| e.to_string()));
     asked.clone().map_err(Error::Config)
 }
 

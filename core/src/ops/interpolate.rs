@@ -14,7 +14,7 @@ use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::{MAX_ELEMENTS, numel, tensor_numel};
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, numel, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 
 /// How [`interpolate`](Tensor::interpolate) finds what lies between elements.
@@ -320,8 +320,8 @@ fn resample(x: &Tensor, axes: &[Vec<Span>], weighted: bool) -> Result<Tensor> {
         }
     }
     let out = Tensor::empty(&shape, x.dtype(), x.device())?;
-    let _tag = memory::scope::tag(Tag::Workspace);
-    let spans = Tensor::constant(&spans, &[spans.len()], x.device())?;
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    let spans = Tensor::create_constant(&spans, &[spans.len()], x.device())?;
     let spec = KernelSpec::new("resample")
         .def("dtype", launch::shader_dtype(x.dtype(), x.device()))
         .def("rank", axes.len())
@@ -378,10 +378,10 @@ fn in_16_bits(spans: &[Span]) -> Vec<Span> {
 /// Weights as the kernel reads them.
 fn weight_table(weights: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
     if dtype == DType::F64 {
-        return Tensor::constant(weights, &[weights.len()], device);
+        return Tensor::create_constant(weights, &[weights.len()], device);
     }
     let weights: Vec<f32> = weights.iter().map(|&w| w as f32).collect();
-    Tensor::constant(&weights, &[weights.len()], device)
+    Tensor::create_constant(&weights, &[weights.len()], device)
 }
 
 impl Tensor {
@@ -407,7 +407,7 @@ impl Tensor {
     #[track_caller]
     pub fn interpolate(&self, options: &Interpolate) -> Result<Tensor> {
         use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let ranks = match options.mode {
             Nearest | NearestExact | Area => 3..=5,
             Linear => 3..=3,
@@ -448,7 +448,7 @@ impl Tensor {
             return Err(Error::shape(OP, "takes and gives extents of at least 1", &[&from, &to]));
         }
         // A table of the host has an entry for each of them.
-        if to.iter().any(|&n| n > MAX_ELEMENTS) || tensor_numel(&to).is_none() {
+        if to.iter().any(|&n| n > MAX_TENSOR_NUMEL) || tensor_numel(&to).is_none() {
             return Err(Error::shape(OP, "gives less than 2^32 elements", &[&from, &to]));
         }
         let bytes = self.dtype() == DType::U8 && !nearest;
@@ -467,7 +467,7 @@ impl Tensor {
         let out = resample(self, &axes, !nearest)?;
         let axes = Arc::new(axes);
         let again = axes.clone();
-        Ok(autograd::attach_linear(
+        Ok(autograd::linear_differentiable(
             OP,
             out,
             self,

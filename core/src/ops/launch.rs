@@ -323,7 +323,7 @@ where
     for (t, _) in tensors.clone() {
         if t.device() != first.device() {
             let op = scope::current().op;
-            first.same_device(if op.is_empty() { "launch" } else { op }, t)?;
+            first.check_same_device(if op.is_empty() { "launch" } else { op }, t)?;
         }
     }
     loop {

@@ -12,7 +12,7 @@ use super::norm::{apply_weight_bias, normalize_composite, prepare_parameter};
 use super::reduce::{contiguous_zero_offset, sum_parts};
 use super::softmax::check_f32_f16_bf16;
 use crate::amp;
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -58,8 +58,8 @@ impl SavedRows {
     /// As the tape has it: `input` is its tensor there.
     fn saved(&self, input: &Tensor) -> SavedTensor {
         match self {
-            Self::Whole(x) => SavedTensor::copy(x, input),
-            Self::Parts(branch, residual) => SavedTensor::sum(residual, branch, input),
+            Self::Whole(x) => SavedTensor::substitute(x, input),
+            Self::Parts(branch, residual) => SavedTensor::substitute_sum(residual, branch, input),
         }
     }
 
@@ -158,7 +158,7 @@ impl RowNorm {
         statistics: &Tensor,
         more: Option<(Tensor, bool)>,
         wants: &[bool],
-    ) -> Result<Grads> {
+    ) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
         let (more, inplace) = more.map_or((None, false), |(more, inplace)| (Some(more), inplace));
         let more = if inplace { more } else { more.map(|m| contiguous_zero_offset(&m)).transpose()? };
@@ -174,7 +174,7 @@ impl RowNorm {
         let sections = if of_columns { 3 } else { 2 };
         let partial = match sums {
             true => {
-                let _tag = memory::scope::tag(Tag::Workspace);
+                let _tag = memory::scope::enter_tag(Tag::Workspace);
                 Some(Tensor::empty(&[groups, sections, self.extent], DType::F32, g.device())?)
             }
             false => None,
@@ -216,10 +216,10 @@ impl RowNorm {
         drop((partial, more));
         let out = match (low, given) {
             (None, None) => out,
-            (Some(low), given) => out.with_beside(Some(low.with_beside(None, given)), None),
-            (None, given) => out.with_beside(None, given),
+            (Some(low), given) => out.with_grad_extras(Some(low.with_grad_extras(None, given)), None),
+            (None, given) => out.with_grad_extras(None, given),
         };
-        let mut grads: Grads = smallvec![wants[0].then_some(out)];
+        let mut grads: InputGrads = smallvec![wants[0].then_some(out)];
         let parameters = [(&self.weight, scaled), (&self.bias, plain)];
         let parameters = parameters.into_iter().filter_map(|(t, sum)| Some((t.as_ref()?, sum)));
         for ((t, sum), &want) in parameters.zip(&wants[1..]) {
@@ -236,11 +236,11 @@ impl RowNorm {
     }
 
     fn attach(self, out: Tensor, x: SavedRows, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
-        if !autograd::wanted(inputs) {
+        if !autograd::compute_requires_grad(inputs) {
             return out;
         }
         let made = [&self.weight, &self.bias].into_iter().flatten();
-        let parameters = made.zip(&inputs[1..]).map(|(made, t)| SavedTensor::copy(made, t));
+        let parameters = made.zip(&inputs[1..]).map(|(made, t)| SavedTensor::substitute(made, t));
         let saved = std::iter::once(x.saved(inputs[0])).chain(parameters).collect();
         let (rows, extent, rms, eps, weighs) =
             (self.rows, self.extent, self.rms, self.eps, self.weight.is_some());
@@ -248,16 +248,16 @@ impl RowNorm {
             let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
             apply_weight_bias(&x, &t[1..], weighs, &[extent])?.reshape(t[0].shape())
         };
-        autograd::attach_composed(self.op, out, inputs, saved, composed, move |g, wants| {
+        autograd::composite_differentiable(self.op, out, inputs, saved, composed, move |g, wants| {
             let whole = |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
             let of_node = || {
-                wants.sum(0).map(|m| {
+                wants.take_pending_grad(0).map(|m| {
                     let own = m.is_unique() && whole(&m);
                     (m, own)
                 })
             };
             // The same sum for a leaf, such as what enters a checkpoint: in a checkpoint gradients have the same bits.
-            let of_leaf = || wants.sum_in_place(0).filter(whole).map(|m| (m, true));
+            let of_leaf = || wants.leaf_grad_to_accumulate(0).filter(whole).map(|m| (m, true));
             let more = if wants[0] { of_node().or_else(of_leaf) } else { None };
             self.backward(g, &x, &statistics, more, wants)
         })
@@ -294,11 +294,11 @@ impl Tensor {
         eps: Option<f64>,
         next: Next,
     ) -> Result<(Tensor, Tensor)> {
-        let _op = memory::scope::op(op);
+        let _op = memory::scope::enter_op(op);
         check::finite(op, "eps", eps.unwrap_or(0.0))?;
         check_f32_f16_bf16(op, self)?;
         check_f32_f16_bf16(op, residual)?;
-        self.same_device(op, residual)?;
+        self.check_same_device(op, residual)?;
         if self.shape() != residual.shape() {
             return Err(Error::shape(
                 op,
@@ -335,10 +335,10 @@ impl Tensor {
         let (branch, residual) = (contiguous_zero_offset(self)?, contiguous_zero_offset(residual)?);
         let (normed, statistics) = norm.forward(&branch, Some((&residual, &kept)), result)?;
         let sum = autograd::differentiable(op, kept.clone(), &inputs, move |g, wants| {
-            let mut grads = Grads::new();
+            let mut grads = InputGrads::new();
             for (&dtype, &want) in types.iter().zip(wants.iter()) {
                 // Also where nobody wants it: what is taken is not kept. It has no history for a walk that is recorded.
-                let low = g.take_low(dtype).filter(|_| !wants.create_graph());
+                let low = g.take_low_precision(dtype).filter(|_| !wants.create_graph());
                 let grad = || low.map_or_else(|| g.to_dtype(dtype), Ok);
                 grads.push(if want { Some(grad()?) } else { None });
             }

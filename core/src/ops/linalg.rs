@@ -6,7 +6,7 @@ use smallvec::smallvec;
 
 use super::launch::{self, GROUP, Params};
 use super::svd::{MatrixShape, check_matrices, empty_result_with_grad};
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -38,7 +38,7 @@ pub(super) fn lu(x: &Tensor, m: usize, n: usize) -> Result<Lu> {
     let batch = x.numel() / (m * n).max(1);
     let triangles = x.detach().reshape([batch, m, n])?.copy()?;
     let order = {
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         Tensor::empty(&[batch, m], DType::U32, x.device())?
     };
     let sign = Tensor::empty(&[batch], x.dtype(), x.device())?;
@@ -110,7 +110,7 @@ fn together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor,
     if a.dtype() != b.dtype() {
         return Err(Error::dtype(op, b.dtype(), format!("both have the type {}", a.dtype())));
     }
-    a.same_device(op, b)?;
+    a.check_same_device(op, b)?;
     let lead = broadcast_shapes(op, &[lead, rest.batch_shape])?;
     let batch: usize = lead.iter().product();
     let whole = |t: &Tensor, m: usize| t.broadcast_to(&[&lead[..], &[n, m]].concat())?.reshape([batch, n, m]);
@@ -131,8 +131,8 @@ impl Tensor {
     #[track_caller]
     pub fn cholesky(&self) -> Result<Tensor> {
         const OP: &str = "cholesky";
-        recast!(OP, [self], |x| x.cholesky());
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.cholesky());
+        let _op = memory::scope::enter_op(OP);
         let (_, n) = square(OP, self)?;
         if self.numel() == 0 {
             return empty_result_with_grad(OP, &[self], self.shape());
@@ -142,10 +142,10 @@ impl Tensor {
         let spec = KernelSpec::new("lu").def("dtype", self.dtype().name()).def("form", "cholesky");
         eliminate(&spec, &[&triangles])?;
         let out = triangles.tril(0)?.reshape(self.shape())?;
-        let l = SavedTensor::result(&out);
+        let l = SavedTensor::output(&out);
         Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
             // L⁻ᵀ Φ(Lᵀ g) L⁻¹ made symmetric, where Φ is the lower half with half of the diagonal (Murray, 2016).
-            let l = l.get(wants)?;
+            let l = l.unpack(wants)?;
             let inner = l.transpose(-2, -1)?.matmul(g)?;
             let phi = inner.tril(0)?.add(&inner.tril(-1)?)?.mul(0.5)?;
             let lt = l.transpose(-2, -1)?;
@@ -169,8 +169,8 @@ impl Tensor {
         unitriangular: bool,
     ) -> Result<Tensor> {
         const OP: &str = "solve_triangular";
-        recast!(OP, [self, b], |a, b| a.solve_triangular(&b, upper, left, unitriangular));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self, b], |a, b| a.solve_triangular(&b, upper, left, unitriangular));
+        let _op = memory::scope::enter_op(OP);
         if !left {
             square(OP, self)?;
             check_matrices(OP, b)?;
@@ -180,9 +180,9 @@ impl Tensor {
         let (a, b, shape) = together(OP, self, b)?;
         let triangle = Triangle { upper, unit: unitriangular };
         let x = substitute(&a.detach(), &b, triangle)?;
-        let (saved, result) = (SavedTensor::of(&a), SavedTensor::result(&x));
+        let (saved, result) = (SavedTensor::input(&a), SavedTensor::output(&x));
         let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
-            let (a, x) = (saved.get(wants)?, result.get(wants)?);
+            let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);
             let gb = a.transpose(1, 2)?.solve_triangular(g, !upper, true, unitriangular)?;
             let ga = wants[0].then(|| {
                 let whole = gb.matmul(&x.transpose(1, 2)?)?.neg()?;
@@ -210,8 +210,8 @@ impl Tensor {
     #[track_caller]
     pub fn solve(&self, b: &Tensor) -> Result<Tensor> {
         const OP: &str = "solve";
-        recast!(OP, [self, b], |a, b| a.solve(&b));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self, b], |a, b| a.solve(&b));
+        let _op = memory::scope::enter_op(OP);
         let (lead, n) = square(OP, self)?;
         if b.rank() == 1 || (b.rank() + 1 == self.rank() && b.shape() == [lead, &[n]].concat()) {
             return self.solve(&b.unsqueeze(-1)?)?.squeeze(-1);
@@ -224,9 +224,9 @@ impl Tensor {
         let rows = b.detach().gather(1, &order.unsqueeze(2)?.broadcast_to(b.shape())?)?;
         let x = substitute(&triangles, &rows, Triangle { upper: false, unit: true })?;
         let x = substitute(&triangles, &x, Triangle { upper: true, unit: false })?;
-        let (saved, result) = (SavedTensor::of(&a), SavedTensor::result(&x));
+        let (saved, result) = (SavedTensor::input(&a), SavedTensor::output(&x));
         let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
-            let (a, x) = (saved.get(wants)?, result.get(wants)?);
+            let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);
             let gb = a.transpose(1, 2)?.solve(g)?;
             let ga = wants[0].then(|| gb.matmul(&x.transpose(1, 2)?)?.neg());
             Ok(smallvec![ga.transpose()?, Some(gb)])
@@ -241,8 +241,8 @@ impl Tensor {
     #[track_caller]
     pub fn inv(&self) -> Result<Tensor> {
         const OP: &str = "inv";
-        recast!(OP, [self], |x| x.inv());
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.inv());
+        let _op = memory::scope::enter_op(OP);
         let (_, n) = square(OP, self)?;
         self.solve(&Tensor::eye(n, n, self.dtype(), self.device())?.broadcast_to(self.shape())?)
     }
@@ -254,17 +254,17 @@ impl Tensor {
     #[track_caller]
     pub fn det(&self) -> Result<Tensor> {
         const OP: &str = "det";
-        recast!(OP, [self], |x| x.det());
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.det());
+        let _op = memory::scope::enter_op(OP);
         let (lead, n) = square(OP, self)?;
         if self.numel() == 0 {
             return empty_result_with_grad(OP, &[self], lead)?.add(1.0);
         }
         let Lu { triangles, sign, .. } = lu(self, n, n)?;
         let out = triangles.diagonal(0, 1, 2)?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
-        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
-            let (x, y) = (x.get(wants)?, y.get(wants)?);
+            let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let scale = g.mul(&y)?.unsqueeze(-1)?.unsqueeze(-1)?;
             Ok(smallvec![Some(x.inv()?.transpose(-2, -1)?.mul(&scale)?)])
         }))
@@ -277,8 +277,8 @@ impl Tensor {
     #[track_caller]
     pub fn slogdet(&self) -> Result<(Tensor, Tensor)> {
         const OP: &str = "slogdet";
-        recast!(OP, [self], |x| x.slogdet());
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.slogdet());
+        let _op = memory::scope::enter_op(OP);
         let (lead, n) = square(OP, self)?;
         if self.numel() == 0 {
             let none = empty_result_with_grad(OP, &[self], lead)?;
@@ -293,10 +293,10 @@ impl Tensor {
         let sign = autograd::differentiable(OP, sign, &[self], move |g, _| {
             Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
         });
-        let x = SavedTensor::of(self);
+        let x = SavedTensor::input(self);
         let size = autograd::differentiable(OP, size, &[self], move |g, wants| {
             let scale = g.unsqueeze(-1)?.unsqueeze(-1)?;
-            Ok(smallvec![Some(x.get(wants)?.inv()?.transpose(-2, -1)?.mul(&scale)?)])
+            Ok(smallvec![Some(x.unpack(wants)?.inv()?.transpose(-2, -1)?.mul(&scale)?)])
         });
         Ok((sign, size))
     }
@@ -308,8 +308,8 @@ impl Tensor {
     #[track_caller]
     pub fn matrix_power(&self, power: i32) -> Result<Tensor> {
         const OP: &str = "matrix_power";
-        recast!(OP, [self], |x| x.matrix_power(power));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.matrix_power(power));
+        let _op = memory::scope::enter_op(OP);
         let (_, n) = square(OP, self)?;
         let mut left = power.unsigned_abs();
         let mut square = if power < 0 { self.inv()? } else { self.clone() };
@@ -340,8 +340,8 @@ impl Tensor {
     #[track_caller]
     pub fn pinv(&self, rtol: Option<f64>) -> Result<Tensor> {
         const OP: &str = "pinv";
-        recast!(OP, [self], |x| x.pinv(rtol));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.pinv(rtol));
+        let _op = memory::scope::enter_op(OP);
         Ok(self.inverse_by_values(OP, rtol)?.0)
     }
 
@@ -361,10 +361,10 @@ impl Tensor {
         let none = self.negligible(&s, rtol)?;
         let inverse = s.masked_fill(&none, 1.0)?.reciprocal()?.masked_fill(&none, 0.0)?;
         let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
-        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         let out = autograd::differentiable(op, out, &[self], move |g, wants| {
             // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a) (Golub and Pereyra, 1973), of matrices whose rank stays.
-            let (a, p) = (x.get(wants)?, y.get(wants)?);
+            let (a, p) = (x.unpack(wants)?, y.unpack(wants)?);
             let (pt, gt) = (p.transpose(-2, -1)?, g.transpose(-2, -1)?);
             let long = gt.matmul(&p)?.matmul(&pt)?;
             let wide = pt.matmul(&p)?.matmul(&gt)?;
@@ -381,8 +381,8 @@ impl Tensor {
     #[track_caller]
     pub fn matrix_rank(&self, rtol: Option<f64>) -> Result<Tensor> {
         const OP: &str = "matrix_rank";
-        recast!(OP, [self], |x| x.matrix_rank(rtol));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.matrix_rank(rtol));
+        let _op = memory::scope::enter_op(OP);
         let MatrixShape { batch_shape: lead, .. } = check_matrices(OP, self)?;
         if self.numel() == 0 {
             return Tensor::zeros(lead, DType::I64, self.device());

@@ -3,7 +3,7 @@
 use super::linalg::square;
 use super::shape::cat;
 use super::svd::MatrixDims;
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -35,7 +35,7 @@ impl From<f64> for MatrixNorm {
 #[track_caller]
 pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
     const OP: &str = "multi_dot";
-    let _op = memory::scope::op(OP);
+    let _op = memory::scope::enter_op(OP);
     let [first, .., last] = tensors else {
         return Err(Error::argument(OP, format!("takes at least two tensors, got {}", tensors.len())));
     };
@@ -114,7 +114,7 @@ impl Tensor {
         keepdim: bool,
     ) -> Result<Tensor> {
         const OP: &str = "matrix_norm";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let order = order.into();
         let of = MatrixDims::new(OP, self, dims)?;
         if !self.dtype().is_float() {
@@ -149,8 +149,8 @@ impl Tensor {
     pub fn cond(&self, order: impl Into<MatrixNorm>) -> Result<Tensor> {
         const OP: &str = "cond";
         let order = order.into();
-        recast!(OP, [self], |x| x.cond(order));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.cond(order));
+        let _op = memory::scope::enter_op(OP);
         let MatrixNorm::Order(p @ (2.0 | -2.0)) = order else {
             let (lead, n) = square(OP, self)?;
             if n == 0 {
@@ -172,7 +172,7 @@ impl Tensor {
     #[track_caller]
     pub fn vander(&self, n: Option<usize>) -> Result<Tensor> {
         const OP: &str = "vander";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if self.rank() == 0 {
             return self.unsqueeze(0)?.vander(n);
         }
@@ -193,8 +193,8 @@ impl Tensor {
     #[track_caller]
     pub fn matrix_exp(&self) -> Result<Tensor> {
         const OP: &str = "matrix_exp";
-        recast!(OP, [self], |x| x.matrix_exp());
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.matrix_exp());
+        let _op = memory::scope::enter_op(OP);
         let (_, n) = square(OP, self)?;
         let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
         if self.numel() == 0 {
@@ -240,7 +240,7 @@ impl Tensor {
     /// As [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn cholesky_solve(&self, l: &Tensor, upper: bool) -> Result<Tensor> {
-        let _op = memory::scope::op("cholesky_solve");
+        let _op = memory::scope::enter_op("cholesky_solve");
         square("cholesky_solve", l)?;
         let (lower, lt) =
             if upper { (l.transpose(-2, -1)?, l.clone()) } else { (l.clone(), l.transpose(-2, -1)?) };
@@ -265,7 +265,7 @@ impl Tensor {
     /// As [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn logdet(&self) -> Result<Tensor> {
-        let _op = memory::scope::op("logdet");
+        let _op = memory::scope::enter_op("logdet");
         let (sign, size) = self.slogdet()?;
         size.masked_fill(&sign.lt(0.0)?, f64::NAN)
     }
@@ -276,7 +276,7 @@ impl Tensor {
     /// The shapes do not broadcast; `dim` is out of range; memory runs out.
     #[track_caller]
     pub fn vecdot(&self, other: &Tensor, dim: isize) -> Result<Tensor> {
-        let _op = memory::scope::op("vecdot");
+        let _op = memory::scope::enter_op("vecdot");
         self.mul(other)?.sum(&[dim], false)
     }
 
@@ -287,7 +287,7 @@ impl Tensor {
     #[track_caller]
     pub fn tensorinv(&self, ind: usize) -> Result<Tensor> {
         const OP: &str = "tensorinv";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if ind == 0 || ind > self.rank() {
             let rule = format!("takes a number of dimensions from 1 to {}, got {ind}", self.rank());
             return Err(Error::argument(OP, rule));
@@ -308,7 +308,7 @@ impl Tensor {
     #[track_caller]
     pub fn tensorsolve(&self, b: &Tensor, dims: &[isize]) -> Result<Tensor> {
         const OP: &str = "tensorsolve";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let moved = dims.iter().map(|&d| normalize_dim(OP, d, self.rank())).collect::<Result<Vec<_>>>()?;
         let rest = (0..self.rank()).filter(|d| !moved.contains(d));
         let order: Vec<isize> = rest.chain(moved.iter().copied()).map(|d| d as isize).collect();

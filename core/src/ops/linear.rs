@@ -9,8 +9,8 @@ use super::activation;
 use super::linear_fp8;
 use super::matmul::{self, EpilogueTensors, add_scaled};
 use super::reduce::{contiguous_zero_offset, sum_columns, sum_parts};
-use crate::amp::{self, Cast, stepwise};
-use crate::autograd::{self, BackwardCtx, Grads, SavedTensor};
+use crate::amp::{self, OperandCast, dispatch_in_f32};
+use crate::autograd::{self, BackwardCtx, InputGrads, SavedTensor};
 use crate::backend::GELU_GRAD_ROWS;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -36,11 +36,11 @@ impl Layer {
         x: &Tensor,
         weight: &Tensor,
         bias: Option<&Tensor>,
-        cast: Option<&Cast>,
+        cast: Option<&OperandCast>,
     ) -> Result<Self> {
         check_shapes(op, x, weight, bias)?;
         let cast = |t: &Tensor| match cast {
-            Some(cast) => cast.numbers(t),
+            Some(cast) => cast.cast_detached(t),
             None => Ok(t.detach()),
         };
         Ok(Self {
@@ -55,9 +55,9 @@ impl Layer {
     /// One of its operands, as it is kept: what is multiplied may be a cast of it.
     fn saved(&self, operand: &Tensor) -> SavedTensor {
         if self.low.dtype() == operand.dtype() {
-            SavedTensor::of(operand)
+            SavedTensor::input(operand)
         } else {
-            SavedTensor::apart(operand)
+            SavedTensor::input_for_create_graph(operand)
         }
     }
 
@@ -91,7 +91,7 @@ impl Layer {
         let dw = match x.filter(|_| wants[at]) {
             None => None,
             Some(x) => {
-                let before = wants.sum_in_place(at).filter(|sum| sum.dtype() == self.weight.dtype());
+                let before = wants.leaf_grad_to_accumulate(at).filter(|sum| sum.dtype() == self.weight.dtype());
                 let add = before.is_some();
                 let dw = before.map_or_else(
                     || Tensor::empty(self.weight.shape(), self.weight.dtype(), g.device()),
@@ -128,10 +128,10 @@ impl Layer {
         weight: Option<Tensor>,
         x_shape: &[usize],
         wants: &BackwardCtx<'_>,
-    ) -> Result<Grads> {
+    ) -> Result<InputGrads> {
         let dx = weight.filter(|_| wants[0]).map(|w| g.mm(&w.to_dtype(g.dtype())?)?.reshape(x_shape));
         let dw = x.filter(|_| wants[1]).map(|x| g.t()?.mm(&x)?.to_dtype(self.weight.dtype()));
-        let mut grads: Grads = smallvec![dx.transpose()?, dw.transpose()?];
+        let mut grads: InputGrads = smallvec![dx.transpose()?, dw.transpose()?];
         if let Some(bias) = &self.bias {
             let db = wants[2].then(|| g.sum_to(&[g.shape()[1]])?.to_dtype(bias.dtype()));
             grads.push(db.transpose()?);
@@ -174,7 +174,7 @@ fn hidden_gradient(
         let like = || Tensor::empty(x.shape(), x.dtype(), x.device());
         let (hidden, gelu) = (like()?, like()?);
         let sums = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             let parts = x.shape()[0].div_ceil(GELU_GRAD_ROWS);
             Tensor::empty(&[parts, 1, x.shape()[1]], DType::F32, x.device())?
         };
@@ -226,7 +226,7 @@ impl Tensor {
     #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         const OP: &str = "linear";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if self.rank() == 0 || !matches!(weight.rank(), 1 | 2) {
             let rule = "takes x of [.., in] and a weight of [out, in] or [in]";
             return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
@@ -238,9 +238,9 @@ impl Tensor {
                 Some(bias) => out.add(bias),
             };
         }
-        let cast = Cast::of(OP, &[Some(self.dtype()), Some(weight.dtype())]);
+        let cast = OperandCast::for_op(OP, &[Some(self.dtype()), Some(weight.dtype())]);
         let x = match &cast {
-            Some(cast) => &cast.on(self)?,
+            Some(cast) => &cast.apply(self)?,
             None => self,
         };
         if cast.is_none() {
@@ -258,20 +258,20 @@ impl Tensor {
         let out = layer.forward(&flat.detach())?.reshape(&shape[..])?;
         let inputs = [Some(x), Some(weight), bias];
         let inputs: Vec<&Tensor> = inputs.into_iter().flatten().collect();
-        if !autograd::wanted(&inputs) {
+        if !autograd::compute_requires_grad(&inputs) {
             return Ok(out);
         }
         // x is kept for the weight's gradient alone.
-        let kept = weight.requires_grad().then(|| SavedTensor::of(&flat));
+        let kept = weight.requires_grad().then(|| SavedTensor::input(&flat));
         // In its own type, in which its gradient comes; what is multiplied is the layer's.
         let own = x.requires_grad().then(|| layer.saved(weight));
         drop(flat);
         let x_shape: Dims = x.shape().into();
         Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
-            let sums = g.column_sums_beside();
+            let sums = g.cached_column_sums();
             let g = rows(g)?;
-            let kept = kept.as_ref().map(|x| x.get(wants)).transpose()?;
-            let own = own.as_ref().map(|w| w.get(wants)).transpose()?;
+            let kept = kept.as_ref().map(|x| x.unpack(wants)).transpose()?;
+            let own = own.as_ref().map(|w| w.unpack(wants)).transpose()?;
             if wants.create_graph() {
                 return layer.recorded(&g, kept, own, &x_shape, wants);
             }
@@ -280,7 +280,7 @@ impl Tensor {
                 false => None,
             };
             let [dw, db] = layer.backward(&g, kept.as_ref(), sums, wants, 1)?;
-            let mut grads: Grads = smallvec![dx, dw];
+            let mut grads: InputGrads = smallvec![dx, dw];
             if layer.bias.is_some() {
                 grads.push(db);
             }
@@ -299,14 +299,14 @@ impl Tensor {
     #[track_caller]
     pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
         const OP: &str = "mlp";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if in_fp8(self.dtype()) {
             return self.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
         }
         // It is made of linear layers, and cast as they are.
-        let cast = Cast::of("linear", &[Some(self.dtype()), Some(up.dtype())]);
+        let cast = OperandCast::for_op("linear", &[Some(self.dtype()), Some(up.dtype())]);
         let x = match &cast {
-            Some(cast) => &cast.on(self)?,
+            Some(cast) => &cast.apply(self)?,
             None => self,
         };
         if cast.is_none() {
@@ -336,19 +336,19 @@ impl Tensor {
         let shape = with_last(x.shape(), down.shape()[0]);
         let out = second.forward(&wide)?.reshape(&shape[..])?;
         let inputs = [x, up, up_bias, down, down_bias];
-        if !autograd::wanted(&inputs) {
+        if !autograd::compute_requires_grad(&inputs) {
             return Ok(out);
         }
         let x_shape: Dims = x.shape().into();
         let [w1, b1, w2, b2] = [(&first, up), (&first, up_bias), (&second, down), (&second, down_bias)]
             .map(|(layer, t)| layer.saved(t));
-        let saved = [SavedTensor::of(x), w1, b1, w2, b2].into_iter().collect();
+        let saved = [SavedTensor::input(x), w1, b1, w2, b2].into_iter().collect();
         let composed = |t: &[Tensor]| {
             let low = |k: usize| t[k].to_dtype(t[0].dtype());
             t[0].linear(&low(1)?, Some(&low(2)?))?.gelu_tanh()?.linear(&low(3)?, Some(&low(4)?))
         };
-        Ok(autograd::attach_composed(OP, out, &inputs, saved, composed, move |g, wants| {
-            let given = g.column_sums_beside();
+        Ok(autograd::composite_differentiable(OP, out, &inputs, saved, composed, move |g, wants| {
+            let given = g.cached_column_sums();
             let g = rows(g)?;
             let (hidden, wide, sums) = hidden_gradient(OP, &g, &second.low, &before)?;
             let [dw2, db2] = second.backward(&g, Some(&wide), given, wants, 3)?;
@@ -358,7 +358,7 @@ impl Tensor {
                 true => Some(matmul::gemm(OP, &hidden, &first.low)?.reshape(&x_shape[..])?),
                 false => None,
             };
-            Ok(smallvec![dx, dw1, db1, dw2, db2] as Grads)
+            Ok(smallvec![dx, dw1, db1, dw2, db2] as InputGrads)
         }))
     }
 }
@@ -371,8 +371,8 @@ impl Tensor {
     #[track_caller]
     pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         const OP: &str = "bilinear";
-        stepwise!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
-        let _op = memory::scope::op(OP);
+        dispatch_in_f32!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
+        let _op = memory::scope::enter_op(OP);
         let (&[o, i, j], Some((&given1, batch)), Some((&given2, batch2))) =
             (weight.shape(), self.shape().split_last(), x2.shape().split_last())
         else {

@@ -13,8 +13,8 @@ use super::loss::Reduction;
 use super::matmul;
 use super::reduce::contiguous_zero_offset;
 use super::softmax::check_f32_f16_bf16;
-use crate::amp::Cast;
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::amp::OperandCast;
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -108,7 +108,7 @@ impl Head<'_> {
         let row = classes.next_multiple_of(ROW);
         let chunk = chunk_rows(n, chunk_bytes(device) / (row * dtype.size()));
         let buffer = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[chunk, row], dtype, device)?
         };
         for first in (0..n).step_by(chunk) {
@@ -182,7 +182,7 @@ impl Tensor {
         target: &Tensor,
         options: &CrossEntropy<'_>,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let (&[classes, features], Some((&given, before))) = (weight.shape(), self.shape().split_last())
         else {
             let rule = "takes x of [.., in] and a weight of [classes, in]";
@@ -202,13 +202,13 @@ impl Tensor {
         check_f32_f16_bf16(OP, self)?;
         check_f32_f16_bf16(OP, weight)?;
         // It is a linear layer, and cast as one.
-        let cast = Cast::of("linear", &[Some(self.dtype()), Some(weight.dtype())]);
+        let cast = OperandCast::for_op("linear", &[Some(self.dtype()), Some(weight.dtype())]);
         let x = match &cast {
-            Some(cast) => &cast.on(self)?,
+            Some(cast) => &cast.apply(self)?,
             None => self,
         };
         let low = match &cast {
-            Some(cast) => cast.numbers(weight)?,
+            Some(cast) => cast.cast_detached(weight)?,
             None => weight.detach(),
         };
         matmul::check_matmul_operands(OP, x, &low)?;
@@ -218,18 +218,18 @@ impl Tensor {
         // What is asked of class weights and smoothing, on logits of one row that are not made.
         check(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
         let head = Head { x: rows, weight: contiguous_zero_offset(&low)?, target, options };
-        let wants = match autograd::is_enabled() {
+        let wants = match autograd::is_grad_enabled() {
             true => [x.requires_grad(), weight.requires_grad()],
             false => [false, false],
         };
         let (loss, made) = head.run(wants, weight.dtype())?;
-        if !autograd::wanted(&[x, weight]) {
+        if !autograd::compute_requires_grad(&[x, weight]) {
             return Ok(loss);
         }
         let shape: Dims = x.shape().into();
         let made = Mutex::new(Some(made));
-        let mut saved: SmallVec<[SavedTensor; 4]> = [x, weight].map(SavedTensor::apart).into_iter().collect();
-        saved.extend([Some(&head.target), options.weight].into_iter().flatten().map(SavedTensor::apart));
+        let mut saved: SmallVec<[SavedTensor; 4]> = [x, weight].map(SavedTensor::input_for_create_graph).into_iter().collect();
+        saved.extend([Some(&head.target), options.weight].into_iter().flatten().map(SavedTensor::input_for_create_graph));
         let &CrossEntropy { weight: _, ignore_index, reduction, label_smoothing, in_place: _ } = options;
         let composed = move |t: &[Tensor]| {
             let logits = t[0].reshape([n, features])?.linear(&t[1].to_dtype(t[0].dtype())?, None)?;
@@ -242,9 +242,9 @@ impl Tensor {
             };
             logits.to_dtype(DType::F32)?.cross_entropy_with(&t[2], &options)
         };
-        Ok(autograd::attach_composed(OP, loss, &[x, weight], saved, composed, move |g, wants| {
+        Ok(autograd::composite_differentiable(OP, loss, &[x, weight], saved, composed, move |g, wants| {
             let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
-            let of_one = if wants.kept() { made.clone() } else { made.take() };
+            let of_one = if wants.retain_graph() { made.clone() } else { made.take() };
             let Some([dx, dw]) = of_one else {
                 return Err(Error::Backward(format!(
                     "`{OP}` has given its gradients away in an earlier walk; use `backward_retain`, or `retain_graph`, for that"
@@ -252,12 +252,12 @@ impl Tensor {
             };
             let g = contiguous_zero_offset(g)?;
             // They lie where the loss's pass made them, unless another walk is to find them there.
-            let scaled = |t: Tensor| match wants.kept() {
+            let scaled = |t: Tensor| match wants.retain_graph() {
                 true => t.mul(&g),
                 false => scale_in_place(&t, &g).map(|()| t),
             };
             let (dx, dw) = (dx.map(&scaled).transpose()?, dw.map(&scaled).transpose()?);
-            Ok(smallvec![dx.map(|dx| dx.reshape(&shape[..])).transpose()?, dw] as Grads)
+            Ok(smallvec![dx.map(|dx| dx.reshape(&shape[..])).transpose()?, dw] as InputGrads)
         }))
     }
 }

@@ -9,7 +9,7 @@ use super::linear::rows;
 use super::reduce::{contiguous_zero_offset, sum_columns};
 use super::scaled_mm::supports_fp8_extents;
 use super::statistics::largest_magnitude;
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, InputGrads};
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{self, Tag};
@@ -43,7 +43,7 @@ impl Scaled {
         let turned = columns && supports_fp8_extents(device, x.shape());
         let turned = turned.then(|| Tensor::empty(&[across, rows], dtype, device)).transpose()?;
         let largest = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             largest_magnitude(&x)?
         };
         let spec = KernelSpec::new("scaled_cast")
@@ -72,7 +72,7 @@ impl Scaled {
 pub(super) fn linear(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     let (dtype, weight_type) = (x.dtype(), weight.dtype());
     let inputs: SmallVec<[&Tensor; 3]> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
-    let wanted = autograd::wanted(&inputs);
+    let wanted = autograd::compute_requires_grad(&inputs);
     // Each is kept for the gradient of the other one.
     let [keeps_x, keeps_weight] = [weight, x].map(|t| wanted && t.requires_grad());
     let low = Scaled::new(&rows(x)?, DType::F8E4M3, keeps_x)?;
@@ -100,7 +100,7 @@ pub(super) fn linear(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option
             .as_ref()
             .filter(|_| wants[1])
             .map(|(x, scale)| low_g.columns.t()?.scaled_mm(x, &low_g.scale, scale, None, weight_type));
-        let mut grads: Grads = smallvec![dx.transpose()?, dw.transpose()?];
+        let mut grads: InputGrads = smallvec![dx.transpose()?, dw.transpose()?];
         if let Some(bias_type) = bias_type {
             grads.push(wants[2].then(|| sum_columns(&g, bias_type)).transpose()?);
         }

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use super::indices::{Range, in_range};
 use super::pointwise::Operand;
 use super::select;
-use crate::amp::{self, stepwise};
+use crate::amp::{self, dispatch_in_f32};
 use crate::autograd::{self, SavedTensor};
 use crate::error::{Error, Result};
 use crate::memory;
@@ -58,8 +58,8 @@ impl Tensor {
         ignore_index: i64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        stepwise!("nll_loss", [self, weight], |x, w| x.nll_loss(target, w.as_ref(), ignore_index, reduction));
-        let _op = memory::scope::op("nll_loss");
+        dispatch_in_f32!("nll_loss", [self, weight], |x, w| x.nll_loss(target, w.as_ref(), ignore_index, reduction));
+        let _op = memory::scope::enter_op("nll_loss");
         if !target.dtype().is_int() {
             return Err(Error::dtype("nll_loss", target.dtype(), "targets are classes, as integers"));
         }
@@ -98,7 +98,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        stepwise!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
+        dispatch_in_f32!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.square()?)
     }
 
@@ -108,7 +108,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        stepwise!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
+        dispatch_in_f32!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.abs()?)
     }
 
@@ -118,7 +118,7 @@ impl Tensor {
     /// The shapes do not broadcast; `beta` is negative; memory runs out.
     #[track_caller]
     pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: Reduction) -> Result<Tensor> {
-        stepwise!("smooth_l1_loss", [self, target], |x, y| x.smooth_l1_loss(&y, beta, reduction));
+        dispatch_in_f32!("smooth_l1_loss", [self, target], |x, y| x.smooth_l1_loss(&y, beta, reduction));
         if beta < 0.0 {
             return Err(Error::argument("smooth_l1_loss", format!("beta {beta} is negative")));
         }
@@ -134,7 +134,7 @@ impl Tensor {
     /// The shapes do not broadcast; `delta` is not positive; memory runs out.
     #[track_caller]
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Result<Tensor> {
-        stepwise!("huber_loss", [self, target], |x, y| x.huber_loss(&y, delta, reduction));
+        dispatch_in_f32!("huber_loss", [self, target], |x, y| x.huber_loss(&y, delta, reduction));
         if delta <= 0.0 {
             return Err(Error::argument("huber_loss", format!("delta {delta} is not positive")));
         }
@@ -162,7 +162,7 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Tensor> {
         const OP: &str = "binary_cross_entropy";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if amp::is_autocast_enabled() {
             return Err(Error::argument(
                 OP,
@@ -177,9 +177,9 @@ impl Tensor {
                 &[self.shape(), target.shape()],
             ));
         }
-        stepwise!(OP, [self, target, weight], |x, y, w| x.binary_cross_entropy(&y, w.as_ref(), reduction));
+        dispatch_in_f32!(OP, [self, target, weight], |x, y, w| x.binary_cross_entropy(&y, w.as_ref(), reduction));
         let (x, y) = (self.detach(), target.detach());
-        let kept = [SavedTensor::of(self), SavedTensor::of(target)];
+        let kept = [SavedTensor::input(self), SavedTensor::input(target)];
         let logs = |x: &Tensor| -> Result<(Tensor, Tensor)> {
             Ok((x.log()?.maximum(-100.0)?, x.neg()?.log1p()?.maximum(-100.0)?))
         };
@@ -187,7 +187,7 @@ impl Tensor {
         // -(y yes + (1 - y) no)
         let losses = y.sub(1.0)?.mul(&no)?.sub(&y.mul(&yes)?)?;
         let losses = autograd::differentiable(OP, losses, &[self, target], move |g, wants| {
-            let (x, y) = (kept[0].get(wants)?, kept[1].get(wants)?);
+            let (x, y) = (kept[0].unpack(wants)?, kept[1].unpack(wants)?);
             let dx = if wants[0] {
                 // Finite also at 0 and 1, where the logarithms are held.
                 let slope = x.mul(&x.rsub(1.0)?)?.maximum(1e-12)?;
@@ -220,7 +220,7 @@ impl Tensor {
         pos_weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        stepwise!(
+        dispatch_in_f32!(
             "binary_cross_entropy_with_logits",
             [self, target, weight, pos_weight],
             |x, y, weight, pos| {
@@ -243,7 +243,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
-        stepwise!("kl_div", [self, target], |x, y| x.kl_div(&y, log_target, reduction));
+        dispatch_in_f32!("kl_div", [self, target], |x, y| x.kl_div(&y, log_target, reduction));
         let losses = if log_target {
             target.exp()?.mul(&target.sub(self)?)?
         } else {
@@ -266,7 +266,7 @@ impl Tensor {
         eps: f64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        stepwise!("gaussian_nll_loss", [self, target, var], |x, y, var| {
+        dispatch_in_f32!("gaussian_nll_loss", [self, target, var], |x, y, var| {
             x.gaussian_nll_loss(&y, &var, full, eps, reduction)
         });
         // One variance for a row of the input.
@@ -286,7 +286,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn soft_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        stepwise!("soft_margin_loss", [self, target], |x, y| x.soft_margin_loss(&y, reduction));
+        dispatch_in_f32!("soft_margin_loss", [self, target], |x, y| x.soft_margin_loss(&y, reduction));
         reduction.apply(&self.mul(target)?.logsigmoid()?.neg()?)
     }
 
@@ -302,7 +302,7 @@ impl Tensor {
         margin: f64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        stepwise!("margin_ranking_loss", [self, other, target], |a, b, y| {
+        dispatch_in_f32!("margin_ranking_loss", [self, other, target], |a, b, y| {
             a.margin_ranking_loss(&b, &y, margin, reduction)
         });
         // Negated first: of unsigned numbers that wraps, as in PyTorch.
@@ -316,7 +316,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn cosine_similarity(&self, other: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
-        stepwise!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
+        dispatch_in_f32!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
         let shape =
             crate::tensor::layout::broadcast_shapes("cosine_similarity", &[self.shape(), other.shape()])?;
         // As in PyTorch, lengths below `eps` are raised to it behind the tape's back: the gradient is that of the length.
@@ -335,7 +335,7 @@ impl Tensor {
     /// `dim` is out of range; memory runs out.
     #[track_caller]
     pub fn normalize(&self, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
-        stepwise!("normalize", [self], |x| x.normalize(p, dim, eps));
+        dispatch_in_f32!("normalize", [self], |x| x.normalize(p, dim, eps));
         let length = self.norm(p, &[dim], true)?;
         let held = length.detach().lt(eps)?;
         self.div(&length.masked_fill(&held, Operand::from(eps))?)
@@ -347,7 +347,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn pairwise_distance(&self, other: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
-        stepwise!("pairwise_distance", [self, other], |x, y| x.pairwise_distance(&y, p, eps, keepdim));
+        dispatch_in_f32!("pairwise_distance", [self, other], |x, y| x.pairwise_distance(&y, p, eps, keepdim));
         self.sub(other)?.add(eps)?.norm(p, &[-1], keepdim)
     }
 
@@ -357,7 +357,7 @@ impl Tensor {
     /// As [`norm`](Self::norm); the shapes do not broadcast.
     #[track_caller]
     pub fn dist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
-        stepwise!("dist", [self, other], |x, y| x.dist(&y, p));
+        dispatch_in_f32!("dist", [self, other], |x, y| x.dist(&y, p));
         self.sub(other)?.norm(p, &[], false)
     }
 
@@ -377,7 +377,7 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Tensor> {
         const EPS: f64 = 1e-6;
-        stepwise!("triplet_margin_loss", [self, positive, negative], |a, near, far| {
+        dispatch_in_f32!("triplet_margin_loss", [self, positive, negative], |a, near, far| {
             a.triplet_margin_loss(&near, &far, margin, p, swap, reduction)
         });
         if margin.is_nan() || margin <= 0.0 {

@@ -2,7 +2,7 @@
 
 use super::loss::{Reduction, weighted};
 use super::select;
-use crate::amp::stepwise;
+use crate::amp::dispatch_in_f32;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -54,7 +54,7 @@ impl Tensor {
         eps: f64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        stepwise!("poisson_nll_loss", [self, target], |x, y| {
+        dispatch_in_f32!("poisson_nll_loss", [self, target], |x, y| {
             x.poisson_nll_loss(&y, log_input, full, eps, reduction)
         });
         let losses = if log_input {
@@ -78,7 +78,7 @@ impl Tensor {
     /// The shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn hinge_embedding_loss(&self, target: &Tensor, margin: f64, reduction: Reduction) -> Result<Tensor> {
-        stepwise!("hinge_embedding_loss", [self, target], |x, y| x
+        dispatch_in_f32!("hinge_embedding_loss", [self, target], |x, y| x
             .hinge_embedding_loss(&y, margin, reduction));
         let y = target.detach();
         let apart = self.rsub(margin)?.clamp_min(0.0)?.masked_fill(&y.eq(1.0)?, 0.0)?;
@@ -102,7 +102,7 @@ impl Tensor {
         const OP: &str = "cosine_embedding_loss";
         // PyTorch's, added to squares.
         const EPS: f64 = 1e-12;
-        stepwise!(OP, [self, other, target], |a, b, y| a.cosine_embedding_loss(&b, &y, margin, reduction));
+        dispatch_in_f32!(OP, [self, other, target], |a, b, y| a.cosine_embedding_loss(&b, &y, margin, reduction));
         if !matches!(self.rank(), 1 | 2) || other.rank() != self.rank() || target.rank() + 1 != self.rank() {
             return Err(Error::shape(
                 OP,
@@ -133,8 +133,8 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Tensor> {
         const OP: &str = "multi_margin_loss";
-        stepwise!(OP, [self, weight], |x, w| x.multi_margin_loss(target, p, margin, w.as_ref(), reduction));
-        let _op = memory::scope::op(OP);
+        dispatch_in_f32!(OP, [self, weight], |x, w| x.multi_margin_loss(target, p, margin, w.as_ref(), reduction));
+        let _op = memory::scope::enter_op(OP);
         if !matches!(p, 1 | 2) {
             return Err(Error::argument(OP, format!("p is {p}; it must be 1 or 2")));
         }
@@ -155,8 +155,8 @@ impl Tensor {
     #[track_caller]
     pub fn multilabel_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         const OP: &str = "multilabel_margin_loss";
-        stepwise!(OP, [self], |x| x.multilabel_margin_loss(target, reduction));
-        let _op = memory::scope::op(OP);
+        dispatch_in_f32!(OP, [self], |x| x.multilabel_margin_loss(target, reduction));
+        let _op = memory::scope::enter_op(OP);
         let (x, y) = batch_scores_and_targets(OP, self, target, true)?;
         let classes = x.shape()[1];
         let listed = y.ge(0)?.to_dtype(DType::F32)?.cumprod(1)?;

@@ -10,15 +10,15 @@ use smallvec::{SmallVec, smallvec};
 use super::launch::{self, Params};
 use super::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use super::pointwise::{GradRule, Operand, PointwiseOp, Scalar, TypeRule, run_pointwise};
-use crate::amp::{self, recast};
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::amp::{self, dispatch_autocast};
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::profile::WorkItem;
 use crate::stream::Access;
-use crate::tensor::layout::{broadcast_shapes, collapse, collapse_one, numel};
+use crate::tensor::layout::{broadcast_shapes, collapse_dims, collapse_tensor_dims, numel};
 use crate::tensor::{Dims, Tensor};
 
 /// A batch of matrices in a tensor: offset and strides, in elements. The batch has two dimensions at most.
@@ -43,7 +43,7 @@ fn transpose_matrix(t: &Tensor) -> Result<Tensor> {
 
 /// Checks what every product asks of its operands: one device, one type, which has a product.
 pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
-    a.same_device(op, b)?;
+    a.check_same_device(op, b)?;
     launch::check_computable(op, a)?;
     launch::check_computable(op, b)?;
     if a.dtype() != b.dtype() {
@@ -66,17 +66,17 @@ fn matmul_with_grad(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> 
 
 /// The same in `dtype`: the operands', or f32 for 16-bit ones.
 fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
-    if !autograd::wanted(&[a, b]) {
+    if !autograd::compute_requires_grad(&[a, b]) {
         return gemm_as(op, a, b, dtype);
     }
     let out = gemm_as(op, &a.detach(), &b.detach(), dtype)?;
     // Each operand is kept for the gradient of the other, and its shape for its own.
-    let left = b.requires_grad().then(|| SavedTensor::of(a));
-    let right = a.requires_grad().then(|| SavedTensor::of(b));
+    let left = b.requires_grad().then(|| SavedTensor::input(a));
+    let right = a.requires_grad().then(|| SavedTensor::input(b));
     let (a_shape, b_shape): (Dims, Dims) = (a.shape().into(), b.shape().into());
     Ok(autograd::differentiable(op, out, &[a, b], move |g, wants| {
         let of = |kept: &Option<SavedTensor>, k: usize| match kept.as_ref().filter(|_| wants[k]) {
-            Some(kept) => transpose_matrix(&kept.get(wants)?).map(Some),
+            Some(kept) => transpose_matrix(&kept.unpack(wants)?).map(Some),
             None => Ok(None),
         };
         // Gradients of products that were left in f32 are multiplied in the operands' type.
@@ -84,7 +84,7 @@ fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -
             of(&right, 0)?.map(|b| matmul_sum_to(op, &g.to_dtype(b.dtype())?, &b, &a_shape)).transpose()?;
         let db =
             of(&left, 1)?.map(|a| matmul_sum_to(op, &a, &g.to_dtype(a.dtype())?, &b_shape)).transpose()?;
-        Ok(smallvec![da, db] as Grads)
+        Ok(smallvec![da, db] as InputGrads)
     }))
 }
 
@@ -249,7 +249,7 @@ impl MatmulProblem {
         let with = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
         let (mut a, mut b) = (a.broadcast_to(&with(m, k))?, b.broadcast_to(&with(k, n))?);
         let depth = batch.len();
-        let fold = |a: &Tensor, b: &Tensor| collapse(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
+        let fold = |a: &Tensor, b: &Tensor| collapse_dims(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
         let (mut extents, mut strides) = fold(&a, &b);
         if extents.len() > 2 {
             // Kernels take two batch dimensions; of contiguous operands one remains.
@@ -283,7 +283,7 @@ impl MatmulProblem {
             return self.run_kernel(out, None);
         }
         let whole = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&self.shape, out.dtype(), out.device())?
         };
         self.run_kernel(&whole, None)?;
@@ -296,7 +296,7 @@ impl MatmulProblem {
         let (e, inner) = (self.extents, self.inner_batch);
         let (row, col) = last_two(out.strides());
         let batch = self.shape.iter().copied().zip(out.strides().iter().copied()).take(out.rank() - 2);
-        let (extents, steps) = collapse_one(batch);
+        let (extents, steps) = collapse_tensor_dims(batch);
         // Of a result that was made for the product one step is enough.
         if col != 1 && e.n > 1 || extents.len() > 1 {
             return Ok(false);
@@ -490,28 +490,28 @@ fn add_matmul(
     beta: f64,
     alpha: f64,
 ) -> Result<Tensor> {
-    let _op = memory::scope::op(op);
+    let _op = memory::scope::enter_op(op);
     let wide = accumulator_dtype(a.dtype());
     let made = gemm_as(op, &a.detach(), &b.detach(), wide)?;
     let mut out = add_scaled(op, &input.detach(), &made, beta, alpha)?;
     if input.dtype() == a.dtype() {
         out = out.to_dtype(a.dtype())?;
     }
-    if !autograd::wanted(&[input, a, b]) {
+    if !autograd::compute_requires_grad(&[input, a, b]) {
         return Ok(out);
     }
     // Each operand is kept for the gradient of the other.
-    let left = b.requires_grad().then(|| SavedTensor::of(a));
-    let right = a.requires_grad().then(|| SavedTensor::of(b));
+    let left = b.requires_grad().then(|| SavedTensor::input(a));
+    let right = a.requires_grad().then(|| SavedTensor::input(b));
     let (shape, dtype): (Dims, _) = (input.shape().into(), input.dtype());
     Ok(autograd::differentiable(op, out, &[input, a, b], move |g, wants| {
         let own = match (wants[0], beta == 1.0) {
             (false, _) => None,
             (true, true) => Some(g.sum_to(&shape)?.to_dtype(dtype)?),
-            (true, false) => Some(amp::widened(g)?.mul(beta)?.sum_to(&shape)?.to_dtype(dtype)?),
+            (true, false) => Some(amp::half_to_f32(g)?.mul(beta)?.sum_to(&shape)?.to_dtype(dtype)?),
         };
         let of = |kept: &Option<SavedTensor>, k: usize| match kept.as_ref().filter(|_| wants[k]) {
-            Some(kept) => transpose_matrix(&kept.get(wants)?).map(Some),
+            Some(kept) => transpose_matrix(&kept.unpack(wants)?).map(Some),
             None => Ok(None),
         };
         // The factor goes behind the product, whose sums may cancel.
@@ -521,7 +521,7 @@ fn add_matmul(
         };
         let da = of(&right, 1)?.map(|b| scaled(&g.to_dtype(b.dtype())?, &b)).transpose()?;
         let db = of(&left, 2)?.map(|a| scaled(&a, &g.to_dtype(a.dtype())?)).transpose()?;
-        Ok(smallvec![own, da, db] as Grads)
+        Ok(smallvec![own, da, db] as InputGrads)
     }))
 }
 
@@ -552,8 +552,8 @@ impl Tensor {
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
-        recast!(OP, [self, other], |a, b| a.matmul(&b));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self, other], |a, b| a.matmul(&b));
+        let _op = memory::scope::enter_op(OP);
         check_matmul_operands(OP, self, other)?;
         if self.rank() == 0 || other.rank() == 0 {
             return Err(Error::shape(
@@ -587,9 +587,9 @@ impl Tensor {
     /// An operand is no matrix, or as [`matmul`](Self::matmul).
     #[track_caller]
     pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
-        recast!("mm", [self, other], |a, b| a.mm(&b));
+        dispatch_autocast!("mm", [self, other], |a, b| a.mm(&b));
         check_ranks("mm", "takes two matrices", &[(self, 2), (other, 2)])?;
-        let _op = memory::scope::op("mm");
+        let _op = memory::scope::enter_op("mm");
         matmul_with_grad("mm", self, other)
     }
 
@@ -599,7 +599,7 @@ impl Tensor {
     /// An operand is no batch of matrices, the lengths differ, or as [`matmul`](Self::matmul).
     #[track_caller]
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
-        recast!("bmm", [self, other], |a, b| a.bmm(&b));
+        dispatch_autocast!("bmm", [self, other], |a, b| a.bmm(&b));
         check_ranks("bmm", "takes two batches of matrices", &[(self, 3), (other, 3)])?;
         if self.shape()[0] != other.shape()[0] {
             return Err(Error::shape(
@@ -608,7 +608,7 @@ impl Tensor {
                 &[self.shape(), other.shape()],
             ));
         }
-        let _op = memory::scope::op("bmm");
+        let _op = memory::scope::enter_op("bmm");
         matmul_with_grad("bmm", self, other)
     }
 
@@ -618,7 +618,7 @@ impl Tensor {
     /// The operands are no matrix and vector, or as [`matmul`](Self::matmul).
     #[track_caller]
     pub fn mv(&self, vector: &Tensor) -> Result<Tensor> {
-        recast!("mv", [self, vector], |a, v| a.mv(&v));
+        dispatch_autocast!("mv", [self, vector], |a, v| a.mv(&v));
         check_ranks("mv", "takes a matrix and a vector", &[(self, 2), (vector, 1)])?;
         self.matmul(vector)
     }
@@ -629,7 +629,7 @@ impl Tensor {
     /// The operands are no vectors of one length, or as [`matmul`](Self::matmul).
     #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
-        recast!("dot", [self, other], |a, b| a.dot(&b));
+        dispatch_autocast!("dot", [self, other], |a, b| a.dot(&b));
         check_ranks("dot", "takes two vectors", &[(self, 1), (other, 1)])?;
         self.matmul(other)
     }
@@ -650,7 +650,7 @@ impl Tensor {
     /// The last extents differ, or as [`matmul`](Self::matmul).
     #[track_caller]
     pub fn inner(&self, other: &Tensor) -> Result<Tensor> {
-        recast!("inner", [self, other], |a, b| a.inner(&b));
+        dispatch_autocast!("inner", [self, other], |a, b| a.inner(&b));
         if self.rank() == 0 || other.rank() == 0 {
             return self.mul(other);
         }
@@ -677,7 +677,7 @@ impl Tensor {
     /// As [`mm`](Self::mm); `self` does not broadcast to the product.
     #[track_caller]
     pub fn addmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        recast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, beta, alpha));
+        dispatch_autocast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, beta, alpha));
         check_ranks("mm", "takes two matrices", &[(a, 2), (b, 2)])?;
         add_matmul("addmm", self, (a, b), beta, alpha)
     }
@@ -688,7 +688,7 @@ impl Tensor {
     /// As [`mv`](Self::mv); `self` does not broadcast to the product.
     #[track_caller]
     pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        recast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, beta, alpha));
+        dispatch_autocast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, beta, alpha));
         check_ranks("mv", "takes a matrix and a vector", &[(matrix, 2), (vector, 1)])?;
         check_matmul_operands("addmv", matrix, vector)?;
         let column = if self.rank() == 0 { self.clone() } else { self.unsqueeze(-1)? };
@@ -701,7 +701,7 @@ impl Tensor {
     /// As [`outer`](Self::outer); `self` does not broadcast to the product.
     #[track_caller]
     pub fn addr(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        recast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, beta, alpha));
+        dispatch_autocast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, beta, alpha));
         if [self, a, b].iter().all(|t| t.dtype() == DType::Bool) {
             // As in PyTorch: sums and products of truth values are `or` and `and`.
             check_ranks("outer", "takes two vectors", &[(a, 1), (b, 1)])?;
@@ -719,7 +719,7 @@ impl Tensor {
     /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
     #[track_caller]
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        recast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
+        dispatch_autocast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
         check_ranks("baddbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
         if a.shape()[0] != b.shape()[0] {
             return Err(Error::shape("baddbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
@@ -733,7 +733,7 @@ impl Tensor {
     /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
     #[track_caller]
     pub fn addbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
-        recast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, beta, alpha));
+        dispatch_autocast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, beta, alpha));
         check_ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
         if a.shape()[0] != b.shape()[0] {
             return Err(Error::shape("addbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
@@ -751,7 +751,7 @@ impl Tensor {
 fn matmul_fold_batch(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (m, k) = last_two(a.shape());
     let rows: [usize; 2] = [numel(&a.shape()[..a.rank() - 1]), k];
-    if a.rank() == 2 || (a.layout().view_strides(&rows).is_none() && !autograd::wanted(&[b])) {
+    if a.rank() == 2 || (a.layout().compute_view_strides(&rows).is_none() && !autograd::compute_requires_grad(&[b])) {
         return matmul_with_grad(op, a, b);
     }
     let mut shape: Dims = a.shape()[..a.rank() - 2].into();

@@ -285,7 +285,7 @@ impl TilePlan {
         };
         let n = out.numel();
         let parts = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[self.split_k, n], sums, out.device())?
         };
         launch::launch(spec, &with(&parts), params, self.workgroups_per_split * self.split_k)?;

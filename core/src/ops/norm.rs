@@ -13,8 +13,8 @@ use super::layer_norm::{RowNorm, rounding_unit};
 use super::reduce::contiguous_zero_offset;
 use super::shape::PadMode;
 use super::softmax::{check_f32_f16_bf16, lanes_per_row};
-use crate::amp::{Cast, recast};
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::amp::{OperandCast, dispatch_autocast};
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -163,7 +163,7 @@ impl Normalization {
         let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
         let turns = 2 * chunk.div_ceil(lanes * width) + 128;
         let partial = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[splits, 2, at.rows], DType::F32, x.device())?
         };
         let given = g.map(|_| statistics);
@@ -254,7 +254,7 @@ impl Normalization {
         let lanes = lanes_per_row(at.elements_per_weight, across);
         let (splits, chunk) = split_weight_reduction(at.weights, at.elements_per_weight, lanes);
         let partial = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[splits, 2, at.weights], DType::F32, x.device())?
         };
         let spec = KernelSpec::new("norm_weight")
@@ -279,12 +279,12 @@ impl Normalization {
     }
 
     /// The gradients of the input, and of weight and bias where there are such.
-    fn backward(&self, g: &Tensor, statistics: &NormStatistics, wants: &[bool]) -> Result<Grads> {
+    fn backward(&self, g: &Tensor, statistics: &NormStatistics, wants: &[bool]) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
         let inputs = 1 + usize::from(self.weight.is_some());
         let sums =
             wants[1..].contains(&true).then(|| self.sum_parameter_grads(&g, statistics)).transpose()?;
-        let mut grads = Grads::new();
+        let mut grads = InputGrads::new();
         grads.push(wants[0].then(|| self.run_element_kernel(Some(&g), statistics)).transpose()?);
         for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
             let Some(t) = t else { continue };
@@ -314,7 +314,7 @@ impl Normalization {
         let out = self.run_element_kernel(None, &statistics)?;
         let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(x).chain(weight).chain(bias).collect();
         let saved = self.saved_inputs(&inputs);
-        Ok(autograd::attach_composed(self.op, out, &inputs, saved, composed, move |g, wants| {
+        Ok(autograd::composite_differentiable(self.op, out, &inputs, saved, composed, move |g, wants| {
             self.backward(g, &statistics, wants)
         }))
     }
@@ -322,7 +322,7 @@ impl Normalization {
     /// The inputs, as they are kept.
     fn saved_inputs(&self, inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
         let made = [Some(&self.x), self.weight.as_ref(), self.bias.as_ref()];
-        made.into_iter().flatten().zip(inputs).map(|(made, t)| SavedTensor::copy(made, t)).collect()
+        made.into_iter().flatten().zip(inputs).map(|(made, t)| SavedTensor::substitute(made, t)).collect()
     }
 }
 
@@ -368,7 +368,7 @@ pub(super) fn cast_parameters(
     shape: &[usize],
 ) -> Result<SmallVec<[Tensor; 2]>> {
     let check = |t: &Tensor| {
-        t.same_device(op, x)?;
+        t.check_same_device(op, x)?;
         if t.shape() != shape {
             let rule = "weight and bias have the shape of what is normalised";
             return Err(Error::shape(op, rule, &[t.shape(), shape]));
@@ -394,7 +394,7 @@ pub(super) fn prepare_parameter(
         ));
     }
     check_f32_f16_bf16(op, t)?;
-    t.same_device(op, x)?;
+    t.check_same_device(op, x)?;
     contiguous_zero_offset(t).map(Some)
 }
 
@@ -445,7 +445,7 @@ impl Tensor {
         parameters: [Option<&Tensor>; 2],
         eps: f64,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(op);
+        let _op = memory::scope::enter_op(op);
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
         if shape.is_empty() || !self.shape().ends_with(shape) {
@@ -463,12 +463,12 @@ impl Tensor {
         let rms = op == "rms_norm";
         if let Some(norm) = RowNorm::new(op, (rows, extent), rms, eps, made.clone()) {
             // The kernel reads any float: under autocast only what it gives is f32, the input is not copied.
-            let cast = Cast::of(op, &[]);
+            let cast = OperandCast::for_op(op, &[]);
             let result = if cast.is_some() { DType::F32 } else { self.dtype() };
             let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
             return norm.record(contiguous_zero_offset(self)?, result, &inputs);
         }
-        recast!(op, [self, weight, bias], |x, w, b| {
+        dispatch_autocast!(op, [self, weight, bias], |x, w, b| {
             x.normalize_rows(op, shape, [w.as_ref(), b.as_ref()], eps)
         });
         let [made_weight, made_bias] = made;
@@ -538,7 +538,7 @@ impl Tensor {
         parameters: [Option<&Tensor>; 2],
         eps: f64,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(op);
+        let _op = memory::scope::enter_op(op);
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
         let (batch, channels, space) = channel_dims(op, self)?;
@@ -590,7 +590,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        recast!("group_norm", [self, weight, bias], |x, w, b| {
+        dispatch_autocast!("group_norm", [self, weight, bias], |x, w, b| {
             x.group_norm(groups, w.as_ref(), b.as_ref(), eps)
         });
         if self.shape().iter().skip(1).any(|&extent| extent == 0) {
@@ -646,7 +646,7 @@ impl Tensor {
     #[track_caller]
     pub fn local_response_norm(&self, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
         const OP: &str = "local_response_norm";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if self.dtype().is_int() {
             launch::check_compute(OP, self.dtype(), self.device())?;
         } else {

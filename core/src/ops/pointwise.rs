@@ -11,8 +11,8 @@ use super::evaluate::{Names, Value};
 use super::launch;
 use super::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
 use super::scalar::ScalarConversion;
-use crate::amp::{Recast, recast};
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::amp::{AutocastOperand, dispatch_autocast};
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
@@ -81,12 +81,12 @@ impl From<usize> for Operand<'_> {
 }
 impl_operand_from!(f64 => Float as f64, f32 => Float as f64, i64 => Int as i64, i32 => Int as i64, u32 => Int as i64, bool => Bool as bool);
 
-impl Recast for &[Operand<'_>] {
+impl AutocastOperand for &[Operand<'_>] {
     type Cast = SmallVec<[Option<Tensor>; 3]>;
-    fn float(&self) -> Option<DType> {
-        self.iter().filter_map(|arg| arg.as_tensor().float()).reduce(DType::promote)
+    fn widest_float(&self) -> Option<DType> {
+        self.iter().filter_map(|arg| arg.as_tensor().widest_float()).reduce(DType::promote)
     }
-    fn recast(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self::Cast> {
+    fn cast_tensors(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self::Cast> {
         self.iter().map(|arg| arg.as_tensor().map(&cast).transpose()).collect()
     }
 }
@@ -284,12 +284,12 @@ pub(crate) fn run_pointwise(
     args: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<Tensor> {
-    recast!(op.name, [args], |cast| {
+    dispatch_autocast!(op.name, [args], |cast| {
         let args: SmallVec<[Operand<'_>; 3]> =
             args.iter().zip(&cast).map(|(arg, t)| t.as_ref().map_or(*arg, Operand::Tensor)).collect();
         run_pointwise(op, &args, attrs)
     });
-    let _op = memory::scope::op(op.name);
+    let _op = memory::scope::enter_op(op.name);
     let (compute, result) = resolve_dtypes(op, args)?;
     // An integer tensor and a number that its type does not hold: another comparison of the same truth.
     if let (TypeRule::Compare, &[a, Operand::Scalar(number)]) = (op.type_rule, args)
@@ -302,7 +302,7 @@ pub(crate) fn run_pointwise(
     let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::new();
     args.iter().filter_map(Operand::as_tensor).for_each(|t| tensors.push(t));
     for t in &tensors[1..] {
-        tensors[0].same_device(op.name, t)?;
+        tensors[0].check_same_device(op.name, t)?;
     }
     for (k, arg) in args.iter().enumerate() {
         // What is no float has no gradient to lose: as in PyTorch, it just has no history.
@@ -371,7 +371,7 @@ fn attach_backward(
     out: Tensor,
     tensors: &[&Tensor],
 ) -> Tensor {
-    if !autograd::wanted(tensors) || !out.dtype().is_float() {
+    if !autograd::compute_requires_grad(tensors) || !out.dtype().is_float() {
         return out;
     }
     // Per tensor input: where it stands among the operands, its shape and dtype.
@@ -391,10 +391,10 @@ fn attach_backward(
         .zip(args)
         .filter(|((var, _), _)| used(**var))
         .map(|((&var, name), arg)| match arg {
-            Operand::Tensor(t) => (var, name, SavedOperand::Tensor(SavedTensor::of(t))),
+            Operand::Tensor(t) => (var, name, SavedOperand::Tensor(SavedTensor::input(t))),
             Operand::Scalar(s) => (var, name, SavedOperand::Scalar(*s)),
         })
-        .chain(used(GradVar::Y).then(|| (GradVar::Y, "y", SavedOperand::Tensor(SavedTensor::result(&out)))))
+        .chain(used(GradVar::Y).then(|| (GradVar::Y, "y", SavedOperand::Tensor(SavedTensor::output(&out)))))
         .collect();
     let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
     let grads = op.grads;
@@ -407,13 +407,13 @@ fn attach_backward(
                     *var,
                     *name,
                     match value {
-                        SavedOperand::Tensor(t) => Value::Tensor(t.get(wants)?),
+                        SavedOperand::Tensor(t) => Value::Tensor(t.unpack(wants)?),
                         SavedOperand::Scalar(s) => Value::Number(s.to_f64()),
                     },
                 ))
             })
             .collect::<Result<SmallVec<[(GradVar, &'static str, Value); 4]>>>()?;
-        let mut result = Grads::new();
+        let mut result = InputGrads::new();
         for ((k, shape, dtype), &want) in places.iter().zip(wants.iter()) {
             if !want {
                 result.push(None);
@@ -492,14 +492,14 @@ pub(crate) fn run_pointwise_inplace(
     rest: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<()> {
-    let _op = memory::scope::op(op.name);
-    if target.layout().overlaps() {
+    let _op = memory::scope::enter_op(op.name);
+    if target.layout().has_internal_overlap() {
         return Err(Error::argument(op.name, "the tensor repeats elements (it was expanded); copy it first"));
     }
     // Another view of the same memory would be read while it is written.
     let others: SmallVec<[&Tensor; 3]> = rest.iter().filter_map(Operand::as_tensor).collect();
-    let recorded = autograd::may_overwrite(op.name, target, &others)?;
-    let copy = |t: &Tensor| Ok::<_, Error>(t.detach().copy()?.with_meta(t.meta()));
+    let recorded = autograd::check_inplace(op.name, target, &others)?;
+    let copy = |t: &Tensor| Ok::<_, Error>(t.detach().copy()?.with_grad_edge(t.grad_edge()));
     let copies: SmallVec<[Option<Tensor>; 3]> = rest
         .iter()
         .map(|a| match a {
@@ -539,7 +539,7 @@ pub(crate) fn run_pointwise_inplace(
     }
     let tensors: SmallVec<[&Tensor; 4]> = args.iter().filter_map(Operand::as_tensor).collect();
     let made = attach_backward(op, &args, attrs, compute, target.detach(), &tensors);
-    autograd::overwritten(op.name, target, &made)
+    autograd::rebase_history(op.name, target, &made)
 }
 
 /// A conversion, by the family's kernel: the expression is the input itself.

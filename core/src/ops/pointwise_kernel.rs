@@ -10,7 +10,7 @@ use super::pointwise::{Operand, Scalar, TypeRule};
 use crate::device::{CompiledKernel, Device, KernelKey};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::tensor::layout::{collapse, is_row_major};
+use crate::tensor::layout::{collapse_dims, is_row_major};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// The two words of a number in the uniform block, for the type that the kernel computes in. Beside halves it keeps its digits, as they are
@@ -140,7 +140,7 @@ impl PointwiseLaunch {
             (form, if n > 1 { smallvec![n] } else { Dims::new() }, SmallVec::new())
         } else {
             let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
-            let (shape, strides) = collapse(target.shape(), &strides);
+            let (shape, strides) = collapse_dims(target.shape(), &strides);
             (AccessPattern { dense: false, vectorized: false, packed }, shape, strides)
         };
         launch::check_rank(self.op, shape.len())?;
@@ -283,7 +283,7 @@ pub(super) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
         return Ok(());
     }
     let device = out.device();
-    recipe.tensors().try_for_each(|t| t.same_device(recipe.op, out))?;
+    recipe.tensors().try_for_each(|t| t.check_same_device(recipe.op, out))?;
     let vector = recipe.vector_width(out);
     let waits = !inplace && fusion::is_large(out);
     if !waits && recipe.try_run_dense(vector, out, inplace)? {

@@ -259,7 +259,7 @@ impl PoolPlan {
             other => other,
         };
         let part = |dtype| {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[splits, n], dtype, to.device())
         };
         let parts = part(kept)?;
@@ -318,7 +318,7 @@ impl PoolPlan {
     /// The result, and where each maximum was.
     #[track_caller]
     fn run(self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
-        let _op = memory::scope::op(self.op);
+        let _op = memory::scope::enter_op(self.op);
         let input = x.detach().contiguous()?;
         // Kernels number elements from the storage's start.
         let input = if input.layout().offset() == 0 { input } else { input.copy()? };
@@ -350,7 +350,7 @@ impl PoolPlan {
             plan.launch_pass("forward", &x, &out, None)?;
             Ok(out)
         };
-        let out = autograd::attach_linear(op, out, x, forward, move |g| {
+        let out = autograd::linear_differentiable(op, out, x, forward, move |g| {
             let g = contiguous_zero_offset(g)?;
             let grad = Tensor::empty(&self.input_shape, g.dtype(), g.device())?;
             self.launch_pass("backward", &g, &grad, kept.as_ref())?;
@@ -376,7 +376,7 @@ impl PoolPlan {
         let (out, places) = self.run_with_i32_indices(x)?;
         let Some(of_empty) = of_empty else { return Ok((out, places.to_dtype(DType::I64)?)) };
         let rank = out.rank();
-        let of_empty = Tensor::constant(&of_empty, &out.shape()[rank - 2..], out.device())?;
+        let of_empty = Tensor::create_constant(&of_empty, &out.shape()[rank - 2..], out.device())?;
         let places = of_empty.broadcast_to(places.shape())?.where_(&places.lt(0)?, &places)?;
         Ok((out, places.to_dtype(DType::I64)?))
     }

@@ -99,7 +99,7 @@ fn bernoulli_threshold(p: f64) -> (u32, bool) {
 
 #[track_caller]
 fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
-    let _op = memory::scope::op("random");
+    let _op = memory::scope::enter_op("random");
     // Of types that are rounded to.
     let bounds = match kind {
         Distribution::Uniform { low, high } if low < high => {
@@ -256,7 +256,7 @@ impl Tensor {
     /// `dtype` is bool, or does not hold all of these numbers; memory runs out.
     #[track_caller]
     pub fn randperm(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        let _op = memory::scope::op("randperm");
+        let _op = memory::scope::enter_op("randperm");
         if dtype == DType::Bool {
             return Err(Error::dtype("randperm", dtype, "takes number types"));
         }
@@ -275,7 +275,7 @@ impl Tensor {
             return Err(Error::argument("randperm", why));
         }
         let keys = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             fill_random(&[n], Distribution::SortKey, DType::I64, device)?
         };
         keys.argsort(0, false)?.to_dtype(dtype)
@@ -299,7 +299,7 @@ impl Tensor {
     /// `p` is no probability; the dtype is no float; memory runs out.
     #[track_caller]
     pub fn dropout(&self, p: f64, training: bool) -> Result<Tensor> {
-        let _op = memory::scope::op("dropout");
+        let _op = memory::scope::enter_op("dropout");
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("dropout", format!("{p} is no probability")));
         }
@@ -310,12 +310,12 @@ impl Tensor {
         if p == 1.0 {
             // Not a product: nothing is left of infinities and NaN either.
             let out = self.detach().zeros_like()?;
-            return Ok(autograd::attach_linear("dropout", out, self, Tensor::zeros_like, Tensor::zeros_like));
+            return Ok(autograd::linear_differentiable("dropout", out, self, Tensor::zeros_like, Tensor::zeros_like));
         }
         let drawn = self.device().draw_random(self.numel().div_ceil(4) as u64);
         let out = apply_dropout(self, p, drawn)?;
         let same = move |x: &Tensor| apply_dropout(x, p, drawn);
-        Ok(autograd::attach_linear("dropout", out, self, same, same))
+        Ok(autograd::linear_differentiable("dropout", out, self, same, same))
     }
 
     /// Probabilities along `dim` of logits that noise is added to, so that they are samples that have a gradient (Jang et al., 2016): near to one-hot
@@ -326,7 +326,7 @@ impl Tensor {
     #[track_caller]
     pub fn gumbel_softmax(&self, tau: f64, hard: bool, dim: isize) -> Result<Tensor> {
         const OP: &str = "gumbel_softmax";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if tau.is_nan() || tau <= 0.0 {
             return Err(Error::argument(OP, format!("takes a temperature above 0, not {tau}; 1 is usual")));
         }
@@ -363,7 +363,7 @@ impl Tensor {
     #[track_caller]
     pub fn multinomial(&self, count: usize, replacement: bool) -> Result<Tensor> {
         const OP: &str = "multinomial";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         check_float_dtype(OP, self.dtype())?;
         let Some((&classes, before)) = self.shape().split_last().filter(|(_, before)| before.len() < 2)
         else {
@@ -413,7 +413,7 @@ impl Tensor {
     #[track_caller]
     pub fn feature_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         const OP: &str = "feature_dropout";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument(OP, format!("{p} is no probability")));
         }
@@ -434,7 +434,7 @@ impl Tensor {
         const OP: &str = "alpha_dropout";
         // What selu goes to on the left: the product of its two constants.
         const SELU_MIN: f64 = -1.758_099_340_847_376_6;
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if !(0.0..1.0).contains(&p) {
             return Err(Error::argument(OP, format!("{p} is no probability below 1")));
         }

@@ -12,8 +12,8 @@ use smallvec::{SmallVec, smallvec};
 use super::launch::{self, GROUP, Params};
 use super::shape::stack;
 use super::softmax::check_f32_f16_bf16;
-use crate::amp::recast;
-use crate::autograd::{self, Grads, SavedTensor};
+use crate::amp::dispatch_autocast;
+use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -185,7 +185,7 @@ impl RecurrentRun {
     }
 
     /// The gradients of input, state, weight, bias and cell, from those of the states.
-    fn backward(&self, g: &Tensor, wants: &[bool]) -> Result<Grads> {
+    fn backward(&self, g: &Tensor, wants: &[bool]) -> Result<InputGrads> {
         let [steps, batch, hidden] = self.sizes;
         let (op, plane) = (self.kind.op_name(), batch * hidden);
         // A plain layer's own states are all it needs.
@@ -199,7 +199,7 @@ impl RecurrentRun {
             RecurrentKind::Gru => Some(empty(&[steps, batch, wide])?),
             _ => None,
         };
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         let running = Tensor::zeros(&[2, batch, hidden], DType::F32, g.device())?;
         let is_lstm = self.kind == RecurrentKind::Lstm;
         if is_lstm {
@@ -230,7 +230,7 @@ impl RecurrentRun {
         // A state of another width than the hidden one has products alone.
         let state = if carry.shape() == [batch, hidden] { carry.add(&past(0)?)? } else { carry };
         let weight = if wants[2] { Some(flat.t()?.mm(&self.previous_states()?)?) } else { None };
-        let mut grads: Grads = SmallVec::new();
+        let mut grads: InputGrads = SmallVec::new();
         grads.extend([Some(gates.clone()), Some(state), weight]);
         if self.has_bias {
             grads.push(if wants[3] { Some(flat.sum(&[0], false)?) } else { None });
@@ -250,9 +250,9 @@ fn attach_gate_grad(
     value: Tensor,
     slope: fn(&Tensor) -> Result<Tensor>,
 ) -> Tensor {
-    let kept = SavedTensor::result(&value);
+    let kept = SavedTensor::output(&value);
     autograd::differentiable(op, value, &[sum], move |g, wants| {
-        Ok(smallvec![Some(g.mul(&slope(&kept.get(wants)?)?)?)])
+        Ok(smallvec![Some(g.mul(&slope(&kept.unpack(wants)?)?)?)])
     })
 }
 
@@ -359,14 +359,14 @@ impl<'a> RecurrentOp<'a> {
     /// The shapes do not fit, the types differ or are no 16- or 32-bit floats; a cell is missing or too many; memory runs out.
     #[track_caller]
     pub fn run(&self) -> Result<RecurrentOutput> {
-        let _op = memory::scope::op(self.kind.op_name());
+        let _op = memory::scope::enter_op(self.kind.op_name());
         run_recurrent(self)
     }
 }
 
 fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
     let op = of.kind.op_name();
-    recast!(
+    dispatch_autocast!(
         op,
         [of.input_gates, of.h_0, of.c_0, of.weight_hh, of.bias_hh],
         |input, state, cell, weight, bias| {
@@ -383,7 +383,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
     check_f32_f16_bf16(op, of.input_gates)?;
     let (device, dtype) = (of.input_gates.device(), of.input_gates.dtype());
     for t in [Some(of.h_0), of.c_0, Some(of.weight_hh), of.bias_hh].into_iter().flatten() {
-        of.input_gates.same_device(op, t)?;
+        of.input_gates.check_same_device(op, t)?;
         if t.dtype() != dtype {
             let expected = format!("the input is {dtype}; cast one with `to_dtype`");
             return Err(Error::dtype(op, t.dtype(), expected));
@@ -419,7 +419,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
             .into_iter()
             .flatten()
             .collect();
-    let keeps = autograd::wanted(&order);
+    let keeps = autograd::compute_requires_grad(&order);
     let input = match of.input_gates.detach() {
         t if t.strides()[2] == 1 || wide == 1 => t,
         t => t.contiguous()?,
@@ -441,7 +441,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
     {
         let _no_grad = autograd::no_grad();
         let running = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             let zeros = || Tensor::zeros(&[batch, hidden], dtype, device);
             let state = if width == hidden { run.h_0.clone() } else { zeros()? };
             let cell = of.c_0.map_or_else(zeros, |cell| Ok(cell.detach()))?;
@@ -463,16 +463,16 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
         true => {
             // The history of the input, without its memory: any number of its type in all places.
             let nowhere = Layout::new(of.input_gates.shape(), &[0; 3][..], run.weight_hh.layout().offset());
-            let history = run.weight_hh.with_layout(nowhere).detach().with_meta(of.input_gates.meta());
+            let history = run.weight_hh.with_layout(nowhere).detach().with_grad_edge(of.input_gates.grad_edge());
             let mut saved: SmallVec<[SavedTensor; 4]> =
-                [&history, of.h_0, of.weight_hh].map(SavedTensor::of).into_iter().collect();
+                [&history, of.h_0, of.weight_hh].map(SavedTensor::input).into_iter().collect();
             // The gradients do not read these.
-            saved.extend([of.bias_hh, of.c_0].into_iter().flatten().map(SavedTensor::apart));
-            saved.extend(run.lengths.as_ref().map(SavedTensor::of));
-            saved.push(SavedTensor::result(&states));
+            saved.extend([of.bias_hh, of.c_0].into_iter().flatten().map(SavedTensor::input_for_create_graph));
+            saved.extend(run.lengths.as_ref().map(SavedTensor::input));
+            saved.push(SavedTensor::output(&states));
             let run = Arc::new(run);
             let again = run.clone();
-            autograd::attach_composed(
+            autograd::composite_differentiable(
                 op,
                 states,
                 &order,

@@ -10,13 +10,13 @@ use smallvec::{SmallVec, smallvec};
 use super::heuristics::{ReduceConfig, VEC4_WIDTH, supports_vec4};
 use super::launch::{self, GROUP, Params};
 use super::shape::cat;
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::device::KernelKey;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::{collapse_one, contiguous_strides, normalize_dim, numel};
+use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides, normalize_dim, numel};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// One reduction.
@@ -254,7 +254,7 @@ fn run_reduction(
         // Any order gives the same set: that of memory is read fastest. Indices need the order of the shape.
         reduced.sort_by_key(|&(n, s)| (std::cmp::Reverse(s), n));
     }
-    let (kept, reduced) = (collapse_one(over.select_dims(x.layout(), false)), collapse_one(reduced));
+    let (kept, reduced) = (collapse_tensor_dims(over.select_dims(x.layout(), false)), collapse_tensor_dims(reduced));
     let inner = |side: &(Dims, Dims)| side.1.last().copied().unwrap_or(usize::MAX);
     let outputs = numel(&kept.0);
     let mut stage = ReduceStage {
@@ -276,7 +276,7 @@ fn run_reduction(
         return stage.launch(first, value, place);
     }
     let partial = |dtype| {
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         Tensor::empty(&[first.splits, outputs], dtype, x.device())
     };
     let values = partial(accumulator_dtype(compute))?;
@@ -319,7 +319,7 @@ pub(crate) fn reduce(
     result: DType,
     extra: ReduceArgs<'_>,
 ) -> Result<Tensor> {
-    let _op = memory::scope::op(op.name);
+    let _op = memory::scope::enter_op(op.name);
     let shape = over.result_shape(keepdim);
     if over.elements_per_output == 0 && numel(&shape) > 0 {
         let value = op.empty_value.ok_or_else(|| empty_extreme_error(op.name, x))?;
@@ -430,7 +430,7 @@ impl Tensor {
     /// A dimension is out of range or named twice; memory runs out; integers on a device without 64-bit ones.
     #[track_caller]
     pub fn sum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        recast!("sum", [self], |x| x.sum(dims, keepdim));
+        dispatch_autocast!("sum", [self], |x| x.sum(dims, keepdim));
         let over = ReduceDims::new("sum", self.shape(), dims)?;
         let out = sum_or_prod(&SUM, self, &over, keepdim)?;
         Ok(autograd::differentiable("sum", out, &[self], move |g, _| {
@@ -495,16 +495,16 @@ impl Tensor {
     /// As [`sum`](Self::sum).
     #[track_caller]
     pub fn prod(&self, dim: isize, keepdim: bool) -> Result<Tensor> {
-        recast!("prod", [self], |x| x.prod(dim, keepdim));
+        dispatch_autocast!("prod", [self], |x| x.prod(dim, keepdim));
         let over = ReduceDims::new("prod", self.shape(), &[dim])?;
         let out = sum_or_prod(&PROD, self, &over, keepdim)?;
         let x = self.detach();
-        let saved = smallvec![SavedTensor::of(self)];
+        let saved = smallvec![SavedTensor::input(self)];
         let composed = move |x: &[Tensor]| {
             let product = x[0].prod_pairwise(dim)?;
             if keepdim { Ok(product) } else { product.squeeze(dim) }
         };
-        Ok(autograd::attach_composed("prod", out, &[self], saved, composed, move |g, _| {
+        Ok(autograd::composite_differentiable("prod", out, &[self], saved, composed, move |g, _| {
             // The product of the others, without a division: right also where elements are zero.
             let others = x.prod_of_others(dim)?;
             Ok(smallvec![Some(over.expand_to_input(g)?.mul(&others)?)])
@@ -548,9 +548,9 @@ impl Tensor {
     ) -> Result<Tensor> {
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), ReduceArgs::default())?;
-        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
-            let (x, y) = (x.constant(wants)?, y.constant(wants)?);
+            let (x, y) = (x.unpack_detached(wants)?, y.unpack_detached(wants)?);
             let mask = sharing(&x, &over.expand_to_input(&y)?)?;
             let ties = mask.count_true_keepdim(&over)?.to_dtype(g.dtype())?;
             let share = g.reshape(&over.keepdim_shape[..])?.div(&ties)?;
@@ -621,7 +621,7 @@ impl Tensor {
         keepdim: bool,
     ) -> Result<(Tensor, Tensor)> {
         let name = if op.combine == "argmax" { "max" } else { "min" };
-        let _op = memory::scope::op(name);
+        let _op = memory::scope::enter_op(name);
         let over = ReduceDims::new(name, self.shape(), &[dim])?;
         let shape = over.result_shape(keepdim);
         if over.elements_per_output == 0 && numel(&shape) > 0 {
@@ -632,11 +632,11 @@ impl Tensor {
         if value.numel() > 0 {
             run_reduction(op, self, &over, self.dtype(), ReduceArgs::default(), Some(&value), Some(&place))?;
         }
-        let at = SavedTensor::of(&place);
+        let at = SavedTensor::input(&place);
         let value = autograd::differentiable(name, value, &[self], move |g, wants| {
             Ok(smallvec![Some(value_selecting_backward(
                 g,
-                &at.get(wants)?,
+                &at.unpack(wants)?,
                 &over.input_shape,
                 dim,
                 keepdim
@@ -666,7 +666,7 @@ impl Tensor {
 
     #[track_caller]
     fn reduce_to_index(&self, op: &'static ReduceOp, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
-        let _op = memory::scope::op(op.name);
+        let _op = memory::scope::enter_op(op.name);
         let dims = dim.as_slice();
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
         let shape = over.result_shape(keepdim);

@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::Tensor;
-use crate::tensor::layout::collapse;
+use crate::tensor::layout::collapse_dims;
 
 const OP: &str = "rotary_embedding";
 
@@ -29,7 +29,7 @@ impl RotaryTables {
         let (&features, rows) = x.shape().split_last().unwrap_or((&1, &[]));
         let (&step, steps) = x.strides().split_last().unwrap_or((&1, &[]));
         let [positions, pairs] = [self.cos.shape()[0], self.cos.shape()[1]];
-        let (shape, strides) = collapse(rows, &[steps]);
+        let (shape, strides) = collapse_dims(rows, &[steps]);
         launch::check_rank(OP, shape.len())?;
         let units = features - pairs;
         let n = rows.iter().product::<usize>() * units;
@@ -65,9 +65,9 @@ impl Tensor {
     /// The shapes do not fit; a type is no float; the tables require a gradient; memory runs out.
     #[track_caller]
     pub fn rotary_embedding(&self, cos: &Tensor, sin: &Tensor, interleaved: bool) -> Result<Tensor> {
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         for table in [cos, sin] {
-            self.same_device(OP, table)?;
+            self.check_same_device(OP, table)?;
         }
         let shapes = || [self.shape(), cos.shape(), sin.shape()];
         let &[ref outer @ .., positions, features] = self.shape() else {
@@ -102,6 +102,6 @@ impl Tensor {
         let tables = [turn.cos.clone(), turn.sin.clone()];
         let (forward, transpose) =
             (move |x: &Tensor| again.rotate_pairs(x, 1.0), move |g: &Tensor| turn.rotate_pairs(g, -1.0));
-        Ok(autograd::attach_linear_by(OP, out, self, &tables.each_ref(), forward, transpose))
+        Ok(autograd::linear_differentiable_with(OP, out, self, &tables.each_ref(), forward, transpose))
     }
 }

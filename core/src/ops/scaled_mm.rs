@@ -50,7 +50,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         out_dtype: DType,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         check_scaled_mm(self, b, [scale_a, scale_b], bias, out_dtype)?;
         let shape = [self.shape()[0], b.shape()[1]];
         let (a, b) = align_operands(self, b)?;
@@ -125,7 +125,7 @@ fn check_scaled_mm(
         return Err(Error::dtype(OP, out, "gives f32, f16 and bf16"));
     }
     let all = [Some(a), Some(b), Some(scales[0]), Some(scales[1]), bias];
-    all.into_iter().flatten().try_for_each(|t| a.same_device(OP, t))?;
+    all.into_iter().flatten().try_for_each(|t| a.check_same_device(OP, t))?;
     autograd::check_no_grad_inputs(OP, &all.into_iter().flatten().collect::<Vec<_>>())
 }
 
@@ -140,7 +140,7 @@ fn align_operands(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
     if !supports_fp8_extents(a.device(), b.shape()) {
         return Ok((a, b));
     }
-    let _tag = memory::scope::tag(Tag::Workspace);
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
     let by_rows = |t: Tensor| {
         let fits = t.strides()[1] == 1
             && t.strides()[0] >= t.shape()[1]
@@ -156,7 +156,7 @@ fn multiply_unscaled(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> 
     let out = Tensor::empty(shape, DType::F32, a.device())?;
     let finish = EpilogueTensors::Scaled { scales: None, bias: None };
     if !matmul::try_gemm_fp8(OP, a, b, &out, finish)? {
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         let wide = |t: &Tensor| t.to_dtype(DType::BF16);
         matmul::gemm_into(OP, &wide(a)?, &wide(b)?, &out, false)?;
     }

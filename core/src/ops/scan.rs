@@ -7,13 +7,13 @@ use super::launch::{self, GROUP, Params};
 use super::pointwise::Operand;
 use super::reduce::{contiguous_zero_offset, value_selecting_backward};
 use super::shape::cat;
-use crate::amp::{recast, stepwise};
+use crate::amp::{dispatch_autocast, dispatch_in_f32};
 use crate::autograd::{self, SavedTensor};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::{collapse, normalize_dim};
+use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// One kind of scan.
@@ -87,7 +87,7 @@ impl Scan<'_> {
             "affine" => Some(wide),
             _ => None,
         };
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         let parts = [Some(wide), second].into_iter().flatten();
         let parts = parts.map(|dtype| Tensor::empty(&[rows * chunks], dtype, device));
         Ok(ChunkTotals { rows, chunks, parts: parts.collect::<Result<_>>()? })
@@ -132,7 +132,7 @@ impl Scan<'_> {
     /// Runs along `dim` into a new tensor, and one of the places of extremes. Not recorded.
     #[track_caller]
     fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
-        let _op = memory::scope::op(self.op);
+        let _op = memory::scope::enter_op(self.op);
         launch::check_computable(self.op, x)?;
         let d = normalize_dim(self.op, dim, x.rank())?;
         let extreme = matches!(self.combine, "max" | "min");
@@ -158,7 +158,7 @@ impl Scan<'_> {
         let extent = x.shape().get(d).copied().unwrap_or(1);
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let rows = x.numel() / extent;
-        let (shape, strides) = collapse(&without(x.shape()), &[&without(x.strides())]);
+        let (shape, strides) = collapse_dims(&without(x.shape()), &[&without(x.strides())]);
         launch::check_rank(self.op, shape.len())?;
         let (lanes, chunk) = split_rows(rows, extent, inner);
         let chunks = extent.div_ceil(chunk);
@@ -221,10 +221,10 @@ impl Tensor {
     /// `dim` is out of range; memory runs out; integers on a device without 64-bit ones.
     #[track_caller]
     pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
-        recast!("cumsum", [self], |x| x.cumsum(dim));
+        dispatch_autocast!("cumsum", [self], |x| x.cumsum(dim));
         let out = self.scan("cumsum", "sum", dim, false)?;
         let sum = move |x: &Tensor, reverse: bool| x.scan("cumsum", "sum", dim, reverse);
-        Ok(autograd::attach_linear("cumsum", out, self, move |x| sum(x, false), move |g| sum(g, true)))
+        Ok(autograd::linear_differentiable("cumsum", out, self, move |x| sum(x, false), move |g| sum(g, true)))
     }
 
     /// The running product along `dim`; integers and truth values give i64.
@@ -233,12 +233,12 @@ impl Tensor {
     /// As [`cumsum`](Self::cumsum).
     #[track_caller]
     pub fn cumprod(&self, dim: isize) -> Result<Tensor> {
-        recast!("cumprod", [self], |x| x.cumprod(dim));
+        dispatch_autocast!("cumprod", [self], |x| x.cumprod(dim));
         let out = self.scan("cumprod", "prod", dim, false)?;
         let x = self.detach();
-        let saved = smallvec![SavedTensor::of(self)];
+        let saved = smallvec![SavedTensor::input(self)];
         let composed = move |x: &[Tensor]| x[0].scan_associative(dim, |a, b| a.mul(b));
-        Ok(autograd::attach_composed("cumprod", out, &[self], saved, composed, move |g, _| {
+        Ok(autograd::composite_differentiable("cumprod", out, &[self], saved, composed, move |g, _| {
             // From the end, s[r] = g[r] + x[r + 1] s[r + 1]; then times the product of all before r. No division, so
             // zeros are no special case.
             let factor = contiguous_zero_offset(&x)?;
@@ -293,9 +293,9 @@ impl Tensor {
         let Some(place) = place else {
             return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
         };
-        let (at, shape): (_, Dims) = (SavedTensor::of(&place), self.shape().into());
+        let (at, shape): (_, Dims) = (SavedTensor::input(&place), self.shape().into());
         let value = autograd::differentiable(op, value, &[self], move |g, wants| {
-            let at = at.get(wants)?;
+            let at = at.unpack(wants)?;
             // Many gradients meet in one element: halves are rounded once.
             let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
             Ok(smallvec![Some(value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])
@@ -309,8 +309,8 @@ impl Tensor {
     /// `dim` is out of range; memory runs out.
     #[track_caller]
     pub fn logcumsumexp(&self, dim: isize) -> Result<Tensor> {
-        stepwise!("logcumsumexp", [self], |x| x.logcumsumexp(dim));
-        let _op = memory::scope::op("logcumsumexp");
+        dispatch_in_f32!("logcumsumexp", [self], |x| x.logcumsumexp(dim));
+        let _op = memory::scope::enter_op("logcumsumexp");
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         x.scan_associative(dim, |a, b| a.logaddexp(b))
     }
@@ -318,7 +318,7 @@ impl Tensor {
     /// Twice the areas of the trapezoids between neighbours along `dim`, `spacing` apart: a number, or points, along `dim` where
     /// they have one dimension.
     fn doubled_trapezoid_areas(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
-        let _op = memory::scope::op(op);
+        let _op = memory::scope::enter_op(op);
         let d = normalize_dim(op, dim, self.rank())?;
         if self.rank() == 0 {
             return Err(Error::shape(op, "takes at least one dimension", &[self.shape()]));
@@ -356,7 +356,7 @@ impl Tensor {
     #[track_caller]
     pub fn trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
-        stepwise!("trapezoid", [self], |x| x.trapezoid(spacing, dim));
+        dispatch_in_f32!("trapezoid", [self], |x| x.trapezoid(spacing, dim));
         self.doubled_trapezoid_areas("trapezoid", spacing, dim)?.sum(&[dim], false)?.mul(0.5)
     }
 
@@ -367,7 +367,7 @@ impl Tensor {
     #[track_caller]
     pub fn cumulative_trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
-        stepwise!("cumulative_trapezoid", [self], |x| x.cumulative_trapezoid(spacing, dim));
+        dispatch_in_f32!("cumulative_trapezoid", [self], |x| x.cumulative_trapezoid(spacing, dim));
         self.doubled_trapezoid_areas("cumulative_trapezoid", spacing, dim)?.cumsum(dim)?.mul(0.5)
     }
 

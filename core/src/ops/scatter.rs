@@ -9,13 +9,13 @@ use super::index::{Source, scatter_into, without};
 use super::launch::{self, GROUP, Params};
 use super::shape::PadMode;
 use super::{select, sort};
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::autograd::{self, BackwardCtx, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::ops::ScatterOp;
-use crate::tensor::layout::{broadcast_shapes, collapse, normalize_dim, numel};
+use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim, numel};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// Equal indices that one thread walks alone.
@@ -36,7 +36,7 @@ pub(super) fn scatter_sorted_runs(
     (src, src_strides): (&Tensor, &[usize]),
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<()> {
-    let _tag = memory::scope::tag(Tag::Workspace);
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
     let extent = out.shape().get(dim).copied().unwrap_or(1);
     // Lines that share their indices share their order.
     let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
@@ -51,7 +51,7 @@ pub(super) fn scatter_sorted_runs(
     let (src_rest, src_dim) = without(src_strides, dim);
     let mut lines: Dims = shape.into();
     let length = lines.get_mut(dim).map_or(1, |n| std::mem::replace(n, 1));
-    let (line_shape, strides) = collapse(&lines, &[&out_rest, &own_rest, &src_rest]);
+    let (line_shape, strides) = collapse_dims(&lines, &[&out_rest, &own_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
     let lines = numel(&lines);
     let spec = |more: bool, level: usize| {
@@ -325,7 +325,7 @@ impl IndexSelection {
                 d += 1;
                 continue;
             };
-            x.same_device(op, index)?;
+            x.check_same_device(op, index)?;
             if index.dtype() != DType::Bool {
                 found.push((d, index.detach()));
                 d += 1;
@@ -447,7 +447,7 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         self.check_scatter(OP, d, index, src)?;
         if self.dtype().size() == 2 {
@@ -465,18 +465,18 @@ impl Tensor {
         drop((x, src));
         let kept = match reduce {
             ScatterReduce::Sum | ScatterReduce::Mean => None,
-            _ => Some([SavedTensor::of(self), SavedTensor::of(&part), SavedTensor::result(&out)]),
+            _ => Some([SavedTensor::input(self), SavedTensor::input(&part), SavedTensor::output(&out)]),
         };
-        let index = SavedTensor::of(&call.index);
+        let index = SavedTensor::input(&call.index);
         let again = call.clone();
         let backward = move |g: &Tensor, wants: &BackwardCtx<'_>| {
-            index.get(wants)?;
+            index.unpack(wants)?;
             // Which are the largest does not change.
             let kept = match &kept {
                 Some([x, src, out]) => Some(SavedReduction {
-                    x: x.constant(wants)?,
-                    src: src.constant(wants)?,
-                    out: out.constant(wants)?,
+                    x: x.unpack_detached(wants)?,
+                    src: src.unpack_detached(wants)?,
+                    out: out.unpack_detached(wants)?,
                 }),
                 None => None,
             };
@@ -486,9 +486,9 @@ impl Tensor {
         Ok(match reduce {
             // The product of the others does change with them.
             ScatterReduce::Prod => {
-                let saved = [self, &part, &again.index].into_iter().map(SavedTensor::of).collect();
+                let saved = [self, &part, &again.index].into_iter().map(SavedTensor::input).collect();
                 let composed = move |t: &[Tensor]| again.prod_composite(&t[0], &t[1]);
-                autograd::attach_composed(OP, out, &[self, &part], saved, composed, backward)
+                autograd::composite_differentiable(OP, out, &[self, &part], saved, composed, backward)
             }
             _ => autograd::differentiable(OP, out, &[self, &part], backward),
         })
@@ -506,7 +506,7 @@ impl Tensor {
     /// There are more indices than dimensions, or none; they do not broadcast; a mask has other extents.
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Tensor> {
-        let _op = memory::scope::op("index");
+        let _op = memory::scope::enter_op("index");
         if let Some((x, indices, _)) = expand_scalar_mask(self, indices)? {
             return x.index(&indices.iter().map(Option::as_ref).collect::<Vec<_>>());
         }
@@ -530,13 +530,13 @@ impl Tensor {
         accumulate: bool,
     ) -> Result<Tensor> {
         const OP: &str = "index_put";
-        recast!(OP, [self, values], |x, values| x.index_put(indices, &values, accumulate));
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self, values], |x, values| x.index_put(indices, &values, accumulate));
+        let _op = memory::scope::enter_op(OP);
         if values.dtype() != self.dtype() {
             let rule = format!("the values have the type of the tensor, {}", self.dtype());
             return Err(Error::dtype(OP, values.dtype(), rule));
         }
-        self.same_device(OP, values)?;
+        self.check_same_device(OP, values)?;
         if let Some((x, indices, d)) = expand_scalar_mask(self, indices)? {
             let indices = indices.iter().map(Option::as_ref).collect::<Vec<_>>();
             return x.index_put(&indices, values, accumulate)?.squeeze(d);
@@ -568,7 +568,7 @@ impl Tensor {
                     };
                     let kept = clear(&rows.detach())?;
                     // It is its own transpose.
-                    let kept = autograd::attach_linear(OP, kept, &rows, clear.clone(), clear);
+                    let kept = autograd::linear_differentiable(OP, kept, &rows, clear.clone(), clear);
                     Some(chosen.restore_from_matrix(&kept)?)
                 }
             };

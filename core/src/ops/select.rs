@@ -13,7 +13,7 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::{MAX_ELEMENTS, broadcast_shapes, collapse, normalize_dim};
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// Elements of one workgroup.
@@ -33,7 +33,7 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
     let (shape, strides) = if coordinates {
         (x.shape().into(), smallvec![x.strides().into()])
     } else {
-        collapse(x.shape(), &[x.strides()])
+        collapse_dims(x.shape(), &[x.strides()])
     };
     launch::check_rank(op, shape.len())?;
     let params = || {
@@ -46,7 +46,7 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
     };
     let tiles = n.div_ceil(TILE);
     let counts = {
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         Tensor::empty(&[tiles], DType::U32, x.device())?
     };
     launch::launch(&spec("count", false), &[x, &counts], params(), tiles)?;
@@ -79,7 +79,7 @@ pub(super) fn linearize_index(
     in_range(op, index, Range { extent, wraps, skipped: None })?;
     let n = index.numel();
     let rows = Tensor::empty(&[n], DType::U32, index.device())?;
-    let (shape, strides) = collapse(index.shape(), &[index.strides()]);
+    let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
     let spec = KernelSpec::new("places")
         .def("index", index_dtype(op, index)?)
@@ -107,7 +107,7 @@ pub(crate) fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Optio
         return Ok(index.clone());
     }
     let out = Tensor::empty(index.shape(), DType::I32, index.device())?;
-    let (shape, strides) = collapse(index.shape(), &[index.strides()]);
+    let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
     let spec = KernelSpec::new("places")
         .def("index", index_dtype(op, index)?)
@@ -136,9 +136,9 @@ impl Tensor {
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_select";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         launch::check_mask(OP, mask)?;
-        self.same_device(OP, mask)?;
+        self.check_same_device(OP, mask)?;
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let x = self.broadcast_to(&shape)?.reshape([-1])?;
         let place = find_nonzero(OP, &mask.broadcast_to(&shape)?, false)?;
@@ -151,7 +151,7 @@ impl Tensor {
             gather_into(OP, x, 0, &again, again.strides(), &out)?;
             Ok(out)
         };
-        Ok(autograd::attach_linear(OP, out, &x, forward, move |g| {
+        Ok(autograd::linear_differentiable(OP, out, &x, forward, move |g| {
             let whole = Tensor::zeros(&[n], g.dtype(), g.device())?;
             place_into(OP, &whole, 0, &place, g)?;
             Ok(whole)
@@ -165,7 +165,7 @@ impl Tensor {
     /// The step is being captured; memory runs out.
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
-        let _op = memory::scope::op("nonzero");
+        let _op = memory::scope::enter_op("nonzero");
         nonzero_coordinates("nonzero", self)
     }
 
@@ -212,10 +212,10 @@ impl Tensor {
         output_size: Option<usize>,
     ) -> Result<Tensor> {
         const OP: &str = "repeat_interleave_by";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         let n = self.shape().get(d).copied().unwrap_or(1);
-        self.same_device(OP, repeats)?;
+        self.check_same_device(OP, repeats)?;
         if !repeats.dtype().is_int() {
             return Err(Error::dtype(OP, repeats.dtype(), "repeats are integers; cast with `to_dtype`"));
         }
@@ -240,7 +240,7 @@ impl Tensor {
             let total = listed.iter().map(|&n| n as i128).sum::<i128>()
                 * if listed.len() == 1 { n as i128 } else { 1 };
             let elements = total * (line.numel() / n) as i128;
-            if elements > MAX_ELEMENTS as i128 {
+            if elements > MAX_TENSOR_NUMEL as i128 {
                 return Err(Error::argument(
                     OP,
                     format!(
@@ -250,7 +250,7 @@ impl Tensor {
             }
         }
         let ends = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             scan::cumsum_counts(&repeats.to_dtype(DType::U32)?.broadcast_to(&[n])?.contiguous()?)?
         };
         let total = match output_size {
@@ -306,8 +306,8 @@ impl Tensor {
         right: bool,
         sorter: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(op);
-        self.same_device(op, values)?;
+        let _op = memory::scope::enter_op(op);
+        self.check_same_device(op, values)?;
         if values.dtype() != self.dtype() {
             let rule = format!(
                 "values and what is searched have one type, here {}; cast with `to_dtype`",
@@ -333,7 +333,7 @@ impl Tensor {
                 return Err(Error::shape(op, rule, &[self.shape(), sorter.shape()]));
             }
             Some(sorter) => {
-                self.same_device(op, sorter)?;
+                self.check_same_device(op, sorter)?;
                 Some(contiguous_zero_offset(sorter)?)
             }
             None => None,

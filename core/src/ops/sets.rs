@@ -128,7 +128,7 @@ impl Tensor {
     /// The devices differ; the step is being captured; memory runs out.
     #[track_caller]
     pub fn equal(&self, other: &Tensor) -> Result<bool> {
-        self.same_device("equal", other)?;
+        self.check_same_device("equal", other)?;
         Ok(self.shape() == other.shape() && self.eq(other)?.all(&[], false)?.item()? != 0.0)
     }
 
@@ -138,8 +138,8 @@ impl Tensor {
     /// The type is bool; memory runs out.
     #[track_caller]
     pub fn isin(&self, elements: &Tensor, invert: bool) -> Result<Tensor> {
-        let _op = memory::scope::op("isin");
-        self.same_device("isin", elements)?;
+        let _op = memory::scope::enter_op("isin");
+        self.check_same_device("isin", elements)?;
         let dtype = self.dtype().promote(elements.dtype());
         let (x, set) = (self.detach().to_dtype(dtype)?, elements.detach().to_dtype(dtype)?.reshape([-1])?);
         let found = match set.numel() {
@@ -161,7 +161,7 @@ impl Tensor {
     /// The step is being captured; memory runs out.
     #[track_caller]
     pub fn unique(&self) -> Result<Unique> {
-        let _op = memory::scope::op("unique");
+        let _op = memory::scope::enter_op("unique");
         let line = self.reshape([-1])?;
         if line.dtype() == DType::Bool {
             let found = line.to_dtype(DType::U8)?.unique()?;
@@ -183,7 +183,7 @@ impl Tensor {
     /// As [`unique`](Self::unique).
     #[track_caller]
     pub fn unique_consecutive(&self) -> Result<Unique> {
-        let _op = memory::scope::op("unique_consecutive");
+        let _op = memory::scope::enter_op("unique_consecutive");
         let (values, run, counts) = find_equal_runs(&self.reshape([-1])?)?;
         Ok(Unique { values, inverse_indices: run.to_dtype(DType::I64)?.reshape(self.shape())?, counts })
     }
@@ -196,7 +196,7 @@ impl Tensor {
     #[track_caller]
     pub fn unique_dim(&self, dim: isize) -> Result<Unique> {
         const OP: &str = "unique_dim";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let (rows, back) = self.flatten_slices(OP, dim)?;
         let (n, width) = (rows.shape()[0], rows.shape()[1]);
         // One sort for each of them.
@@ -223,7 +223,7 @@ impl Tensor {
     #[track_caller]
     pub fn unique_consecutive_dim(&self, dim: isize) -> Result<Unique> {
         const OP: &str = "unique_consecutive_dim";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let (rows, back) = self.flatten_slices(OP, dim)?;
         let (values, run, counts) = find_equal_runs(&rows)?;
         Ok(Unique { values: back(&values)?, inverse_indices: run.to_dtype(DType::I64)?, counts })
@@ -262,7 +262,7 @@ impl Tensor {
     #[track_caller]
     pub fn mode(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         const OP: &str = "mode";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         if self.rank() == 0 {
             return Ok((self.clone(), Tensor::zeros(&[], DType::I64, self.device())?));
@@ -307,7 +307,7 @@ impl Tensor {
     #[track_caller]
     pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
         const OP: &str = "bincount";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape()) {
             let rule = "takes a line of integers, and as many weights";
             return Err(Error::shape(OP, rule, &[self.shape(), weights.unwrap_or(self).shape()]));
@@ -345,7 +345,7 @@ impl Tensor {
     #[track_caller]
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Tensor> {
         const OP: &str = "histc";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if bins == 0 || !(min <= max && (max - min).is_finite()) {
             let rule =
                 format!("takes at least one bin between finite bounds, got {bins} from {min} to {max}");

@@ -5,13 +5,13 @@ use smallvec::smallvec;
 use super::indices::{Range, in_range};
 use super::pointwise::Scalar;
 use super::select::cast_index_to_i32;
-use crate::amp::stepwise;
-use crate::autograd::{self, Grads};
+use crate::amp::dispatch_in_f32;
+use crate::autograd::{self, InputGrads};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::layout::{MAX_ELEMENTS, normalize_dim, tensor_numel};
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, normalize_dim, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 
 /// What stands outside a padded tensor.
@@ -36,7 +36,7 @@ const MAX_EDGE_PAD: isize = 1 << 26;
 /// The list is empty; ranks or extents beside `dim` differ.
 #[track_caller]
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
-    let _op = memory::scope::op("cat");
+    let _op = memory::scope::enter_op("cat");
     // PyTorch's old rule: an empty vector joins with anything.
     let matrices = tensors.iter().any(|t| t.rank() > 1);
     let joins = |t: &Tensor| !matrices || t.shape() != [0];
@@ -47,7 +47,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let mut dtype = first.dtype();
     let mut extent = 0;
     for t in tensors.iter().filter(|t| joins(t)) {
-        first.same_device("cat", t)?;
+        first.check_same_device("cat", t)?;
         let fits =
             t.rank() == first.rank() && (0..t.rank()).all(|k| k == d || t.shape()[k] == first.shape()[k]);
         if !fits || t.rank() == 0 {
@@ -85,7 +85,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
                 Some((start, n)) => g.narrow(d as isize, start, n)?.to_dtype(dtype).map(Some),
                 None => Tensor::zeros(&[0], dtype, g.device()).map(Some),
             })
-            .collect::<Result<Grads>>()
+            .collect::<Result<InputGrads>>()
     }))
 }
 
@@ -114,7 +114,7 @@ pub(super) fn from_host_fn(
     device: &Device,
     number: impl Fn(usize) -> f64,
 ) -> Result<Tensor> {
-    if count > MAX_ELEMENTS {
+    if count > MAX_TENSOR_NUMEL {
         let why = format!("{count} numbers, and a tensor has at most 4,294,967,295 elements");
         return Err(Error::argument(op, why));
     }
@@ -140,11 +140,11 @@ fn from_host_values(op: &'static str, values: &[f64], dtype: DType, device: &Dev
         values.iter().try_for_each(|&v| Scalar::Float(v).checked_cast(op, dtype).map(drop))?;
     }
     match dtype {
-        DType::F64 => Tensor::constant(values, shape, device),
-        DType::I64 => Tensor::constant(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device),
-        DType::I32 => Tensor::constant(&values.iter().map(|&v| v as i32).collect::<Vec<_>>(), shape, device),
-        DType::U32 => Tensor::constant(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device),
-        _ => Tensor::constant(&values.iter().map(|&v| v as f32).collect::<Vec<_>>(), shape, device)?
+        DType::F64 => Tensor::create_constant(values, shape, device),
+        DType::I64 => Tensor::create_constant(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device),
+        DType::I32 => Tensor::create_constant(&values.iter().map(|&v| v as i32).collect::<Vec<_>>(), shape, device),
+        DType::U32 => Tensor::create_constant(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device),
+        _ => Tensor::create_constant(&values.iter().map(|&v| v as f32).collect::<Vec<_>>(), shape, device)?
             .to_dtype(dtype),
     }
 }
@@ -265,7 +265,7 @@ impl Tensor {
                     return Err(Error::shape("flip", rule, &[self.shape()]));
                 }
                 let order: Vec<i32> = (0..n as i32).rev().collect();
-                out = out.index_select(dim, &Tensor::constant(&order, &[n], self.device())?)?;
+                out = out.index_select(dim, &Tensor::create_constant(&order, &[n], self.device())?)?;
             }
         }
         if dims.is_empty() { out.copy() } else { Ok(out) }
@@ -361,11 +361,11 @@ impl Tensor {
     /// There are more pairs than dimensions; a mode needs more elements than there are.
     #[track_caller]
     pub fn pad(&self, pads: &[isize], mode: PadMode) -> Result<Tensor> {
-        if !matches!(mode, PadMode::Constant(_)) && autograd::wanted(&[self]) {
+        if !matches!(mode, PadMode::Constant(_)) && autograd::compute_requires_grad(&[self]) {
             // What several places took comes back as a sum, one dimension after the other.
-            stepwise!("pad", [self], |x| x.pad(pads, mode));
+            dispatch_in_f32!("pad", [self], |x| x.pad(pads, mode));
         }
-        let _op = memory::scope::op("pad");
+        let _op = memory::scope::enter_op("pad");
         let pairs = pads.len() / 2;
         if !pads.len().is_multiple_of(2) || pairs > self.rank() {
             return Err(Error::argument("pad", format!("takes up to {} pairs, got {pads:?}", self.rank())));
@@ -434,7 +434,7 @@ impl Tensor {
                             ),
                         ));
                     };
-                    out.index_select(d as isize, &Tensor::constant(&order, &[order.len()], self.device())?)?
+                    out.index_select(d as isize, &Tensor::create_constant(&order, &[order.len()], self.device())?)?
                 }
             };
         }
@@ -533,7 +533,7 @@ impl Tensor {
         append: Option<&Tensor>,
     ) -> Result<Tensor> {
         if n > 1 {
-            stepwise!("diff", [self, prepend, append], |x, before, after| {
+            dispatch_in_f32!("diff", [self, prepend, append], |x, before, after| {
                 x.diff(n, dim, before.as_ref(), after.as_ref())
             });
         }

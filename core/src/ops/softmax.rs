@@ -5,13 +5,13 @@ use smallvec::{SmallVec, smallvec};
 
 use super::heuristics::{RowConfig, VEC4_WIDTH, split_reduction, supports_vec4};
 use super::launch::{self, GROUP, Params};
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::device::KernelKey;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::{collapse_one, normalize_dim};
+use crate::tensor::layout::{collapse_tensor_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// The rows of a tensor along one dimension, and how threads share them.
@@ -36,7 +36,7 @@ impl RowLayout {
         let extent = x.shape().get(d).copied().unwrap_or(1);
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let dims = x.shape().iter().copied().zip(x.strides().iter().copied()).enumerate();
-        let (shape, strides) = collapse_one(dims.filter(|(k, _)| *k != d).map(|(_, dim)| dim));
+        let (shape, strides) = collapse_tensor_dims(dims.filter(|(k, _)| *k != d).map(|(_, dim)| dim));
         launch::check_rank(op, shape.len())?;
         let across = inner > 1;
         Ok(Self {
@@ -171,7 +171,7 @@ fn run_split_rows(
     let device = input.device();
     let sums = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let scratch = |shape: &[usize]| {
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         Tensor::empty(shape, sums, device)
     };
     let spec = |stage: &'static str, held: RowConfig, across: bool| {
@@ -213,16 +213,16 @@ fn run_split_rows(
 
 #[track_caller]
 fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
-    let _op = memory::scope::op(op);
+    let _op = memory::scope::enter_op(op);
     check_softmax_dtype(op, x)?;
     normalize_dim(op, dim, x.rank())?;
     let out = run_softmax(op, x, None, dim)?;
-    if !autograd::wanted(&[x]) {
+    if !autograd::compute_requires_grad(&[x]) {
         return Ok(out);
     }
-    let y = SavedTensor::result(&out);
+    let y = SavedTensor::output(&out);
     Ok(autograd::differentiable(op, out, &[x], move |g, wants| {
-        let y = y.get(wants)?;
+        let y = y.unpack(wants)?;
         if !wants.create_graph() {
             return Ok(smallvec![Some(run_softmax(op, g, Some(&y), dim)?)]);
         }
@@ -252,7 +252,7 @@ impl Tensor {
     /// `dim` is out of range; the dtype is no float, or f64 on a device without it; memory runs out.
     #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Tensor> {
-        recast!("softmax", [self], |x| x.softmax(dim));
+        dispatch_autocast!("softmax", [self], |x| x.softmax(dim));
         softmax_with_grad("softmax", self, dim)
     }
 
@@ -262,7 +262,7 @@ impl Tensor {
     /// As [`softmax`](Self::softmax).
     #[track_caller]
     pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
-        recast!("log_softmax", [self], |x| x.log_softmax(dim));
+        dispatch_autocast!("log_softmax", [self], |x| x.log_softmax(dim));
         softmax_with_grad("log_softmax", self, dim)
     }
 

@@ -14,7 +14,7 @@ use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::tensor::layout::{collapse, normalize_dim};
+use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
 /// How [`Tensor::quantile`] chooses between two elements.
@@ -90,7 +90,7 @@ impl Sorter {
             return Ok(place);
         }
         let scratch = || -> Result<(Tensor, Tensor)> {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             let dtype = if wide { DType::I64 } else { DType::U32 };
             let keys = Tensor::empty(&[rows * extent], dtype, x.device())?;
             Ok((keys, Tensor::empty(&[rows * extent], DType::U32, x.device())?))
@@ -127,7 +127,7 @@ impl Sorter {
         let without = |of: &[usize]| -> Dims {
             of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
         };
-        let (shape, strides) = collapse(&without(x.shape()), &[&without(x.strides())]);
+        let (shape, strides) = collapse_dims(&without(x.shape()), &[&without(x.strides())]);
         launch::check_rank(self.op, shape.len())?;
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let (first, pick) = self.pick_params();
@@ -163,7 +163,7 @@ impl Sorter {
     /// The values at the places too, through which gradients flow.
     #[track_caller]
     fn run_with_values(self, x: &Tensor, d: usize) -> Result<(Tensor, Tensor)> {
-        let _op = memory::scope::op(self.op);
+        let _op = memory::scope::enter_op(self.op);
         let place = self.run(&x.detach(), d)?;
         let value = Tensor::empty(place.shape(), x.dtype(), x.device())?;
         if value.numel() > 0 {
@@ -178,7 +178,7 @@ impl Sorter {
             }
             Ok(value)
         };
-        let value = autograd::attach_linear_by(op, value, x, &[&place], forward, move |g| {
+        let value = autograd::linear_differentiable_with(op, value, x, &[&place], forward, move |g| {
             let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
             place_into(op, &whole, d, &at, g)?;
             Ok(whole)
@@ -231,7 +231,7 @@ impl Tensor {
     /// As [`sort`](Self::sort).
     #[track_caller]
     pub fn argsort(&self, dim: isize, descending: bool) -> Result<Tensor> {
-        let _op = memory::scope::op("argsort");
+        let _op = memory::scope::enter_op("argsort");
         let d = normalize_dim("argsort", dim, self.rank())?;
         let count = self.shape().get(d).copied().unwrap_or(1);
         Sorter { op: "argsort", descending, start: RankStart::Rank(0), count }.run(self, d)
@@ -331,7 +331,7 @@ impl Tensor {
         median: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
     ) -> Result<Tensor> {
         // Here, for a closure would take the place of the line that asked.
-        let _op = memory::scope::op(op);
+        let _op = memory::scope::enter_op(op);
         let out = match self.numel() {
             // PyTorch's answer, where a type has it.
             0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
@@ -343,9 +343,9 @@ impl Tensor {
     /// `out`, one of the elements, with a gradient that all equal to it share.
     #[track_caller]
     fn share_grad_among_ties(&self, op: &'static str, out: Tensor) -> Tensor {
-        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         autograd::differentiable(op, out, &[self], move |g, wants| {
-            let (x, y) = (x.constant(wants)?, y.constant(wants)?);
+            let (x, y) = (x.unpack_detached(wants)?, y.unpack_detached(wants)?);
             let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
             let equal = x.eq(&y)?.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?.to_dtype(wide)?;
             let share = g.to_dtype(wide)?.div(&equal.sum_all()?)?;
@@ -394,7 +394,7 @@ impl Tensor {
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(op);
+        let _op = memory::scope::enter_op(op);
         if !self.dtype().is_float() {
             return Err(Error::dtype(op, self.dtype(), "takes floats; cast with `to_dtype`"));
         }
@@ -459,7 +459,7 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
             return Err(Error::shape(op, "the quantiles are a number, or have one dimension", &[t.shape()]));
         }
         Operand::Tensor(t) => {
-            x.same_device(op, t)?;
+            x.check_same_device(op, t)?;
             return Ok((t.rank() == 1, t.reshape([-1])?.to_dtype(dtype)?));
         }
         Operand::Scalar(Scalar::Float(q)) => *q,

@@ -3,7 +3,7 @@
 use smallvec::smallvec;
 
 use super::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
-use crate::amp::{self, recast, stepwise};
+use crate::amp::{self, dispatch_autocast, dispatch_in_f32};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -79,7 +79,7 @@ impl Tensor {
         correction: f64,
         keepdim: bool,
     ) -> Result<Tensor> {
-        let _op = memory::scope::op(op.name);
+        let _op = memory::scope::enter_op(op.name);
         if !self.dtype().is_float() {
             return Err(Error::dtype(op.name, self.dtype(), "takes floats; cast with `to_dtype`"));
         }
@@ -109,12 +109,12 @@ impl Tensor {
             false => over.elements_per_output as f64 - correction,
         };
         let root = op.name == "std";
-        let (x, y) = (SavedTensor::of(self), root.then(|| SavedTensor::result(&out)));
+        let (x, y) = (SavedTensor::input(self), root.then(|| SavedTensor::output(&out)));
         Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
             let dtype = g.dtype();
             // Halves are rounded once, behind all steps.
-            let (g, x) = (amp::widened(g)?, amp::widened(&x.get(wants)?)?);
-            let y = y.as_ref().map(|y| amp::widened(&y.get(wants)?)).transpose()?;
+            let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(wants)?)?);
+            let y = y.as_ref().map(|y| amp::half_to_f32(&y.unpack(wants)?)).transpose()?;
             let mean = match wants.create_graph() {
                 true => x.sum_to(&over.keepdim_shape)?.div(over.elements_per_output as f64)?,
                 false => center.to_dtype(x.dtype())?,
@@ -161,7 +161,7 @@ impl Tensor {
     #[track_caller]
     pub fn var_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         // Both gradients are added before they are rounded.
-        let x = amp::widened(self)?;
+        let x = amp::half_to_f32(self)?;
         let (var, mean) = (x.var(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
         Ok((var.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
     }
@@ -173,11 +173,11 @@ impl Tensor {
     /// As [`var`](Self::var); `p` is -inf and there are no elements.
     #[track_caller]
     pub fn norm(&self, p: f64, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        if autograd::wanted(&[self]) {
+        if autograd::compute_requires_grad(&[self]) {
             // Its gradient is made of powers of the norm, which would be rounded before.
-            stepwise!("norm", [self], |x| x.norm(p, dims, keepdim));
+            dispatch_in_f32!("norm", [self], |x| x.norm(p, dims, keepdim));
         }
-        recast!("norm", [self], |x| x.norm(p, dims, keepdim));
+        dispatch_autocast!("norm", [self], |x| x.norm(p, dims, keepdim));
         let over = ReduceDims::new("norm", self.shape(), dims)?;
         let op = match p {
             0.0 => &NORM_0,
@@ -196,9 +196,9 @@ impl Tensor {
             }
             _ => reduce_float(op, self, &over, keepdim, extra)?,
         };
-        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         Ok(autograd::differentiable("norm", out, &[self], move |g, wants| {
-            let (x, y) = (x.get(wants)?, y.get(wants)?);
+            let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let (g, y) = (over.expand_to_input(g)?, over.expand_to_input(&y)?);
             // Where something is zero, or largest, does not change with it.
             let (fixed, whole) = (x.detach(), y.detach());
@@ -232,7 +232,7 @@ impl Tensor {
     #[track_caller]
     pub fn std_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
         // Both gradients meet in the input.
-        let x = amp::widened(self)?;
+        let x = amp::half_to_f32(self)?;
         let (std, mean) = (x.std(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
         Ok((std.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
     }
@@ -255,8 +255,8 @@ impl Tensor {
     /// As [`mean`](Self::mean).
     #[track_caller]
     pub fn nanmean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        stepwise!("nanmean", [self], |x| x.nanmean(dims, keepdim));
-        let _op = memory::scope::op("nanmean");
+        dispatch_in_f32!("nanmean", [self], |x| x.nanmean(dims, keepdim));
+        let _op = memory::scope::enter_op("nanmean");
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let there = x.detach().isnan()?.logical_not()?.to_dtype(x.dtype())?;
         x.nansum(dims, keepdim)?.div(&there.sum(dims, keepdim)?)
@@ -275,8 +275,8 @@ impl Tensor {
         aweights: Option<&Tensor>,
     ) -> Result<Tensor> {
         const OP: &str = "cov";
-        stepwise!(OP, [self], |x| x.cov(correction, fweights, aweights));
-        let _op = memory::scope::op(OP);
+        dispatch_in_f32!(OP, [self], |x| x.cov(correction, fweights, aweights));
+        let _op = memory::scope::enter_op(OP);
         if self.rank() > 2 {
             return Err(Error::shape(OP, "takes at most two dimensions", &[self.shape()]));
         }
@@ -322,8 +322,8 @@ impl Tensor {
     /// As [`cov`](Self::cov).
     #[track_caller]
     pub fn corrcoef(&self) -> Result<Tensor> {
-        stepwise!("corrcoef", [self], |x| x.corrcoef());
-        let _op = memory::scope::op("corrcoef");
+        dispatch_in_f32!("corrcoef", [self], |x| x.corrcoef());
+        let _op = memory::scope::enter_op("corrcoef");
         let all = self.cov(1.0, None, None)?;
         if all.rank() == 0 {
             return all.div(&all);
@@ -339,8 +339,8 @@ impl Tensor {
     #[track_caller]
     pub fn renorm(&self, p: f64, dim: isize, most: f64) -> Result<Tensor> {
         const OP: &str = "renorm";
-        stepwise!(OP, [self], |x| x.renorm(p, dim, most));
-        let _op = memory::scope::op(OP);
+        dispatch_in_f32!(OP, [self], |x| x.renorm(p, dim, most));
+        let _op = memory::scope::enter_op(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         if self.rank() < 2 {
             return Err(Error::shape(OP, "takes at least two dimensions", &[self.shape()]));
@@ -364,8 +364,8 @@ impl Tensor {
     /// As [`var`](Self::var).
     #[track_caller]
     pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        recast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
-        let _op = memory::scope::op("logsumexp");
+        dispatch_autocast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
+        let _op = memory::scope::enter_op("logsumexp");
         if !self.dtype().is_float() {
             return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
         }
@@ -381,9 +381,9 @@ impl Tensor {
         // Of halves the gradient keeps it in f32: its rounding would be a factor of all weights.
         let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
         let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
-        let (x, y) = (SavedTensor::of(self), SavedTensor::result(&out));
+        let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         let out = autograd::differentiable("logsumexp", out, &[self], move |g, wants| {
-            let (x, y) = (x.get(wants)?, y.get(wants)?);
+            let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let weight = x.to_dtype(y.dtype())?.sub(&over.expand_to_input(&y)?)?.exp()?;
             Ok(smallvec![Some(over.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())?)])
         });

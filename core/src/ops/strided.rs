@@ -15,7 +15,7 @@ use crate::autograd;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::layout::{
-    MAX_ELEMENTS, MAX_NAMED, check_named, checked_numel, collapse, contiguous_strides, normalize_dim, numel,
+    MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, collapse_dims, contiguous_strides, normalize_dim, numel,
 };
 use crate::tensor::{Dims, Layout, Tensor};
 
@@ -37,7 +37,7 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         return Tensor::zeros(&[len], g.dtype(), g.device());
     }
     let out = Tensor::empty(&[len], g.dtype(), g.device())?;
-    let (shape, strides) = collapse(layout.shape(), &[layout.strides(), g.strides()]);
+    let (shape, strides) = collapse_dims(layout.shape(), &[layout.strides(), g.strides()]);
     let mut dims: SmallVec<[[usize; 3]; 8]> =
         (0..shape.len()).map(|d| [shape[d], strides[0][d], strides[1][d]]).collect();
     if dims.is_empty() {
@@ -100,7 +100,7 @@ fn strided_view(
     let make = Arc::new(make);
     let again = make.clone();
     let forward = move |x: &Tensor| Ok(x.with_layout(again(x.strides(), x.layout().offset())));
-    autograd::attach_linear(op, view, x, forward, move |g| {
+    autograd::linear_differentiable(op, view, x, forward, move |g| {
         let layout = make(&contiguous_strides(&shape), 0);
         strided_sum(op, g, &layout, 0, numel(&shape))?.reshape(&shape[..])
     })
@@ -203,8 +203,8 @@ impl Tensor {
             size.iter().zip(stride).map(|(&n, &s)| n.saturating_sub(1) as u128 * s as u128).sum();
         let (end, there) = (layout.offset() as u128 + reach, self.storage_len());
         let elements = checked_numel(size);
-        let strides = stride.iter().all(|&s| s <= MAX_NAMED) && layout.offset() <= MAX_NAMED;
-        if !strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_ELEMENTS && end < there as u128)) {
+        let strides = stride.iter().all(|&s| s <= MAX_VIEW_NUMEL) && layout.offset() <= MAX_VIEW_NUMEL;
+        if !strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < there as u128)) {
             return Err(Error::argument(
                 OP,
                 format!(
@@ -216,9 +216,9 @@ impl Tensor {
         let own = self.layout().clone();
         let view = self.with_layout(layout.clone());
         let back = move |g: &Tensor, own: &Layout, layout: &Layout| {
-            let (start, len) = (own.offset(), own.end().saturating_sub(own.offset()));
+            let (start, len) = (own.offset(), own.storage_end().saturating_sub(own.offset()));
             let sum = strided_sum(OP, g, layout, start, len)?;
-            let sum = if own.overlaps() {
+            let sum = if own.has_internal_overlap() {
                 let one = Tensor::ones(&[], g.dtype(), g.device())?.broadcast_to(own.shape())?;
                 // Between elements of `self` nothing counts, and nothing is asked for.
                 sum.div(&strided_sum(OP, &one, own, start, len)?.maximum(1.0)?)?
@@ -228,7 +228,7 @@ impl Tensor {
             Ok(sum.with_layout(Layout::new(own.shape(), own.strides(), 0)))
         };
         // What the view sees beside this tensor's elements is no function of them.
-        let inside = !own.overlaps() && layout.offset() >= own.offset() && layout.end() <= own.end();
+        let inside = !own.has_internal_overlap() && layout.offset() >= own.offset() && layout.storage_end() <= own.storage_end();
         if !inside {
             return Ok(autograd::once_differentiable(OP, view, &[self], move |g, _| {
                 Ok(smallvec![Some(back(g, &own, &layout)?)])
@@ -236,12 +236,12 @@ impl Tensor {
         }
         let (place, seen) = (own.clone(), layout.clone());
         let forward = move |x: &Tensor| {
-            let (start, len) = (place.offset(), place.end().saturating_sub(place.offset()));
+            let (start, len) = (place.offset(), place.storage_end().saturating_sub(place.offset()));
             let memory = Tensor::zeros(&[len], x.dtype(), x.device())?;
             x.copy_into(&memory.with_layout(Layout::new(place.shape(), place.strides(), 0)))?;
             Ok(memory.with_layout(Layout::new(seen.shape(), seen.strides(), seen.offset() - start)))
         };
-        Ok(autograd::attach_linear(OP, view, self, forward, move |g| back(g, &own, &layout)))
+        Ok(autograd::linear_differentiable(OP, view, self, forward, move |g| back(g, &own, &layout)))
     }
 
     /// All windows of `size` neighbours along a dimension, `step` apart, as a view: `dim` counts them, and their elements are a new
@@ -274,7 +274,7 @@ impl Tensor {
             *n = (extent - size) / step + 1;
         }
         shape.push(size);
-        check_named(OP, &shape)?;
+        check_view_numel(OP, &shape)?;
         Ok(strided_view(OP, self, move |strides, offset| {
             let mut to: Dims = strides.into();
             to.push(strides.get(d).copied().unwrap_or(1));
@@ -302,7 +302,7 @@ impl Tensor {
         stride: impl IntoSpatial<2>,
     ) -> Result<Tensor> {
         const OP: &str = "im2col";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let blocks = Im2colGeometry::new(
             OP,
             kernel_size.spatial(),
@@ -337,7 +337,7 @@ impl Tensor {
         stride: impl IntoSpatial<2>,
     ) -> Result<Tensor> {
         const OP: &str = "col2im";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         if !self.dtype().is_float() {
             return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
         }
@@ -373,7 +373,7 @@ impl Tensor {
         let (again, size_padded) = (layout.clone(), padded.clone());
         let forward =
             move |x: &Tensor| strided_sum(OP, x, &again, 0, numel(&size_padded))?.reshape(&size_padded[..]);
-        let sum = autograd::attach_linear(OP, sum, &x, forward, move |g| {
+        let sum = autograd::linear_differentiable(OP, sum, &x, forward, move |g| {
             let g = g.contiguous()?;
             Ok(g.with_layout(Layout::new(layout.shape(), layout.strides(), g.layout().offset())))
         });

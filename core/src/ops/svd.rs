@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use super::launch::{self, GROUP, Params};
 use super::shape::cat;
 use super::softmax::lanes_per_row;
-use crate::amp::recast;
+use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -64,7 +64,7 @@ fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tenso
     let scale = scale.masked_fill(&scale.eq(0.0)?, 1.0)?;
     let columns = a.div(&scale)?.transpose(1, 2)?;
     let w = {
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         if vectors {
             let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to(&[batch, n, n])?;
             cat(&[&columns, &eye], 2)?
@@ -144,7 +144,7 @@ pub(super) fn attach_factor_grads<const N: usize>(
     again: impl Fn(&Tensor) -> Result<[Tensor; N]> + Clone + Send + Sync + 'static,
     gradient: impl Fn(usize, &Tensor, &[Tensor; N]) -> Result<Tensor> + Clone + Send + Sync + 'static,
 ) -> Result<[Tensor; N]> {
-    if !autograd::wanted(&[matrix]) {
+    if !autograd::compute_requires_grad(&[matrix]) {
         return Ok(factors);
     }
     // Copies: the results are the caller's, who may change them.
@@ -153,11 +153,11 @@ pub(super) fn attach_factor_grads<const N: usize>(
         *factor = factor.copy()?;
     }
     Ok(std::array::from_fn(|which| {
-        let (kept, matrix_kept) = (kept.clone(), SavedTensor::apart(matrix));
+        let (kept, matrix_kept) = (kept.clone(), SavedTensor::input_for_create_graph(matrix));
         let (again, gradient) = (again.clone(), gradient.clone());
         autograd::differentiable(op, factors[which].clone(), &[matrix], move |g, wants| {
             Ok(smallvec![Some(match wants.create_graph() {
-                true => gradient(which, g, &again(&matrix_kept.get(wants)?)?)?,
+                true => gradient(which, g, &again(&matrix_kept.unpack(wants)?)?)?,
                 false => gradient(which, g, &kept)?,
             })])
         })
@@ -185,8 +185,8 @@ impl Tensor {
     #[track_caller]
     pub fn svd(&self) -> Result<(Tensor, Tensor, Tensor)> {
         const OP: &str = "svd";
-        recast!(OP, [self], |x| x.svd());
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.svd());
+        let _op = memory::scope::enter_op(OP);
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let (k, batch) = (m.min(n), lead.iter().product::<usize>());
         let shapes: [Dims; 3] =
@@ -244,8 +244,8 @@ impl Tensor {
     /// There are fewer than two dimensions; the dtype is not f32, or f64 on a device that has it; memory runs out.
     #[track_caller]
     pub fn svdvals(&self) -> Result<Tensor> {
-        recast!(OP, [self], |x| x.svdvals());
-        let _op = memory::scope::op(OP);
+        dispatch_autocast!(OP, [self], |x| x.svdvals());
+        let _op = memory::scope::enter_op(OP);
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
         if self.numel() == 0 {
@@ -253,7 +253,7 @@ impl Tensor {
         }
         let batch: usize = lead.iter().product();
         let wide = m < n;
-        let wanted = autograd::wanted(&[self]);
+        let wanted = autograd::compute_requires_grad(&[self]);
         let _no_grad = autograd::no_grad();
         let a = self.detach().reshape([batch, m, n])?;
         let a = if wide { a.transpose(1, 2)? } else { a };
@@ -261,9 +261,9 @@ impl Tensor {
         let out = values.reshape(&*shape)?;
         drop(_no_grad);
         let of = Dims::from_slice(self.shape());
-        let saved = std::iter::once(SavedTensor::apart(self)).collect();
+        let saved = std::iter::once(SavedTensor::input_for_create_graph(self)).collect();
         let composed = |t: &[Tensor]| Ok(t[0].svd()?.1);
-        Ok(autograd::attach_composed(OP, out, &[self], saved, composed, move |g, _| {
+        Ok(autograd::composite_differentiable(OP, out, &[self], saved, composed, move |g, _| {
             let Some((left, right)) = &vectors else { return Ok(smallvec![None]) };
             let g = g.reshape([batch, m.min(n), 1])?;
             let grad = left.transpose(1, 2)?.matmul(&g.mul(right)?)?;
@@ -280,7 +280,7 @@ impl Tensor {
     #[track_caller]
     pub fn nuclear_norm(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         const OP: &str = "nuclear_norm";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {
             return Err(Error::argument(OP, format!("takes two dimensions, got {dims:?}")));
         };

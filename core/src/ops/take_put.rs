@@ -17,7 +17,7 @@ fn copy_and_replace(
     src: &Tensor,
     part: impl Fn(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let _op = memory::scope::op(op);
+    let _op = memory::scope::enter_op(op);
     let out = x.copy()?;
     let place = part(&out)?;
     if place.shape() != src.shape() {
@@ -73,7 +73,7 @@ impl Tensor {
     #[track_caller]
     pub fn diag_embed(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         const OP: &str = "diag_embed";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let Some((&n, before)) = self.shape().split_last() else {
             return Err(Error::shape(OP, "takes at least one dimension", &[self.shape()]));
         };
@@ -111,7 +111,7 @@ impl Tensor {
     /// As [`index_select`](Self::index_select).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::op("take");
+        let _op = memory::scope::enter_op("take");
         let line = self.reshape([-1])?;
         let rows = select::linearize_index("take", index, line.numel(), None, true)?;
         line.index_select(0, &rows)?.reshape(index.shape())
@@ -126,7 +126,7 @@ impl Tensor {
     /// As [`index_put`](Self::index_put).
     #[track_caller]
     pub fn put(&self, index: &Tensor, source: &Tensor, accumulate: bool) -> Result<Tensor> {
-        let _op = memory::scope::op("put");
+        let _op = memory::scope::enter_op("put");
         if index.numel() != source.numel() {
             let rule = "takes as many elements as numbers of them";
             return Err(Error::shape("put", rule, &[index.shape(), source.shape()]));
@@ -144,7 +144,7 @@ impl Tensor {
     #[track_caller]
     pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
         const OP: &str = "index_copy";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         let lines = source.shape().get(d).copied().unwrap_or(1);
         if index.rank() > 1 || index.numel() != lines || source.rank() != self.rank() {
@@ -167,7 +167,7 @@ impl Tensor {
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_scatter";
-        let _op = memory::scope::op(OP);
+        let _op = memory::scope::enter_op(OP);
         launch::check_mask(OP, mask)?;
         if source.dtype() != self.dtype() {
             let rule = format!("the source has the type of the tensor, {}", self.dtype());
@@ -182,7 +182,7 @@ impl Tensor {
             return Err(Error::shape(OP, "takes a source that is not empty", &[source.shape()]));
         }
         let place = {
-            let _tag = memory::scope::tag(Tag::Workspace);
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
             let counts = mask.to_dtype(DType::U32)?.reshape([-1])?.contiguous()?;
             // The first one that holds has place 0.
             scan::cumsum_counts(&counts)?.to_dtype(DType::I32)?.sub(1)?.clamp(0, source.numel() as i64 - 1)?

@@ -323,7 +323,7 @@ impl Tensor {
         if p > 10_000 {
             return Err(Error::argument(OP, format!("takes a dimension of at most 10,000, got {p}")));
         }
-        let _op = crate::memory::scope::op(OP);
+        let _op = crate::memory::scope::enter_op(OP);
         let mut sum = self.lgamma()?;
         for k in 1..p {
             sum = sum.add(&self.sub(k as f64 / 2.0)?.lgamma()?)?;

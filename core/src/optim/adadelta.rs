@@ -3,8 +3,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -12,12 +12,12 @@ use crate::tensor::Tensor;
 /// Adadelta: the running mean of squared steps over that of squared gradients.
 #[derive(Debug)]
 pub struct Adadelta {
-    rule: Options,
-    fused: Fused,
+    rule: AdadeltaRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct AdadeltaRule {
     rho: f64,
     eps: f64,
     weight_decay: f64,
@@ -28,12 +28,12 @@ impl Adadelta {
     /// Adadelta with rho 0.9, eps 1e-6, no weight decay; PyTorch's rate is 1.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { rho: 0.9, eps: 1e-6, weight_decay: 0.0, maximize: false };
-        Self { rule, fused: Fused::new(parameters, lr) }
+        let rule = AdadeltaRule { rho: 0.9, eps: 1e-6, weight_decay: 0.0, maximize: false };
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(Adadelta {
+impl_optimizer!(Adadelta {
     /// How much of the means of squares stays at each step.
     rho: f64,
     /// Added to the means of squares.
@@ -44,7 +44,7 @@ optimizer!(Adadelta {
     maximize: bool,
 });
 
-impl Rule for Options {
+impl UpdateRule for AdadeltaRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Adadelta";
         check::unit(OP, "rho", self.rho)?;
@@ -57,7 +57,7 @@ impl Rule for Options {
         Some(kernel)
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         smallvec!["square_avg", "acc_delta"]
     }
 
@@ -65,7 +65,7 @@ impl Rule for Options {
         self.weight_decay
     }
 
-    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         [weight_decay, lr, self.rho, 1.0 - self.rho, self.eps, 0.0, 0.0, 0.0]
     }
 }

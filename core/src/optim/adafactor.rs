@@ -2,9 +2,9 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::composed::{After, At};
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::composite::{ParamUpdate, ParamStep};
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::Result;
 use crate::ops::rounding_unit;
@@ -16,12 +16,12 @@ use crate::tensor::Tensor;
 /// Made of tensor operations, some twenty for each parameter. The rows and columns are those of the last two dimensions.
 #[derive(Debug)]
 pub struct Adafactor {
-    rule: Options,
-    fused: Fused,
+    rule: AdafactorRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct AdafactorRule {
     beta2_decay: f64,
     eps: (Option<f64>, f64),
     d: f64,
@@ -34,12 +34,12 @@ impl Adafactor {
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule =
-            Options { beta2_decay: -0.8, eps: (None, 1e-3), d: 1.0, weight_decay: 0.0, maximize: false };
-        Self { rule, fused: Fused::new(parameters, lr) }
+            AdafactorRule { beta2_decay: -0.8, eps: (None, 1e-3), d: 1.0, weight_decay: 0.0, maximize: false };
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(Adafactor {
+impl_optimizer!(Adafactor {
     /// The power of the number of the step by which the mean of squares moves.
     beta2_decay: f64,
     /// The least root of the mean of squares, which is the rounding unit of the parameter's type if it is not given, and of a parameter's own root mean square.
@@ -52,7 +52,7 @@ optimizer!(Adafactor {
     maximize: bool,
 });
 
-impl Rule for Options {
+impl UpdateRule for AdafactorRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Adafactor";
         check::non_positive(OP, "beta2_decay", self.beta2_decay)?;
@@ -66,7 +66,7 @@ impl Rule for Options {
         self.weight_decay
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         smallvec!["row_var", "col_var", "variance"]
     }
 
@@ -82,8 +82,8 @@ impl Rule for Options {
         kept
     }
 
-    fn compose(&self, at: At) -> Result<After> {
-        let At { p, g, mut states, lr, step, weight_decay, dtype } = at;
+    fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {
+        let ParamStep { param: p, grad: g, mut states, lr, step, weight_decay, dtype } = at;
         let g = if self.maximize { g.neg()? } else { g };
         let least = self.eps.0.unwrap_or(rounding_unit(dtype));
         let moved = step.pow(self.beta2_decay)?;

@@ -3,8 +3,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -12,12 +12,12 @@ use crate::tensor::Tensor;
 /// Adagrad: gradients divided by the root of the sum of all their squares.
 #[derive(Debug)]
 pub struct Adagrad {
-    rule: Options,
-    fused: Fused,
+    rule: AdagradRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct AdagradRule {
     lr_decay: f64,
     weight_decay: f64,
     initial_accumulator_value: f64,
@@ -29,18 +29,18 @@ impl Adagrad {
     /// Adagrad with eps 1e-10; PyTorch's rate is 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options {
+        let rule = AdagradRule {
             lr_decay: 0.0,
             weight_decay: 0.0,
             initial_accumulator_value: 0.0,
             eps: 1e-10,
             maximize: false,
         };
-        Self { rule, fused: Fused::new(parameters, lr) }
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(Adagrad {
+impl_optimizer!(Adagrad {
     /// How fast the learning rate falls: step t has lr / (1 + (t - 1) `lr_decay`).
     lr_decay: f64,
     /// The penalty on the squares of the parameters.
@@ -53,7 +53,7 @@ optimizer!(Adagrad {
     maximize: bool,
 });
 
-impl Rule for Options {
+impl UpdateRule for AdagradRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Adagrad";
         check::non_negative(OP, "lr_decay", self.lr_decay)?;
@@ -67,7 +67,7 @@ impl Rule for Options {
         Some(kernel)
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         smallvec!["sum"]
     }
 
@@ -75,11 +75,11 @@ impl Rule for Options {
         self.weight_decay
     }
 
-    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         [weight_decay, lr, self.lr_decay, self.eps, self.initial_accumulator_value, 0.0, 0.0, 0.0]
     }
 
-    fn at_step(&self, step: u64, lr: f64) -> [f64; 3] {
+    fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
         let first = if step == 1 { self.initial_accumulator_value } else { 0.0 };
         [lr / (1.0 + (step as f64 - 1.0) * self.lr_decay), first, 0.0]
     }

@@ -4,15 +4,15 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::Result;
 use crate::tensor::Tensor;
 
 /// How the mean of gradients and their size become a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Variant {
+enum AdamVariant {
     Adam,
     Adamax,
     NAdam,
@@ -20,8 +20,8 @@ enum Variant {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
-    variant: Variant,
+struct AdamRule {
+    variant: AdamVariant,
     betas: (f64, f64),
     eps: f64,
     weight_decay: f64,
@@ -29,11 +29,11 @@ struct Options {
     amsgrad: bool,
     maximize: bool,
     decoupled_weight_decay: bool,
-    decays: fn(&Tensor) -> bool,
+    weight_decay_filter: fn(&Tensor) -> bool,
 }
 
-impl Options {
-    fn of(variant: Variant) -> Self {
+impl AdamRule {
+    fn for_variant(variant: AdamVariant) -> Self {
         Self {
             variant,
             betas: (0.9, 0.999),
@@ -43,7 +43,7 @@ impl Options {
             amsgrad: false,
             maximize: false,
             decoupled_weight_decay: false,
-            decays: |_| true,
+            weight_decay_filter: |_| true,
         }
     }
 
@@ -62,7 +62,7 @@ impl Options {
 }
 
 /// An optimiser of the family: its variant, what differs at first, and which options it has.
-macro_rules! adams {
+macro_rules! adam_optimizers {
     ($(
         $(#[$doc:meta])*
         $name:ident = $variant:ident { $($first:ident: $value:expr),* } $new:literal { $($options:tt)* }
@@ -70,20 +70,20 @@ macro_rules! adams {
         $(#[$doc])*
         #[derive(Debug)]
         pub struct $name {
-            rule: Options,
-            fused: Fused,
+            rule: AdamRule,
+            fused: FusedOptimizer,
         }
 
         impl $name {
             #[doc = concat!(stringify!($name), " with betas 0.9 and 0.999, eps 1e-8, ", $new)]
             #[must_use]
             pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-                let rule = Options { $($first: $value,)* ..Options::of(Variant::$variant) };
-                Self { rule, fused: Fused::new(parameters, lr) }
+                let rule = AdamRule { $($first: $value,)* ..AdamRule::for_variant(AdamVariant::$variant) };
+                Self { rule, fused: FusedOptimizer::new(parameters, lr) }
             }
         }
 
-        optimizer!($name {
+        impl_optimizer!($name {
             /// How much of the running mean of gradients, and of the measure of their size, stays at each step.
             betas: (f64, f64),
             /// Added to the measure of size, what the mean is divided by.
@@ -91,7 +91,7 @@ macro_rules! adams {
             /// How fast parameters decay.
             weight_decay: f64,
             /// Which of them decay, all unless set: `|p| p.rank() > 1` leaves out biases and the weights of norms.
-            decays: fn(&Tensor) -> bool,
+            weight_decay_filter: fn(&Tensor) -> bool,
             /// Climbs instead.
             maximize: bool,
             $($options)*
@@ -99,7 +99,7 @@ macro_rules! adams {
     )*};
 }
 
-adams! {
+adam_optimizers! {
     /// Adam; weight decay is a penalty added to the gradient.
     Adam = Adam {} "no weight decay." {
         /// Divides by the largest mean of squares so far.
@@ -126,7 +126,7 @@ adams! {
     }
 }
 
-impl Rule for Options {
+impl UpdateRule for AdamRule {
     fn check_options(&self) -> Result<()> {
         const OP: [&str; 4] = ["Adam", "Adamax", "NAdam", "RAdam"];
         let op = OP[self.variant as usize];
@@ -138,63 +138,63 @@ impl Rule for Options {
 
     fn kernel(&self) -> Option<KernelSpec> {
         let algorithm = match self.variant {
-            Variant::Adam => "adam",
-            Variant::Adamax => "adamax",
-            Variant::NAdam => "nadam",
-            Variant::RAdam => "radam",
+            AdamVariant::Adam => "adam",
+            AdamVariant::Adamax => "adamax",
+            AdamVariant::NAdam => "nadam",
+            AdamVariant::RAdam => "radam",
         };
         let kernel = KernelSpec::new("optim").def("algorithm", algorithm).def("maximize", self.maximize);
         Some(match self.variant {
-            Variant::Adamax => kernel,
+            AdamVariant::Adamax => kernel,
             _ => kernel.def("decoupled", self.decoupled_weight_decay),
         })
     }
 
-    fn derived(&self) -> &'static [&'static str] {
-        if matches!(self.variant, Variant::NAdam) { &["mu_product"] } else { &[] }
+    fn derived_state_names(&self) -> &'static [&'static str] {
+        if matches!(self.variant, AdamVariant::NAdam) { &["mu_product"] } else { &[] }
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
-        let size = if self.variant == Variant::Adamax { "exp_inf" } else { "exp_avg_sq" };
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
+        let size = if self.variant == AdamVariant::Adamax { "exp_inf" } else { "exp_avg_sq" };
         let mut states = smallvec!["exp_avg", size];
         states.extend(self.amsgrad.then_some("max_exp_avg_sq"));
         states
     }
 
-    fn decays(&self, parameter: &Tensor) -> bool {
-        (self.decays)(parameter)
+    fn has_weight_decay(&self, parameter: &Tensor) -> bool {
+        (self.weight_decay_filter)(parameter)
     }
 
     fn weight_decay(&self) -> f64 {
         self.weight_decay
     }
 
-    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         let decay = if self.decoupled_weight_decay { 1.0 - lr * weight_decay } else { weight_decay };
         // The smallest logarithm whose power is 0: that of 0 itself is infinite, which kernels do not compute with.
         let ln = |beta: f64| beta.ln().max(-1e3);
         let (b1, b2) = self.betas;
-        let ln_momentum = if self.variant == Variant::NAdam { self.ln_q() } else { ln(b1) };
+        let ln_momentum = if self.variant == AdamVariant::NAdam { self.ln_q() } else { ln(b1) };
         match self.variant {
-            Variant::Adamax => [decay, 1.0 - b1, b2, self.eps, ln(b1), lr, 0.0, 0.0],
+            AdamVariant::Adamax => [decay, 1.0 - b1, b2, self.eps, ln(b1), lr, 0.0, 0.0],
             _ => [decay, 1.0 - b1, b2, 1.0 - b2, self.eps, ln_momentum, ln(b2), lr],
         }
     }
 
-    fn at_step(&self, step: u64, lr: f64) -> [f64; 3] {
+    fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
         let (t, (b1, b2)) = (step as f64, self.betas);
         // What the means lack of weights that sum to 1.
         let [first, second] = [b1, b2].map(|beta| 1.0 - beta.powf(t));
         match self.variant {
-            Variant::Adam => [lr / first, second.sqrt(), 0.0],
-            Variant::Adamax => [lr / first, 0.0, 0.0],
-            Variant::NAdam => {
+            AdamVariant::Adam => [lr / first, second.sqrt(), 0.0],
+            AdamVariant::Adamax => [lr / first, 0.0, 0.0],
+            AdamVariant::NAdam => {
                 let mu = |i: f64| b1 * (1.0 - 0.5 * (i * self.ln_q()).exp());
                 let (root, product) = (second.sqrt(), self.mu_product(t));
                 let now = lr * root * (1.0 - mu(t)) / (1.0 - product);
                 [now, lr * root * mu(t + 1.0) / (1.0 - product * mu(t + 1.0)), root]
             }
-            Variant::RAdam => {
+            AdamVariant::RAdam => {
                 let most = 2.0 / (1.0 - b2) - 1.0;
                 let rho = most - 2.0 * t * (1.0 - second) / second;
                 let rect = ((rho - 4.0) * (rho - 2.0) * most / ((most - 4.0) * (most - 2.0) * rho)).sqrt();

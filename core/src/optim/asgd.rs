@@ -3,8 +3,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -13,12 +13,12 @@ use crate::tensor::Tensor;
 /// all optimisers here; PyTorch's takes it a step later.
 #[derive(Debug)]
 pub struct Asgd {
-    rule: Options,
-    fused: Fused,
+    rule: AsgdRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct AsgdRule {
     lambd: f64,
     alpha: f64,
     t0: f64,
@@ -30,12 +30,12 @@ impl Asgd {
     /// Averaged descent with lambda 1e-4, alpha 0.75, t0 1e6, no weight decay; PyTorch's rate is 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { lambd: 1e-4, alpha: 0.75, t0: 1e6, weight_decay: 0.0, maximize: false };
-        Self { rule, fused: Fused::new(parameters, lr) }
+        let rule = AsgdRule { lambd: 1e-4, alpha: 0.75, t0: 1e6, weight_decay: 0.0, maximize: false };
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(Asgd {
+impl_optimizer!(Asgd {
     /// How fast parameters decay, and rates fall.
     lambd: f64,
     /// The power by which rates fall: step t + 1 has lr / (1 + lambda lr t)^alpha.
@@ -48,7 +48,7 @@ optimizer!(Asgd {
     maximize: bool,
 });
 
-impl Rule for Options {
+impl UpdateRule for AsgdRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Asgd";
         check::non_negative(OP, "lambd", self.lambd)?;
@@ -62,11 +62,11 @@ impl Rule for Options {
         Some(kernel)
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         smallvec!["ax"]
     }
 
-    fn derived(&self) -> &'static [&'static str] {
+    fn derived_state_names(&self) -> &'static [&'static str] {
         &["eta", "mu"]
     }
 
@@ -74,11 +74,11 @@ impl Rule for Options {
         self.weight_decay
     }
 
-    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         [weight_decay, self.lambd, lr, self.alpha, self.t0, 0.0, 0.0, 0.0]
     }
 
-    fn at_step(&self, step: u64, lr: f64) -> [f64; 3] {
+    fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
         let before = step as f64 - 1.0;
         [lr / (1.0 + self.lambd * lr * before).powf(self.alpha), 1.0 / (before - self.t0).max(1.0), 0.0]
     }

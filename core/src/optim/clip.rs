@@ -4,7 +4,7 @@ use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
-use super::fused::{self, CHUNK};
+use super::fused::{self, ELEMENTS_PER_WORKGROUP};
 use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -14,10 +14,10 @@ use crate::ops::launch::{self, Params};
 use crate::tensor::Tensor;
 
 /// Elements whose squares one workgroup sums.
-const PART: usize = 4096;
+const ELEMENTS_PER_PARTIAL: usize = 4096;
 
 /// The largest bound of a norm: the kernel divides it by at least 1e-6, which f32 holds.
-const LARGEST: f64 = 1e32;
+const MAX_NORM_LIMIT: f64 = 1e32;
 
 /// How [`clip_grad_norm_with`] measures; the default is PyTorch's.
 ///
@@ -27,14 +27,14 @@ const LARGEST: f64 = 1e32;
 /// assert_eq!((ClipNorm::default().norm_type, largest.error_if_nonfinite), (2.0, false));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClipNorm {
+pub struct ClipGradNormOptions {
     /// The order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
     pub norm_type: f64,
     /// A norm that is infinite or NaN is an error, and the gradients stay as they are; the host waits for the device to know it.
     pub error_if_nonfinite: bool,
 }
 
-impl Default for ClipNorm {
+impl Default for ClipGradNormOptions {
     fn default() -> Self {
         Self { norm_type: 2.0, error_if_nonfinite: false }
     }
@@ -54,14 +54,14 @@ impl Default for ClipNorm {
 /// # Errors
 /// `max_norm` is negative or NaN; the gradients are on several devices or of f64, or do not fit their parameters; memory runs out.
 pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
-    clip_grad_norm_with(parameters, max_norm, &ClipNorm::default())
+    clip_grad_norm_with(parameters, max_norm, &ClipGradNormOptions::default())
 }
 
 /// As [`clip_grad_norm_`] with a norm of any order, and on request an error where it is not finite.
 ///
 /// # Errors
 /// As [`clip_grad_norm_`]; the order is not above 0; the norm is not finite, and that is to be an error.
-pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipNorm) -> Result<Tensor> {
+pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipGradNormOptions) -> Result<Tensor> {
     const OP: &str = "clip_grad_norm_";
     check::bound(OP, "max_norm", max_norm)?;
     let power = options.norm_type;
@@ -77,21 +77,21 @@ pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipN
         f64::INFINITY => "largest",
         _ => "power",
     };
-    let _op = memory::scope::op(OP);
+    let _op = memory::scope::enter_op(OP);
     let Some(device) = parameters.first().map(Tensor::device) else {
         return Err(Error::argument(OP, "takes at least one parameter"));
     };
-    let grads = grads(OP, parameters)?;
+    let grads = collect_grads(OP, parameters)?;
     for grad in &grads {
-        parameters[0].same_device(OP, grad)?;
+        parameters[0].check_same_device(OP, grad)?;
     }
     let norm = Tensor::empty(&[], DType::F32, device)?;
-    let _tag = memory::scope::tag(Tag::Workspace);
-    let count = grads.iter().map(|g| g.numel().div_ceil(PART)).sum::<usize>();
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    let count = grads.iter().map(|g| g.numel().div_ceil(ELEMENTS_PER_PARTIAL)).sum::<usize>();
     let parts = Tensor::empty(&[count], DType::F32, device)?;
     let factor = Tensor::empty(&[1], DType::F32, device)?;
     let mut done = 0;
-    for batch in batches(&grads, 1) {
+    for batch in split_into_launches(&grads, 1) {
         let mut params = Params::new();
         if kind == "power" {
             params = params.f32(power as f32).align();
@@ -100,18 +100,18 @@ pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipN
         let mut groups = 0;
         for grad in batch {
             params = params.size(grad.numel()).size(groups).size(grad.layout().offset()).size(done + groups);
-            groups += grad.numel().div_ceil(PART);
+            groups += grad.numel().div_ceil(ELEMENTS_PER_PARTIAL);
             tensors.push(grad);
         }
         done += groups;
         let spec = KernelSpec::new("optim_norm").def("stage", "parts").def("norm", kind);
-        let spec = spec.def("dtypes", &dtypes(batch)[..]);
+        let spec = spec.def("dtypes", &dtype_names(batch)[..]);
         launch::launch(&spec, &tensors, params, groups)?;
     }
     let spec = KernelSpec::new("optim_norm").def("stage", "total").def("norm", kind);
     let params = Params::new()
         .size(count)
-        .f32(max_norm.min(LARGEST) as f32)
+        .f32(max_norm.min(MAX_NORM_LIMIT) as f32)
         .f32((1.0 / power) as f32)
         .turns(count.div_ceil(256) + 64);
     launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
@@ -127,7 +127,7 @@ pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipN
     }
     // An infinite bound leaves the gradients as they are, also where the norm is infinite or NaN.
     if max_norm < f64::INFINITY {
-        change(&grads, Change::Scale(&factor))?;
+        transform_grads(&grads, GradTransform::Scale(&factor))?;
     }
     Ok(norm)
 }
@@ -138,39 +138,39 @@ pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipN
 /// A gradient is of f64 or does not fit its parameter; `value` is negative or NaN.
 pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
     const OP: &str = "clip_grad_value_";
-    let _op = memory::scope::op(OP);
+    let _op = memory::scope::enter_op(OP);
     check::bound(OP, "clip_value", value)?;
-    let grads = grads(OP, parameters)?;
+    let grads = collect_grads(OP, parameters)?;
     if value == f64::INFINITY {
         return Ok(());
     }
     let value = value.min(f32::MAX.into()) as f32;
-    change(&grads, Change::Clamp([-value, value]))
+    transform_grads(&grads, GradTransform::Clamp([-value, value]))
 }
 
 /// Divides the gradients of `parameters` by the scale of a scaler: see [`Change::Unscale`].
-pub(crate) fn unscale(op: &'static str, parameters: &[Tensor], scaler: &Tensor, flag: usize) -> Result<()> {
-    let grads = grads(op, parameters)?;
+pub(crate) fn unscale_grads(op: &'static str, parameters: &[Tensor], scaler: &Tensor, flag: usize) -> Result<()> {
+    let grads = collect_grads(op, parameters)?;
     for grad in &grads {
-        scaler.same_device(op, grad)?;
+        scaler.check_same_device(op, grad)?;
         if grad.dtype() == DType::F16 {
             let rule = "takes gradients of f32 and bf16; keep parameters in f32, autocast casts them";
             return Err(Error::dtype(op, DType::F16, rule));
         }
     }
-    change(&grads, Change::Unscale(scaler, flag))
+    transform_grads(&grads, GradTransform::Unscale(scaler, flag))
 }
 
 /// The gradients there are, each once, contiguous.
-fn grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
+fn collect_grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut seen = FxHashSet::default();
     let mut grads = Vec::new();
     // All are checked before the first is changed, or replaced by a contiguous one.
     for (k, p) in parameters.iter().enumerate() {
         p.grad().map_or(Ok(()), |grad| fused::check_grad(op, k, p, &grad))?;
     }
-    for p in parameters.iter().filter(|p| nn::leaf(p).is_some_and(|leaf| seen.insert(leaf))) {
-        if let Some(grad) = fused::own_grad(p)?.filter(|g| g.numel() > 0) {
+    for p in parameters.iter().filter(|p| nn::leaf_address(p).is_some_and(|leaf| seen.insert(leaf))) {
+        if let Some(grad) = fused::make_grad_contiguous(p)?.filter(|g| g.numel() > 0) {
             fused::check_dtype(op, &grad)?;
             grads.push(grad);
         }
@@ -179,13 +179,13 @@ fn grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
 }
 
 /// Runs of gradients that fit one launch beside `shared` other bindings.
-fn batches(grads: &[Tensor], shared: usize) -> Vec<&[Tensor]> {
+fn split_into_launches(grads: &[Tensor], shared: usize) -> Vec<&[Tensor]> {
     let mut batches = Vec::new();
     let mut start = 0;
     for end in 1..=grads.len() {
         let first = &grads[start];
-        let most = fused::per_launch(first.device(), 1, shared);
-        if grads.get(end).is_none_or(|next| !fused::joins(first, next, end - start, most)) {
+        let most = fused::max_tensors_per_launch(first.device(), 1, shared);
+        if grads.get(end).is_none_or(|next| !fused::can_share_launch(first, next, end - start, most)) {
             batches.push(&grads[start..end]);
             start = end;
         }
@@ -193,13 +193,13 @@ fn batches(grads: &[Tensor], shared: usize) -> Vec<&[Tensor]> {
     batches
 }
 
-fn dtypes(grads: &[Tensor]) -> SmallVec<[&'static str; 16]> {
+fn dtype_names(grads: &[Tensor]) -> SmallVec<[&'static str; 16]> {
     grads.iter().map(|g| g.dtype().name()).collect()
 }
 
 /// What becomes of gradients.
 #[derive(Clone, Copy)]
-enum Change<'a> {
+enum GradTransform<'a> {
     /// Times a number on the device.
     Scale(&'a Tensor),
     /// Between two numbers.
@@ -208,25 +208,25 @@ enum Change<'a> {
     Unscale(&'a Tensor, usize),
 }
 
-fn change(grads: &[Tensor], how: Change<'_>) -> Result<()> {
+fn transform_grads(grads: &[Tensor], how: GradTransform<'_>) -> Result<()> {
     let (name, operand, [low, high], flag) = match how {
-        Change::Scale(factor) => ("scale", Some(factor), [0.0; 2], 0),
-        Change::Clamp(bounds) => ("clamp", None, bounds, 0),
-        Change::Unscale(scaler, flag) => ("unscale", Some(scaler), [0.0; 2], flag),
+        GradTransform::Scale(factor) => ("scale", Some(factor), [0.0; 2], 0),
+        GradTransform::Clamp(bounds) => ("clamp", None, bounds, 0),
+        GradTransform::Unscale(scaler, flag) => ("unscale", Some(scaler), [0.0; 2], flag),
     };
-    for batch in batches(grads, usize::from(operand.is_some())) {
+    for batch in split_into_launches(grads, usize::from(operand.is_some())) {
         let mut params = Params::new().f32(low).f32(high).size(flag).align();
         let mut tensors: SmallVec<[&Tensor; 17]> = operand.into_iter().collect();
         let mut groups = 0;
         for grad in batch {
             params = params.size(grad.numel()).size(groups).size(grad.layout().offset()).u32(0);
-            groups += grad.numel().div_ceil(CHUNK);
+            groups += grad.numel().div_ceil(ELEMENTS_PER_WORKGROUP);
             tensors.push(grad);
         }
-        let modes: SmallVec<[&'static str; 16]> = batch.iter().map(|g| fused::mode(g, None)).collect();
+        let modes: SmallVec<[&'static str; 16]> = batch.iter().map(|g| fused::write_mode(g, None)).collect();
         let spec = KernelSpec::new("optim_scale")
             .def("change", name)
-            .def("dtypes", &dtypes(batch)[..])
+            .def("dtypes", &dtype_names(batch)[..])
             .def("modes", &modes[..]);
         launch::launch(&spec, &tensors, params, groups)?;
     }

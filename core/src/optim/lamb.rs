@@ -2,9 +2,9 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::composed::{After, At};
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::composite::{ParamUpdate, ParamStep};
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -14,12 +14,12 @@ use crate::tensor::Tensor;
 /// Made of tensor operations, a few for each parameter.
 #[derive(Debug)]
 pub struct Lamb {
-    rule: Options,
-    fused: Fused,
+    rule: LambRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct LambRule {
     betas: (f64, f64),
     eps: f64,
     weight_decay: f64,
@@ -30,12 +30,12 @@ impl Lamb {
     /// LAMB with betas 0.9 and 0.999, eps 1e-6, weight decay 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { betas: (0.9, 0.999), eps: 1e-6, weight_decay: 0.01, maximize: false };
-        Self { rule, fused: Fused::new(parameters, lr) }
+        let rule = LambRule { betas: (0.9, 0.999), eps: 1e-6, weight_decay: 0.01, maximize: false };
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(Lamb {
+impl_optimizer!(Lamb {
     /// How much of the running mean, and of the mean of squares, stays at each step.
     betas: (f64, f64),
     /// Added to the root of the mean of squares.
@@ -46,7 +46,7 @@ optimizer!(Lamb {
     maximize: bool,
 });
 
-impl Rule for Options {
+impl UpdateRule for LambRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Lamb";
         check::betas(OP, self.betas)?;
@@ -58,12 +58,12 @@ impl Rule for Options {
         self.weight_decay
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         smallvec!["exp_avg", "exp_avg_sq"]
     }
 
-    fn compose(&self, at: At) -> Result<After> {
-        let At { p, g, states, lr, step, weight_decay, .. } = at;
+    fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {
+        let ParamStep { param: p, grad: g, states, lr, step, weight_decay, .. } = at;
         let g = if self.maximize { g.neg()? } else { g };
         let mean = states[0].lerp(&g, 1.0 - self.betas.0)?;
         let square = states[1].lerp(&g.square()?, 1.0 - self.betas.1)?;

@@ -3,8 +3,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -12,12 +12,12 @@ use crate::tensor::Tensor;
 /// Lion: steps of one size, by the sign of gradient and momentum. One number is kept for each element.
 #[derive(Debug)]
 pub struct Lion {
-    rule: Options,
-    fused: Fused,
+    rule: LionRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct LionRule {
     betas: (f64, f64),
     weight_decay: f64,
     maximize: bool,
@@ -27,12 +27,12 @@ impl Lion {
     /// Lion with betas 0.9 and 0.99, no weight decay; the paper's rates are a third to a tenth of AdamW's.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { betas: (0.9, 0.99), weight_decay: 0.0, maximize: false };
-        Self { rule, fused: Fused::new(parameters, lr) }
+        let rule = LionRule { betas: (0.9, 0.99), weight_decay: 0.0, maximize: false };
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(Lion {
+impl_optimizer!(Lion {
     /// How much of the momentum is in a step, and how much of it stays.
     betas: (f64, f64),
     /// How fast parameters decay, apart from the gradient.
@@ -41,7 +41,7 @@ optimizer!(Lion {
     maximize: bool,
 });
 
-impl Rule for Options {
+impl UpdateRule for LionRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Lion";
         check::betas(OP, self.betas)?;
@@ -53,7 +53,7 @@ impl Rule for Options {
         Some(kernel)
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         smallvec!["exp_avg"]
     }
 
@@ -61,7 +61,7 @@ impl Rule for Options {
         self.weight_decay
     }
 
-    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         [1.0 - lr * weight_decay, lr, 1.0 - self.betas.0, 1.0 - self.betas.1, 0.0, 0.0, 0.0, 0.0]
     }
 }

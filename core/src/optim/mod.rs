@@ -18,7 +18,7 @@ mod adam;
 mod asgd;
 mod averaged;
 pub(crate) mod clip;
-mod composed;
+mod composite;
 mod fused;
 mod lamb;
 mod lion;
@@ -29,7 +29,7 @@ mod rprop;
 pub mod schedule;
 mod sgd;
 mod staging_slots;
-mod state;
+mod state_dict;
 
 pub use adadelta::Adadelta;
 pub use adafactor::Adafactor;
@@ -37,14 +37,14 @@ pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW, Adamax, NAdam, RAdam};
 pub use asgd::Asgd;
 pub use averaged::AveragedModel;
-pub use clip::{ClipNorm, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_};
+pub use clip::{ClipGradNormOptions, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_};
 pub use fused::ParamGroup;
 pub use lamb::Lamb;
 pub use lion::Lion;
-pub use muon::{Muon, MuonRate};
+pub use muon::{Muon, MuonAdjustLr};
 pub use rmsprop::RmsProp;
 pub use rprop::Rprop;
-pub use schedule::Schedule;
+pub use schedule::LrSchedule;
 pub use sgd::Sgd;
 
 /// What changes parameters by their gradients.
@@ -122,13 +122,13 @@ pub trait Optimizer {
     ///
     /// # Errors
     /// The device was lost.
-    fn zero_grad_(&self) -> Result<()> {
+    fn zero_grad_in_place(&self) -> Result<()> {
         self.parameters().iter().filter_map(Tensor::grad).try_for_each(|g| crate::nn::init::zeros_(&g))
     }
 }
 
 /// The options of an optimiser as setters for its construction, and its [`Optimizer`] by its rule and fused state.
-macro_rules! optimizer {
+macro_rules! impl_optimizer {
     ($name:ident { $($(#[$doc:meta])* $option:ident: $ty:ty,)* }) => {
         impl $name {
             /// Also writes the 16-bit copies of parameters of f32 that [`autocast`](crate::amp::autocast()) would make in the next
@@ -137,7 +137,7 @@ macro_rules! optimizer {
             /// [Captured](crate::capture) steps read and write them too.
             #[must_use]
             pub fn low_precision_copies(mut self, on: bool) -> Self {
-                self.fused.copies(on);
+                self.fused.set_low_precision_copies(on);
                 self
             }
             $(
@@ -162,7 +162,7 @@ macro_rules! optimizer {
                 self.fused.parameters()
             }
             fn offload_state(&mut self, on: bool) {
-                self.fused.offload(on);
+                self.fused.set_offload_state(on);
             }
             fn lr(&self) -> f64 {
                 self.fused.lr()
@@ -191,4 +191,4 @@ macro_rules! optimizer {
         }
     };
 }
-use optimizer;
+use impl_optimizer;

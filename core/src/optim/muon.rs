@@ -2,9 +2,9 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::composed::{After, At};
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::composite::{ParamUpdate, ParamStep};
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::dtype::DType;
 use crate::error::Error;
@@ -13,7 +13,7 @@ use crate::tensor::Tensor;
 
 /// How [`Muon`] changes the learning rate of a matrix of A rows and B columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum MuonRate {
+pub enum MuonAdjustLr {
     /// By √max(1, A / B).
     #[default]
     Original,
@@ -28,18 +28,18 @@ pub enum MuonRate {
 /// Made of products of matrices in bf16, three for each Newton-Schulz step and parameter.
 #[derive(Debug)]
 pub struct Muon {
-    rule: Options,
-    fused: Fused,
+    rule: MuonRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct MuonRule {
     momentum: f64,
     nesterov: bool,
     ns_steps: usize,
     ns_coefficients: (f64, f64, f64),
     eps: f64,
-    adjust_lr: MuonRate,
+    adjust_lr: MuonAdjustLr,
     weight_decay: f64,
     maximize: bool,
 }
@@ -48,21 +48,21 @@ impl Muon {
     /// Muon with momentum 0.95 after Nesterov, weight decay 0.1, five Newton-Schulz steps.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options {
+        let rule = MuonRule {
             momentum: 0.95,
             nesterov: true,
             ns_steps: 5,
             ns_coefficients: (3.4445, -4.775, 2.0315),
             eps: 1e-7,
-            adjust_lr: MuonRate::Original,
+            adjust_lr: MuonAdjustLr::Original,
             weight_decay: 0.1,
             maximize: false,
         };
-        Self { rule, fused: Fused::new(parameters, lr) }
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(Muon {
+impl_optimizer!(Muon {
     /// How much of the momentum stays at each step.
     momentum: f64,
     /// Looks one step of momentum ahead.
@@ -74,16 +74,16 @@ optimizer!(Muon {
     /// The least norm of a momentum.
     eps: f64,
     /// How the shape of a matrix changes its learning rate.
-    adjust_lr: MuonRate,
+    adjust_lr: MuonAdjustLr,
     /// How fast parameters decay, apart from the gradient.
     weight_decay: f64,
     /// Climbs instead.
     maximize: bool,
 });
 
-impl Options {
+impl MuonRule {
     /// About U Vᵀ of the singular value decomposition, in bf16.
-    fn orthogonal(&self, turn: &Tensor) -> Result<Tensor> {
+    fn orthogonalize_newton_schulz(&self, turn: &Tensor) -> Result<Tensor> {
         let (a, b, c) = self.ns_coefficients;
         let tall = turn.shape()[0] > turn.shape()[1];
         let turn = turn.to_dtype(DType::BF16)?;
@@ -97,7 +97,7 @@ impl Options {
     }
 }
 
-impl Rule for Options {
+impl UpdateRule for MuonRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Muon";
         check::unit(OP, "momentum", self.momentum)?;
@@ -114,7 +114,7 @@ impl Rule for Options {
         Ok(())
     }
 
-    fn counts_steps(&self) -> bool {
+    fn has_step_count(&self) -> bool {
         false
     }
 
@@ -122,11 +122,11 @@ impl Rule for Options {
         self.weight_decay
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         smallvec!["momentum_buffer"]
     }
 
-    fn check(&self, parameter: &Tensor) -> Result<()> {
+    fn check_parameter(&self, parameter: &Tensor) -> Result<()> {
         if parameter.rank() == 2 {
             return Ok(());
         }
@@ -134,17 +134,17 @@ impl Rule for Options {
         Err(Error::shape("step", rule, &[parameter.shape()]))
     }
 
-    fn compose(&self, at: At) -> Result<After> {
-        let At { p, g, states, lr, weight_decay, .. } = at;
+    fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {
+        let ParamStep { param: p, grad: g, states, lr, weight_decay, .. } = at;
         let g = if self.maximize { g.neg()? } else { g };
         let buffer = states[0].lerp(&g, 1.0 - self.momentum)?;
         let turn = if self.nesterov { g.lerp(&buffer, self.momentum)? } else { buffer.clone() };
-        let turn = self.orthogonal(&turn)?.to_dtype(DType::F32)?;
+        let turn = self.orthogonalize_newton_schulz(&turn)?.to_dtype(DType::F32)?;
         let (rows, columns) = (p.shape()[0] as f64, p.shape()[1] as f64);
         let ratio = match self.adjust_lr {
-            MuonRate::Original => (rows / columns).max(1.0).sqrt(),
-            MuonRate::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
-            MuonRate::SpectralUnclamped => (rows / columns).sqrt(),
+            MuonAdjustLr::Original => (rows / columns).max(1.0).sqrt(),
+            MuonAdjustLr::MatchRmsAdamW => 0.2 * rows.max(columns).sqrt(),
+            MuonAdjustLr::SpectralUnclamped => (rows / columns).sqrt(),
         };
         let p = p.sub(&p.mul(&lr.mul(weight_decay)?)?)?;
         Ok((p.sub(&turn.mul(&lr.mul(ratio)?)?)?, smallvec![buffer]))

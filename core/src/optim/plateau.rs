@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::Optimizer;
-use super::schedule::in_range;
+use super::schedule::log_if_invalid;
 use crate::check;
 use crate::error::Result;
 
@@ -20,11 +20,11 @@ use crate::error::Result;
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct ReduceLrOnPlateau {
-    max: bool,
+    is_max_mode: bool,
     factor: f64,
     patience: u64,
     threshold: f64,
-    absolute: bool,
+    is_absolute_threshold: bool,
     cooldown: u64,
     min_lr: f64,
     eps: f64,
@@ -48,11 +48,11 @@ impl Default for ReduceLrOnPlateau {
     fn default() -> Self {
         let state = PlateauState { best: None, num_bad_epochs: 0, cooldown_counter: 0, lr: None };
         Self {
-            max: false,
+            is_max_mode: false,
             factor: 0.1,
             patience: 10,
             threshold: 1e-4,
-            absolute: false,
+            is_absolute_threshold: false,
             cooldown: 0,
             min_lr: 0.0,
             eps: 1e-8,
@@ -70,8 +70,8 @@ impl ReduceLrOnPlateau {
 
     /// Larger values are better.
     #[must_use]
-    pub fn max(self) -> Self {
-        Self { max: true, ..self }
+    pub fn maximize(self) -> Self {
+        Self { is_max_mode: true, ..self }
     }
 
     /// What the rate is multiplied by.
@@ -89,13 +89,13 @@ impl ReduceLrOnPlateau {
     /// How much better a value must be, as a part of the best.
     #[must_use]
     pub fn threshold(self, threshold: f64) -> Self {
-        Self { threshold, absolute: false, ..self }
+        Self { threshold, is_absolute_threshold: false, ..self }
     }
 
     /// How much better a value must be, in its own unit.
     #[must_use]
     pub fn absolute_threshold(self, threshold: f64) -> Self {
-        Self { threshold, absolute: true, ..self }
+        Self { threshold, is_absolute_threshold: true, ..self }
     }
 
     /// How many values after a change do not count.
@@ -130,10 +130,10 @@ impl ReduceLrOnPlateau {
 
     /// Takes the next value, and changes the optimiser's rate where it is time.
     pub fn step(&mut self, value: f64, optimizer: &mut (impl Optimizer + ?Sized)) {
-        if in_range(self.check()).is_none() {
+        if log_if_invalid(self.check()).is_none() {
             return optimizer.set_lr(f64::NAN);
         }
-        if self.state.best.is_none_or(|best| self.better(value, best)) && !value.is_nan() {
+        if self.state.best.is_none_or(|best| self.is_better(value, best)) && !value.is_nan() {
             self.state.best = Some(value);
             self.state.num_bad_epochs = 0;
         } else {
@@ -154,11 +154,11 @@ impl ReduceLrOnPlateau {
         self.state.lr = Some(optimizer.lr());
     }
 
-    fn better(&self, value: f64, best: f64) -> bool {
-        let by = if self.max { self.threshold } else { -self.threshold };
+    fn is_better(&self, value: f64, best: f64) -> bool {
+        let by = if self.is_max_mode { self.threshold } else { -self.threshold };
         // Factors, not differences: an infinite best is beaten by any number.
-        let bound = if self.absolute { best + by } else { best * (1.0 + by) };
-        if self.max { value > bound } else { value < bound }
+        let bound = if self.is_absolute_threshold { best + by } else { best * (1.0 + by) };
+        if self.is_max_mode { value > bound } else { value < bound }
     }
 
     /// What it has seen.

@@ -3,8 +3,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::Result;
 use crate::tensor::Tensor;
@@ -12,12 +12,12 @@ use crate::tensor::Tensor;
 /// RMSprop: gradients divided by the root of their running mean of squares.
 #[derive(Debug)]
 pub struct RmsProp {
-    rule: Options,
-    fused: Fused,
+    rule: RmsPropRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct RmsPropRule {
     alpha: f64,
     eps: f64,
     weight_decay: f64,
@@ -30,7 +30,7 @@ impl RmsProp {
     /// RMSprop with alpha 0.99, eps 1e-8, no momentum, no weight decay.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options {
+        let rule = RmsPropRule {
             alpha: 0.99,
             eps: 1e-8,
             weight_decay: 0.0,
@@ -38,11 +38,11 @@ impl RmsProp {
             centered: false,
             maximize: false,
         };
-        Self { rule, fused: Fused::new(parameters, lr) }
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(RmsProp {
+impl_optimizer!(RmsProp {
     /// How much of the mean of squares stays at each step.
     alpha: f64,
     /// Added to the root of the mean of squares.
@@ -57,7 +57,7 @@ optimizer!(RmsProp {
     maximize: bool,
 });
 
-impl Rule for Options {
+impl UpdateRule for RmsPropRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "RmsProp";
         check::unit(OP, "alpha", self.alpha)?;
@@ -75,7 +75,7 @@ impl Rule for Options {
         Some(kernel)
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         let mut states = smallvec!["square_avg"];
         states.extend(self.centered.then_some("grad_avg"));
         states.extend((self.momentum != 0.0).then_some("momentum_buffer"));
@@ -86,7 +86,7 @@ impl Rule for Options {
         self.weight_decay
     }
 
-    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         [weight_decay, lr, self.alpha, 1.0 - self.alpha, self.eps, self.momentum, 0.0, 0.0]
     }
 }

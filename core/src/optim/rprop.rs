@@ -3,8 +3,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -12,12 +12,12 @@ use crate::tensor::Tensor;
 /// Steps by the sign of the gradient, each element's its own: longer while the sign stays, shorter where it turns. For whole batches.
 #[derive(Debug)]
 pub struct Rprop {
-    rule: Options,
-    fused: Fused,
+    rule: RpropRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct RpropRule {
     etas: (f64, f64),
     step_sizes: (f64, f64),
     maximize: bool,
@@ -27,12 +27,12 @@ impl Rprop {
     /// Factors 0.5 and 1.2, steps from 1e-6 to 50, the first of `lr`; PyTorch's is 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule = Options { etas: (0.5, 1.2), step_sizes: (1e-6, 50.0), maximize: false };
-        Self { rule, fused: Fused::new(parameters, lr) }
+        let rule = RpropRule { etas: (0.5, 1.2), step_sizes: (1e-6, 50.0), maximize: false };
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(Rprop {
+impl_optimizer!(Rprop {
     /// What a step is multiplied by where the sign turned, and where it stayed.
     etas: (f64, f64),
     /// The smallest and the largest step.
@@ -41,7 +41,7 @@ optimizer!(Rprop {
     maximize: bool,
 });
 
-impl Rule for Options {
+impl UpdateRule for RpropRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Rprop";
         check::fading(OP, "etas.0", self.etas.0)?;
@@ -64,7 +64,7 @@ impl Rule for Options {
         Some(kernel)
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         smallvec!["prev", "step_size"]
     }
 
@@ -72,12 +72,12 @@ impl Rule for Options {
         0.0
     }
 
-    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         let _ = weight_decay;
         [self.etas.0, self.etas.1, self.step_sizes.0, self.step_sizes.1, lr, 0.0, 0.0, 0.0]
     }
 
-    fn at_step(&self, step: u64, lr: f64) -> [f64; 3] {
+    fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
         let _ = lr;
         [f64::from(u8::from(step == 1)), 0.0, 0.0]
     }

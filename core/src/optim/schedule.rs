@@ -20,7 +20,7 @@ use crate::optim::Optimizer;
 pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
 
 /// The learning rate of every step.
-pub trait Schedule {
+pub trait LrSchedule {
     /// The rate for step `step`, counted from 0.
     fn lr(&self, step: u64) -> f64;
 
@@ -34,7 +34,7 @@ pub trait Schedule {
     }
 }
 
-impl<S: Schedule + ?Sized> Schedule for &S {
+impl<S: LrSchedule + ?Sized> LrSchedule for &S {
     fn lr(&self, step: u64) -> f64 {
         (**self).lr(step)
     }
@@ -46,9 +46,9 @@ impl<S: Schedule + ?Sized> Schedule for &S {
 
 /// A schedule from a function: `Lambda(|step| 0.1 / (1.0 + step as f64))`.
 #[derive(Clone, Copy, Debug)]
-pub struct Lambda<F>(pub F);
+pub struct FnSchedule<F>(pub F);
 
-impl<F: Fn(u64) -> f64> Schedule for Lambda<F> {
+impl<F: Fn(u64) -> f64> LrSchedule for FnSchedule<F> {
     fn lr(&self, step: u64) -> f64 {
         (self.0)(step)
     }
@@ -56,9 +56,9 @@ impl<F: Fn(u64) -> f64> Schedule for Lambda<F> {
 
 /// One rate for all steps.
 #[derive(Clone, Copy, Debug)]
-pub struct Constant(pub f64);
+pub struct ConstantSchedule(pub f64);
 
-impl Schedule for Constant {
+impl LrSchedule for ConstantSchedule {
     fn lr(&self, _step: u64) -> f64 {
         self.0
     }
@@ -72,21 +72,21 @@ impl Schedule for Constant {
 #[derive(Clone, Copy, Debug)]
 pub struct StepLr {
     /// The first rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// Steps from one change to the next.
-    pub every: u64,
+    pub step_size: u64,
     /// The factor of a change.
     pub gamma: f64,
 }
 
-impl Schedule for StepLr {
+impl LrSchedule for StepLr {
     fn lr(&self, step: u64) -> f64 {
-        self.base * self.gamma.powf((step / self.every.max(1)) as f64)
+        self.base_lr * self.gamma.powf((step / self.step_size.max(1)) as f64)
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("StepLr", "base", self.base)?;
-        check::count("StepLr", "every", self.every)?;
+        check::non_negative("StepLr", "base", self.base_lr)?;
+        check::count("StepLr", "every", self.step_size)?;
         check::non_negative("StepLr", "gamma", self.gamma)
     }
 }
@@ -95,20 +95,20 @@ impl Schedule for StepLr {
 #[derive(Clone, Debug)]
 pub struct MultiStepLr {
     /// The first rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// The steps at which it changes, in any order; one that is named twice changes it twice.
     pub milestones: Vec<u64>,
     /// The factor of a change.
     pub gamma: f64,
 }
 
-impl Schedule for MultiStepLr {
+impl LrSchedule for MultiStepLr {
     fn lr(&self, step: u64) -> f64 {
-        self.base * self.gamma.powf(self.milestones.iter().filter(|&&m| m <= step).count() as f64)
+        self.base_lr * self.gamma.powf(self.milestones.iter().filter(|&&m| m <= step).count() as f64)
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("MultiStepLr", "base", self.base)?;
+        check::non_negative("MultiStepLr", "base", self.base_lr)?;
         check::non_negative("MultiStepLr", "gamma", self.gamma)
     }
 }
@@ -117,20 +117,20 @@ impl Schedule for MultiStepLr {
 #[derive(Clone, Copy, Debug)]
 pub struct ConstantLr {
     /// The rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// What it is multiplied by at first; PyTorch's is a third.
     pub factor: f64,
     /// Steps until it is not.
     pub total_iters: u64,
 }
 
-impl Schedule for ConstantLr {
+impl LrSchedule for ConstantLr {
     fn lr(&self, step: u64) -> f64 {
-        if step < self.total_iters { self.base * self.factor } else { self.base }
+        if step < self.total_iters { self.base_lr * self.factor } else { self.base_lr }
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("ConstantLr", "base", self.base)?;
+        check::non_negative("ConstantLr", "base", self.base_lr)?;
         check::unit("ConstantLr", "factor", self.factor)
     }
 }
@@ -139,7 +139,7 @@ impl Schedule for ConstantLr {
 #[derive(Clone, Copy, Debug)]
 pub struct LinearLr {
     /// The rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// The first factor; PyTorch's is a third.
     pub start_factor: f64,
     /// The last; PyTorch's is 1.
@@ -148,14 +148,14 @@ pub struct LinearLr {
     pub total_iters: u64,
 }
 
-impl Schedule for LinearLr {
+impl LrSchedule for LinearLr {
     fn lr(&self, step: u64) -> f64 {
         let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
-        self.base * (self.start_factor + (self.end_factor - self.start_factor) * progress)
+        self.base_lr * (self.start_factor + (self.end_factor - self.start_factor) * progress)
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("LinearLr", "base", self.base)?;
+        check::non_negative("LinearLr", "base", self.base_lr)?;
         check::positive("LinearLr", "start_factor", self.start_factor)?;
         check::unit("LinearLr", "start_factor", self.start_factor)?;
         check::unit("LinearLr", "end_factor", self.end_factor)
@@ -166,18 +166,18 @@ impl Schedule for LinearLr {
 #[derive(Clone, Copy, Debug)]
 pub struct ExponentialLr {
     /// The first rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// The factor of a step.
     pub gamma: f64,
 }
 
-impl Schedule for ExponentialLr {
+impl LrSchedule for ExponentialLr {
     fn lr(&self, step: u64) -> f64 {
-        self.base * self.gamma.powf(step as f64)
+        self.base_lr * self.gamma.powf(step as f64)
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("ExponentialLr", "base", self.base)?;
+        check::non_negative("ExponentialLr", "base", self.base_lr)?;
         check::non_negative("ExponentialLr", "gamma", self.gamma)
     }
 }
@@ -186,21 +186,21 @@ impl Schedule for ExponentialLr {
 #[derive(Clone, Copy, Debug)]
 pub struct PolynomialLr {
     /// The first rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// Steps until it is 0.
     pub total_iters: u64,
     /// The power; 1 is a line.
     pub power: f64,
 }
 
-impl Schedule for PolynomialLr {
+impl LrSchedule for PolynomialLr {
     fn lr(&self, step: u64) -> f64 {
         let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
-        self.base * (1.0 - progress).powf(self.power)
+        self.base_lr * (1.0 - progress).powf(self.power)
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("PolynomialLr", "base", self.base)?;
+        check::non_negative("PolynomialLr", "base", self.base_lr)?;
         check::non_negative("PolynomialLr", "power", self.power)
     }
 }
@@ -209,18 +209,18 @@ impl Schedule for PolynomialLr {
 #[derive(Clone, Copy, Debug)]
 pub struct LambdaLr<F> {
     /// The rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// What it is multiplied by.
     pub factor: F,
 }
 
-impl<F: Fn(u64) -> f64> Schedule for LambdaLr<F> {
+impl<F: Fn(u64) -> f64> LrSchedule for LambdaLr<F> {
     fn lr(&self, step: u64) -> f64 {
-        self.base * (self.factor)(step)
+        self.base_lr * (self.factor)(step)
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("LambdaLr", "base", self.base)
+        check::non_negative("LambdaLr", "base", self.base_lr)
     }
 }
 
@@ -228,18 +228,18 @@ impl<F: Fn(u64) -> f64> Schedule for LambdaLr<F> {
 #[derive(Clone, Copy, Debug)]
 pub struct MultiplicativeLr<F> {
     /// The first rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// What it is multiplied by before step 1, 2, ...
     pub factor: F,
 }
 
-impl<F: Fn(u64) -> f64> Schedule for MultiplicativeLr<F> {
+impl<F: Fn(u64) -> f64> LrSchedule for MultiplicativeLr<F> {
     fn lr(&self, step: u64) -> f64 {
-        (1..=step).fold(self.base, |lr, k| lr * (self.factor)(k))
+        (1..=step).fold(self.base_lr, |lr, k| lr * (self.factor)(k))
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("MultiplicativeLr", "base", self.base)
+        check::non_negative("MultiplicativeLr", "base", self.base_lr)
     }
 }
 
@@ -253,23 +253,23 @@ pub type OneCycleLr = OneCycle;
 #[derive(Clone, Copy, Debug)]
 pub struct CosineAnnealing {
     /// The first rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// The last.
-    pub min: f64,
+    pub eta_min: f64,
     /// Steps from one to the other.
-    pub steps: u64,
+    pub t_max: u64,
 }
 
-impl Schedule for CosineAnnealing {
+impl LrSchedule for CosineAnnealing {
     fn lr(&self, step: u64) -> f64 {
-        let progress = step as f64 / self.steps.max(1) as f64;
-        self.min + (self.base - self.min) * (1.0 + (PI * progress).cos()) / 2.0
+        let progress = step as f64 / self.t_max.max(1) as f64;
+        self.eta_min + (self.base_lr - self.eta_min) * (1.0 + (PI * progress).cos()) / 2.0
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("CosineAnnealing", "base", self.base)?;
-        check::non_negative("CosineAnnealing", "min", self.min)?;
-        check::count("CosineAnnealing", "steps", self.steps)
+        check::non_negative("CosineAnnealing", "base", self.base_lr)?;
+        check::non_negative("CosineAnnealing", "min", self.eta_min)?;
+        check::count("CosineAnnealing", "steps", self.t_max)
     }
 }
 
@@ -278,7 +278,7 @@ impl Schedule for CosineAnnealing {
 #[derive(Clone, Copy, Debug)]
 pub struct CosineAnnealingWarmRestarts {
     /// The first rate of every round.
-    pub base: f64,
+    pub base_lr: f64,
     /// Steps of the first round.
     pub t_0: u64,
     /// How many times as long the next is.
@@ -287,7 +287,7 @@ pub struct CosineAnnealingWarmRestarts {
     pub eta_min: f64,
 }
 
-impl Schedule for CosineAnnealingWarmRestarts {
+impl LrSchedule for CosineAnnealingWarmRestarts {
     fn lr(&self, step: u64) -> f64 {
         let (mut at, mut length) = (step, self.t_0.max(1));
         if self.t_mult <= 1 {
@@ -297,11 +297,11 @@ impl Schedule for CosineAnnealingWarmRestarts {
             at -= length;
             length = length.saturating_mul(self.t_mult);
         }
-        self.eta_min + (self.base - self.eta_min) * (1.0 + (PI * at as f64 / length as f64).cos()) / 2.0
+        self.eta_min + (self.base_lr - self.eta_min) * (1.0 + (PI * at as f64 / length as f64).cos()) / 2.0
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("CosineAnnealingWarmRestarts", "base", self.base)?;
+        check::non_negative("CosineAnnealingWarmRestarts", "base", self.base_lr)?;
         check::non_negative("CosineAnnealingWarmRestarts", "eta_min", self.eta_min)?;
         check::count("CosineAnnealingWarmRestarts", "t_0", self.t_0)?;
         check::count("CosineAnnealingWarmRestarts", "t_mult", self.t_mult)
@@ -323,9 +323,9 @@ pub enum CyclicMode {
 #[derive(Clone, Copy, Debug)]
 pub struct CyclicLr {
     /// The lowest rate.
-    pub base: f64,
+    pub base_lr: f64,
     /// The highest.
-    pub max: f64,
+    pub max_lr: f64,
     /// Steps up; PyTorch's are 2,000.
     pub step_size_up: u64,
     /// Steps down.
@@ -334,7 +334,7 @@ pub struct CyclicLr {
     pub mode: CyclicMode,
 }
 
-impl Schedule for CyclicLr {
+impl LrSchedule for CyclicLr {
     fn lr(&self, step: u64) -> f64 {
         let (up, total) = (self.step_size_up, (self.step_size_up + self.step_size_down).max(1));
         let (cycle, at) = (step / total, step % total);
@@ -348,22 +348,22 @@ impl Schedule for CyclicLr {
             CyclicMode::Triangular2 => 0.5f64.powf(cycle as f64),
             CyclicMode::ExpRange(gamma) => gamma.powf(step as f64),
         };
-        self.base + (self.max - self.base) * height * scale
+        self.base_lr + (self.max_lr - self.base_lr) * height * scale
     }
 
     fn check(&self) -> Result<()> {
         if let CyclicMode::ExpRange(gamma) = self.mode {
             check::non_negative("CyclicLr", "mode", gamma)?;
         }
-        check::non_negative("CyclicLr", "base", self.base)?;
-        check::non_negative("CyclicLr", "max", self.max)?;
+        check::non_negative("CyclicLr", "base", self.base_lr)?;
+        check::non_negative("CyclicLr", "max", self.max_lr)?;
         check::count("CyclicLr", "step_size_up", self.step_size_up.saturating_add(self.step_size_down))
     }
 }
 
 /// One schedule after the other: at each milestone the next one begins, with its step 0.
 pub struct SequentialLr<'a> {
-    schedules: Vec<Box<dyn Schedule + 'a>>,
+    schedules: Vec<Box<dyn LrSchedule + 'a>>,
     milestones: Vec<u64>,
 }
 
@@ -372,7 +372,7 @@ impl<'a> SequentialLr<'a> {
     ///
     /// # Errors
     /// The milestones are not one fewer than the schedules, or do not rise.
-    pub fn new(schedules: Vec<Box<dyn Schedule + 'a>>, milestones: &[u64]) -> Result<Self> {
+    pub fn new(schedules: Vec<Box<dyn LrSchedule + 'a>>, milestones: &[u64]) -> Result<Self> {
         if milestones.len() + 1 != schedules.len() || !milestones.is_sorted() {
             let (given, wanted) = (schedules.len(), schedules.len().saturating_sub(1));
             return Err(Error::argument(
@@ -384,7 +384,7 @@ impl<'a> SequentialLr<'a> {
     }
 }
 
-impl Schedule for SequentialLr<'_> {
+impl LrSchedule for SequentialLr<'_> {
     fn lr(&self, step: u64) -> f64 {
         let at = self.milestones.partition_point(|&m| m <= step);
         let begin = at.checked_sub(1).map_or(0, |before| self.milestones[before]);
@@ -398,8 +398,8 @@ impl Schedule for SequentialLr<'_> {
 
 /// Several schedules of one rate at once: it is multiplied by the factors of all.
 pub struct ChainedScheduler<'a> {
-    base: f64,
-    schedules: Vec<Box<dyn Schedule + 'a>>,
+    base_lr: f64,
+    schedules: Vec<Box<dyn LrSchedule + 'a>>,
 }
 
 impl<'a> ChainedScheduler<'a> {
@@ -407,20 +407,20 @@ impl<'a> ChainedScheduler<'a> {
     ///
     /// # Errors
     /// `base` is 0 or no number: then schedules have no factors.
-    pub fn new(base: f64, schedules: Vec<Box<dyn Schedule + 'a>>) -> Result<Self> {
+    pub fn new(base: f64, schedules: Vec<Box<dyn LrSchedule + 'a>>) -> Result<Self> {
         if base == 0.0 || !base.is_finite() {
             return Err(Error::argument(
                 "ChainedScheduler",
                 format!("takes a rate other than 0, got {base}"),
             ));
         }
-        Ok(Self { base, schedules })
+        Ok(Self { base_lr: base, schedules })
     }
 }
 
-impl Schedule for ChainedScheduler<'_> {
+impl LrSchedule for ChainedScheduler<'_> {
     fn lr(&self, step: u64) -> f64 {
-        self.schedules.iter().fold(self.base, |lr, schedule| lr * (schedule.lr(step) / self.base))
+        self.schedules.iter().fold(self.base_lr, |lr, schedule| lr * (schedule.lr(step) / self.base_lr))
     }
 
     fn check(&self) -> Result<()> {
@@ -432,21 +432,21 @@ impl Schedule for ChainedScheduler<'_> {
 #[derive(Clone, Copy, Debug)]
 pub struct Warmup<S> {
     /// Steps of the rise.
-    pub steps: u64,
+    pub warmup_steps: u64,
     /// What follows.
-    pub then: S,
+    pub schedule: S,
 }
 
-impl<S: Schedule> Schedule for Warmup<S> {
+impl<S: LrSchedule> LrSchedule for Warmup<S> {
     fn lr(&self, step: u64) -> f64 {
-        match step.checked_sub(self.steps) {
-            Some(step) => self.then.lr(step),
-            None => self.then.lr(0) * (step + 1) as f64 / self.steps as f64,
+        match step.checked_sub(self.warmup_steps) {
+            Some(step) => self.schedule.lr(step),
+            None => self.schedule.lr(0) * (step + 1) as f64 / self.warmup_steps as f64,
         }
     }
 
     fn check(&self) -> Result<()> {
-        self.then.check()
+        self.schedule.check()
     }
 }
 
@@ -471,7 +471,7 @@ pub struct LrScheduler<S> {
     last_epoch: u64,
 }
 
-impl<S: Schedule> LrScheduler<S> {
+impl<S: LrSchedule> LrScheduler<S> {
     /// Sets the optimiser's rate to the schedule's first.
     pub fn new(schedule: S, optimizer: &mut (impl Optimizer + ?Sized)) -> Self {
         let mut scheduler = Self { schedule, last_epoch: 0 };
@@ -486,7 +486,7 @@ impl<S: Schedule> LrScheduler<S> {
 
     /// The rate that was set last.
     pub fn last_lr(&self) -> f64 {
-        in_range(self.schedule.check()).map_or(f64::NAN, |()| self.schedule.lr(self.last_epoch))
+        log_if_invalid(self.schedule.check()).map_or(f64::NAN, |()| self.schedule.lr(self.last_epoch))
     }
 
     /// Its steps so far.
@@ -502,7 +502,7 @@ impl<S: Schedule> LrScheduler<S> {
 }
 
 /// Reports options out of range, where no error can be returned: the rate is NaN then, which the optimiser's next step refuses.
-pub(super) fn in_range(checked: Result<()>) -> Option<()> {
+pub(super) fn log_if_invalid(checked: Result<()>) -> Option<()> {
     checked.map_err(|error| log::error!("{error}; the learning rate is NaN")).ok()
 }
 
@@ -511,40 +511,40 @@ pub(super) fn in_range(checked: Result<()>) -> Option<()> {
 /// Step i of the rise has base · (i + 1) / warmup; step `warmup` begins the cosine, which would end at step `total`.
 #[derive(Clone, Copy, Debug)]
 pub struct WarmupCosine {
-    base: f64,
-    warmup: u64,
-    total: u64,
-    min: f64,
+    base_lr: f64,
+    warmup_steps: u64,
+    total_steps: u64,
+    min_lr: f64,
 }
 
 impl WarmupCosine {
     /// Rises for `warmup` of `total` steps to `base`, then falls to 0.
     #[must_use]
     pub fn new(base: f64, warmup: u64, total: u64) -> Self {
-        Self { base, warmup, total, min: 0.0 }
+        Self { base_lr: base, warmup_steps: warmup, total_steps: total, min_lr: 0.0 }
     }
 
     /// Falls to `min` instead of 0.
     #[must_use]
-    pub fn to(mut self, min: f64) -> Self {
-        self.min = min;
+    pub fn min_lr(mut self, min: f64) -> Self {
+        self.min_lr = min;
         self
     }
 }
 
-impl Schedule for WarmupCosine {
+impl LrSchedule for WarmupCosine {
     fn lr(&self, step: u64) -> f64 {
-        if step < self.warmup {
-            return self.base * (step + 1) as f64 / self.warmup as f64;
+        if step < self.warmup_steps {
+            return self.base_lr * (step + 1) as f64 / self.warmup_steps as f64;
         }
-        let length = self.total.saturating_sub(self.warmup).max(1);
-        let progress = ((step - self.warmup) as f64 / length as f64).min(1.0);
-        self.min + (self.base - self.min) * (1.0 + (PI * progress).cos()) / 2.0
+        let length = self.total_steps.saturating_sub(self.warmup_steps).max(1);
+        let progress = ((step - self.warmup_steps) as f64 / length as f64).min(1.0);
+        self.min_lr + (self.base_lr - self.min_lr) * (1.0 + (PI * progress).cos()) / 2.0
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("WarmupCosine", "base", self.base)?;
-        check::non_negative("WarmupCosine", "min", self.min)
+        check::non_negative("WarmupCosine", "base", self.base_lr)?;
+        check::non_negative("WarmupCosine", "min", self.min_lr)
     }
 }
 
@@ -553,45 +553,45 @@ impl Schedule for WarmupCosine {
 #[derive(Clone, Copy, Debug)]
 pub struct OneCycle {
     /// The highest rate.
-    pub max: f64,
+    pub max_lr: f64,
     /// All steps.
-    pub total: u64,
+    pub total_steps: u64,
     /// The part of the steps that rises.
-    pub rise: f64,
+    pub pct_start: f64,
     /// `max` over the first rate.
-    pub div: f64,
+    pub div_factor: f64,
     /// The first rate over the last.
-    pub final_div: f64,
+    pub final_div_factor: f64,
 }
 
 impl OneCycle {
     /// PyTorch's cycle over `total` steps.
     #[must_use]
     pub fn new(max: f64, total: u64) -> Self {
-        Self { max, total, rise: 0.3, div: 25.0, final_div: 1e4 }
+        Self { max_lr: max, total_steps: total, pct_start: 0.3, div_factor: 25.0, final_div_factor: 1e4 }
     }
 }
 
-impl Schedule for OneCycle {
+impl LrSchedule for OneCycle {
     fn lr(&self, step: u64) -> f64 {
         let cosine =
             |from: f64, to: f64, progress: f64| to + (from - to) * (1.0 + (PI * progress).cos()) / 2.0;
-        let first = self.max / self.div;
-        let (top, last) = (self.rise * self.total as f64 - 1.0, self.total as f64 - 1.0);
+        let first = self.max_lr / self.div_factor;
+        let (top, last) = (self.pct_start * self.total_steps as f64 - 1.0, self.total_steps as f64 - 1.0);
         let step = (step as f64).min(last);
         if step <= top {
-            cosine(first, self.max, if top > 0.0 { step / top } else { 1.0 })
+            cosine(first, self.max_lr, if top > 0.0 { step / top } else { 1.0 })
         } else {
-            cosine(self.max, first / self.final_div, (step - top) / (last - top))
+            cosine(self.max_lr, first / self.final_div_factor, (step - top) / (last - top))
         }
     }
 
     fn check(&self) -> Result<()> {
-        check::non_negative("OneCycle", "max", self.max)?;
-        check::count("OneCycle", "total", self.total)?;
-        check::unit("OneCycle", "rise", self.rise)?;
-        check::positive("OneCycle", "div", self.div)?;
-        check::positive("OneCycle", "final_div", self.final_div)
+        check::non_negative("OneCycle", "max", self.max_lr)?;
+        check::count("OneCycle", "total", self.total_steps)?;
+        check::unit("OneCycle", "rise", self.pct_start)?;
+        check::positive("OneCycle", "div", self.div_factor)?;
+        check::positive("OneCycle", "final_div", self.final_div_factor)
     }
 }
 
@@ -605,14 +605,14 @@ mod tests {
 
     #[test]
     fn schedules_have_their_corners() {
-        let step = StepLr { base: 1.0, every: 10, gamma: 0.1 };
+        let step = StepLr { base_lr: 1.0, step_size: 10, gamma: 0.1 };
         close(step.lr(9), 1.0);
         close(step.lr(10), 0.1);
-        let cosine = CosineAnnealing { base: 1.0, min: 0.1, steps: 100 };
+        let cosine = CosineAnnealing { base_lr: 1.0, eta_min: 0.1, t_max: 100 };
         close(cosine.lr(0), 1.0);
         close(cosine.lr(50), 0.55);
         close(cosine.lr(100), 0.1);
-        let warm = WarmupCosine::new(1.0, 10, 110).to(0.1);
+        let warm = WarmupCosine::new(1.0, 10, 110).min_lr(0.1);
         close(warm.lr(0), 0.1);
         close(warm.lr(10), 1.0);
         close(warm.lr(60), 0.55);
@@ -626,31 +626,31 @@ mod tests {
     #[test]
     fn options_out_of_range_are_named_and_leave_no_rate() {
         let (nan, base) = (f64::NAN, 0.1);
-        let linear = |start_factor, end_factor| LinearLr { base, start_factor, end_factor, total_iters: 5 };
-        let restarts = |t_0, t_mult| CosineAnnealingWarmRestarts { base, t_0, t_mult, eta_min: 0.0 };
+        let linear = |start_factor, end_factor| LinearLr { base_lr: base, start_factor, end_factor, total_iters: 5 };
+        let restarts = |t_0, t_mult| CosineAnnealingWarmRestarts { base_lr: base, t_0, t_mult, eta_min: 0.0 };
         let cyclic =
-            |up, down, mode| CyclicLr { base, max: 0.2, step_size_up: up, step_size_down: down, mode };
-        let wrong: Vec<(&str, Box<dyn Schedule>)> = vec![
-            ("lr", Box::new(Constant(-0.1))),
-            ("every", Box::new(StepLr { base, every: 0, gamma: 0.5 })),
-            ("gamma", Box::new(StepLr { base, every: 1, gamma: nan })),
-            ("gamma", Box::new(MultiStepLr { base, milestones: vec![1], gamma: -0.5 })),
-            ("factor", Box::new(ConstantLr { base, factor: 1.5, total_iters: 3 })),
+            |up, down, mode| CyclicLr { base_lr: base, max_lr: 0.2, step_size_up: up, step_size_down: down, mode };
+        let wrong: Vec<(&str, Box<dyn LrSchedule>)> = vec![
+            ("lr", Box::new(ConstantSchedule(-0.1))),
+            ("every", Box::new(StepLr { base_lr: base, step_size: 0, gamma: 0.5 })),
+            ("gamma", Box::new(StepLr { base_lr: base, step_size: 1, gamma: nan })),
+            ("gamma", Box::new(MultiStepLr { base_lr: base, milestones: vec![1], gamma: -0.5 })),
+            ("factor", Box::new(ConstantLr { base_lr: base, factor: 1.5, total_iters: 3 })),
             ("start_factor", Box::new(linear(0.0, 1.0))),
             ("end_factor", Box::new(linear(0.5, nan))),
-            ("gamma", Box::new(ExponentialLr { base, gamma: f64::INFINITY })),
-            ("power", Box::new(PolynomialLr { base, total_iters: 3, power: -1.0 })),
-            ("steps", Box::new(CosineAnnealing { base, min: 0.0, steps: 0 })),
-            ("min", Box::new(CosineAnnealing { base, min: nan, steps: 3 })),
+            ("gamma", Box::new(ExponentialLr { base_lr: base, gamma: f64::INFINITY })),
+            ("power", Box::new(PolynomialLr { base_lr: base, total_iters: 3, power: -1.0 })),
+            ("steps", Box::new(CosineAnnealing { base_lr: base, eta_min: 0.0, t_max: 0 })),
+            ("min", Box::new(CosineAnnealing { base_lr: base, eta_min: nan, t_max: 3 })),
             ("t_0", Box::new(restarts(0, 1))),
             ("t_mult", Box::new(restarts(1, 0))),
             ("step_size_up", Box::new(cyclic(0, 0, CyclicMode::Triangular))),
             ("mode", Box::new(cyclic(1, 1, CyclicMode::ExpRange(nan)))),
             ("total", Box::new(OneCycle::new(0.1, 0))),
-            ("rise", Box::new(OneCycle { rise: 1.5, ..OneCycle::new(0.1, 9) })),
-            ("div", Box::new(OneCycle { div: 0.0, ..OneCycle::new(0.1, 9) })),
+            ("rise", Box::new(OneCycle { pct_start: 1.5, ..OneCycle::new(0.1, 9) })),
+            ("div", Box::new(OneCycle { div_factor: 0.0, ..OneCycle::new(0.1, 9) })),
             ("base", Box::new(WarmupCosine::new(nan, 1, 5))),
-            ("gamma", Box::new(Warmup { steps: 2, then: ExponentialLr { base, gamma: -1.0 } })),
+            ("gamma", Box::new(Warmup { warmup_steps: 2, schedule: ExponentialLr { base_lr: base, gamma: -1.0 } })),
         ];
         for (name, schedule) in wrong {
             let error = schedule.check().map_or_else(|error| error.to_string(), |()| String::new());

@@ -3,8 +3,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::fused::{Fused, Rule};
-use super::optimizer;
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
 use crate::check;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -12,12 +12,12 @@ use crate::tensor::Tensor;
 /// Stochastic gradient descent, with momentum if it is set.
 #[derive(Debug)]
 pub struct Sgd {
-    rule: Options,
-    fused: Fused,
+    rule: SgdRule,
+    fused: FusedOptimizer,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Options {
+struct SgdRule {
     momentum: f64,
     dampening: f64,
     weight_decay: f64,
@@ -30,12 +30,12 @@ impl Sgd {
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule =
-            Options { momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
-        Self { rule, fused: Fused::new(parameters, lr) }
+            SgdRule { momentum: 0.0, dampening: 0.0, weight_decay: 0.0, nesterov: false, maximize: false };
+        Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
 
-optimizer!(Sgd {
+impl_optimizer!(Sgd {
     /// How much of the last step goes on; 0 keeps no state.
     momentum: f64,
     /// How much of the gradient is left out of the momentum.
@@ -48,7 +48,7 @@ optimizer!(Sgd {
     maximize: bool,
 });
 
-impl Rule for Options {
+impl UpdateRule for SgdRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Sgd";
         check::non_negative(OP, "momentum", self.momentum)?;
@@ -71,11 +71,11 @@ impl Rule for Options {
         Some(kernel)
     }
 
-    fn states(&self) -> SmallVec<[&'static str; 3]> {
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
         if self.momentum == 0.0 { smallvec![] } else { smallvec!["momentum_buffer"] }
     }
 
-    fn counts_steps(&self) -> bool {
+    fn has_step_count(&self) -> bool {
         false
     }
 
@@ -83,11 +83,11 @@ impl Rule for Options {
         self.weight_decay
     }
 
-    fn constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         [weight_decay, lr, self.momentum, 1.0 - self.dampening, 0.0, 0.0, 0.0, 0.0]
     }
 
-    fn at_step(&self, step: u64, _lr: f64) -> [f64; 3] {
+    fn step_constants(&self, step: u64, _lr: f64) -> [f64; 3] {
         // The first buffer is the gradient itself, not dampened.
         if step == 1 { [0.0, 1.0, 0.0] } else { [self.momentum, 1.0 - self.dampening, 0.0] }
     }

@@ -12,7 +12,7 @@ use crate::tensor::Tensor;
 #[derive(Default)]
 pub(super) struct StagingSlots {
     /// `None` while a group has it. Empty where states stay on the device.
-    places: SmallVec<[Option<Tensor>; 2]>,
+    slots: SmallVec<[Option<Tensor>; 2]>,
 }
 
 impl StagingSlots {
@@ -25,46 +25,46 @@ impl StagingSlots {
         let Some(device) = groups.iter().find_map(|g| g.state.as_ref()).map(Tensor::device) else {
             return Ok(Self::default());
         };
-        let place = |_| Tensor::empty(&[largest(groups)], DType::F32, device).map(Some);
-        Ok(Self { places: (0..groups.len().min(2)).map(place).collect::<Result<_>>()? })
+        let place = |_| Tensor::empty(&[max_state_numel(groups)], DType::F32, device).map(Some);
+        Ok(Self { slots: (0..groups.len().min(2)).map(place).collect::<Result<_>>()? })
     }
 
     /// Starts to bring a group's state over.
-    pub(super) fn enter(&mut self, groups: &[FusedGroup], at: usize) -> Result<()> {
+    pub(super) fn prefetch_state(&mut self, groups: &[FusedGroup], at: usize) -> Result<()> {
         let Some(state) = groups.get(at).and_then(|g| g.state.as_ref()) else { return Ok(()) };
-        let n = self.places.len();
+        let n = self.slots.len();
         if n > 0 {
-            self.places[at % n] = None;
+            self.slots[at % n] = None;
         }
         state.prefetch_().or_else(|error| {
             if !error.is_out_of_memory() {
                 return Err(error);
             }
             // Groups before this one have made their step: what is held for others is for it.
-            self.places.iter_mut().for_each(|place| *place = None);
+            self.slots.iter_mut().for_each(|place| *place = None);
             state.prefetch_()
         })
     }
 
     /// Sends it back.
-    pub(super) fn leave(&mut self, groups: &[FusedGroup], at: usize) {
-        let n = self.places.len();
+    pub(super) fn offload_state(&mut self, groups: &[FusedGroup], at: usize) {
+        let n = self.slots.len();
         let Some(state) = groups[at].state.as_ref().filter(|_| n > 0) else { return };
         match state.offload_() {
             Ok(()) => {
-                self.places[at % n] = Tensor::empty(&[largest(groups)], DType::F32, state.device()).ok();
+                self.slots[at % n] = Tensor::empty(&[max_state_numel(groups)], DType::F32, state.device()).ok();
             }
-            Err(error) => stays(&error),
+            Err(error) => warn_offload_failed(&error),
         }
     }
 }
 
 /// Elements of the largest state.
-fn largest(groups: &[FusedGroup]) -> usize {
+fn max_state_numel(groups: &[FusedGroup]) -> usize {
     groups.iter().filter_map(|g| g.state.as_ref()).map(Tensor::numel).max().unwrap_or(0)
 }
 
 /// The step was made, so this is no error of it.
-pub(super) fn stays(error: &Error) {
+pub(super) fn warn_offload_failed(error: &Error) {
     log::warn!("the state of an optimiser stays on the device: {error}");
 }

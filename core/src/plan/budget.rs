@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::dry_run::boundless;
 use super::segment::{ActivationPolicy, Part, Segments, sets};
-use crate::amp::{Autocast, autocast};
+use crate::amp::{AutocastGuard, autocast};
 use crate::backend::null::{NullBackend, Profile, Work};
 use crate::device::Device;
 use crate::dtype::DType;
@@ -84,7 +84,7 @@ impl StepConfig {
     ///
     /// # Errors
     /// As `autocast`.
-    pub fn autocast(&self) -> Result<Option<Autocast>> {
+    pub fn autocast(&self) -> Result<Option<AutocastGuard>> {
         self.precision.map(autocast).transpose()
     }
 

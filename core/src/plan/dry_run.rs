@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::scope::{ModulePath, Scope};
-use crate::memory::{Bytes, Change, Config, OutOfMemory, Recording, Tag};
+use crate::memory::{Bytes, AllocationChange, Config, OutOfMemory, RecordingOptions, Tag};
 
 /// More than any device has: a step that does not fit its card is run with so much, to say what it needs.
 const BOUNDLESS: u64 = 1 << 44;
@@ -37,7 +37,7 @@ pub struct DryRun {
     /// The moment at which most was held.
     pub peak: Peak,
     /// Every block that was lent or taken back, in order, as far as the step starts no recording of its own.
-    pub timeline: Vec<Change>,
+    pub timeline: Vec<AllocationChange>,
     /// What ran.
     pub work: Work,
     /// The error that the card would have given, if the step does not fit it. The figures are of a larger card then.
@@ -95,12 +95,12 @@ pub(super) fn boundless(profile: &Profile) -> Profile {
 }
 
 fn once<T>(profile: &Profile, step: &mut impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
-    environment::check()?;
+    environment::check_variables()?;
     let backend = Arc::new(NullBackend::new(profile.clone()));
     let device = Device::with_config(backend.clone(), profile.config);
-    device.pool().record(Recording::everything());
+    device.pool().start_recording(RecordingOptions::unbounded());
     step(&device)?;
-    let timeline = device.pool().changes();
+    let timeline = device.pool().allocation_changes();
     let stats = device.memory();
     Ok(DryRun {
         card: profile.name.clone(),
@@ -125,7 +125,7 @@ impl DryRun {
 }
 
 impl Peak {
-    fn find(timeline: &[Change]) -> Self {
+    fn find(timeline: &[AllocationChange]) -> Self {
         // The first of several, as counters see it.
         let Some(at) = (0..timeline.len()).rev().max_by_key(|&k| timeline[k].allocated) else {
             return Self::default();

@@ -73,7 +73,7 @@ impl Profile {
     /// # Errors
     /// There is no such card, and the message lists them; a variable of the environment cannot be understood.
     pub fn card(name: &str) -> Result<Self> {
-        environment::check()?;
+        environment::check_variables()?;
         let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "");
         let found = KNOWN.iter().find(|card| plain(card.0) == plain(name)).ok_or_else(|| {
             Error::argument("card", format!("no card `{name}` is known; there are {}", CARDS.join(", ")))
@@ -147,7 +147,7 @@ impl Profile {
             overhead: 0,
             software: info.software,
             library: backend.multiplies(),
-            queues: backend.queues(),
+            queues: backend.queue_count(),
             source: backend.limits(),
             features: info.features,
             limits: info.limits,

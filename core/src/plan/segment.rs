@@ -119,7 +119,7 @@ pub fn segment(
         body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>())
     };
     // Inside a checkpoint, segments are parts of it, also when it runs again.
-    if !autograd::is_enabled() || autograd::is_recomputing() {
+    if !autograd::is_grad_enabled() || autograd::is_recomputing() {
         return plain(&body);
     }
     let Some((saved, backend)) = PASS.change(|pass| {
@@ -159,29 +159,29 @@ pub fn segment(
 
 /// Whether a plan decides here what becomes of segments.
 pub(crate) fn is_planned() -> bool {
-    autograd::is_enabled() && PASS.read(Option::is_some)
+    autograd::is_grad_enabled() && PASS.read(Option::is_some)
 }
 
 /// The segment before this one has been copied, or is waited for on the device by what takes its memory: it leaves.
 fn evict_previous_segment() {
     let leaving = PASS.change(|pass| pass.as_mut().and_then(|p| p.leaving.take()));
     if let Some(away) = leaving {
-        away.leave();
+        away.evict();
     }
 }
 
 /// Runs a segment whose kept values go to the host, its inputs among them. They come back when the backward pass reaches
 /// the segment after it, so that the copy runs beside that one's work.
 fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    let (out, mut away) = OffloadSet::collect(body);
+    let (out, mut away) = OffloadSet::track_allocations(body);
     let out = out?;
     for input in inputs.iter().filter(|t| t.requires_grad() && !t.is_leaf()) {
-        away.add(input);
+        away.insert(input);
     }
-    away.keep(&out);
+    away.retain_offloadable(&out);
     // Before the copies of this one: the memory of the one before is to wait for its own alone.
     evict_previous_segment();
-    away.send()?;
+    away.copy_to_host()?;
     let away = Arc::new(away);
     let before = PASS.change(|pass| {
         let pass = pass.as_mut()?;
@@ -190,9 +190,9 @@ fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Resul
     });
     let before = before.unwrap_or_default();
     Ok(autograd::differentiable("segment", out.detach(), &[&out], move |g, _| {
-        away.fetch()?;
+        away.copy_to_device()?;
         if let Some(before) = before.upgrade() {
-            before.fetch()?;
+            before.copy_to_device()?;
         }
         Ok(smallvec::smallvec![Some(g.clone())])
     }))

@@ -58,13 +58,13 @@ impl Tensor {
             ));
         }
         let out = Self::empty(shape, dtype, device)?;
-        out.upload(data)?;
+        out.upload_bytes(data)?;
         Ok(out)
     }
 
     /// The same for elements that an operation makes up from its arguments. A captured step keeps them for its replays.
     #[track_caller]
-    pub(crate) fn constant<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
+    pub(crate) fn create_constant<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         let tape = device.capture_recorder();
         if !tape.takes() {
             return Self::from_slice(data, shape, device);
@@ -75,7 +75,7 @@ impl Tensor {
         kept.copy()
     }
 
-    fn upload(&self, data: &[u8]) -> Result<()> {
+    fn upload_bytes(&self, data: &[u8]) -> Result<()> {
         if data.is_empty() {
             return Ok(());
         }
@@ -86,7 +86,7 @@ impl Tensor {
         let send = |dst: Slice, data: &[u8]| {
             self.device().transfer(|| WorkItem::bytes("upload", dst.bytes), |lane| lane.upload(dst, data))
         };
-        self.with_bytes(Access::Write, |mut dst| {
+        self.with_pinned_bytes(Access::Write, |mut dst| {
             if data.len().is_multiple_of(4) {
                 return send(dst, data);
             }
@@ -103,11 +103,11 @@ impl Tensor {
     /// The number is outside the integer type; memory runs out.
     #[track_caller]
     pub fn full(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Self> {
-        Self::filled("full", shape, value, dtype, device)
+        Self::create_filled("full", shape, value, dtype, device)
     }
 
     #[track_caller]
-    fn filled(
+    fn create_filled(
         name: &'static str,
         shape: &[usize],
         value: f64,
@@ -116,7 +116,7 @@ impl Tensor {
     ) -> Result<Self> {
         // Within another operation, errors name that.
         let around = memory::scope::current().op;
-        let _op = memory::scope::op(if around.is_empty() { name } else { around });
+        let _op = memory::scope::enter_op(if around.is_empty() { name } else { around });
         let number = Scalar::Float(value).checked_cast(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {
@@ -131,32 +131,32 @@ impl Tensor {
             DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
             DType::F8E4M3 | DType::F8E5M2 => u32::from(float8::from_f32(dtype, value as f32)) * 0x0101_0101,
             // The two words of one element differ: written element by element.
-            DType::I64 => return out.fill_words([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]),
-            DType::F64 => return out.fill_words([value.to_bits() as u32, (value.to_bits() >> 32) as u32]),
+            DType::I64 => return out.fill_word_pair([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]),
+            DType::F64 => return out.fill_word_pair([value.to_bits() as u32, (value.to_bits() >> 32) as u32]),
         };
-        out.fill(word)?;
+        out.fill_word(word)?;
         Ok(out)
     }
 
     /// Writes a word all over a contiguous tensor, and over what is left of its last one.
-    pub(crate) fn fill(&self, word: u32) -> Result<()> {
+    pub(crate) fn fill_word(&self, word: u32) -> Result<()> {
         let bound = launch::bind_bytes([(self, Access::Write)])?;
         let dst = Slice { bytes: bound[0].bytes.next_multiple_of(4), ..bound[0] };
         self.device().enqueue(|| WorkItem::bytes("fill", dst.bytes), &Command::Fill { dst, word })
     }
 
-    fn fill_words(self, words: [u32; 2]) -> Result<Self> {
+    fn fill_word_pair(self, words: [u32; 2]) -> Result<Self> {
         if words[0] == words[1] {
-            self.fill(words[0])?;
+            self.fill_word(words[0])?;
             return Ok(self);
         }
         let one = match self.dtype() {
-            DType::F64 => Self::constant(
+            DType::F64 => Self::create_constant(
                 &[f64::from_bits(u64::from(words[0]) | u64::from(words[1]) << 32)],
                 &[1],
                 self.device(),
             )?,
-            _ => Self::constant(&[i64::from(words[0]) | i64::from(words[1]) << 32], &[1], self.device())?,
+            _ => Self::create_constant(&[i64::from(words[0]) | i64::from(words[1]) << 32], &[1], self.device())?,
         };
         let shape: super::Dims = self.shape().into();
         one.with_layout(Layout::new(shape.clone(), super::Dims::from_elem(0, shape.len()), 0))
@@ -170,7 +170,7 @@ impl Tensor {
     /// Memory runs out.
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::filled("zeros", shape, 0.0, dtype, device)
+        Self::create_filled("zeros", shape, 0.0, dtype, device)
     }
 
     /// Ones.
@@ -179,7 +179,7 @@ impl Tensor {
     /// Memory runs out.
     #[track_caller]
     pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::filled("ones", shape, 1.0, dtype, device)
+        Self::create_filled("ones", shape, 1.0, dtype, device)
     }
 
     /// Zeros in the shape, dtype and device of `self`.
@@ -237,14 +237,14 @@ impl Tensor {
             "read",
             "the host would wait for what a replay has not made; return the tensor, and read it behind the replay",
         )?;
-        let _tag = memory::scope::tag(Tag::Workspace);
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
         // Copies start at whole words.
         let aligned = (self.layout().offset() * size).is_multiple_of(4);
         let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
         let mut data = vec![0; length.next_multiple_of(4)];
         let bytes = data.len() as u64;
         let work = || WorkItem::bytes("download", bytes);
-        source.with_bytes(Access::Read, |src| {
+        source.with_pinned_bytes(Access::Read, |src| {
             self.device().transfer(work, |lane| lane.download(Slice { bytes, ..src }, &mut data))
         })?;
         data.truncate(length);

@@ -4,28 +4,28 @@
 use crate::dtype::DType;
 
 /// How a type of [`DType::STORED`] is laid out below its sign.
-struct Format {
+struct Float8Format {
     /// Bits of the mantissa.
     mantissa: u32,
     /// What is added to the exponent of 2.
     bias: u32,
     /// From which number on, an f32's bits, all become the same byte.
-    too_large: (u32, u8),
+    overflow: (u32, u8),
 }
 
-impl Format {
-    fn of(dtype: DType) -> Self {
+impl Float8Format {
+    fn for_dtype(dtype: DType) -> Self {
         match dtype {
             // From 464 on, in the middle of 448 and what would be 480, which is NaN's byte.
-            DType::F8E4M3 => Self { mantissa: 3, bias: 7, too_large: (0x43e8_0000, 0x7e) },
-            _ => Self { mantissa: 2, bias: 15, too_large: (0x4780_0000, 0x7c) },
+            DType::F8E4M3 => Self { mantissa: 3, bias: 7, overflow: (0x43e8_0000, 0x7e) },
+            _ => Self { mantissa: 2, bias: 15, overflow: (0x4780_0000, 0x7c) },
         }
     }
 }
 
 /// The value of a byte.
 pub(crate) fn to_f32(dtype: DType, byte: u8) -> f32 {
-    let Format { mantissa, bias, .. } = Format::of(dtype);
+    let Float8Format { mantissa, bias, .. } = Float8Format::for_dtype(dtype);
     let magnitude = u32::from(byte & 0x7f);
     let (exponent, fraction) = (magnitude >> mantissa, magnitude & ((1 << mantissa) - 1));
     let value = match (dtype, exponent) {
@@ -40,7 +40,7 @@ pub(crate) fn to_f32(dtype: DType, byte: u8) -> f32 {
 
 /// The byte nearest to a value.
 pub(crate) fn from_f32(dtype: DType, value: f32) -> u8 {
-    let Format { mantissa, bias, too_large } = Format::of(dtype);
+    let Float8Format { mantissa, bias, overflow: too_large } = Float8Format::for_dtype(dtype);
     let sign = (value.to_bits() >> 24) as u8 & 0x80;
     let magnitude = value.to_bits() & 0x7fff_ffff;
     if value.is_nan() {

@@ -56,20 +56,20 @@ pub fn numel(shape: &[usize]) -> usize {
 
 /// Number of elements that a shape may name, extents of 0 counted as 1. Products of extents, strides and small factors then fit 64 bits,
 /// whatever an operation computes with them.
-pub const MAX_NAMED: usize = 1 << 48;
+pub const MAX_VIEW_NUMEL: usize = 1 << 48;
 
 /// Number of elements of a shape; `None` if its extents, those of 0 apart, multiply to more than [`MAX_NAMED`].
 #[must_use]
 pub fn checked_numel(shape: &[usize]) -> Option<usize> {
     let mut named = 1usize;
     for &extent in shape {
-        named = named.checked_mul(extent.max(1)).filter(|&n| n <= MAX_NAMED)?;
+        named = named.checked_mul(extent.max(1)).filter(|&n| n <= MAX_VIEW_NUMEL)?;
     }
     Some(if shape.contains(&0) { 0 } else { named })
 }
 
 /// Fails for a shape whose extents multiply to more than [`MAX_NAMED`].
-pub(crate) fn check_named(op: &'static str, shape: &[usize]) -> Result<()> {
+pub(crate) fn check_view_numel(op: &'static str, shape: &[usize]) -> Result<()> {
     match checked_numel(shape) {
         Some(_) => Ok(()),
         None => Err(Error::argument(
@@ -82,12 +82,12 @@ pub(crate) fn check_named(op: &'static str, shape: &[usize]) -> Result<()> {
 }
 
 /// The most elements that a tensor has: kernels count in 32 bits.
-pub const MAX_ELEMENTS: usize = u32::MAX as usize;
+pub const MAX_TENSOR_NUMEL: usize = u32::MAX as usize;
 
 /// Number of elements of a shape; `None` if a tensor cannot have as many.
 #[must_use]
 pub fn tensor_numel(shape: &[usize]) -> Option<usize> {
-    checked_numel(shape).filter(|&n| n <= MAX_ELEMENTS)
+    checked_numel(shape).filter(|&n| n <= MAX_TENSOR_NUMEL)
 }
 
 /// The shape that NumPy's broadcasting gives: aligned at the right, 1 stretches.
@@ -119,7 +119,7 @@ pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
             }
         }
     }
-    check_named(op, &out)?;
+    check_view_numel(op, &out)?;
     Ok(out)
 }
 
@@ -189,7 +189,7 @@ impl Layout {
 
     /// One past the last storage element that the layout touches; 0 if it has none.
     #[must_use]
-    pub fn end(&self) -> usize {
+    pub fn storage_end(&self) -> usize {
         if self.numel() == 0 {
             return 0;
         }
@@ -204,7 +204,7 @@ impl Layout {
 
     /// Whether two indices can name one element.
     #[must_use]
-    pub fn overlaps(&self) -> bool {
+    pub fn has_internal_overlap(&self) -> bool {
         if self.shape.contains(&0) {
             return false;
         }
@@ -232,7 +232,7 @@ impl Layout {
         if shape.len() < self.rank() {
             return Err(Error::shape(op, "the target has fewer dimensions", &[&self.shape, shape]));
         }
-        check_named(op, shape)?;
+        check_view_numel(op, shape)?;
         let skip = shape.len() - self.rank();
         let mut strides: Dims = SmallVec::from_elem(0, shape.len());
         for d in 0..self.rank() {
@@ -255,7 +255,7 @@ impl Layout {
 
     /// The strides with which these elements can be seen as `shape` without a copy, if there are any.
     #[must_use]
-    pub fn view_strides(&self, shape: &[usize]) -> Option<Dims> {
+    pub fn compute_view_strides(&self, shape: &[usize]) -> Option<Dims> {
         if self.numel() == 0 {
             return Some(contiguous_strides(shape));
         }
@@ -302,7 +302,7 @@ impl Layout {
 /// Merges neighbouring dimensions of several layouts of one shape where all of them allow it, and drops extents of
 /// 1: kernels then divide less. Returns the shape and each layout's strides.
 #[must_use]
-pub fn collapse(shape: &[usize], strides: &[&[usize]]) -> (Dims, SmallVec<[Dims; 4]>) {
+pub fn collapse_dims(shape: &[usize], strides: &[&[usize]]) -> (Dims, SmallVec<[Dims; 4]>) {
     let n = numel(shape);
     if n > 1 && strides.iter().all(|strides| is_row_major(shape, strides)) {
         // What most calls are: elements side by side.
@@ -334,7 +334,7 @@ pub fn collapse(shape: &[usize], strides: &[&[usize]]) -> (Dims, SmallVec<[Dims;
 }
 
 /// As [`collapse`], of one tensor, whose dimensions come with their strides.
-pub(crate) fn collapse_one(dims: impl IntoIterator<Item = (usize, usize)>) -> (Dims, Dims) {
+pub(crate) fn collapse_tensor_dims(dims: impl IntoIterator<Item = (usize, usize)>) -> (Dims, Dims) {
     let (mut shape, mut strides) = (Dims::new(), Dims::new());
     for (extent, stride) in dims {
         match (shape.last_mut(), strides.last_mut()) {
@@ -392,17 +392,17 @@ mod tests {
             );
             let n = view.numel();
             let target: Vec<usize> = if n.is_multiple_of(split) { vec![split, n / split] } else { vec![1, n, 1] };
-            if let Some(strides) = view.view_strides(&target) {
+            if let Some(strides) = view.compute_view_strides(&target) {
                 let seen = Layout::new(target.as_slice(), strides, 0);
                 prop_assert_eq!(offsets(&seen), offsets(&view));
             } else {
                 prop_assert!(!view.is_contiguous());
             }
-            let (shape, strides) = collapse(view.shape(), &[view.strides()]);
+            let (shape, strides) = collapse_dims(view.shape(), &[view.strides()]);
             let dims = view.shape().iter().copied().zip(view.strides().iter().copied());
-            prop_assert_eq!(collapse_one(dims), (shape.clone(), strides[0].clone()));
+            prop_assert_eq!(collapse_tensor_dims(dims), (shape.clone(), strides[0].clone()));
             prop_assert_eq!(offsets(&Layout::new(shape, strides[0].clone(), 0)), offsets(&view));
-            prop_assert!(!view.overlaps());
+            prop_assert!(!view.has_internal_overlap());
         }
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use crate::autograd::{self, Leaf, Meta};
+use crate::autograd::{self, Leaf, GradEdge};
 use crate::backend::Slice;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -16,7 +16,7 @@ use crate::stream::{Access, DispatchGuard};
 
 mod create;
 pub(crate) mod float8;
-mod format;
+mod display;
 mod grad_extras;
 pub mod layout;
 pub(crate) mod offload;
@@ -32,41 +32,41 @@ pub use view::IntoShape;
 /// [`rsub`](Self::rsub) and [`neg`](Self::neg).
 #[derive(Clone)]
 pub struct Tensor {
-    inner: Arc<Inner>,
+    inner: Arc<TensorImpl>,
 }
 
-struct Inner {
+struct TensorImpl {
     storage: Arc<Storage>,
     layout: Layout,
     dtype: DType,
     /// What it was made by.
-    meta: Option<Meta>,
+    grad_edge: Option<GradEdge>,
     /// What a recorded operation in place has made of it since.
-    rebased_meta: OnceLock<Mutex<Option<Meta>>>,
+    rebased_edge: OnceLock<Mutex<Option<GradEdge>>>,
     /// How many recorded operations had written to its memory when its history was right.
-    writes: AtomicU32,
+    recorded_writes_seen: AtomicU32,
     /// The tensor that this is a view of.
-    base: Weak<Inner>,
+    base: Weak<TensorImpl>,
     /// What was made of its numbers besides.
     grad_extras: Option<Arc<GradExtras>>,
 }
 
-impl Inner {
+impl TensorImpl {
     fn new(
         storage: Arc<Storage>,
         layout: Layout,
         dtype: DType,
-        meta: Option<Meta>,
-        base: Weak<Inner>,
+        meta: Option<GradEdge>,
+        base: Weak<TensorImpl>,
     ) -> Self {
-        let writes = AtomicU32::new(storage.writes.load(Ordering::Relaxed));
-        Self { storage, layout, dtype, meta, rebased_meta: OnceLock::new(), writes, base, grad_extras: None }
+        let writes = AtomicU32::new(storage.recorded_writes.load(Ordering::Relaxed));
+        Self { storage, layout, dtype, grad_edge: meta, rebased_edge: OnceLock::new(), recorded_writes_seen: writes, base, grad_extras: None }
     }
 }
 
 /// Handle on a tensor that does not keep it alive: see [`Tensor::downgrade`].
 #[derive(Clone)]
-pub struct WeakTensor(Weak<Inner>);
+pub struct WeakTensor(Weak<TensorImpl>);
 
 impl fmt::Debug for WeakTensor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -110,7 +110,7 @@ impl Tensor {
                 reason: format!("the adapter has no {dtype}; use f32"),
             });
         }
-        layout::check_named(op(), shape)?;
+        layout::check_view_numel(op(), shape)?;
         let Some(numel) = layout::tensor_numel(shape) else {
             return Err(Error::argument(
                 op(),
@@ -130,9 +130,9 @@ impl Tensor {
             ));
         }
         let storage = Arc::new(Storage::new(device, bytes)?);
-        offload::made(&storage);
+        offload::track_storage(&storage);
         device.capture_recorder().born(&storage);
-        let inner = Inner::new(storage, Layout::contiguous(shape), dtype, None, Weak::new());
+        let inner = TensorImpl::new(storage, Layout::contiguous(shape), dtype, None, Weak::new());
         Ok(Self { inner: Arc::new(inner) })
     }
 
@@ -215,21 +215,21 @@ impl Tensor {
         self.inner.storage.bytes() as usize / self.dtype().size()
     }
 
-    pub(crate) fn meta(&self) -> Option<Meta> {
+    pub(crate) fn grad_edge(&self) -> Option<GradEdge> {
         self.refresh_grad_fn();
-        match self.inner.rebased_meta.get() {
-            None => self.inner.meta.as_ref().filter(|meta| meta.counts()).cloned(),
+        match self.inner.rebased_edge.get() {
+            None => self.inner.grad_edge.as_ref().filter(|meta| meta.requires_grad()).cloned(),
             Some(later) => later.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
 
     /// Whether it has a history, or is a leaf.
-    pub(crate) fn has_meta(&self) -> bool {
+    pub(crate) fn has_grad_edge(&self) -> bool {
         self.refresh_grad_fn();
         self.inner
-            .rebased_meta
+            .rebased_edge
             .get()
-            .map_or(self.inner.meta.as_ref().is_some_and(Meta::counts), |_| self.meta().is_some())
+            .map_or(self.inner.grad_edge.as_ref().is_some_and(GradEdge::requires_grad), |_| self.grad_edge().is_some())
     }
 
     /// A view of a tensor that a recorded operation has written to since has the history of what it sees now.
@@ -238,25 +238,25 @@ impl Tensor {
         if !self.is_current()
             && let Some(base) = self.base().filter(Tensor::is_current)
         {
-            self.set_grad_fn(autograd::viewed_again(self, &base));
+            self.set_grad_fn(autograd::regenerate_grad_fn(self, &base));
         }
     }
 
     /// The leaf that it is, frozen or not. Leaves are not written to by recorded operations.
     pub(crate) fn leaf(&self) -> Option<&Arc<Leaf>> {
-        match &self.inner.meta {
-            Some(Meta::Leaf(leaf)) => Some(leaf),
+        match &self.inner.grad_edge {
+            Some(GradEdge::Leaf(leaf)) => Some(leaf),
             _ => None,
         }
     }
 
     /// The same memory with another history; a tensor without one is nobody's view.
-    pub(crate) fn with_meta(&self, meta: Option<Meta>) -> Self {
-        let Inner { storage, layout, dtype, base, grad_extras: beside, .. } = &*self.inner;
+    pub(crate) fn with_grad_edge(&self, meta: Option<GradEdge>) -> Self {
+        let TensorImpl { storage, layout, dtype, base, grad_extras: beside, .. } = &*self.inner;
         let base = if meta.is_some() { base.clone() } else { Weak::new() };
-        let mut inner = Inner::new(storage.clone(), layout.clone(), *dtype, meta, base);
+        let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta, base);
         // What was made besides has no history.
-        if inner.meta.is_none() {
+        if inner.grad_edge.is_none() {
             inner.grad_extras.clone_from(beside);
         }
         Self { inner: Arc::new(inner) }
@@ -269,22 +269,22 @@ impl Tensor {
 
     /// Tells that a recorded operation has written to the memory: every history of it is of the past.
     pub(crate) fn bump_writes(&self) {
-        self.inner.storage.writes.fetch_add(1, Ordering::Relaxed);
+        self.inner.storage.recorded_writes.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Gives this handle, and its clones, the history of what the memory holds now.
-    pub(crate) fn set_grad_fn(&self, meta: Option<Meta>) {
-        let later = self.inner.rebased_meta.get_or_init(Mutex::default);
+    pub(crate) fn set_grad_fn(&self, meta: Option<GradEdge>) {
+        let later = self.inner.rebased_edge.get_or_init(Mutex::default);
         let before = std::mem::replace(&mut *later.lock().unwrap_or_else(PoisonError::into_inner), meta);
         // Without the lock: it may be the last to know of a whole tape.
         drop(before);
-        self.inner.writes.store(self.inner.storage.writes.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.inner.recorded_writes_seen.store(self.inner.storage.recorded_writes.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Whether its history is that of what the memory holds. One that never had any, and is no view, is a constant whatever is written.
     pub(crate) fn is_current(&self) -> bool {
-        let Inner { writes, storage, meta, rebased_meta: later, base, .. } = &*self.inner;
-        writes.load(Ordering::Relaxed) == storage.writes.load(Ordering::Relaxed)
+        let TensorImpl { recorded_writes_seen: writes, storage, grad_edge: meta, rebased_edge: later, base, .. } = &*self.inner;
+        writes.load(Ordering::Relaxed) == storage.recorded_writes.load(Ordering::Relaxed)
             || (meta.is_none() && later.get().is_none() && base.ptr_eq(&Weak::new()))
     }
 
@@ -308,10 +308,10 @@ impl Tensor {
 
     /// Another view of the same memory, without history.
     pub(crate) fn with_layout(&self, layout: Layout) -> Self {
-        let Inner { storage, dtype, base, .. } = &*self.inner;
+        let TensorImpl { storage, dtype, base, .. } = &*self.inner;
         // A view of a view is one of the whole.
         let base = if base.strong_count() > 0 { base.clone() } else { Arc::downgrade(&self.inner) };
-        Self { inner: Arc::new(Inner::new(storage.clone(), layout, *dtype, None, base)) }
+        Self { inner: Arc::new(TensorImpl::new(storage.clone(), layout, *dtype, None, base)) }
     }
 
     /// Whether no other tensor sees this memory.
@@ -349,7 +349,7 @@ impl Tensor {
     /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`launch::bind`].
     pub(crate) fn bind(&self, access: Access, gate: &DispatchGuard<'_>) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind(access, gate)?;
-        autograd::touched(self, access);
+        autograd::record_access(self, access);
         self.record_binding(slice);
         Ok(slice)
     }
@@ -370,7 +370,7 @@ impl Tensor {
         mark: FusionSlot,
     ) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind_deferred(access, gate, mark)?;
-        autograd::touched(self, access);
+        autograd::record_access(self, access);
         self.record_binding(slice);
         Ok(slice)
     }
@@ -395,7 +395,7 @@ impl Tensor {
     }
 
     /// Does what takes long with the bytes of a contiguous tensor: others enqueue their work meanwhile.
-    pub(crate) fn with_bytes<R>(&self, access: Access, work: impl FnOnce(Slice) -> Result<R>) -> Result<R> {
+    pub(crate) fn with_pinned_bytes<R>(&self, access: Access, work: impl FnOnce(Slice) -> Result<R>) -> Result<R> {
         let bound = launch::bind_bytes([(self, access)])?;
         let slice = bound[0];
         let pinned = self.inner.storage.pin(access, bound.dispatch_guard());
@@ -416,7 +416,7 @@ impl Tensor {
     }
 
     /// The other operand of an operation must be on the same device.
-    pub(crate) fn same_device(&self, op: &'static str, other: &Self) -> Result<()> {
+    pub(crate) fn check_same_device(&self, op: &'static str, other: &Self) -> Result<()> {
         if self.device() == other.device() {
             return Ok(());
         }

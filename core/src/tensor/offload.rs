@@ -7,16 +7,16 @@ use crate::error::Result;
 use crate::local::{InPlace, Local, LocalSlot, Scoped};
 
 /// Smaller pieces stay: a copy costs more than they take.
-const SMALLEST: u64 = 16 << 10;
+const MIN_OFFLOAD_BYTES: u64 = 16 << 10;
 
 thread_local! {
     /// What was allocated since a collection began, if one is under way.
-    static MADE: Local<LocalSlot<Option<Vec<Weak<Storage>>>>> = const { Local::new(LocalSlot::new(None)) };
+    static TRACKED_STORAGES: Local<LocalSlot<Option<Vec<Weak<Storage>>>>> = const { Local::new(LocalSlot::new(None)) };
 }
 
 /// Notes a new storage, for the collection that is under way.
-pub(super) fn made(storage: &Arc<Storage>) {
-    MADE.change(|made| {
+pub(super) fn track_storage(storage: &Arc<Storage>) {
+    TRACKED_STORAGES.change(|made| {
         if let Some(made) = made {
             made.push(Arc::downgrade(storage));
         }
@@ -37,39 +37,39 @@ impl std::fmt::Debug for OffloadSet {
 
 impl OffloadSet {
     /// Runs `body`, and collects what it has allocated.
-    pub(crate) fn collect<T>(body: impl FnOnce() -> T) -> (T, Self) {
-        let collecting = Scoped::new(&MADE, Some(Vec::new()));
+    pub(crate) fn track_allocations<T>(body: impl FnOnce() -> T) -> (T, Self) {
+        let collecting = Scoped::new(&TRACKED_STORAGES, Some(Vec::new()));
         let value = body();
-        let storages = MADE.change(Option::take).unwrap_or_default();
+        let storages = TRACKED_STORAGES.change(Option::take).unwrap_or_default();
         drop(collecting);
         (value, Self { storages })
     }
 
     /// Also the memory of a tensor that was there before.
-    pub(crate) fn add(&mut self, t: &Tensor) {
+    pub(crate) fn insert(&mut self, t: &Tensor) {
         self.storages.push(Arc::downgrade(&t.inner.storage));
     }
 
     /// Without the memory of a tensor, without small pieces, and without what has been freed.
-    pub(crate) fn keep(&mut self, here: &Tensor) {
+    pub(crate) fn retain_offloadable(&mut self, here: &Tensor) {
         self.storages.retain(|weak| {
-            let found = weak.upgrade().filter(|s| s.bytes() >= SMALLEST);
+            let found = weak.upgrade().filter(|s| s.bytes() >= MIN_OFFLOAD_BYTES);
             found.is_some_and(|s| !Arc::ptr_eq(&s, &here.inner.storage))
         });
     }
 
     /// Starts copies to the host.
-    pub(crate) fn send(&self) -> Result<()> {
+    pub(crate) fn copy_to_host(&self) -> Result<()> {
         self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.copy_to_host())
     }
 
     /// Frees what was copied and not changed since.
-    pub(crate) fn leave(&self) {
+    pub(crate) fn evict(&self) {
         self.storages.iter().filter_map(Weak::upgrade).for_each(|s| s.evict());
     }
 
     /// Starts to bring everything back.
-    pub(crate) fn fetch(&self) -> Result<()> {
+    pub(crate) fn copy_to_device(&self) -> Result<()> {
         self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.copy_to_device())
     }
 }

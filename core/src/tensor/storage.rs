@@ -19,7 +19,7 @@ pub(crate) struct Storage {
     pub(super) id: u64,
     bytes: u64,
     /// How many recorded operations have written to it in place.
-    pub(super) writes: AtomicU32,
+    pub(super) recorded_writes: AtomicU32,
     /// How many gradients keep it for the backward pass.
     pub(super) saved_count: AtomicU32,
     state: Mutex<StorageState>,
@@ -47,7 +47,7 @@ enum Residency {
     /// On the device.
     Device(Block),
     /// On the device, and copied to the host: the block can go when nothing has changed it.
-    Both(Block, HostBlock),
+    DeviceAndHost(Block, HostBlock),
     /// On the host. What the block was for is kept for the one it comes back to.
     Host(HostBlock, Scope),
 }
@@ -66,13 +66,13 @@ impl Drop for HostBlock {
 }
 
 /// Memory that stays on the device, and where it is, for a copy that holds no gate.
-pub(super) struct Pinned<'a> {
+pub(super) struct PinGuard<'a> {
     storage: &'a Storage,
     access: Access,
     block: Block,
 }
 
-impl Drop for Pinned<'_> {
+impl Drop for PinGuard<'_> {
     fn drop(&mut self) {
         let Self { storage, access, block } = self;
         storage.device.pool().unpin(block);
@@ -93,7 +93,7 @@ impl Drop for Pinned<'_> {
 impl StorageState {
     /// The memory on the device is written: a copy on the host is outdated, and so is what others made of the contents.
     fn mark_written(&mut self) {
-        if let Residency::Both(block, _) = &self.residency {
+        if let Residency::DeviceAndHost(block, _) = &self.residency {
             self.residency = Residency::Device(*block);
         }
         self.version += 1;
@@ -114,7 +114,7 @@ fn copy_slice(block: &Block) -> Slice {
 impl Storage {
     #[track_caller]
     pub(super) fn new(device: &Device, bytes: u64) -> Result<Self> {
-        let seen = device.pool().moves();
+        let seen = device.pool().move_count();
         let block = device.pool().alloc(Request::new(bytes).queue(device.queue()).movable())?;
         let mut uses = StreamUses::default();
         if device.uses_streams() {
@@ -129,7 +129,7 @@ impl Storage {
             device: device.clone(),
             id: autograd::next_id(),
             bytes,
-            writes: AtomicU32::new(0),
+            recorded_writes: AtomicU32::new(0),
             saved_count: AtomicU32::new(0),
             state: Mutex::new(StorageState {
                 residency: Residency::Device(block),
@@ -146,7 +146,7 @@ impl Storage {
 
     /// Tags its memory, if it has no tag yet.
     pub(crate) fn retag(&self, tag: Tag) {
-        if let Residency::Device(block) | Residency::Both(block, _) = &self.lock().residency {
+        if let Residency::Device(block) | Residency::DeviceAndHost(block, _) = &self.lock().residency {
             self.device.pool().retag(block, tag);
         }
     }
@@ -198,13 +198,13 @@ impl Storage {
     /// The block on the device, where it is while the gate is held.
     #[inline]
     fn locate(&self, state: &mut StorageState, _gate: &DispatchGuard<'_>) -> Option<Block> {
-        let (Residency::Device(block) | Residency::Both(block, _)) = &mut state.residency else {
+        let (Residency::Device(block) | Residency::DeviceAndHost(block, _)) = &mut state.residency else {
             return None;
         };
         let pool = self.device.pool();
-        let moves = pool.moves();
+        let moves = pool.move_count();
         if state.seen_moves != moves {
-            pool.locate(block);
+            pool.refresh_location(block);
             state.seen_moves = moves;
         }
         Some(*block)
@@ -212,12 +212,12 @@ impl Storage {
 
     /// Keeps the memory on the device where it is, from when the gate is held until the guard is dropped: compaction does not move
     /// it, and [`leave`](Self::leave) waits. A write counts again when it ends: what was copied meanwhile may be of before.
-    pub(super) fn pin(&self, access: Access, gate: &DispatchGuard<'_>) -> Option<Pinned<'_>> {
+    pub(super) fn pin(&self, access: Access, gate: &DispatchGuard<'_>) -> Option<PinGuard<'_>> {
         let state = &mut *self.lock();
         let block = self.locate(state, gate)?;
         self.device.pool().pin(&block);
         state.pin_count += 1;
-        Some(Pinned { storage: self, access, block })
+        Some(PinGuard { storage: self, access, block })
     }
 
     /// An operation that was enqueued without the gate has been given to its queue by now.
@@ -258,7 +258,7 @@ impl Storage {
         }
         device.queue_backend(out)?.copy(copy_slice(&host.block), copy_slice(&block))?;
         device.record_queue_event(&gate, out)?;
-        state.residency = Residency::Both(block, host);
+        state.residency = Residency::DeviceAndHost(block, host);
         Ok(())
     }
 
@@ -271,16 +271,16 @@ impl Storage {
         if state.capture_holds > 0 {
             return;
         }
-        let Residency::Both(block, _) = &state.residency else { return };
+        let Residency::DeviceAndHost(block, _) = &state.residency else { return };
         if state.pin_count > 0 {
             state.evict_when_unpinned = true;
             return;
         }
         let block = *block;
-        let scope = self.device.pool().scope_of(&block);
+        let scope = self.device.pool().block_scope(&block);
         free_block(&self.device, self.device.pool(), block, &state.uses);
         // invariant: the place was matched above
-        if let Residency::Both(_, host) = std::mem::replace(&mut state.residency, Residency::Device(block)) {
+        if let Residency::DeviceAndHost(_, host) = std::mem::replace(&mut state.residency, Residency::Device(block)) {
             state.residency = Residency::Host(host, scope);
         }
     }
@@ -292,7 +292,7 @@ impl Storage {
             let state = &mut *self.lock();
             match &state.residency {
                 Residency::Device(_) => return Ok(()),
-                Residency::Both(block, _) => {
+                Residency::DeviceAndHost(block, _) => {
                     state.residency = Residency::Device(*block);
                     state.evict_when_unpinned = false;
                     return Ok(());
@@ -301,7 +301,7 @@ impl Storage {
             }
         };
         let queue = device.queue();
-        let (pool, seen) = (device.pool(), device.pool().moves());
+        let (pool, seen) = (device.pool(), device.pool().move_count());
         let mut block = pool.alloc(Request::new(self.bytes).queue(queue).scope(scope).movable())?;
         let (_, back) = device.copy_queues();
         let mut uses = StreamUses::default();
@@ -312,9 +312,9 @@ impl Storage {
             device.pool().free(block);
             return Ok(());
         };
-        let now = pool.moves();
+        let now = pool.move_count();
         if now != seen {
-            pool.locate(&mut block);
+            pool.refresh_location(&mut block);
         }
         let copied = (|| {
             if device.uses_streams() {
@@ -360,7 +360,7 @@ impl Storage {
     pub(crate) fn unpin_from_capture(&self) {
         let state = &mut *self.lock();
         state.capture_holds = state.capture_holds.saturating_sub(1);
-        if let Residency::Device(block) | Residency::Both(block, _) = &state.residency {
+        if let Residency::Device(block) | Residency::DeviceAndHost(block, _) = &state.residency {
             self.device.pool().unpin(block);
         }
     }
@@ -374,7 +374,7 @@ impl Storage {
 /// Gives a block back to its pool, with the queues that may still use it.
 fn free_block(device: &Device, pool: &Pool, block: Block, uses: &StreamUses) {
     match device.uses_streams() {
-        true => pool.free_used(block, device.pending_queues(uses, block.queue)),
+        true => pool.free_cross_stream(block, device.pending_queues(uses, block.queue)),
         false => pool.free(block),
     }
 }
@@ -386,7 +386,7 @@ impl Drop for Storage {
             self.device.flush_before_free(state.fusion_slot);
         }
         match &state.residency {
-            Residency::Device(block) | Residency::Both(block, _) => {
+            Residency::Device(block) | Residency::DeviceAndHost(block, _) => {
                 free_block(&self.device, self.device.pool(), *block, &state.uses)
             }
             Residency::Host(..) => {}

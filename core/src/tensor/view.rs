@@ -6,45 +6,45 @@ use smallvec::smallvec;
 
 use super::layout::{checked_numel, normalize_dim, numel};
 use super::{Dims, Layout, Tensor};
-use crate::autograd::{self, Grads};
+use crate::autograd::{self, InputGrads};
 use crate::error::{Error, Result};
 
 /// What `reshape` takes: extents, one of which may be -1 and is then worked out.
 pub trait IntoShape {
     /// The extents, -1 where one is to be worked out.
-    fn extents(&self) -> smallvec::SmallVec<[isize; 6]>;
+    fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]>;
 }
 
 /// An extent; one that no dimension can have stays so large that it is refused.
-fn extent<T: TryInto<isize>>(n: T) -> isize {
+fn to_extent<T: TryInto<isize>>(n: T) -> isize {
     n.try_into().unwrap_or(isize::MAX)
 }
 
-macro_rules! into_shape {
+macro_rules! impl_into_shape {
     ($($t:ty),*) => {$(
         impl<const N: usize> IntoShape for [$t; N] {
-            fn extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| extent(n)).collect() }
+            fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| to_extent(n)).collect() }
         }
         impl IntoShape for &[$t] {
-            fn extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| extent(n)).collect() }
+            fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| to_extent(n)).collect() }
         }
     )*};
 }
-into_shape!(isize, usize);
+impl_into_shape!(isize, usize);
 
 impl<const N: usize> IntoShape for [i32; N] {
-    fn extents(&self) -> smallvec::SmallVec<[isize; 6]> {
+    fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]> {
         self.iter().map(|&n| n as isize).collect()
     }
 }
 
 impl IntoShape for &[i32] {
-    fn extents(&self) -> smallvec::SmallVec<[isize; 6]> {
+    fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]> {
         self.iter().map(|&n| n as isize).collect()
     }
 }
 
-fn resolve(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
+fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
     let total = numel(from);
     let given: Dims = to.iter().filter(|&&n| n != -1).map(|&n| n.max(0) as usize).collect();
     let known = numel(&given);
@@ -64,11 +64,11 @@ fn resolve(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {
 }
 
 /// The most parts that a tensor is split into: each is a tensor of its own on the host.
-const MAX_PARTS: usize = 1 << 20;
+const MAX_SPLITS: usize = 1 << 20;
 
 /// Fails for more parts than the host should make tensors of.
-fn check_parts(op: &'static str, count: usize) -> Result<()> {
-    if count <= MAX_PARTS {
+fn check_split_count(op: &'static str, count: usize) -> Result<()> {
+    if count <= MAX_SPLITS {
         return Ok(());
     }
     Err(Error::argument(
@@ -81,32 +81,32 @@ fn check_parts(op: &'static str, count: usize) -> Result<()> {
 
 impl Tensor {
     /// A view recorded on the tape: its gradient is `back` of the gradient.
-    fn view_as(
+    fn differentiable_view(
         &self,
         op: &'static str,
         layout: Layout,
         back: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
         autograd::differentiable(op, self.with_layout(layout), &[self], move |g, _| {
-            Ok(smallvec![Some(back(g)?)] as Grads)
+            Ok(smallvec![Some(back(g)?)] as InputGrads)
         })
     }
 
     /// A view of a part: its gradient is zero elsewhere. `part` takes the same part of a tensor of the same shape.
-    fn part_as(
+    fn differentiable_subview(
         &self,
         op: &'static str,
         layout: Layout,
         part: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
         let view = self.with_layout(layout);
-        if !autograd::wanted(&[self]) {
+        if !autograd::compute_requires_grad(&[self]) {
             return view;
         }
         let shape: Dims = self.shape().into();
         let part = Arc::new(part);
         let again = part.clone();
-        autograd::attach_linear(
+        autograd::linear_differentiable(
             op,
             view,
             self,
@@ -132,11 +132,11 @@ impl Tensor {
     /// # Errors
     /// The numbers of elements differ; memory runs out for the copy.
     pub fn reshape(&self, shape: impl IntoShape) -> Result<Tensor> {
-        let shape = resolve("reshape", self.shape(), &shape.extents())?;
-        if let Some(strides) = self.layout().view_strides(&shape) {
+        let shape = infer_shape("reshape", self.shape(), &shape.to_extents())?;
+        if let Some(strides) = self.layout().compute_view_strides(&shape) {
             let before: Dims = self.shape().into();
             let layout = Layout::new(shape, strides, self.layout().offset());
-            return Ok(self.view_as("reshape", layout, move |g| g.reshape(&before[..])));
+            return Ok(self.differentiable_view("reshape", layout, move |g| g.reshape(&before[..])));
         }
         self.contiguous()?.reshape(&shape[..])
     }
@@ -146,8 +146,8 @@ impl Tensor {
     /// # Errors
     /// The strides do not allow a view of this shape; use [`reshape`](Self::reshape).
     pub fn view(&self, shape: impl IntoShape) -> Result<Tensor> {
-        let shape = resolve("view", self.shape(), &shape.extents())?;
-        if self.layout().view_strides(&shape).is_none() {
+        let shape = infer_shape("view", self.shape(), &shape.to_extents())?;
+        if self.layout().compute_view_strides(&shape).is_none() {
             return Err(Error::shape(
                 "view",
                 "strides do not allow this without a copy; use `reshape`",
@@ -183,7 +183,7 @@ impl Tensor {
         let pick = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
         let layout = Layout::new(pick(self.shape()), pick(self.strides()), self.layout().offset());
         let inverse: smallvec::SmallVec<[isize; 6]> = inverse.iter().map(|&d| d as isize).collect();
-        Ok(self.view_as("permute", layout, move |g| g.permute(&inverse)))
+        Ok(self.differentiable_view("permute", layout, move |g| g.permute(&inverse)))
     }
 
     /// Two dimensions exchanged.
@@ -222,7 +222,7 @@ impl Tensor {
         }
         let layout = self.layout().broadcast_to("broadcast_to", shape)?;
         let before: Dims = self.shape().into();
-        Ok(self.view_as("broadcast_to", layout, move |g| g.sum_to(&before)))
+        Ok(self.differentiable_view("broadcast_to", layout, move |g| g.sum_to(&before)))
     }
 
     /// As [`broadcast_to`](Self::broadcast_to); -1 keeps an extent.
@@ -309,7 +309,7 @@ impl Tensor {
                 &[self.shape()],
             ));
         }
-        let inner = resolve("unflatten", &self.shape()[at..=at], sizes)?;
+        let inner = infer_shape("unflatten", &self.shape()[at..=at], sizes)?;
         let mut shape: Dims = self.shape()[..at].into();
         shape.extend_from_slice(&inner);
         shape.extend_from_slice(&self.shape()[at + 1..]);
@@ -331,7 +331,7 @@ impl Tensor {
         let mut shape: Dims = self.shape().into();
         shape[d] = length;
         let layout = Layout::new(shape, self.strides(), self.layout().offset() + start * self.strides()[d]);
-        Ok(self.part_as("narrow", layout, move |t| t.narrow(dim, start, length)))
+        Ok(self.differentiable_subview("narrow", layout, move |t| t.narrow(dim, start, length)))
     }
 
     /// Every `step`-th index of one dimension, from `start` to before `stop`, both clamped to the extent.
@@ -350,7 +350,7 @@ impl Tensor {
         shape[d] = (stop - start).div_ceil(step);
         let offset = self.layout().offset() + start * strides[d];
         strides[d] *= step.min(self.shape()[d].max(1));
-        Ok(self.part_as("slice", Layout::new(shape, strides, offset), move |t| {
+        Ok(self.differentiable_subview("slice", Layout::new(shape, strides, offset), move |t| {
             t.slice_dim(dim, start, stop, step)
         }))
     }
@@ -374,7 +374,7 @@ impl Tensor {
         let offset = self.layout().offset() + at as usize * strides[d];
         shape.remove(d);
         strides.remove(d);
-        Ok(self.part_as("select", Layout::new(shape, strides, offset), move |t| t.select(dim, index)))
+        Ok(self.differentiable_subview("select", Layout::new(shape, strides, offset), move |t| t.select(dim, index)))
     }
 
     /// The diagonal of two dimensions, `offset` above the main one, as the last dimension.
@@ -408,7 +408,7 @@ impl Tensor {
         shape.push(length);
         strides.push(self.strides()[a] + self.strides()[b]);
         Ok(self
-            .part_as("diagonal", Layout::new(shape, strides, start), move |t| t.diagonal(offset, dim1, dim2)))
+            .differentiable_subview("diagonal", Layout::new(shape, strides, start), move |t| t.diagonal(offset, dim1, dim2)))
     }
 
     /// Parts of at most `size` indices of one dimension; the last may be smaller.
@@ -422,7 +422,7 @@ impl Tensor {
             return Err(Error::argument("split", "takes parts of at least one index"));
         }
         let count = if extent == 0 { 1 } else { extent.div_ceil(size) };
-        check_parts("split", count)?;
+        check_split_count("split", count)?;
         (0..count).map(|i| self.narrow(dim, i * size, size.min(extent - i * size))).collect()
     }
 
@@ -461,7 +461,7 @@ impl Tensor {
         }
         match self.shape().get(d) {
             // Of nothing there are as many parts as were asked for, as in PyTorch.
-            Some(0) => check_parts("chunk", chunks).map(|()| vec![self.clone(); chunks]),
+            Some(0) => check_split_count("chunk", chunks).map(|()| vec![self.clone(); chunks]),
             extent => self.split(extent.map_or(0, |n| n.div_ceil(chunks)).max(1), dim),
         }
     }
@@ -472,11 +472,11 @@ impl Tensor {
     /// # Errors
     /// `dim` is out of range, or there is none; `sections` is 0.
     pub fn tensor_split(&self, sections: usize, dim: isize) -> Result<Vec<Tensor>> {
-        let extent = self.split_extent(dim)?;
+        let extent = self.checked_split_extent(dim)?;
         if sections == 0 {
             return Err(Error::argument("tensor_split", "takes at least one section"));
         }
-        check_parts("tensor_split", sections)?;
+        check_split_count("tensor_split", sections)?;
         let (size, larger) = (extent / sections, extent % sections);
         let start = |i: usize| i * size + i.min(larger);
         (0..sections).map(|i| self.narrow(dim, start(i), start(i + 1) - start(i))).collect()
@@ -488,7 +488,7 @@ impl Tensor {
     /// # Errors
     /// `dim` is out of range, or there is none.
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
-        let extent = self.split_extent(dim)?;
+        let extent = self.checked_split_extent(dim)?;
         let place = |&i: &isize| match i {
             i if i < 0 => extent.saturating_sub(i.unsigned_abs()),
             i => extent.min(i as usize),
@@ -544,7 +544,7 @@ impl Tensor {
     }
 
     /// The extent that is split.
-    fn split_extent(&self, dim: isize) -> Result<usize> {
+    fn checked_split_extent(&self, dim: isize) -> Result<usize> {
         if self.rank() == 0 {
             return Err(Error::shape("tensor_split", "takes at least one dimension", &[self.shape()]));
         }
@@ -562,7 +562,7 @@ impl Tensor {
             .shape()
             .get(d)
             .ok_or_else(|| Error::shape("unbind", "takes at least one dimension", &[self.shape()]))?;
-        check_parts("unbind", extent)?;
+        check_split_count("unbind", extent)?;
         (0..extent).map(|i| self.select(dim, i as isize)).collect()
     }
 
@@ -589,6 +589,6 @@ impl Tensor {
     /// Whether the strides repeat an element somewhere.
     #[must_use]
     pub fn is_expanded(&self) -> bool {
-        self.layout().overlaps()
+        self.layout().has_internal_overlap()
     }
 }

@@ -175,9 +175,9 @@ impl Checkpoint {
         let at = |e: Error| e.at(path.display().to_string());
         // All is prepared before anything changes. The optimiser comes last: its own load changes all or nothing, and what
         // follows it needs no memory.
-        let (of_model, _) = nn::stage(model, &of_model, true).map_err(at)?;
+        let (of_model, _) = nn::stage_state_dict(model, &of_model, true).map_err(at)?;
         let of_scaler = match &scaler {
-            Some(scaler) if !of_scaler.is_empty() => Some(scaler.stage(&of_scaler).map_err(at)?),
+            Some(scaler) if !of_scaler.is_empty() => Some(scaler.stage_state_dict(&of_scaler).map_err(at)?),
             None if !of_scaler.is_empty() => {
                 log::warn!("{} holds the state of a scaler, and the run has none", path.display());
                 None

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
 use crate::io::write;
-use crate::memory::{Stats, check};
+use crate::memory::{Stats, validation};
 
 /// Losses, accuracies and memory of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -38,16 +38,16 @@ pub struct Validation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPoint {
     /// Steps done.
-    #[serde(deserialize_with = "check::deserialize_count")]
+    #[serde(deserialize_with = "validation::deserialize_count")]
     pub step: u64,
     /// Held by tensors.
-    #[serde(deserialize_with = "check::deserialize_bytes")]
+    #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub allocated: u64,
     /// Taken from the device.
-    #[serde(deserialize_with = "check::deserialize_bytes")]
+    #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub reserved: u64,
     /// The most that tensors held so far.
-    #[serde(deserialize_with = "check::deserialize_bytes")]
+    #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub peak: u64,
 }
 

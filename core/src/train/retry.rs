@@ -103,7 +103,7 @@ impl MicroBatch {
         let half = now.div_ceil(2);
         let report = error.into_out_of_memory()?;
         // An estimate may be wrong, and the step run out again: then it is halved again.
-        let rows = report.fitting_rows().map_or(half, |fits| fits.rows.min(half));
+        let rows = report.fitting_batch_size().map_or(half, |fits| fits.batch_size.min(half));
         log::warn!(
             "{} in {} asked for {} that the device does not have: the step is made again, of {rows} rows at a time \
              instead of {now}",

@@ -13,10 +13,10 @@ use crate::data::{Cursor, Dataset, Loader};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::memory::Of;
+use crate::memory::BytesOf;
 use crate::nn::{self, Module};
 use crate::ops::stack;
-use crate::optim::{Optimizer, Schedule, clip_grad_norm_};
+use crate::optim::{Optimizer, LrSchedule, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
 use crate::tensor::Tensor;
 
@@ -63,7 +63,7 @@ pub enum Ended {
 pub struct Trainer<'a, M: ?Sized, O> {
     model: &'a M,
     optimizer: O,
-    schedule: Option<Box<dyn Schedule + 'a>>,
+    schedule: Option<Box<dyn LrSchedule + 'a>>,
     clip: Option<f64>,
     accumulate: u32,
     micro_batch: MicroBatch,
@@ -120,7 +120,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Sets the learning rate before every step; else it stays as the optimiser has it.
-    pub fn schedule(self, schedule: impl Schedule + 'a) -> Self {
+    pub fn schedule(self, schedule: impl LrSchedule + 'a) -> Self {
         Self { schedule: Some(Box::new(schedule)), ..self }
     }
 
@@ -304,7 +304,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     ) -> Result<Ended> {
         let device = device_of("fit", self.model)?;
         let (loader, total) = self.begin(loader)?;
-        let modes = nn::modes(self.model);
+        let modes = nn::training_modes(self.model);
         if !modes.is_empty() && modes.iter().all(|training| !training) {
             log::warn!(
                 "all modules are in evaluation mode, and are trained so: call `train(true)` on the model before `fit`"
@@ -458,9 +458,9 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             self.optimizer.zero_grad();
             match made {
                 Ok(Some(outcomes)) => {
-                    if let Some(step) = device.pool().measured_rows().filter(|_| again) {
-                        let room = device.pool().room().unwrap_or(step.peak);
-                        log::info!("micro-batch {} fits: {}", step.rows, Of(step.peak, room));
+                    if let Some(step) = device.pool().measured_batch().filter(|_| again) {
+                        let room = device.pool().capacity().unwrap_or(step.peak);
+                        log::info!("micro-batch {} fits: {}", step.batch_size, BytesOf(step.peak, room));
                     }
                     pending.push(&outcomes);
                     return Ok(true);
@@ -511,7 +511,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         // Anew for each attempt: one that failed midway has left the count of segments anywhere.
         let _segments = self.budget.as_ref().map(|(choice, _)| choice.segments());
         if let Some(scaler) = &mut self.scaler {
-            scaler.restart()?;
+            scaler.discard_step()?;
         }
         let outcomes = self.gradients(batches, loss)?;
         if let Some(scaler) = &mut self.scaler {

@@ -41,7 +41,7 @@ fn main() -> Result<()> {
     };
     println!("{}", device.info());
     if options.memory_snapshot.is_some() {
-        device.pool().record(100_000);
+        device.pool().start_recording(100_000);
     }
     let run = RunConfig::new(&options, &device)?;
     let (tokenizer, text) = tokenizer::load_tokens(&options, run.vocabulary)?;
@@ -97,7 +97,7 @@ fn build_model(
         return Ok((Gpt::new(&sizes, device)?, sizes));
     };
     let file = safetensors::load(path, device)?;
-    let sizes = GptOptions::of_gpt2(&file)?;
+    let sizes = GptOptions::from_gpt2_state_dict(&file)?;
     ensure!(
         context <= sizes.context,
         "{} has positions for {} tokens: take --length {1} or less",
@@ -150,7 +150,7 @@ fn run_training(
     let copies = options.budget.is_none() && !options.recompute;
     let mut trainer =
         Trainer::new(net, build_optimizer(net, lr, options.weight_decay).low_precision_copies(copies))
-            .schedule(WarmupCosine::new(lr, options.warmup.unwrap_or(steps / 20), steps).to(lr / 10.0))
+            .schedule(WarmupCosine::new(lr, options.warmup.unwrap_or(steps / 20), steps).min_lr(lr / 10.0))
             .clip_grad_norm(options.clip)
             .accumulate(options.accumulate)
             .capture(options.capture)
@@ -220,7 +220,7 @@ fn save_outputs(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>)
 
 /// AdamW as GPT-2's successors use it; only matrices decay.
 fn build_optimizer(net: &Gpt, lr: f64, weight_decay: f64) -> AdamW {
-    AdamW::new(net.parameters(), lr).betas((0.9, 0.95)).weight_decay(weight_decay).decays(|p| p.rank() > 1)
+    AdamW::new(net.parameters(), lr).betas((0.9, 0.95)).weight_decay(weight_decay).weight_decay_filter(|p| p.rank() > 1)
 }
 
 /// The fastest way to run a batch's step within so many bytes.

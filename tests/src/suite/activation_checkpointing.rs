@@ -201,7 +201,7 @@ fn a_checkpoint_leaves_statistics_as_a_plain_pass_does(device: &Device) -> Resul
         let net = Arc::new(Net::new(device)?);
         for _ in 0..2 {
             let loss = nested_checkpoints(&net, &index, depth)?.square()?.sum_all()?;
-            loss.backward_retain()?;
+            loss.backward_retain_graph()?;
             loss.backward()?;
         }
         Arc::into_inner(net).context("the tape still has the network")

@@ -1,7 +1,7 @@
 //! Mixed precision: the type of every operation's result, the weights that stay f32, the casts that are kept.
 
 use anyhow::{Context, Result, bail, ensure};
-use forebay::amp::{Policy, autocast, autocast_dtype, no_autocast};
+use forebay::amp::{CastPolicy, autocast, autocast_dtype, no_autocast};
 use forebay::autograd::{checkpoint, no_grad};
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -164,20 +164,20 @@ fn operands(device: &Device) -> Result<(Tensor, Tensor)> {
 
 fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
     let (m, v) = operands(device)?;
-    for policy in Policy::ALL {
+    for policy in CastPolicy::ALL {
         for op in policy.operations() {
             ensure!(CALLS.iter().any(|(name, _)| name == op), "{op} is listed and not tested");
         }
     }
     for low in LOW {
         for (name, call) in CALLS {
-            let policy = Policy::of(name).with_context(|| format!("{name} is tested and not listed"))?;
+            let policy = CastPolicy::for_op(name).with_context(|| format!("{name} is tested and not listed"))?;
             for given in [DType::F32, low] {
                 let (m, v) = (m.to_dtype(given)?.requires_grad_()?, v.to_dtype(given)?.requires_grad_()?);
                 let expected = match policy {
-                    Policy::Low => low,
-                    Policy::Full => DType::F32,
-                    Policy::Widest => given,
+                    CastPolicy::LowerPrecision => low,
+                    CastPolicy::Fp32 => DType::F32,
+                    CastPolicy::Promote => given,
                 };
                 let out = {
                     let _autocast = autocast(low)?;
@@ -199,9 +199,9 @@ fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
                 );
                 // The value is that of the operation without autocast on operands cast by hand.
                 let by_hand = match policy {
-                    Policy::Low => low,
-                    Policy::Full => DType::F32,
-                    Policy::Widest => given,
+                    CastPolicy::LowerPrecision => low,
+                    CastPolicy::Fp32 => DType::F32,
+                    CastPolicy::Promote => given,
                 };
                 let exact = call(&m.detach().to_dtype(by_hand)?, &v.detach().to_dtype(by_hand)?)?;
                 ensure_same_bits(&out.detach(), &exact)

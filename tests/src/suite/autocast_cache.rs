@@ -79,7 +79,7 @@ const WRITES: &[(&str, WeightWriter)] = &[
     ("swap", |h, to| {
         let mut average = AveragedModel::swa(&h.layer)?;
         h.detached.copy_(to)?;
-        Ok(average.swap(&h.layer)?)
+        Ok(average.swap_parameters(&h.layer)?)
     }),
     ("Sgd", |h, to| {
         backward_through(&h.layer.weight, to)?;

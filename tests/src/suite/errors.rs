@@ -279,7 +279,7 @@ fn senseless_numbers(device: &Device) -> Result<()> {
     )?;
     ensure_message(x.flip(&[0, -2]), "flip: [0, -2] names a dimension twice")?;
     ensure_message(
-        Embedding::new(4, 4, device)?.with_padding(9),
+        Embedding::new(4, 4, device)?.with_padding_idx(9),
         "Embedding: padding_idx 9 is none of the 4 rows",
     )?;
     ensure_message(
@@ -365,11 +365,11 @@ fn a_full_device_of_known_size(_: &Device) -> Result<()> {
     let device = Device::null(Default::default());
     device.pool().set_limit(Some(64 << 20));
     let _held = {
-        let _tag = scope::tag(Tag::Parameter);
+        let _tag = scope::enter_tag(Tag::Parameter);
         Tensor::zeros(&[8 << 20], DType::F32, &device)?
     };
-    let _module = scope::module("encoder");
-    let _tag = scope::tag(Tag::Activation);
+    let _module = scope::enter_module("encoder");
+    let _tag = scope::enter_tag(Tag::Activation);
     let (result, line) = (Tensor::zeros(&[16 << 20], DType::F32, &device), line!());
     let expected = format!(
         "out of memory on null:0: zeros in encoder asked for 64.0 MiB (activation)\n  \
@@ -396,7 +396,7 @@ fn a_full_device_goes_on(device: &Device) -> Result<()> {
     device.pool().set_limit(Some(reserved));
     let bytes = (reserved + 1).next_multiple_of(4 << 20);
     let result = {
-        let _tag = scope::tag(Tag::Activation);
+        let _tag = scope::enter_tag(Tag::Activation);
         Tensor::zeros(&[bytes as usize / 4], DType::F32, device)
     };
     device.pool().set_limit(limit);

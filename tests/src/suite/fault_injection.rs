@@ -9,7 +9,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::memory::Config;
-use forebay::memory::testing::{fail_request, requests};
+use forebay::memory::testing::{fail_request, request_count};
 use forebay::nn::{Linear, Module};
 use forebay::optim::{Adam, Optimizer, clip_grad_norm_};
 use forebay::tensor::Tensor;
@@ -53,7 +53,7 @@ impl TrainingStep {
 
     /// Two batches, clipped. Returns the loss of the second.
     fn run(&mut self) -> CoreResult<Tensor> {
-        self.scaler.restart()?;
+        self.scaler.discard_step()?;
         self.optimizer.zero_grad();
         let mut last = None;
         for part in 0..2 {
@@ -111,9 +111,9 @@ fn a_step_by_hand_fails_at_every_request(device: &Device) -> Result<()> {
             Ok(step)
         };
         let mut exact = start()?;
-        let before = requests(device.pool());
+        let before = request_count(device.pool());
         let loss = exact.run()?;
-        let count = requests(device.pool()) - before;
+        let count = request_count(device.pool()) - before;
         let expected = exact.state()?;
         ensure!(count > 50, "{count} requests are few for a step");
         drop(exact);
@@ -159,11 +159,11 @@ fn a_trainer_survives_a_failure_at_every_request(device: &Device) -> Result<()> 
             .quiet();
         let loader = PointDataset::learnable(16).batches(4);
         let mut loss = |x: &Tensor, y: &Tensor| net.1.forward(&net.0.forward(x)?.tanh()?)?.cross_entropy(y);
-        let before = requests(device.pool());
+        let before = request_count(device.pool());
         fail_request(device.pool(), n);
         let fitted = run.fit(&loader, &mut loss);
         fail_request(device.pool(), 0);
-        let count = requests(device.pool()) - before;
+        let count = request_count(device.pool()) - before;
         let failed = fitted.is_err();
         if let Err(error) = fitted {
             ensure!(error.is_out_of_memory(), "{error}");

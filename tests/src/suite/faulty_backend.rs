@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::backend::{
-    Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, Launch, MatmulCall, Piece,
-    Process, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, Launch, MatmulCall, PageRemap,
+    DeviceProcess, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::Result;
 
@@ -51,10 +51,10 @@ impl SegmentSource for FaultyBackend {
     fn device_memory(&self) -> DeviceMemory {
         self.inner.device_memory()
     }
-    fn is_real(&self) -> bool {
-        self.inner.is_real()
+    fn is_device_memory(&self) -> bool {
+        self.inner.is_device_memory()
     }
-    fn processes(&self) -> Vec<Process> {
+    fn processes(&self) -> Vec<DeviceProcess> {
         self.inner.processes()
     }
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -64,11 +64,11 @@ impl SegmentSource for FaultyBackend {
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.inner.free_segment(segment)
     }
-    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.reserve(bytes)
+    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+        self.inner.reserve_addresses(bytes)
     }
-    fn unreserve(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.unreserve(segment)
+    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
+        self.inner.free_addresses(segment)
     }
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.take_call(bytes)?;
@@ -77,7 +77,7 @@ impl SegmentSource for FaultyBackend {
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.inner.unmap(segment, offset, bytes)
     }
-    fn remap(&self, pieces: &[Piece]) -> Result<(), SourceError> {
+    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         self.take_call(pieces.iter().map(|p| p.bytes).sum()).or_else(|full| {
             // What was to move is nowhere then.
             let moved =
@@ -89,23 +89,23 @@ impl SegmentSource for FaultyBackend {
         })?;
         self.inner.remap(pieces)
     }
-    fn queues(&self) -> u8 {
-        self.inner.queues()
+    fn queue_count(&self) -> u8 {
+        self.inner.queue_count()
     }
-    fn record(&self, queue: u8) -> Result<Event, SourceError> {
-        self.inner.record(queue)
+    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
+        self.inner.record_event(queue)
     }
     fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
         self.inner.wait_event(queue, event)
     }
-    fn fence(&self) -> Result<Fence, SourceError> {
-        self.inner.fence()
+    fn record_fence(&self) -> Result<Fence, SourceError> {
+        self.inner.record_fence()
     }
-    fn fence_done(&self, fence: Fence) -> Result<bool, SourceError> {
-        self.inner.fence_done(fence)
+    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
+        self.inner.is_fence_signaled(fence)
     }
-    fn fence_wait(&self, fence: Fence) -> Result<(), SourceError> {
-        self.inner.fence_wait(fence)
+    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
+        self.inner.wait_fence(fence)
     }
 }
 

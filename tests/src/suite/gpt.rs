@@ -102,7 +102,7 @@ fn a_file_of_gpt2_gives_its_scores(device: &Device) -> Result<()> {
     let saved = TempFile::new(device, "gpt2.safetensors");
     safetensors::save(&saved.0, &given, &BTreeMap::new())?;
     let read = safetensors::load(&saved.0, device)?;
-    let sizes = GptOptions::of_gpt2(&read)?;
+    let sizes = GptOptions::from_gpt2_state_dict(&read)?;
     // Heads so small are no model's of that family.
     ensure!(sizes == GptOptions { heads: 1, context: 8, ..SIZES }, "{sizes:?}");
     let net = Gpt::new(&SIZES, device)?;
@@ -129,7 +129,7 @@ fn a_file_that_does_not_fit_is_refused(device: &Device) -> Result<()> {
     let error = net.load_gpt2(&given).err().map(|e| e.to_string()).unwrap_or_default();
     ensure!(error.contains("missing: ln_f.bias"), "{error}");
     given.clear();
-    let error = GptOptions::of_gpt2(&given).err().map(|e| e.to_string()).unwrap_or_default();
+    let error = GptOptions::from_gpt2_state_dict(&given).err().map(|e| e.to_string()).unwrap_or_default();
     ensure!(error.contains("wte.weight"), "{error}");
     let mut given = file(device)?;
     given.insert("lm_head.weight".into(), given["transformer.wte.weight"].mul(2.0)?);

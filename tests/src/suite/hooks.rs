@@ -382,9 +382,9 @@ fn the_forward_pass_is_looked_at(device: &Device) -> Result<()> {
     let x = leaf(&[0.0, 1.0], device)?;
     let guard = autograd::detect_anomaly().with_forward();
     let y = x.add(1.0)?;
-    ensure!(guard.first().is_none());
+    ensure!(guard.first_nonfinite_op().is_none());
     let y = y.sub(1.0)?.log()?.exp()?.sum_all()?;
-    let first = guard.first().context("nothing was found")?;
+    let first = guard.first_nonfinite_op().context("nothing was found")?;
     ensure!(first.contains("`log`") && first.contains("hooks.rs"), "{first}");
     let error = y.backward().err().context("nothing was said")?.to_string();
     ensure!(error.contains("in the forward pass, `log`"), "{error}");

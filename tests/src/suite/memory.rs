@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::memory::testing::{Op, check};
+use forebay::memory::testing::{PoolOp, check_pool};
 use forebay::memory::{Config, Pool, Tag, scope};
 use forebay::stream::Stream;
 use forebay::tensor::Tensor;
@@ -34,11 +34,11 @@ struct Net {
 impl Net {
     fn new(width: usize, device: &Device) -> forebay::error::Result<Self> {
         device.manual_seed(8);
-        let _tag = scope::tag(Tag::Parameter);
+        let _tag = scope::enter_tag(Tag::Parameter);
         let weight =
             |rows, cols| Tensor::normal(&[rows, cols], 0.0, 0.1, DType::F32, device)?.requires_grad_();
         let weights = vec![weight(20, width)?, weight(width, width)?, weight(width, 3)?];
-        let _tag = scope::tag(Tag::Input);
+        let _tag = scope::enter_tag(Tag::Input);
         let x = Tensor::randn(&[32, 20], DType::F32, device)?;
         let target = Tensor::randn(&[32, 3], DType::F32, device)?;
         Ok(Self { weights, x, target })
@@ -46,7 +46,7 @@ impl Net {
 
     /// Gradients of the loss, which is returned.
     fn gradients(&self) -> forebay::error::Result<Tensor> {
-        let _tag = scope::tag(Tag::Activation);
+        let _tag = scope::enter_tag(Tag::Activation);
         let mut y = self.x.clone();
         for weight in &self.weights {
             y = y.matmul(weight)?.tanh()?;
@@ -71,8 +71,8 @@ impl Net {
 
 fn the_pool_keeps_to_its_model(device: &Device) -> Result<()> {
     let pool = Pool::new(device.backend().clone(), Config::default());
-    let ops = Op::sequence(2026, 10_000, 64 << 10);
-    let summary = check(&pool, &**device.backend(), &ops).map_err(anyhow::Error::msg)?;
+    let ops = PoolOp::sequence(2026, 10_000, 64 << 10);
+    let summary = check_pool(&pool, &**device.backend(), &ops).map_err(anyhow::Error::msg)?;
     ensure!(summary.served > 1000 && summary.refused == 0, "{summary:?}");
     Ok(())
 }

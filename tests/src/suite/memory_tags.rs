@@ -84,7 +84,7 @@ fn results_that_the_tape_keeps_are_activations(device: &Device) -> Result<()> {
     // Views of a leaf do not make it one; nor does a scope that says more.
     let view = w.reshape([64, 64])?;
     let input = {
-        let _tag = forebay::memory::scope::tag(Tag::Input);
+        let _tag = forebay::memory::scope::enter_tag(Tag::Input);
         w.mul(3.0)?
     };
     ensure!(held(&device, Tag::Activation) == 2 * bytes && held(&device, Tag::Input) == bytes, "retagged");

@@ -31,6 +31,6 @@ fn its_vectors_are_those_of_sentence_transformers(device: &Device) -> Result<()>
     ensure!(vectors.shape() == of("embeddings")?.shape(), "{:?}", vectors.shape());
     ensure_close(&vectors.to_f64s()?, &of("embeddings")?.to_f64s()?, 0.0, 1e-5)
         .context("vectors of sentences")?;
-    let pooled = model.pooled(&model.forward(of("tokens")?, Some(of("mask")?))?)?;
+    let pooled = model.pooler_output(&model.forward(of("tokens")?, Some(of("mask")?))?)?;
     ensure_close(&pooled.to_f64s()?, &of("pooled")?.to_f64s()?, 0.0, 1e-4).context("the pooler")
 }

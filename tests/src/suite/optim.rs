@@ -8,10 +8,10 @@ use forebay::dtype::DType;
 use forebay::optim::schedule::{
     ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode,
     ExponentialLr, LambdaLr, LinearLr, LrScheduler, MultiStepLr, MultiplicativeLr, OneCycleLr, PolynomialLr,
-    ReduceLrOnPlateau, Schedule, SequentialLr, StepLr,
+    ReduceLrOnPlateau, LrSchedule, SequentialLr, StepLr,
 };
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, Muon, MuonRate, NAdam, Optimizer,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, Muon, MuonAdjustLr, NAdam, Optimizer,
     ParamGroup, RAdam, RmsProp, Rprop, Sgd,
 };
 use forebay::tensor::Tensor;
@@ -75,7 +75,7 @@ pub(super) const ALL: &[(&str, OptimizerCtor)] = &[
     ("muon", |p| Ok(Box::new(Muon::new(matrices(&p), 0.05)))),
     ("muon rms", |p| {
         let optimizer = Muon::new(matrices(&p), 0.05).nesterov(false).weight_decay(0.0);
-        Ok(Box::new(optimizer.adjust_lr(MuonRate::MatchRmsAdamW)))
+        Ok(Box::new(optimizer.adjust_lr(MuonAdjustLr::MatchRmsAdamW)))
     }),
     ("lion", |p| Ok(Box::new(Lion::new(p, 0.02).weight_decay(0.1)))),
     ("lamb", |p| Ok(Box::new(Lamb::new(p, 0.02)))),
@@ -339,32 +339,32 @@ fn what_groups_refuse(device: &Device) -> Result<()> {
     Ok(())
 }
 
-fn schedules() -> Result<Vec<(&'static str, Box<dyn Schedule>)>> {
+fn schedules() -> Result<Vec<(&'static str, Box<dyn LrSchedule>)>> {
     let base = 0.1;
-    let cosine = |steps, min| CosineAnnealingLr { base, min, steps };
+    let cosine = |steps, min| CosineAnnealingLr { base_lr: base, eta_min: min, t_max: steps };
     let cyclic = |down, mode| {
         let up = if down == 6 { 4 } else { down };
-        Box::new(CyclicLr { base, max: 0.5, step_size_up: up, step_size_down: down, mode })
+        Box::new(CyclicLr { base_lr: base, max_lr: 0.5, step_size_up: up, step_size_down: down, mode })
     };
     let linear =
-        |start_factor, end_factor, total_iters| LinearLr { base, start_factor, end_factor, total_iters };
-    let constant = |factor, total_iters| Box::new(ConstantLr { base, factor, total_iters });
+        |start_factor, end_factor, total_iters| LinearLr { base_lr: base, start_factor, end_factor, total_iters };
+    let constant = |factor, total_iters| Box::new(ConstantLr { base_lr: base, factor, total_iters });
     Ok(vec![
-        ("step", Box::new(StepLr { base, every: 7, gamma: 0.5 })),
-        ("multi_step", Box::new(MultiStepLr { base, milestones: vec![5, 20, 21], gamma: 0.3 })),
+        ("step", Box::new(StepLr { base_lr: base, step_size: 7, gamma: 0.5 })),
+        ("multi_step", Box::new(MultiStepLr { base_lr: base, milestones: vec![5, 20, 21], gamma: 0.3 })),
         ("constant", constant(0.25, 9)),
         ("linear", Box::new(linear(0.2, 0.9, 13))),
-        ("exponential", Box::new(ExponentialLr { base, gamma: 0.93 })),
-        ("polynomial", Box::new(PolynomialLr { base, total_iters: 30, power: 1.7 })),
+        ("exponential", Box::new(ExponentialLr { base_lr: base, gamma: 0.93 })),
+        ("polynomial", Box::new(PolynomialLr { base_lr: base, total_iters: 30, power: 1.7 })),
         ("cosine", Box::new(cosine(15, 0.01))),
-        ("restarts", Box::new(CosineAnnealingWarmRestarts { base, t_0: 5, t_mult: 2, eta_min: 0.01 })),
-        ("restarts_same", Box::new(CosineAnnealingWarmRestarts { base, t_0: 6, t_mult: 1, eta_min: 0.0 })),
+        ("restarts", Box::new(CosineAnnealingWarmRestarts { base_lr: base, t_0: 5, t_mult: 2, eta_min: 0.01 })),
+        ("restarts_same", Box::new(CosineAnnealingWarmRestarts { base_lr: base, t_0: 6, t_mult: 1, eta_min: 0.0 })),
         ("cyclic", cyclic(6, CyclicMode::Triangular)),
         ("cyclic2", cyclic(5, CyclicMode::Triangular2)),
         ("cyclic_exp", cyclic(5, CyclicMode::ExpRange(0.95))),
         ("one_cycle", Box::new(OneCycleLr::new(0.5, 41))),
-        ("lambda", Box::new(LambdaLr { base, factor: |t| 1.0 / (1.0 + t as f64) })),
-        ("multiplicative", Box::new(MultiplicativeLr { base, factor: |t| 1.0 - 1.0 / (2.0 + t as f64) })),
+        ("lambda", Box::new(LambdaLr { base_lr: base, factor: |t| 1.0 / (1.0 + t as f64) })),
+        ("multiplicative", Box::new(MultiplicativeLr { base_lr: base, factor: |t| 1.0 - 1.0 / (2.0 + t as f64) })),
         (
             "sequential",
             Box::new(SequentialLr::new(
@@ -376,7 +376,7 @@ fn schedules() -> Result<Vec<(&'static str, Box<dyn Schedule>)>> {
             "chained",
             Box::new(ChainedScheduler::new(
                 base,
-                vec![constant(0.25, 9), Box::new(ExponentialLr { base, gamma: 0.9 })],
+                vec![constant(0.25, 9), Box::new(ExponentialLr { base_lr: base, gamma: 0.9 })],
             )?),
         ),
     ])
@@ -385,7 +385,7 @@ fn schedules() -> Result<Vec<(&'static str, Box<dyn Schedule>)>> {
 fn plateaus() -> [(&'static str, ReduceLrOnPlateau); 2] {
     [
         ("plateau", ReduceLrOnPlateau::new().factor(0.5).patience(3).cooldown(2).min_lr(0.002)),
-        ("plateau_max", ReduceLrOnPlateau::new().max().factor(0.5).patience(2).absolute_threshold(0.005)),
+        ("plateau_max", ReduceLrOnPlateau::new().maximize().factor(0.5).patience(2).absolute_threshold(0.005)),
     ]
 }
 

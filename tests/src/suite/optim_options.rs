@@ -4,14 +4,14 @@ use anyhow::{Context, Result, ensure};
 use forebay::amp::GradScaler;
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::memory::testing::{fail_request, requests};
+use forebay::memory::testing::{fail_request, request_count};
 use forebay::memory::{Config, Tag};
 use forebay::nn::{
     BatchNorm1d, Dropout, GroupNorm, InstanceNorm1d, LayerNorm, Linear, Module, RmsNorm, init,
 };
 use forebay::ops::CrossEntropy;
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, AveragedModel, ClipNorm, Lamb, Lion, Muon,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, AveragedModel, ClipGradNormOptions, Lamb, Lion, Muon,
     NAdam, Optimizer, ParamGroup, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_, clip_grad_norm_with,
     clip_grad_value_,
 };
@@ -126,7 +126,7 @@ fn bounds_out_of_range_leave_gradients_as_they_are(device: &Device) -> Result<()
         for error in [
             expect_error(clip_grad_norm_(&p, bad), "a bound")?,
             expect_error(
-                clip_grad_norm_with(&p, bad, &ClipNorm { norm_type: 1.0, ..ClipNorm::default() }),
+                clip_grad_norm_with(&p, bad, &ClipGradNormOptions { norm_type: 1.0, ..ClipGradNormOptions::default() }),
                 "it",
             )?,
         ] {
@@ -137,7 +137,7 @@ fn bounds_out_of_range_leave_gradients_as_they_are(device: &Device) -> Result<()
     }
     for bad in [-1.0, f64::NAN, 0.0] {
         let error = expect_error(
-            clip_grad_norm_with(&p, 1.0, &ClipNorm { norm_type: bad, ..ClipNorm::default() }),
+            clip_grad_norm_with(&p, 1.0, &ClipGradNormOptions { norm_type: bad, ..ClipGradNormOptions::default() }),
             "it",
         )?;
         ensure!(error.contains("order above 0"), "{error}");
@@ -157,7 +157,7 @@ fn bounds_out_of_range_leave_gradients_as_they_are(device: &Device) -> Result<()
     ensure!(grads.iter().all(|g| g.to_f64s().is_ok_and(|g| g.iter().all(|&x| x == 0.0))), "0 bounds nothing");
     // A norm that is not finite is an error on request, and changes nothing.
     p[0].set_grad(Some(p[0].detach().mul(f64::INFINITY)?));
-    let strict = ClipNorm { error_if_nonfinite: true, ..ClipNorm::default() };
+    let strict = ClipGradNormOptions { error_if_nonfinite: true, ..ClipGradNormOptions::default() };
     let before = bits(&[p[0].grad().context("no gradient")?])?;
     let error = expect_error(clip_grad_norm_with(&p, 1.0, &strict), "an infinite norm")?;
     ensure!(error.contains("cannot be clipped"), "{error}");
@@ -499,9 +499,9 @@ fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()>
             if skips { optimizer.step_unless(&flag) } else { optimizer.step() }
         };
         let (exact, mut optimizer) = start()?;
-        let first = requests(device.pool());
+        let first = request_count(device.pool());
         step(&mut *optimizer)?;
-        let count = requests(device.pool()) - first;
+        let count = request_count(device.pool()) - first;
         let state =
             |optimizer: &dyn Optimizer| bits(&optimizer.state_dict()?.into_values().collect::<Vec<_>>());
         let (expected, expected_state) = (bits(&exact)?, state(&*optimizer)?);
@@ -531,7 +531,7 @@ fn averages_fail_at_every_request(device: &Device) -> Result<()> {
     let device = with_own_pool(device);
     type Use = fn(&mut AveragedModel, &Vec<Tensor>) -> forebay::error::Result<()>;
     let uses: [(&str, Use); 3] =
-        [("update", |a, m| a.update(m)), ("swap", |a, m| a.swap(m)), ("copy_to", |a, m| a.copy_to(m))];
+        [("update", |a, m| a.update_parameters(m)), ("swap", |a, m| a.swap_parameters(m)), ("copy_to", |a, m| a.copy_to(m))];
     for (name, run) in uses {
         let start = || -> Result<(Vec<Tensor>, AveragedModel)> {
             // One that is no vector of words, and one of another type.
@@ -541,13 +541,13 @@ fn averages_fail_at_every_request(device: &Device) -> Result<()> {
             for p in &model {
                 p.detach().copy_(&p.detach().mul(0.5)?)?;
             }
-            average.update(&model)?;
+            average.update_parameters(&model)?;
             Ok((model, average))
         };
         let (model, mut average) = start()?;
-        let first = requests(device.pool());
+        let first = request_count(device.pool());
         run(&mut average, &model)?;
-        let count = requests(device.pool()) - first;
+        let count = request_count(device.pool()) - first;
         let both = |model: &[Tensor], average: &AveragedModel| -> Result<Vec<Vec<u64>>> {
             let averages = average.state_dict()?.into_values();
             bits(&model.iter().cloned().chain(averages).collect::<Vec<_>>())

@@ -5,7 +5,7 @@ use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::nn::{
-    Bert, BertOptions, LayerNorm, Linear, Masks, Module, RmsNorm, TransformerEncoderLayer, TransformerOptions,
+    Bert, BertOptions, LayerNorm, Linear, AttentionMasks, Module, RmsNorm, TransformerEncoderLayer, TransformerOptions,
 };
 use forebay::tensor::Tensor;
 
@@ -33,9 +33,9 @@ fn a_norm_of_a_sum_has_the_type_of_a_norm_under_autocast(device: &Device) -> Res
     let both = norm.forward_add(&low, &low)?.1;
     ensure!(both.dtype() == norm.forward(&low.add(&low)?)?.dtype(), "{both:?}");
     // Before products it is written in the type that they cast it to.
-    let (same, small) = norm.forward_add_low(&low, &stream)?;
+    let (same, small) = norm.forward_add_low_precision(&low, &stream)?;
     ensure!((same.dtype(), small.dtype()) == (DType::F32, DType::BF16));
-    ensure!(rms.forward_add_low(&low, &stream)?.1.dtype() == DType::BF16);
+    ensure!(rms.forward_add_low_precision(&low, &stream)?.1.dtype() == DType::BF16);
     ensure_same_bits(&small.detach(), &normed.detach().to_dtype(DType::BF16)?)
 }
 
@@ -51,7 +51,7 @@ fn the_residual_stream_of_blocks_stays_f32(device: &Device) -> Result<()> {
         };
         let layer = TransformerEncoderLayer::new(16, 2, options, device)?;
         let _scope = autocast(DType::BF16)?;
-        let y = layer.forward(&x, &Masks::default())?;
+        let y = layer.forward(&x, &AttentionMasks::default())?;
         ensure!(y.dtype() == DType::F32, "norm_first {norm_first}: {y:?}");
     }
     let model = Bert::new(&small(), device)?;

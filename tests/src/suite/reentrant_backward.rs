@@ -60,7 +60,7 @@ fn gradients_arrive_after_a_hook_panicked(device: &Device) -> Result<()> {
         x.set_grad(None);
         x.mul(3.0)?.sum_all()?.backward()?;
         ensure_values(&x.grad().context("no gradient")?, &[3.0, 3.0])?;
-        ensure!(autograd::is_enabled());
+        ensure!(autograd::is_grad_enabled());
     }
     Ok(())
 }
@@ -161,7 +161,7 @@ fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
     let y = checkpoint(&[&x], move |x| x[0].dropout(0.5, true)?.mul(&captured))?;
     // Small whole numbers, whose sums have no order.
     let loss = y.mul(&x)?.square()?.sum_all()?;
-    loss.backward_retain()?;
+    loss.backward_retain_graph()?;
     let take = |t: &Tensor| -> Result<Tensor> {
         let grad = t.grad().context("no gradient")?.copy()?;
         t.set_grad(None);
@@ -172,7 +172,7 @@ fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
         let found = thread::scope(|scope| -> Result<Vec<Vec<Tensor>>> {
             let walk = || -> CoreResult<Vec<Tensor>> {
                 // Half of the threads add to the leaves, and half of them ask for the gradients.
-                loss.backward_retain()?;
+                loss.backward_retain_graph()?;
                 let options = GradOptions { retain_graph: Some(true), ..GradOptions::default() };
                 autograd::grad(from_ref(&loss), &[x.clone(), w.clone()], &options)
             };
@@ -246,7 +246,7 @@ fn a_gradient_that_does_not_fit_leaves_the_one_there_is(device: &Device) -> Resu
         x.mul(3.0)?.sum_all()?.backward()?;
         ensure_values(&x.grad().context("no gradient")?, &[6.0, 6.0])?;
         x.set_grad(None);
-        ensure!(y.sum_all()?.backward_retain().is_err(), "{bad}: a first gradient that does not fit");
+        ensure!(y.sum_all()?.backward_retain_graph().is_err(), "{bad}: a first gradient that does not fit");
         ensure!(x.grad().is_none());
         x.mul(3.0)?.sum_all()?.backward()?;
     }
@@ -283,7 +283,7 @@ fn hooks_of_a_result_that_hold_it_end_with_the_tape(device: &Device) -> Result<(
     let y = x.exp()?;
     let own = y.clone();
     let handle = y.register_hook(move |g| own.detach().mul(g).map(Some))?;
-    y.sum_all()?.backward_retain()?;
+    y.sum_all()?.backward_retain_graph()?;
     y.sum_all()?.backward()?;
     handle.remove();
     Ok(())

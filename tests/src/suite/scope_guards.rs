@@ -25,13 +25,13 @@ tests![
 /// Any guard. What it sets is told by [`Now`].
 #[allow(dead_code, reason = "guards are held, not read")]
 enum AnyGuard {
-    Autocast(forebay::amp::Autocast),
-    Fp8(forebay::amp::Fp8),
-    Anomaly(autograd::DetectAnomaly),
-    NoGrad(autograd::NoGrad),
-    EnableGrad(autograd::EnableGrad),
-    Scope(scope::Guard),
-    LayerDType(init::DTypeGuard),
+    Autocast(forebay::amp::AutocastGuard),
+    Fp8(forebay::amp::Fp8Guard),
+    Anomaly(autograd::DetectAnomalyGuard),
+    NoGrad(autograd::NoGradGuard),
+    EnableGrad(autograd::EnableGradGuard),
+    Scope(scope::ScopeGuard),
+    LayerDType(init::DefaultDTypeGuard),
     Stream(forebay::stream::StreamGuard),
 }
 
@@ -54,7 +54,7 @@ impl ScopeState {
         Ok(Self {
             autocast: autocast_dtype(),
             fp8: is_fp8_enabled(),
-            grad: autograd::is_enabled(),
+            grad: autograd::is_grad_enabled(),
             tag: scope.tag,
             op: scope.op,
             layer_dtype: layers,
@@ -91,10 +91,10 @@ fn enter(kind: usize, side: &Stream) -> Result<AnyGuard> {
         4 => AnyGuard::Anomaly(detect_anomaly()),
         5 => AnyGuard::NoGrad(no_grad()),
         6 => AnyGuard::EnableGrad(enable_grad()),
-        7 => AnyGuard::Scope(scope::tag(Tag::Gradient)),
-        8 => AnyGuard::Scope(scope::op("scopes")),
+        7 => AnyGuard::Scope(scope::enter_tag(Tag::Gradient)),
+        8 => AnyGuard::Scope(scope::enter_op("scopes")),
         9 => AnyGuard::Anomaly(detect_anomaly().with_forward()),
-        10 => AnyGuard::LayerDType(init::dtype(DType::BF16)?),
+        10 => AnyGuard::LayerDType(init::default_dtype(DType::BF16)?),
         _ => AnyGuard::Stream(side.enter()),
     })
 }
@@ -160,7 +160,7 @@ fn guards_in_thread_locals_end_with_their_thread(device: &Device) -> Result<()> 
     impl Drop for Last {
         fn drop(&mut self) {
             drop(self.0.drain(..4));
-            drop((no_grad(), autocast(DType::BF16), scope::op("last")));
+            drop((no_grad(), autocast(DType::BF16), scope::enter_op("last")));
             assert!(!is_fp8_enabled() && self.1.detach().narrow(0, 0, 1).is_ok());
         }
     }

@@ -85,7 +85,7 @@ fn memory_that_streams_free_is_safe_and_peaks_are_the_same_each_time(device: &De
 fn a_private_pool_serves_its_step_alone(device: &Device) -> Result<()> {
     let wide = wide(device);
     let device = Device::with_config(device.backend().clone(), Config::default());
-    let private = device.pool().private();
+    let private = device.pool().create_private_pool();
     let step = || -> Result<Tensor> {
         let _inside = private.enter();
         let x = Tensor::full(&[wide, wide], 0.5, DType::F32, &device)?;
@@ -110,7 +110,7 @@ fn a_private_pool_serves_its_step_alone(device: &Device) -> Result<()> {
     )?;
     drop((again, outside));
     device.pool().empty_cache()?;
-    ensure!(device.memory().reserved() == 0, "{}", device.memory().line());
+    ensure!(device.memory().reserved() == 0, "{}", device.memory().summary());
     Ok(())
 }
 
@@ -128,7 +128,7 @@ fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
     let copies = all.iter().map(Tensor::to_bytes).collect::<Result<Vec<_>, _>>()?;
     all.iter().try_for_each(Tensor::offload_)?;
     ensure!(all.iter().all(Tensor::is_offloaded), "some stayed");
-    ensure!(device.memory().allocated() == before, "the device still holds {}", device.memory().line());
+    ensure!(device.memory().allocated() == before, "the device still holds {}", device.memory().summary());
     ensure!(device.host_pool().stats().allocated() > 0, "the host holds nothing");
     // What was freed is used for other things.
     let others = (0..9)
@@ -148,7 +148,7 @@ fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
     ensure!(
         device.host_pool().stats().allocated() == 0,
         "the host keeps {}",
-        device.host_pool().stats().line()
+        device.host_pool().stats().summary()
     );
     Ok(())
 }
@@ -273,20 +273,20 @@ fn a_fence_stands_behind_operations_that_wait(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[1024], DType::F32, &device)?;
     let backend = device.backend().clone();
     // A fence has the number of the work in front of it.
-    let raw = || -> Result<_> { Ok(backend.fence()?) };
+    let raw = || -> Result<_> { Ok(backend.record_fence()?) };
     let before = raw()?;
     ensure!(raw()? == before, "nothing new was submitted");
     let y = x.mul(3.0)?.add(&x)?.neg()?;
     let behind = raw()?;
     ensure!(behind != before, "the chain still waits");
-    backend.fence_wait(behind)?;
-    ensure!(backend.fence_done(behind)?);
+    backend.wait_fence(behind)?;
+    ensure!(backend.is_fence_signaled(behind)?);
     let z = y.mul(2.0)?.add(1.0)?;
     let fence = device.fence()?;
     let now = raw()?;
     ensure!(now != behind, "the fence is in front of the chain");
     fence.wait()?;
-    ensure!(fence.is_ready()? && backend.fence_done(now)?);
+    ensure!(fence.is_ready()? && backend.is_fence_signaled(now)?);
     let _later = z.add(1.0)?.exp()?;
     device.flush()?;
     let flushed = raw()?;

@@ -194,7 +194,7 @@ fn in_place_changes_only_its_view(device: &Device) -> Result<()> {
             let x = iota(&[4, 3, 6], dtype, device)?;
             let before = x.to_f64s()?;
             let y = view(&x)?;
-            if y.layout().overlaps() {
+            if y.layout().has_internal_overlap() {
                 continue;
             }
             y.add_(3)?;

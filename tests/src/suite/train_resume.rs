@@ -129,7 +129,7 @@ fn loader() -> Loader<PointDataset> {
 
 fn trainer(net: &Net, steps: u64) -> Trainer<'_, Net, Adam> {
     Trainer::new(net, Adam::new(net.parameters(), 1e-2))
-        .schedule(CosineAnnealing { base: 1e-2, min: 1e-3, steps: 40 })
+        .schedule(CosineAnnealing { base_lr: 1e-2, eta_min: 1e-3, t_max: 40 })
         .clip_grad_norm(1.0)
         .steps(steps)
         .quiet()

@@ -8,7 +8,7 @@ use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::nn::{BatchNorm1d, Dropout, Embedding, Linear, Module, SelfAttention, Sequential};
 use forebay::optim::{
-    Adam, AdamW, ClipNorm, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_,
+    Adam, AdamW, ClipGradNormOptions, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
 use forebay::train::Trainer;
@@ -294,7 +294,7 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
                 true => all().fold(0.0, f64::max),
                 false => all().map(|g| g.powf(norm_type)).sum::<f64>().powf(1.0 / norm_type),
             };
-            let options = ClipNorm { norm_type, error_if_nonfinite: true };
+            let options = ClipGradNormOptions { norm_type, error_if_nonfinite: true };
             let found = clip_grad_norm_with(&parameters, max_norm, &options)?.item()?;
             ensure!(
                 (found - norm).abs() <= 1e-5 * norm,
@@ -315,17 +315,17 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
         let p = Tensor::zeros(&[2], DType::F32, device)?.requires_grad_()?;
         p.set_grad(Some(Tensor::from_slice(&[bad, 8.0], &[2], device)?));
         for norm_type in [1.0, 2.0, 2.5, f64::INFINITY] {
-            let options = ClipNorm { norm_type, error_if_nonfinite: true };
+            let options = ClipGradNormOptions { norm_type, error_if_nonfinite: true };
             let error = clip_grad_norm_with(std::slice::from_ref(&p), 1.0, &options);
             let error = error.err().context("it must fail")?.to_string();
             ensure!(error.starts_with("clip_grad_norm_: the norm of order"), "{error}");
         }
         ensure!(p.grad().context("no gradient")?.to_f64s()?[1] == 8.0, "the gradient was changed");
-        let norm = clip_grad_norm_with(std::slice::from_ref(&p), 1.0, &ClipNorm::default())?.item()?;
+        let norm = clip_grad_norm_with(std::slice::from_ref(&p), 1.0, &ClipGradNormOptions::default())?.item()?;
         ensure!(!norm.is_finite(), "the norm is {norm}");
     }
     for norm_type in [0.0, -1.0, f64::NAN] {
-        let options = ClipNorm { norm_type, ..ClipNorm::default() };
+        let options = ClipGradNormOptions { norm_type, ..ClipGradNormOptions::default() };
         ensure!(clip_grad_norm_with(&[], 1.0, &options).is_err(), "a norm of order {norm_type} was taken");
     }
     Ok(())
@@ -363,7 +363,7 @@ fn weights_decay_where_they_should(device: &Device) -> Result<()> {
     let shape = |k: usize| if k.is_multiple_of(2) { vec![3, 2] } else { vec![6] };
     let make = |k| Ok(Tensor::ones(&shape(k), DType::F32, device)?.requires_grad_()?);
     let all: Vec<Tensor> = (0..40).map(make).collect::<Result<_>>()?;
-    let mut optimizer = AdamW::new(all.clone(), 0.5).weight_decay(0.5).decays(|p| p.rank() > 1);
+    let mut optimizer = AdamW::new(all.clone(), 0.5).weight_decay(0.5).weight_decay_filter(|p| p.rank() > 1);
     for _ in 0..2 {
         for p in &all {
             p.set_grad(Some(Tensor::zeros(p.shape(), DType::F32, device)?));

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay::memory::trace::{Event, Recorded, Trace};
+use forebay::memory::trace::{TraceEvent, PyTorchBaseline, Trace};
 
 const MIB: u64 = 1 << 20;
 /// More addresses than any workload asks for.
@@ -141,18 +141,18 @@ impl ExpandableSegment {
 }
 
 /// What PyTorch makes of a trace with expandable segments.
-pub(super) fn simulate_expandable_segments(trace: &Trace) -> Recorded {
+pub(super) fn simulate_expandable_segments(trace: &Trace) -> PyTorchBaseline {
     let mut segments: BTreeMap<(u8, bool), ExpandableSegment> = BTreeMap::new();
-    let mut held = vec![((0, false), 0); trace.places];
+    let mut held = vec![((0, false), 0); trace.slot_count];
     for event in &trace.events {
         match *event {
-            Event::Alloc { place, bytes, queue } => {
+            TraceEvent::Alloc { place, bytes, queue } => {
                 let bytes = bytes.max(1).next_multiple_of(512);
                 let of = (queue, bytes <= MIB);
                 let segment = segments.entry(of).or_insert_with(|| ExpandableSegment::new(of.1));
                 held[place as usize] = (of, segment.alloc(bytes));
             }
-            Event::Free { place } => {
+            TraceEvent::Free { place } => {
                 let (of, at) = held[place as usize];
                 if let Some(segment) = segments.get_mut(&of) {
                     segment.free_block(at);
@@ -160,12 +160,12 @@ pub(super) fn simulate_expandable_segments(trace: &Trace) -> Recorded {
             }
         }
     }
-    Recorded {
+    PyTorchBaseline {
         allocator: "expandable".to_owned(),
         // Nothing goes back.
         peak_reserved: segments.values().map(|s| s.mapped).sum(),
         device_allocs: segments.values().map(|s| s.calls).sum(),
         device_frees: 0,
-        ..trace.recorded.clone()
+        ..trace.baseline.clone()
     }
 }

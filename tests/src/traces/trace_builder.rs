@@ -1,6 +1,6 @@
 //! A program that asks for memory, as a trace: what it takes and frees, in order, of a seed.
 
-use forebay::memory::trace::{Event, Recorded, Trace};
+use forebay::memory::trace::{TraceEvent, PyTorchBaseline, Trace};
 
 /// A block that a program holds: its place in the table of a trace.
 #[derive(Clone, Copy, Debug)]
@@ -11,7 +11,7 @@ pub(super) struct BlockId(u32);
 pub(super) struct TraceBuilder {
     /// The queue of what is taken from here on.
     pub(super) queue: u8,
-    events: Vec<Event>,
+    events: Vec<TraceEvent>,
     /// The bytes behind each place.
     slot_bytes: Vec<u64>,
     free_slots: Vec<u32>,
@@ -43,7 +43,7 @@ impl TraceBuilder {
             Some(of) => *of = bytes,
             None => self.slot_bytes.push(bytes),
         }
-        self.events.push(Event::Alloc { place, bytes, queue: self.queue });
+        self.events.push(TraceEvent::Alloc { place, bytes, queue: self.queue });
         BlockId(place)
     }
 
@@ -57,7 +57,7 @@ impl TraceBuilder {
         for BlockId(place) in blocks {
             self.requested -= self.slot_bytes[place as usize];
             self.free_slots.push(place);
-            self.events.push(Event::Free { place });
+            self.events.push(TraceEvent::Free { place });
         }
     }
 
@@ -76,7 +76,7 @@ impl TraceBuilder {
     /// What it has asked for.
     pub(super) fn into_trace(self, name: &str) -> Trace {
         // What PyTorch makes of it is not known.
-        let recorded = Recorded {
+        let recorded = PyTorchBaseline {
             workload: name.to_owned(),
             allocator: String::new(),
             peak_requested: self.peak,
@@ -84,6 +84,6 @@ impl TraceBuilder {
             device_allocs: 0,
             device_frees: 0,
         };
-        Trace { recorded, events: self.events, places: self.slot_bytes.len(), peak_requested: self.peak }
+        Trace { baseline: recorded, events: self.events, slot_count: self.slot_bytes.len(), peak_requested: self.peak }
     }
 }

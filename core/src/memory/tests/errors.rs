@@ -10,7 +10,7 @@ use super::MIB;
 use crate::error::Result;
 
 /// The figures that a failed request may not change.
-fn held(stats: &Stats) -> [u64; 6] {
+fn held_figures(stats: &Stats) -> [u64; 6] {
     [
         stats.allocated(),
         stats.requested_bytes.all.current,
@@ -34,17 +34,17 @@ fn a_request_that_failed_leaves_no_trace_in_what_is_held() -> Result<()> {
         for bytes in [200 * MIB, 80 * MIB, 1 << 62, u64::MAX] {
             assert!(pool.alloc(Request::new(bytes)).is_err(), "{bytes}");
             let after = pool.stats();
-            assert_eq!(held(&after), held(&before), "after {bytes}");
+            assert_eq!(held_figures(&after), held_figures(&before), "after {bytes}");
             assert_eq!(after.reserved(), source.used(), "after {bytes}");
         }
         fail_request(&pool, 1);
         assert!(pool.alloc(Request::new(5000)).is_err());
-        assert_eq!(held(&pool.stats()), held(&before));
+        assert_eq!(held_figures(&pool.stats()), held_figures(&before));
         assert_eq!(pool.stats().num_ooms, before.num_ooms + 5);
         // A driver that fails for another reason.
-        source.fail(0, SourceError::Driver { call: "alloc", detail: "a test said so".to_owned() });
+        source.fail_nth_call(0, SourceError::Driver { call: "alloc", detail: "a test said so".to_owned() });
         assert!(pool.alloc(Request::new(60 * MIB)).is_err());
-        assert_eq!(held(&pool.stats()), held(&before));
+        assert_eq!(held_figures(&pool.stats()), held_figures(&before));
         assert_eq!(pool.stats().reserved(), source.used());
         // And all is as it was for the next one.
         let next = pool.alloc(Request::new(60 * MIB))?;
@@ -53,7 +53,7 @@ fn a_request_that_failed_leaves_no_trace_in_what_is_held() -> Result<()> {
         kept.into_iter().for_each(|block| pool.free(block));
         pool.empty_cache()?;
         assert_eq!((pool.stats().reserved(), source.used()), (0, 0));
-        assert_eq!(source.complaints(), [""; 0]);
+        assert_eq!(source.violations(), [""; 0]);
         pool.snapshot().check()?;
     }
     Ok(())

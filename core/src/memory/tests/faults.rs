@@ -5,52 +5,52 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::MIB;
 use crate::error::{Error, Result};
-use crate::memory::compact::{HeldDispatch, Move, Mover};
+use crate::memory::compaction::{HeldDispatch, BlockMove, BlockMover};
 use crate::memory::fake::FakeSource;
 use crate::memory::source::SourceError;
-use crate::memory::testing::{fail_request, invariants, requests};
+use crate::memory::testing::{fail_request, check_stats_invariants, request_count};
 use crate::memory::{Block, Config, Pool, Request};
 
 /// Requests and frees of one run, and the bytes at both ends of a block that are looked at.
 const STEPS: u64 = 600;
-const ENDS: usize = 64;
+const END_BYTES: usize = 64;
 
 /// What fails, once, counted from 1.
 #[derive(Clone, Copy, Debug)]
-enum Fault {
+enum InjectedFault {
     None,
     /// A request, as on a full device.
     Request(u64),
     /// Enqueuing copies.
     Copy(u64),
     /// A call that takes memory from the device.
-    Growth(u64),
+    DeviceAlloc(u64),
 }
 
 /// Moves the blocks of a device, and fails once.
 #[derive(Debug)]
-struct Breaking {
+struct FaultyMover {
     source: Arc<FakeSource>,
     copies: AtomicU64,
-    fails: u64,
+    fail_at: u64,
 }
 
-impl Mover for Breaking {
-    fn gate(&self) -> Box<dyn HeldDispatch + '_> {
+impl BlockMover for FaultyMover {
+    fn lock_dispatch(&self) -> Box<dyn HeldDispatch + '_> {
         Box::new(())
     }
 
-    fn copy(&self, queue: u8, moves: &[Move]) -> Result<()> {
-        if self.copies.fetch_add(1, Ordering::Relaxed) + 1 == self.fails {
+    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> Result<()> {
+        if self.copies.fetch_add(1, Ordering::Relaxed) + 1 == self.fail_at {
             return Err(Error::argument("copy", "a test said so"));
         }
-        self.source.copy(queue, moves)
+        self.source.enqueue_copies(queue, moves)
     }
 }
 
 /// What a run came to.
 #[derive(Debug, Default)]
-struct Outcome {
+struct FaultRun {
     /// Of each request.
     served: Vec<bool>,
     errors: usize,
@@ -59,25 +59,25 @@ struct Outcome {
     growths: u64,
 }
 
-fn end(block: &Block, last: bool) -> (u64, usize) {
-    let bytes = ENDS.min(block.size as usize / 2);
+fn block_end(block: &Block, last: bool) -> (u64, usize) {
+    let bytes = END_BYTES.min(block.size as usize / 2);
     (if last { block.offset + block.size - bytes as u64 } else { block.offset }, bytes)
 }
 
-fn write(source: &FakeSource, block: &Block, mark: u8) -> Result<()> {
+fn write_ends(source: &FakeSource, block: &Block, mark: u8) -> Result<()> {
     for last in [false, true] {
-        let (offset, bytes) = end(block, last);
+        let (offset, bytes) = block_end(block, last);
         source.write(block.segment, offset, &vec![mark; bytes])?;
     }
     Ok(())
 }
 
-fn holds(pool: &Pool, source: &FakeSource, (block, mark): &(Block, u8)) -> Result<bool> {
+fn has_contents(pool: &Pool, source: &FakeSource, (block, mark): &(Block, u8)) -> Result<bool> {
     let mut block = *block;
-    pool.locate(&mut block);
+    pool.refresh_location(&mut block);
     let mut all = true;
     for last in [false, true] {
-        let (offset, bytes) = end(&block, last);
+        let (offset, bytes) = block_end(&block, last);
         let mut data = vec![0; bytes];
         source.read(block.segment, offset, &mut data)?;
         all &= data.iter().all(|byte| byte == mark);
@@ -87,20 +87,20 @@ fn holds(pool: &Pool, source: &FakeSource, (block, mark): &(Block, u8)) -> Resul
 
 /// Random requests and frees close to the limit of a plain pool, with a fault. A request that fails and did not in `before`, a run
 /// without a fault up to there, is made again.
-fn run(fault: Fault, before: Option<&Outcome>) -> Result<Outcome> {
+fn run_with_fault(fault: InjectedFault, before: Option<&FaultRun>) -> Result<FaultRun> {
     let source = Arc::new(FakeSource::plain(64 * MIB).with_contents());
-    let fails = if let Fault::Copy(number) = fault { number } else { 0 };
-    let mover = Arc::new(Breaking { source: source.clone(), copies: AtomicU64::new(0), fails });
+    let fails = if let InjectedFault::Copy(number) = fault { number } else { 0 };
+    let mover = Arc::new(FaultyMover { source: source.clone(), copies: AtomicU64::new(0), fail_at: fails });
     let config = Config::parse("small_size_kb:16,large_segment_size_mb:2,max_memory_mb:12")?;
     let pool = Pool::new(source.clone(), config).with_mover(mover.clone());
     match fault {
-        Fault::Request(number) => fail_request(&pool, number),
-        Fault::Growth(number) => {
-            source.fail(number - 1, SourceError::OutOfMemory { bytes: 1, detail: String::new() });
+        InjectedFault::Request(number) => fail_request(&pool, number),
+        InjectedFault::DeviceAlloc(number) => {
+            source.fail_nth_call(number - 1, SourceError::OutOfMemory { bytes: 1, detail: String::new() });
         }
-        Fault::None | Fault::Copy(_) => {}
+        InjectedFault::None | InjectedFault::Copy(_) => {}
     }
-    let (mut outcome, mut live, mut seed) = (Outcome::default(), Vec::<(Block, u8)>::new(), 7_u64);
+    let (mut outcome, mut live, mut seed) = (FaultRun::default(), Vec::<(Block, u8)>::new(), 7_u64);
     let mut alike = true;
     for step in 0..STEPS {
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -111,7 +111,7 @@ fn run(fault: Fault, before: Option<&Outcome>) -> Result<Outcome> {
         }
         if bits % 32 < 15 && !live.is_empty() {
             let gone = live.swap_remove(bits as usize / 32 % live.len());
-            assert!(holds(&pool, &source, &gone)?, "{fault:?}, step {step}: {gone:?} has changed");
+            assert!(has_contents(&pool, &source, &gone)?, "{fault:?}, step {step}: {gone:?} has changed");
             pool.free(gone.0);
             continue;
         }
@@ -119,9 +119,9 @@ fn run(fault: Fault, before: Option<&Outcome>) -> Result<Outcome> {
         let mut block = pool.alloc(request);
         let served = before.and_then(|b| b.served.get(outcome.served.len()).copied());
         let hit = match fault {
-            Fault::Request(number) => number == outcome.served.len() as u64 + 1,
-            Fault::Copy(number) => number <= mover.copies.load(Ordering::Relaxed),
-            Fault::None | Fault::Growth(_) => false,
+            InjectedFault::Request(number) => number == outcome.served.len() as u64 + 1,
+            InjectedFault::Copy(number) => number <= mover.copies.load(Ordering::Relaxed),
+            InjectedFault::None | InjectedFault::DeviceAlloc(_) => false,
         };
         // One that fails anyway moves what it can before: from here on, blocks lie differently.
         alike &= served != Some(false) || !hit;
@@ -129,30 +129,30 @@ fn run(fault: Fault, before: Option<&Outcome>) -> Result<Outcome> {
             outcome.errors += 1;
             // Nothing happened to what is held, and the pool knows what it holds.
             for kept in &live {
-                assert!(holds(&pool, &source, kept)?, "{fault:?}, step {step}: {kept:?} has changed");
+                assert!(has_contents(&pool, &source, kept)?, "{fault:?}, step {step}: {kept:?} has changed");
             }
             let stats = pool.stats();
-            assert_eq!((invariants(&stats), stats.reserved()), (Ok(()), source.used()), "{fault:?}");
+            assert_eq!((check_stats_invariants(&stats), stats.reserved()), (Ok(()), source.used()), "{fault:?}");
             block = pool.alloc(request);
             // Without a growth the pool went on before, and what is in use may lie differently now.
-            let differs = matches!(fault, Fault::Growth(_));
+            let differs = matches!(fault, InjectedFault::DeviceAlloc(_));
             assert!(block.is_ok() || differs, "{fault:?}, step {step}: {block:?}");
         }
         outcome.served.push(block.is_ok());
         if let Ok(block) = block {
             live.push((block, step as u8));
-            write(&source, &block, step as u8)?;
+            write_ends(&source, &block, step as u8)?;
         }
     }
     for kept in live {
-        assert!(holds(&pool, &source, &kept)?, "{fault:?}: {kept:?} has changed");
+        assert!(has_contents(&pool, &source, &kept)?, "{fault:?}: {kept:?} has changed");
         pool.free(kept.0);
     }
     pool.empty_cache()?;
     let stats = pool.stats();
     assert_eq!((stats.allocated(), stats.reserved(), stats.num_invalid_frees), (0, 0, 0), "{fault:?}");
-    assert_eq!((source.used(), source.complaints()), (0, vec![]), "{fault:?}");
-    outcome.requests = requests(&pool);
+    assert_eq!((source.used(), source.violations()), (0, vec![]), "{fault:?}");
+    outcome.requests = request_count(&pool);
     outcome.copies = mover.copies.load(Ordering::Relaxed);
     outcome.growths = source.calls().alloc;
     Ok(outcome)
@@ -160,17 +160,17 @@ fn run(fault: Fault, before: Option<&Outcome>) -> Result<Outcome> {
 
 #[test]
 fn faults_while_blocks_move_lose_nothing() -> Result<()> {
-    let plain = run(Fault::None, None)?;
+    let plain = run_with_fault(InjectedFault::None, None)?;
     assert!(plain.copies >= 10 && plain.growths >= 5, "{plain:?}");
     // Every fourth request, and all of the rest.
-    let requests = (1..=plain.requests).step_by(4).map(Fault::Request);
-    let copies = (1..=plain.copies).map(Fault::Copy);
-    let growths = (1..=plain.growths).map(Fault::Growth);
+    let requests = (1..=plain.requests).step_by(4).map(InjectedFault::Request);
+    let copies = (1..=plain.copies).map(InjectedFault::Copy);
+    let growths = (1..=plain.growths).map(InjectedFault::DeviceAlloc);
     let (mut errors, mut of_copies) = (0, 0);
     for fault in requests.chain(copies).chain(growths) {
-        let found = run(fault, Some(&plain))?.errors;
+        let found = run_with_fault(fault, Some(&plain))?.errors;
         errors += found;
-        of_copies += found * usize::from(matches!(fault, Fault::Copy(_)));
+        of_copies += found * usize::from(matches!(fault, InjectedFault::Copy(_)));
     }
     // Some fail where the program has no room anyway.
     assert!(errors >= 40 && of_copies >= 6, "{errors} errors, {of_copies} of copies");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{MIB, out_of_memory, take};
+use super::{MIB, expect_oom_message, alloc_mib};
 use crate::error::{Error, Result};
 use crate::memory::fake::FakeSource;
 use crate::memory::{
@@ -13,19 +13,19 @@ use crate::memory::{
 #[test]
 fn pools_share_the_limit_of_the_process() -> Result<()> {
     let pool = |text: &str| -> Result<(Pool, Arc<FakeSource>)> {
-        let source = Arc::new(FakeSource::plain(1024 * MIB).real());
+        let source = Arc::new(FakeSource::plain(1024 * MIB).as_device_memory());
         Ok((Pool::new(source.clone(), Config::parse(text)?), source))
     };
     assert_eq!((process_limit(), process_reserved()), (None, 0));
     let ((first, _), (second, source)) = (pool("")?, pool("")?);
     set_process_limit(Some(200 * MIB));
-    let held = take(&first, 100)?;
-    let kept = take(&second, 60)?;
+    let held = alloc_mib(&first, 100)?;
+    let kept = alloc_mib(&second, 60)?;
     assert_eq!((process_limit(), process_reserved()), (Some(200 * MIB), 160 * MIB));
-    assert_eq!((first.room(), second.room()), (Some(140 * MIB), Some(100 * MIB)));
+    assert_eq!((first.capacity(), second.capacity()), (Some(140 * MIB), Some(100 * MIB)));
     // 40 MiB are left for both.
     let calls = source.calls().alloc;
-    insta::assert_snapshot!(out_of_memory(take(&second, 50)), @r"
+    insta::assert_snapshot!(expect_oom_message(alloc_mib(&second, 50)), @r"
     out of memory on the device: a request for 50.0 MiB (other)
       device: 964.0 MiB free of 1.0 GiB; all pools of the process may take 200.0 MiB and hold 160.0 MiB
       pool: 60.0 MiB allocated + 0 B pending + 0 B cached = 60.0 MiB reserved
@@ -36,34 +36,34 @@ fn pools_share_the_limit_of_the_process() -> Result<()> {
     assert_eq!(source.calls().alloc, calls, "the device is not asked");
     // The ladder gives what is idle back, of its own pool.
     second.free(kept);
-    let large = take(&second, 90)?;
-    let rungs = second.stats().rungs;
+    let large = alloc_mib(&second, 90)?;
+    let rungs = second.stats().reclaim_stats;
     assert!(rungs.reclaim.tried + rungs.release.tried > 0);
     assert_eq!(process_reserved(), 190 * MIB);
     first.free(held);
-    assert!(take(&second, 50).is_err(), "what another pool keeps idle stays its own");
+    assert!(alloc_mib(&second, 50).is_err(), "what another pool keeps idle stays its own");
     first.empty_cache()?;
-    take(&second, 50)?;
+    alloc_mib(&second, 50)?;
     second.free(large);
     second.empty_cache()?;
     assert_eq!(process_reserved(), 50 * MIB);
     // A pool may have a lower bound for all of them.
     let (third, _) = pool("max_process_memory_mb:80")?;
-    take(&third, 30)?;
-    assert!(take(&third, 10).is_err_and(|e| e.is_out_of_memory()));
+    alloc_mib(&third, 30)?;
+    assert!(alloc_mib(&third, 10).is_err_and(|e| e.is_out_of_memory()));
     set_process_limit(None);
-    take(&second, 400)?;
+    alloc_mib(&second, 400)?;
     // What only plays a device does not count.
     let played =
         Pool::new(Arc::new(FakeSource::plain(1024 * MIB)), Config::parse("max_process_memory_mb:1")?);
-    take(&played, 500)?;
+    alloc_mib(&played, 500)?;
     assert_eq!(process_reserved(), 480 * MIB);
     drop((first, second, third));
     assert_eq!(process_reserved(), 0);
     Ok(())
 }
 
-fn failed(result: Result<()>) -> Box<OutOfMemory> {
+fn expect_oom(result: Result<()>) -> Box<OutOfMemory> {
     result.map_or_else(Error::into_out_of_memory, |()| panic!("there is room")).unwrap()
 }
 
@@ -92,26 +92,26 @@ fn rows_that_would_fit_are_computed_from_what_steps_took() -> Result<()> {
     };
     pool.set_limit(Some(400 * MIB));
     // The first one knows only what it had reached: 5 MiB a row.
-    let error = failed(step(64));
-    let rows = error.rows.map(|rows| (rows.at_once, rows.before / MIB, rows.reached / MIB, rows.earlier));
+    let error = expect_oom(step(64));
+    let rows = error.batch.map(|rows| (rows.batch_size, rows.held_before / MIB, rows.reached_bytes / MIB, rows.earlier_step));
     assert_eq!(rows, Some((64, 100, 305, None)));
-    let fits = error.fitting_rows().map(|fits| (fits.rows, fits.measured));
+    let fits = error.fitting_batch_size().map(|fits| (fits.batch_size, fits.is_measured));
     assert_eq!(fits, Some((32, false)));
     insta::assert_snapshot!(error.advice()[0], @"micro-batch 32 may fit: more than 252.5 of 400.0 MiB, by what this step of 64 had reached");
     // 100 + 160 + 100 MiB do fit; later steps know it.
     step(32)?;
-    assert_eq!(pool.measured_rows().map(|m| (m.rows, m.peak / MIB)), Some((32, 360)));
+    assert_eq!(pool.measured_batch().map(|m| (m.batch_size, m.peak / MIB)), Some((32, 360)));
     pool.set_limit(Some(345 * MIB));
     gradient.take().into_iter().for_each(|block| pool.free(block));
     pool.empty_cache()?;
-    let error = failed(step(32));
-    let earlier = error.rows.and_then(|rows| rows.earlier).map(|e| (e.rows, e.growing / MIB));
+    let error = expect_oom(step(32));
+    let earlier = error.batch.and_then(|rows| rows.earlier_step).map(|e| (e.batch_size, e.batch_bytes / MIB));
     assert_eq!(earlier, Some((32, 110)), "of 160 MiB 40 are scratch, and 10 may be a gradient that is added");
     insta::assert_snapshot!(error.advice()[0], @"micro-batch 16 would fit: 320.3 of 345.0 MiB");
     // Nothing is known outside of a step; and a request that no part of would fit has no smaller micro-batch.
-    assert!(failed(keep(500, Tag::Other).map(drop)).rows.is_none());
+    assert!(expect_oom(keep(500, Tag::Other).map(drop)).batch.is_none());
     pool.set_limit(Some(90 * MIB));
-    insta::assert_snapshot!(failed(step(3)).advice()[0], @"no smaller micro-batch would fit: one row needs more than 101.7 of 90.0 MiB");
+    insta::assert_snapshot!(expect_oom(step(3)).advice()[0], @"no smaller micro-batch would fit: one row needs more than 101.7 of 90.0 MiB");
     // Peaks of the pool are those of all steps.
     let stats = pool.stats();
     assert_eq!((stats.peak_allocated() / MIB, stats.tag(Tag::Activation).peak / MIB), (400, 300));

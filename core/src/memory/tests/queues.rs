@@ -4,48 +4,48 @@ use super::*;
 
 #[test]
 fn a_block_that_another_queue_used_is_free_at_once_and_its_own_queue_waits_on_the_device() -> Result<()> {
-    let source = device(false);
+    let source = manual_fence_source(false);
     let pool = Pool::new(source.clone(), Config::default());
     let a = pool.alloc(Request::new(MIB))?;
     let plain = pool.alloc(Request::new(MIB))?;
-    pool.free_used(a, 0b10);
-    assert_eq!((pool.stats().allocated(), pool.stats().pending_bytes, source.recorded()), (MIB, 0, 1));
+    pool.free_cross_stream(a, 0b10);
+    assert_eq!((pool.stats().allocated(), pool.stats().pending_bytes, source.recorded_events()), (MIB, 0, 1));
     // One that the other queue never saw has nobody to wait for.
     pool.free(plain);
     let again = pool.alloc(Request::new(2 * MIB))?;
-    assert_eq!((again.offset, source.waited(1, 0)), (a.offset, Some(1)), "what merged waits too");
+    assert_eq!((again.offset, source.last_waited_event(1, 0)), (a.offset, Some(1)), "what merged waits too");
     pool.free(again);
     let third = pool.alloc(Request::new(2 * MIB))?;
-    assert_eq!((source.recorded(), source.calls().wait), (1, 0), "once, and never the host");
+    assert_eq!((source.recorded_events(), source.calls().fence_waits), (1, 0), "once, and never the host");
     pool.free(third);
     Ok(())
 }
 
 #[test]
 fn what_is_free_for_one_queue_serves_another_before_the_pool_grows() -> Result<()> {
-    let source = device(false);
+    let source = manual_fence_source(false);
     let pool = Pool::new(source.clone(), Config::default());
     let a = pool.alloc(Request::new(20 * MIB))?;
     pool.free(a);
     let reserved = pool.stats().reserved();
     let b = pool.alloc(Request::new(20 * MIB).queue(3))?;
     assert_eq!((b.offset, pool.stats().reserved()), (a.offset, reserved));
-    assert_eq!(source.waited(0, 3), Some(1));
+    assert_eq!(source.last_waited_event(0, 3), Some(1));
     // Back home, after the other queue.
     pool.free(b);
     let c = pool.alloc(Request::new(20 * MIB))?;
-    assert_eq!((c.offset, source.waited(3, 0)), (a.offset, Some(2)));
-    assert_eq!((source.calls().alloc, source.calls().wait), (1, 0));
+    assert_eq!((c.offset, source.last_waited_event(3, 0)), (a.offset, Some(2)));
+    assert_eq!((source.calls().alloc, source.calls().fence_waits), (1, 0));
     Ok(())
 }
 
 #[test]
 fn a_private_pool_shares_nothing_keeps_what_it_has_and_gives_it_back_at_its_end() -> Result<()> {
     for paged in [false, true] {
-        let source = device(paged);
+        let source = manual_fence_source(paged);
         let pool = Pool::new(source.clone(), Config::default());
-        let other = Pool::new(device(paged), Config::default());
-        let private = pool.private();
+        let other = Pool::new(manual_fence_source(paged), Config::default());
+        let private = pool.create_private_pool();
         let inside = private.enter();
         let a = pool.alloc(Request::new(8 * MIB))?;
         let elsewhere = other.alloc(Request::new(8 * MIB))?;
@@ -71,7 +71,7 @@ fn a_private_pool_shares_nothing_keeps_what_it_has_and_gives_it_back_at_its_end(
         pool.free(b);
         pool.empty_cache()?;
         assert_eq!((pool.stats().reserved(), source.used()), (0, 0));
-        assert_eq!(source.complaints(), Vec::<String>::new());
+        assert_eq!(source.violations(), Vec::<String>::new());
     }
     Ok(())
 }

@@ -7,23 +7,23 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{Event, Recorded, Trace, file_error};
+use super::{TraceEvent, PyTorchBaseline, Trace, file_error};
 use crate::error::Result;
-use crate::memory::compact::{HeldDispatch, Move, Mover};
+use crate::memory::compaction::{HeldDispatch, BlockMove, BlockMover};
 use crate::memory::fake::FakeSource;
 use crate::memory::source::{DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits};
 use crate::memory::{Block, Bytes, Config, Pool, Request};
 
 /// What a pool grows with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+pub enum SegmentMode {
     /// Segments that are what they are.
     Plain,
     /// Ranges of addresses, with memory where it is needed.
     Virtual,
 }
 
-impl fmt::Display for Mode {
+impl fmt::Display for SegmentMode {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(match self {
             Self::Plain => "plain",
@@ -34,7 +34,7 @@ impl fmt::Display for Mode {
 
 /// What a pool made of a trace.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Report {
+pub struct ReplayReport {
     /// The most bytes that were requested and not freed.
     pub peak_requested: u64,
     /// The same after rounding.
@@ -56,7 +56,7 @@ pub struct Report {
     pub ns_per_pair: f64,
 }
 
-impl Report {
+impl ReplayReport {
     /// Reserved over requested.
     #[must_use]
     pub fn ratio(&self) -> f64 {
@@ -71,17 +71,17 @@ impl Report {
 }
 
 /// The memory of the card the traces were recorded on.
-const DEVICE: u64 = 80 << 30;
+const DEVICE_BYTES: u64 = 80 << 30;
 
 /// Runs a trace through a pool over a source that has sizes but no memory: once for the figures, and `timed` times for
 /// the time, of which the fastest counts.
 ///
 /// # Errors
 /// The configuration bounds the pool to less than the trace needs.
-pub fn replay(trace: &Trace, config: Config, mode: Mode, timed: u32) -> Result<Report> {
-    let mut report = Report { peak_requested: trace.peak_requested, ..Report::default() };
-    let source = Arc::new(mode.source());
-    let pool = run(trace, config, source.clone(), |pool| {
+pub fn replay(trace: &Trace, config: Config, mode: SegmentMode, timed: u32) -> Result<ReplayReport> {
+    let mut report = ReplayReport { peak_requested: trace.peak_requested, ..ReplayReport::default() };
+    let source = Arc::new(mode.create_source());
+    let pool = run_trace(trace, config, source.clone(), |pool| {
         // Only a request that made the pool grow can have made the peak.
         if source.peak() > report.peak_reserved {
             let now = pool.stats();
@@ -92,54 +92,54 @@ pub fn replay(trace: &Trace, config: Config, mode: Mode, timed: u32) -> Result<R
     let stats = pool.stats();
     report.peak_allocated = stats.peak_allocated();
     report.segments = stats.segment.all.peak;
-    report.driver_calls = source.calls().memory();
+    report.driver_calls = source.calls().memory_calls();
     report.compacted_bytes = stats.compacted_bytes;
     // A source that checks the pool's promises takes its time; this one only says yes.
-    let source = Arc::new(Willing { limits: source.limits(), next: AtomicU64::new(1) });
+    let source = Arc::new(UncheckedSource { limits: source.limits(), next: AtomicU64::new(1) });
     let mut best = None;
     for _ in 0..timed {
         let start = Instant::now();
-        run(trace, config, source.clone(), |_| {})?;
+        run_trace(trace, config, source.clone(), |_| {})?;
         best = best.into_iter().chain([start.elapsed()]).min();
     }
     let best = best.unwrap_or(Duration::ZERO);
-    report.ns_per_pair = best.as_nanos() as f64 / trace.requests().max(1) as f64;
+    report.ns_per_pair = best.as_nanos() as f64 / trace.request_count().max(1) as f64;
     Ok(report)
 }
 
-impl Mode {
-    fn source(self) -> FakeSource {
+impl SegmentMode {
+    fn create_source(self) -> FakeSource {
         match self {
-            Self::Plain => FakeSource::plain(DEVICE),
-            Self::Virtual => FakeSource::paged(DEVICE),
+            Self::Plain => FakeSource::plain(DEVICE_BYTES),
+            Self::Virtual => FakeSource::paged(DEVICE_BYTES),
         }
     }
 }
 
 /// A source that gives whatever is asked for.
 #[derive(Debug)]
-struct Willing {
+struct UncheckedSource {
     limits: SourceLimits,
     next: AtomicU64,
 }
 
-impl Mover for Willing {
-    fn gate(&self) -> Box<dyn HeldDispatch + '_> {
+impl BlockMover for UncheckedSource {
+    fn lock_dispatch(&self) -> Box<dyn HeldDispatch + '_> {
         Box::new(())
     }
-    fn copy(&self, _queue: u8, _moves: &[Move]) -> Result<()> {
+    fn enqueue_copies(&self, _queue: u8, _moves: &[BlockMove]) -> Result<()> {
         Ok(())
     }
 }
 
-impl SegmentSource for Willing {
+impl SegmentSource for UncheckedSource {
     fn limits(&self) -> SourceLimits {
         self.limits
     }
     fn device_memory(&self) -> DeviceMemory {
-        DeviceMemory { total: Some(DEVICE), free: None }
+        DeviceMemory { total: Some(DEVICE_BYTES), free: None }
     }
-    fn is_real(&self) -> bool {
+    fn is_device_memory(&self) -> bool {
         false
     }
     fn alloc_segment(&self, _bytes: u64) -> Result<SegmentId, SourceError> {
@@ -148,10 +148,10 @@ impl SegmentSource for Willing {
     fn free_segment(&self, _segment: SegmentId) -> Result<(), SourceError> {
         Ok(())
     }
-    fn reserve(&self, bytes: u64) -> Result<SegmentId, SourceError> {
+    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.alloc_segment(bytes)
     }
-    fn unreserve(&self, _segment: SegmentId) -> Result<(), SourceError> {
+    fn free_addresses(&self, _segment: SegmentId) -> Result<(), SourceError> {
         Ok(())
     }
     fn map(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
@@ -160,34 +160,34 @@ impl SegmentSource for Willing {
     fn unmap(&self, _segment: SegmentId, _offset: u64, _bytes: u64) -> Result<(), SourceError> {
         Ok(())
     }
-    fn fence(&self) -> Result<Fence, SourceError> {
+    fn record_fence(&self) -> Result<Fence, SourceError> {
         Ok(Fence(0))
     }
-    fn fence_done(&self, _fence: Fence) -> Result<bool, SourceError> {
+    fn is_fence_signaled(&self, _fence: Fence) -> Result<bool, SourceError> {
         Ok(true)
     }
-    fn fence_wait(&self, _fence: Fence) -> Result<(), SourceError> {
+    fn wait_fence(&self, _fence: Fence) -> Result<(), SourceError> {
         Ok(())
     }
 }
 
 /// Runs a trace, and calls `each` after each request.
-fn run(
+fn run_trace(
     trace: &Trace,
     config: Config,
-    source: Arc<impl SegmentSource + Mover + 'static>,
+    source: Arc<impl SegmentSource + BlockMover + 'static>,
     mut each: impl FnMut(&Pool),
 ) -> Result<Pool> {
     // As the blocks of tensors, all of them may move.
     let pool = Pool::new(source.clone(), config).with_mover(source);
-    let mut table: Vec<Option<Block>> = vec![None; trace.places];
+    let mut table: Vec<Option<Block>> = vec![None; trace.slot_count];
     for event in &trace.events {
         match *event {
-            Event::Alloc { place, bytes, queue } => {
+            TraceEvent::Alloc { place, bytes, queue } => {
                 table[place as usize] = Some(pool.alloc(Request::new(bytes).queue(queue).movable())?);
                 each(&pool);
             }
-            Event::Free { place } => {
+            TraceEvent::Free { place } => {
                 if let Some(block) = table[place as usize].take() {
                     pool.free(block);
                 }
@@ -203,22 +203,22 @@ pub struct ReplayRow {
     /// The workload.
     pub workload: String,
     /// How the pool grew.
-    pub mode: Mode,
+    pub mode: SegmentMode,
     /// What this pool made of it.
-    pub report: Report,
+    pub report: ReplayReport,
     /// What PyTorch made of it in the same mode, if that is known.
-    pub pytorch: Option<Recorded>,
+    pub pytorch: Option<PyTorchBaseline>,
 }
 
 /// All traces of a folder, in both modes, beside PyTorch.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Table {
+pub struct ReplayTable {
     /// By mode, then by workload.
     pub rows: Vec<ReplayRow>,
 }
 
 /// Replays every `*.trace.xz` of a folder in both modes. PyTorch's figures are in `reserved.jsonl` beside them.
-pub fn table(folder: &Path, config: Config, runs: u32) -> Result<Table> {
+pub fn replay_folder(folder: &Path, config: Config, runs: u32) -> Result<ReplayTable> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(|e| file_error(folder, &e))? {
         let path = entry.map_err(|e| file_error(folder, &e))?.path();
@@ -227,25 +227,25 @@ pub fn table(folder: &Path, config: Config, runs: u32) -> Result<Table> {
         }
     }
     paths.sort();
-    let known = recorded(&folder.join("reserved.jsonl"))?;
-    let traces = paths.iter().map(|p| Trace::open(p)).collect::<Result<Vec<_>>>()?;
+    let known = read_baselines(&folder.join("reserved.jsonl"))?;
+    let traces = paths.iter().map(|p| Trace::load(p)).collect::<Result<Vec<_>>>()?;
     let mut rows = Vec::new();
-    for mode in [Mode::Virtual, Mode::Plain] {
+    for mode in [SegmentMode::Virtual, SegmentMode::Plain] {
         for trace in &traces {
             let report = replay(trace, config, mode, runs)?;
-            let workload = trace.recorded.workload.clone();
-            let mut pytorch = known.get(&(workload.clone(), mode == Mode::Virtual)).cloned();
-            if mode == Mode::Plain {
-                pytorch = pytorch.or_else(|| Some(trace.recorded.clone()));
+            let workload = trace.baseline.workload.clone();
+            let mut pytorch = known.get(&(workload.clone(), mode == SegmentMode::Virtual)).cloned();
+            if mode == SegmentMode::Plain {
+                pytorch = pytorch.or_else(|| Some(trace.baseline.clone()));
             }
             rows.push(ReplayRow { workload, mode, report, pytorch });
         }
     }
-    Ok(Table { rows })
+    Ok(ReplayTable { rows })
 }
 
 /// PyTorch's figures, by workload and whether its segments were expandable; none if there is no such file.
-fn recorded(path: &Path) -> Result<BTreeMap<(String, bool), Recorded>> {
+fn read_baselines(path: &Path) -> Result<BTreeMap<(String, bool), PyTorchBaseline>> {
     if !path.exists() {
         return Ok(BTreeMap::new());
     }
@@ -253,37 +253,37 @@ fn recorded(path: &Path) -> Result<BTreeMap<(String, bool), Recorded>> {
     let lines = text.lines().filter(|l| !l.trim().is_empty());
     lines
         .map(|line| {
-            let record: Recorded = serde_json::from_str(line).map_err(|e| file_error(path, &e))?;
+            let record: PyTorchBaseline = serde_json::from_str(line).map_err(|e| file_error(path, &e))?;
             Ok(((record.workload.clone(), record.allocator.contains("expandable")), record))
         })
         .collect()
 }
 
-impl Table {
+impl ReplayTable {
     /// The geometric mean of reserved over requested in a mode.
     #[must_use]
-    pub fn mean_ratio(&self, mode: Mode) -> f64 {
-        mean(self.rows.iter().filter(|r| r.mode == mode).map(|r| r.report.ratio()))
+    pub fn mean_ratio(&self, mode: SegmentMode) -> f64 {
+        geometric_mean(self.rows.iter().filter(|r| r.mode == mode).map(|r| r.report.ratio()))
     }
 
     /// The same of PyTorch.
     #[must_use]
-    pub fn pytorch_mean_ratio(&self, mode: Mode) -> f64 {
+    pub fn pytorch_mean_ratio(&self, mode: SegmentMode) -> f64 {
         let rows = self.rows.iter().filter(|r| r.mode == mode);
-        mean(rows.filter_map(|r| r.pytorch.as_ref()).map(pytorch_ratio))
+        geometric_mean(rows.filter_map(|r| r.pytorch.as_ref()).map(pytorch_ratio))
     }
 }
 
-fn pytorch_ratio(recorded: &Recorded) -> f64 {
+fn pytorch_ratio(recorded: &PyTorchBaseline) -> f64 {
     recorded.peak_reserved as f64 / recorded.peak_requested.max(1) as f64
 }
 
-fn mean(ratios: impl Iterator<Item = f64>) -> f64 {
+fn geometric_mean(ratios: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = ratios.fold((0.0, 0.0), |(sum, count), r| (sum + r.ln(), count + 1.0));
     (sum / f64::max(count, 1.0)).exp()
 }
 
-impl fmt::Display for Table {
+impl fmt::Display for ReplayTable {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -318,7 +318,7 @@ impl fmt::Display for Table {
             }
             writeln!(f, "{:>11}{:>8.1}", Bytes(report.compacted_bytes), report.ns_per_pair)?;
         }
-        for mode in [Mode::Virtual, Mode::Plain] {
+        for mode in [SegmentMode::Virtual, SegmentMode::Plain] {
             let (ours, theirs) = (self.mean_ratio(mode), self.pytorch_mean_ratio(mode));
             writeln!(f, "geometric mean, {mode}: {ours:.4} (PyTorch {theirs:.4})")?;
         }
@@ -334,18 +334,18 @@ mod tests {
     #[test]
     fn recorded_workloads_keep_their_bounds() -> crate::error::Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/traces");
-        let table = table(&folder, Config::default(), 1)?;
+        let table = replay_folder(&folder, Config::default(), 1)?;
         assert_eq!(table.rows.len(), 12);
         for row in &table.rows {
-            let most = if row.mode == Mode::Virtual { 1.03 } else { 1.06 };
+            let most = if row.mode == SegmentMode::Virtual { 1.03 } else { 1.06 };
             let pytorch = row.pytorch.as_ref().map(|p| (p.peak_reserved, p.device_allocs + p.device_frees));
             let within = pytorch.is_some_and(|(reserved, theirs)| {
                 row.report.peak_reserved <= reserved && row.report.driver_calls <= theirs
             });
             assert!(within && row.report.ratio() <= most, "{row:?}");
         }
-        assert!(table.mean_ratio(Mode::Virtual) <= 1.01, "{table}");
-        assert!(table.mean_ratio(Mode::Plain) <= 1.035, "{table}");
+        assert!(table.mean_ratio(SegmentMode::Virtual) <= 1.01, "{table}");
+        assert!(table.mean_ratio(SegmentMode::Plain) <= 1.035, "{table}");
         Ok(())
     }
 }

@@ -4,8 +4,8 @@ use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::nn::{
-    Dropout, Gru, LayerNorm, Linear, Lstm, Masks, Module, MultiheadAttention, MultiheadOptions,
-    RecurrentOptions, RotaryEmbedding, SinusoidalEmbedding, Slot, Transformer, TransformerActivation,
+    Dropout, Gru, LayerNorm, Linear, Lstm, AttentionMasks, Module, MultiheadAttention, MultiheadAttentionOptions,
+    RecurrentOptions, RotaryEmbedding, SinusoidalEmbedding, ModuleEntry, Transformer, TransformerActivation,
     TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer,
     TransformerOptions,
 };
@@ -26,16 +26,16 @@ impl<M: Module> WithMasks<M> {
 }
 
 impl<M: Module> Module for WithMasks<M> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         self.module.visit(path, f);
     }
 }
 
-fn multihead(options: MultiheadOptions, device: &Device) -> forebay::error::Result<MultiheadAttention> {
+fn multihead(options: MultiheadAttentionOptions, device: &Device) -> forebay::error::Result<MultiheadAttention> {
     MultiheadAttention::new(8, 2, options, device)
 }
 
-const PLAIN: MultiheadOptions = MultiheadOptions {
+const PLAIN: MultiheadAttentionOptions = MultiheadAttentionOptions {
     dropout: 0.0,
     bias: true,
     add_bias_kv: false,
@@ -44,7 +44,7 @@ const PLAIN: MultiheadOptions = MultiheadOptions {
     vdim: None,
     batch_first: false,
 };
-const BATCH_FIRST: MultiheadOptions = MultiheadOptions { batch_first: true, ..PLAIN };
+const BATCH_FIRST: MultiheadAttentionOptions = MultiheadAttentionOptions { batch_first: true, ..PLAIN };
 const LAYER: TransformerOptions = TransformerOptions {
     feedforward: 12,
     dropout: 0.0,
@@ -56,34 +56,34 @@ const LAYER: TransformerOptions = TransformerOptions {
 };
 
 cases! {
-    "mha": |c| multihead(PLAIN, c.device), |m, x| single(m.forward(&x[0], &x[0], &x[0], &Masks::default()));
-    "mha_batch_first": |c| multihead(BATCH_FIRST, c.device), |m, x| single(m.forward(&x[0], &x[0], &x[0], &Masks::causal()));
+    "mha": |c| multihead(PLAIN, c.device), |m, x| single(m.forward(&x[0], &x[0], &x[0], &AttentionMasks::default()));
+    "mha_batch_first": |c| multihead(BATCH_FIRST, c.device), |m, x| single(m.forward(&x[0], &x[0], &x[0], &AttentionMasks::causal()));
     "mha_unbatched": |c| multihead(PLAIN, c.device),
-        |m, x| single(m.forward(&x[0], &x[1], &x[2], &Masks::default()));
-    "mha_cross": |c| multihead(MultiheadOptions { kdim: Some(5), vdim: Some(7), bias: false, ..BATCH_FIRST }, c.device),
-        |m, x| single(m.forward(&x[0], &x[1], &x[2], &Masks::default()));
-    "mha_behind": |c| multihead(MultiheadOptions { add_bias_kv: true, add_zero_attn: true, ..BATCH_FIRST }, c.device),
-        |m, x| single(m.forward(&x[0], &x[1], &x[2], &Masks::causal()));
+        |m, x| single(m.forward(&x[0], &x[1], &x[2], &AttentionMasks::default()));
+    "mha_cross": |c| multihead(MultiheadAttentionOptions { kdim: Some(5), vdim: Some(7), bias: false, ..BATCH_FIRST }, c.device),
+        |m, x| single(m.forward(&x[0], &x[1], &x[2], &AttentionMasks::default()));
+    "mha_behind": |c| multihead(MultiheadAttentionOptions { add_bias_kv: true, add_zero_attn: true, ..BATCH_FIRST }, c.device),
+        |m, x| single(m.forward(&x[0], &x[1], &x[2], &AttentionMasks::causal()));
     "mha_padded": |c| Ok(WithMasks::new(multihead(BATCH_FIRST, c.device)?, vec![c.shared_tensor("masks/padding")?, c.shared_tensor("masks/hides")?])),
         |m, x| {
-            let masks = Masks { key_padding_mask: Some(&m.masks[0]), ..Masks::of(&m.masks[1]) };
+            let masks = AttentionMasks { key_padding_mask: Some(&m.masks[0]), ..AttentionMasks::from_attn_mask(&m.masks[1]) };
             single(m.module.forward(&x[0], &x[0], &x[0], &masks))
         };
     "mha_added": |c| Ok(WithMasks::new(multihead(BATCH_FIRST, c.device)?, vec![c.shared_tensor("masks/padding")?, c.shared_tensor("masks/added")?])),
         |m, x| {
-            let masks = Masks { key_padding_mask: Some(&m.masks[0]), ..Masks::of(&m.masks[1]) };
+            let masks = AttentionMasks { key_padding_mask: Some(&m.masks[0]), ..AttentionMasks::from_attn_mask(&m.masks[1]) };
             single(m.module.forward(&x[0], &x[0], &x[0], &masks))
         };
     "mha_weights": |c| Ok(WithMasks::new(multihead(PLAIN, c.device)?, vec![c.shared_tensor("masks/padding")?])),
         |m, x| {
-            let (out, weights) = m.module.forward_with_weights(&x[0], &x[0], &x[0], &Masks::padding(&m.masks[0]))?;
+            let (out, weights) = m.module.forward_with_weights(&x[0], &x[0], &x[0], &AttentionMasks::from_key_padding_mask(&m.masks[0]))?;
             Ok(vec![out, weights])
         };
     "mha_weights_causal": |c| multihead(PLAIN, c.device), |m, x| {
-        let (out, weights) = m.forward_with_weights(&x[0], &x[0], &x[0], &Masks::causal())?;
+        let (out, weights) = m.forward_with_weights(&x[0], &x[0], &x[0], &AttentionMasks::causal())?;
         Ok(vec![out, weights])
     };
-    "encoder_layer": |c| TransformerEncoderLayer::new(8, 2, LAYER, c.device), |m, x| single(m.forward(&x[0], &Masks::default()));
+    "encoder_layer": |c| TransformerEncoderLayer::new(8, 2, LAYER, c.device), |m, x| single(m.forward(&x[0], &AttentionMasks::default()));
     "encoder_layer_norm_first": |c| {
             let activation = TransformerActivation::Gelu;
             let options = TransformerOptions {
@@ -91,25 +91,25 @@ cases! {
             };
             Ok(WithMasks::new(TransformerEncoderLayer::new(8, 2, options, c.device)?, vec![c.shared_tensor("masks/padding")?]))
         },
-        |m, x| single(m.module.forward(&x[0], &Masks { is_causal: true, ..Masks::padding(&m.masks[0]) }));
+        |m, x| single(m.module.forward(&x[0], &AttentionMasks { is_causal: true, ..AttentionMasks::from_key_padding_mask(&m.masks[0]) }));
     "decoder_layer": |c| TransformerDecoderLayer::new(8, 2, LAYER, c.device),
-        |m, x| single(m.forward(&x[0], &x[1], &Masks::causal(), &Masks::default()));
+        |m, x| single(m.forward(&x[0], &x[1], &AttentionMasks::causal(), &AttentionMasks::default()));
     "decoder_layer_norm_first": |c| {
             let activation = TransformerActivation::Gelu;
             let options = TransformerOptions { norm_first: true, activation, batch_first: true, ..LAYER };
             Ok(WithMasks::new(TransformerDecoderLayer::new(8, 2, options, c.device)?, vec![c.shared_tensor("masks/padding")?]))
         },
-        |m, x| single(m.module.forward(&x[0], &x[1], &Masks::default(), &Masks::padding(&m.masks[0])));
+        |m, x| single(m.module.forward(&x[0], &x[1], &AttentionMasks::default(), &AttentionMasks::from_key_padding_mask(&m.masks[0])));
     "encoder": |c| {
             let options = TransformerOptions { batch_first: true, ..LAYER };
             let encoder = TransformerEncoder::new(8, 2, 2, options, c.device)?.with_norm(LayerNorm::new(&[8], c.device)?);
             Ok(WithMasks::new(encoder, vec![c.shared_tensor("masks/padding")?]))
         },
-        |m, x| single(m.module.forward(&x[0], &Masks::padding(&m.masks[0])));
+        |m, x| single(m.module.forward(&x[0], &AttentionMasks::from_key_padding_mask(&m.masks[0])));
     "decoder": |c| TransformerDecoder::new(8, 2, 2, LAYER, c.device),
-        |m, x| single(m.forward(&x[0], &x[1], &Masks::causal(), &Masks::default()));
+        |m, x| single(m.forward(&x[0], &x[1], &AttentionMasks::causal(), &AttentionMasks::default()));
     "transformer": |c| Transformer::new(8, 2, [1, 2], TransformerOptions { batch_first: true, ..LAYER }, c.device),
-        |m, x| single(m.forward(&x[0], &x[1], &Masks::default(), &Masks::causal(), &Masks::default()));
+        |m, x| single(m.forward(&x[0], &x[1], &AttentionMasks::default(), &AttentionMasks::causal(), &AttentionMasks::default()));
 }
 
 pub(super) mod positions {
@@ -159,7 +159,7 @@ pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
         Ok(())
     };
     let attention = multihead(BATCH_FIRST, device)?;
-    let mask = |m: &Tensor| attention.forward(&x, &x, &x, &Masks::of(m)).map(drop);
+    let mask = |m: &Tensor| attention.forward(&x, &x, &x, &AttentionMasks::from_attn_mask(m)).map(drop);
     says(
         "heads",
         MultiheadAttention::new(8, 3, PLAIN, device).map(drop),
@@ -171,13 +171,13 @@ pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
     let padding = Tensor::from_bools(&[false; 5], &[5], device)?;
     says(
         "padding",
-        attention.forward(&x, &x, &x, &Masks::padding(&padding)).map(drop),
+        attention.forward(&x, &x, &x, &AttentionMasks::from_key_padding_mask(&padding)).map(drop),
         "`key_padding_mask` is [2, 5]",
     )?;
     let few = randn(&[2, 4, 8], device)?;
     says(
         "keys",
-        attention.forward(&x, &x, &few, &Masks::default()).map(drop),
+        attention.forward(&x, &x, &few, &AttentionMasks::default()).map(drop),
         "keys and values have one length",
     )?;
     let rotary = RotaryEmbedding::new(6, 8, device)?;

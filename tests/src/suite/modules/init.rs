@@ -3,10 +3,10 @@
 use anyhow::{Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::nn::init::{self, Fan, Nonlinearity};
+use forebay::nn::init::{self, FanMode, Nonlinearity};
 use forebay::nn::{
     AlphaDropout, Bilinear, Conv3d, ConvOptions, Dropout1d, Embedding, FeatureAlphaDropout, Gru, Module,
-    MultiheadAttention, MultiheadOptions, RecurrentOptions, Rrelu, Transformer, TransformerOptions,
+    MultiheadAttention, MultiheadAttentionOptions, RecurrentOptions, Rrelu, Transformer, TransformerOptions,
 };
 use forebay::tensor::Tensor;
 
@@ -36,7 +36,7 @@ fn deviation(t: &Tensor, mean: f64, std: f64, what: &str) -> Result<()> {
 /// As PyTorch's modules do it by themselves.
 pub(super) fn initial_values(device: &Device) -> Result<()> {
     let attention =
-        MultiheadAttention::new(32, 4, MultiheadOptions { add_bias_kv: true, ..Default::default() }, device)?;
+        MultiheadAttention::new(32, 4, MultiheadAttentionOptions { add_bias_kv: true, ..Default::default() }, device)?;
     for (name, t) in attention.state_dict() {
         match name.as_str() {
             "in_proj_weight" => uniform_within(&t, (6.0 / 128f64).sqrt(), &name)?,
@@ -64,7 +64,7 @@ pub(super) fn initial_values(device: &Device) -> Result<()> {
     }
     let conv = Conv3d::new(4, 12, [3, 2, 2], ConvOptions { groups: 2, ..Default::default() }, device)?;
     uniform_within(&conv.weight, 1.0 / 24f64.sqrt(), "conv3d")?;
-    let table = Embedding::new(300, 8, device)?.with_padding(7)?;
+    let table = Embedding::new(300, 8, device)?.with_padding_idx(7)?;
     ensure!(table.weight.select(0, 7)?.to_f64s()? == vec![0.0; 8], "the row of padding");
     deviation(&table.weight.narrow(0, 8, 292)?, 0.0, 1.0, "embedding")
 }
@@ -86,9 +86,9 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
     deviation(&t, 1.0 + 2.0 * 0.229_637, 2.0 * 0.720_1, "trunc_normal_")?;
     let numbers = t.to_f64s()?;
     ensure!(numbers.iter().all(|v| (-1.0..=5.0).contains(v)), "outside of the bounds");
-    init::kaiming_normal_for_(&t, Fan::Out, Nonlinearity::LeakyRelu(0.5))?;
+    init::kaiming_normal_with_mode_(&t, FanMode::FanOut, Nonlinearity::LeakyRelu(0.5))?;
     deviation(&t, 0.0, (1.6f64 / 60.0).sqrt(), "kaiming_normal_for_")?;
-    init::kaiming_uniform_for_(&t, Fan::In, Nonlinearity::Tanh)?;
+    init::kaiming_uniform_with_mode_(&t, FanMode::FanIn, Nonlinearity::Tanh)?;
     uniform_within(&t, 5.0 / 3.0 * (3.0 / 50f64).sqrt(), "kaiming_uniform_for_")?;
     init::sparse_(&t, 0.29, 0.5)?;
     let zeros = t.eq(0.0)?.to_dtype(DType::F32)?.sum(&[0], false)?.to_f64s()?;

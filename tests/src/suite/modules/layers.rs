@@ -36,7 +36,7 @@ pub(super) mod weights {
         "spectral_norm": |c| SpectralNorm::new(Linear::new(4, 3, c.device)?), |m, x| single(m.forward(&x[0]));
         "spectral_norm_transpose": |c| {
             let layer = ConvTranspose1d::new(3, 4, [2], ConvTransposeOptions::default(), c.device)?;
-            Ok(SpectralNorm::new(layer)?.power_iterations(3).eps(1e-6))
+            Ok(SpectralNorm::new(layer)?.n_power_iterations(3).eps(1e-6))
         }, |m, x| single(m.forward(&x[0]));
         "conv1d_same": |c| Conv1d::new(2, 3, [4], ConvOptions { same_padding: true, ..ConvOptions::default() }, c.device),
             |m, x| single(m.forward(&x[0]));
@@ -73,7 +73,7 @@ pub(super) mod weights {
             let options = ConvTransposeOptions { stride: [1, 2, 1], padding: [1, 0, 0], ..Default::default() };
             ConvTranspose3d::new(2, 3, [2; 3], options, c.device)
         }, |m, x| single(m.forward(&x[0]));
-        "embedding": |c| Embedding::new(7, 3, c.device)?.with_padding(2), |m, x| single(m.forward(&x[0]));
+        "embedding": |c| Embedding::new(7, 3, c.device)?.with_padding_idx(2), |m, x| single(m.forward(&x[0]));
         "bilinear": |c| Bilinear::new([3, 4], 2, true, c.device), |m, x| single(m.forward(&x[0], &x[1]));
     }
 }
@@ -147,9 +147,9 @@ pub(super) mod pooling {
             Ok(AvgPool3d(PoolOptions { count_include_pad: false, ceil_mode: true, ..window }))
         }, |m, x| single(m.forward(&x[0]));
         "avg_pool3d_divisor": |_| Ok(AvgPool3d(PoolOptions { divisor_override: Some(5), ..Pool3dOptions::new(2) })), |m, x| single(m.forward(&x[0]));
-        "lp_pool1d": |_| Ok(LpPool { p: 2.0, window: PoolOptions { stride: [2], ..Pool1dOptions::new(3) } }), |m, x| single(m.forward(&x[0]));
-        "lp_pool2d": |_| Ok(LpPool { p: 3.0, window: Pool2dOptions::new(2) }), |m, x| single(m.forward(&x[0]));
-        "lp_pool3d": |_| Ok(LpPool { p: 3.0, window: PoolOptions { stride: [1; 3], ..Pool3dOptions::from_kernel([2, 1, 2]) } }), |m, x| single(m.forward(&x[0]));
+        "lp_pool1d": |_| Ok(LpPool { p: 2.0, options: PoolOptions { stride: [2], ..Pool1dOptions::new(3) } }), |m, x| single(m.forward(&x[0]));
+        "lp_pool2d": |_| Ok(LpPool { p: 3.0, options: Pool2dOptions::new(2) }), |m, x| single(m.forward(&x[0]));
+        "lp_pool3d": |_| Ok(LpPool { p: 3.0, options: PoolOptions { stride: [1; 3], ..Pool3dOptions::from_kernel([2, 1, 2]) } }), |m, x| single(m.forward(&x[0]));
         "max_pool3d_indices": |_| Ok(()), |(), x| {
             let window = PoolOptions { stride: [1, 2, 2], padding: [1, 1, 0], ceil_mode: true, ..Pool3dOptions::from_kernel([2, 3, 2]) };
             let (out, places) = x[0].max_pool3d_with_indices(window)?;
@@ -159,21 +159,21 @@ pub(super) mod pooling {
             let (out, places) = x[0].max_pool3d_with_indices(PoolOptions { stride: [1; 3], ..Pool3dOptions::from_kernel([2, 3, 2]) })?;
             Ok(vec![out, places])
         };
-        "max_unpool1d": |_| Ok(MaxUnpool1d { window: PoolOptions { stride: [2], padding: [1], ..Pool1dOptions::new(3) } }), |m, x| {
+        "max_unpool1d": |_| Ok(MaxUnpool1d { options: PoolOptions { stride: [2], padding: [1], ..Pool1dOptions::new(3) } }), |m, x| {
             let places = Tensor::arange(0.0, 8.0, 2.0, DType::I64, x[0].device())?.broadcast_to(x[0].shape())?;
             single(m.forward(&x[0], &places, None))
         };
-        "max_unpool2d": |_| Ok(MaxUnpool2d { window: Pool2dOptions::from_kernel([3, 2]) }), |m, x| {
-            let (out, places) = x[0].max_pool2d_with_indices(m.window)?;
+        "max_unpool2d": |_| Ok(MaxUnpool2d { options: Pool2dOptions::from_kernel([3, 2]) }), |m, x| {
+            let (out, places) = x[0].max_pool2d_with_indices(m.options)?;
             single(m.forward(&out, &places, Some([5, 7])))
         };
-        "max_unpool3d": |_| Ok(MaxUnpool3d { window: Pool3dOptions::from_kernel([2, 3, 2]) }), |m, x| {
-            let (out, places) = x[0].max_pool3d_with_indices(m.window)?;
+        "max_unpool3d": |_| Ok(MaxUnpool3d { options: Pool3dOptions::from_kernel([2, 3, 2]) }), |m, x| {
+            let (out, places) = x[0].max_pool3d_with_indices(m.options)?;
             single(m.forward(&out, &places, Some([5, 7, 4])))
         };
-        "fractional_max_pool2d": |_| Ok(FractionalMaxPool2d { kernel: [2; 2], output: FractionalSize::Windows([4, 3]) }),
+        "fractional_max_pool2d": |_| Ok(FractionalMaxPool2d { kernel_size: [2; 2], output_size: FractionalSize::OutputSize([4, 3]) }),
             |m, x| { let (out, places) = m.forward_with_indices(&x[0], Some(&x[1]))?; Ok(vec![out, places]) };
-        "fractional_max_pool3d": |_| Ok(FractionalMaxPool3d { kernel: [2; 3], output: FractionalSize::Ratio([0.5, 0.6, 0.7]) }),
+        "fractional_max_pool3d": |_| Ok(FractionalMaxPool3d { kernel_size: [2; 3], output_size: FractionalSize::OutputRatio([0.5, 0.6, 0.7]) }),
             |m, x| { let (out, places) = m.forward_with_indices(&x[0], Some(&x[1]))?; Ok(vec![out, places]) };
         "adaptive_avg_pool1d": |_| Ok(AdaptiveAvgPool1d(3)), |m, x| single(m.forward(&x[0]));
         "adaptive_avg_pool2d": |_| Ok(AdaptiveAvgPool2d([2, 3])), |m, x| single(m.forward(&x[0]));

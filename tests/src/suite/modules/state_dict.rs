@@ -117,7 +117,7 @@ pub(super) fn weights_that_are_computed(device: &Device) -> Result<()> {
     let layer = make()?;
     layer.load_state_dict(&new)?;
     let expected = layer.forward(&x)?.to_f64s()?;
-    let folded = layer.fold()?;
+    let folded = layer.remove_parametrization()?;
     ensure!(
         folded.parameters().len() == 2 && folded.state_dict().contains_key("weight"),
         "not a plain layer"
@@ -126,10 +126,10 @@ pub(super) fn weights_that_are_computed(device: &Device) -> Result<()> {
     let lengths = folded.weight.norm(2.0, &[1, 2, 3], false)?.to_f64s()?;
     ensure_close(&lengths, &g.abs()?.to_f64s()?, 1e-5, 1e-6)?;
 
-    let layer = SpectralNorm::new(Linear::new(6, 5, device)?)?.power_iterations(60);
+    let layer = SpectralNorm::new(Linear::new(6, 5, device)?)?.n_power_iterations(60);
     layer.forward(&randn(&[2, 6], device)?)?.sum_all()?.backward()?;
     ensure!(layer.parameters().iter().all(|p| p.grad().is_some()), "no gradient behind a spectral norm");
-    let values = layer.fold()?.weight.detach().svdvals()?.to_f64s()?;
+    let values = layer.remove_parametrization()?.weight.detach().svdvals()?.to_f64s()?;
     ensure_close(&values[..1], &[1.0], 1e-4, 0.0)?;
     ensure_message(WeightNorm::new(Linear::new(2, 2, device)?, Some(2)), "no dimension 2")
 }
@@ -151,7 +151,7 @@ pub(super) fn averages_of_models(device: &Device) -> Result<()> {
                     t.copy_(&randn(t.shape(), device)?)?;
                 }
                 state["norm.num_batches_tracked"].fill_(k)?;
-                average.update(&net)?;
+                average.update_parameters(&net)?;
                 for (name, t) in state {
                     let now = t.to_f64s()?;
                     let mean = expected.entry(name.clone()).or_insert_with(|| now.clone());
@@ -167,13 +167,13 @@ pub(super) fn averages_of_models(device: &Device) -> Result<()> {
             }
             let last: BTreeMap<_, _> =
                 net.state_dict().into_iter().map(|(n, t)| Ok((n, t.to_bytes()?))).collect::<Result<_>>()?;
-            average.swap(&net)?;
+            average.swap_parameters(&net)?;
             for (name, t) in net.state_dict() {
                 ensure_close(&t.to_f64s()?, &expected[&name], 1e-5, 1e-6)?;
             }
             let state = average.state_dict()?;
             ensure!(state["n_averaged"].to_f64s()? == [4.0] && state.contains_key("module.scores.weight"));
-            average.swap(&net)?;
+            average.swap_parameters(&net)?;
             for (name, t) in net.state_dict() {
                 ensure!(t.to_bytes()? == last[&name], "{name} is another after two exchanges");
             }
@@ -181,24 +181,24 @@ pub(super) fn averages_of_models(device: &Device) -> Result<()> {
             again.load_state_dict(&average.state_dict()?)?;
             again.copy_to(&net)?;
             ensure_close(&net.words.weight.to_f64s()?, &expected["words.weight"], 1e-5, 1e-6)?;
-            ensure!(again.updates() == 4);
+            ensure!(again.n_averaged() == 4);
         }
     }
     let net = Linear::new(3, 2, device)?;
     let mut average = AveragedModel::swa(&net)?;
     ensure_message(
-        average.update(&Linear::new(4, 2, device)?),
+        average.update_parameters(&Linear::new(4, 2, device)?),
         "`weight` of [2, 4] is not in the model that is averaged",
     )?;
     ensure_message(average.load_state_dict(&net.state_dict()), "takes a state with `n_averaged`")?;
     ensure_message(AveragedModel::ema(&net, 1.5), "takes a decay between 0 and 1")?;
-    ensure_message(device.capture(|| average.update(&net)), "call it behind the step")
+    ensure_message(device.capture(|| average.update_parameters(&net)), "call it behind the step")
 }
 
 /// Windows that are drawn, and what has no room; classes that there are not; layers by name.
 pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     let x = randn(&[2, 3, 9, 8], device)?;
-    let pool = FractionalMaxPool2d { kernel: [3, 2], output: FractionalSize::Windows([4, 5]) };
+    let pool = FractionalMaxPool2d { kernel_size: [3, 2], output_size: FractionalSize::OutputSize([4, 5]) };
     let (out, places) = pool.forward_with_indices(&x, None)?;
     let at = x.flatten(2, -1)?.gather(2, &places.flatten(2, -1)?)?.reshape([2, 3, 4, 5])?;
     ensure!(out.to_bytes()? == at.to_bytes()?, "maxima are not at their places");
@@ -242,7 +242,7 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     ensure_message(Conv2d::new(3, 2, [3; 2], options, device)?.forward(&x), "a stride of 1")?;
     let net = Sequential::new()
         .add_named("first", Linear::new(8, 4, device)?)
-        .apply(Tensor::relu)
+        .add_fn(Tensor::relu)
         .add(Linear::new(4, 2, device)?);
     let names: Vec<String> = net.named_parameters().into_iter().map(|(name, _)| name).collect();
     ensure!(names == ["first.weight", "first.bias", "2.weight", "2.bias"], "{names:?}");
@@ -258,7 +258,7 @@ pub(super) fn layers_of_halves(device: &Device) -> Result<()> {
             .add(Conv2d::new(3, 8, [3; 2], options, device)?)
             .add(BatchNorm2d::new(8, device)?)
             .add(GroupNorm::new(2, 8, device)?)
-            .apply(|x| x.gelu()?.flatten(2, -1)?.transpose(1, 2))
+            .add_fn(|x| x.gelu()?.flatten(2, -1)?.transpose(1, 2))
             .add(LayerNorm::new(&[8], device)?)
             .add(Linear::new(8, 6, device)?)
             .add(RmsNorm::new(&[6], device)?))
@@ -269,7 +269,7 @@ pub(super) fn layers_of_halves(device: &Device) -> Result<()> {
     let expected = wide.forward(&x)?;
     for dtype in [DType::BF16, DType::F16] {
         let halves = {
-            let _dtype = init::dtype(dtype)?;
+            let _dtype = init::default_dtype(dtype)?;
             make()?
         };
         halves.load_state_dict(&wide.state_dict())?;
@@ -281,5 +281,5 @@ pub(super) fn layers_of_halves(device: &Device) -> Result<()> {
         ensure_close(&got.to_f64s()?, &expected.to_f64s()?, 0.0, 0.08)?;
     }
     ensure!(make()?.parameters()[0].dtype() == DType::F32, "the type outlives its guard");
-    ensure_message(init::dtype(DType::I32), "parameters are f32, f16, bf16 or f64")
+    ensure_message(init::default_dtype(DType::I32), "parameters are f32, f16, bf16 or f64")
 }

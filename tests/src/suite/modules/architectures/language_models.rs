@@ -321,7 +321,7 @@ impl DistilBert {
         };
         Ok(Self {
             embeddings: DistilEmbeddings {
-                word_embeddings: Embedding::new(9, d, device)?.with_padding(0)?,
+                word_embeddings: Embedding::new(9, d, device)?.with_padding_idx(0)?,
                 position_embeddings: Embedding::new(6, d, device)?,
                 norm: norm()?,
             },

@@ -2,7 +2,7 @@
 
 use forebay::dtype::DType;
 use forebay::nn::{
-    Gru, Lstm, Masks, Module, RecurrentOptions, Transformer, TransformerActivation, TransformerOptions, init,
+    Gru, Lstm, AttentionMasks, Module, RecurrentOptions, Transformer, TransformerActivation, TransformerOptions, init,
 };
 
 use super::*;
@@ -43,10 +43,10 @@ impl Tagger {
         let options =
             RecurrentOptions { batch_first: true, bidirectional: true, ..RecurrentOptions::default() };
         Ok(Self {
-            words: Embedding::new(9, 5, device)?.with_padding(0)?,
+            words: Embedding::new(9, 5, device)?.with_padding_idx(0)?,
             gru: Gru::new(5, 4, options, device)?,
             tags: Linear::new(8, 3, device)?,
-            transitions: init::parameter(|| Tensor::randn(&[3, 3], DType::F32, device))?,
+            transitions: init::create_parameter(|| Tensor::randn(&[3, 3], DType::F32, device))?,
         })
     }
 
@@ -101,13 +101,13 @@ impl Seq2Seq {
 
     fn forward(&self, source: &Tensor, target: &Tensor) -> Result<Tensor> {
         let padding = source.to_dtype(DType::I32)?.eq(0)?;
-        let masks = Masks::padding(&padding);
+        let masks = AttentionMasks::from_key_padding_mask(&padding);
         let (source, target) = (self.source.forward(source)?, self.target.forward(target)?);
         self.generator.forward(&self.transformer.forward(
             &source,
             &target,
             &masks,
-            &Masks::causal(),
+            &AttentionMasks::causal(),
             &masks,
         )?)
     }

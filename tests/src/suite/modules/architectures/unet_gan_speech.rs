@@ -2,7 +2,7 @@
 
 use forebay::nn::{
     BatchNorm2d, Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d, ConvTranspose2dOptions,
-    Flatten, Gelu, GroupNorm, LayerNorm, LeakyRelu, Linear, Masks, Module, ModuleDict, Relu, Sequential,
+    Flatten, Gelu, GroupNorm, LayerNorm, LeakyRelu, Linear, AttentionMasks, Module, ModuleDict, Relu, Sequential,
     Silu, SpectralNorm, Tanh, TransformerActivation, TransformerEncoder, TransformerOptions, WeightNorm,
 };
 use forebay::ops::{Pool2dOptions, cat};
@@ -86,7 +86,7 @@ fn discriminator(device: &Device) -> Result<Sequential> {
         .add(down(4, 6, true)?)
         .add(LeakyRelu { negative_slope: 0.2 })
         .add(Flatten::default())
-        .add(SpectralNorm::new(Linear::new(24, 1, device)?)?.power_iterations(2)))
+        .add(SpectralNorm::new(Linear::new(24, 1, device)?)?.n_power_iterations(2)))
 }
 
 #[derive(Module)]
@@ -149,7 +149,7 @@ impl Wav2Vec2 {
         let x = linear.forward(&norm.forward(&x.transpose(1, 2)?)?)?;
         let near = self.pos_conv_embed.conv.forward(&x.transpose(1, 2)?)?;
         let near = near.narrow(-1, 0, x.shape()[1])?;
-        self.encoder.forward(&x.add(&Gelu {}.forward(&near)?.transpose(1, 2)?)?, &Masks::default())
+        self.encoder.forward(&x.add(&Gelu {}.forward(&near)?.transpose(1, 2)?)?, &AttentionMasks::default())
     }
 }
 

@@ -2,8 +2,8 @@
 
 use forebay::dtype::DType;
 use forebay::nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Forward, Gelu, LayerNorm, Linear, Masks, MaxPool2d, Module,
-    ModuleDict, MultiheadAttention, MultiheadOptions, Relu, Sequential, init,
+    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Forward, Gelu, LayerNorm, Linear, AttentionMasks, MaxPool2d, Module,
+    ModuleDict, MultiheadAttention, MultiheadAttentionOptions, Relu, Sequential, init,
 };
 use forebay::ops::{Pool2dOptions, PoolOptions, cat};
 
@@ -170,7 +170,7 @@ fn unit(
     let norm = BatchNorm2d::new(outputs, device)?.eps(eps).momentum(momentum);
     let layers = Sequential::new().add(conv(inputs, outputs, kernel, stride, groups, device)?).add(norm);
     Ok(match activation {
-        Some(activation) => layers.apply(activation),
+        Some(activation) => layers.add_fn(activation),
         None => layers,
     })
 }
@@ -251,7 +251,7 @@ fn mobilenet_v3(device: &Device) -> Result<Classifier> {
             .add(unit([8, 48, 1, 1, 1], norm.0, norm.1, swish, device)?),
         classifier: Sequential::new()
             .add(Linear::new(48, 10, device)?)
-            .apply(Tensor::hardswish)
+            .add_fn(Tensor::hardswish)
             .add(Dropout::new(0.0))
             .add(Linear::new(10, 4, device)?),
     })
@@ -336,7 +336,7 @@ impl DenseNet {
             .add_named("norm", BatchNorm2d::new(10, device)?)
             .add_named("relu", Relu {})
             .add_named("conv", conv(10, 5, 1, 1, 1, device)?)
-            .apply(|x| x.avg_pool2d(Pool2dOptions::new(2)));
+            .add_fn(|x| x.avg_pool2d(Pool2dOptions::new(2)));
         let features = Sequential::new()
             .add_named("conv0", conv(3, 4, 7, 2, 1, device)?)
             .add_named("norm0", BatchNorm2d::new(4, device)?)
@@ -383,14 +383,14 @@ impl ConvNextBlock {
         let norm = LayerNorm::new(&[channels], device)?.eps(1e-6);
         let block = Sequential::new()
             .add(Conv2d::new(channels, channels, [7; 2], depthwise, device)?)
-            .apply(|x| x.permute(&[0, 2, 3, 1]))
+            .add_fn(|x| x.permute(&[0, 2, 3, 1]))
             .add(norm)
             .add(Linear::new(channels, 4 * channels, device)?)
             .add(Gelu {})
             .add(Linear::new(4 * channels, channels, device)?)
-            .apply(|x| x.permute(&[0, 3, 1, 2]));
+            .add_fn(|x| x.permute(&[0, 3, 1, 2]));
         let scale = || Tensor::full(&[channels, 1, 1], 0.5, DType::F32, device);
-        Ok(Self { layer_scale: init::parameter(scale)?, block })
+        Ok(Self { layer_scale: init::create_parameter(scale)?, block })
     }
 }
 
@@ -414,7 +414,7 @@ fn convnext(device: &Device) -> Result<Classifier> {
     let norm = LayerNorm::new(&[6], device)?.eps(1e-6);
     Ok(Classifier {
         features,
-        classifier: Sequential::new().add(norm).apply(|x| Ok(x.clone())).add(Linear::new(6, 3, device)?),
+        classifier: Sequential::new().add(norm).add_fn(|x| Ok(x.clone())).add(Linear::new(6, 3, device)?),
     })
 }
 
@@ -443,9 +443,9 @@ struct Vit {
 
 impl Vit {
     fn new(device: &Device) -> Result<Self> {
-        let zeros = |shape: &[usize]| init::parameter(|| Tensor::zeros(shape, DType::F32, device));
+        let zeros = |shape: &[usize]| init::create_parameter(|| Tensor::zeros(shape, DType::F32, device));
         let norm = || -> Result<LayerNorm> { Ok(LayerNorm::new(&[8], device)?.eps(1e-6)) };
-        let options = MultiheadOptions { batch_first: true, ..MultiheadOptions::default() };
+        let options = MultiheadAttentionOptions { batch_first: true, ..MultiheadAttentionOptions::default() };
         let block = |k| {
             let mlp = Sequential::new()
                 .add(Linear::new(8, 12, device)?)
@@ -471,7 +471,7 @@ impl Vit {
         let mut x = cat(&[&class, &x], 1)?.add(&self.encoder.pos_embedding)?;
         for block in self.encoder.layers.values() {
             let y = block.ln_1.forward(&x)?;
-            x = block.self_attention.forward(&y, &y, &y, &Masks::default())?.add(&x)?;
+            x = block.self_attention.forward(&y, &y, &y, &AttentionMasks::default())?.add(&x)?;
             x = block.mlp.forward(&block.ln_2.forward(&x)?)?.add(&x)?;
         }
         let x = self.encoder.ln.forward(&x)?.select(1, 0)?;

@@ -1,29 +1,29 @@
 //! Checks of figures that come from a file. A snapshot or a trace that a pool cannot have written is an error when it is read,
 //! so that what adds its figures up later cannot overflow.
 
-use super::record::Action;
+use super::recorder::Action;
 use super::snapshot::{BlockInfo, BlockState, EventInfo, SegmentInfo, Snapshot};
 use super::{Bytes, Tag};
 use crate::error::{Error, Result};
 
 /// The most bytes that memory may have, and the latest time in microseconds: 2^53. No machine has as much memory, and the numbers of
 /// a browser are exact up to it.
-pub(crate) const MOST_BYTES: u64 = 1 << 53;
+pub(crate) const MAX_MEMORY_BYTES: u64 = 1 << 53;
 /// The most that a count, or a sum over the whole run of a program, may be; also the end of the addresses.
-const MOST_EVER: u64 = 1 << 62;
+const MAX_CUMULATIVE: u64 = 1 << 62;
 
 /// Fails where a size is more than memory can have.
-pub(crate) fn bytes(name: &str, bytes: u64) -> Result<(), String> {
-    if bytes > MOST_BYTES {
-        return Err(format!("{name} is {bytes}; no memory has more than {MOST_BYTES} bytes"));
+pub(crate) fn check_bytes(name: &str, bytes: u64) -> Result<(), String> {
+    if bytes > MAX_MEMORY_BYTES {
+        return Err(format!("{name} is {bytes}; no memory has more than {MAX_MEMORY_BYTES} bytes"));
     }
     Ok(())
 }
 
 /// Fails where a count is more than can have happened.
-pub(crate) fn count(name: &str, count: u64) -> Result<(), String> {
-    if count > MOST_EVER {
-        return Err(format!("{name} is {count}; the most that can be is {MOST_EVER}"));
+pub(crate) fn check_count(name: &str, count: u64) -> Result<(), String> {
+    if count > MAX_CUMULATIVE {
+        return Err(format!("{name} is {count}; the most that can be is {MAX_CUMULATIVE}"));
     }
     Ok(())
 }
@@ -34,7 +34,7 @@ pub(crate) fn count(name: &str, count: u64) -> Result<(), String> {
 /// It is more than memory can have.
 pub(crate) fn deserialize_bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let size = <u64 as serde::Deserialize>::deserialize(from)?;
-    bytes("a size", size).map_err(serde::de::Error::custom)?;
+    check_bytes("a size", size).map_err(serde::de::Error::custom)?;
     Ok(size)
 }
 
@@ -44,21 +44,21 @@ pub(crate) fn deserialize_bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Re
 /// It is more than can have happened.
 pub(crate) fn deserialize_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let number = <u64 as serde::Deserialize>::deserialize(from)?;
-    count("a count", number).map_err(serde::de::Error::custom)?;
+    check_count("a count", number).map_err(serde::de::Error::custom)?;
     Ok(number)
 }
 
 /// The end of a stretch of addresses.
-fn end(name: &str, address: u64, size: u64) -> Result<u64, String> {
-    bytes(&format!("the size of {name}"), size)?;
-    let end = address.checked_add(size).filter(|end| *end <= MOST_EVER);
+fn checked_end(name: &str, address: u64, size: u64) -> Result<u64, String> {
+    check_bytes(&format!("the size of {name}"), size)?;
+    let end = address.checked_add(size).filter(|end| *end <= MAX_CUMULATIVE);
     end.ok_or_else(|| format!("{name} starts at {address:#x}, which is behind the last address"))
 }
 
 /// Adds to a sum that stands for memory.
-fn add(name: &str, sum: &mut u64, size: u64) -> Result<(), String> {
+fn checked_add(name: &str, sum: &mut u64, size: u64) -> Result<(), String> {
     *sum = sum.saturating_add(size);
-    bytes(name, *sum)
+    check_bytes(name, *sum)
 }
 
 impl Snapshot {
@@ -68,21 +68,21 @@ impl Snapshot {
     /// # Errors
     /// The snapshot is none that a pool can have.
     pub fn check(&self) -> Result<()> {
-        self.contradiction().map_err(|what| {
+        self.check_consistency().map_err(|what| {
             Error::Snapshot(format!(
                 "the snapshot contradicts itself: {what}; the file is damaged, or no pool wrote it: save it anew"
             ))
         })
     }
 
-    fn contradiction(&self) -> Result<(), String> {
-        bytes("time_us", self.time_us)?;
-        count("dropped_events", self.dropped_events)?;
+    fn check_consistency(&self) -> Result<(), String> {
+        check_bytes("time_us", self.time_us)?;
+        check_count("dropped_events", self.dropped_events)?;
         self.check_stats()?;
         let mut total = 0;
         for (at, segment) in self.segments.iter().enumerate() {
             self.check_segment(segment).map_err(|what| format!("segment {at}: {what}"))?;
-            add("the size of all segments", &mut total, segment.total_size)?;
+            checked_add("the size of all segments", &mut total, segment.total_size)?;
         }
         let mut segments: Vec<&SegmentInfo> = self.segments.iter().collect();
         segments.sort_by_key(|s| s.address);
@@ -103,7 +103,7 @@ impl Snapshot {
             let ever = [".allocated", ".freed"].iter().any(|end| key.ends_with(end));
             let size = key.contains("bytes") && !ever && key != "compacted_bytes";
             let name = format!("the statistic `{key}`");
-            if size { bytes(&name, value)? } else { count(&name, value)? }
+            if size { check_bytes(&name, value)? } else { check_count(&name, value)? }
         }
         for (key, &current) in &self.stats {
             let Some(name) = key.strip_suffix(".current") else { continue };
@@ -126,13 +126,13 @@ impl Snapshot {
     }
 
     fn check_segment(&self, segment: &SegmentInfo) -> Result<(), String> {
-        let last = end("it", segment.address, segment.total_size)?;
+        let last = checked_end("it", segment.address, segment.total_size)?;
         let mut at = segment.address;
         let mut sums = SegmentInfo::default();
         for (number, block) in segment.blocks.iter().enumerate() {
             self.check_block(block).map_err(|what| format!("block {number}: {what}"))?;
             let ends =
-                end("it", block.address, block.size).map_err(|what| format!("block {number}: {what}"))?;
+                checked_end("it", block.address, block.size).map_err(|what| format!("block {number}: {what}"))?;
             if block.address < at || ends > last {
                 return Err(format!(
                     "block {number} ({:#x} to {ends:#x}) overlaps the block before it, or lies outside of the segment ({:#x} to {last:#x})",
@@ -158,7 +158,7 @@ impl Snapshot {
         if block.requested_size > block.size {
             return Err(format!("{} bytes are requested of {}", block.requested_size, block.size));
         }
-        self.check_holder(block.who, block.state == BlockState::ActiveAllocated)
+        self.check_holder(block.holder, block.state == BlockState::ActiveAllocated)
     }
 
     fn check_holder(&self, who: Option<usize>, expected: bool) -> Result<(), String> {
@@ -178,21 +178,21 @@ impl Snapshot {
         let mut reserved = reserved;
         let mut tags = [0_u64; Tag::COUNT];
         let mut holders = vec![0_u64; self.holders.len()];
-        for (block, who) in self.live() {
+        for (block, who) in self.live_blocks() {
             tags[who.tag as usize] += block.size;
-            if let Some(held) = block.who.and_then(|who| holders.get_mut(who)) {
+            if let Some(held) = block.holder.and_then(|who| holders.get_mut(who)) {
                 *held += block.size;
             }
         }
         for (at, event) in self.events.iter().enumerate().rev() {
             let of = |what: String| format!("event {at}: {what}");
             self.check_event(event).map_err(of)?;
-            let Some(place) = event.who else {
-                undo("what is reserved before it", &mut reserved, event).map_err(of)?;
+            let Some(place) = event.holder else {
+                undo_event_checked("what is reserved before it", &mut reserved, event).map_err(of)?;
                 continue;
             };
-            undo("what its holder has before it", &mut holders[place], event).map_err(of)?;
-            undo("what its tag has before it", &mut tags[self.holders[place].tag as usize], event)
+            undo_event_checked("what its holder has before it", &mut holders[place], event).map_err(of)?;
+            undo_event_checked("what its tag has before it", &mut tags[self.holders[place].tag as usize], event)
                 .map_err(of)?;
             let allocated: u64 = tags.iter().sum();
             if allocated > reserved {
@@ -204,25 +204,25 @@ impl Snapshot {
     }
 
     fn check_event(&self, event: &EventInfo) -> Result<(), String> {
-        bytes("time_us", event.time_us)?;
+        check_bytes("time_us", event.time_us)?;
         // A request that failed may have been for any number of bytes.
         if event.action != Action::Oom {
-            end("it", event.address, event.size)?;
-            bytes("requested_size", event.requested_size)?;
+            checked_end("it", event.address, event.size)?;
+            check_bytes("requested_size", event.requested_size)?;
         }
-        self.check_holder(event.who, event.action.has_holder())
+        self.check_holder(event.holder, event.action.has_holder())
     }
 }
 
 /// Takes an event's change of a sum back.
-fn undo(name: &str, sum: &mut u64, event: &EventInfo) -> Result<(), String> {
+fn undo_event_checked(name: &str, sum: &mut u64, event: &EventInfo) -> Result<(), String> {
     match event.action {
         Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => {
             *sum = sum.saturating_sub(event.size);
             Ok(())
         }
         Action::Free | Action::FreeRequested | Action::SegmentFree | Action::SegmentUnmap => {
-            add(name, sum, event.size)
+            checked_add(name, sum, event.size)
         }
         Action::FreeCompleted | Action::MovedFrom | Action::MovedTo | Action::Oom => Ok(()),
     }

@@ -5,17 +5,17 @@ use std::collections::BTreeMap;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::fused::{Fused, FusedGroup, Rule};
+use super::fused::{FusedOptimizer, FusedGroup, UpdateRule};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::nn::Staged;
+use crate::nn::StagedCopies;
 use crate::tensor::Tensor;
 
 /// State of one parameter: its count of steps, and its states in the rule's order.
 type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
 
 /// A count of steps: a whole number of 0 or more, as an integer or a float.
-fn count(name: &str, tensor: &Tensor) -> Result<u64> {
+fn parse_step_count(name: &str, tensor: &Tensor) -> Result<u64> {
     let steps = if tensor.numel() == 1 { tensor.item()? } else { f64::NAN };
     if steps >= 0.0 && steps.fract() == 0.0 && steps <= u64::MAX as f64 {
         return Ok(steps as u64);
@@ -27,27 +27,27 @@ fn count(name: &str, tensor: &Tensor) -> Result<u64> {
     Err(Error::argument("load_state_dict", why))
 }
 
-impl Fused {
-    pub(super) fn state_dict(&self, rule: &impl Rule) -> Result<BTreeMap<String, Tensor>> {
+impl FusedOptimizer {
+    pub(super) fn state_dict(&self, rule: &impl UpdateRule) -> Result<BTreeMap<String, Tensor>> {
         let mut found = BTreeMap::new();
         for group in &self.groups {
             for (member, &k) in group.members.iter().enumerate() {
                 let p = &self.parameters[k];
-                let steps = self.pace.steps(k);
+                let steps = self.step_state.steps(k);
                 if steps == 0 {
                     continue;
                 }
-                let step = match &group.counts {
+                let step = match &group.step_counts {
                     Some(counts) => {
-                        let at = FusedGroup::count(member, steps);
+                        let at = FusedGroup::count_index(member, steps);
                         counts.select(0, at as isize)?.to_dtype(DType::I64)?
                     }
                     None => Tensor::from_slice(&[steps as i64], &[], p.device())?,
                 };
                 found.insert(format!("{k}.step"), step);
-                let views = group.views(rule, member, p.shape());
+                let views = group.state_views(rule, member, p.shape());
                 found
-                    .extend(rule.states().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)));
+                    .extend(rule.state_names().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)));
             }
         }
         Ok(found)
@@ -55,58 +55,58 @@ impl Fused {
 
     pub(super) fn load_state_dict(
         &mut self,
-        rule: &impl Rule,
+        rule: &impl UpdateRule,
         given: &BTreeMap<String, Tensor>,
     ) -> Result<()> {
-        self.check(rule)?;
+        self.check_step(rule)?;
         // All is looked at before anything is overwritten, or memory is taken.
-        let found = self.find(rule, given)?;
-        self.place(rule, |k, _| Ok(found.contains_key(&k)))?;
+        let found = self.match_state_dict(rule, given)?;
+        self.create_groups(rule, |k, _| Ok(found.contains_key(&k)))?;
         let steps = |k: usize| found.get(&k).map_or(0, |(count, _)| *count);
-        let mut staged = Staged::default();
+        let mut staged = StagedCopies::default();
         for group in &self.groups {
             for (member, &k) in group.members.iter().enumerate() {
-                let views = group.views(rule, member, self.parameters[k].shape());
+                let views = group.state_views(rule, member, self.parameters[k].shape());
                 let Some((_, sources)) = found.get(&k) else {
                     // This parameter had made no step.
-                    views.iter().for_each(|view| staged.zero(view));
+                    views.iter().for_each(|view| staged.add_zero(view));
                     continue;
                 };
                 for (view, source) in views.iter().zip(sources) {
                     let Some(source) = source else { continue };
-                    staged.copy(view, source)?;
+                    staged.add_copy(view, source)?;
                 }
             }
             // In place: a captured step may count there.
-            if let Some(counts) = &group.counts {
-                staged.copy(counts, &group.counted(steps, &self.parameters)?)?;
+            if let Some(counts) = &group.step_counts {
+                staged.add_copy(counts, &group.create_step_counts(steps, &self.parameters)?)?;
             }
         }
-        staged.seal()?.commit()?;
-        (0..self.parameters.len()).for_each(|k| self.pace.set_steps(k, steps(k)));
+        staged.prepare()?.commit()?;
+        (0..self.parameters.len()).for_each(|k| self.step_state.set_steps(k, steps(k)));
         Ok(())
     }
 
     /// The states that are there, by the number of their parameter; fails for names and shapes that do not fit.
-    fn find<'a>(
+    fn match_state_dict<'a>(
         &self,
-        rule: &impl Rule,
+        rule: &impl UpdateRule,
         given: &'a BTreeMap<String, Tensor>,
     ) -> Result<FxHashMap<usize, LoadedState<'a>>> {
         const OP: &str = "load_state_dict";
-        let names = rule.states();
+        let names = rule.state_names();
         let mut expected = FxHashSet::default();
         let mut found = FxHashMap::default();
         for (k, p) in self.parameters.iter().enumerate() {
             let step = format!("{k}.step");
             let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
             let count = match given.get(&step) {
-                Some(tensor) => Some(count(&step, tensor)?),
-                None => (!rule.counts_steps() && names.iter().any(has)).then_some(1),
+                Some(tensor) => Some(parse_step_count(&step, tensor)?),
+                None => (!rule.has_step_count() && names.iter().any(has)).then_some(1),
             };
             let Some(count) = count else { continue };
             expected.insert(step);
-            expected.extend(rule.derived().iter().map(|name| format!("{k}.{name}")));
+            expected.extend(rule.derived_state_names().iter().map(|name| format!("{k}.{name}")));
             let mut sources = SmallVec::new();
             for &state in &names {
                 let name = format!("{k}.{state}");

@@ -11,17 +11,17 @@ use crate::tensor::Tensor;
 /// [`seal`](Self::seal): casts, transfers from other devices, and memory for them. Dropped before
 /// [`commit`](Sealed::commit), it has changed nothing.
 #[derive(Default)]
-pub(crate) struct Staged {
+pub(crate) struct StagedCopies {
     copies: Vec<(Tensor, Option<Tensor>)>,
 }
 
 /// Copies that need nothing more: only a lost device can stop them.
 #[must_use = "nothing is changed before `commit`"]
-pub(crate) struct Sealed(Vec<(Tensor, Option<Tensor>)>);
+pub(crate) struct PreparedCopies(Vec<(Tensor, Option<Tensor>)>);
 
-impl Staged {
+impl StagedCopies {
     /// Prepares that `to` gets the elements of `from`, which may be of another type or device. Returns those, cast.
-    pub(crate) fn copy(&mut self, to: &Tensor, from: &Tensor) -> Result<Tensor> {
+    pub(crate) fn add_copy(&mut self, to: &Tensor, from: &Tensor) -> Result<Tensor> {
         let _no_grad = autograd::no_grad();
         if to.shape() != from.shape() {
             let rule = "a tensor is loaded from one of its shape";
@@ -33,19 +33,19 @@ impl Staged {
     }
 
     /// Prepares that `to` becomes zero.
-    pub(crate) fn zero(&mut self, to: &Tensor) {
+    pub(crate) fn add_zero(&mut self, to: &Tensor) {
         self.copies.push((to.detach(), None));
     }
 
     /// Brings together what the copies need: all of it lies on its device behind this.
-    pub(crate) fn seal(mut self) -> Result<Sealed> {
+    pub(crate) fn prepare(mut self) -> Result<PreparedCopies> {
         let _no_grad = autograd::no_grad();
-        let targets: FxHashSet<usize> = self.copies.iter().map(|(to, _)| memory(to)).collect();
-        self.copies.retain(|(to, from)| from.as_ref().is_none_or(|from| !same_place(to, from)));
+        let targets: FxHashSet<usize> = self.copies.iter().map(|(to, _)| storage_address(to)).collect();
+        self.copies.retain(|(to, from)| from.as_ref().is_none_or(|from| !is_same_tensor(to, from)));
         let mut devices: Vec<&Device> = Vec::new();
         for (_, from) in &mut self.copies {
             // One that another copy would write before it is read here.
-            if let Some(from) = from.as_mut().filter(|from| targets.contains(&memory(from))) {
+            if let Some(from) = from.as_mut().filter(|from| targets.contains(&storage_address(from))) {
                 *from = from.copy()?;
             }
         }
@@ -58,11 +58,11 @@ impl Staged {
         }
         // Casts that wait to be launched together take their memory when they are.
         devices.into_iter().try_for_each(Device::flush_fusion)?;
-        Ok(Sealed(self.copies))
+        Ok(PreparedCopies(self.copies))
     }
 }
 
-impl Sealed {
+impl PreparedCopies {
     /// Makes the changes.
     ///
     /// # Errors
@@ -77,27 +77,27 @@ impl Sealed {
 }
 
 /// The address of a tensor's storage.
-fn memory(t: &Tensor) -> usize {
+fn storage_address(t: &Tensor) -> usize {
     t.downgrade_storage().as_ptr().addr()
 }
 
 /// Reports whether two tensors are the same elements of one storage.
-fn same_place(a: &Tensor, b: &Tensor) -> bool {
-    StagedSlot::of(a) == StagedSlot::of(b)
+fn is_same_tensor(a: &Tensor, b: &Tensor) -> bool {
+    TensorKey::from_tensor(a) == TensorKey::from_tensor(b)
 }
 
 /// The elements that a tensor names: equal for two tensors that are one.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct StagedSlot {
-    memory: usize,
+pub(super) struct TensorKey {
+    storage_address: usize,
     offset: usize,
     shape: Vec<usize>,
     strides: Vec<usize>,
 }
 
-impl StagedSlot {
-    pub(super) fn of(t: &Tensor) -> Self {
+impl TensorKey {
+    pub(super) fn from_tensor(t: &Tensor) -> Self {
         let (shape, strides) = (t.shape().to_vec(), t.strides().to_vec());
-        Self { memory: memory(t), offset: t.layout().offset(), shape, strides }
+        Self { storage_address: storage_address(t), offset: t.layout().offset(), shape, strides }
     }
 }

@@ -11,31 +11,31 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
-use super::bins::Entry;
-use super::heap::{AllocRequest, NONE, SHARED, Segment};
-use super::planner::{CandidateBlock, Gap, Planner, Runs};
+use super::free_list::FreeBlock;
+use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, Segment};
+use super::compaction_planner::{GapCandidate, Gap, CompactionPlanner, MovableRuns};
 use super::pool::{Block, Pool, Request};
-use super::source::{Piece, SegmentId, SegmentSource, SourceError};
-use super::state::{Growth, Idler, PoolState};
+use super::source::{PageRemap, SegmentId, SegmentSource, SourceError};
+use super::pool_state::{GrowOutcome, IdleKind, PoolState};
 use crate::error::Result;
 
 /// What enqueuing a copy costs, in bytes that could be copied meanwhile.
-pub(super) const COPY: u64 = 1 << 20;
+pub(super) const COPY_COST: u64 = 1 << 20;
 /// How deep holes are made for blocks that go to make one.
-const DEPTH: usize = 2;
+const MAX_NESTED_GAPS: usize = 2;
 /// How often holes are filled for a request, at most: each time there are fewer.
-const REPACKED: usize = 4;
+const MAX_DEFRAGMENT_ROUNDS: usize = 4;
 /// Segments are emptied for less than a request would need where that gives this part back of what the program has used.
-const GAIN: u64 = 16;
+const MIN_GAIN_DIVISOR: u64 = 16;
 /// A new segment for what is in the way of a request is worth it below this part (of 10) of one for the request.
-const LESS: u64 = 8;
+const SMALLER_GROWTH_TENTHS: u64 = 8;
 /// And where at least this part of the request is free.
-const LEAST_FREE: u64 = 10;
-const ROUND: u64 = 2 << 20;
+const MIN_FREE_DIVISOR: u64 = 10;
+const SEGMENT_ROUNDING: u64 = 2 << 20;
 
 /// The way of a block, or of a part of it. It does not overlap where it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Move {
+pub(crate) struct BlockMove {
     pub(crate) from: (SegmentId, u64),
     pub(crate) to: (SegmentId, u64),
     pub(crate) bytes: u64,
@@ -47,25 +47,25 @@ pub(crate) trait HeldDispatch {}
 impl<T> HeldDispatch for T {}
 
 /// Who copies blocks for a pool.
-pub(crate) trait Mover: Send + Sync + fmt::Debug {
+pub(crate) trait BlockMover: Send + Sync + fmt::Debug {
     /// Keeps everyone from looking up where blocks are, until the guard is dropped. Who did before has enqueued the work.
-    fn gate(&self) -> Box<dyn HeldDispatch + '_>;
+    fn lock_dispatch(&self) -> Box<dyn HeldDispatch + '_>;
     /// Enqueues copies on a queue, in order: after all that any queue was given so far, and before all that it is given next.
-    fn copy(&self, queue: u8, moves: &[Move]) -> Result<()>;
+    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> Result<()>;
 }
 
 /// What became of moving blocks.
-enum Compacted {
+enum CompactOutcome {
     /// They have moved.
-    Done,
+    Moved,
     /// Idle segments of so many bytes have to go first, or the pool would hold too much with the one that it takes.
-    After(u64),
-    Not,
+    ReleaseFirst(u64),
+    NotPossible,
 }
 
 impl PoolState {
     /// Whether the pool moves blocks instead of growing past what the program has shown to need.
-    pub(super) fn compacts(&self) -> bool {
+    pub(super) fn is_compaction_enabled(&self) -> bool {
         self.has_mover && self.config.compaction && self.config.max_split_size.is_none()
     }
 
@@ -73,87 +73,87 @@ impl PoolState {
     pub(super) fn can_compact(&self, need: &AllocRequest) -> bool {
         let counters = &self.heap.counters;
         let owner = self.heap.arenas[usize::from(need.arena)].owner;
-        self.compacts() && owner == SHARED && counters.reserved() > counters.active() + counters.leaving_bytes
+        self.is_compaction_enabled() && owner == SHARED_OWNER && counters.reserved() > counters.active() + counters.releasing_bytes
     }
 
     /// Serves a request by moving blocks. Else it may have made segments idle that would be too many: `surplus` bytes of them. Or idle
     /// segments have to go `first`.
-    fn compact(
+    fn try_compact(
         &mut self,
         source: &dyn SegmentSource,
-        mover: &dyn Mover,
+        mover: &dyn BlockMover,
         need: &AllocRequest,
         surplus: u64,
         first: bool,
-    ) -> Result<Compacted> {
-        let free = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena).free_blocks();
+    ) -> Result<CompactOutcome> {
+        let free = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena).free_blocks();
         let sum = free.iter().map(|e| e.size).sum::<u64>();
-        let (enough, emptier) = (sum >= need.size, sum >= self.worth_emptying(surplus));
-        let less = sum >= need.size / LEAST_FREE && self.has_own_segment(need);
+        let (enough, emptier) = (sum >= need.size, sum >= self.min_evacuation_gain(surplus));
+        let less = sum >= need.size / MIN_FREE_DIVISOR && self.has_own_segment(need);
         if !enough && !less && !emptier {
-            return Ok(Compacted::Not);
+            return Ok(CompactOutcome::NotPossible);
         }
         // Unless a plan succeeds, the heap stays as it is: what was found for one is good for the next.
-        let runs = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena).runs();
+        let runs = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena).find_movable_runs();
         if enough || less {
-            let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
-            let found = planner.find(need.size, &runs);
+            let planner = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
+            let found = planner.find_gaps(need.size, &runs);
             if enough
                 && self
-                    .plan(mover, need, |planner| planner.open_any(need.size, &found, &runs, &free, DEPTH))?
+                    .execute_plan(mover, need, |planner| planner.open_any_gap(need.size, &found, &runs, &free, MAX_NESTED_GAPS))?
             {
-                return Ok(Compacted::Done);
+                return Ok(CompactOutcome::Moved);
             }
-            if enough && self.plan(mover, need, |planner| planner.clear_any(need.size, &runs, &free))? {
-                return Ok(Compacted::Done);
+            if enough && self.execute_plan(mover, need, |planner| planner.partial_evict_any(need.size, &runs, &free))? {
+                return Ok(CompactOutcome::Moved);
             }
             if less {
-                match self.grow_less(source, mover, need, &found, &free, first)? {
-                    Compacted::Not => {}
+                match self.grow_smaller_and_evict(source, mover, need, &found, &free, first)? {
+                    CompactOutcome::NotPossible => {}
                     done => return Ok(done),
                 }
             }
         }
         if emptier {
-            self.evacuate(source, mover, need, surplus, (&runs, &free), first)
+            self.evacuate_segments(source, mover, need, surplus, (&runs, &free), first)
         } else {
-            Ok(Compacted::Not)
+            Ok(CompactOutcome::NotPossible)
         }
     }
 
     /// A new segment of so many bytes, for blocks that go there.
-    fn extend_for(
+    fn add_segment_for_moves(
         &mut self,
         source: &dyn SegmentSource,
         need: &AllocRequest,
         size: u64,
         first: bool,
-    ) -> Result<Compacted> {
-        let over = self.surplus_of(need, size);
-        if first && over > 0 && self.idle().iter().any(|i| matches!(i.what, Idler::Segment(_))) {
-            return Ok(Compacted::After(over));
+    ) -> Result<CompactOutcome> {
+        let over = self.surplus_after_growth(need, size);
+        if first && over > 0 && self.idle_memory().iter().any(|i| matches!(i.kind, IdleKind::Segment(_))) {
+            return Ok(CompactOutcome::ReleaseFirst(over));
         }
-        Ok(if self.extend(source, need, size)? { Compacted::Done } else { Compacted::Not })
+        Ok(if self.add_free_segment(source, need, size)? { CompactOutcome::Moved } else { CompactOutcome::NotPossible })
     }
 
     /// Grows by less than a request, where a segment is large enough for it: what is in that moves to the new one.
-    fn grow_less(
+    fn grow_smaller_and_evict(
         &mut self,
         source: &dyn SegmentSource,
-        mover: &dyn Mover,
+        mover: &dyn BlockMover,
         need: &AllocRequest,
-        found: &[CandidateBlock],
-        free: &[Entry],
+        found: &[GapCandidate],
+        free: &[FreeBlock],
         first: bool,
-    ) -> Result<Compacted> {
-        let (least, most) = (self.slab(need), need.size / 10 * LESS);
+    ) -> Result<CompactOutcome> {
+        let (least, most) = (self.min_segment_size(need), need.size / 10 * SMALLER_GROWTH_TENTHS);
         if least >= most {
-            return Ok(Compacted::Not);
+            return Ok(CompactOutcome::NotPossible);
         }
-        let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
+        let planner = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
         let mut best: Option<(u64, Gap)> = None;
-        for gap in found.iter().map(|found| planner.gap(need.size, *found)).filter(Gap::is_eviction) {
-            let size = planner.missing(&gap, free, 0).next_multiple_of(ROUND).max(least);
+        for gap in found.iter().map(|found| planner.build_gap(need.size, *found)).filter(Gap::is_eviction) {
+            let size = planner.unplaced_bytes(&gap, free, 0).next_multiple_of(SEGMENT_ROUNDING).max(least);
             if best.as_ref().is_none_or(|best| size < best.0) {
                 best = Some((size, gap));
             }
@@ -163,42 +163,42 @@ impl PoolState {
             }
         }
         let found = best.filter(|(size, gap)| *size < most && planner.fits(gap, free, *size));
-        let Some((size, gap)) = found else { return Ok(Compacted::Not) };
-        match self.extend_for(source, need, size, first)? {
-            Compacted::Done => self.make(mover, need, &gap),
+        let Some((size, gap)) = found else { return Ok(CompactOutcome::NotPossible) };
+        match self.add_segment_for_moves(source, need, size, first)? {
+            CompactOutcome::Moved => self.execute_gap(mover, need, &gap),
             other => Ok(other),
         }
     }
 
-    fn make(&mut self, mover: &dyn Mover, need: &AllocRequest, gap: &Gap) -> Result<Compacted> {
-        let made = self.plan(mover, need, |planner| planner.make(gap, 0))?;
-        Ok(if made { Compacted::Done } else { Compacted::Not })
+    fn execute_gap(&mut self, mover: &dyn BlockMover, need: &AllocRequest, gap: &Gap) -> Result<CompactOutcome> {
+        let made = self.execute_plan(mover, need, |planner| planner.save_and_open_gap(gap, 0))?;
+        Ok(if made { CompactOutcome::Moved } else { CompactOutcome::NotPossible })
     }
 
     /// The bytes that emptying segments has to give back: what is too many, or so much that it is worth it by itself.
-    fn worth_emptying(&self, surplus: u64) -> u64 {
-        surplus.min(self.heap.counters.most_active / GAIN)
+    fn min_evacuation_gain(&self, surplus: u64) -> u64 {
+        surplus.min(self.heap.counters.peak_active_bytes / MIN_GAIN_DIVISOR)
     }
 
     /// Empties segments of `surplus` bytes, so that they go back instead of the pool growing by as much. What was in them may
     /// take a new segment, a smaller one.
-    fn evacuate(
+    fn evacuate_segments(
         &mut self,
         source: &dyn SegmentSource,
-        mover: &dyn Mover,
+        mover: &dyn BlockMover,
         need: &AllocRequest,
         surplus: u64,
-        (runs, free): (&Runs, &[Entry]),
+        (runs, free): (&MovableRuns, &[FreeBlock]),
         first: bool,
-    ) -> Result<Compacted> {
-        let worth = self.worth_emptying(surplus);
-        let planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
-        let segments = planner.segments(surplus, runs);
-        let emptied = planner.emptied(&segments, free, surplus, worth).map(|gap| (gap, 0));
+    ) -> Result<CompactOutcome> {
+        let worth = self.min_evacuation_gain(surplus);
+        let planner = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
+        let segments = planner.segments_by_evacuation_cost(surplus, runs);
+        let emptied = planner.select_evacuations(&segments, free, surplus, worth).map(|gap| (gap, 0));
         let enough = emptied.as_ref().is_some_and(|(gap, _)| gap.size >= surplus);
         let refilled = segments.get(..1).filter(|_| !enough).and_then(|segment| {
-            let gap = planner.whole(segment);
-            let missing = planner.missing(&gap, free, 0).next_multiple_of(ROUND);
+            let gap = planner.whole_segments_gap(segment);
+            let missing = planner.unplaced_bytes(&gap, free, 0).next_multiple_of(SEGMENT_ROUNDING);
             let gain = gap.size.saturating_sub(missing);
             (gain >= worth.max(missing) && planner.fits(&gap, free, missing)).then_some((gap, missing))
         });
@@ -208,19 +208,19 @@ impl PoolState {
             .chain(emptied)
             .max_by_key(|(gap, missing)| (gap.size - missing).min(surplus));
         // What is idle already goes by itself.
-        let Some((gap, missing)) = found.filter(|(gap, _)| !planner.is_idle(gap)) else {
-            return Ok(Compacted::Not);
+        let Some((gap, missing)) = found.filter(|(gap, _)| !planner.is_gap_idle(gap)) else {
+            return Ok(CompactOutcome::NotPossible);
         };
         let there = match missing {
-            0 => Compacted::Done,
-            _ => self.extend_for(source, need, missing, first)?,
+            0 => CompactOutcome::Moved,
+            _ => self.add_segment_for_moves(source, need, missing, first)?,
         };
-        if let Compacted::Done = there { self.make(mover, need, &gap) } else { Ok(there) }
+        if let CompactOutcome::Moved = there { self.execute_gap(mover, need, &gap) } else { Ok(there) }
     }
 
     /// Serves a request from free blocks, of its own queue or another one.
-    fn take_any(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<Option<Block>> {
-        match self.take(source, need)? {
+    fn take_any_stream(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<Option<Block>> {
+        match self.take_free_block(source, need)? {
             None => self.take_cross_stream(source, need, false),
             served => Ok(served),
         }
@@ -230,11 +230,11 @@ impl PoolState {
     fn compact_all(
         &mut self,
         source: &dyn SegmentSource,
-        mover: &dyn Mover,
+        mover: &dyn BlockMover,
         need: &AllocRequest,
     ) -> Result<Option<Block>> {
-        match self.plan(mover, need, |planner| planner.press())? {
-            true => self.take_any(source, need),
+        match self.execute_plan(mover, need, |planner| planner.compact_all())? {
+            true => self.take_any_stream(source, need),
             false => Ok(None),
         }
     }
@@ -243,16 +243,16 @@ impl PoolState {
     fn compact_and_take(
         &mut self,
         source: &dyn SegmentSource,
-        mover: &dyn Mover,
+        mover: &dyn BlockMover,
         need: &AllocRequest,
         full: bool,
         first: bool,
-    ) -> Result<(Compacted, Option<Block>)> {
+    ) -> Result<(CompactOutcome, Option<Block>)> {
         let surplus = if full { need.size } else { self.surplus(need) };
-        let done = self.compact(source, mover, need, surplus, first)?;
+        let done = self.try_compact(source, mover, need, surplus, first)?;
         let mut served = match done {
-            Compacted::Done => self.take_any(source, need)?,
-            Compacted::After(_) | Compacted::Not => None,
+            CompactOutcome::Moved => self.take_any_stream(source, need)?,
+            CompactOutcome::ReleaseFirst(_) | CompactOutcome::NotPossible => None,
         };
         if full && served.is_none() {
             served = self.compact_all(source, mover, need)?;
@@ -261,18 +261,18 @@ impl PoolState {
     }
 
     /// Maps memory in the smallest holes of a range, as far as there is room: the blocks beside them become neighbours. Whether any was.
-    fn fill_holes(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<bool> {
+    fn map_holes(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<bool> {
         let Some(page) = self.virtual_memory.map(|v| v.granularity) else { return Ok(false) };
-        let Some(segment) = self.heap.arenas[usize::from(need.arena)].range else { return Ok(false) };
-        let Segment { id, range, .. } = self.heap.segment(segment);
+        let Some(segment) = self.heap.arenas[usize::from(need.arena)].virtual_range else { return Ok(false) };
+        let Segment { id, virtual_range: range, .. } = self.heap.segment(segment);
         let holes = range.iter().flat_map(|range| &range.holes).map(|at| self.heap.slot(*at));
         // The last one has no end.
         let mut holes: Vec<(u64, u64)> =
-            holes.filter(|s| s.next != NONE).map(|s| (s.size, s.offset)).collect();
+            holes.filter(|s| s.next != NO_BLOCK).map(|s| (s.size, s.offset)).collect();
         holes.sort_unstable();
-        let (id, each) = (*id, self.piece(need, page));
+        let (id, each) = (*id, self.extent_size(need, page));
         let reserved = self.heap.counters.reserved();
-        let room = self.room(source.device_memory()).unwrap_or(u64::MAX).saturating_sub(reserved);
+        let room = self.capacity(source.device_memory()).unwrap_or(u64::MAX).saturating_sub(reserved);
         let mut new = 0;
         let mut pieces = Vec::new();
         for (size, offset) in holes {
@@ -281,13 +281,13 @@ impl PoolState {
             }
             new += size;
             let parts = (0..size).step_by(each as usize);
-            pieces.extend(parts.map(|at| Piece {
+            pieces.extend(parts.map(|at| PageRemap {
                 to: (id, offset + at),
                 bytes: each.min(size - at),
                 from: None,
             }));
         }
-        if pieces.is_empty() || self.over_limit(new) {
+        if pieces.is_empty() || self.exceeds_limit(new) {
             return Ok(false);
         }
         self.num_device_alloc += 1;
@@ -297,28 +297,28 @@ impl PoolState {
             Err(other) => return Err(other.into()),
         }
         for run in pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1) {
-            self.heap.mapped(segment, run);
+            self.heap.mark_mapped(segment, run);
         }
         Ok(true)
     }
 
     /// Lets `plan` move blocks, and copies them. If it fails, nothing has happened.
-    fn plan(
+    fn execute_plan(
         &mut self,
-        mover: &dyn Mover,
+        mover: &dyn BlockMover,
         need: &AllocRequest,
-        plan: impl FnOnce(&mut Planner<'_>) -> bool,
+        plan: impl FnOnce(&mut CompactionPlanner<'_>) -> bool,
     ) -> Result<bool> {
         let recorder = self.heap.recorder.take();
-        let mut planner = Planner::new(&mut self.heap, &mut self.spare, &self.pinned, need.arena);
+        let mut planner = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
         let found = plan(&mut planner);
-        let (plan, before) = planner.end();
+        let (plan, before) = planner.finish();
         let queue = self.heap.arenas[usize::from(need.arena)].queue;
-        let done = if found { mover.copy(queue, &plan.copies).map(|()| true) } else { Ok(false) };
+        let done = if found { mover.enqueue_copies(queue, &plan.copies).map(|()| true) } else { Ok(false) };
         let moved = matches!(done, Ok(true));
         if let Some(before) = before {
             let gone = if moved { before } else { std::mem::replace(&mut self.heap, before) };
-            self.spare.push(gone);
+            self.spare_heaps.push(gone);
         }
         self.heap.recorder = recorder;
         if !moved {
@@ -329,14 +329,14 @@ impl PoolState {
         }
         self.num_compactions += 1;
         self.compacted_bytes += plan.bytes;
-        self.moved.add(self.heap.counters.lent(), plan.bytes + COPY * plan.copies.len() as u64);
+        self.migration_budget.add(self.heap.counters.total_allocated(), plan.bytes + COPY_COST * plan.copies.len() as u64);
         done
     }
 }
 
 impl Pool {
     /// The same, with somebody who moves blocks for it; one is enough.
-    pub(crate) fn with_mover(self, mover: Arc<dyn Mover>) -> Self {
+    pub(crate) fn with_mover(self, mover: Arc<dyn BlockMover>) -> Self {
         if self.shared.mover.set(mover).is_ok() {
             self.shared.lock().set_mover();
         }
@@ -345,15 +345,15 @@ impl Pool {
 
     /// How often blocks have moved. Unless this has changed, a block is where it was; behind the gate it does not change.
     #[inline]
-    pub(crate) fn moves(&self) -> u64 {
-        self.shared.moves.load(Ordering::Acquire)
+    pub(crate) fn move_count(&self) -> u64 {
+        self.shared.move_count.load(Ordering::Acquire)
     }
 
     /// Looks up where a block is.
     #[cold]
-    pub(crate) fn locate(&self, block: &mut Block) {
+    pub(crate) fn refresh_location(&self, block: &mut Block) {
         let state = self.shared.lock();
-        if let Some(slot) = state.heap.find(block) {
+        if let Some(slot) = state.heap.find_slot(block) {
             let slot = state.heap.slot(slot);
             (block.segment, block.offset) = (state.heap.segment(slot.segment).id, slot.offset);
         }
@@ -361,11 +361,11 @@ impl Pool {
 
     /// Keeps a block where it is until [`unpin`](Self::unpin), which undoes one of these.
     pub(crate) fn pin(&self, block: &Block) {
-        self.shared.lock().pinned.push(block.slot);
+        self.shared.lock().pinned_slots.push(block.slot);
     }
 
     pub(crate) fn unpin(&self, block: &Block) {
-        let pinned = &mut self.shared.lock().pinned;
+        let pinned = &mut self.shared.lock().pinned_slots;
         if let Some(at) = pinned.iter().position(|slot| *slot == block.slot) {
             pinned.swap_remove(at);
         }
@@ -379,13 +379,13 @@ impl Pool {
         full: bool,
     ) -> Result<(Option<Block>, MutexGuard<'a, PoolState>)> {
         let (done, block, mut state) = self.compact_once(state, need, full, !full)?;
-        let Compacted::After(bytes) = done else { return Ok((block, state)) };
-        let mut idle = state.idle();
-        idle.retain(|i| matches!(i.what, Idler::Segment(_)));
+        let CompactOutcome::ReleaseFirst(bytes) = done else { return Ok((block, state)) };
+        let mut idle = state.idle_memory();
+        idle.retain(|i| matches!(i.kind, IdleKind::Segment(_)));
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
-        let chosen = state.first_of(idle, bytes);
-        state.leave(&*self.shared.source, &chosen, false)?;
-        let state = self.wait(state)?;
+        let chosen = state.select_idle(idle, bytes);
+        state.release_idle(&*self.shared.source, &chosen, false)?;
+        let state = self.wait_pending_fences(state)?;
         let (_, block, state) = self.compact_once(state, need, full, false)?;
         Ok((block, state))
     }
@@ -396,26 +396,26 @@ impl Pool {
         need: &AllocRequest,
         full: bool,
         first: bool,
-    ) -> Result<(Compacted, Option<Block>, MutexGuard<'a, PoolState>)> {
+    ) -> Result<(CompactOutcome, Option<Block>, MutexGuard<'a, PoolState>)> {
         let shared = &*self.shared;
         let Some(mover) = shared.mover.get().filter(|_| state.can_compact(need)) else {
-            return Ok((Compacted::Not, None, state));
+            return Ok((CompactOutcome::NotPossible, None, state));
         };
         drop(state);
-        let _gate = mover.gate();
+        let _gate = mover.lock_dispatch();
         let mut state = shared.lock();
-        state.rungs.compact.tried += 1;
+        state.reclaim_stats.compact.tried += 1;
         // Another thread may have freed what fits.
-        let (mut done, mut served) = (Compacted::Not, state.take(&*shared.source, need)?);
+        let (mut done, mut served) = (CompactOutcome::NotPossible, state.take_free_block(&*shared.source, need)?);
         if served.is_none() {
             let before = state.num_compactions;
             let moved = state.compact_and_take(&*shared.source, &**mover, need, full, first);
             if state.num_compactions != before {
-                shared.moves.fetch_add(1, Ordering::Release);
+                shared.move_count.fetch_add(1, Ordering::Release);
             }
             (done, served) = moved?;
         }
-        state.rungs.compact.served += u64::from(served.is_some());
+        state.reclaim_stats.compact.served += u64::from(served.is_some());
         Ok((done, served, state))
     }
 
@@ -427,17 +427,17 @@ impl Pool {
         need: &AllocRequest,
     ) -> Result<(Option<Block>, MutexGuard<'a, PoolState>)> {
         let source = &*self.shared.source;
-        for _ in 0..REPACKED {
-            if !state.can_compact(need) || !state.fill_holes(source, need)? {
+        for _ in 0..MAX_DEFRAGMENT_ROUNDS {
+            if !state.can_compact(need) || !state.map_holes(source, need)? {
                 break;
             }
             let (mut served, next) = self.compact(state, need, true)?;
             state = next;
             if served.is_none() {
-                state.leave_all(source, u64::MAX)?;
-                state = self.wait(state)?;
-                if let Growth::Served(block) = state.grow(source, need, None, 0)? {
-                    state.rungs.release.served += 1;
+                state.release_largest_idle(source, u64::MAX)?;
+                state = self.wait_pending_fences(state)?;
+                if let GrowOutcome::Served(block) = state.grow(source, need, None, 0)? {
+                    state.reclaim_stats.release.served += 1;
                     served = Some(block);
                 }
             }

@@ -7,7 +7,7 @@ use crate::memory::fake::FakeSource;
 use crate::memory::{Block, Config, Pool, Request};
 
 /// A program on a pool of virtual memory, which counts what it requests.
-struct Program {
+struct ShapeProgram {
     source: Arc<FakeSource>,
     pool: Pool,
     requested: u64,
@@ -15,7 +15,7 @@ struct Program {
     seed: u64,
 }
 
-impl Program {
+impl ShapeProgram {
     fn new(seed: u64) -> Self {
         let source = Arc::new(FakeSource::paged(80 << 30));
         let pool = Pool::new(source.clone(), Config::default());
@@ -23,20 +23,20 @@ impl Program {
     }
 
     /// A number of this range, of the seed.
-    fn any(&mut self, from: u64, to: u64) -> u64 {
+    fn random_between(&mut self, from: u64, to: u64) -> u64 {
         // SplitMix64
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.seed ^ (self.seed >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
         from + (z ^ (z >> 27)) % (to - from + 1)
     }
 
-    fn take(&mut self, bytes: u64) -> Result<Block> {
+    fn alloc(&mut self, bytes: u64) -> Result<Block> {
         self.requested += bytes;
         self.peak = self.peak.max(self.requested);
         self.pool.alloc(Request::new(bytes))
     }
 
-    fn drop(&mut self, blocks: impl IntoIterator<Item = Block>) {
+    fn free_all(&mut self, blocks: impl IntoIterator<Item = Block>) {
         for block in blocks {
             self.requested -= block.bytes;
             self.pool.free(block);
@@ -46,98 +46,98 @@ impl Program {
     /// Reserved over requested, at their peaks.
     fn ratio(self) -> f64 {
         drop(self.pool);
-        assert_eq!((self.source.used(), self.source.complaints()), (0, vec![]));
+        assert_eq!((self.source.used(), self.source.violations()), (0, vec![]));
         self.source.peak() as f64 / self.peak as f64
     }
 }
 
 /// Trains a stack of layers on sequences of changing lengths: what a layer saves is freed in reverse, while its
 /// gradients come; the optimiser's state comes after the first step, and stays.
-fn sequences(seed: u64) -> Result<f64> {
+fn train_sequences(seed: u64) -> Result<f64> {
     const WIDTH: u64 = 768;
-    let mut program = Program::new(seed);
+    let mut program = ShapeProgram::new(seed);
     let weights =
         [3 * WIDTH * WIDTH, WIDTH * WIDTH, 4 * WIDTH * WIDTH, 4 * WIDTH * WIDTH, WIDTH].map(|n| 4 * n);
     for _ in 0..12 {
         for bytes in weights {
-            program.take(bytes)?;
+            program.alloc(bytes)?;
         }
     }
     for step in 0..16 {
-        let tokens = 4 * 64 * program.any(2, 16);
+        let tokens = 4 * 64 * program.random_between(2, 16);
         let row = tokens * WIDTH * 4;
         let mut saved = Vec::new();
         for _ in 0..12 {
-            let (wide, thin) = (program.take(3 * row)?, program.take(tokens * 4)?);
-            let scratch = program.take(row)?;
-            saved.push(vec![wide, thin, program.take(row)?, program.take(4 * row)?, program.take(4 * row)?]);
-            program.drop([scratch]);
+            let (wide, thin) = (program.alloc(3 * row)?, program.alloc(tokens * 4)?);
+            let scratch = program.alloc(row)?;
+            saved.push(vec![wide, thin, program.alloc(row)?, program.alloc(4 * row)?, program.alloc(4 * row)?]);
+            program.free_all([scratch]);
         }
-        let (logits, slope) = (program.take(tokens * 32_000 * 4)?, program.take(tokens * 32_000 * 4)?);
-        let mut flowing = program.take(row)?;
-        program.drop([logits, slope]);
+        let (logits, slope) = (program.alloc(tokens * 32_000 * 4)?, program.alloc(tokens * 32_000 * 4)?);
+        let mut flowing = program.alloc(row)?;
+        program.free_all([logits, slope]);
         let mut gradients = Vec::new();
         while let Some(layer) = saved.pop() {
-            let scratch = program.take(4 * row)?;
+            let scratch = program.alloc(4 * row)?;
             for bytes in weights {
-                gradients.push(program.take(bytes)?);
+                gradients.push(program.alloc(bytes)?);
             }
-            program.drop(layer);
-            let next = program.take(row)?;
-            program.drop([scratch, std::mem::replace(&mut flowing, next)]);
+            program.free_all(layer);
+            let next = program.alloc(row)?;
+            program.free_all([scratch, std::mem::replace(&mut flowing, next)]);
         }
-        program.drop([flowing]);
+        program.free_all([flowing]);
         if step == 0 {
             for _ in 0..24 {
                 for bytes in weights {
-                    program.take(bytes)?;
+                    program.alloc(bytes)?;
                 }
             }
         }
-        program.drop(gradients);
+        program.free_all(gradients);
     }
     Ok(program.ratio())
 }
 
 /// Graphs whose numbers of nodes and edges change from step to step.
-fn graphs(seed: u64) -> Result<f64> {
-    let mut program = Program::new(seed);
+fn train_graphs(seed: u64) -> Result<f64> {
+    let mut program = ShapeProgram::new(seed);
     for _ in 0..60 {
-        let nodes = program.any(6_000, 120_000);
-        let edges = nodes * program.any(4, 16);
+        let nodes = program.random_between(6_000, 120_000);
+        let edges = nodes * program.random_between(4, 16);
         let mut saved = Vec::new();
         for _ in 0..3 {
-            let (messages, scratch) = (program.take(edges * 512)?, program.take(edges * 512)?);
-            saved.extend([messages, program.take(nodes * 512)?]);
-            program.drop([scratch]);
+            let (messages, scratch) = (program.alloc(edges * 512)?, program.alloc(edges * 512)?);
+            saved.extend([messages, program.alloc(nodes * 512)?]);
+            program.free_all([scratch]);
         }
-        let mut flowing = program.take(nodes * 512)?;
+        let mut flowing = program.alloc(nodes * 512)?;
         while let Some(block) = saved.pop() {
-            let next = program.take(block.bytes)?;
-            program.drop([block, std::mem::replace(&mut flowing, next)]);
+            let next = program.alloc(block.bytes)?;
+            program.free_all([block, std::mem::replace(&mut flowing, next)]);
         }
-        program.drop([flowing]);
+        program.free_all([flowing]);
     }
     Ok(program.ratio())
 }
 
 /// Batches of changing sizes through a network without gradients.
-fn batches(seed: u64) -> Result<f64> {
-    let mut program = Program::new(seed);
+fn serve_batches(seed: u64) -> Result<f64> {
+    let mut program = ShapeProgram::new(seed);
     for layer in 0..40 {
-        program.take((layer % 5 + 1) * 2_359_296)?;
+        program.alloc((layer % 5 + 1) * 2_359_296)?;
     }
     for _ in 0..120 {
-        let batch = program.any(1, 64);
-        let mut flowing = program.take(batch * 602_112)?;
+        let batch = program.random_between(1, 64);
+        let mut flowing = program.alloc(batch * 602_112)?;
         for layer in 0..24 {
             let (wide, workspace) =
-                (program.take(batch * (layer % 4 + 1) * 1_204_224)?, program.any(1, 32) << 18);
-            let workspace = program.take(workspace)?;
-            let next = program.take(batch * (layer % 3 + 1) * 602_112)?;
-            program.drop([workspace, wide, std::mem::replace(&mut flowing, next)]);
+                (program.alloc(batch * (layer % 4 + 1) * 1_204_224)?, program.random_between(1, 32) << 18);
+            let workspace = program.alloc(workspace)?;
+            let next = program.alloc(batch * (layer % 3 + 1) * 602_112)?;
+            program.free_all([workspace, wide, std::mem::replace(&mut flowing, next)]);
         }
-        program.drop([flowing]);
+        program.free_all([flowing]);
     }
     Ok(program.ratio())
 }
@@ -145,7 +145,7 @@ fn batches(seed: u64) -> Result<f64> {
 #[test]
 fn changing_shapes_leave_little_unused() -> Result<()> {
     for seed in 1..4 {
-        let ratios = [sequences(seed)?, graphs(seed)?, batches(seed)?];
+        let ratios = [train_sequences(seed)?, train_graphs(seed)?, serve_batches(seed)?];
         assert!(ratios.iter().all(|r| *r <= 1.03), "seed {seed}: {ratios:?}");
         let mean = ratios.iter().product::<f64>().cbrt();
         assert!(mean <= 1.02, "seed {seed}: {ratios:?}");
@@ -158,25 +158,25 @@ fn changing_shapes_leave_little_unused() -> Result<()> {
 fn memory_that_never_settles_stays() -> Result<()> {
     let mut efforts = Vec::new();
     for seed in 1..7 {
-        let mut program = Program::new(seed);
+        let mut program = ShapeProgram::new(seed);
         let mut blocks = Vec::new();
         let mut settled = program.source.calls();
         for request in 0..20_000 {
             if request == 10_000 {
                 settled = program.source.calls();
             }
-            let power = program.any(10, 25);
-            let bytes = (1 << power) + program.any(0, (1 << power) - 1);
-            blocks.push(program.take(bytes)?);
+            let power = program.random_between(10, 25);
+            let bytes = (1 << power) + program.random_between(0, (1 << power) - 1);
+            blocks.push(program.alloc(bytes)?);
             if blocks.len() > 1000 {
-                let place = program.any(0, 999) as usize;
+                let place = program.random_between(0, 999) as usize;
                 let old = blocks.swap_remove(place);
-                program.drop([old]);
+                program.free_all([old]);
             }
         }
         let now = program.source.calls();
-        efforts.push(now.memory() - settled.memory() + now.moved - settled.moved);
-        program.drop(blocks);
+        efforts.push(now.memory_calls() - settled.memory_calls() + now.moved_pieces - settled.moved_pieces);
+        program.free_all(blocks);
         let ratio = program.ratio();
         assert!(ratio <= 1.15, "seed {seed}: {ratio}");
     }

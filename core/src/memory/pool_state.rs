@@ -3,23 +3,23 @@
 use std::collections::VecDeque;
 
 use super::batch::BatchMemory;
-use super::config::{Config, Fit};
+use super::config::{Config, FitPolicy};
 use super::grow::MigrationBudget;
-use super::heap::{AllocRequest, Arena, Heap, MIN_BLOCK, RETIRED, SHARED, SlotState as Is, Splitting};
+use super::heap::{AllocRequest, Arena, Heap, MIN_BLOCK, RETIRED_OWNER, SHARED_OWNER, SlotState as Is, SplitRules};
 use super::hysteresis::GrowthHysteresis;
-use super::pool::{Block, Request, bit};
-use super::process::{Share, process_reserved};
+use super::pool::{Block, Request, stream_bit};
+use super::process::{ProcessShare, process_reserved};
 use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentSource, VirtualMemory};
 use super::stats::{ReclaimStats, Stats};
 use super::{OutOfMemory, Tag};
 use crate::error::Result;
 
 /// Smaller rests of large plain blocks are not split off (PyTorch's kSmallSize).
-const MIN_LARGE_REST: u64 = 1 << 20;
+const MIN_LARGE_REMAINDER: u64 = 1 << 20;
 
 /// What waits for a fence.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Waiting {
+pub(super) enum PendingRelease {
     /// A freed block, to be reused.
     Block(u32),
     /// An idle segment, to be given back.
@@ -27,11 +27,11 @@ pub(super) enum Waiting {
     /// Extents of a range, to be unmapped: their block.
     Extents(u32),
     /// Extents of a range, to be moved to where memory is missing: their block.
-    Donor(u32),
+    MigrationSource(u32),
 }
 
 /// What became of an attempt to grow.
-pub(super) enum Growth {
+pub(super) enum GrowOutcome {
     /// The request was served.
     Served(Block),
     /// There is no room; what the source said.
@@ -41,42 +41,42 @@ pub(super) enum Growth {
 /// Blocks of extents that may move now.
 #[derive(Debug, Default)]
 pub(super) struct MigrationSources {
-    pub(super) slots: Vec<u32>,
+    pub(super) blocks: Vec<u32>,
     /// The device may not have passed them: they move behind what it was given.
-    pub(super) in_use: bool,
+    pub(super) may_be_in_use: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct PoolState {
     /// The request that fails on purpose, by the heap's clock; 0 is none.
-    pub(super) fails: u64,
+    pub(super) fail_at_request: u64,
     pub(super) heap: Heap,
     /// The private pools that live.
-    pub(super) private: Vec<u16>,
+    pub(super) private_pools: Vec<u16>,
     pub(super) config: Config,
     pub(super) device: Option<String>,
     pub(super) limit: Option<u64>,
     pub(super) max_segment: u64,
     pub(super) virtual_memory: Option<VirtualMemory>,
     /// In the order of the fences.
-    pub(super) waiting: VecDeque<(Fence, Waiting)>,
-    pub(super) donors: MigrationSources,
-    pub(super) moved: MigrationBudget,
+    pub(super) pending_releases: VecDeque<(Fence, PendingRelease)>,
+    pub(super) migration_sources: MigrationSources,
+    pub(super) migration_budget: MigrationBudget,
     /// Bytes that have moved lately for blocks that grow by a little each time.
-    pub(super) crept: MigrationBudget,
-    pub(super) rest: GrowthHysteresis,
-    pub(super) share: Share,
-    pub(super) rows: BatchMemory,
-    pub(super) rungs: ReclaimStats,
+    pub(super) creep_budget: MigrationBudget,
+    pub(super) hysteresis: GrowthHysteresis,
+    pub(super) process_share: ProcessShare,
+    pub(super) batch_memory: BatchMemory,
+    pub(super) reclaim_stats: ReclaimStats,
     pub(super) num_alloc_retries: u64,
     pub(super) num_ooms: u64,
     pub(super) num_sync_all_streams: u64,
     pub(super) num_device_alloc: u64,
     /// Slots that are not to move, as often as somebody asked for that.
-    pub(super) pinned: Vec<u32>,
+    pub(super) pinned_slots: Vec<u32>,
     pub(super) has_mover: bool,
     /// Heaps whose memory planners use again.
-    pub(super) spare: Vec<Heap>,
+    pub(super) spare_heaps: Vec<Heap>,
     pub(super) num_compactions: u64,
     pub(super) compacted_bytes: u64,
     num_device_free: u64,
@@ -85,14 +85,14 @@ pub(super) struct PoolState {
 
 /// Idle memory that could go back to the device.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Idle {
+pub(super) struct IdleMemory {
     pub(super) size: u64,
-    pub(super) what: Idler,
+    pub(super) kind: IdleKind,
 }
 
 /// What a piece of idle memory is.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Idler {
+pub(super) enum IdleKind {
     /// A segment.
     Segment(u32),
     /// Neighbouring extents from an offset on, in the free block at `near` or after it.
@@ -102,42 +102,42 @@ pub(super) enum Idler {
 impl PoolState {
     pub(super) fn new(source: &dyn SegmentSource, config: Config) -> Self {
         let limits = source.limits();
-        let rules = Splitting {
+        let rules = SplitRules {
             unit: limits.alignment.max(MIN_BLOCK),
             max_split: config.max_split_size.unwrap_or(u64::MAX),
             max_rounding: config.max_non_split_rounding,
-            low_fit: config.fit == Fit::Low,
-            min_large_rest: MIN_LARGE_REST,
+            prefers_low_address: config.fit == FitPolicy::LowestAddress,
+            min_large_remainder: MIN_LARGE_REMAINDER,
         };
         let mut heap = Heap::new(rules);
         let virtual_memory = limits.virtual_memory.filter(|_| config.expandable_segments);
         heap.counters.max_split = rules.max_split;
         let mut state = Self {
             heap,
-            fails: 0,
-            private: Vec::new(),
+            fail_at_request: 0,
+            private_pools: Vec::new(),
             config,
             device: None,
             limit: None,
             max_segment: limits.max_segment,
             virtual_memory,
-            waiting: VecDeque::new(),
-            donors: MigrationSources::default(),
-            moved: MigrationBudget::default(),
-            crept: MigrationBudget::default(),
-            rest: GrowthHysteresis::default(),
-            share: Share::new(source.is_real()),
-            rows: BatchMemory::default(),
-            rungs: ReclaimStats::default(),
+            pending_releases: VecDeque::new(),
+            migration_sources: MigrationSources::default(),
+            migration_budget: MigrationBudget::default(),
+            creep_budget: MigrationBudget::default(),
+            hysteresis: GrowthHysteresis::default(),
+            process_share: ProcessShare::new(source.is_device_memory()),
+            batch_memory: BatchMemory::default(),
+            reclaim_stats: ReclaimStats::default(),
             num_alloc_retries: 0,
             num_ooms: 0,
             num_sync_all_streams: 0,
             num_device_alloc: 0,
             num_device_free: 0,
             num_invalid_frees: 0,
-            pinned: Vec::new(),
+            pinned_slots: Vec::new(),
             has_mover: false,
-            spare: Vec::new(),
+            spare_heaps: Vec::new(),
             num_compactions: 0,
             compacted_bytes: 0,
         };
@@ -148,11 +148,11 @@ impl PoolState {
     /// There is somebody who moves blocks.
     pub(super) fn set_mover(&mut self) {
         self.has_mover = true;
-        if self.compacts() {
+        if self.is_compaction_enabled() {
             // Small rests come together again.
-            self.heap.rules.min_large_rest = 0;
+            self.heap.rules.min_large_remainder = 0;
             if self.virtual_memory.is_none() {
-                self.moved = MigrationBudget::copied();
+                self.migration_budget = MigrationBudget::for_copies();
             }
         }
     }
@@ -166,11 +166,11 @@ impl PoolState {
 
     /// The bound on what all pools of the process hold, if there is one.
     pub(super) fn process_limit(&self) -> Option<u64> {
-        self.share.limit(self.config.max_process_memory)
+        self.process_share.limit(self.config.max_process_memory)
     }
 
     /// The most bytes that the pool may hold, as far as that is known.
-    pub(super) fn room(&self, memory: DeviceMemory) -> Option<u64> {
+    pub(super) fn capacity(&self, memory: DeviceMemory) -> Option<u64> {
         let reserved = self.heap.counters.reserved();
         let device = memory.free.map(|free| free.saturating_add(reserved));
         let others = process_reserved().saturating_sub(reserved);
@@ -179,29 +179,29 @@ impl PoolState {
     }
 
     #[inline]
-    pub(super) fn need<'a>(&mut self, request: &'a Request) -> AllocRequest<'a> {
-        let size = self.config.round(request.bytes, self.heap.rules.unit);
+    pub(super) fn resolve_request<'a>(&mut self, request: &'a Request) -> AllocRequest<'a> {
+        let size = self.config.round_size(request.bytes, self.heap.rules.unit);
         let small = size <= self.config.small_size;
-        let arena = match request.private {
-            owner if owner != SHARED && self.private.contains(&owner) => {
-                self.heap.private_arena(owner, request.queue, small)
+        let arena = match request.private_pool {
+            owner if owner != SHARED_OWNER && self.private_pools.contains(&owner) => {
+                self.heap.get_or_create_private_arena(owner, request.queue, small)
             }
             // Inside a private pool of another device, too.
-            _ => self.heap.arena(request.queue, small),
+            _ => self.heap.get_or_create_arena(request.queue, small),
         };
-        let held = if request.movable { Is::Loose } else { Is::Live };
-        AllocRequest { arena, size, requested: request.bytes, scope: &request.scope, held }
+        let held = if request.movable { Is::Movable } else { Is::Pinned };
+        AllocRequest { arena, size, requested: request.bytes, scope: &request.scope, state: held }
     }
 
     /// Serves a request from free blocks.
-    pub(super) fn take(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<Option<Block>> {
-        self.heap.take(need).map(|block| self.settled(source, block)).transpose()
+    pub(super) fn take_free_block(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<Option<Block>> {
+        self.heap.take_free_block(need).map(|block| self.finish_alloc(source, block)).transpose()
     }
 
     /// A block that was just lent, once its queue waits for what it has to.
     #[inline]
-    pub(super) fn settled(&mut self, source: &dyn SegmentSource, block: Block) -> Result<Block> {
-        if self.heap.owes.is_some() {
+    pub(super) fn finish_alloc(&mut self, source: &dyn SegmentSource, block: Block) -> Result<Block> {
+        if self.heap.pending_waits.is_some() {
             self.wait_cross_stream_uses(source, &block, block.queue)?;
         }
         Ok(block)
@@ -220,16 +220,16 @@ impl PoolState {
         let others = self.heap.arenas.iter().enumerate().filter(|(at, a)| {
             *at != usize::from(need.arena)
                 && (any || a.small == small)
-                && (a.owner == owner || a.owner == RETIRED)
+                && (a.owner == owner || a.owner == RETIRED_OWNER)
         });
         let others: Vec<u16> = others.map(|(at, _)| at as u16).collect();
         for arena in others {
-            let Some(mut block) = self.heap.take(&AllocRequest { arena, ..*need }) else { continue };
+            let Some(mut block) = self.heap.take_free_block(&AllocRequest { arena, ..*need }) else { continue };
             block.queue = queue;
             self.wait_cross_stream_uses(source, &block, queue)?;
             let home = self.heap.arenas[usize::from(arena)].queue;
             if home != queue {
-                let joined = source.record(home).and_then(|event| source.wait_event(queue, event));
+                let joined = source.record_event(home).and_then(|event| source.wait_event(queue, event));
                 joined.inspect_err(|_| self.heap.free(block.slot))?;
             }
             return Ok(Some(block));
@@ -245,202 +245,202 @@ impl PoolState {
         block: &Block,
         queue: u8,
     ) -> Result<()> {
-        let Some(owed) = self.heap.owes.take() else { return Ok(()) };
+        let Some(owed) = self.heap.pending_waits.take() else { return Ok(()) };
         let arena = &mut self.heap.arenas[usize::from(owed.arena)];
-        let count = arena.uses.partition_point(|(number, _)| *number <= owed.last);
-        let waited = arena.uses[..count].iter().try_for_each(|(_, event)| source.wait_event(queue, *event));
+        let count = arena.cross_stream_uses.partition_point(|(number, _)| *number <= owed.last_use);
+        let waited = arena.cross_stream_uses[..count].iter().try_for_each(|(_, event)| source.wait_event(queue, *event));
         if waited.is_ok() && queue == arena.queue {
-            arena.uses.drain(..count);
+            arena.cross_stream_uses.drain(..count);
         }
-        waited.inspect_err(|_| self.heap.free_used(block.slot, owed.last))?;
+        waited.inspect_err(|_| self.heap.free_cross_stream(block.slot, owed.last_use))?;
         Ok(())
     }
 
     /// Takes a block back that these queues (a bit each) have used: its own queue reuses it after them.
-    pub(super) fn free_used(&mut self, source: &dyn SegmentSource, slot: u32, queues: u8) -> Result<()> {
+    pub(super) fn free_cross_stream(&mut self, source: &dyn SegmentSource, slot: u32, queues: u8) -> Result<()> {
         let arena = self.heap.slot(slot).arena;
         let home = self.heap.arenas[usize::from(arena)].queue;
         let mut last = 0;
-        for queue in (0..MAX_QUEUES).filter(|q| queues & bit(*q) != 0 && *q != home) {
-            last = self.heap.used(arena, source.record(queue)?);
+        for queue in (0..MAX_QUEUES).filter(|q| queues & stream_bit(*q) != 0 && *q != home) {
+            last = self.heap.record_cross_stream_use(arena, source.record_event(queue)?);
         }
-        self.heap.free_used(slot, last);
+        self.heap.free_cross_stream(slot, last);
         Ok(())
     }
 
     /// Gives back what a private pool holds that is idle, and the rest when it is.
-    pub(super) fn retire(&mut self, source: &dyn SegmentSource, owner: u16) -> Result<()> {
-        self.private.retain(|number| *number != owner);
+    pub(super) fn retire_private_pool(&mut self, source: &dyn SegmentSource, owner: u16) -> Result<()> {
+        self.private_pools.retain(|number| *number != owner);
         let mut own: Vec<bool> = Vec::new();
         for arena in &mut self.heap.arenas {
             own.push(arena.owner == owner);
             if arena.owner == owner {
-                arena.owner = RETIRED;
+                arena.owner = RETIRED_OWNER;
             }
         }
-        let mut idle = self.idle();
-        let near = |heap: &Heap, i: &Idle| match i.what {
-            Idler::Segment(segment) => heap.segment(segment).arena,
-            Idler::Extents { near, .. } => heap.slot(near).arena,
+        let mut idle = self.idle_memory();
+        let near = |heap: &Heap, i: &IdleMemory| match i.kind {
+            IdleKind::Segment(segment) => heap.segment(segment).arena,
+            IdleKind::Extents { near, .. } => heap.slot(near).arena,
         };
         idle.retain(|i| own[usize::from(near(&self.heap, i))]);
-        self.leave(source, &idle, false)?;
-        self.poll(source)
+        self.release_idle(source, &idle, false)?;
+        self.poll_fences(source)
     }
 
     #[cold]
-    pub(super) fn invalid_free(&mut self, block: &Block) {
+    pub(super) fn report_invalid_free(&mut self, block: &Block) {
         self.num_invalid_frees += 1;
         log::error!("a block was freed that is not held: {block:?}; nothing was freed");
     }
 
-    pub(super) fn pend(&mut self, slot: u32, fence: Fence) {
-        self.heap.pend(slot);
-        self.enqueue(fence, Waiting::Block(slot));
+    pub(super) fn defer_free(&mut self, slot: u32, fence: Fence) {
+        self.heap.mark_pending(slot);
+        self.enqueue_release(fence, PendingRelease::Block(slot));
     }
 
-    fn enqueue(&mut self, fence: Fence, what: Waiting) {
-        let at = match self.waiting.back() {
-            Some((last, _)) if *last > fence => self.waiting.partition_point(|w| w.0 <= fence),
-            _ => self.waiting.len(),
+    fn enqueue_release(&mut self, fence: Fence, what: PendingRelease) {
+        let at = match self.pending_releases.back() {
+            Some((last, _)) if *last > fence => self.pending_releases.partition_point(|w| w.0 <= fence),
+            _ => self.pending_releases.len(),
         };
-        self.waiting.insert(at, (fence, what));
+        self.pending_releases.insert(at, (fence, what));
     }
 
     /// Does what waited for fences that the device has passed.
-    pub(super) fn poll(&mut self, source: &dyn SegmentSource) -> Result<()> {
+    pub(super) fn poll_fences(&mut self, source: &dyn SegmentSource) -> Result<()> {
         let mut passed = None;
-        while let Some((fence, what)) = self.waiting.front().copied() {
+        while let Some((fence, what)) = self.pending_releases.front().copied() {
             if passed.is_none_or(|p| p < fence) {
-                if !source.fence_done(fence)? {
+                if !source.is_fence_signaled(fence)? {
                     break;
                 }
                 passed = Some(fence);
             }
-            self.waiting.pop_front();
-            self.passed(source, what)?;
+            self.pending_releases.pop_front();
+            self.complete_release(source, what)?;
         }
-        self.share.settle(self.heap.counters.reserved());
+        self.process_share.set_reserved(self.heap.counters.reserved());
         Ok(())
     }
 
     /// Does what waited, when the device is done with the memory.
-    fn passed(&mut self, source: &dyn SegmentSource, what: Waiting) -> Result<()> {
+    fn complete_release(&mut self, source: &dyn SegmentSource, what: PendingRelease) -> Result<()> {
         match what {
-            Waiting::Block(slot) => self.heap.unpend(slot),
-            Waiting::Segment(segment) => {
+            PendingRelease::Block(slot) => self.heap.complete_pending(slot),
+            PendingRelease::Segment(segment) => {
                 if let Some(gone) = self.heap.remove_segment(segment) {
                     self.num_device_free += 1;
                     source.free_segment(gone.id)?;
                 }
             }
-            Waiting::Extents(slot) => {
+            PendingRelease::Extents(slot) => {
                 self.num_device_free += 1;
-                let extents = self.heap.extents_of(slot);
-                self.heap.unmapped(slot);
+                let extents = self.heap.extents_in_block(slot);
+                self.heap.mark_unmapped(slot);
                 let pieces = extents.iter().map(|e| e.1).collect::<Vec<_>>();
                 if let Some(((id, offset), _)) = extents.first() {
-                    source.unmap_pieces(*id, *offset, &pieces)?;
+                    source.unmap_extents(*id, *offset, &pieces)?;
                 }
             }
-            Waiting::Donor(slot) => self.donors.slots.push(slot),
+            PendingRelease::MigrationSource(slot) => self.migration_sources.blocks.push(slot),
         }
         Ok(())
     }
 
     /// Idle memory: whole segments, and the whole extents of each free block in a range.
-    pub(super) fn idle(&self) -> Vec<Idle> {
+    pub(super) fn idle_memory(&self) -> Vec<IdleMemory> {
         let mut idle = Vec::new();
         // A private pool keeps what it has: addresses of a captured step must stay good.
-        let arenas = self.heap.arenas.iter().filter(|a| matches!(a.owner, SHARED | RETIRED));
+        let arenas = self.heap.arenas.iter().filter(|a| matches!(a.owner, SHARED_OWNER | RETIRED_OWNER));
         // What is a part of a plain segment stays: it is left out before the rest is sorted.
-        let some = |a: &Arena| a.bins.sorted_if(|e| e.whole || a.range.is_some());
+        let some = |a: &Arena| a.free_list.sorted_where(|e| e.is_whole_segment || a.virtual_range.is_some());
         for free in arenas.flat_map(some) {
             let block = self.heap.slot(free.slot);
             let segment = self.heap.segment(block.segment);
-            if segment.range.is_some() {
-                idle.extend(self.extents(free.slot, block.offset, block.offset + block.size));
+            if segment.virtual_range.is_some() {
+                idle.extend(self.idle_extents(free.slot, block.offset, block.offset + block.size));
             } else if block.size == segment.size {
-                idle.push(Idle { size: block.size, what: Idler::Segment(block.segment) });
+                idle.push(IdleMemory { size: block.size, kind: IdleKind::Segment(block.segment) });
             }
         }
         idle
     }
 
     /// The whole extents between two offsets of a free block; `None` if there are none.
-    pub(super) fn extents(&self, near: u32, from: u64, to: u64) -> Option<Idle> {
+    pub(super) fn idle_extents(&self, near: u32, from: u64, to: u64) -> Option<IdleMemory> {
         // None is smaller than a page.
         if to.saturating_sub(from) < self.virtual_memory.map_or(1, |v| v.granularity) {
             return None;
         }
-        let range = self.heap.segment(self.heap.slot(near).segment).range.as_ref()?;
+        let range = self.heap.segment(self.heap.slot(near).segment).virtual_range.as_ref()?;
         let extents = &range.extents[range.extents.partition_point(|e| e.0 < from)..];
         let offset = extents.first()?.0;
         let last = extents.partition_point(|e| e.0 + e.1 <= to).checked_sub(1)?;
         let end = extents[last].0 + extents[last].1;
-        Some(Idle { size: end - offset, what: Idler::Extents { near, offset } })
+        Some(IdleMemory { size: end - offset, kind: IdleKind::Extents { near, offset } })
     }
 
     /// The last extents of these that make up `bytes`, or all.
-    pub(super) fn cut(&self, idle: Idle, bytes: u64) -> Idle {
-        let Idler::Extents { near, offset } = idle.what else { return idle };
+    pub(super) fn trim_idle(&self, idle: IdleMemory, bytes: u64) -> IdleMemory {
+        let IdleKind::Extents { near, offset } = idle.kind else { return idle };
         let end = offset + idle.size;
-        let Some(range) = &self.heap.segment(self.heap.slot(near).segment).range else { return idle };
+        let Some(range) = &self.heap.segment(self.heap.slot(near).segment).virtual_range else { return idle };
         let last = range.extents.partition_point(|e| e.0 + e.1 <= end - bytes.min(idle.size));
         let from = range.extents.get(last).map_or(offset, |e| e.0.max(offset));
-        Idle { size: end - from, what: Idler::Extents { near, offset: from } }
+        IdleMemory { size: end - from, kind: IdleKind::Extents { near, offset: from } }
     }
 
     /// Sends idle memory back to the device, as soon as it has passed what runs now.
     ///
     /// With `donors`, extents do not go back, but wait for [`grow`](Self::grow) to move them.
-    pub(super) fn leave(&mut self, source: &dyn SegmentSource, idle: &[Idle], donors: bool) -> Result<u64> {
+    pub(super) fn release_idle(&mut self, source: &dyn SegmentSource, idle: &[IdleMemory], donors: bool) -> Result<u64> {
         if idle.is_empty() {
             return Ok(0);
         }
         // What nobody has had yet, since it was mapped ahead, can go at once.
-        let unused = |idle: &Idle| match idle.what {
-            Idler::Segment(_) => false,
-            Idler::Extents { near, offset } => self.heap.slot(self.heap.block_at(near, offset)).is_unused(),
+        let unused = |idle: &IdleMemory| match idle.kind {
+            IdleKind::Segment(_) => false,
+            IdleKind::Extents { near, offset } => self.heap.slot(self.heap.find_block_at(near, offset)).is_never_used(),
         };
         let fence = if idle.iter().all(unused) {
             None
-        } else if donors && self.waiting.is_empty() && source.holds_back() {
-            self.donors.in_use = true;
+        } else if donors && self.pending_releases.is_empty() && source.has_deferred_work() {
+            self.migration_sources.may_be_in_use = true;
             None
         } else {
-            Some(source.fence()?)
+            Some(source.record_fence()?)
         };
-        for Idle { size, what } in idle {
+        for IdleMemory { size, kind: what } in idle {
             let waiting = match *what {
-                Idler::Segment(segment) => {
-                    self.heap.leave_segment(segment);
-                    Waiting::Segment(segment)
+                IdleKind::Segment(segment) => {
+                    self.heap.mark_segment_releasing(segment);
+                    PendingRelease::Segment(segment)
                 }
-                Idler::Extents { near, offset } => {
-                    let slot = self.heap.leave_extents(near, offset, *size);
-                    if donors { Waiting::Donor(slot) } else { Waiting::Extents(slot) }
+                IdleKind::Extents { near, offset } => {
+                    let slot = self.heap.mark_extents_releasing(near, offset, *size);
+                    if donors { PendingRelease::MigrationSource(slot) } else { PendingRelease::Extents(slot) }
                 }
             };
             match fence {
-                Some(fence) => self.enqueue(fence, waiting),
-                None => self.passed(source, waiting)?,
+                Some(fence) => self.enqueue_release(fence, waiting),
+                None => self.complete_release(source, waiting)?,
             }
         }
-        self.share.settle(self.heap.counters.reserved());
+        self.process_share.set_reserved(self.heap.counters.reserved());
         Ok(idle.iter().map(|i| i.size).sum())
     }
 
     /// Sends idle memory back, the largest pieces first, until `bytes` bytes are on their way.
-    pub(super) fn leave_all(&mut self, source: &dyn SegmentSource, bytes: u64) -> Result<u64> {
-        let mut idle = self.idle();
+    pub(super) fn release_largest_idle(&mut self, source: &dyn SegmentSource, bytes: u64) -> Result<u64> {
+        let mut idle = self.idle_memory();
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
-        let chosen = self.first_of(idle, bytes);
-        self.leave(source, &chosen, false)
+        let chosen = self.select_idle(idle, bytes);
+        self.release_idle(source, &chosen, false)
     }
 
     /// `garbage_collection_threshold`: sends segments back that have been idle for longer than the average.
-    pub(super) fn collect(&mut self, source: &dyn SegmentSource) -> Result<bool> {
+    pub(super) fn collect_garbage(&mut self, source: &dyn SegmentSource) -> Result<bool> {
         let threshold = self.config.garbage_collection_threshold;
         let Some(limit) = self.limit.filter(|_| threshold > 0.0) else { return Ok(false) };
         let bound = (limit as f64 * threshold) as u64;
@@ -448,27 +448,27 @@ impl PoolState {
         if surplus == 0 {
             return Ok(false);
         }
-        self.rungs.collect.tried += 1;
+        self.reclaim_stats.collect.tried += 1;
         // How long a large segment has been idle.
-        let age = |i: &Idle| match i.what {
-            Idler::Segment(segment) => {
+        let age = |i: &IdleMemory| match i.kind {
+            IdleKind::Segment(segment) => {
                 let segment = self.heap.segment(segment);
                 let small = self.heap.arenas[segment.arena as usize].small;
                 (!small).then(|| self.heap.clock - segment.idle_since)
             }
-            Idler::Extents { .. } => None,
+            IdleKind::Extents { .. } => None,
         };
-        let mut idle = self.idle();
+        let mut idle = self.idle_memory();
         idle.retain(|i| age(i).is_some());
         let average = idle.iter().filter_map(age).sum::<u64>() / (idle.len() as u64).max(1);
         idle.retain(|i| age(i) >= Some(average));
         idle.sort_by_key(|i| std::cmp::Reverse(age(i)));
-        let chosen = self.first_of(idle, surplus);
-        Ok(self.leave(source, &chosen, false)? > 0)
+        let chosen = self.select_idle(idle, surplus);
+        Ok(self.release_idle(source, &chosen, false)? > 0)
     }
 
     fn largest_free(&self) -> u64 {
-        self.heap.arenas.iter().filter_map(|a| a.bins.largest()).map(|e| e.size).max().unwrap_or(0)
+        self.heap.arenas.iter().filter_map(|a| a.free_list.largest()).map(|e| e.size).max().unwrap_or(0)
     }
 
     pub(super) fn stats(&self) -> Stats {
@@ -484,14 +484,14 @@ impl PoolState {
             compacted_bytes: self.compacted_bytes,
             max_split_size: self.config.max_split_size,
             expandable_segments: self.virtual_memory.is_some(),
-            rungs: self.rungs,
-            ..self.heap.counters.read()
+            reclaim_stats: self.reclaim_stats,
+            ..self.heap.counters.to_stats()
         }
     }
 
     pub(super) fn reset_accumulated(&mut self) {
         self.heap.counters.reset_accumulated();
-        self.rungs = ReclaimStats::default();
+        self.reclaim_stats = ReclaimStats::default();
         self.num_alloc_retries = 0;
         self.num_ooms = 0;
         self.num_sync_all_streams = 0;
@@ -510,11 +510,11 @@ impl PoolState {
     ) -> OutOfMemory {
         let counters = &self.heap.counters;
         let largest_free = self.largest_free();
-        let cached = counters.reserved().saturating_sub(counters.active() + counters.leaving_bytes);
+        let cached = counters.reserved().saturating_sub(counters.active() + counters.releasing_bytes);
         let mut by_tag = [0; Tag::COUNT];
         let mut by_module = std::collections::BTreeMap::<_, u64>::new();
         let mut largest_parameter = 0;
-        for block in self.heap.all_blocks().filter(|b| b.state.is_held()) {
+        for block in self.heap.all_blocks().filter(|b| b.state.is_allocated()) {
             by_tag[block.tag as usize] += block.size;
             if block.tag == Tag::Parameter {
                 largest_parameter = block.size.max(largest_parameter);
@@ -527,7 +527,7 @@ impl PoolState {
         by_tag.sort_by_key(|t| std::cmp::Reverse(t.1));
         let mut by_module = by_module.into_iter().collect::<Vec<_>>();
         by_module.sort_by_key(|m| std::cmp::Reverse(m.1));
-        by_module.truncate(OutOfMemory::TOP);
+        by_module.truncate(OutOfMemory::MAX_LISTED);
         OutOfMemory {
             requested: need.requested,
             op: need.scope.op,
@@ -541,9 +541,9 @@ impl PoolState {
             limit: self.limit,
             process_limit: self.process_limit(),
             process_reserved: process_reserved(),
-            room: self.room(memory),
+            capacity: self.capacity(memory),
             max_segment: self.max_segment,
-            rows: self.rows_need(need.size, largest_parameter),
+            batch: self.batch_estimate(need.size, largest_parameter),
             allocated: counters.allocated(),
             pending: counters.pending_bytes(),
             cached,
@@ -557,23 +557,23 @@ impl PoolState {
     }
 
     /// Gives everything back, when nobody can hold a block any more.
-    pub(super) fn close(&mut self, source: &dyn SegmentSource) {
+    pub(super) fn release_all(&mut self, source: &dyn SegmentSource) {
         if self.heap.segments.iter().all(Option::is_none) {
             return;
         }
-        let fence = source.fence().and_then(|f| source.fence_wait(f));
+        let fence = source.record_fence().and_then(|f| source.wait_fence(f));
         if let Err(error) = fence {
             // A lost device has lost its memory too.
             log::debug!("the pool was dropped without its device: {error}");
         }
         for segment in std::mem::take(&mut self.heap.segments).into_iter().flatten() {
-            let given = match segment.range {
+            let given = match segment.virtual_range {
                 None => source.free_segment(segment.id),
                 Some(range) => range
                     .extents
                     .into_iter()
                     .try_for_each(|(offset, size)| source.unmap(segment.id, offset, size))
-                    .and_then(|()| source.unreserve(segment.id)),
+                    .and_then(|()| source.free_addresses(segment.id)),
             };
             if let Err(error) = given {
                 log::debug!("a segment was not given back: {error}");

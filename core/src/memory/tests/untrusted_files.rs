@@ -6,29 +6,29 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::super::check::MOST_BYTES;
+use super::super::validation::MAX_MEMORY_BYTES;
 use super::super::fake::FakeSource;
-use super::super::trace::{Event, Trace};
+use super::super::trace::{TraceEvent, Trace};
 use super::super::{Block, Config, Pool, Request, Snapshot, Tag, scope};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 /// Figures that no memory has, and that are read as numbers.
-const HUGE: [u64; 6] = [MOST_BYTES + 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 512, u64::MAX - 511, u64::MAX];
+const HUGE: [u64; 6] = [MAX_MEMORY_BYTES + 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 512, u64::MAX - 511, u64::MAX];
 
 /// The JSON of a snapshot with blocks and events of every kind.
 fn snapshot() -> Result<Value> {
     let source = Arc::new(FakeSource::paged(100 * MIB));
-    let pool = Pool::new(source.clone(), Config::default()).named("fake:0");
+    let pool = Pool::new(source.clone(), Config::default()).with_device_name("fake:0");
     let early = pool.alloc(Request::new(3000).tag(Tag::Parameter))?;
-    pool.record(1000);
-    source.hold_fences();
-    let _module = scope::module("net");
+    pool.start_recording(1000);
+    source.set_manual_fences();
+    let _module = scope::enter_module("net");
     let _weight = pool.alloc(Request::new(1000).tag(Tag::Parameter))?;
     let large = pool.alloc(Request::new(40 * MIB).tag(Tag::Activation).op("matmul"))?;
     pool.free(large);
     let waits = pool.alloc(Request::new(30 * MIB).op("relu"))?;
-    pool.free_after(waits, super::super::source::SegmentSource::fence(&*source)?);
+    pool.free_after(waits, super::super::source::SegmentSource::record_fence(&*source)?);
     assert!(pool.alloc(Request::new(200 * MIB).op("too_much")).is_err_and(|e| e.is_out_of_memory()));
     pool.free(early);
     let _last = pool.alloc(Request::new(2000).tag(Tag::Gradient))?;
@@ -37,13 +37,13 @@ fn snapshot() -> Result<Value> {
 }
 
 /// Every place of a number, as a JSON pointer.
-fn numbers(value: &Value, at: &str, found: &mut Vec<String>) {
+fn number_pointers(value: &Value, at: &str, found: &mut Vec<String>) {
     match value {
         Value::Number(_) => found.push(at.to_owned()),
         Value::Array(list) => {
-            list.iter().enumerate().for_each(|(i, v)| numbers(v, &format!("{at}/{i}"), found));
+            list.iter().enumerate().for_each(|(i, v)| number_pointers(v, &format!("{at}/{i}"), found));
         }
-        Value::Object(map) => map.iter().for_each(|(k, v)| numbers(v, &format!("{at}/{k}"), found)),
+        Value::Object(map) => map.iter().for_each(|(k, v)| number_pointers(v, &format!("{at}/{k}"), found)),
         _ => {}
     }
 }
@@ -53,18 +53,18 @@ fn read(value: &Value) -> Result<Snapshot> {
 }
 
 /// Checks sums over a snapshot that was read: none wraps around, or is more than memory can have.
-fn sums_are_exact(snapshot: &Snapshot) {
-    let live: u128 = snapshot.live().map(|(b, _)| u128::from(b.size)).sum();
-    let held: u128 = snapshot.held().iter().map(|(_, held)| u128::from(held.bytes)).sum();
+fn check_sums(snapshot: &Snapshot) {
+    let live: u128 = snapshot.live_blocks().map(|(b, _)| u128::from(b.size)).sum();
+    let held: u128 = snapshot.totals_by_holder().iter().map(|(_, held)| u128::from(held.bytes)).sum();
     assert_eq!(live, held);
-    assert!(live <= MOST_BYTES.into());
+    assert!(live <= MAX_MEMORY_BYTES.into());
     for moment in snapshot.timeline() {
         let exact: u128 = moment.by_tag.iter().map(|b| u128::from(*b)).sum();
         assert_eq!(u128::from(moment.allocated()), exact);
-        assert!(exact <= moment.reserved.into() && moment.reserved <= MOST_BYTES, "{moment:?}");
+        assert!(exact <= moment.reserved.into() && moment.reserved <= MAX_MEMORY_BYTES, "{moment:?}");
     }
     for event in 0..snapshot.events.len() {
-        assert!(snapshot.held_at(event).iter().all(|(_, bytes)| *bytes <= MOST_BYTES));
+        assert!(snapshot.holders_at(event).iter().all(|(_, bytes)| *bytes <= MAX_MEMORY_BYTES));
     }
     let (gone, come) = (snapshot.diff(&Snapshot::default()), Snapshot::default().diff(snapshot));
     assert_eq!((i128::from(gone.bytes()), i128::from(come.bytes())), (-(live as i128), live as i128));
@@ -74,9 +74,9 @@ fn sums_are_exact(snapshot: &Snapshot) {
 #[test]
 fn every_huge_figure_of_a_snapshot_is_an_error() -> Result<()> {
     let good = snapshot()?;
-    sums_are_exact(&read(&good)?);
+    check_sums(&read(&good)?);
     let mut places = Vec::new();
-    numbers(&good, "", &mut places);
+    number_pointers(&good, "", &mut places);
     assert!(places.len() > 250, "{}", places.len());
     for place in places {
         let oom = place.rsplit_once('/').and_then(|(event, _)| good.pointer(event)?.get("action"));
@@ -91,7 +91,7 @@ fn every_huge_figure_of_a_snapshot_is_an_error() -> Result<()> {
             match read(&bad) {
                 Ok(snapshot) => {
                     assert!(free || !bound || field == "dropped_events", "{place} = {huge} is taken");
-                    sums_are_exact(&snapshot);
+                    check_sums(&snapshot);
                 }
                 Err(e) => assert!(!free, "{place} = {huge}: {e}"),
             }
@@ -134,7 +134,7 @@ fn other_kinds_of_files_are_named() -> Result<()> {
     assert!(text.contains("Python pickle") && text.contains("snapshot.save(\"memory.json\")"), "{text}");
     assert!(message(b"{\"workload\": \"w\"}").contains("forebay replay"));
     assert!(message(b"").contains("it is empty"));
-    let trace = Trace::open(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")))
+    let trace = Trace::load(Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")))
         .map_or_else(|e| e.to_string(), |_| String::new());
     assert!(trace.contains("no trace: it is text"), "{trace}");
     Ok(())
@@ -145,20 +145,20 @@ fn other_kinds_of_files_are_named() -> Result<()> {
 fn snapshots_of_recorded_workloads_are_taken() -> Result<()> {
     for (name, limit) in [("moe_train", 30_000), ("gnn_varsize", 30_000)] {
         let path = format!("{}/../tests/traces/{name}.trace.xz", env!("CARGO_MANIFEST_DIR"));
-        let trace = Trace::open(Path::new(&path))?;
+        let trace = Trace::load(Path::new(&path))?;
         for source in [FakeSource::plain(80 << 30), FakeSource::paged(80 << 30)] {
             let source = Arc::new(source);
             let pool = Pool::new(source.clone(), Config::default()).with_mover(source);
-            pool.record(3000);
-            let mut table: Vec<Option<Block>> = vec![None; trace.places];
+            pool.start_recording(3000);
+            let mut table: Vec<Option<Block>> = vec![None; trace.slot_count];
             for (at, event) in trace.events.iter().take(limit).enumerate() {
                 match *event {
-                    Event::Alloc { place, bytes, queue } => {
+                    TraceEvent::Alloc { place, bytes, queue } => {
                         let tag = Tag::ALL[at % Tag::COUNT];
                         let request = Request::new(bytes).queue(queue).tag(tag).movable();
                         table[place as usize] = Some(pool.alloc(request)?);
                     }
-                    Event::Free { place } => {
+                    TraceEvent::Free { place } => {
                         table[place as usize].take().into_iter().for_each(|block| pool.free(block));
                     }
                 }
@@ -186,7 +186,7 @@ fn huge_figures_of_a_trace_are_errors() {
         assert!(Trace::read(header(figures).as_bytes()).is_err(), "figure {at}");
     }
     let mut text = header([1; 4]);
-    (0..=MOST_BYTES >> 44).for_each(|id| text.push_str(&format!("a {id} {} 0\n", 1_u64 << 44)));
+    (0..=MAX_MEMORY_BYTES >> 44).for_each(|id| text.push_str(&format!("a {id} {} 0\n", 1_u64 << 44)));
     assert!(Trace::read(text.as_bytes()).is_err_and(|e| e.to_string().contains("all live blocks")));
 }
 
@@ -199,14 +199,14 @@ proptest! {
     ) {
         let mut bad = snapshot().map_err(|e| TestCaseError::fail(e.to_string()))?;
         let mut places = Vec::new();
-        numbers(&bad, "", &mut places);
+        number_pointers(&bad, "", &mut places);
         for (index, value, shift) in changes {
             if let Some(number) = bad.pointer_mut(index.get::<String>(&places).as_str()) {
                 *number = (value >> shift).into();
             }
         }
         if let Ok(snapshot) = read(&bad) {
-            sums_are_exact(&snapshot);
+            check_sums(&snapshot);
         }
     }
 }

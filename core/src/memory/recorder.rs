@@ -17,7 +17,7 @@ use super::heap::{AllocRequest, Heap, Slot};
 use super::pool::Pool;
 use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
-use super::state::PoolState;
+use super::pool_state::PoolState;
 
 /// What happened; the names are PyTorch's, but for `free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -49,14 +49,14 @@ pub enum Action {
 
 /// How much a pool records.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Recording {
+pub struct RecordingOptions {
     /// Events that are kept; each takes about 90 bytes.
     pub capacity: usize,
     /// Whether the stack of every request is captured: some microseconds each, and some kilobytes.
     pub stacks: bool,
 }
 
-impl Recording {
+impl RecordingOptions {
     /// Keeps the newest `capacity` events, without stacks.
     #[must_use]
     pub fn new(capacity: usize) -> Self {
@@ -65,7 +65,7 @@ impl Recording {
 
     /// Keeps every event, and grows with them: for what ends soon, such as a dry run.
     #[must_use]
-    pub fn everything() -> Self {
+    pub fn unbounded() -> Self {
         Self::new(usize::MAX)
     }
 
@@ -76,7 +76,7 @@ impl Recording {
     }
 }
 
-impl From<usize> for Recording {
+impl From<usize> for RecordingOptions {
     fn from(capacity: usize) -> Self {
         Self::new(capacity)
     }
@@ -84,26 +84,26 @@ impl From<usize> for Recording {
 
 /// Where a request came from.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Site {
-    pub(super) line: Option<&'static Location<'static>>,
+pub(super) struct CallSite {
+    pub(super) location: Option<&'static Location<'static>>,
     pub(super) stack: Option<Arc<Backtrace>>,
 }
 
 /// Who holds, or held, a block.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Holder {
+pub(super) struct RecordedScope {
     pub(super) tag: Tag,
     pub(super) module: ModulePath,
     pub(super) op: &'static str,
-    pub(super) site: Site,
+    pub(super) call_site: CallSite,
 }
 
 /// Events of one operation at most, from its result's allocation to where it is recorded.
-const RECENT: usize = 256;
+const RETAG_WINDOW: usize = 256;
 
 /// One event.
 #[derive(Clone, Debug)]
-pub(super) struct Record {
+pub(super) struct RecordedEvent {
     /// Nanoseconds since recording began.
     pub(super) time: u64,
     pub(super) segment: SegmentId,
@@ -114,13 +114,13 @@ pub(super) struct Record {
     pub(super) requested: u64,
     pub(super) action: Action,
     pub(super) queue: u8,
-    pub(super) holder: Holder,
+    pub(super) scope: RecordedScope,
 }
 
 /// The ring, and what is known of live blocks beyond their slots.
 #[derive(Clone, Debug)]
-pub(super) struct Recorder {
-    ring: Vec<Record>,
+pub(super) struct EventRecorder {
+    ring: Vec<RecordedEvent>,
     capacity: usize,
     /// Where the next event goes: behind the newest, in place of the oldest.
     next: usize,
@@ -130,13 +130,13 @@ pub(super) struct Recorder {
     /// The same moment, in microseconds of the Unix time.
     pub(super) start_us: u64,
     /// Where the block in each slot came from.
-    sites: Vec<Site>,
+    call_sites: Vec<CallSite>,
     /// The stack of the request that is being served.
-    pub(super) stack: Option<Arc<Backtrace>>,
+    pub(super) current_stack: Option<Arc<Backtrace>>,
 }
 
-impl Recorder {
-    fn new(recording: Recording) -> Self {
+impl EventRecorder {
+    fn new(recording: RecordingOptions) -> Self {
         let capacity = recording.capacity.max(1);
         let start_us = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64);
         Self {
@@ -146,20 +146,20 @@ impl Recorder {
             total: 0,
             start: Instant::now(),
             start_us,
-            sites: Vec::new(),
-            stack: None,
+            call_sites: Vec::new(),
+            current_stack: None,
         }
     }
 
     /// Nanoseconds since recording began.
     #[inline]
-    pub(super) fn now(&self) -> u64 {
+    pub(super) fn elapsed_ns(&self) -> u64 {
         let passed = self.start.elapsed();
         passed.as_secs() * 1_000_000_000 + u64::from(passed.subsec_nanos())
     }
 
     #[inline]
-    pub(super) fn push(&mut self, record: Record) {
+    pub(super) fn push(&mut self, record: RecordedEvent) {
         match self.ring.get_mut(self.next) {
             Some(oldest) => *oldest = record,
             None => self.ring.push(record),
@@ -174,41 +174,41 @@ impl Recorder {
     /// A block that was lent a few events ago has another tag.
     pub(super) fn retag(&mut self, segment: SegmentId, offset: u64, tag: Tag) {
         let (newer, older) = self.ring.split_at_mut(self.next);
-        let lent = |r: &&mut Record| r.action == Action::Alloc && (r.segment, r.offset) == (segment, offset);
-        if let Some(record) = older.iter_mut().chain(newer).rev().take(RECENT).find(lent) {
-            record.holder.tag = tag;
+        let lent = |r: &&mut RecordedEvent| r.action == Action::Alloc && (r.segment, r.offset) == (segment, offset);
+        if let Some(record) = older.iter_mut().chain(newer).rev().take(RETAG_WINDOW).find(lent) {
+            record.scope.tag = tag;
         }
     }
 
-    fn newest(&mut self) -> Option<&mut Record> {
+    fn newest_mut(&mut self) -> Option<&mut RecordedEvent> {
         let at = self.next.checked_sub(1).unwrap_or(self.capacity - 1);
         self.ring.get_mut(at)
     }
 
     /// A block was lent in a slot.
     #[inline]
-    fn lent(&mut self, slot: u32, line: Option<&'static Location<'static>>) {
+    fn record_call_site(&mut self, slot: u32, line: Option<&'static Location<'static>>) {
         let slot = slot as usize;
-        if slot >= self.sites.len() {
-            self.sites.resize(slot + 1, Site::default());
+        if slot >= self.call_sites.len() {
+            self.call_sites.resize(slot + 1, CallSite::default());
         }
-        self.sites[slot] = Site { line, stack: self.stack.take() };
+        self.call_sites[slot] = CallSite { location: line, stack: self.current_stack.take() };
     }
 
     /// Where the block in a slot came from; nothing, if it was lent before recording began.
     #[inline]
-    pub(super) fn site(&self, slot: u32) -> Site {
-        self.sites.get(slot as usize).cloned().unwrap_or_default()
+    pub(super) fn call_site(&self, slot: u32) -> CallSite {
+        self.call_sites.get(slot as usize).cloned().unwrap_or_default()
     }
 
     /// What is kept, in order.
-    pub(super) fn records(&self) -> impl DoubleEndedIterator<Item = &Record> {
+    pub(super) fn events(&self) -> impl DoubleEndedIterator<Item = &RecordedEvent> {
         let (newer, older) = self.ring.split_at(self.next);
         older.iter().chain(newer)
     }
 
     /// How many events are not kept any more.
-    pub(super) fn dropped(&self) -> u64 {
+    pub(super) fn dropped_events(&self) -> u64 {
         self.total - self.ring.len() as u64
     }
 }
@@ -217,34 +217,34 @@ impl Recorder {
 impl Heap {
     /// A block was lent.
     #[inline(never)]
-    pub(super) fn record_lent(&mut self, at: u32, need: &AllocRequest) {
+    pub(super) fn record_alloc(&mut self, at: u32, need: &AllocRequest) {
         let Some(recorder) = &mut self.recorder else { return };
-        recorder.lent(at, need.scope.site);
-        self.record_slot(Action::Alloc, at);
+        recorder.record_call_site(at, need.scope.site);
+        self.push_block_event(Action::Alloc, at);
     }
 
     /// Something happens to a block that is, or was, lent.
     #[inline]
     pub(super) fn record_block(&mut self, action: Action, at: u32) {
         if self.recorder.is_some() {
-            self.record_slot(action, at);
+            self.push_block_event(action, at);
         }
     }
 
     #[inline(never)]
-    fn record_slot(&mut self, action: Action, at: u32) {
+    fn push_block_event(&mut self, action: Action, at: u32) {
         let Slot { segment, offset, size, requested, tag, module, op, arena, .. } = *self.slot(at);
         let (segment, queue) = (self.segment(segment).id, self.arenas[arena as usize].queue);
         let Some(recorder) = &mut self.recorder else { return };
-        let holder = Holder { tag, module, op, site: recorder.site(at) };
-        let time = recorder.now();
-        recorder.push(Record { time, segment, offset, size, requested, action, queue, holder });
+        let holder = RecordedScope { tag, module, op, call_site: recorder.call_site(at) };
+        let time = recorder.elapsed_ns();
+        recorder.push(RecordedEvent { time, segment, offset, size, requested, action, queue, scope: holder });
     }
 
     /// A block in use was moved from another place.
     pub(super) fn record_move(&mut self, at: u32, from: (SegmentId, u64)) {
         self.record_block(Action::MovedFrom, at);
-        if let Some(record) = self.recorder.as_mut().and_then(|r| r.newest()) {
+        if let Some(record) = self.recorder.as_mut().and_then(|r| r.newest_mut()) {
             (record.segment, record.offset) = from;
         }
         self.record_block(Action::MovedTo, at);
@@ -260,31 +260,31 @@ impl Heap {
         arena: u16,
     ) {
         let Some(recorder) = &mut self.recorder else { return };
-        let (time, queue, holder) = (recorder.now(), self.arenas[arena as usize].queue, Holder::default());
-        recorder.push(Record { time, segment, offset, size, requested: size, action, queue, holder });
+        let (time, queue, holder) = (recorder.elapsed_ns(), self.arenas[arena as usize].queue, RecordedScope::default());
+        recorder.push(RecordedEvent { time, segment, offset, size, requested: size, action, queue, scope: holder });
     }
 
     /// A request was not served.
     pub(super) fn record_oom(&mut self, need: &AllocRequest, device_free: u64) {
         let Some(recorder) = &mut self.recorder else { return };
         let Scope { tag, module, op, site } = *need.scope;
-        let site = Site { line: site, stack: recorder.stack.take() };
-        recorder.push(Record {
-            time: recorder.now(),
+        let site = CallSite { location: site, stack: recorder.current_stack.take() };
+        recorder.push(RecordedEvent {
+            time: recorder.elapsed_ns(),
             segment: SegmentId(0),
             offset: 0,
             size: need.requested,
             requested: device_free,
             action: Action::Oom,
             queue: self.arenas[need.arena as usize].queue,
-            holder: Holder { tag, module, op, site },
+            scope: RecordedScope { tag, module, op, call_site: site },
         });
     }
 }
 
 /// A block that was lent or taken back.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Change {
+pub struct AllocationChange {
     /// Bytes after rounding; negative where it was taken back.
     pub bytes: i64,
     /// Bytes that are lent after it.
@@ -297,12 +297,12 @@ pub struct Change {
 
 impl PoolState {
     /// The blocks that were lent or taken back while it recorded: undone one by one, from what is so now.
-    fn changes(&self) -> Vec<Change> {
+    fn allocation_changes(&self) -> Vec<AllocationChange> {
         let Some(recorder) = &self.heap.recorder else { return Vec::new() };
         let counters = &self.heap.counters;
         let (mut allocated, mut reserved) = (counters.allocated(), counters.reserved());
         let mut changes = Vec::new();
-        for record in recorder.records().rev() {
+        for record in recorder.events().rev() {
             let size = record.size as i64;
             let bytes = match record.action {
                 Action::Alloc => size,
@@ -317,9 +317,9 @@ impl PoolState {
                 }
                 Action::FreeCompleted | Action::MovedFrom | Action::MovedTo | Action::Oom => continue,
             };
-            let Holder { tag, module, op, ref site } = record.holder;
-            let scope = Scope { tag, module, op, site: site.line };
-            changes.push(Change { bytes, allocated, reserved, scope });
+            let RecordedScope { tag, module, op, call_site: ref site } = record.scope;
+            let scope = Scope { tag, module, op, site: site.location };
+            changes.push(AllocationChange { bytes, allocated, reserved, scope });
             allocated = allocated.saturating_add_signed(-bytes);
         }
         changes.reverse();
@@ -330,18 +330,18 @@ impl PoolState {
 impl Pool {
     /// Starts recording, or starts it anew: `pool.record(100_000)`, or `pool.record(Recording::new(100_000).with_stacks())`.
     /// [`snapshot`](Self::snapshot) has the events.
-    pub fn record(&self, recording: impl Into<Recording>) {
+    pub fn start_recording(&self, recording: impl Into<RecordingOptions>) {
         let recording = recording.into();
         let mut state = self.shared.lock();
-        state.heap.recorder = Some(Box::new(Recorder::new(recording)));
-        self.shared.stacks.store(recording.stacks, Ordering::Relaxed);
+        state.heap.recorder = Some(Box::new(EventRecorder::new(recording)));
+        self.shared.captures_stacks.store(recording.stacks, Ordering::Relaxed);
     }
 
     /// The blocks that were lent or taken back while the pool recorded, in order, as far as the events are kept:
     /// figures of this run of the program. [`snapshot`](Self::snapshot) has all that happened, as a value.
     #[must_use]
-    pub fn changes(&self) -> Vec<Change> {
-        self.shared.lock().changes()
+    pub fn allocation_changes(&self) -> Vec<AllocationChange> {
+        self.shared.lock().allocation_changes()
     }
 
     /// Whether it records.
@@ -354,6 +354,6 @@ impl Pool {
     pub fn stop_recording(&self) {
         let mut state = self.shared.lock();
         state.heap.recorder = None;
-        self.shared.stacks.store(false, Ordering::Relaxed);
+        self.shared.captures_stacks.store(false, Ordering::Relaxed);
     }
 }

@@ -7,30 +7,30 @@ use super::super::{Config, Pool, Request};
 use crate::error::Result;
 
 /// Keys and values of so many layers, for so many tokens of `row` bytes. The other blocks of a step are small.
-struct Cache {
+struct CacheProgram {
     layers: usize,
     tokens: u64,
     row: u64,
     /// Blocks for all tokens from the beginning.
-    fixed: bool,
+    is_preallocated: bool,
 }
 
 /// Figures of a pool that served it.
 #[derive(Debug)]
-struct Made {
+struct CacheRun {
     calls: u64,
     ratio: f64,
 }
 
-impl Cache {
-    fn run(&self, source: FakeSource) -> Result<Made> {
+impl CacheProgram {
+    fn run(&self, source: FakeSource) -> Result<CacheRun> {
         let source = Arc::new(source);
         let pool = Pool::new(source.clone(), Config::default()).with_mover(source.clone());
         let ask = |bytes: u64| pool.alloc(Request::new(bytes).movable());
         let mut blocks = Vec::new();
         let (mut requested, mut exact) = (0, 0);
         for _ in 0..2 * self.layers {
-            let tokens = if self.fixed { self.tokens } else { 1 };
+            let tokens = if self.is_preallocated { self.tokens } else { 1 };
             blocks.push((ask(tokens * self.row)?, tokens * self.row));
             requested += tokens * self.row;
         }
@@ -38,7 +38,7 @@ impl Cache {
             let mut hidden = ask(self.row)?;
             requested += self.row;
             for (at, (block, bytes)) in blocks.iter_mut().enumerate() {
-                if !self.fixed {
+                if !self.is_preallocated {
                     let larger = ask(token * self.row)?;
                     requested += token * self.row;
                     exact = requested.max(exact);
@@ -58,7 +58,7 @@ impl Cache {
         let peak_requested = stats.requested_bytes.all.peak;
         let ratio = source.peak() as f64 / peak_requested as f64;
         assert_eq!(peak_requested, exact, "peaks are those of the requests");
-        Ok(Made { calls: source.calls().memory(), ratio })
+        Ok(CacheRun { calls: source.calls().memory_calls(), ratio })
     }
 }
 
@@ -67,7 +67,7 @@ fn a_growing_cache_calls_the_driver_seldom() -> Result<()> {
     // Layers, tokens, bytes of a token; calls and reserved over requested in virtual memory, and in plain segments.
     let caches = [(12, 2000, 9216, (1100, 1.09), (20, 1.37)), (24, 1500, 8192, (1600, 1.13), (28, 1.34))];
     for (layers, tokens, row, paged, plain) in caches {
-        let cache = Cache { layers, tokens, row, fixed: false };
+        let cache = CacheProgram { layers, tokens, row, is_preallocated: false };
         let sources = [(FakeSource::paged(80 << 30), paged), (FakeSource::plain(80 << 30), plain)];
         for (source, (calls, ratio)) in sources {
             let made = cache.run(source)?;
@@ -80,14 +80,14 @@ fn a_growing_cache_calls_the_driver_seldom() -> Result<()> {
 #[test]
 fn six_thousand_tokens_need_a_fifth_of_the_calls_that_moving_each_time_does() -> Result<()> {
     let made =
-        Cache { layers: 12, tokens: 6000, row: 3072, fixed: false }.run(FakeSource::paged(80 << 30))?;
+        CacheProgram { layers: 12, tokens: 6000, row: 3072, is_preallocated: false }.run(FakeSource::paged(80 << 30))?;
     assert!(made.calls <= 1750 && made.ratio <= 1.08, "{made:?}");
     Ok(())
 }
 
 #[test]
 fn a_cache_that_is_there_from_the_beginning_needs_hardly_more_than_it_has() -> Result<()> {
-    let cache = Cache { layers: 12, tokens: 2000, row: 9216, fixed: true };
+    let cache = CacheProgram { layers: 12, tokens: 2000, row: 9216, is_preallocated: true };
     for (source, calls) in [(FakeSource::paged(80 << 30), 30), (FakeSource::plain(80 << 30), 12)] {
         let made = cache.run(source)?;
         assert!(made.calls <= calls && made.ratio <= 1.03, "{made:?}");

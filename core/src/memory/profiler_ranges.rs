@@ -11,7 +11,7 @@ use super::Tag;
 use super::scope::Scope;
 
 /// Who is told of ranges. They nest on each thread: a pop ends the last push of its thread.
-pub trait Ranges: Send + Sync {
+pub trait RangeListener: Send + Sync {
     /// A range begins: `encoder.fc1` for a module, `encoder.fc1: linear` for an operation in it, and
     /// `encoder.fc1: linear backward` for the operation's gradient.
     fn push(&self, name: &str);
@@ -19,25 +19,25 @@ pub trait Ranges: Send + Sync {
     fn pop(&self);
 }
 
-static ON: AtomicBool = AtomicBool::new(false);
-static RANGES: RwLock<Option<&'static dyn Ranges>> = RwLock::new(None);
+static IS_ENABLED: AtomicBool = AtomicBool::new(false);
+static LISTENER: RwLock<Option<&'static dyn RangeListener>> = RwLock::new(None);
 
 /// Tells `ranges` of the scopes that are entered from now on, on every thread; nobody with `None`. Scopes that were entered
 /// before are ended where they were begun.
-pub fn set_ranges(ranges: Option<&'static dyn Ranges>) {
-    let mut set = RANGES.write().unwrap_or_else(PoisonError::into_inner);
+pub fn set_range_listener(ranges: Option<&'static dyn RangeListener>) {
+    let mut set = LISTENER.write().unwrap_or_else(PoisonError::into_inner);
     *set = ranges;
-    ON.store(ranges.is_some(), Ordering::Release);
+    IS_ENABLED.store(ranges.is_some(), Ordering::Release);
 }
 
 /// What of a scope's guard is a range: whom to tell that it ended.
-pub(super) struct Range(Option<&'static dyn Ranges>);
+pub(super) struct ProfilerRange(Option<&'static dyn RangeListener>);
 
-impl Range {
+impl ProfilerRange {
     /// Begins one where a scope names a new module or operation, if somebody listens.
     #[inline]
     pub(super) fn enter(before: &Scope, now: &Scope) -> Self {
-        Self(if ON.load(Ordering::Relaxed) { begin(before, now) } else { None })
+        Self(if IS_ENABLED.load(Ordering::Relaxed) { begin_range(before, now) } else { None })
     }
 
     /// Ends it, also when nobody listens any more.
@@ -49,19 +49,19 @@ impl Range {
     }
 }
 
-impl fmt::Debug for Range {
+impl fmt::Debug for ProfilerRange {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Range").field(&self.0.is_some()).finish()
     }
 }
 
 #[cold]
-fn begin(before: &Scope, now: &Scope) -> Option<&'static dyn Ranges> {
+fn begin_range(before: &Scope, now: &Scope) -> Option<&'static dyn RangeListener> {
     let entered_op = now.op != before.op && !now.op.is_empty();
     if !entered_op && now.module == before.module {
         return None;
     }
-    let ranges = (*RANGES.read().unwrap_or_else(PoisonError::into_inner))?;
+    let ranges = (*LISTENER.read().unwrap_or_else(PoisonError::into_inner))?;
     let mut name = now.module.to_string();
     if entered_op {
         let colon = if name.is_empty() { "" } else { ": " };
@@ -84,42 +84,42 @@ mod tests {
     use crate::tensor::Tensor;
 
     /// What this test's thread was told; other tests of the process run beside it.
-    struct Record(std::thread::ThreadId, Mutex<Vec<String>>);
+    struct RangeLog(std::thread::ThreadId, Mutex<Vec<String>>);
 
-    impl Record {
-        fn line(&self, line: String) {
+    impl RangeLog {
+        fn push_line(&self, line: String) {
             if std::thread::current().id() == self.0 {
                 self.1.lock().unwrap().push(line);
             }
         }
     }
 
-    impl Ranges for Record {
+    impl RangeListener for RangeLog {
         fn push(&self, name: &str) {
-            self.line(format!("+{name}"));
+            self.push_line(format!("+{name}"));
         }
 
         fn pop(&self) {
-            self.line("-".into());
+            self.push_line("-".into());
         }
     }
 
     #[test]
     fn scopes_are_ranges_in_order_while_somebody_listens() {
         let device = Device::null(Default::default());
-        let record: &'static Record =
-            Box::leak(Box::new(Record(std::thread::current().id(), Mutex::default())));
+        let record: &'static RangeLog =
+            Box::leak(Box::new(RangeLog(std::thread::current().id(), Mutex::default())));
         let x = Tensor::ones(&[2, 2], DType::F32, &device).unwrap().requires_grad_().unwrap();
-        let _unheard = scope::module("before");
-        set_ranges(Some(record));
+        let _unheard = scope::enter_module("before");
+        set_range_listener(Some(record));
         let y = {
-            let _net = scope::module("fc1");
-            let _tag = scope::tag(Tag::Activation);
+            let _net = scope::enter_module("fc1");
+            let _tag = scope::enter_tag(Tag::Activation);
             x.exp().unwrap().sum(&[], false).unwrap()
         };
         y.backward().unwrap();
-        let last = scope::module("last");
-        set_ranges(None);
+        let last = scope::enter_module("last");
+        set_range_listener(None);
         drop(last);
         drop(x.exp().unwrap());
         let lines = record.1.lock().unwrap().clone();

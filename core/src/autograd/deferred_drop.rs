@@ -13,47 +13,47 @@ use std::sync::{Arc, PoisonError};
 
 use smallvec::SmallVec;
 
-use super::hooks::Hooks;
-use super::{Backward, Closure, Leaf, Meta, Node};
-use crate::amp::copies::Copy;
+use super::hooks::HookList;
+use super::{BackwardFn, BackwardFnState, Leaf, GradEdge, Node};
+use crate::amp::low_precision_copy::LowPrecisionCopy;
 use crate::tensor::Tensor;
 
 /// Contents of a node or a leaf that is gone, dropped in this order.
-enum Remains {
+enum DroppedContents {
     Node {
-        _backward: Option<Arc<Backward>>,
-        _hooks: Option<Arc<Hooks>>,
-        _inputs: SmallVec<[Option<Meta>; 4]>,
+        _backward: Option<Arc<BackwardFn>>,
+        _hooks: Option<Arc<HookList>>,
+        _inputs: SmallVec<[Option<GradEdge>; 4]>,
     },
     Leaf {
         _grad: Option<Tensor>,
-        _copy: Copy,
-        _hooks: Option<Arc<Hooks>>,
+        _copy: LowPrecisionCopy,
+        _hooks: Option<Arc<HookList>>,
     },
 }
 
 /// Remains that wait on a thread.
-struct Queue {
-    waiting: Vec<Remains>,
+struct DropQueue {
+    pending: Vec<DroppedContents>,
     /// If true, a drop further out empties the queue.
-    is_emptied: bool,
+    is_draining: bool,
 }
 
 thread_local! {
     // Without a destructor of its own, the queue is there as long as the thread is, also for tensors in other thread-locals.
-    static QUEUE: ManuallyDrop<RefCell<Queue>> =
-        const { ManuallyDrop::new(RefCell::new(Queue { waiting: Vec::new(), is_emptied: false })) };
+    static DROP_QUEUE: ManuallyDrop<RefCell<DropQueue>> =
+        const { ManuallyDrop::new(RefCell::new(DropQueue { pending: Vec::new(), is_draining: false })) };
 }
 
 /// Drops remains, now or from a drop further out.
-fn dispose(remains: Remains) {
-    let first = QUEUE.with(|queue| {
+fn drop_without_recursion(remains: DroppedContents) {
+    let first = DROP_QUEUE.with(|queue| {
         let mut queue = queue.borrow_mut();
-        if queue.is_emptied {
-            queue.waiting.push(remains);
+        if queue.is_draining {
+            queue.pending.push(remains);
             return None;
         }
-        queue.is_emptied = true;
+        queue.is_draining = true;
         Some(remains)
     });
     let Some(mut next) = first else { return };
@@ -63,13 +63,13 @@ fn dispose(remains: Remains) {
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(next))) {
             panic.get_or_insert(payload);
         }
-        let popped = QUEUE.with(|queue| {
+        let popped = DROP_QUEUE.with(|queue| {
             let mut queue = queue.borrow_mut();
-            let popped = queue.waiting.pop();
+            let popped = queue.pending.pop();
             if popped.is_none() {
-                queue.is_emptied = false;
+                queue.is_draining = false;
                 // The thread may end without another drop.
-                drop(mem::take(&mut queue.waiting));
+                drop(mem::take(&mut queue.pending));
             }
             popped
         });
@@ -88,23 +88,23 @@ fn dispose(remains: Remains) {
 impl Drop for Node {
     fn drop(&mut self) {
         let closure =
-            mem::replace(self.backward.get_mut().unwrap_or_else(PoisonError::into_inner), Closure::Freed);
+            mem::replace(self.backward_fn.get_mut().unwrap_or_else(PoisonError::into_inner), BackwardFnState::Freed);
         let backward = match closure {
-            Closure::Saved(backward) => Some(backward),
-            Closure::Running | Closure::Freed => None,
+            BackwardFnState::Saved(backward) => Some(backward),
+            BackwardFnState::Running | BackwardFnState::Freed => None,
         };
-        let inputs = mem::take(&mut self.inputs);
-        dispose(Remains::Node { _backward: backward, _hooks: self.hooks.take(), _inputs: inputs });
+        let inputs = mem::take(&mut self.next_edges);
+        drop_without_recursion(DroppedContents::Node { _backward: backward, _hooks: self.hooks.take(), _inputs: inputs });
     }
 }
 
 impl Drop for Leaf {
     fn drop(&mut self) {
         let grad = self.grad.get_mut().unwrap_or_else(PoisonError::into_inner).take();
-        let copy = mem::take(self.copy.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let copy = mem::take(self.low_precision_copy.get_mut().unwrap_or_else(PoisonError::into_inner));
         let hooks = self.hooks.take();
-        if grad.is_some() || hooks.is_some() || !matches!(copy, Copy::None) {
-            dispose(Remains::Leaf { _grad: grad, _copy: copy, _hooks: hooks });
+        if grad.is_some() || hooks.is_some() || !matches!(copy, LowPrecisionCopy::None) {
+            drop_without_recursion(DroppedContents::Leaf { _grad: grad, _copy: copy, _hooks: hooks });
         }
     }
 }

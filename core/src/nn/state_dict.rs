@@ -3,8 +3,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
-use super::staged::{Sealed, Staged, StagedSlot};
-use super::{Module, Slot, walk};
+use super::staged_copies::{PreparedCopies, StagedCopies, TensorKey};
+use super::{Module, ModuleEntry, visit_model};
 use crate::autograd;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -69,54 +69,54 @@ pub fn rename_keys(
 }
 
 /// A tensor of a module, with all its names: several, if modules share a parameter.
-pub(crate) struct Named {
+pub(crate) struct NamedTensor {
     pub(crate) tensor: Tensor,
     pub(crate) names: Vec<String>,
     /// Whether it is trained.
-    pub(crate) parameter: bool,
+    pub(crate) is_parameter: bool,
 }
 
 /// What a module has, each once, in the order of its walk.
-pub(crate) fn named<M: Module + ?Sized>(module: &M) -> Vec<Named> {
-    let mut all: Vec<Named> = Vec::new();
+pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> {
+    let mut all: Vec<NamedTensor> = Vec::new();
     let mut known = BTreeMap::new();
-    walk(module, &mut |name, slot| {
+    visit_model(module, &mut |name, slot| {
         let (t, parameter) = match slot {
-            Slot::Parameter(t) => (t, true),
-            Slot::Buffer(t) => (t, false),
+            ModuleEntry::Parameter(t) => (t, true),
+            ModuleEntry::Buffer(t) => (t, false),
             _ => return,
         };
         // Tied are those of one memory, whichever way they came to share it.
-        let place = *known.entry(StagedSlot::of(t)).or_insert(all.len());
+        let place = *known.entry(TensorKey::from_tensor(t)).or_insert(all.len());
         match all.get_mut(place) {
             Some(named) => {
                 named.names.push(name.to_owned());
-                named.parameter |= parameter;
+                named.is_parameter |= parameter;
             }
-            None => all.push(Named { tensor: t.detach(), names: vec![name.to_owned()], parameter }),
+            None => all.push(NamedTensor { tensor: t.detach(), names: vec![name.to_owned()], is_parameter: parameter }),
         }
     });
     all
 }
 
 /// Copies what has the same name, if all of it fits; `strict` takes missing and unexpected names for errors.
-pub(super) fn load<M: Module + ?Sized>(
+pub(super) fn load_state_dict<M: Module + ?Sized>(
     module: &M,
     state: &BTreeMap<String, Tensor>,
     strict: bool,
 ) -> Result<IncompatibleKeys> {
-    let (sealed, keys) = stage(module, state, strict)?;
+    let (sealed, keys) = stage_state_dict(module, state, strict)?;
     sealed.commit()?;
     Ok(keys)
 }
 
 /// Prepares what [`load`] changes.
-pub(crate) fn stage<M: Module + ?Sized>(
+pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     module: &M,
     state: &BTreeMap<String, Tensor>,
     strict: bool,
-) -> Result<(Sealed, IncompatibleKeys)> {
-    let own = named(module);
+) -> Result<(PreparedCopies, IncompatibleKeys)> {
+    let own = named_tensors(module);
     let names: BTreeSet<&String> = own.iter().flat_map(|named| &named.names).collect();
     // A shared parameter is there under any of its names: files often keep one. Counts of batches are not asked for: old files have
     // none, and PyTorch takes them too.
@@ -128,7 +128,7 @@ pub(crate) fn stage<M: Module + ?Sized>(
         unexpected: state.keys().filter(|name| !names.contains(name)).cloned().collect(),
     };
     let kind = |t: &Tensor| (t.dtype().is_float(), t.dtype().is_int());
-    let given = own.iter().flat_map(|Named { tensor, names, .. }| {
+    let given = own.iter().flat_map(|NamedTensor { tensor, names, .. }| {
         names.iter().filter_map(move |name| Some((name, tensor, state.get(name)?)))
     });
     let misfits = given.filter(|(_, t, given)| t.shape() != given.shape() || kind(t) != kind(given));
@@ -146,17 +146,17 @@ pub(crate) fn stage<M: Module + ?Sized>(
     if !problems.is_empty() {
         return Err(Error::argument("load_state_dict", problems.join("; ")));
     }
-    let mut staged = Staged::default();
-    for Named { tensor, names, .. } in &own {
+    let mut staged = StagedCopies::default();
+    for NamedTensor { tensor, names, .. } in &own {
         let mut first: Option<(&String, Tensor)> = None;
         for (name, source) in names.iter().filter_map(|name| Some((name, state.get(name)?))) {
             match &first {
                 None => {
-                    let cast = staged.copy(tensor, source).map_err(|e| e.at(name))?;
+                    let cast = staged.add_copy(tensor, source).map_err(|e| e.at(name))?;
                     first = Some((name, cast));
                 }
                 // As the model would hold it: a file may have one of them in another type.
-                Some((other, cast)) if !same(cast, source).map_err(|e| e.at(name))? => {
+                Some((other, cast)) if !has_same_bits(cast, source).map_err(|e| e.at(name))? => {
                     let why = format!(
                         "`{other}` and `{name}` are one tensor of the model, and the state has two that differ: give it \
                          one of them, or a model that does not share them"
@@ -167,12 +167,12 @@ pub(crate) fn stage<M: Module + ?Sized>(
             }
         }
     }
-    Ok((staged.seal()?, keys))
+    Ok((staged.prepare()?, keys))
 }
 
 /// Reports whether a tensor, cast to the type of another one, has its bits. Waits for the device where memory is not shared.
-fn same(cast: &Tensor, source: &Tensor) -> Result<bool> {
+fn has_same_bits(cast: &Tensor, source: &Tensor) -> Result<bool> {
     let _no_grad = autograd::no_grad();
     let source = source.detach().to_device(cast.device())?.to_dtype(cast.dtype())?;
-    Ok(StagedSlot::of(cast) == StagedSlot::of(&source) || cast.to_bytes()? == source.to_bytes()?)
+    Ok(TensorKey::from_tensor(cast) == TensorKey::from_tensor(&source) || cast.to_bytes()? == source.to_bytes()?)
 }

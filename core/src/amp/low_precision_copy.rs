@@ -16,78 +16,78 @@ use crate::tensor::storage::Storage;
 
 /// What a parameter, a leaf, has of a copy.
 #[derive(Debug, Default)]
-pub(crate) enum Copy {
+pub(crate) enum LowPrecisionCopy {
     /// Nobody has cast it.
     #[default]
     None,
     /// It was cast: an optimiser may make the next one.
-    Asked(DType),
+    Requested(DType),
     /// The copy, of the leaf as `of` says.
-    Kept { numbers: Tensor, of: CopyVersion },
+    Ready { copy: Tensor, source: CopyVersion },
 }
 
 /// The leaf that a copy was made of, and the copy, by their memory and how often each was written.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyVersion {
-    memory: Weak<Storage>,
-    leaf: u64,
-    numbers: u64,
+    leaf_storage: Weak<Storage>,
+    leaf_version: u64,
+    copy_version: u64,
 }
 
 impl CopyVersion {
-    fn of(leaf: &Tensor, numbers: &Tensor) -> Self {
-        Self { memory: leaf.downgrade_storage(), leaf: leaf.version(), numbers: numbers.version() }
+    fn read(leaf: &Tensor, numbers: &Tensor) -> Self {
+        Self { leaf_storage: leaf.downgrade_storage(), leaf_version: leaf.version(), copy_version: numbers.version() }
     }
 
     /// Reports that neither was written since.
-    fn is_now(&self, leaf: &Tensor, numbers: &Tensor) -> bool {
-        self.leaf == leaf.version()
-            && self.numbers == numbers.version()
-            && self.memory.ptr_eq(&leaf.downgrade_storage())
+    fn is_current(&self, leaf: &Tensor, numbers: &Tensor) -> bool {
+        self.leaf_version == leaf.version()
+            && self.copy_version == numbers.version()
+            && self.leaf_storage.ptr_eq(&leaf.downgrade_storage())
     }
 }
 
 /// The copy that an optimiser has made of a leaf as it is. If there is none, it is asked for one.
-pub(super) fn of(leaf: &Tensor, to: DType) -> Option<Tensor> {
-    let mut copy = autograd::copy_of(leaf)?;
+pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
+    let mut copy = autograd::lock_low_precision_copy(leaf)?;
     match &*copy {
-        Copy::Kept { numbers, of } if numbers.dtype() == to => {
-            let good = of.is_now(leaf, numbers);
+        LowPrecisionCopy::Ready { copy: numbers, source: of } if numbers.dtype() == to => {
+            let good = of.is_current(leaf, numbers);
             if good {
                 leaf.device().capture_recorder().copied(leaf, numbers);
             }
             good.then(|| numbers.clone())
         }
         // What a step that is recorded has read stays what it is.
-        Copy::Kept { .. } if leaf.device().capture_recorder().takes() => None,
+        LowPrecisionCopy::Ready { .. } if leaf.device().capture_recorder().takes() => None,
         _ => {
-            *copy = Copy::Asked(to);
+            *copy = LowPrecisionCopy::Requested(to);
             None
         }
     }
 }
 
 /// Memory for the next copy of a parameter, if it is one of f32 that was cast.
-pub(crate) fn room(parameter: &Tensor) -> Result<Option<Tensor>> {
-    let _tag = memory::scope::tag(Tag::Parameter);
-    let copy = autograd::copy_of(parameter).filter(|_| parameter.dtype() == DType::F32);
+pub(crate) fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
+    let _tag = memory::scope::enter_tag(Tag::Parameter);
+    let copy = autograd::lock_low_precision_copy(parameter).filter(|_| parameter.dtype() == DType::F32);
     let Some(copy) = copy else { return Ok(None) };
     let dtype = match &*copy {
-        Copy::None => return Ok(None),
-        Copy::Kept { numbers, .. } if numbers.is_unique() => return Ok(Some(numbers.clone())),
+        LowPrecisionCopy::None => return Ok(None),
+        LowPrecisionCopy::Ready { copy: numbers, .. } if numbers.is_unique() => return Ok(Some(numbers.clone())),
         // Replays would go on with the memory of before.
         _ if parameter.device().capture_recorder().takes() => return Ok(None),
-        Copy::Kept { numbers, .. } => numbers.dtype(),
-        Copy::Asked(dtype) => *dtype,
+        LowPrecisionCopy::Ready { copy: numbers, .. } => numbers.dtype(),
+        LowPrecisionCopy::Requested(dtype) => *dtype,
     };
     Tensor::empty(parameter.shape(), dtype, parameter.device()).map(Some)
 }
 
 /// The copy has been written, with the parameter.
-pub(crate) fn keep(parameter: &Tensor, numbers: Tensor) {
-    if let Some(mut copy) = autograd::copy_of(parameter) {
-        let of = CopyVersion::of(parameter, &numbers);
-        *copy = Copy::Kept { numbers, of };
+pub(crate) fn store_copy(parameter: &Tensor, numbers: Tensor) {
+    if let Some(mut copy) = autograd::lock_low_precision_copy(parameter) {
+        let of = CopyVersion::read(parameter, &numbers);
+        *copy = LowPrecisionCopy::Ready { copy: numbers, source: of };
     }
 }
 
@@ -95,18 +95,18 @@ pub(crate) fn keep(parameter: &Tensor, numbers: Tensor) {
 #[derive(Debug)]
 pub(crate) struct CapturedCast {
     leaf: Tensor,
-    numbers: Tensor,
+    copy: Tensor,
     /// The leaf as it is a copy of it.
-    of: CopyVersion,
+    versions: CopyVersion,
     /// Whether the step leaves a copy of what it leaves of the leaf.
-    kept: bool,
+    is_written_by_step: bool,
 }
 
 impl CapturedCast {
     /// The copy of a leaf that was read while a step was recorded, in that memory, when the step is over.
     pub(crate) fn new(leaf: Tensor, memory: &Weak<Storage>) -> Result<Self> {
-        let found = autograd::copy_of(&leaf).and_then(|copy| match &*copy {
-            Copy::Kept { numbers, of } if numbers.downgrade_storage().ptr_eq(memory) => {
+        let found = autograd::lock_low_precision_copy(&leaf).and_then(|copy| match &*copy {
+            LowPrecisionCopy::Ready { copy: numbers, source: of } if numbers.downgrade_storage().ptr_eq(memory) => {
                 Some((numbers.clone(), of.clone()))
             }
             _ => None,
@@ -115,32 +115,32 @@ impl CapturedCast {
             let reason = "a parameter's 16-bit copy was made anew while the step was recorded; capture it while nobody else trains the parameter";
             return Err(Error::Capture { op: "capture", reason: reason.to_owned() });
         };
-        let kept = of.is_now(&leaf, &numbers);
-        Ok(Self { leaf, numbers, of, kept })
+        let kept = of.is_current(&leaf, &numbers);
+        Ok(Self { leaf, copy: numbers, versions: of, is_written_by_step: kept })
     }
 
     /// Before a replay: casts, if others have changed the leaf.
     pub(crate) fn refresh(&mut self) -> Result<()> {
-        if !self.of.is_now(&self.leaf, &self.numbers) {
+        if !self.versions.is_current(&self.leaf, &self.copy) {
             // As of before the cast: a write meanwhile is another change.
             let leaf = self.leaf.version();
-            self.numbers.copy_(&self.leaf.detach())?;
-            self.of = CopyVersion { leaf, ..CopyVersion::of(&self.leaf, &self.numbers) };
+            self.copy.copy_(&self.leaf.detach())?;
+            self.versions = CopyVersion { leaf_version: leaf, ..CopyVersion::read(&self.leaf, &self.copy) };
         }
         Ok(())
     }
 
     /// With a replay, while nobody else writes: what the copy is of.
-    pub(crate) fn note(&mut self) {
-        if self.kept {
-            self.of = CopyVersion::of(&self.leaf, &self.numbers);
+    pub(crate) fn record_versions(&mut self) {
+        if self.is_written_by_step {
+            self.versions = CopyVersion::read(&self.leaf, &self.copy);
         }
     }
 
     /// Behind a replay: eager steps take the copy too.
-    pub(crate) fn lend(&self) {
-        if let Some(mut copy) = autograd::copy_of(&self.leaf).filter(|_| self.kept) {
-            *copy = Copy::Kept { numbers: self.numbers.clone(), of: self.of.clone() };
+    pub(crate) fn publish(&self) {
+        if let Some(mut copy) = autograd::lock_low_precision_copy(&self.leaf).filter(|_| self.is_written_by_step) {
+            *copy = LowPrecisionCopy::Ready { copy: self.copy.clone(), source: self.versions.clone() };
         }
     }
 }

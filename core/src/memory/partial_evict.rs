@@ -2,23 +2,23 @@
 //!
 //! A segment whose free parts are not enough, and none of whose runs of neighbours fits elsewhere as a whole, often needs but one small block gone.
 
-use super::bins::Entry;
-use super::planner::{Gap, How, Passed, Planner, Runs, put};
+use super::free_list::FreeBlock;
+use super::compaction_planner::{Gap, GapMethod, RunBlock, CompactionPlanner, MovableRuns, take_best_fit_size};
 
 /// Runs of neighbours that are tried for a request.
-const TRIED: usize = 16;
+const MAX_PARTIAL_EVICTIONS: usize = 16;
 /// What may be copied for a request, in halves of it: more of it wears out what a program may copy.
-const MOST: u64 = 3;
+const MAX_COPIED_HALVES: u64 = 3;
 
 /// Neighbours that could be cleared: what that costs at most, the first of them, and how many they are.
-type ClearCandidate = (u64, u32, usize);
+type PartialEviction = (u64, u32, usize);
 
 /// The shortest parts of runs whose blocks that fit elsewhere, one by one, leave enough: the cheapest first.
-fn clearable(size: u64, runs: &Runs, free: &[Entry]) -> Vec<ClearCandidate> {
-    let (largest, mut most) = (free.last().map_or(0, |e| e.size), size.saturating_mul(MOST) / 2);
-    let mut found: Vec<ClearCandidate> = Vec::with_capacity(4 * TRIED);
-    for (_, run) in runs.of(size) {
-        let gives = |block: &Passed| if block.is_free || block.size <= largest { block.size } else { 0 };
+fn find_partial_evictions(size: u64, runs: &MovableRuns, free: &[FreeBlock]) -> Vec<PartialEviction> {
+    let (largest, mut most) = (free.last().map_or(0, |e| e.size), size.saturating_mul(MAX_COPIED_HALVES) / 2);
+    let mut found: Vec<PartialEviction> = Vec::with_capacity(4 * MAX_PARTIAL_EVICTIONS);
+    for (_, run) in runs.iter_at_least(size) {
+        let gives = |block: &RunBlock| if block.is_free || block.size <= largest { block.size } else { 0 };
         let mut ahead = run.iter();
         let (mut count, mut sum, mut cost) = (0, 0, 0);
         for first in run {
@@ -30,29 +30,29 @@ fn clearable(size: u64, runs: &Runs, free: &[Entry]) -> Vec<ClearCandidate> {
                 break;
             }
             if cost <= most {
-                if found.len() == 4 * TRIED {
-                    most = found.select_nth_unstable(TRIED - 1).1.0;
-                    found.truncate(TRIED);
+                if found.len() == 4 * MAX_PARTIAL_EVICTIONS {
+                    most = found.select_nth_unstable(MAX_PARTIAL_EVICTIONS - 1).1.0;
+                    found.truncate(MAX_PARTIAL_EVICTIONS);
                 }
-                found.push((cost, first.at, count));
+                found.push((cost, first.slot, count));
             }
             (sum, cost, count) = (sum - gives(first), cost - first.cost, count - 1);
         }
     }
     found.sort_unstable();
-    found.truncate(TRIED);
+    found.truncate(MAX_PARTIAL_EVICTIONS);
     found
 }
 
-impl Planner<'_> {
+impl CompactionPlanner<'_> {
     /// Makes a free block of `size` bytes of neighbours of which some go elsewhere, into the `free` blocks, and the others are pushed
     /// together. If it fails, the heap is as it was.
-    pub(super) fn clear_any(&mut self, size: u64, runs: &Runs, free: &[Entry]) -> bool {
-        for (cost, first, count) in clearable(size, runs, free) {
-            let gap = self.gap(size, (cost, first, count, How::Slide));
-            let Some(sent) = self.chosen(&gap, free) else { continue };
+    pub(super) fn partial_evict_any(&mut self, size: u64, runs: &MovableRuns, free: &[FreeBlock]) -> bool {
+        for (cost, first, count) in find_partial_evictions(size, runs, free) {
+            let gap = self.build_gap(size, (cost, first, count, GapMethod::Slide));
+            let Some(sent) = self.select_evicted_blocks(&gap, free) else { continue };
             if self.can_slide(&gap.blocks, |at| sent.contains(at))
-                && self.attempt(|planner| planner.clear_run(&gap, &sent))
+                && self.try_or_restore(|planner| planner.partial_evict(&gap, &sent))
             {
                 return true;
             }
@@ -61,8 +61,8 @@ impl Planner<'_> {
     }
 
     /// The blocks of a run that go elsewhere, few and small; `None` where they do not fit.
-    fn chosen(&self, gap: &Gap, free: &[Entry]) -> Option<Vec<u32>> {
-        let mut places = self.places(gap, free);
+    fn select_evicted_blocks(&self, gap: &Gap, free: &[FreeBlock]) -> Option<Vec<u32>> {
+        let mut places = self.free_sizes(gap, free);
         let inside = gap.blocks.iter().filter(|at| self.is_free(**at)).map(|at| self.size(*at));
         let mut missing = gap.size.saturating_sub(inside.sum());
         let mut held: Vec<u32> = gap.blocks.iter().copied().filter(|at| !self.is_free(*at)).collect();
@@ -73,7 +73,7 @@ impl Planner<'_> {
             let at = held.partition_point(|at| self.size(*at) < missing);
             let block = if at < held.len() { held.remove(at) } else { held.pop()? };
             let size = self.size(block);
-            if put(&mut places, size) {
+            if take_best_fit_size(&mut places, size) {
                 missing = missing.saturating_sub(size);
                 sent.push(block);
             }
@@ -81,23 +81,23 @@ impl Planner<'_> {
         Some(sent)
     }
 
-    fn clear_run(&mut self, gap: &Gap, sent: &[u32]) -> bool {
+    fn partial_evict(&mut self, gap: &Gap, sent: &[u32]) -> bool {
         let (Some(&first), Some(&last)) = (gap.blocks.first(), gap.blocks.last()) else { return false };
-        let ((segment, start, _), (_, _, end)) = (self.range(first), self.range(last));
+        let ((segment, start, _), (_, _, end)) = (self.block_range(first), self.block_range(last));
         // What is free here is no place for what goes elsewhere.
         let free: Vec<u32> = gap.blocks.iter().copied().filter(|at| self.is_free(*at)).collect();
-        free.iter().for_each(|at| self.withhold(*at));
+        free.iter().for_each(|at| self.withdraw_free_block(*at));
         let mut left = free;
         for at in sent {
             self.freeze(*at);
-            match self.send(*at, 0) {
+            match self.relocate(*at, 0) {
                 Some(place) => left.push(place),
                 None => return false,
             }
         }
-        left.into_iter().for_each(|at| self.set_free(at));
-        let run = self.between(segment, start, end);
+        left.into_iter().for_each(|at| self.mark_free(at));
+        let run = self.blocks_between(segment, start, end);
         let first = run.iter().position(|at| self.is_free(*at)).unwrap_or(0);
-        self.slide(&run[first..])
+        self.slide_together(&run[first..])
     }
 }

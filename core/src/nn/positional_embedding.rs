@@ -6,13 +6,13 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// Frequencies of features: base^(-2k / features) for k below features / 2.
-fn frequencies(features: usize, base: f64) -> impl Iterator<Item = f64> + Clone {
+fn rotary_frequencies(features: usize, base: f64) -> impl Iterator<Item = f64> + Clone {
     (0..features / 2).map(move |k| base.powf(-2.0 * k as f64 / features as f64))
 }
 
 /// Angle of each position and frequency, row by row, in f64: f32 has no digits left for late positions.
-fn angles(positions: usize, features: usize, base: f64) -> impl Iterator<Item = f64> {
-    (0..positions).flat_map(move |p| frequencies(features, base).map(move |f| p as f64 * f))
+fn position_angles(positions: usize, features: usize, base: f64) -> impl Iterator<Item = f64> {
+    (0..positions).flat_map(move |p| rotary_frequencies(features, base).map(move |f| p as f64 * f))
 }
 
 /// Adds sines and cosines of each position to sequences (Vaswani et al., 2017): feature 2k is sin(p / 10000^(2k / features)), its
@@ -45,9 +45,9 @@ impl SinusoidalEmbedding {
             let why = format!("{features} features do not go into pairs of a sine and a cosine");
             return Err(Error::argument("SinusoidalEmbedding", why));
         }
-        let pairs = angles(positions, features, 10_000.0).flat_map(|a| [a.sin() as f32, a.cos() as f32]);
+        let pairs = position_angles(positions, features, 10_000.0).flat_map(|a| [a.sin() as f32, a.cos() as f32]);
         let numbers: Vec<f32> = pairs.collect();
-        let table = init::buffer(|| Tensor::from_slice(&numbers, &[positions, features], device))?;
+        let table = init::create_buffer(|| Tensor::from_slice(&numbers, &[positions, features], device))?;
         Ok(Self { table, scope: ModuleScope::new() })
     }
 
@@ -126,8 +126,8 @@ impl RotaryEmbedding {
             ));
         }
         let table = |f: fn(f64) -> f64| {
-            let numbers: Vec<f32> = angles(positions, features, base).map(|a| f(a) as f32).collect();
-            init::buffer(|| Tensor::from_slice(&numbers, &[positions, features / 2], device))
+            let numbers: Vec<f32> = position_angles(positions, features, base).map(|a| f(a) as f32).collect();
+            init::create_buffer(|| Tensor::from_slice(&numbers, &[positions, features / 2], device))
         };
         Ok(Self {
             cos: table(f64::cos)?,

@@ -86,14 +86,14 @@ impl AdaptiveLogSoftmaxWithLoss {
                 return Err(Error::dtype(OP, target.dtype(), "targets are integers, the classes"));
             }
             if x.rank() == 1 && target.rank() == 0 {
-                let (out, loss) = self.rows(OP, &x.unsqueeze(0)?, &target.unsqueeze(0)?)?;
+                let (out, loss) = self.forward_batch(OP, &x.unsqueeze(0)?, &target.unsqueeze(0)?)?;
                 return Ok((out.squeeze(0)?, loss));
             }
-            self.rows(OP, x, target)
+            self.forward_batch(OP, x, target)
         })
     }
 
-    fn rows(&self, op: &'static str, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
+    fn forward_batch(&self, op: &'static str, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
         if x.rank() != 2 || target.shape() != &x.shape()[..1] {
             let rule = "takes inputs of [rows, features] and targets of [rows], or one row of each";
             return Err(Error::shape(op, rule, &[x.shape(), target.shape()]));

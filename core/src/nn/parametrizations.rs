@@ -4,14 +4,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use smallvec::smallvec;
 
-use super::{Module, Slot, init, join};
+use super::{Module, ModuleEntry, init, join_path};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// A layer that computes with one weight, and can be given another.
-pub trait Weighted: Module + Sized {
+pub trait HasWeight: Module + Sized {
     /// The dimension of the weight that stands for its outputs.
     const OUTPUTS_DIM: usize = 0;
 
@@ -29,18 +29,18 @@ pub trait Weighted: Module + Sized {
 }
 
 /// Visits a layer without its own weight.
-fn visit_rest<L: Module>(layer: &L, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
-    let weight = join(path, "weight");
+fn visit_without_weight<L: Module>(layer: &L, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+    let weight = join_path(path, "weight");
     layer.visit(path, &mut |name, slot| {
-        if name != weight || matches!(slot, Slot::Scope(_)) {
+        if name != weight || matches!(slot, ModuleEntry::Scope(_)) {
             f(name, slot);
         }
     });
 }
 
 /// Puts a computed weight in the place of a layer's own.
-fn folded<L: Weighted>(mut layer: L, weight: Tensor) -> Result<L> {
-    *layer.weight_mut() = init::parameter(|| weight.detach().copy())?;
+fn replace_weight<L: HasWeight>(mut layer: L, weight: Tensor) -> Result<L> {
+    *layer.weight_mut() = init::create_parameter(|| weight.detach().copy())?;
     Ok(layer)
 }
 
@@ -61,12 +61,12 @@ fn folded<L: Weighted>(mut layer: L, weight: Tensor) -> Result<L> {
 #[derive(Debug)]
 pub struct WeightNorm<L> {
     layer: L,
-    length: Tensor,
+    magnitude: Tensor,
     direction: Tensor,
     dim: Option<usize>,
 }
 
-impl<L: Weighted> WeightNorm<L> {
+impl<L: HasWeight> WeightNorm<L> {
     /// One length for each index of the dimension `dim` of the weight, or with `None` one for all; PyTorch's default is `Some(0)`. The layer
     /// computes what it did.
     ///
@@ -81,9 +81,9 @@ impl<L: Weighted> WeightNorm<L> {
             let rule = format!("the weight has no dimension {dim}");
             return Err(Error::shape("WeightNorm", rule, &[weight.shape()]));
         }
-        let length = init::parameter(|| norm_except(&weight.detach(), dim))?;
-        let direction = init::parameter(|| weight.detach().copy())?;
-        Ok(Self { layer, length, direction, dim })
+        let length = init::create_parameter(|| norm_except_dim(&weight.detach(), dim))?;
+        let direction = init::create_parameter(|| weight.detach().copy())?;
+        Ok(Self { layer, magnitude: length, direction, dim })
     }
 
     /// The weight as it is now.
@@ -92,7 +92,7 @@ impl<L: Weighted> WeightNorm<L> {
     /// Memory runs out.
     #[track_caller]
     pub fn weight(&self) -> Result<Tensor> {
-        self.direction.mul(&self.length.div(&norm_except(&self.direction, self.dim)?)?)
+        self.direction.mul(&self.magnitude.div(&norm_except_dim(&self.direction, self.dim)?)?)
     }
 
     /// As the layer.
@@ -109,15 +109,15 @@ impl<L: Weighted> WeightNorm<L> {
     /// # Errors
     /// Memory runs out.
     #[track_caller]
-    pub fn fold(self) -> Result<L> {
+    pub fn remove_parametrization(self) -> Result<L> {
         let weight = self.weight()?;
-        folded(self.layer, weight)
+        replace_weight(self.layer, weight)
     }
 }
 
 /// The lengths along all dimensions but one, or along all, with extents of 1; a number where `dim` is none.
 #[track_caller]
-fn norm_except(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
+fn norm_except_dim(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
     match dim {
         None => weight.norm(2.0, &[], false),
         Some(dim) => {
@@ -127,12 +127,12 @@ fn norm_except(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
     }
 }
 
-impl<L: Weighted> Module for WeightNorm<L> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
-        visit_rest(&self.layer, path, f);
-        let path = join(path, "parametrizations.weight");
-        self.length.visit(&join(&path, "original0"), f);
-        self.direction.visit(&join(&path, "original1"), f);
+impl<L: HasWeight> Module for WeightNorm<L> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        visit_without_weight(&self.layer, path, f);
+        let path = join_path(path, "parametrizations.weight");
+        self.magnitude.visit(&join_path(&path, "original0"), f);
+        self.direction.visit(&join_path(&path, "original1"), f);
     }
 }
 
@@ -154,12 +154,12 @@ pub struct SpectralNorm<L> {
     layer: L,
     u: Tensor,
     v: Tensor,
-    steps: usize,
+    n_power_iterations: usize,
     eps: f64,
     training: AtomicBool,
 }
 
-impl<L: Weighted> SpectralNorm<L> {
+impl<L: HasWeight> SpectralNorm<L> {
     /// One step of the power method for each pass, eps 1e-12; the value starts after 15 steps, as PyTorch's.
     ///
     /// # Errors
@@ -171,25 +171,25 @@ impl<L: Weighted> SpectralNorm<L> {
             let rule = "takes a layer whose weight has at least two dimensions";
             return Err(Error::shape("SpectralNorm", rule, &[weight.shape()]));
         }
-        let matrix = matrix::<L>(&weight.detach())?;
+        let matrix = weight_matrix::<L>(&weight.detach())?;
         let eps = 1e-12;
         let unit = |n: usize| {
-            init::buffer(|| {
+            init::create_buffer(|| {
                 Tensor::randn(&[n], DType::F32, weight.device())?
                     .normalize(2.0, 0, eps)?
                     .to_dtype(weight.dtype())
             })
         };
         let (u, v) = (unit(matrix.shape()[0])?, unit(matrix.shape()[1])?);
-        let norm = Self { layer, u, v, steps: 1, eps, training: AtomicBool::new(true) };
-        norm.follow(&matrix, 15)?;
+        let norm = Self { layer, u, v, n_power_iterations: 1, eps, training: AtomicBool::new(true) };
+        norm.run_power_method(&matrix, 15)?;
         Ok(norm)
     }
 
     /// How many steps of the power method a pass in training makes: PyTorch's `n_power_iterations`; 1 at first.
     #[must_use]
-    pub fn power_iterations(mut self, steps: usize) -> Self {
-        self.steps = steps;
+    pub fn n_power_iterations(mut self, steps: usize) -> Self {
+        self.n_power_iterations = steps;
         self
     }
 
@@ -201,7 +201,7 @@ impl<L: Weighted> SpectralNorm<L> {
     }
 
     /// Steps of the power method: `u` and `v` come nearer to the first singular vectors.
-    fn follow(&self, matrix: &Tensor, steps: usize) -> Result<()> {
+    fn run_power_method(&self, matrix: &Tensor, steps: usize) -> Result<()> {
         let _no_grad = autograd::no_grad();
         let (mut u, mut v) = (self.u.clone(), self.v.clone());
         for _ in 0..steps {
@@ -222,10 +222,10 @@ impl<L: Weighted> SpectralNorm<L> {
     #[track_caller]
     pub fn weight(&self) -> Result<Tensor> {
         let weight = self.layer.weight();
-        let matrix = matrix::<L>(weight)?;
-        let vectors = autograd::updated(|| {
+        let matrix = weight_matrix::<L>(weight)?;
+        let vectors = autograd::replayable_state_update(|| {
             if self.training.load(Ordering::Relaxed) {
-                self.follow(&matrix.detach(), self.steps)?;
+                self.run_power_method(&matrix.detach(), self.n_power_iterations)?;
             }
             // Copies: the next pass writes into the buffers, which this one's gradient reads.
             Ok(smallvec![self.u.copy()?, self.v.copy()?])
@@ -250,26 +250,26 @@ impl<L: Weighted> SpectralNorm<L> {
     /// # Errors
     /// Memory runs out.
     #[track_caller]
-    pub fn fold(self) -> Result<L> {
+    pub fn remove_parametrization(self) -> Result<L> {
         self.training.store(false, Ordering::Relaxed);
         let weight = self.weight()?;
-        folded(self.layer, weight)
+        replace_weight(self.layer, weight)
     }
 }
 
 /// A weight as a matrix of a row for each output.
 #[track_caller]
-fn matrix<L: Weighted>(weight: &Tensor) -> Result<Tensor> {
+fn weight_matrix<L: HasWeight>(weight: &Tensor) -> Result<Tensor> {
     weight.transpose(0, L::OUTPUTS_DIM as isize)?.flatten(1, -1)
 }
 
-impl<L: Weighted> Module for SpectralNorm<L> {
-    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, Slot<'_>)) {
-        visit_rest(&self.layer, path, f);
-        let path = join(path, "parametrizations.weight");
-        self.layer.weight().visit(&join(&path, "original"), f);
-        self.u.visit(&join(&path, "0._u"), f);
-        self.v.visit(&join(&path, "0._v"), f);
-        self.training.visit(&join(&path, "training"), f);
+impl<L: HasWeight> Module for SpectralNorm<L> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        visit_without_weight(&self.layer, path, f);
+        let path = join_path(path, "parametrizations.weight");
+        self.layer.weight().visit(&join_path(&path, "original"), f);
+        self.u.visit(&join_path(&path, "0._u"), f);
+        self.v.visit(&join_path(&path, "0._v"), f);
+        self.training.visit(&join_path(&path, "training"), f);
     }
 }

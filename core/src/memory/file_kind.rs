@@ -1,7 +1,7 @@
 //! The kind of a file, told from its first bytes: for errors that say what a file is where another kind is expected.
 
 /// Number of bytes at the beginning of a file that tell its kind.
-pub(crate) const HEAD: usize = 64;
+pub(crate) const HEADER_LEN: usize = 64;
 
 /// A description of a file that starts with these bytes, and what can be done with it; `None` where nothing is known of it.
 pub(crate) fn describe(head: &[u8]) -> Option<&'static str> {

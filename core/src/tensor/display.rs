@@ -5,22 +5,22 @@ use std::fmt;
 use std::sync::TryLockError;
 
 use super::Tensor;
-use crate::autograd::Meta;
+use crate::autograd::GradEdge;
 use crate::dtype::DType;
 use crate::error::Result;
 
 /// Elements shown at each end of a shortened dimension.
-const EDGE: usize = 3;
+const EDGE_ITEMS: usize = 3;
 /// Tensors of more elements are shortened.
-const SHORTEN: usize = 1000;
+const SUMMARIZE_THRESHOLD: usize = 1000;
 /// Digits after the point.
 const PRECISION: usize = 4;
 /// Columns of a line.
-const WIDTH: usize = 80;
+const LINE_WIDTH: usize = 80;
 /// Tensors of more elements are read only at the edges of their dimensions.
-const READ_WHOLE: usize = 1 << 16;
+const FULL_READ_MAX: usize = 1 << 16;
 /// Attempts to take the dispatch lock before the elements are given up.
-const ATTEMPTS: usize = 10_000;
+const LOCK_ATTEMPTS: usize = 10_000;
 const PREFIX: &str = "tensor(";
 
 impl fmt::Display for Tensor {
@@ -29,7 +29,7 @@ impl fmt::Display for Tensor {
     /// The elements are read, which waits for the device. Where they cannot be read, the text says why in their place.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let precision = f.precision().unwrap_or(PRECISION);
-        f.write_str(&text(self, precision))
+        f.write_str(&format_tensor(self, precision))
     }
 }
 
@@ -40,7 +40,7 @@ impl fmt::Debug for Tensor {
     }
 }
 
-fn text(tensor: &Tensor, precision: usize) -> String {
+fn format_tensor(tensor: &Tensor, precision: usize) -> String {
     let shape = tensor.shape();
     let mut suffixes = vec![format!("device='{}'", tensor.device())];
     let plain = matches!(tensor.dtype(), DType::F32 | DType::I64 | DType::Bool);
@@ -53,15 +53,15 @@ fn text(tensor: &Tensor, precision: usize) -> String {
         }
         "[]".to_owned()
     } else {
-        let shorten = tensor.numel() > SHORTEN;
-        match read(tensor, shorten) {
+        let shorten = tensor.numel() > SUMMARIZE_THRESHOLD;
+        match read_printed_values(tensor, shorten) {
             Ok((values, shape)) => {
                 if !plain {
                     suffixes.push(format!("dtype={}", tensor.dtype()));
                 }
-                let style = Style::of(&values, precision);
+                let style = NumberFormat::from_values(&values, precision);
                 let original = tensor.shape();
-                Writer { values: &values, style, shorten, original }.level(0, 0, &shape, PREFIX.len())
+                TensorPrinter { values: &values, number_format: style, is_summarized: shorten, full_shape: original }.format_level(0, 0, &shape, PREFIX.len())
             }
             Err(reason) => {
                 suffixes.push(format!("shape={shape:?}"));
@@ -70,15 +70,15 @@ fn text(tensor: &Tensor, precision: usize) -> String {
             }
         }
     };
-    match tensor.meta() {
-        Some(Meta::Node(node)) => suffixes.push(format!("grad_fn=<{}>", node.op())),
+    match tensor.grad_edge() {
+        Some(GradEdge::Node(node)) => suffixes.push(format!("grad_fn=<{}>", node.op())),
         Some(_) => suffixes.push("requires_grad=True".to_owned()),
         None => {}
     }
     let mut text = format!("{PREFIX}{elements}");
     let mut line = text.rfind('\n').map_or(text.len() + 2, |at| text.len() - at + 1);
     for suffix in suffixes {
-        if line + suffix.len() + 2 > WIDTH {
+        if line + suffix.len() + 2 > LINE_WIDTH {
             text.push_str(&format!(",\n{:1$}{suffix}", "", PREFIX.len()));
             line = PREFIX.len() + suffix.len();
         } else {
@@ -90,14 +90,14 @@ fn text(tensor: &Tensor, precision: usize) -> String {
 }
 
 /// Elements that are printed.
-enum Values {
+enum PrintedValues {
     Float(Vec<f64>),
-    Whole(Vec<i64>),
-    Truth(Vec<bool>),
+    Int(Vec<i64>),
+    Bool(Vec<bool>),
 }
 
 /// The elements that are printed, and the extents that they have then; or what is printed in their place.
-fn read(tensor: &Tensor, shorten: bool) -> Result<(Values, Vec<usize>), String> {
+fn read_printed_values(tensor: &Tensor, shorten: bool) -> Result<(PrintedValues, Vec<usize>), String> {
     if tensor.device().is_null() {
         return Err("<unknown: the null device computes no values>".to_owned());
     }
@@ -108,7 +108,7 @@ fn read(tensor: &Tensor, shorten: bool) -> Result<(Values, Vec<usize>), String> 
     // The thread that formats may hold the dispatch lock already.
     for attempt in 0.. {
         match tensor.device().stream_set().dispatch.try_lock() {
-            Err(TryLockError::WouldBlock) if attempt == ATTEMPTS => {
+            Err(TryLockError::WouldBlock) if attempt == LOCK_ATTEMPTS => {
                 return Err("<error: the device is in use by an operation that has not ended>".to_owned());
             }
             Err(TryLockError::WouldBlock) => std::thread::yield_now(),
@@ -117,118 +117,118 @@ fn read(tensor: &Tensor, shorten: bool) -> Result<(Values, Vec<usize>), String> 
     }
     let mut shape = tensor.shape().to_vec();
     let mut bytes = Vec::new();
-    let read = if shorten && tensor.numel() > READ_WHOLE {
-        let cut = edges(&tensor.detach(), &mut bytes);
-        shape.iter_mut().for_each(|n| *n = shown(*n).count());
+    let read = if shorten && tensor.numel() > FULL_READ_MAX {
+        let cut = read_edges(&tensor.detach(), &mut bytes);
+        shape.iter_mut().for_each(|n| *n = printed_indices(*n).count());
         cut
     } else {
         tensor.to_bytes().map(|all| bytes = all)
     };
     read.map_err(|e| format!("<error: {}>", e.to_string().replace('\n', " ")))?;
-    let values = values(&bytes, tensor.dtype());
-    if !shorten || tensor.numel() > READ_WHOLE {
+    let values = decode_values(&bytes, tensor.dtype());
+    if !shorten || tensor.numel() > FULL_READ_MAX {
         return Ok((values, shape));
     }
-    let places = places(&shape);
-    shape.iter_mut().for_each(|n| *n = shown(*n).count());
+    let places = printed_offsets(&shape);
+    shape.iter_mut().for_each(|n| *n = printed_indices(*n).count());
     let values = match values {
-        Values::Float(all) => Values::Float(places.iter().map(|&at| all[at]).collect()),
-        Values::Whole(all) => Values::Whole(places.iter().map(|&at| all[at]).collect()),
-        Values::Truth(all) => Values::Truth(places.iter().map(|&at| all[at]).collect()),
+        PrintedValues::Float(all) => PrintedValues::Float(places.iter().map(|&at| all[at]).collect()),
+        PrintedValues::Int(all) => PrintedValues::Int(places.iter().map(|&at| all[at]).collect()),
+        PrintedValues::Bool(all) => PrintedValues::Bool(places.iter().map(|&at| all[at]).collect()),
     };
     Ok((values, shape))
 }
 
 /// The indices of a shortened dimension that are printed.
-fn shown(n: usize) -> impl Iterator<Item = usize> {
-    let cut = n > 2 * EDGE;
-    (0..n.min(2 * EDGE)).map(move |i| if cut && i >= EDGE { n - 2 * EDGE + i } else { i })
+fn printed_indices(n: usize) -> impl Iterator<Item = usize> {
+    let cut = n > 2 * EDGE_ITEMS;
+    (0..n.min(2 * EDGE_ITEMS)).map(move |i| if cut && i >= EDGE_ITEMS { n - 2 * EDGE_ITEMS + i } else { i })
 }
 
 /// The places of the printed elements among all of them, row-major.
-fn places(shape: &[usize]) -> Vec<usize> {
+fn printed_offsets(shape: &[usize]) -> Vec<usize> {
     shape
         .iter()
-        .fold(vec![0], |places, &n| places.iter().flat_map(|at| shown(n).map(move |i| at * n + i)).collect())
+        .fold(vec![0], |places, &n| places.iter().flat_map(|at| printed_indices(n).map(move |i| at * n + i)).collect())
 }
 
 /// Reads the printed elements of a large tensor.
-fn edges(tensor: &Tensor, into: &mut Vec<u8>) -> Result<()> {
+fn read_edges(tensor: &Tensor, into: &mut Vec<u8>) -> Result<()> {
     let n = tensor.shape().first().copied().unwrap_or(1);
     match tensor.rank() {
         0 => into.extend(tensor.to_bytes()?),
-        1 if n > 2 * EDGE => {
-            into.extend(tensor.narrow(0, 0, EDGE)?.to_bytes()?);
-            into.extend(tensor.narrow(0, n - EDGE, EDGE)?.to_bytes()?);
+        1 if n > 2 * EDGE_ITEMS => {
+            into.extend(tensor.narrow(0, 0, EDGE_ITEMS)?.to_bytes()?);
+            into.extend(tensor.narrow(0, n - EDGE_ITEMS, EDGE_ITEMS)?.to_bytes()?);
         }
         1 => into.extend(tensor.to_bytes()?),
         _ => {
-            for i in shown(n) {
-                edges(&tensor.select(0, i as isize)?, into)?;
+            for i in printed_indices(n) {
+                read_edges(&tensor.select(0, i as isize)?, into)?;
             }
         }
     }
     Ok(())
 }
 
-fn values(bytes: &[u8], dtype: DType) -> Values {
+fn decode_values(bytes: &[u8], dtype: DType) -> PrintedValues {
     fn all<T: bytemuck::Pod, R>(bytes: &[u8], f: impl Fn(T) -> R) -> Vec<R> {
         bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(f).collect()
     }
     match dtype {
-        DType::F32 => Values::Float(all(bytes, |x: f32| x.into())),
-        DType::F64 => Values::Float(all(bytes, |x: f64| x)),
-        DType::F16 => Values::Float(all(bytes, |x: half::f16| x.into())),
-        DType::BF16 => Values::Float(all(bytes, |x: half::bf16| x.into())),
+        DType::F32 => PrintedValues::Float(all(bytes, |x: f32| x.into())),
+        DType::F64 => PrintedValues::Float(all(bytes, |x: f64| x)),
+        DType::F16 => PrintedValues::Float(all(bytes, |x: half::f16| x.into())),
+        DType::BF16 => PrintedValues::Float(all(bytes, |x: half::bf16| x.into())),
         DType::F8E4M3 | DType::F8E5M2 => {
-            Values::Float(bytes.iter().map(|&x| super::float8::to_f32(dtype, x).into()).collect())
+            PrintedValues::Float(bytes.iter().map(|&x| super::float8::to_f32(dtype, x).into()).collect())
         }
-        DType::I32 => Values::Whole(all(bytes, |x: i32| x.into())),
-        DType::U32 => Values::Whole(all(bytes, |x: u32| x.into())),
-        DType::I64 => Values::Whole(all(bytes, |x: i64| x)),
-        DType::U8 => Values::Whole(all(bytes, |x: u8| x.into())),
-        DType::Bool => Values::Truth(all(bytes, |x: u8| x != 0)),
+        DType::I32 => PrintedValues::Int(all(bytes, |x: i32| x.into())),
+        DType::U32 => PrintedValues::Int(all(bytes, |x: u32| x.into())),
+        DType::I64 => PrintedValues::Int(all(bytes, |x: i64| x)),
+        DType::U8 => PrintedValues::Int(all(bytes, |x: u8| x.into())),
+        DType::Bool => PrintedValues::Bool(all(bytes, |x: u8| x != 0)),
     }
 }
 
 /// Notation and width of all elements.
 #[derive(Clone, Copy, Debug, Default)]
-struct Style {
+struct NumberFormat {
     /// Integers, as `3.`.
-    whole: bool,
+    is_integral: bool,
     /// With an exponent.
-    scientific: bool,
+    is_scientific: bool,
     precision: usize,
     /// Characters that an element takes at least.
     width: usize,
 }
 
-impl Style {
-    fn of(values: &Values, precision: usize) -> Self {
+impl NumberFormat {
+    fn from_values(values: &PrintedValues, precision: usize) -> Self {
         let all = match values {
-            Values::Float(all) => all,
-            Values::Whole(all) => {
+            PrintedValues::Float(all) => all,
+            PrintedValues::Int(all) => {
                 let width = all.iter().map(|v| v.to_string().len()).max().unwrap_or(1);
                 return Self { width, ..Self::default() };
             }
-            Values::Truth(all) => {
+            PrintedValues::Bool(all) => {
                 return Self { width: if all.contains(&false) { 5 } else { 4 }, ..Self::default() };
             }
         };
         let nonzero = || all.iter().copied().filter(|v| v.is_finite() && *v != 0.0);
         let (least, most) =
             nonzero().map(f64::abs).fold((f64::INFINITY, 0.0), |(l, m), v| (f64::min(l, v), f64::max(m, v)));
-        let mut style = Self { whole: true, scientific: false, precision, width: 1 };
+        let mut style = Self { is_integral: true, is_scientific: false, precision, width: 1 };
         if most > 0.0 {
-            style.whole = nonzero().all(|v| v == v.ceil());
-            style.scientific = most / least > 1000.0 || most > 1e8 || (!style.whole && least < 1e-4);
-            style.width = nonzero().map(|v| style.float(v).len()).max().unwrap_or(1);
+            style.is_integral = nonzero().all(|v| v == v.ceil());
+            style.is_scientific = most / least > 1000.0 || most > 1e8 || (!style.is_integral && least < 1e-4);
+            style.width = nonzero().map(|v| style.format_float(v).len()).max().unwrap_or(1);
         }
         style
     }
 
     /// A number without padding.
-    fn float(&self, value: f64) -> String {
+    fn format_float(&self, value: f64) -> String {
         if value.is_nan() {
             return "nan".to_owned();
         }
@@ -236,8 +236,8 @@ impl Style {
             return if value > 0.0 { "inf" } else { "-inf" }.to_owned();
         }
         let precision = self.precision;
-        if !self.scientific {
-            return if self.whole { format!("{value:.0}.") } else { format!("{value:.precision$}") };
+        if !self.is_scientific {
+            return if self.is_integral { format!("{value:.0}.") } else { format!("{value:.precision$}") };
         }
         // An exponent has a sign and at least two digits.
         let text = format!("{value:.precision$e}");
@@ -248,43 +248,43 @@ impl Style {
 }
 
 /// Writes the elements in brackets.
-struct Writer<'a> {
-    values: &'a Values,
-    style: Style,
-    shorten: bool,
+struct TensorPrinter<'a> {
+    values: &'a PrintedValues,
+    number_format: NumberFormat,
+    is_summarized: bool,
     /// The extents before dimensions were shortened.
-    original: &'a [usize],
+    full_shape: &'a [usize],
 }
 
-impl Writer<'_> {
-    fn element(&self, at: usize) -> String {
-        let width = self.style.width;
+impl TensorPrinter<'_> {
+    fn format_element(&self, at: usize) -> String {
+        let width = self.number_format.width;
         let text = match self.values {
-            Values::Float(all) => self.style.float(all[at]),
-            Values::Whole(all) => all[at].to_string(),
-            Values::Truth(all) => if all[at] { "True" } else { "False" }.to_owned(),
+            PrintedValues::Float(all) => self.number_format.format_float(all[at]),
+            PrintedValues::Int(all) => all[at].to_string(),
+            PrintedValues::Bool(all) => if all[at] { "True" } else { "False" }.to_owned(),
         };
         format!("{text:>width$}")
     }
 
     /// A part of the tensor that starts at an element, at a depth, in a column.
-    fn level(&self, depth: usize, start: usize, shape: &[usize], column: usize) -> String {
-        let Some((&n, inner)) = shape.split_first() else { return self.element(start) };
+    fn format_level(&self, depth: usize, start: usize, shape: &[usize], column: usize) -> String {
+        let Some((&n, inner)) = shape.split_first() else { return self.format_element(start) };
         let step: usize = inner.iter().product();
-        let cut = self.shorten && self.original[depth] > 2 * EDGE;
+        let cut = self.is_summarized && self.full_shape[depth] > 2 * EDGE_ITEMS;
         let mut parts: Vec<String> = Vec::new();
         for i in 0..n {
-            if cut && i == EDGE {
+            if cut && i == EDGE_ITEMS {
                 parts.push(if inner.is_empty() { " ..." } else { "..." }.to_owned());
             }
-            parts.push(self.level(depth + 1, start + i * step, inner, column + 1));
+            parts.push(self.format_level(depth + 1, start + i * step, inner, column + 1));
         }
         let indent = " ".repeat(column + 1);
         if !inner.is_empty() {
             let between = format!(",{}{indent}", "\n".repeat(inner.len()));
             return format!("[{}]", parts.join(&between));
         }
-        let in_line = (WIDTH.saturating_sub(column) / (self.style.width + 2)).max(1);
+        let in_line = (LINE_WIDTH.saturating_sub(column) / (self.number_format.width + 2)).max(1);
         let lines: Vec<String> = parts.chunks(in_line).map(|line| line.join(", ")).collect();
         format!("[{}]", lines.join(&format!(",\n{indent}")))
     }
@@ -294,13 +294,13 @@ impl Writer<'_> {
 mod tests {
     use super::*;
 
-    fn shown_as(values: Values, shape: &[usize]) -> String {
-        let style = Style::of(&values, PRECISION);
-        Writer { values: &values, style, shorten: false, original: shape }.level(0, 0, shape, PREFIX.len())
+    fn shown_as(values: PrintedValues, shape: &[usize]) -> String {
+        let style = NumberFormat::from_values(&values, PRECISION);
+        TensorPrinter { values: &values, number_format: style, is_summarized: false, full_shape: shape }.format_level(0, 0, shape, PREFIX.len())
     }
 
     fn floats(values: &[f64]) -> String {
-        shown_as(Values::Float(values.to_vec()), &[values.len()])
+        shown_as(PrintedValues::Float(values.to_vec()), &[values.len()])
     }
 
     #[test]
@@ -326,19 +326,19 @@ mod tests {
 
     #[test]
     fn rows_and_blocks_are_aligned() {
-        let values = Values::Whole(vec![1, 10, -100, 4, 5, 6, 7, 8]);
+        let values = PrintedValues::Int(vec![1, 10, -100, 4, 5, 6, 7, 8]);
         let text =
             "[[[   1,   10],\n         [-100,    4]],\n\n        [[   5,    6],\n         [   7,    8]]]";
         assert_eq!(shown_as(values, &[2, 2, 2]), text);
-        assert_eq!(shown_as(Values::Truth(vec![true, false]), &[2]), "[ True, False]");
-        assert_eq!(shown_as(Values::Truth(vec![true, true]), &[2]), "[True, True]");
-        assert_eq!(shown_as(Values::Float(vec![3.0]), &[]), "3.");
-        assert_eq!(shown_as(Values::Whole(vec![i64::MIN]), &[]), "-9223372036854775808");
+        assert_eq!(shown_as(PrintedValues::Bool(vec![true, false]), &[2]), "[ True, False]");
+        assert_eq!(shown_as(PrintedValues::Bool(vec![true, true]), &[2]), "[True, True]");
+        assert_eq!(shown_as(PrintedValues::Float(vec![3.0]), &[]), "3.");
+        assert_eq!(shown_as(PrintedValues::Int(vec![i64::MIN]), &[]), "-9223372036854775808");
     }
 
     #[test]
     fn long_rows_are_broken_at_eighty_columns() {
-        let text = shown_as(Values::Float((0..20).map(|i| f64::from(i) + 0.5).collect()), &[20]);
+        let text = shown_as(PrintedValues::Float((0..20).map(|i| f64::from(i) + 0.5).collect()), &[20]);
         let lines: Vec<&str> = text.lines().collect();
         // (80 - 7) / (7 + 2) elements fit.
         assert_eq!(lines[0], "[ 0.5000,  1.5000,  2.5000,  3.5000,  4.5000,  5.5000,  6.5000,  7.5000,");
@@ -351,8 +351,8 @@ mod tests {
 
     #[test]
     fn places_of_shortened_dimensions() {
-        assert_eq!(places(&[8]), [0, 1, 2, 5, 6, 7]);
-        assert_eq!(places(&[2, 7]), [0, 1, 2, 4, 5, 6, 7, 8, 9, 11, 12, 13]);
-        assert_eq!(places(&[]), [0]);
+        assert_eq!(printed_offsets(&[8]), [0, 1, 2, 5, 6, 7]);
+        assert_eq!(printed_offsets(&[2, 7]), [0, 1, 2, 4, 5, 6, 7, 8, 9, 11, 12, 13]);
+        assert_eq!(printed_offsets(&[]), [0]);
     }
 }

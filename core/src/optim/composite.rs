@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
-use super::fused::{FusedGroup, Grads, ITEMS, Rule, StepState};
+use super::fused::{FusedGroup, MemberGrads, MAX_LAUNCH_TENSORS, UpdateRule, StepState};
 use crate::capture::ReplayCtx;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -17,11 +17,11 @@ use crate::ops::launch::{self, Params};
 use crate::tensor::Tensor;
 
 /// A parameter in the step at hand, all in f32.
-pub(super) struct At {
+pub(super) struct ParamStep {
     /// The parameter, before.
-    pub(super) p: Tensor,
+    pub(super) param: Tensor,
     /// Its gradient.
-    pub(super) g: Tensor,
+    pub(super) grad: Tensor,
     /// Its states, in the rule's order.
     pub(super) states: SmallVec<[Tensor; 3]>,
     /// The learning rate and the number of this step, from 1 on: numbers on the device.
@@ -33,39 +33,39 @@ pub(super) struct At {
 }
 
 /// What the parameter becomes, and its states.
-pub(super) type After = (Tensor, SmallVec<[Tensor; 3]>);
+pub(super) type ParamUpdate = (Tensor, SmallVec<[Tensor; 3]>);
 
 /// A value, and where it goes.
-pub(super) type Write = (Tensor, Tensor);
+pub(super) type PendingWrite = (Tensor, Tensor);
 
 /// What the members of a group that have gradients become; nothing is changed yet but the counts of steps.
-pub(super) fn step(
-    rule: &impl Rule,
+pub(super) fn compute_writes(
+    rule: &impl UpdateRule,
     group: &FusedGroup,
-    grads: &Grads,
+    grads: &MemberGrads,
     skip: Option<&Tensor>,
     parameters: &[Tensor],
     pace: &Arc<StepState>,
-) -> Result<Vec<Write>> {
+) -> Result<Vec<PendingWrite>> {
     let mut writes = Vec::new();
-    let _tag = memory::scope::tag(Tag::Workspace);
-    for grads in grads.chunks(ITEMS) {
-        let numbers = numbers(group, grads, skip, pace, parameters[group.members[0]].device())?;
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    for grads in grads.chunks(MAX_LAUNCH_TENSORS) {
+        let numbers = compute_step_scalars(group, grads, skip, pace, parameters[group.members[0]].device())?;
         for (k, grad) in grads.iter().enumerate() {
             let number = |at: isize| numbers.select(0, k as isize)?.select(0, at);
             let p = &parameters[group.members[grad.member]];
-            let states: SmallVec<[Tensor; 3]> = group.views(rule, grad.member, p.shape());
-            let at = At {
-                p: p.detach().to_dtype(DType::F32)?,
-                g: grad.grad.detach().to_dtype(DType::F32)?,
+            let states: SmallVec<[Tensor; 3]> = group.state_views(rule, grad.member, p.shape());
+            let at = ParamStep {
+                param: p.detach().to_dtype(DType::F32)?,
+                grad: grad.grad.detach().to_dtype(DType::F32)?,
                 states: states.clone(),
                 lr: number(0)?,
                 step: number(1)?,
-                weight_decay: group.settings.decay(rule, p),
+                weight_decay: group.overrides.weight_decay_for(rule, p),
                 dtype: p.dtype(),
             };
-            let before = at.p.clone();
-            let (after, moved) = rule.compose(at)?;
+            let before = at.param.clone();
+            let (after, moved) = rule.compute_update(at)?;
             let skipped = skip.map(|_| number(2)?.eq(0.0)).transpose()?;
             let kept = |new: Tensor, old: &Tensor| match &skipped {
                 Some(skipped) => old.where_(skipped, &new),
@@ -88,35 +88,35 @@ pub(super) fn step(
 }
 
 /// [members, 4]: the learning rate, the number of the step, and 0 where it is skipped.
-fn numbers(
+fn compute_step_scalars(
     group: &FusedGroup,
-    grads: &[super::fused::Grad],
+    grads: &[super::fused::MemberGrad],
     skip: Option<&Tensor>,
     pace: &Arc<StepState>,
     device: &crate::device::Device,
 ) -> Result<Tensor> {
     let numbers = Tensor::empty(&[grads.len(), 4], DType::F32, device)?;
-    let counted = group.counts.is_some();
+    let counted = group.step_counts.is_some();
     let spec = KernelSpec::new("optim_numbers")
         .def("counted", counted)
         .def("skip", skip.is_some())
         .def("items", grads.len());
-    let items: SmallVec<[[usize; 2]; ITEMS]> =
+    let items: SmallVec<[[usize; 2]; MAX_LAUNCH_TENSORS]> =
         grads.iter().map(|grad| [grad.member, group.members[grad.member]]).collect();
     let flag = skip.map_or(0, |skip| skip.layout().offset());
-    let (pace, settings) = (Arc::clone(pace), group.settings);
+    let (pace, settings) = (Arc::clone(pace), group.overrides);
     let params = move |_: &ReplayCtx| {
         let lr = settings.lr(pace.lr()) as f32;
         items.iter().fold(Params::new(), |params, &[member, parameter]| {
-            let before = pace.count(parameter);
+            let before = pace.increment_steps(parameter);
             let params = params.f32(lr);
             if counted {
-                return params.u32(0).size(FusedGroup::count(member, before)).size(flag);
+                return params.u32(0).size(FusedGroup::count_index(member, before)).size(flag);
             }
             params.f32((before + 1) as f32).u32(0).u32(0)
         })
     };
-    let tensors: SmallVec<[&Tensor; 3]> = [&numbers].into_iter().chain(&group.counts).chain(skip).collect();
+    let tensors: SmallVec<[&Tensor; 3]> = [&numbers].into_iter().chain(&group.step_counts).chain(skip).collect();
     launch::launch_dynamic(&spec, &tensors, params, 1)?;
     drop(tensors);
     Ok(numbers)

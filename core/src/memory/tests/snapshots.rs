@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::super::fake::FakeSource;
 use super::super::source::SegmentSource;
-use super::super::{Action, BlockState, Config, Pool, Recording, Request, Snapshot, Tag, scope};
+use super::super::{Action, BlockState, Config, Pool, RecordingOptions, Request, Snapshot, Tag, scope};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -18,21 +18,21 @@ const MIB: u64 = 1 << 20;
 
 fn pool(source: FakeSource, settings: &str) -> Result<(Pool, Arc<FakeSource>)> {
     let source = Arc::new(source);
-    Ok((Pool::new(source.clone(), Config::parse(settings)?).named("fake:0"), source))
+    Ok((Pool::new(source.clone(), Config::parse(settings)?).with_device_name("fake:0"), source))
 }
 
 /// A pool that recorded something of every kind.
-fn eventful() -> Result<Snapshot> {
+fn snapshot_of_every_event() -> Result<Snapshot> {
     let (pool, source) = pool(FakeSource::paged(100 * MIB), "")?;
     let early = pool.alloc(Request::new(3000).tag(Tag::Parameter))?;
-    pool.record(1000);
-    source.hold_fences();
-    let _module = scope::module("net");
+    pool.start_recording(1000);
+    source.set_manual_fences();
+    let _module = scope::enter_module("net");
     let weight = pool.alloc(Request::new(1000).tag(Tag::Parameter))?;
     let large = pool.alloc(Request::new(40 * MIB).tag(Tag::Activation).op("matmul"))?;
     pool.free(large);
     let waits = pool.alloc(Request::new(30 * MIB).op("relu"))?;
-    pool.free_after(waits, source.fence()?);
+    pool.free_after(waits, source.record_fence()?);
     assert!(pool.alloc(Request::new(200 * MIB).op("too_much")).is_err_and(|e| e.is_out_of_memory()));
     pool.free(early);
     let last = pool.alloc(Request::new(2000).tag(Tag::Gradient))?;
@@ -46,15 +46,15 @@ fn eventful() -> Result<Snapshot> {
 #[test]
 fn blocks_and_their_holders() -> Result<()> {
     let (pool, source) = pool(FakeSource::plain(100 * MIB), "")?;
-    source.hold_fences();
-    let _module = scope::module("net");
+    source.set_manual_fences();
+    let _module = scope::enter_module("net");
     let (a, _b) = (pool.alloc(Request::new(1000).op("relu"))?, pool.alloc(Request::new(2000))?);
-    pool.free_after(a, source.fence()?);
+    pool.free_after(a, source.record_fence()?);
     let snapshot = pool.snapshot();
     assert_eq!(snapshot.segments.len(), 1);
     let segment = &snapshot.segments[0];
     let blocks = segment.blocks.iter().map(|b| {
-        (b.address - segment.address, b.size, b.state, snapshot.who(b.who).map_or("", |w| w.module.as_str()))
+        (b.address - segment.address, b.size, b.state, snapshot.holder(b.holder).map_or("", |w| w.module.as_str()))
     });
     let expected = [
         (0, 1024, BlockState::ActiveAwaitingFree, ""),
@@ -69,9 +69,9 @@ fn blocks_and_their_holders() -> Result<()> {
 
 #[test]
 fn every_event_is_recorded_in_order() -> Result<()> {
-    let snapshot = eventful()?;
+    let snapshot = snapshot_of_every_event()?;
     let events = snapshot.events.iter().map(|e| {
-        let who = snapshot.who(e.who).map_or("-", |w| if w.op.is_empty() { w.tag.name() } else { &w.op });
+        let who = snapshot.holder(e.holder).map_or("-", |w| if w.op.is_empty() { w.tag.name() } else { &w.op });
         format!("{:?} {} {who}", e.action, e.size)
     });
     insta::assert_snapshot!(events.collect::<Vec<_>>().join("\n"), @r"
@@ -97,7 +97,7 @@ fn every_event_is_recorded_in_order() -> Result<()> {
     );
     let peak = snapshot.peak().ok_or(Error::Snapshot("no peak".into()))?;
     assert_eq!(peak.allocated(), 3072 + 1024 + 40 * MIB);
-    assert_eq!(snapshot.held_at(peak.event)[0].0.op, "matmul");
+    assert_eq!(snapshot.holders_at(peak.event)[0].0.op, "matmul");
     assert!(timeline.iter().all(|m| m.allocated() <= m.reserved));
     Ok(())
 }
@@ -105,19 +105,19 @@ fn every_event_is_recorded_in_order() -> Result<()> {
 #[test]
 fn a_holder_has_the_line_that_asked() -> Result<()> {
     let (pool, _) = pool(FakeSource::plain(100 * MIB), "")?;
-    pool.record(Recording::new(10).with_stacks());
+    pool.start_recording(RecordingOptions::new(10).with_stacks());
     let here = line!() + 1;
-    let _op = scope::op("outer");
+    let _op = scope::enter_op("outer");
     let _a = pool.alloc(Request::new(100))?;
     let snapshot = pool.snapshot();
-    let (_, who) = snapshot.live().next().ok_or(Error::Snapshot("nothing is live".into()))?;
+    let (_, who) = snapshot.live_blocks().next().ok_or(Error::Snapshot("nothing is live".into()))?;
     let frame = who.frames.iter().find(|f| f.filename.ends_with("recording.rs"));
     assert!(frame.is_some_and(|f| f.line == here + 1 && f.name.contains("a_holder_has")), "{who:#?}");
 
-    pool.record(10);
+    pool.start_recording(10);
     let _b = pool.alloc(Request::new(100))?;
     let snapshot = pool.snapshot();
-    let lines = snapshot.live().flat_map(|(_, w)| w.frames.first()).map(|f| (f.name.as_str(), f.line));
+    let lines = snapshot.live_blocks().flat_map(|(_, w)| w.frames.first()).map(|f| (f.name.as_str(), f.line));
     assert_eq!(
         lines.collect::<Vec<_>>(),
         [("outer", here)],
@@ -130,7 +130,7 @@ fn a_holder_has_the_line_that_asked() -> Result<()> {
 #[test]
 fn operations_have_the_line_of_the_program() -> Result<()> {
     let device = Device::null(Default::default());
-    device.pool().record(10_000);
+    device.pool().start_recording(10_000);
     device.manual_seed(1);
     let zeros = |shape: &[usize], dtype| Tensor::zeros(shape, dtype, &device);
     let (x, index) = (zeros(&[4, 8], DType::F32)?.requires_grad_()?, zeros(&[4], DType::I64)?);
@@ -166,7 +166,7 @@ fn operations_have_the_line_of_the_program() -> Result<()> {
 #[test]
 fn the_ring_keeps_the_newest_events() -> Result<()> {
     let (pool, _) = pool(FakeSource::plain(100 * MIB), "")?;
-    pool.record(5);
+    pool.start_recording(5);
     assert!(pool.is_recording());
     for bytes in 1..=10 {
         pool.free(pool.alloc(Request::new(bytes))?);
@@ -184,7 +184,7 @@ fn the_ring_keeps_the_newest_events() -> Result<()> {
 
 #[test]
 fn json_gives_the_same_snapshot_back() -> Result<()> {
-    let snapshot = eventful()?;
+    let snapshot = snapshot_of_every_event()?;
     let json = serde_json::to_string(&snapshot).map_err(|e| Error::Snapshot(e.to_string()))?;
     assert_eq!(Snapshot::read(json.as_bytes())?, snapshot);
 
@@ -202,7 +202,7 @@ fn json_gives_the_same_snapshot_back() -> Result<()> {
 #[test]
 fn growth_is_an_error_that_names_its_holder() -> Result<()> {
     let (pool, _) = pool(FakeSource::paged(100 * MIB), "")?;
-    let _module = scope::module("head");
+    let _module = scope::enter_module("head");
     let mut state = None;
     pool.assert_no_growth(5, || {
         // Made once, and kept: as an optimiser's state.
@@ -259,7 +259,7 @@ print(data["allocator_settings"]["expandable_segments"], data["allocator_setting
 "#;
     let io = |e: std::io::Error| Error::Snapshot(e.to_string());
     let path = std::env::temp_dir().join(format!("forebay-{}.pickle", std::process::id()));
-    eventful()?.save(&path)?;
+    snapshot_of_every_event()?.save(&path)?;
     let file = std::fs::File::open(&path).map_err(io)?;
     let python = Command::new("python3").args(["-c", CHECK]).stdin(file).output();
     std::fs::remove_file(&path).map_err(io)?;

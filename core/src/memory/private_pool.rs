@@ -5,8 +5,8 @@ use std::fmt;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 
-use super::heap::{RETIRED, SHARED};
-use super::pool::{Pool, Shared};
+use super::heap::{RETIRED_OWNER, SHARED_OWNER};
+use super::pool::{Pool, PoolShared};
 use crate::local::{Get, Local, Scoped};
 
 /// Memory of a [`Pool`] that serves only requests made [inside](Self::enter) it, as PyTorch's `MemPool`.
@@ -31,68 +31,68 @@ use crate::local::{Get, Local, Scoped};
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 pub struct PrivatePool {
-    shared: Arc<Shared>,
-    number: u16,
+    shared: Arc<PoolShared>,
+    id: u16,
 }
 
 impl fmt::Debug for PrivatePool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "PrivatePool({})", self.number)
+        write!(f, "PrivatePool({})", self.id)
     }
 }
 
 thread_local! {
-    static CURRENT: Local<Cell<u16>> = const { Local::new(Cell::new(SHARED)) };
+    static CURRENT_POOL: Local<Cell<u16>> = const { Local::new(Cell::new(SHARED_OWNER)) };
 }
 
 /// The private pool that this thread is inside of.
 #[inline]
 pub(super) fn current() -> u16 {
-    CURRENT.now()
+    CURRENT_POOL.now()
 }
 
 /// While it lives, what this thread allocates comes from a private pool.
 #[derive(Debug)]
 #[must_use = "a private pool serves only while the guard lives"]
 pub struct PrivatePoolGuard {
-    _number: Scoped<Cell<u16>>,
+    _pool_id: Scoped<Cell<u16>>,
 }
 
 impl Pool {
     /// A private pool within this one.
     #[must_use]
-    pub fn private(&self) -> PrivatePool {
+    pub fn create_private_pool(&self) -> PrivatePool {
         // Numbers are of all pools, so that a thread inside one is inside no other device's.
-        static NEXT: AtomicU16 = AtomicU16::new(SHARED + 1);
-        let mut number = NEXT.fetch_add(1, Ordering::Relaxed);
-        while matches!(number, SHARED | RETIRED) {
-            number = NEXT.fetch_add(1, Ordering::Relaxed);
+        static NEXT_ID: AtomicU16 = AtomicU16::new(SHARED_OWNER + 1);
+        let mut number = NEXT_ID.fetch_add(1, Ordering::Relaxed);
+        while matches!(number, SHARED_OWNER | RETIRED_OWNER) {
+            number = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         }
-        self.shared.lock().private.push(number);
-        PrivatePool { shared: Arc::clone(&self.shared), number }
+        self.shared.lock().private_pools.push(number);
+        PrivatePool { shared: Arc::clone(&self.shared), id: number }
     }
 }
 
 impl PrivatePool {
     /// From here on this thread allocates from it, until the guard is dropped.
     pub fn enter(&self) -> PrivatePoolGuard {
-        PrivatePoolGuard { _number: Scoped::new(&CURRENT, self.number) }
+        PrivatePoolGuard { _pool_id: Scoped::new(&CURRENT_POOL, self.id) }
     }
 
     /// Bytes that it holds of the device's memory.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         let state = self.shared.lock();
-        let own = |arena: u16| state.heap.arenas[usize::from(arena)].owner == self.number;
+        let own = |arena: u16| state.heap.arenas[usize::from(arena)].owner == self.id;
         let segments = state.heap.live_segments().filter(|s| own(s.arena));
-        segments.map(|s| s.range.as_ref().map_or(s.size, |r| r.extents.iter().map(|e| e.1).sum())).sum()
+        segments.map(|s| s.virtual_range.as_ref().map_or(s.size, |r| r.extents.iter().map(|e| e.1).sum())).sum()
     }
 }
 
 impl Drop for PrivatePool {
     fn drop(&mut self) {
         let mut state = self.shared.lock();
-        if let Err(error) = state.retire(&*self.shared.source, self.number) {
+        if let Err(error) = state.retire_private_pool(&*self.shared.source, self.id) {
             log::debug!("a private pool was dropped without its device: {error}");
         }
     }
