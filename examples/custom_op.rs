@@ -44,11 +44,11 @@ fn squared_relu(x: &Tensor) -> Result<Tensor> {
         .inputs(&[x])
         .output(x.shape(), DType::F32)
         .params(&[n as u32])
-        .groups([n.div_ceil(256), 1, 1])
+        .workgroups([n.div_ceil(256), 1, 1])
         .gradient(move |saved, g| {
             let x = &saved.inputs()[0];
             let call = BACKWARD.inputs(&[x, g]).output(x.shape(), DType::F32);
-            Ok(vec![Some(call.params(&[n as u32]).groups([n.div_ceil(256), 1, 1]).run()?)])
+            Ok(vec![Some(call.params(&[n as u32]).workgroups([n.div_ceil(256), 1, 1]).run()?)])
         })
         .run()
 }

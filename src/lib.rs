@@ -31,7 +31,7 @@ pub mod prelude {
         Linear, Module, RmsNorm, SelfAttention, Sequential,
     };
     pub use forebay_core::ops::Reduction;
-    pub use forebay_core::optim::{Adam, AdamW, Optimizer, RmsProp, LrSchedule, Sgd, clip_grad_norm_};
+    pub use forebay_core::optim::{Adam, AdamW, LrSchedule, Optimizer, RmsProp, Sgd, clip_grad_norm_};
     pub use forebay_core::stream::Stream;
     pub use forebay_core::tensor::Tensor;
     pub use forebay_core::train::{Checkpoint, Trainer};

@@ -133,7 +133,7 @@ impl AlgorithmChoices {
         }
         let number = match self.load(key).and_then(number) {
             Some(number) => number,
-            None if settings::bool_from_env("FOREBAY_TUNE") == Some(false) => 0,
+            None if settings::bool_from_env("FOREBAY_CUBLASLT_AUTOTUNE") == Some(false) => 0,
             None => match time()? {
                 Some(fastest) => {
                     self.store(key, &offered[fastest]);

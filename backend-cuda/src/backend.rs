@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
-    AttentionCall, Backend, Command, DeviceInfo, DeviceMemory, Event, Features, Fence, KernelId,
-    KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, Peak, PageRemap, Prepared, DeviceProcess, SegmentId,
+    AttentionCall, Backend, Command, DeviceInfo, DeviceMemory, DeviceProcess, Event, Features, Fence,
+    KernelId, KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, PageRemap, Peak, Prepared, SegmentId,
     SegmentSource, Slice, SourceError, SourceLimits, Stamp,
 };
 use forebay_core::environment;

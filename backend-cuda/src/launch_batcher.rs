@@ -77,7 +77,7 @@ struct BatchGraph {
 
 impl LaunchBatcher {
     pub(crate) fn new() -> Self {
-        let when = match bool_from_env("FOREBAY_CUDA_LINES") {
+        let when = match bool_from_env("FOREBAY_CUDA_BATCH_LAUNCHES") {
             Some(false) => BatchPolicy::Never,
             Some(true) => BatchPolicy::Always,
             None => BatchPolicy::WhenBusy,

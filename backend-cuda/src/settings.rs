@@ -6,12 +6,12 @@ use forebay_core::environment;
 
 /// Variables of the environment that are `0` or `1`.
 pub(crate) const BOOL_VARIABLES: [&str; 6] = [
-    "FOREBAY_TUNE",
+    "FOREBAY_CUBLASLT_AUTOTUNE",
     "FOREBAY_PORTABLE_KERNELS",
     "FOREBAY_NVTX",
     "FOREBAY_CUDA_VMM",
-    "FOREBAY_CUDA_EARLY",
-    "FOREBAY_CUDA_LINES",
+    "FOREBAY_CUDA_PDL",
+    "FOREBAY_CUDA_BATCH_LAUNCHES",
 ];
 
 static ALLOW_TF32: AtomicBool = AtomicBool::new(false);

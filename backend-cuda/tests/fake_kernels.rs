@@ -93,7 +93,7 @@ on_fake! {
         assert_eq!(ran().last().unwrap(), "launch 8");
     }
 
-    small_kernels_are_given_together_in_their_order(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1") {
+    small_kernels_are_given_together_in_their_order(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "1") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         let kernels = ["2.0", "3.0"].map(|by| compile_and_wait(&*backend, &kernel(&DOUBLE.replace("2.0", by), "double")).unwrap());
@@ -153,7 +153,7 @@ on_fake! {
         assert_eq!(words().last().unwrap(), "launch 13", "memory does not go in front of it");
     }
 
-    what_waits_is_given_by_whoever_waits_for_it(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1") {
+    what_waits_is_given_by_whoever_waits_for_it(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "1") {
         let (backend, _, launch) = doubling_launcher();
         launch(7).unwrap();
         // Also where that thread has had nothing to do with the device before.
@@ -162,7 +162,7 @@ on_fake! {
         assert_eq!(launched_grids(), [7], "{:?}", call_log());
     }
 
-    lines_that_are_no_graphs_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphInstantiateWithFlags:2:1") {
+    lines_that_are_no_graphs_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "1", "FAKE_CUDA_FAIL" = "cuGraphInstantiateWithFlags:2:1") {
         let (backend, _, launch) = doubling_launcher();
         (1..=80).for_each(|n| launch(n).unwrap());
         backend.flush().unwrap();
@@ -170,14 +170,14 @@ on_fake! {
         assert_eq!((count_calls("cuGraphCreate"), count_calls("cuGraphLaunch")), (1, 0), "it is not tried again each time");
     }
 
-    lines_whose_graphs_are_refused_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphLaunch:2:2") {
+    lines_whose_graphs_are_refused_are_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "1", "FAKE_CUDA_FAIL" = "cuGraphLaunch:2:2") {
         let (backend, _, launch) = doubling_launcher();
         (1..=40).for_each(|n| launch(n).unwrap());
         backend.record_fence().unwrap();
         assert_eq!(launched_grids(), (1..=40).collect::<Vec<_>>());
     }
 
-    a_launch_that_fails_in_a_line_is_said_and_others_run(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuLaunchKernelEx:1:1") {
+    a_launch_that_fails_in_a_line_is_said_and_others_run(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "1", "FAKE_CUDA_FAIL" = "cuLaunchKernelEx:1:1") {
         let (backend, segment, launch) = doubling_launcher();
         (1..=7).for_each(|n| launch(n).unwrap());
         let error = backend.free_segment(segment).unwrap_err();
@@ -188,7 +188,7 @@ on_fake! {
         assert_eq!(launched_grids().len(), 7, "and it is said once");
     }
 
-    memory_goes_behind_a_line_that_is_no_graph(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "1", "FAKE_CUDA_FAIL" = "cuGraphAddKernelNode_v2:2:1") {
+    memory_goes_behind_a_line_that_is_no_graph(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "1", "FAKE_CUDA_FAIL" = "cuGraphAddKernelNode_v2:2:1") {
         let (backend, segment, launch) = doubling_launcher();
         (1..=3).for_each(|n| launch(n).unwrap());
         backend.free_segment(segment).unwrap();
@@ -206,7 +206,7 @@ on_fake! {
         }
     }
 
-    kernels_can_be_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_LINES" = "0") {
+    kernels_can_be_launched_one_by_one(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "0") {
         let (_, _, launch) = doubling_launcher();
         for turn in 1..100 {
             launch(1).unwrap();
@@ -420,7 +420,7 @@ on_fake! {
         assert_eq!(started(), (3, 1));
     }
 
-    starting_early_can_be_switched_off(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_EARLY" = "0") {
+    starting_early_can_be_switched_off(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_PDL" = "0") {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         wait_for_double(&*backend, slice(segment, 0, 64));

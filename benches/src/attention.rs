@@ -4,7 +4,7 @@
 use anyhow::Result;
 use forebay::autograd::{self, GradOptions};
 use forebay::dtype::DType;
-use forebay::ops::Attention;
+use forebay::ops::AttentionOptions;
 use forebay::tensor::Tensor;
 
 use crate::timing::Bench;
@@ -12,14 +12,14 @@ use crate::timing::Bench;
 pub(crate) fn attention(b: &Bench<'_>) -> Result<()> {
     let (positions, usual) = if b.tiny { (128, 64) } else { (8192, 1024) };
     let lengths: &[usize] = if b.tiny { &[64] } else { &[128, 256, 512, 1024, 2048, 4096, 8192, 16_384] };
-    let causal = Attention { is_causal: true, ..Attention::default() };
+    let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
     for dtype in [DType::BF16, DType::F16, DType::F32] {
         for &length in lengths.iter().filter(|&&length| dtype == DType::BF16 || length == usual) {
             bench_attention(b, "causal", ((positions / length).max(1), length), dtype, &causal)?;
         }
     }
     let shape = ((positions / usual).max(1), usual);
-    let dropped = Attention { dropout_p: 0.1, ..causal };
+    let dropped = AttentionOptions { dropout_p: 0.1, ..causal };
     bench_attention(b, "causal_dropout", shape, DType::BF16, &dropped)?;
     let numbers = b.random_tensor(&[usual, usual], DType::F32)?;
     for (name, mask) in [
@@ -32,7 +32,7 @@ pub(crate) fn attention(b: &Bench<'_>) -> Result<()> {
             name,
             shape,
             DType::BF16,
-            &Attention { attn_mask: Some(&mask), ..Attention::default() },
+            &AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() },
         )?;
     }
     Ok(())
@@ -44,7 +44,7 @@ fn bench_attention(
     kind: &str,
     (batch, length): (usize, usize),
     dtype: DType,
-    options: &Attention<'_>,
+    options: &AttentionOptions<'_>,
 ) -> Result<()> {
     let (heads, features) = if b.tiny { (2, 32) } else { (12, 64) };
     let shape = [batch, heads, length, features];

@@ -55,13 +55,13 @@ pub(crate) fn elementwise(b: &Bench<'_>) -> Result<()> {
         b.random_tensor(&[n], DType::F32)?,
         b.random_tensor(&[n], DType::F32)?,
     );
-    let fusion = b.device.fusion();
+    let fusion = b.device.fusion_min_bytes();
     for (name, fusion) in [("gelu(a*b+c)", fusion), ("gelu(a*b+c), three kernels", None)] {
-        b.device.set_fusion(fusion);
+        b.device.set_fusion_min_bytes(fusion);
         let t = b.time(b.max_inner(n * 4), || Ok(x.mul(&y)?.add(&z)?.gelu()?))?;
         b.emit_rate(name, &n.to_string(), "f32", &t, ("gbps", 16.0 * n as f64 / t.median_ms / 1e6));
     }
-    b.device.set_fusion(fusion);
+    b.device.set_fusion_min_bytes(fusion);
     let t = b.time(b.max_inner(n * 4), || Ok(x.add(&y)?))?;
     b.emit_rate("add", &n.to_string(), "f32", &t, ("gbps", 12.0 * n as f64 / t.median_ms / 1e6));
     Ok(())

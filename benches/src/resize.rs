@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use forebay::dtype::DType;
-use forebay::ops::{BagMode, Bags, Interpolate, InterpolateMode};
+use forebay::ops::{EmbeddingBagMode, EmbeddingBagOptions, InterpolateMode, InterpolateOptions};
 use forebay::tensor::Tensor;
 
 use crate::timing::Bench;
@@ -41,7 +41,7 @@ pub(crate) fn resize(b: &Bench<'_>) -> Result<()> {
             ("bilinear", InterpolateMode::Bilinear),
             ("bicubic", InterpolateMode::Bicubic),
         ] {
-            let twice = Interpolate { mode, ..Interpolate::by(2.0) };
+            let twice = InterpolateOptions { mode, ..InterpolateOptions::with_scale_factor(2.0) };
             bench_forward_backward(b, name, &x, bytes, |x| Ok(x.interpolate(&twice)?))?;
         }
         let x = x.narrow(0, 0, images.div_ceil(4))?.copy()?;
@@ -57,7 +57,7 @@ pub(crate) fn resize(b: &Bench<'_>) -> Result<()> {
     let (entries, bags, length, width) = if b.tiny { (100, 8, 4, 8) } else { (100_000, 3000, 20, 256) };
     let table = b.random_tensor(&[entries, width], DType::F32)?;
     let index = Tensor::randint(0, entries as i64, &[bags, length], DType::I32, b.device)?;
-    let sums = Bags { mode: BagMode::Sum, ..Bags::default() };
+    let sums = EmbeddingBagOptions { mode: EmbeddingBagMode::Sum, ..EmbeddingBagOptions::default() };
     bench_forward_backward(b, "embedding_bag", &table, 4 * bags * (length + 1) * width, |t| {
         Ok(t.embedding_bag(&index, &sums)?)
     })

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::Args;
-use forebay::memory::trace::{SegmentMode, ReplayReport, Trace, replay};
+use forebay::memory::trace::{ReplayReport, SegmentMode, Trace, replay};
 use forebay::memory::{Bytes, Config};
 
 #[derive(Args)]

@@ -16,7 +16,8 @@ fn variables_that_cannot_be_understood_end_every_what_if() -> std::io::Result<()
         ("FOREBAY_ALLOC_CONF", "nonsense:1", "unrecognized key `nonsense`"),
         ("FOREBAY_ALLOC_CONF_NULL_0", "max_memory_mb:x", "expected a whole number"),
         ("FOREBAY_CUDA_VMM", "maybe", "expected 0 (off) or 1 (on)"),
-        ("FOREBAY_FUES", "0", "did you mean FOREBAY_FUSE?"),
+        ("FOREBAY_FUSE", "0", "FOREBAY_FUSE is called FOREBAY_FUSION_MIN_BYTES now"),
+        ("FOREBAY_VALIDATOIN", "0", "did you mean FOREBAY_VALIDATION?"),
     ];
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/traces/gnn_varsize.trace.xz");
     for (name, value, reason) in wrong {

@@ -72,7 +72,8 @@ fn browser() -> Option<PathBuf> {
 }
 
 fn snapshot(path: &Path) -> Outcome {
-    let pool = Pool::new(Arc::new(FakeSource::paged(200 * MIB)), Config::default()).with_device_name("fake:0");
+    let pool =
+        Pool::new(Arc::new(FakeSource::paged(200 * MIB)), Config::default()).with_device_name("fake:0");
     pool.start_recording(100);
     let _net = scope::enter_module("net");
     let _weight = pool.alloc(Request::new(40 * MIB).tag(Tag::Parameter).op("random"))?;

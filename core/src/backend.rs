@@ -12,7 +12,7 @@ use std::sync::Arc;
 use crate::dtype::DType;
 use crate::error::Result;
 pub use crate::memory::source::{
-    DeviceMemory, Event, Fence, MAX_QUEUES, PageRemap, DeviceProcess, SegmentId, SegmentSource, SourceError,
+    DeviceMemory, DeviceProcess, Event, Fence, MAX_QUEUES, PageRemap, SegmentId, SegmentSource, SourceError,
     SourceLimits, VirtualMemory,
 };
 

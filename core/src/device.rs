@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
 use crate::memory::{Config, HostSource, Pool, Stats};
 use crate::ops::fusion;
-use crate::ops::im2col::{self, Switch};
+use crate::ops::im2col::{self, Im2colLimit};
 use crate::profile::{SpanRecorder, WorkItem};
 use crate::stream::{DeviceMover, StreamSet};
 
@@ -43,7 +43,7 @@ struct Inner {
     random: Mutex<RandomState>,
     recording: SpanRecorder,
     capture: CaptureRecorder,
-    im2col: Switch,
+    im2col: Im2colLimit,
     name: String,
 }
 
@@ -194,13 +194,13 @@ impl Device {
             random,
             recording: SpanRecorder::default(),
             capture: CaptureRecorder::default(),
-            im2col: Switch::configured(),
+            im2col: Im2colLimit::from_env_or_default(),
             name,
         });
         // The only one who sets it.
         let _ = inner.streams.device.set(WeakDevice(Arc::downgrade(&inner)));
         let device = Self { inner };
-        device.set_fusion(if null { None } else { fusion::min_bytes_or_default() });
+        device.set_fusion_min_bytes(if null { None } else { fusion::min_bytes_or_default() });
         device
     }
 
@@ -255,7 +255,7 @@ impl Device {
     }
 
     /// What was said of the windows of convolutions.
-    pub(crate) fn im2col_switch(&self) -> &Switch {
+    pub(crate) fn im2col_switch(&self) -> &Im2colLimit {
         &self.inner.im2col
     }
 

@@ -37,24 +37,32 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),
     ("FOREBAY_CACHE_DIR", ValueKind::Text),
     ("FOREBAY_CHECK_INDICES", ValueKind::Switch),
-    ("FOREBAY_CUDA_EARLY", ValueKind::Switch),
-    ("FOREBAY_CUDA_LINES", ValueKind::Switch),
+    ("FOREBAY_CUBLASLT_AUTOTUNE", ValueKind::Switch),
+    ("FOREBAY_CUDA_BATCH_LAUNCHES", ValueKind::Switch),
+    ("FOREBAY_CUDA_PDL", ValueKind::Switch),
     ("FOREBAY_CUDA_VMM", ValueKind::Switch),
     ("FOREBAY_DATA", ValueKind::Text),
     ("FOREBAY_DEVICE", ValueKind::Device),
     ("FOREBAY_DUMP", ValueKind::Text),
-    ("FOREBAY_FUSE", ValueKind::Bytes),
+    ("FOREBAY_FUSION_MIN_BYTES", ValueKind::Bytes),
     ("FOREBAY_FUZZ_ROUNDS", ValueKind::Number),
     ("FOREBAY_FUZZ_SEED", ValueKind::Number),
     ("FOREBAY_GOLDEN", ValueKind::Text),
+    ("FOREBAY_IM2COL_BYTES", ValueKind::Bytes),
     ("FOREBAY_MINILM", ValueKind::Text),
     ("FOREBAY_NVTX", ValueKind::Switch),
     ("FOREBAY_PORTABLE_KERNELS", ValueKind::Switch),
     ("FOREBAY_REQUIRE", ValueKind::Requirements),
     ("FOREBAY_TRACES", ValueKind::Text),
-    ("FOREBAY_TUNE", ValueKind::Switch),
     ("FOREBAY_VALIDATION", ValueKind::Switch),
-    ("FOREBAY_WINDOWS", ValueKind::Bytes),
+];
+/// Variables of earlier versions, and the names that replaced them.
+const RENAMED_VARIABLES: [(&str, &str); 5] = [
+    ("FOREBAY_CUDA_EARLY", "FOREBAY_CUDA_PDL"),
+    ("FOREBAY_CUDA_LINES", "FOREBAY_CUDA_BATCH_LAUNCHES"),
+    ("FOREBAY_FUSE", "FOREBAY_FUSION_MIN_BYTES"),
+    ("FOREBAY_TUNE", "FOREBAY_CUBLASLT_AUTOTUNE"),
+    ("FOREBAY_WINDOWS", "FOREBAY_IM2COL_BYTES"),
 ];
 /// The beginning of variables that tests of the project and of programs may use as they like.
 const TEST_PREFIX: &str = "FOREBAY_TEST_";
@@ -101,16 +109,24 @@ fn check_variable(name: &str, value: &OsStr) -> Result<()> {
         ValueKind::AllocatorConfig => {
             understood("text in Unicode", &|_| true)?;
             let text = value.to_string_lossy();
-            Config::from_env()?.with_settings(&text).map(drop).map_err(|e| Error::Config(format!("{name}: {e}")))
+            Config::from_env()?
+                .with_settings(&text)
+                .map(drop)
+                .map_err(|e| Error::Config(format!("{name}: {e}")))
         }
-        ValueKind::Requirements => understood("some of wgpu, cuda, nvrtc and browser, with commas", &|text| {
-            text.split(',').all(|word| word.trim().is_empty() || REQUIREMENTS.contains(&word.trim()))
-        }),
+        ValueKind::Requirements => {
+            understood("some of wgpu, cuda, nvrtc and browser, with commas", &|text| {
+                text.split(',').all(|word| word.trim().is_empty() || REQUIREMENTS.contains(&word.trim()))
+            })
+        }
     }
 }
 
-/// An error for a name that is none of the project, with the nearest one.
+/// Builds the message for a name that is not in the list: the name that replaced it, or the nearest one.
 fn unknown_variable_message(name: &str) -> String {
+    if let Some((_, new)) = RENAMED_VARIABLES.iter().find(|(old, _)| *old == name) {
+        return format!("{name} is called {new} now; set {new} instead, and unset {name}");
+    }
     let nearest = KNOWN_VARIABLES.iter().map(|(known, _)| (edit_distance(name, known), *known)).min();
     let hint =
         nearest.filter(|(distance, _)| *distance <= 3).map(|(_, known)| format!(" (did you mean {known}?)"));
@@ -196,12 +212,14 @@ mod tests {
     #[test]
     fn what_cannot_be_understood_is_named() {
         let number = |text: &str| {
-            let of = parse_value("FOREBAY_FUSE", OsStr::new(text), EXPECTED_BYTES, |text| text.parse::<u64>().ok());
+            let of = parse_value("FOREBAY_FUSION_MIN_BYTES", OsStr::new(text), EXPECTED_BYTES, |text| {
+                text.parse::<u64>().ok()
+            });
             of.map_err(|e| e.to_string())
         };
         assert_eq!(number(" 0 "), Ok(Some(0)));
         assert_eq!(number(""), Ok(None));
-        let wrong = "FOREBAY_FUSE=off: expected a number of bytes, as 262144, or 0 for never; correct it, or unset it";
+        let wrong = "FOREBAY_FUSION_MIN_BYTES=off: expected a number of bytes, as 262144, or 0 for never; correct it, or unset it";
         assert_eq!(number("off"), Err(wrong.to_owned()));
         assert!(number("-1").is_err() && number("99999999999999999999").is_err());
     }
@@ -231,11 +249,17 @@ mod tests {
 
     #[test]
     fn names_that_are_none_are_refused() {
-        let message = checked("FOREBAY_FUES", "0");
+        let message = checked("FOREBAY_VALIDATOIN", "0");
         assert!(
-            message.starts_with("FOREBAY_FUES: there is no such variable (did you mean FOREBAY_FUSE?)"),
+            message.starts_with(
+                "FOREBAY_VALIDATOIN: there is no such variable (did you mean FOREBAY_VALIDATION?)"
+            ),
             "{message}"
         );
+        for (old, new) in RENAMED_VARIABLES {
+            assert!(checked(old, "0").starts_with(&format!("{old} is called {new} now")), "{old}");
+            assert!(KNOWN_VARIABLES.iter().any(|(known, _)| *known == new), "{new}");
+        }
         assert!(checked("FOREBAY_SOMETHING_ELSE", "1").contains("Expected one of FOREBAY_ALLOC_CONF, "));
         assert_eq!(checked("FOREBAY_TEST_ANYTHING", "1"), "accepted");
         assert_eq!(checked("FOREBAY_ALLOC_CONF_CUDA_0", "max_memory_mb:8"), "accepted");

@@ -16,7 +16,7 @@ use crate::backend::{self, Backend, Event, MAX_QUEUES, Slice};
 use crate::device::{Device, WeakDevice};
 use crate::error::Result;
 use crate::local::{Get, Local, Scoped};
-use crate::memory::compaction::{HeldDispatch, BlockMove, BlockMover};
+use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::ops::fusion::FusionGroup;
 
 /// The queues of copies to the host and from it, which run side by side; those of streams are 1 up to these.
@@ -224,7 +224,7 @@ impl StreamSet {
             // What came before streams were in use counts as one operation.
             sync: Mutex::new(StreamSync { tickets: [1; _], ..StreamSync::default() }),
             dispatch: Mutex::default(),
-            fusion_group: AtomicU64::new(FusionGroup::default().number()),
+            fusion_group: AtomicU64::new(FusionGroup::default().id()),
             fusion_min_bytes: AtomicU64::new(u64::MAX),
             device: OnceLock::new(),
         }

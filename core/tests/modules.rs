@@ -8,7 +8,8 @@ use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 use forebay_core::memory::Tag;
 use forebay_core::nn::{
-    BatchNorm2d, Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, SelfAttention, Sequential, ModuleEntry,
+    BatchNorm2d, Dropout, Embedding, LayerNorm, Linear, Module, ModuleEntry, ModuleScope, SelfAttention,
+    Sequential,
 };
 use forebay_core::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_};
 use forebay_core::tensor::Tensor;
@@ -103,7 +104,9 @@ fn an_enum_is_the_variant_at_hand() -> Result<()> {
     assert_eq!(own.state_dict().into_keys().collect::<Vec<_>>(), ["fc.bias", "fc.weight"]);
     let tied = Head::Tied(Tensor::ones(&[2], DType::F32, &device)?);
     let mut slots = Vec::new();
-    tied.visit("head", &mut |name, slot| slots.push((name.to_owned(), matches!(slot, ModuleEntry::Buffer(_)))));
+    tied.visit("head", &mut |name, slot| {
+        slots.push((name.to_owned(), matches!(slot, ModuleEntry::Buffer(_))))
+    });
     assert_eq!(slots, [("head".to_owned(), true)]);
     Ok(())
 }

@@ -6,7 +6,7 @@ use forebay_core::backend::null::{NullBackend, Profile};
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
-use forebay_core::ops::CrossEntropy;
+use forebay_core::ops::CrossEntropyOptions;
 use forebay_core::tensor::Tensor;
 
 fn device() -> Device {
@@ -47,7 +47,7 @@ fn an_operation_without_a_gradient_refuses() -> Result<()> {
     let w = Tensor::ones(&[4], DType::F32, &device)?.requires_grad_()?;
     let logits = Tensor::ones(&[3, 4], DType::F32, &device)?;
     let classes = Tensor::from_slice(&[1_i32, 0, 3], &[3], &device)?;
-    let weighted = CrossEntropy { weight: Some(&w), ..CrossEntropy::default() };
+    let weighted = CrossEntropyOptions { weight: Some(&w), ..CrossEntropyOptions::default() };
     let error =
         logits.cross_entropy_with(&classes, &weighted).expect_err("weights of classes have no gradient");
     assert!(matches!(error, Error::NoGradient { op } if op.starts_with("cross_entropy")), "{error}");

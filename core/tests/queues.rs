@@ -230,7 +230,7 @@ fn assert_no_races_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> R
             write_masks: Arc::default(),
         });
         let device = Device::with_config(backend.clone(), Config::parse(config)?);
-        device.set_fusion(fusion);
+        device.set_fusion_min_bytes(fusion);
         work(&device)?;
         drop(device);
         let seen = backend.lock_log();

@@ -4,9 +4,10 @@
 use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
-    Attention, BagMode, Bags, CrossEntropy, Ctc, GridMode, GridPadding, Interpolate, InterpolateMode,
-    Interpolation, Lookup, PadMode, Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, RecurrentKind,
-    RecurrentOp, Reduction, ScatterReduce, cat, einsum, stack,
+    AttentionOptions, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions,
+    EmbeddingOptions, GridMode, GridPadding, InterpolateMode, InterpolateOptions, Interpolation, PadMode,
+    Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, RecurrentKind, RecurrentOp, Reduction,
+    ScatterReduce, cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -132,7 +133,7 @@ const GROUPS: &[&[OpCase]] = &[
             .with_bench_inputs(&[Signed(&[32000, 768]), Index(&[8, 1024], 32000)])
             .with_batched_inputs(2),
         nonsmooth("embedding by frequency", &[Signed(&[6, 4]), Index(&[2, 3], 6)], |x| {
-            x[0].embedding_with(&x[1], Lookup { padding_idx: Some(1), scale_grad_by_freq: true })
+            x[0].embedding_with(&x[1], EmbeddingOptions { padding_idx: Some(1), scale_grad_by_freq: true })
         }),
         smooth("take_along_dim", &[Signed(S), Index(&[3, 2], 5)], |x| x[0].take_along_dim(&x[1], 1))
             .with_batched_inputs(3),
@@ -319,14 +320,17 @@ const GROUPS: &[&[OpCase]] = &[
             .with_bench_inputs(&[Signed(&[4096, 4096]), Positive(&[4096, 4096])]),
         smooth("linear_cross_entropy", &[Signed(&[2, 3, 4]), Signed(&[10, 4])], |x| {
             let classes = Tensor::from_slice(&[1i32, 9, 0, 3, -100, 4], &[2, 3], x[0].device())?;
-            x[0].linear_cross_entropy(&x[1], &classes, &CrossEntropy::default())
+            x[0].linear_cross_entropy(&x[1], &classes, &CrossEntropyOptions::default())
         })
         .with_flops(|x, _| 2 * cost::num_rows(&x[0]) * cost::numel(&x[1])),
         smooth("linear_cross_entropy of weighted classes", &[Signed(&[4, 4]), Signed(&[5, 4])], |x| {
             let classes = Tensor::from_slice(&[1i32, 3, 0, 2], &[4], x[0].device())?;
             let weight = Tensor::from_slice(&[0.5f32, 1.0, 2.0, 0.25, 1.5], &[5], x[0].device())?;
-            let options =
-                CrossEntropy { weight: Some(&weight), label_smoothing: 0.1, ..CrossEntropy::default() };
+            let options = CrossEntropyOptions {
+                weight: Some(&weight),
+                label_smoothing: 0.1,
+                ..CrossEntropyOptions::default()
+            };
             x[0].linear_cross_entropy(&x[1], &classes, &options)
         })
         .with_flops(|x, _| 2 * cost::num_rows(&x[0]) * cost::numel(&x[1])),
@@ -411,8 +415,11 @@ const GROUPS: &[&[OpCase]] = &[
             x[0].sigmoid()?.binary_cross_entropy(&x[1].sigmoid()?, None, Reduction::Mean)
         }),
         smooth("cross_entropy_with", &[Signed(&[4, 5, 2]), Positive(&[4, 5, 2])], |x| {
-            let options =
-                CrossEntropy { label_smoothing: 0.2, reduction: Reduction::Sum, ..CrossEntropy::default() };
+            let options = CrossEntropyOptions {
+                label_smoothing: 0.2,
+                reduction: Reduction::Sum,
+                ..CrossEntropyOptions::default()
+            };
             x[0].cross_entropy_with(&x[1], &options)
         }),
         smooth("batch_norm in use", &[Signed(&[6, 3, 2]), Positive(&[3]), Signed(&[3])], |x| {
@@ -459,7 +466,7 @@ const GROUPS: &[&[OpCase]] = &[
         smooth(
             "scaled_dot_product_attention",
             &[Signed(&[2, 4, 3]), Bounded(&[2, 5, 3]), Signed(&[2, 5, 6])],
-            |x| x[0].scaled_dot_product_attention(&x[1], &x[2], &Attention::default()),
+            |x| x[0].scaled_dot_product_attention(&x[1], &x[2], &AttentionOptions::default()),
         )
         .with_flops(cost::attention_flops)
         .with_bench_inputs(&[
@@ -474,7 +481,7 @@ const GROUPS: &[&[OpCase]] = &[
                 x[0].scaled_dot_product_attention(
                     &x[1],
                     &x[2],
-                    &Attention { is_causal: true, scale: Some(0.8), ..Attention::default() },
+                    &AttentionOptions { is_causal: true, scale: Some(0.8), ..AttentionOptions::default() },
                 )
             },
         )
@@ -491,7 +498,7 @@ const GROUPS: &[&[OpCase]] = &[
                 x[0].scaled_dot_product_attention(
                     &x[1],
                     &x[2],
-                    &Attention { attn_mask: Some(&x[3]), ..Attention::default() },
+                    &AttentionOptions { attn_mask: Some(&x[3]), ..AttentionOptions::default() },
                 )
             },
         )
@@ -501,18 +508,23 @@ const GROUPS: &[&[OpCase]] = &[
             "scaled_dot_product_attention with dropout",
             &[Signed(&[2, 4, 3]), Bounded(&[1, 9, 3]), Signed(&[1, 9, 6])],
             |x| {
-                let options = Attention { dropout_p: 0.4, enable_gqa: true, ..Attention::default() };
+                let options =
+                    AttentionOptions { dropout_p: 0.4, enable_gqa: true, ..AttentionOptions::default() };
                 let [q, k, v] = [&x[0], &x[1], &x[2]];
                 q.scaled_dot_product_attention(k, v, &options)
             },
         )
         .with_flops(cost::attention_flops),
         smooth("qkv_attention with dropout", &[Signed(&[2, 5, 4 * 6])], |x| {
-            x[0].qkv_attention(2, 1, &Attention { is_causal: true, dropout_p: 0.3, ..Attention::default() })
+            x[0].qkv_attention(
+                2,
+                1,
+                &AttentionOptions { is_causal: true, dropout_p: 0.3, ..AttentionOptions::default() },
+            )
         })
         .with_flops(cost::causal_attention_flops),
         smooth("qkv_attention", &[Signed(&[2, 5, 4 * 6])], |x| {
-            x[0].qkv_attention(2, 1, &Attention { is_causal: true, ..Attention::default() })
+            x[0].qkv_attention(2, 1, &AttentionOptions { is_causal: true, ..AttentionOptions::default() })
         })
         .with_flops(cost::causal_attention_flops)
         .with_bench_inputs(&[Signed(&[8, 1024, 256])]),
@@ -529,42 +541,56 @@ const GROUPS: &[&[OpCase]] = &[
     linalg::LINALG,
 ];
 
-fn interpolate_options(mode: InterpolateMode) -> Interpolate {
-    Interpolate { mode, ..Interpolate::default() }
+fn interpolate_options(mode: InterpolateMode) -> InterpolateOptions {
+    InterpolateOptions { mode, ..InterpolateOptions::default() }
 }
 
 /// Resizing, windows and views by strides, distances and bags.
 const RESIZE_CASES: &[OpCase] = &[
-    smooth("interpolate to the nearest", &[Signed(&[2, 3, 5])], |x| x[0].interpolate(&Interpolate::by(1.7))),
+    smooth("interpolate to the nearest", &[Signed(&[2, 3, 5])], |x| {
+        x[0].interpolate(&InterpolateOptions::with_scale_factor(1.7))
+    }),
     smooth("interpolate to the nearest exactly", &[Signed(&[1, 2, 3, 4, 3])], |x| {
-        x[0].interpolate(&Interpolate {
+        x[0].interpolate(&InterpolateOptions {
             size: [4, 3, 5].as_slice().into(),
             ..interpolate_options(InterpolateMode::NearestExact)
         })
     }),
     smooth("interpolate along lines", &[Signed(&[2, 2, 5])], |x| {
-        x[0].interpolate(&Interpolate {
+        x[0].interpolate(&InterpolateOptions {
             align_corners: true,
             mode: InterpolateMode::Linear,
-            ..Interpolate::to(&[7])
+            ..InterpolateOptions::with_size(&[7])
         })
     }),
     smooth("interpolate images", &[Signed(&[2, 2, 4, 5])], |x| {
-        x[0].interpolate(&Interpolate { mode: InterpolateMode::Bilinear, ..Interpolate::to(&[7, 3]) })
+        x[0].interpolate(&InterpolateOptions {
+            mode: InterpolateMode::Bilinear,
+            ..InterpolateOptions::with_size(&[7, 3])
+        })
     })
     .with_batched_inputs(1),
     smooth("interpolate images without aliases", &[Signed(&[1, 2, 7, 5])], |x| {
-        let options = Interpolate { antialias: true, ..interpolate_options(InterpolateMode::Bicubic) };
-        x[0].interpolate(&Interpolate { size: [3, 2].as_slice().into(), ..options })
+        let options = InterpolateOptions { antialias: true, ..interpolate_options(InterpolateMode::Bicubic) };
+        x[0].interpolate(&InterpolateOptions { size: [3, 2].as_slice().into(), ..options })
     }),
     smooth("interpolate along cubic curves", &[Signed(&[1, 2, 4, 5])], |x| {
-        x[0].interpolate(&Interpolate { mode: InterpolateMode::Bicubic, ..Interpolate::by(1.5) })
+        x[0].interpolate(&InterpolateOptions {
+            mode: InterpolateMode::Bicubic,
+            ..InterpolateOptions::with_scale_factor(1.5)
+        })
     }),
     smooth("interpolate volumes", &[Signed(&[1, 2, 3, 2, 4])], |x| {
-        x[0].interpolate(&Interpolate { mode: InterpolateMode::Trilinear, ..Interpolate::to(&[4, 3, 3]) })
+        x[0].interpolate(&InterpolateOptions {
+            mode: InterpolateMode::Trilinear,
+            ..InterpolateOptions::with_size(&[4, 3, 3])
+        })
     }),
     smooth("interpolate by areas", &[Signed(&[2, 3, 5, 4])], |x| {
-        x[0].interpolate(&Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[3, 6]) })
+        x[0].interpolate(&InterpolateOptions {
+            mode: InterpolateMode::Area,
+            ..InterpolateOptions::with_size(&[3, 6])
+        })
     }),
     smooth("as_strided", &[Signed(&[12])], |x| x[0].copy()?.as_strided(&[3, 2, 4], &[2, 0, 1], Some(1)))
         .with_bytes(|x, _| 2 * cost::bytes(&x[0])),
@@ -643,22 +669,29 @@ const RESIZE_CASES: &[OpCase] = &[
     smooth("local_response_norm", &[Signed(&[2, 5, 3])], |x| x[0].local_response_norm(3, 0.5, 0.75, 1.0))
         .with_batched_inputs(1),
     smooth("embedding_bag of sums", &[Signed(&[6, 5]), Index(&[3, 4], 6), Positive(&[3, 4])], |x| {
-        let bags = Bags {
-            mode: BagMode::Sum,
+        let bags = EmbeddingBagOptions {
+            mode: EmbeddingBagMode::Sum,
             per_sample_weights: Some(&x[2]),
             padding_idx: Some(2),
-            ..Bags::default()
+            ..EmbeddingBagOptions::default()
         };
         x[0].embedding_bag(&x[1], &bags)
     }),
     smooth("embedding_bag of means", &[Signed(&[6, 4]), Index(&[7], 6)], |x| {
         let starts = Tensor::from_slice(&[0i32, 2, 2, 5], &[4], x[0].device())?;
-        x[0].embedding_bag(&x[1], &Bags { offsets: Some(&starts), ..Bags::default() })
+        x[0].embedding_bag(
+            &x[1],
+            &EmbeddingBagOptions { offsets: Some(&starts), ..EmbeddingBagOptions::default() },
+        )
     }),
     nonsmooth("embedding_bag of maxima", &[Signed(&[6, 5]), Index(&[7], 6)], |x| {
         let starts = Tensor::from_slice(&[0i64, 0, 3, 7], &[4], x[0].device())?;
-        let bags = Bags { include_last_offset: true, mode: BagMode::Max, ..Bags::default() };
-        x[0].embedding_bag(&x[1], &Bags { offsets: Some(&starts), ..bags })
+        let bags = EmbeddingBagOptions {
+            include_last_offset: true,
+            mode: EmbeddingBagMode::Max,
+            ..EmbeddingBagOptions::default()
+        };
+        x[0].embedding_bag(&x[1], &EmbeddingBagOptions { offsets: Some(&starts), ..bags })
     }),
 ];
 
@@ -737,7 +770,7 @@ const SEQUENCE_CASES: &[OpCase] = &[
         let ints = |n: &[i32], shape: &[usize]| Tensor::from_slice(n, shape, x[0].device());
         let (labels, steps, counts) =
             (ints(&[1, 1, 3, 2], &[2, 2])?, ints(&[6, 5], &[2])?, ints(&[2, 1], &[2])?);
-        x[0].log_softmax(-1)?.ctc_loss(&Ctc::new(&labels, &steps, &counts))
+        x[0].log_softmax(-1)?.ctc_loss(&CtcLossOptions::new(&labels, &steps, &counts))
     }),
     nonsmooth("multi_margin_loss", &[Signed(&[3, 5]), Index(&[3], 5), Positive(&[5])], |x| {
         x[0].multi_margin_loss(&x[1], 2, 0.8, Some(&x[2]), Reduction::Mean)

@@ -12,7 +12,7 @@ use forebay::io::safetensors::{self, Tensors};
 use forebay::nn::{BatchNorm2d, Conv2d, Conv2dOptions, Embedding, LayerNorm, Linear, Module, SelfAttention};
 use forebay::ops::Pool2dOptions;
 use forebay::optim::schedule::WarmupCosine;
-use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, LrSchedule, Sgd, clip_grad_norm_};
+use forebay::optim::{Adam, AdamW, LrSchedule, Optimizer, RmsProp, Sgd, clip_grad_norm_};
 use forebay::tensor::Tensor;
 use serde::Deserialize;
 

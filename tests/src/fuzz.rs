@@ -48,7 +48,7 @@ outputs! {
     (Tensor, Tensor): self => vec![self.0, self.1];
     (Tensor, Tensor, Tensor): self => vec![self.0, self.1, self.2];
     forebay::ops::Unique: self => vec![self.values, self.inverse_indices];
-    forebay::ops::Lstsq: self => vec![self.solution, self.residuals];
+    forebay::ops::LstsqResult: self => vec![self.solution, self.residuals];
     forebay::ops::RecurrentOutput: self => vec![self.output, self.h_n];
 }
 

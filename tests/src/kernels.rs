@@ -19,10 +19,10 @@ use forebay::backend::{Backend, Features};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::Config;
-use forebay::ops::CrossEntropy;
+use forebay::ops::CrossEntropyOptions;
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipGradNormOptions, Lamb, Lion, NAdam, Optimizer, RAdam,
-    RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipGradNormOptions, Lamb, Lion, NAdam,
+    Optimizer, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
 use forebay_cuda::NativeKernel;
@@ -201,7 +201,7 @@ fn exercise_storage_dtypes(device: &Device, types: &[DType]) -> Result<()> {
 
 /// Elementwise chains: by vectors and not, of each type, with a result kept on the way.
 fn exercise_fused_chains(device: &Device) -> Result<()> {
-    device.set_fusion(Some(0));
+    device.set_fusion_min_bytes(Some(0));
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for columns in [8, 3] {
             let x = Tensor::zeros(&[4, columns], dtype, device)?;
@@ -211,13 +211,13 @@ fn exercise_fused_chains(device: &Device) -> Result<()> {
             kept.to_dtype(DType::F32)?.add(&row)?.tanh()?.to_dtype(dtype)?;
         }
     }
-    device.set_fusion(None);
+    device.set_fusion_min_bytes(None);
     Ok(())
 }
 
 /// Convolutions over windows, of two and three dimensions, and the sums of windows.
 fn exercise_im2col(device: &Device) -> Result<()> {
-    device.set_windows(Some(1 << 28));
+    device.set_im2col_max_bytes(Some(1 << 28));
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for shape in [&[1, 4, 5, 5][..], &[1, 4, 5, 5, 5], &[1, 4, 1 << 20]] {
             let of = |shape: &[usize]| Tensor::zeros(shape, dtype, device)?.requires_grad_();
@@ -230,7 +230,7 @@ fn exercise_im2col(device: &Device) -> Result<()> {
             y.backward_with(&y.ones_like()?)?;
         }
     }
-    device.set_windows(None);
+    device.set_im2col_max_bytes(None);
     Ok(())
 }
 
@@ -240,7 +240,7 @@ fn exercise_linear_cross_entropy(device: &Device) -> Result<()> {
         for classes in [4096, 25_001, 50_304] {
             let [x, weight] = [2, classes].map(|n| Tensor::zeros(&[n, 8], dtype, device)?.requires_grad_());
             let target = Tensor::zeros(&[2], DType::I32, device)?;
-            x?.linear_cross_entropy(&weight?, &target, &CrossEntropy::default())?.backward()?;
+            x?.linear_cross_entropy(&weight?, &target, &CrossEntropyOptions::default())?.backward()?;
         }
     }
     Ok(())
@@ -281,7 +281,11 @@ fn exercise_optimizers(device: &Device) -> Result<()> {
         }
     }
     for norm_type in [1.0, 2.0, 3.0, f64::INFINITY] {
-        clip_grad_norm_with(&parameters, 1.0, &ClipGradNormOptions { norm_type, ..ClipGradNormOptions::default() })?;
+        clip_grad_norm_with(
+            &parameters,
+            1.0,
+            &ClipGradNormOptions { norm_type, ..ClipGradNormOptions::default() },
+        )?;
     }
     clip_grad_value_(&parameters, 1.0)?;
     let all = || parameters.clone();

@@ -14,7 +14,9 @@ use std::path::Path;
 
 use anyhow::Result;
 use forebay::memory::Config;
-use forebay::memory::trace::{SegmentMode, PyTorchBaseline, ReplayRow, ReplayTable, Trace, replay, replay_folder};
+use forebay::memory::trace::{
+    PyTorchBaseline, ReplayRow, ReplayTable, SegmentMode, Trace, replay, replay_folder,
+};
 
 /// Replays of each trace, and rounds of them over all traces; the fastest counts for the time, which is told and not
 /// judged. A processor that is slow for a while is slow for a round, and not for a trace.

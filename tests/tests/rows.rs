@@ -2,7 +2,7 @@
 //! stages, halves written in whole words, any strides. Compared with sums in f64 on the host.
 
 use forebay::dtype::DType;
-use forebay::ops::{CrossEntropy, Reduction};
+use forebay::ops::{CrossEntropyOptions, Reduction};
 use forebay::prelude::*;
 
 /// The first device of every backend that is there.
@@ -292,7 +292,7 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
                         .expect("uploads");
                     let goal = Tensor::from_slice(&labels, &[rows], &device).expect("uploads");
                     let weights = Tensor::from_slice(&weight, &[classes], &device).expect("uploads");
-                    let options = CrossEntropy {
+                    let options = CrossEntropyOptions {
                         weight: weighted.then_some(&weights),
                         ignore_index: ignored,
                         label_smoothing: smoothing,
@@ -339,7 +339,7 @@ fn a_label_that_is_no_class_gives_nan() {
         let x = Tensor::from_slice(&[0.0f32, 1.0, 2.0, 3.0], &[2, 2], &device).expect("uploads");
         let goal = Tensor::from_slice(&[2i64, 1], &[2], &device).expect("uploads");
         assert!(x.cross_entropy(&goal).and_then(|l| l.item()).expect("runs").is_nan(), "{device}");
-        let none = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+        let none = CrossEntropyOptions { reduction: Reduction::None, ..CrossEntropyOptions::default() };
         let each = x.cross_entropy_with(&goal, &none).and_then(|l| l.to_f64s()).expect("runs");
         assert!(each[0].is_nan() && each[1].is_finite(), "{each:?} on {device}");
     }

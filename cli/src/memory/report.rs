@@ -50,7 +50,8 @@ fn write(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
 
     writeln!(out, "\nby module")?;
     let module = |m: &str| if m.is_empty() { "no module".to_owned() } else { m.to_owned() };
-    let now = sums(snapshot.totals_by_holder().into_iter().map(|(who, held)| (module(&who.module), held.bytes)));
+    let now =
+        sums(snapshot.totals_by_holder().into_iter().map(|(who, held)| (module(&who.module), held.bytes)));
     let then = peak.map(|p| {
         sums(snapshot.holders_at(p.event).into_iter().map(|(who, bytes)| (module(&who.module), bytes)))
     });
@@ -164,7 +165,8 @@ mod tests {
     #[test]
     fn a_report_says_who_holds_what_and_held_it_at_the_peak() -> Result<()> {
         const MIB: u64 = 1 << 20;
-        let pool = Pool::new(Arc::new(FakeSource::plain(1 << 30)), Config::default()).with_device_name("fake:0");
+        let pool =
+            Pool::new(Arc::new(FakeSource::plain(1 << 30)), Config::default()).with_device_name("fake:0");
         pool.start_recording(100);
         let _net = scope::enter_module("net");
         let _weight = pool.alloc(Request::new(40 * MIB).tag(Tag::Parameter))?;

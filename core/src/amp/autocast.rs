@@ -10,7 +10,7 @@ use std::sync::Weak;
 
 use smallvec::smallvec;
 
-use super::{low_precision_copy, fp8};
+use super::{fp8, low_precision_copy};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -353,8 +353,8 @@ impl OperandCast {
             return Ok(kept);
         }
         let key = (leaf, self.dtype);
-        let known =
-            CAST_CACHE.read(|casts| Some(casts.get(&key).filter(|known| known.is_valid_for(&plain))?.cast.clone()));
+        let known = CAST_CACHE
+            .read(|casts| Some(casts.get(&key).filter(|known| known.is_valid_for(&plain))?.cast.clone()));
         if let Some(known) = known {
             return Ok(known);
         }

@@ -36,7 +36,11 @@ pub(crate) struct CopyVersion {
 
 impl CopyVersion {
     fn read(leaf: &Tensor, numbers: &Tensor) -> Self {
-        Self { leaf_storage: leaf.downgrade_storage(), leaf_version: leaf.version(), copy_version: numbers.version() }
+        Self {
+            leaf_storage: leaf.downgrade_storage(),
+            leaf_version: leaf.version(),
+            copy_version: numbers.version(),
+        }
     }
 
     /// Reports that neither was written since.
@@ -74,7 +78,9 @@ pub(crate) fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
     let Some(copy) = copy else { return Ok(None) };
     let dtype = match &*copy {
         LowPrecisionCopy::None => return Ok(None),
-        LowPrecisionCopy::Ready { copy: numbers, .. } if numbers.is_unique() => return Ok(Some(numbers.clone())),
+        LowPrecisionCopy::Ready { copy: numbers, .. } if numbers.is_unique() => {
+            return Ok(Some(numbers.clone()));
+        }
         // Replays would go on with the memory of before.
         _ if parameter.device().capture_recorder().takes() => return Ok(None),
         LowPrecisionCopy::Ready { copy: numbers, .. } => numbers.dtype(),
@@ -106,7 +112,9 @@ impl CapturedCast {
     /// The copy of a leaf that was read while a step was recorded, in that memory, when the step is over.
     pub(crate) fn new(leaf: Tensor, memory: &Weak<Storage>) -> Result<Self> {
         let found = autograd::lock_low_precision_copy(&leaf).and_then(|copy| match &*copy {
-            LowPrecisionCopy::Ready { copy: numbers, source: of } if numbers.downgrade_storage().ptr_eq(memory) => {
+            LowPrecisionCopy::Ready { copy: numbers, source: of }
+                if numbers.downgrade_storage().ptr_eq(memory) =>
+            {
                 Some((numbers.clone(), of.clone()))
             }
             _ => None,
@@ -139,7 +147,9 @@ impl CapturedCast {
 
     /// Behind a replay: eager steps take the copy too.
     pub(crate) fn publish(&self) {
-        if let Some(mut copy) = autograd::lock_low_precision_copy(&self.leaf).filter(|_| self.is_written_by_step) {
+        if let Some(mut copy) =
+            autograd::lock_low_precision_copy(&self.leaf).filter(|_| self.is_written_by_step)
+        {
             *copy = LowPrecisionCopy::Ready { copy: self.copy.clone(), source: self.versions.clone() };
         }
     }

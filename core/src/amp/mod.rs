@@ -16,14 +16,18 @@
 //! ```
 
 mod autocast;
-pub(crate) mod low_precision_copy;
 mod fp8;
+pub(crate) mod low_precision_copy;
 mod scaler;
 
 pub use autocast::{
-    AutocastGuard, CastPolicy, autocast, autocast_dtype, clear_autocast_cache, is_autocast_enabled, no_autocast,
+    AutocastGuard, CastPolicy, autocast, autocast_dtype, clear_autocast_cache, is_autocast_enabled,
+    no_autocast,
 };
 pub use fp8::{Fp8Guard, fp8, is_fp8_enabled};
 pub use scaler::GradScaler;
 
-pub(crate) use autocast::{OperandCast, AutocastState, AutocastOperand, promoted_half_dtype, dispatch_autocast, dispatch_in_f32, suspend_autocast, half_to_f32};
+pub(crate) use autocast::{
+    AutocastOperand, AutocastState, OperandCast, dispatch_autocast, dispatch_in_f32, half_to_f32,
+    promoted_half_dtype, suspend_autocast,
+};

@@ -15,7 +15,7 @@ use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::nn::{PreparedCopies, StagedCopies};
-use crate::ops::launch::{self, Params};
+use crate::ops::launch::{self, KernelParams};
 use crate::optim::{Optimizer, clip};
 use crate::tensor::Tensor;
 
@@ -193,12 +193,12 @@ impl GradScaler {
                 "comes after `step`, or `unscale_`; there was none since the last",
             ));
         };
-        let params = Params::new()
+        let params = KernelParams::new()
             .f32(self.growth_factor as f32)
             .f32(self.backoff_factor as f32)
             .f32(self.growth_interval as f32)
             .size(self.optimizers.len())
-            .turns(self.optimizers.len() + 1);
+            .loop_iterations(self.optimizers.len() + 1);
         launch::launch(&KernelSpec::new("amp_update"), &[state], params, 1)?;
         self.optimizers.clear();
         Ok(())
@@ -209,7 +209,9 @@ impl GradScaler {
     /// # Errors
     /// The device was lost.
     pub fn get_scale(&self) -> Result<f64> {
-        self.device_state.get().map_or(Ok(self.init_scale), |state| state.select(0, SCALE_INDEX as isize)?.item())
+        self.device_state
+            .get()
+            .map_or(Ok(self.init_scale), |state| state.select(0, SCALE_INDEX as isize)?.item())
     }
 
     /// The scale, and how many steps went well in a row (`scale`, `growth_tracker`). Factors and interval are the

@@ -6,10 +6,10 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
-use super::engine::{OuterGrads, BackwardOptions, GradTargets, run_backward_until, take_leaf_grad};
+use super::engine::{BackwardOptions, GradTargets, OuterGrads, run_backward_until, take_leaf_grad};
 use super::{
-    BackwardCtx, InputGrads, BackwardKind, SavedTensor, composite, enable_grad, inplace, next_id, no_grad, recompute,
-    record_node, compute_requires_grad,
+    BackwardCtx, BackwardKind, InputGrads, SavedTensor, composite, compute_requires_grad, enable_grad,
+    inplace, next_id, no_grad, recompute, record_node,
 };
 use crate::amp::AutocastState;
 use crate::error::{Error, Result};
@@ -87,21 +87,34 @@ pub fn checkpoint(
             let targets = GradTargets::stop_at(&leaves.iter().collect::<Vec<_>>());
             let options = BackwardOptions { retain_graph: true, create_graph: true };
             let (mut found, beyond) = match again.requires_grad() {
-                true => run_backward_until(oldest, &[(again, grad.clone())], options, Some(&targets), wants.captured_grads)?,
+                true => run_backward_until(
+                    oldest,
+                    &[(again, grad.clone())],
+                    options,
+                    Some(&targets),
+                    wants.captured_grads,
+                )?,
                 false => Default::default(),
             };
             hand_over_outer_grads(wants, beyond)?;
             composite::collect_alias_grads(&leaves, wants, |leaf| found.remove(&leaf))?
         } else {
             if again.requires_grad() {
-                let (_, beyond) =
-                    run_backward_until(oldest, &[(again, grad.clone())], BackwardOptions::default(), None, wants.captured_grads)?;
+                let (_, beyond) = run_backward_until(
+                    oldest,
+                    &[(again, grad.clone())],
+                    BackwardOptions::default(),
+                    None,
+                    wants.captured_grads,
+                )?;
                 hand_over_outer_grads(wants, beyond)?;
             }
             let mut grads = InputGrads::new();
             for (leaf, &want) in leaves.iter().zip(wants.iter()) {
                 grads.push(match want {
-                    true => Some(take_leaf_grad(leaf, wants.captured_grads).map_or_else(|| leaf.zeros_like(), Ok)?),
+                    true => Some(
+                        take_leaf_grad(leaf, wants.captured_grads).map_or_else(|| leaf.zeros_like(), Ok)?,
+                    ),
                     false => None,
                 });
             }

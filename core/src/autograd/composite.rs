@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::{SmallVec, smallvec};
 
 use super::engine::{BackwardOptions, GradTargets, run_backward_to};
-use super::{BackwardCtx, InputGrads, GradEdge, SavedTensor, differentiable, no_grad, compute_requires_grad};
+use super::{BackwardCtx, GradEdge, InputGrads, SavedTensor, compute_requires_grad, differentiable, no_grad};
 use crate::error::Result;
 use crate::tensor::Tensor;
 
@@ -99,8 +99,9 @@ pub(super) fn compute_composite_grads(
 ) -> Result<InputGrads> {
     let aliases = create_aliases(inputs, wants);
     let out = body(&aliases)?.to_dtype(g.dtype())?;
-    let targets =
-        GradTargets::restrict_to_and_stop_at(&aliases.iter().zip(wants).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>());
+    let targets = GradTargets::restrict_to_and_stop_at(
+        &aliases.iter().zip(wants).filter(|(_, w)| **w).map(|(t, _)| t).collect::<Vec<_>>(),
+    );
     let mut found = run_backward_to(
         &[(out, g.clone())],
         BackwardOptions { retain_graph: true, create_graph: true },

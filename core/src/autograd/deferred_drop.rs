@@ -14,7 +14,7 @@ use std::sync::{Arc, PoisonError};
 use smallvec::SmallVec;
 
 use super::hooks::HookList;
-use super::{BackwardFn, BackwardFnState, Leaf, GradEdge, Node};
+use super::{BackwardFn, BackwardFnState, GradEdge, Leaf, Node};
 use crate::amp::low_precision_copy::LowPrecisionCopy;
 use crate::tensor::Tensor;
 
@@ -87,14 +87,20 @@ fn drop_without_recursion(remains: DroppedContents) {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        let closure =
-            mem::replace(self.backward_fn.get_mut().unwrap_or_else(PoisonError::into_inner), BackwardFnState::Freed);
+        let closure = mem::replace(
+            self.backward_fn.get_mut().unwrap_or_else(PoisonError::into_inner),
+            BackwardFnState::Freed,
+        );
         let backward = match closure {
             BackwardFnState::Saved(backward) => Some(backward),
             BackwardFnState::Running | BackwardFnState::Freed => None,
         };
         let inputs = mem::take(&mut self.next_edges);
-        drop_without_recursion(DroppedContents::Node { _backward: backward, _hooks: self.hooks.take(), _inputs: inputs });
+        drop_without_recursion(DroppedContents::Node {
+            _backward: backward,
+            _hooks: self.hooks.take(),
+            _inputs: inputs,
+        });
     }
 }
 

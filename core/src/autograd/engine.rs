@@ -9,8 +9,8 @@ use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
 use super::{
-    BackwardFn, BackwardCtx, BackwardFnState, InputGrads, BackwardKind, Leaf, GradEdge, Node, anomaly, enable_grad, hooks, inplace,
-    lock, no_grad,
+    BackwardCtx, BackwardFn, BackwardFnState, BackwardKind, GradEdge, InputGrads, Leaf, Node, anomaly,
+    enable_grad, hooks, inplace, lock, no_grad,
 };
 use crate::amp;
 use crate::error::{Error, Result};
@@ -141,7 +141,9 @@ impl ExecInfo {
                 let leads = node.kind == BackwardKind::Checkpoint
                     || node.next_edges.iter().flatten().any(|edge| match edge {
                         GradEdge::Leaf(leaf) => targets.leaves.contains(&leaf.id),
-                        GradEdge::Node(input) => needed.contains(&input.id) || targets.nodes.contains(&input.id),
+                        GradEdge::Node(input) => {
+                            needed.contains(&input.id) || targets.nodes.contains(&input.id)
+                        }
                     });
                 if leads {
                     needed.insert(node.id);
@@ -250,7 +252,9 @@ impl GraphTask<'_> {
     /// Gives a leaf its gradient, or the sink if there is one.
     fn accumulate_leaf_grad(&self, leaf: &Arc<Leaf>, grad: Tensor, handed: bool) -> Result<()> {
         leaf.check_grad(&grad, "gets")?;
-        let Some(sink) = self.captured_grads else { return leaf.accumulate_grad(grad, self.options.create_graph, handed) };
+        let Some(sink) = self.captured_grads else {
+            return leaf.accumulate_grad(grad, self.options.create_graph, handed);
+        };
         // The sum is taken out while it is added to: operations must not find the sink borrowed.
         let before = sink.borrow_mut().remove(&leaf.id);
         let sum = match before {
@@ -276,11 +280,18 @@ impl GraphTask<'_> {
     }
 
     /// The gradients of a node's inputs, and which leaves' sums it was handed.
-    fn run_backward_fn(&mut self, node: &Arc<Node>, grad: &Tensor) -> Result<(InputGrads, SmallVec<[usize; 2]>)> {
+    fn run_backward_fn(
+        &mut self,
+        node: &Arc<Node>,
+        grad: &Tensor,
+    ) -> Result<(InputGrads, SmallVec<[usize; 2]>)> {
         let kept = self.options.retain_graph || self.options.create_graph;
         let run = BackwardFnGuard::acquire(node, kept)?;
-        let wanted: SmallVec<[bool; 4]> =
-            node.next_edges.iter().map(|edge| edge.as_ref().is_some_and(|edge| self.should_visit(edge))).collect();
+        let wanted: SmallVec<[bool; 4]> = node
+            .next_edges
+            .iter()
+            .map(|edge| edge.as_ref().is_some_and(|edge| self.should_visit(edge)))
+            .collect();
         // What nobody records runs without recording, and its results say so when they are asked for gradients.
         let once = self.options.create_graph && node.kind == BackwardKind::OnceDifferentiable;
         let again = self.options.create_graph && !once;
@@ -348,7 +359,9 @@ impl GraphTask<'_> {
         let (first, then): (SmallVec<[usize; 8]>, SmallVec<[usize; 8]>) =
             (0..grads.len()).partition(|k| handed.contains(k));
         for k in first.into_iter().chain(then) {
-            let Some(edge) = node.next_edges[k].as_ref().filter(|edge| self.should_visit(edge)) else { continue };
+            let Some(edge) = node.next_edges[k].as_ref().filter(|edge| self.should_visit(edge)) else {
+                continue;
+            };
             let Some(mut grad) = grads[k].take() else {
                 return Err(Error::Backward(format!(
                     "`{}` lost a gradient: an input requires one and got none",
@@ -608,7 +621,10 @@ impl Tensor {
     /// As [`backward`](Self::backward).
     #[track_caller]
     pub fn backward_retain_graph(&self) -> Result<()> {
-        run_backward(&[(self.clone(), self.create_seed_grad()?)], BackwardOptions { retain_graph: true, ..BackwardOptions::default() })
+        run_backward(
+            &[(self.clone(), self.create_seed_grad()?)],
+            BackwardOptions { retain_graph: true, ..BackwardOptions::default() },
+        )
     }
 
     /// As [`backward`](Self::backward) for a tensor of any shape, whose own gradient is `grad`. [`backward`] has all options.

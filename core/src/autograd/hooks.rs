@@ -204,6 +204,9 @@ impl Tensor {
                 "only a leaf that requires a gradient accumulates one; other tensors have `register_hook`",
             ));
         };
-        Ok(leaf.hooks.get_or_init(Arc::default).push(Hook::PostAccumulateGrad(Arc::new(hook), self.downgrade()), true))
+        Ok(leaf
+            .hooks
+            .get_or_init(Arc::default)
+            .push(Hook::PostAccumulateGrad(Arc::new(hook), self.downgrade()), true))
     }
 }

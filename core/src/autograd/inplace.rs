@@ -7,7 +7,7 @@
 
 use smallvec::smallvec;
 
-use super::{GradEdge, linear_differentiable, differentiable, enable_grad, is_grad_enabled};
+use super::{GradEdge, differentiable, enable_grad, is_grad_enabled, linear_differentiable};
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Layout, Tensor};
@@ -108,8 +108,9 @@ pub(crate) fn regenerate_grad_fn(view: &Tensor, base: &Tensor) -> Option<GradEdg
         return again.grad_edge();
     }
     // Which elements of the base it sees cannot be told by strides: an error, if a gradient comes to it.
-    let refused =
-        differentiable("view", view.detach(), &[base], |_, wants| Err(stale_history_error(&wants.node.describe())));
+    let refused = differentiable("view", view.detach(), &[base], |_, wants| {
+        Err(stale_history_error(&wants.node.describe()))
+    });
     refused.grad_edge()
 }
 

@@ -45,8 +45,10 @@ pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
 use hooks::HookList;
 pub(crate) use inplace::{check_inplace, rebase_history, regenerate_grad_fn};
-pub(crate) use recompute::{record_draw, replayed_draw, replayable_training_mode, record_access, replayable_state_update};
 pub use recompute::{is_recomputing, update_state};
+pub(crate) use recompute::{
+    record_access, record_draw, replayable_state_update, replayable_training_mode, replayed_draw,
+};
 pub use saved::SavedTensor;
 
 /// The gradients of an operation's inputs, in order; `None` where none is wanted.

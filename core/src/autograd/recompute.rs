@@ -76,7 +76,8 @@ struct FrameGuard {
 impl FrameGuard {
     fn new(frame: CheckpointFrame) -> Self {
         FRAME_COUNT.fetch_add(1, Ordering::Relaxed);
-        RECOMPUTE_DEPTH.set(RECOMPUTE_DEPTH.get() + usize::from(matches!(frame, CheckpointFrame::Recompute { .. })));
+        RECOMPUTE_DEPTH
+            .set(RECOMPUTE_DEPTH.get() + usize::from(matches!(frame, CheckpointFrame::Recompute { .. })));
         let depth = FRAME_STACK.with_borrow_mut(|stack| {
             stack.push(frame);
             stack.len()
@@ -95,7 +96,8 @@ impl FrameGuard {
 
     fn uncount(frame: &CheckpointFrame) {
         FRAME_COUNT.fetch_sub(1, Ordering::Relaxed);
-        RECOMPUTE_DEPTH.set(RECOMPUTE_DEPTH.get() - usize::from(matches!(frame, CheckpointFrame::Recompute { .. })));
+        RECOMPUTE_DEPTH
+            .set(RECOMPUTE_DEPTH.get() - usize::from(matches!(frame, CheckpointFrame::Recompute { .. })));
     }
 }
 
@@ -127,7 +129,8 @@ pub(super) fn run_forward<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, For
 
 /// Runs the body of a checkpoint again.
 pub(super) fn run_recompute<R>(run: &Arc<ForwardRecord>, body: impl FnOnce() -> Result<R>) -> Result<R> {
-    let _entered = FrameGuard::new(CheckpointFrame::Recompute { run: Arc::clone(run), draws: 0, values: 0, modes: 0 });
+    let _entered =
+        FrameGuard::new(CheckpointFrame::Recompute { run: Arc::clone(run), draws: 0, values: 0, modes: 0 });
     body()
 }
 
@@ -286,8 +289,11 @@ fn record_access_slow(t: &Tensor, access: Access) {
             match frame {
                 CheckpointFrame::StateUpdate => break,
                 CheckpointFrame::Forward { start, reads, .. } if id < *start => {
-                    let seen =
-                        || TrackedRead { storage: t.downgrade_storage(), version: t.version(), is_written: false };
+                    let seen = || TrackedRead {
+                        storage: t.downgrade_storage(),
+                        version: t.version(),
+                        is_written: false,
+                    };
                     reads.entry(id).or_insert_with(seen).is_written |= access == Access::Write;
                 }
                 CheckpointFrame::Forward { .. } | CheckpointFrame::Recompute { .. } => {}

@@ -58,7 +58,13 @@ impl SavedTensor {
 
     fn new(tensor: Tensor, is_result: bool) -> Self {
         tensor.retain_for_backward();
-        Self { version: tensor.version(), tensor, is_output: is_result, only_create_graph: false, addend: None }
+        Self {
+            version: tensor.version(),
+            tensor,
+            is_output: is_result,
+            only_create_graph: false,
+            addend: None,
+        }
     }
 
     /// Looks whether it still is what was kept, for a gradient that has its memory by another way.

@@ -8,7 +8,9 @@ use super::{
 };
 use crate::device::WeakDevice;
 use crate::error::Result;
-use crate::memory::source::{DeviceMemory, PageRemap, DeviceProcess, SegmentSource, SourceError, SourceLimits};
+use crate::memory::source::{
+    DeviceMemory, DeviceProcess, PageRemap, SegmentSource, SourceError, SourceLimits,
+};
 
 /// A backend, or one of its queues, behind the operations that a device has not launched yet.
 #[derive(Debug)]

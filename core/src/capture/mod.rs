@@ -238,9 +238,9 @@ struct Fused<'a>(&'a Device, bool);
 
 impl<'a> Fused<'a> {
     fn new(device: &'a Device) -> Self {
-        let changed = device.is_null() && device.fusion().is_none();
+        let changed = device.is_null() && device.fusion_min_bytes().is_none();
         if changed {
-            device.set_fusion(fusion::min_bytes_or_default());
+            device.set_fusion_min_bytes(fusion::min_bytes_or_default());
         }
         Self(device, changed)
     }
@@ -249,7 +249,7 @@ impl<'a> Fused<'a> {
 impl Drop for Fused<'_> {
     fn drop(&mut self) {
         if self.1 {
-            self.0.set_fusion(None);
+            self.0.set_fusion_min_bytes(None);
         }
     }
 }
@@ -320,8 +320,12 @@ fn memories(outputs: &impl Outputs) -> Option<Vec<Weak<Storage>>> {
 fn check_state(record: &Record, first: &[Weak<Storage>], outputs: Option<Vec<Weak<Storage>>>) -> Result<()> {
     let Some(outputs) = outputs else { return Ok(()) };
     let is_among = |all: &[Weak<Storage>], one: &Weak<Storage>| all.iter().any(|other| other.ptr_eq(one));
-    let grads: Vec<Weak<Storage>> =
-        record.leaves.iter().filter_map(|(leaf, _)| leaf.grad()).flat_map(|grad| grad.downgrade_storages()).collect();
+    let grads: Vec<Weak<Storage>> = record
+        .leaves
+        .iter()
+        .filter_map(|(leaf, _)| leaf.grad())
+        .flat_map(|grad| grad.downgrade_storages())
+        .collect();
     for memory in &record.memories {
         let storage = &memory.storage;
         if storage.strong_count() == 0 || is_among(&outputs, storage) || is_among(&grads, storage) {
@@ -648,7 +652,7 @@ impl<O> Captured<O> {
                 Command::Copy { dst, .. } => WorkItem::bytes("copy", 2 * dst.bytes),
                 Command::Fill { dst, .. } => WorkItem::bytes("fill", dst.bytes),
                 Command::Matmul(call) => matmul::describe_for_profiler(call),
-                Command::Attention(call) => attention::work(call),
+                Command::Attention(call) => attention::describe_for_profiler(call),
             };
             if !device.enqueue_timed(device.queue(), *scope, work, |lane| command.enqueue(&**lane))? {
                 return Err(captured(
@@ -671,7 +675,7 @@ mod tests {
 
     /// What a card would hold while a step is captured, and replayed.
     fn bytes(device: &Device, fused: Option<u64>) -> Result<(CaptureStats, u64, u64)> {
-        device.set_fusion(fused);
+        device.set_fusion_min_bytes(fused);
         let layers = [Linear::new(64, 512, device)?, Linear::new(512, 8, device)?];
         let mut optimizer = Adam::new(layers.parameters(), 1e-3);
         let x = Tensor::ones(&[128, 64], DType::F32, device)?;

@@ -20,7 +20,7 @@ use crate::error::{Error, Result};
 use crate::local::{Get, Local, Scoped};
 use crate::memory::Bytes;
 use crate::memory::scope::{self, ModulePath, Scope};
-use crate::ops::launch::Params;
+use crate::ops::launch::KernelParams;
 use crate::tensor::Tensor;
 use crate::tensor::storage::Storage;
 
@@ -285,7 +285,7 @@ impl CaptureRecorder {
     }
 
     /// Says how the parameters of the last command are made at each of its runs.
-    pub(crate) fn live(&self, make: impl Fn(&ReplayCtx) -> Params + Send + Sync + 'static) {
+    pub(crate) fn live(&self, make: impl Fn(&ReplayCtx) -> KernelParams + Send + Sync + 'static) {
         self.with(|record| {
             if let Some(last) = record.commands.last_mut() {
                 last.live = Some(Box::new(make));

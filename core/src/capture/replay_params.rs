@@ -1,7 +1,7 @@
 //! Parameters that are other ones at each run of a command: learning rates, counts of steps, random numbers.
 
 use crate::device::RandomState;
-use crate::ops::launch::Params;
+use crate::ops::launch::KernelParams;
 
 /// The run of a command that its parameters are made for.
 #[derive(Clone, Copy, Debug, Default)]
@@ -38,4 +38,4 @@ impl PhiloxState {
 }
 
 /// Makes the parameters of a command, once for each of its runs.
-pub(super) type DynamicParams = Box<dyn Fn(&ReplayCtx) -> Params + Send + Sync>;
+pub(super) type DynamicParams = Box<dyn Fn(&ReplayCtx) -> KernelParams + Send + Sync>;

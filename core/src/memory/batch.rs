@@ -99,7 +99,8 @@ impl BatchEstimate {
     pub fn estimate(&self, rows: usize) -> FittingBatch {
         let least = self.lower_bound(rows);
         let known = self.earlier_step.filter(|step| rows <= step.batch_size);
-        let known = known.map(|step| step.fixed_bytes + scale_to_batch(step.batch_bytes, rows, step.batch_size));
+        let known =
+            known.map(|step| step.fixed_bytes + scale_to_batch(step.batch_bytes, rows, step.batch_size));
         let known = known.filter(|bytes| *bytes >= least.bytes);
         known.map_or(least, |bytes| FittingBatch { batch_size: rows, bytes, is_measured: true })
     }
@@ -157,7 +158,8 @@ impl PoolState {
             return false;
         }
         self.heap.counters.begin_scoped_peaks();
-        self.batch_memory.running = Some(RunningBatch { batch_size: rows, held_before: self.heap.counters.by_tag() });
+        self.batch_memory.running =
+            Some(RunningBatch { batch_size: rows, held_before: self.heap.counters.by_tag() });
         true
     }
 
@@ -180,7 +182,9 @@ impl PoolState {
                 (idle.min(inner.allocated / OVERHEAD_DIVISORS[0]), MIN_OVERHEAD_BYTES)
             }
             // Not by what was idle: blocks move while there is room to move them through, which there is less of at a limit.
-            None => (inner.allocated / OVERHEAD_DIVISORS[1], MIN_OVERHEAD_BYTES + self.config.large_segment_size),
+            None => {
+                (inner.allocated / OVERHEAD_DIVISORS[1], MIN_OVERHEAD_BYTES + self.config.large_segment_size)
+            }
         };
         let measured = BatchMeasurement {
             batch_size: running.batch_size,
@@ -199,8 +203,14 @@ impl PoolState {
         let running = self.batch_memory.running.as_ref()?;
         let before = running.held_before.iter().sum::<u64>();
         let held = self.heap.counters.allocated() + bytes;
-        let earlier = self.batch_memory.measured.map(|m| m.estimate_step(&running.held_before, largest_parameter));
-        Some(BatchEstimate { batch_size: running.batch_size, held_before: before, reached_bytes: held.saturating_sub(before), earlier_step: earlier })
+        let earlier =
+            self.batch_memory.measured.map(|m| m.estimate_step(&running.held_before, largest_parameter));
+        Some(BatchEstimate {
+            batch_size: running.batch_size,
+            held_before: before,
+            reached_bytes: held.saturating_sub(before),
+            earlier_step: earlier,
+        })
     }
 }
 

@@ -11,12 +11,12 @@ use std::fmt;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard};
 
+use super::compaction_planner::{CompactionPlanner, Gap, GapCandidate, MovableRuns};
 use super::free_list::FreeBlock;
 use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, Segment};
-use super::compaction_planner::{GapCandidate, Gap, CompactionPlanner, MovableRuns};
 use super::pool::{Block, Pool, Request};
-use super::source::{PageRemap, SegmentId, SegmentSource, SourceError};
 use super::pool_state::{GrowOutcome, IdleKind, PoolState};
+use super::source::{PageRemap, SegmentId, SegmentSource, SourceError};
 use crate::error::Result;
 
 /// What enqueuing a copy costs, in bytes that could be copied meanwhile.
@@ -73,7 +73,9 @@ impl PoolState {
     pub(super) fn can_compact(&self, need: &AllocRequest) -> bool {
         let counters = &self.heap.counters;
         let owner = self.heap.arenas[usize::from(need.arena)].owner;
-        self.is_compaction_enabled() && owner == SHARED_OWNER && counters.reserved() > counters.active() + counters.releasing_bytes
+        self.is_compaction_enabled()
+            && owner == SHARED_OWNER
+            && counters.reserved() > counters.active() + counters.releasing_bytes
     }
 
     /// Serves a request by moving blocks. Else it may have made segments idle that would be too many: `surplus` bytes of them. Or idle
@@ -86,7 +88,9 @@ impl PoolState {
         surplus: u64,
         first: bool,
     ) -> Result<CompactOutcome> {
-        let free = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena).free_blocks();
+        let free =
+            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena)
+                .free_blocks();
         let sum = free.iter().map(|e| e.size).sum::<u64>();
         let (enough, emptier) = (sum >= need.size, sum >= self.min_evacuation_gain(surplus));
         let less = sum >= need.size / MIN_FREE_DIVISOR && self.has_own_segment(need);
@@ -94,17 +98,24 @@ impl PoolState {
             return Ok(CompactOutcome::NotPossible);
         }
         // Unless a plan succeeds, the heap stays as it is: what was found for one is good for the next.
-        let runs = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena).find_movable_runs();
+        let runs =
+            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena)
+                .find_movable_runs();
         if enough || less {
-            let planner = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
+            let planner =
+                CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
             let found = planner.find_gaps(need.size, &runs);
             if enough
-                && self
-                    .execute_plan(mover, need, |planner| planner.open_any_gap(need.size, &found, &runs, &free, MAX_NESTED_GAPS))?
+                && self.execute_plan(mover, need, |planner| {
+                    planner.open_any_gap(need.size, &found, &runs, &free, MAX_NESTED_GAPS)
+                })?
             {
                 return Ok(CompactOutcome::Moved);
             }
-            if enough && self.execute_plan(mover, need, |planner| planner.partial_evict_any(need.size, &runs, &free))? {
+            if enough
+                && self
+                    .execute_plan(mover, need, |planner| planner.partial_evict_any(need.size, &runs, &free))?
+            {
                 return Ok(CompactOutcome::Moved);
             }
             if less {
@@ -133,7 +144,11 @@ impl PoolState {
         if first && over > 0 && self.idle_memory().iter().any(|i| matches!(i.kind, IdleKind::Segment(_))) {
             return Ok(CompactOutcome::ReleaseFirst(over));
         }
-        Ok(if self.add_free_segment(source, need, size)? { CompactOutcome::Moved } else { CompactOutcome::NotPossible })
+        Ok(if self.add_free_segment(source, need, size)? {
+            CompactOutcome::Moved
+        } else {
+            CompactOutcome::NotPossible
+        })
     }
 
     /// Grows by less than a request, where a segment is large enough for it: what is in that moves to the new one.
@@ -150,7 +165,8 @@ impl PoolState {
         if least >= most {
             return Ok(CompactOutcome::NotPossible);
         }
-        let planner = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
+        let planner =
+            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
         let mut best: Option<(u64, Gap)> = None;
         for gap in found.iter().map(|found| planner.build_gap(need.size, *found)).filter(Gap::is_eviction) {
             let size = planner.unplaced_bytes(&gap, free, 0).next_multiple_of(SEGMENT_ROUNDING).max(least);
@@ -170,7 +186,12 @@ impl PoolState {
         }
     }
 
-    fn execute_gap(&mut self, mover: &dyn BlockMover, need: &AllocRequest, gap: &Gap) -> Result<CompactOutcome> {
+    fn execute_gap(
+        &mut self,
+        mover: &dyn BlockMover,
+        need: &AllocRequest,
+        gap: &Gap,
+    ) -> Result<CompactOutcome> {
         let made = self.execute_plan(mover, need, |planner| planner.save_and_open_gap(gap, 0))?;
         Ok(if made { CompactOutcome::Moved } else { CompactOutcome::NotPossible })
     }
@@ -192,7 +213,8 @@ impl PoolState {
         first: bool,
     ) -> Result<CompactOutcome> {
         let worth = self.min_evacuation_gain(surplus);
-        let planner = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
+        let planner =
+            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
         let segments = planner.segments_by_evacuation_cost(surplus, runs);
         let emptied = planner.select_evacuations(&segments, free, surplus, worth).map(|gap| (gap, 0));
         let enough = emptied.as_ref().is_some_and(|(gap, _)| gap.size >= surplus);
@@ -310,7 +332,8 @@ impl PoolState {
         plan: impl FnOnce(&mut CompactionPlanner<'_>) -> bool,
     ) -> Result<bool> {
         let recorder = self.heap.recorder.take();
-        let mut planner = CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
+        let mut planner =
+            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
         let found = plan(&mut planner);
         let (plan, before) = planner.finish();
         let queue = self.heap.arenas[usize::from(need.arena)].queue;
@@ -329,7 +352,8 @@ impl PoolState {
         }
         self.num_compactions += 1;
         self.compacted_bytes += plan.bytes;
-        self.migration_budget.add(self.heap.counters.total_allocated(), plan.bytes + COPY_COST * plan.copies.len() as u64);
+        self.migration_budget
+            .add(self.heap.counters.total_allocated(), plan.bytes + COPY_COST * plan.copies.len() as u64);
         done
     }
 }
@@ -406,7 +430,8 @@ impl Pool {
         let mut state = shared.lock();
         state.reclaim_stats.compact.tried += 1;
         // Another thread may have freed what fits.
-        let (mut done, mut served) = (CompactOutcome::NotPossible, state.take_free_block(&*shared.source, need)?);
+        let (mut done, mut served) =
+            (CompactOutcome::NotPossible, state.take_free_block(&*shared.source, need)?);
         if served.is_none() {
             let before = state.num_compactions;
             let moved = state.compact_and_take(&*shared.source, &**mover, need, full, first);

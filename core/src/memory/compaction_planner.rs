@@ -1,7 +1,7 @@
 //! What moving blocks would come to: changes of a heap, as if they had moved, and the copies that this takes.
 
+use super::compaction::{BlockMove, COPY_COST};
 use super::free_list::FreeBlock;
-use super::compaction::{COPY_COST, BlockMove};
 use super::heap::{Arena, Heap, NO_BLOCK, SHARED_OWNER, Slot, SlotState as Is};
 use super::source::SegmentId;
 
@@ -207,7 +207,16 @@ impl<'a> CompactionPlanner<'a> {
     pub(super) fn new(heap: &'a mut Heap, spare: &'a mut Vec<Heap>, pinned: &'a [u32], arena: u16) -> Self {
         let (plan, frozen) = (CompactionPlan::default(), Vec::new());
         let arenas = compatible_arenas(heap, arena);
-        Self { heap, spare_heaps: spare, heap_before: None, pinned, arenas, plan, frozen, nested_attempts_left: MAX_NESTED_ATTEMPTS }
+        Self {
+            heap,
+            spare_heaps: spare,
+            heap_before: None,
+            pinned,
+            arenas,
+            plan,
+            frozen,
+            nested_attempts_left: MAX_NESTED_ATTEMPTS,
+        }
     }
 
     /// What is to be done, and the heap as it was; `None` if nothing has moved in it.
@@ -283,7 +292,12 @@ impl<'a> CompactionPlanner<'a> {
     /// A way to a free block of `size` bytes, as it was [found](Self::find).
     pub(super) fn build_gap(&self, size: u64, (cost, first, count, how): GapCandidate) -> Gap {
         let next = |at: &u32| Some(self.heap.slot(*at).next);
-        Gap { cost, size, blocks: std::iter::successors(Some(first), next).take(count).collect(), method: how }
+        Gap {
+            cost,
+            size,
+            blocks: std::iter::successors(Some(first), next).take(count).collect(),
+            method: how,
+        }
     }
 
     /// All runs of neighbours that may move.
@@ -294,7 +308,12 @@ impl<'a> CompactionPlanner<'a> {
             for (at, slot) in self.heap.blocks(segment) {
                 if self.can_move(at) {
                     let is_free = slot.state == Is::Free;
-                    runs.blocks.push(RunBlock { slot: at, is_free, size: slot.size, cost: self.move_cost(at) });
+                    runs.blocks.push(RunBlock {
+                        slot: at,
+                        is_free,
+                        size: slot.size,
+                        cost: self.move_cost(at),
+                    });
                 } else {
                     runs.finish_run(number);
                 }
@@ -339,7 +358,10 @@ impl<'a> CompactionPlanner<'a> {
                 GapMethod::Evict => self.evictions_fit_within(&gap, largest) && self.fits(&gap, free, 0),
             };
             // What does not fit as it lies fits only if there is as much free.
-            let nested = gap.method == GapMethod::Evict && depth > 0 && self.nested_attempts_left > 0 && gap.cost <= sum + size;
+            let nested = gap.method == GapMethod::Evict
+                && depth > 0
+                && self.nested_attempts_left > 0
+                && gap.cost <= sum + size;
             if !fits && !nested {
                 continue;
             }
@@ -524,7 +546,11 @@ impl<'a> CompactionPlanner<'a> {
                 let step = from - offset;
                 for done in (0..size).step_by(step as usize) {
                     let bytes = step.min(size - done);
-                    self.plan.copies.push(BlockMove { from: (id, from + done), to: (id, offset + done), bytes });
+                    self.plan.copies.push(BlockMove {
+                        from: (id, from + done),
+                        to: (id, offset + done),
+                        bytes,
+                    });
                 }
                 self.record_moved(at, (id, from));
                 self.heap.slot_mut(at).offset = offset;
@@ -675,11 +701,18 @@ impl<'a> CompactionPlanner<'a> {
 
     /// Segments of these whose blocks fit into what is free elsewhere, taken in order: of `surplus` bytes together, or as near to that as
     /// they come, but of no less than `worth`.
-    pub(super) fn select_evacuations(&self, segments: &[u32], free: &[FreeBlock], surplus: u64, worth: u64) -> Option<Gap> {
+    pub(super) fn select_evacuations(
+        &self,
+        segments: &[u32],
+        free: &[FreeBlock],
+        surplus: u64,
+        worth: u64,
+    ) -> Option<Gap> {
         let largest = free.last().map_or(0, |e| e.size);
         let small = |(_, slot): (u32, &Slot)| slot.state == Is::Free || slot.size <= largest;
         let alone = |at: &&u32| {
-            self.heap.blocks(self.heap.segment(**at)).all(small) && self.fits(&self.whole_segments_gap(&[**at]), free, 0)
+            self.heap.blocks(self.heap.segment(**at)).all(small)
+                && self.fits(&self.whole_segments_gap(&[**at]), free, 0)
         };
         let (mut chosen, mut found) = (Vec::new(), None);
         // What does not fit by itself does not fit beside others.

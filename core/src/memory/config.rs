@@ -140,7 +140,9 @@ impl Config {
     pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
         for name in ENV_VARS {
             if let Some(text) = get(name) {
-                return Self::default().with_settings(&text).map_err(|e| Error::Config(format!("{name}: {e}")));
+                return Self::default()
+                    .with_settings(&text)
+                    .map_err(|e| Error::Config(format!("{name}: {e}")));
             }
         }
         Ok(Self::default())
@@ -159,8 +161,9 @@ impl Config {
     fn for_device_lookup(get: impl Fn(&str) -> Option<String>, backend: &str, index: usize) -> Result<Self> {
         let config = Self::from_lookup(&get)?;
         let name = format!("{}_{}_{index}", ENV_VARS[0], backend.to_uppercase());
-        get(&name)
-            .map_or(Ok(config), |text| config.with_settings(&text).map_err(|e| Error::Config(format!("{name}: {e}"))))
+        get(&name).map_or(Ok(config), |text| {
+            config.with_settings(&text).map_err(|e| Error::Config(format!("{name}: {e}")))
+        })
     }
 
     /// The defaults, changed by `text`.
@@ -322,7 +325,9 @@ impl ConfigSetting<'_> {
     fn parse_units(&self, unit: u64) -> Result<u64> {
         let most = MAX_MEMORY_BYTES / unit;
         let number = self.value.parse::<u64>().ok().filter(|n| (1..=most).contains(n));
-        number.map(|n| n * unit).ok_or_else(|| self.invalid_value(&format!("a whole number from 1 to {most}")))
+        number
+            .map(|n| n * unit)
+            .ok_or_else(|| self.invalid_value(&format!("a whole number from 1 to {most}")))
     }
 
     fn parse_bool(&self) -> Result<bool> {

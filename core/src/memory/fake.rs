@@ -3,9 +3,9 @@
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use super::compaction::{HeldDispatch, BlockMove, BlockMover};
+use super::compaction::{BlockMove, BlockMover, HeldDispatch};
 use super::source::{
-    DeviceMemory, Event, Fence, MAX_QUEUES, PageRemap, DeviceProcess, SegmentId, SegmentSource, SourceError,
+    DeviceMemory, DeviceProcess, Event, Fence, MAX_QUEUES, PageRemap, SegmentId, SegmentSource, SourceError,
     SourceLimits, VirtualMemory,
 };
 /// What a [`FakeSource`] was asked for, how often.

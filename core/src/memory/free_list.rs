@@ -64,7 +64,11 @@ pub(super) struct FreeList {
 
 impl Clone for FreeList {
     fn clone(&self) -> Self {
-        Self { key_lanes: self.key_lanes.clone(), blocks: self.blocks.clone(), positions: self.positions.clone() }
+        Self {
+            key_lanes: self.key_lanes.clone(),
+            blocks: self.blocks.clone(),
+            positions: self.positions.clone(),
+        }
     }
 
     /// In the memory that it has: planners save heaps often.

@@ -2,8 +2,8 @@
 
 use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, SlotState as Is};
 use super::hysteresis::GrowthCause;
+use super::pool_state::{GrowOutcome, IdleKind, IdleMemory, MigrationSources, PoolState};
 use super::source::{PageRemap, SegmentSource, SourceError};
-use super::pool_state::{GrowOutcome, IdleMemory, IdleKind, MigrationSources, PoolState};
 use crate::error::Result;
 
 const MIB: u64 = 1 << 20;
@@ -226,7 +226,11 @@ impl PoolState {
         if place.is_some() && self.surplus_after_growth(need, grow) > 0 {
             let counters = &self.heap.counters;
             let what = GrowthCause { size: need.size, active: counters.active() };
-            self.hysteresis.record_growth(counters.total_allocated(), what, counters.reserved().saturating_add(grow));
+            self.hysteresis.record_growth(
+                counters.total_allocated(),
+                what,
+                counters.reserved().saturating_add(grow),
+            );
         }
         let surplus = self.surplus_after_growth(need, grow);
         if surplus == 0 {
@@ -264,13 +268,18 @@ impl PoolState {
     }
 
     /// Idle segments that could go for one that serves several requests like this one, and how large that would be.
-    fn find_replaceable_segments(&self, need: &AllocRequest, idle: &[IdleMemory]) -> Option<(Vec<IdleMemory>, u64)> {
+    fn find_replaceable_segments(
+        &self,
+        need: &AllocRequest,
+        idle: &[IdleMemory],
+    ) -> Option<(Vec<IdleMemory>, u64)> {
         let shared = self.heap.arenas[usize::from(need.arena)].owner == SHARED_OWNER;
         let alone = need.size > self.peak_active_with(need) / DOMINANT_DIVISOR;
         if !shared || alone || !self.is_compaction_enabled() || !self.has_own_segment(need) {
             return None;
         }
-        let mut idle: Vec<IdleMemory> = idle.iter().copied().filter(|i| i.size >= need.size / MIN_REPLACED_DIVISOR).collect();
+        let mut idle: Vec<IdleMemory> =
+            idle.iter().copied().filter(|i| i.size >= need.size / MIN_REPLACED_DIVISOR).collect();
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
         let one = need.size.checked_next_multiple_of(ROUND_LARGE)?;
         let room = self.target_reserved(need).saturating_sub(self.heap.counters.reserved());
@@ -293,7 +302,12 @@ impl PoolState {
 
     pub(super) fn surplus_after_growth(&self, need: &AllocRequest, grow: u64) -> u64 {
         // What is held above the target already is no debt of this request.
-        self.heap.counters.reserved().saturating_add(grow).saturating_sub(self.target_reserved(need)).min(grow)
+        self.heap
+            .counters
+            .reserved()
+            .saturating_add(grow)
+            .saturating_sub(self.target_reserved(need))
+            .min(grow)
     }
 
     /// The part of idle memory that a placement does not need where it is.
@@ -341,9 +355,9 @@ impl PoolState {
             let grown = self.map_placement(source, need, &place, true)?;
             return match grown {
                 // There may be room for what is missing, and no more.
-                GrowOutcome::Full(_) => {
-                    self.find_placement(need).map_or(Ok(grown), |p| self.map_placement(source, need, &p, false))
-                }
+                GrowOutcome::Full(_) => self
+                    .find_placement(need)
+                    .map_or(Ok(grown), |p| self.map_placement(source, need, &p, false)),
                 GrowOutcome::Served(_) => Ok(grown),
             };
         }
@@ -375,7 +389,12 @@ impl PoolState {
         Ok(true)
     }
 
-    fn add_segment_and_take(&mut self, source: &dyn SegmentSource, need: &AllocRequest, size: u64) -> Result<GrowOutcome> {
+    fn add_segment_and_take(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &AllocRequest,
+        size: u64,
+    ) -> Result<GrowOutcome> {
         if self.exceeds_limit(size) {
             return Ok(GrowOutcome::Full(String::new()));
         }
@@ -383,7 +402,9 @@ impl PoolState {
         match source.alloc_segment(size) {
             Ok(id) => {
                 self.heap.add_segment(id, size, need.arena);
-                Ok(self.take_free_block(source, need)?.map_or_else(|| GrowOutcome::Full(String::new()), GrowOutcome::Served))
+                Ok(self
+                    .take_free_block(source, need)?
+                    .map_or_else(|| GrowOutcome::Full(String::new()), GrowOutcome::Served))
             }
             Err(full @ SourceError::OutOfMemory { .. }) => Ok(GrowOutcome::Full(full.to_string())),
             Err(other) => Err(other.into()),
@@ -493,7 +514,10 @@ impl PoolState {
             // Where the program uses more than ever, it still grows: what moves for that is no sign that it does not settle. But blocks that
             // grow by a little each time, as those of a cache do, move much more than that.
             let grown = self.peak_active_with(need) - self.heap.counters.peak_active_bytes;
-            let (lent, cost) = (self.heap.counters.total_allocated(), moved + WAIT_COST_EXTENTS * self.extent_size(need, page));
+            let (lent, cost) = (
+                self.heap.counters.total_allocated(),
+                moved + WAIT_COST_EXTENTS * self.extent_size(need, page),
+            );
             match grown {
                 0 => self.migration_budget.add(lent, cost),
                 _ if grown < moved / MIN_GROWTH_DIVISOR => self.creep_budget.add(lent, cost),
@@ -549,7 +573,8 @@ impl PoolState {
             let most = self.peak_active_with(need);
             match need.size < MIN_LARGE_ALLOC {
                 true if most < UNBOUNDED_AHEAD_BYTES => rounded,
-                true => rounded.min(missing.max(slack).max((most + most / MAP_AHEAD_DIVISOR).saturating_sub(reserved))),
+                true => rounded
+                    .min(missing.max(slack).max((most + most / MAP_AHEAD_DIVISOR).saturating_sub(reserved))),
                 false => rounded.min(missing.max(slack)),
             }
         };
@@ -580,9 +605,15 @@ impl PoolState {
         let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
         let beyond = self.migration_budget.current(self.heap.counters.total_allocated()).saturating_sub(free);
         // A block that grows by a little needs some free places of its size, and no more.
-        let crept = self.creep_budget.current(self.heap.counters.total_allocated()).saturating_sub(most.saturating_mul(CREEP_FREE_FACTOR));
+        let crept = self
+            .creep_budget
+            .current(self.heap.counters.total_allocated())
+            .saturating_sub(most.saturating_mul(CREEP_FREE_FACTOR));
         let beyond = beyond.max(crept.min(need.size.saturating_mul(CREEP_BLOCKS).max(most / CREEP_DIVISOR)));
-        slack.saturating_add(beyond).max(self.hysteresis.allowed_reserved(most)).min(self.limit.unwrap_or(u64::MAX))
+        slack
+            .saturating_add(beyond)
+            .max(self.hysteresis.allowed_reserved(most))
+            .min(self.limit.unwrap_or(u64::MAX))
     }
 
     /// As much from the front as sums up to `bytes`, or all.

@@ -3,8 +3,8 @@
 //! Nothing here calls the source or allocates per operation. A free block next to a free block of the same segment does not
 //! exist: they are merged at once.
 
-use super::free_list::{FreeList, FreeBlock};
-use super::counters::{PoolCounters, InactiveSplit};
+use super::counters::{InactiveSplit, PoolCounters};
+use super::free_list::{FreeBlock, FreeList};
 use super::recorder::{Action, EventRecorder};
 use super::scope::Scope;
 use super::slab::Slab;
@@ -67,7 +67,11 @@ impl Arena {
             return self.free_list.lowest_address_fit(size, near);
         }
         let best = self.free_list.best_fit(size)?;
-        if self.prefers_low_address && best.is_whole_segment && best.size > near && best.size >= most_active / LARGE_IDLE_DIVISOR {
+        if self.prefers_low_address
+            && best.is_whole_segment
+            && best.size > near
+            && best.size >= most_active / LARGE_IDLE_DIVISOR
+        {
             return self.free_list.best_split_fit(best.size).or(Some(best));
         }
         Some(best)
@@ -87,7 +91,11 @@ impl Arena {
     /// What a free block counts as: a part, unless it is a whole segment or in a range, whose memory can leave.
     #[inline]
     fn inactive_split_of(&self, whole: bool, size: u64) -> InactiveSplit {
-        if whole || self.virtual_range.is_some() { InactiveSplit::default() } else { InactiveSplit { blocks: 1, bytes: size } }
+        if whole || self.virtual_range.is_some() {
+            InactiveSplit::default()
+        } else {
+            InactiveSplit { blocks: 1, bytes: size }
+        }
     }
 }
 
@@ -171,7 +179,9 @@ impl Heap {
         self.segments.clone_from(&other.segments);
         let mut old = std::mem::take(&mut self.arenas).into_iter();
         let copy = |arena: &Arena| {
-            let Some(Arena { free_list: mut bins, cross_stream_uses: mut uses, .. }) = old.next() else { return arena.clone() };
+            let Some(Arena { free_list: mut bins, cross_stream_uses: mut uses, .. }) = old.next() else {
+                return arena.clone();
+            };
             bins.clone_from(&arena.free_list);
             uses.clone_from(&arena.cross_stream_uses);
             Arena { free_list: bins, cross_stream_uses: uses, ..*arena }
@@ -196,7 +206,15 @@ impl Heap {
     fn add_arena(&mut self, queue: u8, small: bool, owner: u16) -> u16 {
         let bins = FreeList::new();
         let low_fit = self.rules.prefers_low_address && !small;
-        self.arenas.push(Arena { queue, small, free_list: bins, virtual_range: None, prefers_low_address: low_fit, owner, cross_stream_uses: Vec::new() });
+        self.arenas.push(Arena {
+            queue,
+            small,
+            free_list: bins,
+            virtual_range: None,
+            prefers_low_address: low_fit,
+            owner,
+            cross_stream_uses: Vec::new(),
+        });
         self.arenas.len() as u16 - 1
     }
 
@@ -212,7 +230,8 @@ impl Heap {
         }
         let left = find(self, RETIRED_OWNER).filter(|left| {
             let held = |s: &Slot| {
-                s.arena == *left && matches!(s.state, SlotState::Pinned | SlotState::Movable | SlotState::Pending)
+                s.arena == *left
+                    && matches!(s.state, SlotState::Pinned | SlotState::Movable | SlotState::Pending)
             };
             !self.all_blocks().any(held)
         });
@@ -276,7 +295,8 @@ impl Heap {
     #[inline(always)]
     pub(super) fn take_free_block(&mut self, need: &AllocRequest) -> Option<Block> {
         let arena = &mut self.arenas[usize::from(need.arena)];
-        let FreeBlock { size, address, slot, is_whole_segment: whole } = *arena.find_fit(need.size, self.counters.peak_active_bytes)?;
+        let FreeBlock { size, address, slot, is_whole_segment: whole } =
+            *arena.find_fit(need.size, self.counters.peak_active_bytes)?;
         // The oversize rule keeps large blocks whole for large requests.
         let oversize = if need.size < self.rules.max_split {
             size >= self.rules.max_split
@@ -448,7 +468,11 @@ impl Heap {
             Some(slot) => arena.free_list.replace(slot, entry),
             None => arena.free_list.insert(entry),
         }
-        self.counters.replace_inactive_split(arena.small, gone, arena.inactive_split_of(entry.is_whole_segment, entry.size));
+        self.counters.replace_inactive_split(
+            arena.small,
+            gone,
+            arena.inactive_split_of(entry.is_whole_segment, entry.size),
+        );
         if entry.is_whole_segment {
             self.segment_mut(segment).idle_since = self.clock;
         }
@@ -493,7 +517,11 @@ impl Heap {
         let entry = self.slab[at].to_free_block(at);
         let arena = &mut self.arenas[usize::from(arena)];
         arena.free_list.insert(entry);
-        self.counters.replace_inactive_split(arena.small, InactiveSplit::default(), arena.inactive_split_of(entry.is_whole_segment, entry.size));
+        self.counters.replace_inactive_split(
+            arena.small,
+            InactiveSplit::default(),
+            arena.inactive_split_of(entry.is_whole_segment, entry.size),
+        );
         if entry.is_whole_segment {
             self.segment_mut(segment).idle_since = self.clock;
         }
@@ -504,7 +532,11 @@ impl Heap {
         let entry = self.slab[at].to_free_block(at);
         let arena = &mut self.arenas[usize::from(self.slab[at].arena)];
         arena.free_list.remove(at);
-        self.counters.replace_inactive_split(arena.small, arena.inactive_split_of(entry.is_whole_segment, entry.size), InactiveSplit::default());
+        self.counters.replace_inactive_split(
+            arena.small,
+            arena.inactive_split_of(entry.is_whole_segment, entry.size),
+            InactiveSplit::default(),
+        );
     }
 
     fn insert_segment(&mut self, id: SegmentId, size: u64, arena: u16, range: Option<VirtualRange>) -> u32 {
@@ -517,7 +549,8 @@ impl Heap {
         };
         let state = if range.is_some() { SlotState::Unmapped } else { SlotState::Free };
         let first = self.slab.add(segment, arena, size, state);
-        let segment_value = Segment { id, size, arena, first_block: first, idle_since: self.clock, virtual_range: range };
+        let segment_value =
+            Segment { id, size, arena, first_block: first, idle_since: self.clock, virtual_range: range };
         self.segments[segment as usize] = Some(segment_value);
         segment
     }

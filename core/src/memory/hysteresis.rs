@@ -41,7 +41,8 @@ impl GrowthHysteresis {
     /// What the pool may hold, where at most `most` bytes were in use at once; 0 where it need not hold more.
     pub(super) fn allowed_reserved(&self, most: u64) -> u64 {
         let stages = self.allowed.iter().zip(STAGES);
-        let held = stages.map(|(held, (_, part))| *held.min(&most.saturating_add(MIN_SLACK_BYTES.max(most / part))));
+        let held =
+            stages.map(|(held, (_, part))| *held.min(&most.saturating_add(MIN_SLACK_BYTES.max(most / part))));
         held.max().unwrap_or(0)
     }
 

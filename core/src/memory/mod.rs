@@ -35,34 +35,33 @@
 //! A request that a free block fits takes one lock, allocates nothing, and calls the source not at all.
 
 mod batch;
-mod free_list;
-pub(crate) mod validation;
-mod partial_evict;
 pub(crate) mod compaction;
+mod compaction_planner;
 mod config;
 mod counters;
 mod diff;
 #[doc(hidden)]
 pub mod fake;
+mod file_kind;
+mod free_list;
 mod grow;
 mod heap;
 mod host;
 mod hysteresis;
-mod file_kind;
 mod oom;
-mod compaction_planner;
+mod partial_evict;
 mod pool;
+mod pool_state;
 mod private_pool;
 mod process;
-mod pytorch_pickle;
 pub mod profiler_ranges;
+mod pytorch_pickle;
 mod reclaim;
 mod recorder;
 pub mod scope;
 mod slab;
 mod snapshot;
 pub mod source;
-mod pool_state;
 mod stats;
 #[doc(hidden)]
 pub mod testing;
@@ -70,10 +69,11 @@ pub mod testing;
 mod tests;
 mod timeline;
 pub mod trace;
+pub(crate) mod validation;
 
-pub use batch::{BatchCostModel, FittingBatch, BatchMeasurement, BatchEstimate};
-pub use config::{Config, RoundupDivisions, FitPolicy, CONFIG_KEYS, ENV_VARS};
-pub use diff::{SnapshotDiff, HolderChange, MemoryGrowth, HeldBytes};
+pub use batch::{BatchCostModel, BatchEstimate, BatchMeasurement, FittingBatch};
+pub use config::{CONFIG_KEYS, Config, ENV_VARS, FitPolicy, RoundupDivisions};
+pub use diff::{HeldBytes, HolderChange, MemoryGrowth, SnapshotDiff};
 pub(crate) use host::HostSource;
 pub(crate) use oom::BytesOf;
 pub use oom::OutOfMemory;

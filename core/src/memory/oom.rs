@@ -3,7 +3,7 @@
 use std::fmt;
 use std::panic::Location;
 
-use super::batch::{FittingBatch, BatchEstimate};
+use super::batch::{BatchEstimate, FittingBatch};
 use super::scope::{ModulePath, Tag};
 use super::source::DeviceProcess;
 use super::stats::Bytes;
@@ -263,7 +263,8 @@ impl fmt::Display for OutOfMemory {
         if !self.detail.is_empty() {
             write!(f, "; {}", self.detail)?;
         }
-        let mut names = self.other_processes().take(Self::MAX_LISTED).map(DeviceProcess::describe_usage).peekable();
+        let mut names =
+            self.other_processes().take(Self::MAX_LISTED).map(DeviceProcess::describe_usage).peekable();
         let others = self.held_by_others().filter(|o| *o > 0);
         if others.is_some() || names.peek().is_some() {
             f.write_str("\n  others:")?;

@@ -2,8 +2,10 @@
 //!
 //! A segment whose free parts are not enough, and none of whose runs of neighbours fits elsewhere as a whole, often needs but one small block gone.
 
+use super::compaction_planner::{
+    CompactionPlanner, Gap, GapMethod, MovableRuns, RunBlock, take_best_fit_size,
+};
 use super::free_list::FreeBlock;
-use super::compaction_planner::{Gap, GapMethod, RunBlock, CompactionPlanner, MovableRuns, take_best_fit_size};
 
 /// Runs of neighbours that are tried for a request.
 const MAX_PARTIAL_EVICTIONS: usize = 16;

@@ -8,10 +8,10 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, RwLock};
 use super::compaction::BlockMover;
 use super::config::Config;
 use super::heap::AllocRequest;
+use super::pool_state::PoolState;
 use super::private_pool;
 use super::scope::{self, Scope};
 use super::source::{Fence, SegmentId, SegmentSource};
-use super::pool_state::PoolState;
 use super::stats::Stats;
 use super::{OutOfMemory, Tag};
 use crate::error::{Error, Result};
@@ -38,7 +38,13 @@ impl Request {
     #[track_caller]
     #[inline]
     pub fn new(bytes: u64) -> Self {
-        Self { bytes, queue: 0, private_pool: private_pool::current(), movable: false, scope: scope::current().or_caller_site() }
+        Self {
+            bytes,
+            queue: 0,
+            private_pool: private_pool::current(),
+            movable: false,
+            scope: scope::current().or_caller_site(),
+        }
     }
 
     /// On another queue.

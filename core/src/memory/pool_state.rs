@@ -5,7 +5,9 @@ use std::collections::VecDeque;
 use super::batch::BatchMemory;
 use super::config::{Config, FitPolicy};
 use super::grow::MigrationBudget;
-use super::heap::{AllocRequest, Arena, Heap, MIN_BLOCK, RETIRED_OWNER, SHARED_OWNER, SlotState as Is, SplitRules};
+use super::heap::{
+    AllocRequest, Arena, Heap, MIN_BLOCK, RETIRED_OWNER, SHARED_OWNER, SlotState as Is, SplitRules,
+};
 use super::hysteresis::GrowthHysteresis;
 use super::pool::{Block, Request, stream_bit};
 use super::process::{ProcessShare, process_reserved};
@@ -194,7 +196,11 @@ impl PoolState {
     }
 
     /// Serves a request from free blocks.
-    pub(super) fn take_free_block(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<Option<Block>> {
+    pub(super) fn take_free_block(
+        &mut self,
+        source: &dyn SegmentSource,
+        need: &AllocRequest,
+    ) -> Result<Option<Block>> {
         self.heap.take_free_block(need).map(|block| self.finish_alloc(source, block)).transpose()
     }
 
@@ -224,7 +230,9 @@ impl PoolState {
         });
         let others: Vec<u16> = others.map(|(at, _)| at as u16).collect();
         for arena in others {
-            let Some(mut block) = self.heap.take_free_block(&AllocRequest { arena, ..*need }) else { continue };
+            let Some(mut block) = self.heap.take_free_block(&AllocRequest { arena, ..*need }) else {
+                continue;
+            };
             block.queue = queue;
             self.wait_cross_stream_uses(source, &block, queue)?;
             let home = self.heap.arenas[usize::from(arena)].queue;
@@ -248,7 +256,9 @@ impl PoolState {
         let Some(owed) = self.heap.pending_waits.take() else { return Ok(()) };
         let arena = &mut self.heap.arenas[usize::from(owed.arena)];
         let count = arena.cross_stream_uses.partition_point(|(number, _)| *number <= owed.last_use);
-        let waited = arena.cross_stream_uses[..count].iter().try_for_each(|(_, event)| source.wait_event(queue, *event));
+        let waited = arena.cross_stream_uses[..count]
+            .iter()
+            .try_for_each(|(_, event)| source.wait_event(queue, *event));
         if waited.is_ok() && queue == arena.queue {
             arena.cross_stream_uses.drain(..count);
         }
@@ -257,7 +267,12 @@ impl PoolState {
     }
 
     /// Takes a block back that these queues (a bit each) have used: its own queue reuses it after them.
-    pub(super) fn free_cross_stream(&mut self, source: &dyn SegmentSource, slot: u32, queues: u8) -> Result<()> {
+    pub(super) fn free_cross_stream(
+        &mut self,
+        source: &dyn SegmentSource,
+        slot: u32,
+        queues: u8,
+    ) -> Result<()> {
         let arena = self.heap.slot(slot).arena;
         let home = self.heap.arenas[usize::from(arena)].queue;
         let mut last = 0;
@@ -394,14 +409,21 @@ impl PoolState {
     /// Sends idle memory back to the device, as soon as it has passed what runs now.
     ///
     /// With `donors`, extents do not go back, but wait for [`grow`](Self::grow) to move them.
-    pub(super) fn release_idle(&mut self, source: &dyn SegmentSource, idle: &[IdleMemory], donors: bool) -> Result<u64> {
+    pub(super) fn release_idle(
+        &mut self,
+        source: &dyn SegmentSource,
+        idle: &[IdleMemory],
+        donors: bool,
+    ) -> Result<u64> {
         if idle.is_empty() {
             return Ok(0);
         }
         // What nobody has had yet, since it was mapped ahead, can go at once.
         let unused = |idle: &IdleMemory| match idle.kind {
             IdleKind::Segment(_) => false,
-            IdleKind::Extents { near, offset } => self.heap.slot(self.heap.find_block_at(near, offset)).is_never_used(),
+            IdleKind::Extents { near, offset } => {
+                self.heap.slot(self.heap.find_block_at(near, offset)).is_never_used()
+            }
         };
         let fence = if idle.iter().all(unused) {
             None

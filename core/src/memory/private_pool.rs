@@ -85,7 +85,9 @@ impl PrivatePool {
         let state = self.shared.lock();
         let own = |arena: u16| state.heap.arenas[usize::from(arena)].owner == self.id;
         let segments = state.heap.live_segments().filter(|s| own(s.arena));
-        segments.map(|s| s.virtual_range.as_ref().map_or(s.size, |r| r.extents.iter().map(|e| e.1).sum())).sum()
+        segments
+            .map(|s| s.virtual_range.as_ref().map_or(s.size, |r| r.extents.iter().map(|e| e.1).sum()))
+            .sum()
     }
 }
 

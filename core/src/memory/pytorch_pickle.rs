@@ -173,7 +173,8 @@ impl Snapshot {
                 })
             })?;
             p.write_text("device_traces")?;
-            let events = self.events.iter().flat_map(|e| pytorch_actions(e.action).iter().map(move |a| (*a, e)));
+            let events =
+                self.events.iter().flat_map(|e| pytorch_actions(e.action).iter().map(move |a| (*a, e)));
             p.write_list([events], |p, events| {
                 p.write_list(events, |p, (action, e)| {
                     p.write_dict(|p| {
@@ -207,7 +208,12 @@ impl Snapshot {
     }
 
     /// The frames of a holder, once; after that a reference.
-    fn write_frames<W: Write>(&self, p: &mut PickleWriter<W>, known: &mut FrameRefs, who: Option<usize>) -> io::Result<()> {
+    fn write_frames<W: Write>(
+        &self,
+        p: &mut PickleWriter<W>,
+        known: &mut FrameRefs,
+        who: Option<usize>,
+    ) -> io::Result<()> {
         p.write_text("frames")?;
         if let Some(&place) = known.get(&who) {
             return p.write_ref(place);
@@ -245,7 +251,8 @@ impl Snapshot {
             p.write_text("pinned_use_cuda_host_register")?;
             p.write_bool(false)?;
             p.write_text("roundup_power2_divisions")?;
-            let steps = (0..16).map(|power| (power, config.roundup_power2_divisions.steps_for(1 << (20 + power))));
+            let steps =
+                (0..16).map(|power| (power, config.roundup_power2_divisions.steps_for(1 << (20 + power))));
             p.write_dict(|p| {
                 for (power, steps) in steps {
                     p.write_int_field(&(1u64 << power).to_string(), steps)?;

@@ -3,10 +3,10 @@
 use std::sync::{MutexGuard, PoisonError};
 
 use super::Block;
-use super::validation::MAX_MEMORY_BYTES;
 use super::heap::AllocRequest;
 use super::pool::{LowMemoryCallback, Pool};
 use super::pool_state::{GrowOutcome, PoolState};
+use super::validation::MAX_MEMORY_BYTES;
 use crate::error::Result;
 
 impl Pool {

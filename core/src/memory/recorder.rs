@@ -15,9 +15,9 @@ use serde::{Deserialize, Serialize};
 use super::Tag;
 use super::heap::{AllocRequest, Heap, Slot};
 use super::pool::Pool;
+use super::pool_state::PoolState;
 use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
-use super::pool_state::PoolState;
 
 /// What happened; the names are PyTorch's, but for `free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -174,7 +174,8 @@ impl EventRecorder {
     /// A block that was lent a few events ago has another tag.
     pub(super) fn retag(&mut self, segment: SegmentId, offset: u64, tag: Tag) {
         let (newer, older) = self.ring.split_at_mut(self.next);
-        let lent = |r: &&mut RecordedEvent| r.action == Action::Alloc && (r.segment, r.offset) == (segment, offset);
+        let lent =
+            |r: &&mut RecordedEvent| r.action == Action::Alloc && (r.segment, r.offset) == (segment, offset);
         if let Some(record) = older.iter_mut().chain(newer).rev().take(RETAG_WINDOW).find(lent) {
             record.scope.tag = tag;
         }
@@ -260,8 +261,18 @@ impl Heap {
         arena: u16,
     ) {
         let Some(recorder) = &mut self.recorder else { return };
-        let (time, queue, holder) = (recorder.elapsed_ns(), self.arenas[arena as usize].queue, RecordedScope::default());
-        recorder.push(RecordedEvent { time, segment, offset, size, requested: size, action, queue, scope: holder });
+        let (time, queue, holder) =
+            (recorder.elapsed_ns(), self.arenas[arena as usize].queue, RecordedScope::default());
+        recorder.push(RecordedEvent {
+            time,
+            segment,
+            offset,
+            size,
+            requested: size,
+            action,
+            queue,
+            scope: holder,
+        });
     }
 
     /// A request was not served.

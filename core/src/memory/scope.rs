@@ -155,7 +155,11 @@ struct ModulePathTable {
 }
 
 static MODULE_PATHS: LazyLock<RwLock<ModulePathTable>> = LazyLock::new(|| {
-    RwLock::new(ModulePathTable { names: vec![String::new()], parents: vec![0], children: FxHashMap::default() })
+    RwLock::new(ModulePathTable {
+        names: vec![String::new()],
+        parents: vec![0],
+        children: FxHashMap::default(),
+    })
 });
 
 /// What the scopes of this thread say.

@@ -16,12 +16,12 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::Tag;
-use super::heap::{Slot, SlotState as Is};
 use super::file_kind;
+use super::heap::{Slot, SlotState as Is};
 use super::pool::Pool;
+use super::pool_state::PoolState;
 use super::recorder::{Action, RecordedScope};
 use super::source::SegmentId;
-use super::pool_state::PoolState;
 use crate::error::{Error, Result};
 
 /// Handles below this are numbers that count; those above it are addresses.
@@ -300,8 +300,10 @@ impl HolderTable {
                 filename: l.file().to_owned(),
                 line: l.line(),
             });
-            let frames =
-                site.stack.as_deref().map(|s| self.stacks.entry(stack).or_insert_with(|| parse_frames(s)).clone());
+            let frames = site
+                .stack
+                .as_deref()
+                .map(|s| self.stacks.entry(stack).or_insert_with(|| parse_frames(s)).clone());
             let frames = frames.filter(|f| !f.is_empty()).unwrap_or_else(|| line.into_iter().collect());
             self.list.push(AllocationSite {
                 tag: *tag,

@@ -209,8 +209,8 @@ impl Stats {
             map.insert("max_split_size".to_owned(), limit);
         }
         for (name, rung) in self.reclaim_stats.by_name() {
-            map.insert(format!("ladder.{name}.tried"), rung.tried);
-            map.insert(format!("ladder.{name}.served"), rung.served);
+            map.insert(format!("reclaim.{name}.tried"), rung.tried);
+            map.insert(format!("reclaim.{name}.served"), rung.served);
         }
         map
     }

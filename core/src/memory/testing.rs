@@ -161,7 +161,11 @@ pub struct PoolTestSummary {
 /// # Errors
 ///
 /// A message that names the operation and what was wrong after it.
-pub fn check_pool<D: DeviceContents + ?Sized>(pool: &Pool, device: &D, ops: &[PoolOp]) -> Result<PoolTestSummary, String> {
+pub fn check_pool<D: DeviceContents + ?Sized>(
+    pool: &Pool,
+    device: &D,
+    ops: &[PoolOp],
+) -> Result<PoolTestSummary, String> {
     let mut model = PoolModel {
         pool,
         device,
@@ -315,7 +319,11 @@ impl<D: DeviceContents + ?Sized> PoolModel<'_, D> {
         let stats = self.pool.stats();
         check_stats_invariants(&stats)?;
         if (stats.allocated(), stats.pending_bytes, stats.reserved()) != (0, 0, 0) {
-            return Err(format!("all was freed, but {} and {} pending", stats.summary(), stats.pending_bytes));
+            return Err(format!(
+                "all was freed, but {} and {} pending",
+                stats.summary(),
+                stats.pending_bytes
+            ));
         }
         Ok(())
     }

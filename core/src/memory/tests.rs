@@ -1,14 +1,14 @@
 //! Tests of the whole pool: against a model, and rung by rung.
 
+mod cache_growth;
+mod changing_shapes;
 mod compaction;
 mod errors;
 mod faults;
-mod cache_growth;
 mod limits;
 mod queues;
-mod untrusted_files;
 mod snapshots;
-mod changing_shapes;
+mod untrusted_files;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -112,7 +112,10 @@ fn rung_poll_finds_what_the_device_has_passed() -> Result<()> {
     source.signal_fence(fence);
     alloc_mib(&pool, 32)?;
     let stats = pool.stats();
-    assert_eq!((stats.reclaim_stats.poll.tried, stats.reclaim_stats.poll.served, stats.pending_bytes), (1, 1, 0));
+    assert_eq!(
+        (stats.reclaim_stats.poll.tried, stats.reclaim_stats.poll.served, stats.pending_bytes),
+        (1, 1, 0)
+    );
     assert_eq!((source.calls().alloc, source.calls().fence_waits), (1, 0));
     Ok(())
 }
@@ -179,7 +182,10 @@ fn idle_memory_moves_to_where_it_is_missing() -> Result<()> {
         assert!(source.peak() <= 222 * MIB + 2 * MIB, "{}", source.peak());
         // Only after the device was done with it, or behind what it was given, and by one call.
         let now = source.calls();
-        assert_eq!((now.fence_waits, now.remaps_after_submitted), (u64::from(!held_back), u64::from(held_back)));
+        assert_eq!(
+            (now.fence_waits, now.remaps_after_submitted),
+            (u64::from(!held_back), u64::from(held_back))
+        );
         assert_eq!((now.memory_calls(), now.unmap), (calls.memory_calls() + 1, 0));
         assert!(now.moved_pieces > 0);
         // What is done about it is the same.
@@ -283,7 +289,10 @@ fn rung_wait_waits_for_pending_frees() -> Result<()> {
     pool.free_after(block, source.record_fence()?);
     alloc_mib(&pool, 40)?;
     let stats = pool.stats();
-    assert_eq!((stats.reclaim_stats.poll.served, stats.reclaim_stats.wait.served, stats.num_sync_all_streams), (0, 1, 1));
+    assert_eq!(
+        (stats.reclaim_stats.poll.served, stats.reclaim_stats.wait.served, stats.num_sync_all_streams),
+        (0, 1, 1)
+    );
     assert_eq!((stats.num_alloc_retries, stats.reclaim_stats.release.tried), (0, 0));
     Ok(())
 }
@@ -316,7 +325,10 @@ fn rung_release_gives_back_all_that_is_idle() -> Result<()> {
     pool.free(b);
     alloc_mib(&pool, 40)?;
     let stats = pool.stats();
-    assert_eq!((stats.reclaim_stats.release.tried, stats.reclaim_stats.release.served, stats.num_alloc_retries), (1, 1, 1));
+    assert_eq!(
+        (stats.reclaim_stats.release.tried, stats.reclaim_stats.release.served, stats.num_alloc_retries),
+        (1, 1, 1)
+    );
     assert_eq!((source.calls().free, stats.reserved()), (2, 60 * MIB));
     pool.free(pinned);
     Ok(())
@@ -360,7 +372,8 @@ fn without_addresses_the_pool_goes_on_with_plain_segments() -> Result<()> {
     let source = Arc::new(FakeSource::paged(64 * MIB));
     let pool = Pool::new(source.clone(), Config::default());
     assert!(pool.stats().expandable_segments);
-    source.fail_nth_call(0, SourceError::Driver { call: "cuMemAddressReserve", detail: "no space".to_owned() });
+    source
+        .fail_nth_call(0, SourceError::Driver { call: "cuMemAddressReserve", detail: "no space".to_owned() });
     let block = alloc_mib(&pool, 30)?;
     assert!(!pool.stats().expandable_segments);
     assert_eq!((source.calls().alloc, source.calls().map), (1, 0));
@@ -491,7 +504,8 @@ fn messages_name_other_processes() -> Result<()> {
         vec![process(4242, "python3", Some(700)), process(7, "", Some(100)), me, process(9, "Xorg", None)];
     let source = Arc::new(FakeSource::plain(1024 * MIB).with_processes(all.clone()));
     let pool = Pool::new(source, Config::default()).with_device_name("cuda:0");
-    let error = alloc_mib(&pool, 300).map_or_else(Error::into_out_of_memory, |_| panic!("there is no room"))?;
+    let error =
+        alloc_mib(&pool, 300).map_or_else(Error::into_out_of_memory, |_| panic!("there is no room"))?;
     assert_eq!((error.processes.as_slice(), error.held_by_others()), (&*all, Some(800 * MIB)));
     insta::assert_snapshot!(expect_oom_message(alloc_mib(&pool, 300)), @r"
     out of memory on cuda:0: a request for 300.0 MiB (other)

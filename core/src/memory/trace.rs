@@ -13,13 +13,13 @@ use rustc_hash::FxHashMap;
 use serde::Deserialize;
 use thiserror::Error;
 
-use super::validation;
 use super::file_kind;
+use super::validation;
 use crate::error::Result;
 
 mod replay;
 
-pub use replay::{SegmentMode, ReplayRow, ReplayReport, ReplayTable, replay, replay_folder};
+pub use replay::{ReplayReport, ReplayRow, ReplayTable, SegmentMode, replay, replay_folder};
 
 /// The longest event line.
 const MAX_LINE: u64 = 128;
@@ -165,7 +165,12 @@ impl Trace {
             let event = event.and_then(|(id, alloc)| reader.resolve_slot(id, alloc));
             events.push(event.map_err(|message| TraceError::Event { line, message })?);
         }
-        Ok(Self { baseline: recorded, events, slot_count: reader.slot_count as usize, peak_requested: reader.peak })
+        Ok(Self {
+            baseline: recorded,
+            events,
+            slot_count: reader.slot_count as usize,
+            peak_requested: reader.peak,
+        })
     }
 
     /// How many requests it has.

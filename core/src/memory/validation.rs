@@ -131,8 +131,8 @@ impl Snapshot {
         let mut sums = SegmentInfo::default();
         for (number, block) in segment.blocks.iter().enumerate() {
             self.check_block(block).map_err(|what| format!("block {number}: {what}"))?;
-            let ends =
-                checked_end("it", block.address, block.size).map_err(|what| format!("block {number}: {what}"))?;
+            let ends = checked_end("it", block.address, block.size)
+                .map_err(|what| format!("block {number}: {what}"))?;
             if block.address < at || ends > last {
                 return Err(format!(
                     "block {number} ({:#x} to {ends:#x}) overlaps the block before it, or lies outside of the segment ({:#x} to {last:#x})",
@@ -192,8 +192,12 @@ impl Snapshot {
                 continue;
             };
             undo_event_checked("what its holder has before it", &mut holders[place], event).map_err(of)?;
-            undo_event_checked("what its tag has before it", &mut tags[self.holders[place].tag as usize], event)
-                .map_err(of)?;
+            undo_event_checked(
+                "what its tag has before it",
+                &mut tags[self.holders[place].tag as usize],
+                event,
+            )
+            .map_err(of)?;
             let allocated: u64 = tags.iter().sum();
             if allocated > reserved {
                 let (allocated, reserved) = (Bytes(allocated), Bytes(reserved));

@@ -3,7 +3,7 @@
 use super::{Dropout, Linear, Module, ModuleScope};
 use crate::device::Device;
 use crate::error::{Error, Result};
-use crate::ops::Attention;
+use crate::ops::AttentionOptions;
 use crate::tensor::Tensor;
 
 /// Attention of a sequence to itself over several heads, as in GPT-2: one projection to queries, keys and values, one
@@ -69,7 +69,7 @@ impl SelfAttention {
             if x.rank() != 3 {
                 return Err(Error::shape("SelfAttention", "takes [batch, length, features]", &[x.shape()]));
             }
-            let options = Attention { is_causal: self.causal, ..Attention::default() };
+            let options = AttentionOptions { is_causal: self.causal, ..AttentionOptions::default() };
             let out = self.qkv.forward(x)?.qkv_attention(self.heads, self.heads, &options)?;
             self.dropout.forward(&self.proj.forward(&out)?)
         })

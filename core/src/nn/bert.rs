@@ -9,7 +9,7 @@ use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init, re
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::Attention;
+use crate::ops::AttentionOptions;
 use crate::tensor::Tensor;
 
 /// The sizes of a [`Bert`], under the names of the `config.json` beside its weights.
@@ -269,7 +269,7 @@ impl BertAttention {
             };
             let BertProjections { query, key, value } = &self.projections;
             let dropout_p = if self.training.load(Ordering::Relaxed) { self.dropout } else { 0.0 };
-            let options = Attention { attn_mask: seen, dropout_p, ..Attention::default() };
+            let options = AttentionOptions { attn_mask: seen, dropout_p, ..AttentionOptions::default() };
             let out = heads(query)?.scaled_dot_product_attention(&heads(key)?, &heads(value)?, &options)?;
             self.output.forward(&out.transpose(1, 2)?.reshape([batch, length, width])?, x)
         })

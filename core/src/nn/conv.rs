@@ -1,6 +1,6 @@
 //! Convolutions and transposed convolutions as layers.
 
-use super::{Module, ModuleScope, HasWeight, init};
+use super::{HasWeight, Module, ModuleScope, init};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::{IntoSpatial, PadMode, Padding, check_at_least};

@@ -5,7 +5,7 @@ use crate::autograd;
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::{BagMode, Bags, Lookup};
+use crate::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
 use crate::tensor::Tensor;
 
 /// How long the rows of a table may be.
@@ -30,7 +30,7 @@ pub struct Embedding {
     /// \[entries, features\].
     pub weight: Tensor,
     #[module(skip)]
-    lookup: Lookup,
+    lookup: EmbeddingOptions,
     #[module(skip)]
     max_norm: Option<MaxNorm>,
     scope: ModuleScope,
@@ -50,7 +50,7 @@ impl Embedding {
     /// A table over a tensor that exists: with other initial numbers, or shared with another layer.
     #[must_use]
     pub fn from_parameter(weight: Tensor) -> Self {
-        Self { weight, lookup: Lookup::default(), max_norm: None, scope: ModuleScope::new() }
+        Self { weight, lookup: EmbeddingOptions::default(), max_norm: None, scope: ModuleScope::new() }
     }
 
     /// With a row that is zero and gets no gradient: padding.
@@ -108,7 +108,7 @@ pub struct EmbeddingBag {
     /// \[entries, features\].
     pub weight: Tensor,
     #[module(skip)]
-    mode: BagMode,
+    mode: EmbeddingBagMode,
     #[module(skip)]
     padding_idx: Option<usize>,
     #[module(skip)]
@@ -136,7 +136,7 @@ impl EmbeddingBag {
     pub fn new(
         entries: usize,
         features: usize,
-        mode: BagMode,
+        mode: EmbeddingBagMode,
         padding_idx: Option<usize>,
         device: &Device,
     ) -> Result<Self> {
@@ -181,8 +181,14 @@ impl EmbeddingBag {
         per_sample_weights: Option<&Tensor>,
     ) -> Result<Tensor> {
         let (mode, padding_idx, scale_grad_by_freq) = (self.mode, self.padding_idx, self.scale_grad_by_freq);
-        let bags =
-            Bags { offsets, mode, per_sample_weights, padding_idx, scale_grad_by_freq, ..Bags::default() };
+        let bags = EmbeddingBagOptions {
+            offsets,
+            mode,
+            per_sample_weights,
+            padding_idx,
+            scale_grad_by_freq,
+            ..EmbeddingBagOptions::default()
+        };
         self.scope.run(|| {
             self.max_norm.map_or(Ok(()), |most| most.renorm_rows(&self.weight, index))?;
             self.weight.embedding_bag(index, &bags)

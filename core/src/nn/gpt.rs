@@ -6,7 +6,7 @@ use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::{Attention, CrossEntropy};
+use crate::ops::{AttentionOptions, CrossEntropyOptions};
 use crate::plan::{is_planned, segment};
 use crate::tensor::Tensor;
 
@@ -72,7 +72,7 @@ pub struct GptAttention {
 impl GptAttention {
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
-            let causal = Attention { is_causal: true, ..Attention::default() };
+            let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
             let seen = self.c_attn.forward(x)?.qkv_attention(self.heads, self.heads, &causal)?;
             self.dropout.forward(&self.c_proj.forward(&seen)?)
         })
@@ -267,7 +267,7 @@ impl Gpt {
     /// As [`forward`](Self::forward); `next` has another shape.
     pub fn loss(&self, text: &Tensor, next: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
-        self.scope.run(|| x.linear_cross_entropy(&self.wte.weight, next, &CrossEntropy::default()))
+        self.scope.run(|| x.linear_cross_entropy(&self.wte.weight, next, &CrossEntropyOptions::default()))
     }
 
     /// The features of every position after all blocks, normalised.

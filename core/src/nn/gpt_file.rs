@@ -46,7 +46,8 @@ impl GptOptions {
     /// The tables of tokens and positions are not there.
     pub fn from_gpt2_state_dict(file: &BTreeMap<String, Tensor>) -> Result<Self> {
         let table = |name: &str| {
-            let found = file.iter().find(|(n, _)| strip_transformer_prefix(n) == name).map(|(_, t)| t.shape());
+            let found =
+                file.iter().find(|(n, _)| strip_transformer_prefix(n) == name).map(|(_, t)| t.shape());
             match found {
                 Some(&[rows, width]) => Ok((rows, width)),
                 _ => Err(Error::argument(
@@ -56,7 +57,9 @@ impl GptOptions {
             }
         };
         let ((vocabulary, width), (context, _)) = (table("wte.weight")?, table("wpe.weight")?);
-        let norms = |name: &&String| strip_transformer_prefix(name).starts_with("h.") && name.ends_with(".ln_1.weight");
+        let norms = |name: &&String| {
+            strip_transformer_prefix(name).starts_with("h.") && name.ends_with(".ln_1.weight")
+        };
         let layers = file.keys().filter(norms).count();
         Ok(Self { vocabulary, context, layers, heads: (width / HEAD_DIM).max(1), width, dropout: 0.0 })
     }

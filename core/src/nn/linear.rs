@@ -1,6 +1,6 @@
 //! Linear and bilinear layers.
 
-use super::{Module, ModuleScope, HasWeight, init};
+use super::{HasWeight, Module, ModuleScope, init};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
@@ -105,7 +105,8 @@ impl Bilinear {
     #[track_caller]
     pub fn new(inputs: [usize; 2], outputs: usize, bias: bool, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
-        let bias = if bias { Some(init::create_uniform_parameter(&[outputs], inputs[0], device)?) } else { None };
+        let bias =
+            if bias { Some(init::create_uniform_parameter(&[outputs], inputs[0], device)?) } else { None };
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 

@@ -3,7 +3,7 @@
 
 use super::Module;
 use crate::error::Result;
-use crate::ops::{CrossEntropy, Ctc, Reduction};
+use crate::ops::{CrossEntropyOptions, CtcLossOptions, Reduction};
 use crate::tensor::Tensor;
 
 /// A loss of an input and a target, whose fields are the numbers of a method, and PyTorch's defaults.
@@ -139,7 +139,7 @@ weighted_loss_layers! {
     CrossEntropyLoss { ignore_index: i64 = -100, label_smoothing: f64 = 0.0 } = |this, x, target| {
         let (weight, ignore_index, label_smoothing) = (this.weight.as_ref(), this.ignore_index, this.label_smoothing);
         let reduction = this.reduction;
-        x.cross_entropy_with(target, &CrossEntropy { weight, ignore_index, label_smoothing, reduction, ..CrossEntropy::default() })
+        x.cross_entropy_with(target, &CrossEntropyOptions { weight, ignore_index, label_smoothing, reduction, ..CrossEntropyOptions::default() })
     };
     /// Log-probabilities and classes: [`nll_loss`](Tensor::nll_loss).
     NllLoss { ignore_index: i64 = -100 } =
@@ -185,7 +185,14 @@ impl CtcLoss {
         target_lengths: &Tensor,
     ) -> Result<Tensor> {
         let Self { blank, reduction, zero_infinity } = *self;
-        log_probs.ctc_loss(&Ctc { targets, input_lengths, target_lengths, blank, reduction, zero_infinity })
+        log_probs.ctc_loss(&CtcLossOptions {
+            targets,
+            input_lengths,
+            target_lengths,
+            blank,
+            reduction,
+            zero_infinity,
+        })
     }
 }
 

@@ -18,6 +18,7 @@ use crate::memory::scope::ModulePath;
 use crate::tensor::Tensor;
 
 mod activation;
+mod adaptive_softmax;
 mod attention;
 mod bert;
 mod containers;
@@ -29,7 +30,6 @@ mod gpt_file;
 pub mod init;
 mod linear;
 mod loss;
-mod training_mode;
 mod multihead;
 mod norm;
 mod parametrizations;
@@ -38,13 +38,14 @@ mod positional_embedding;
 mod recurrent;
 mod scope;
 mod shape;
-mod adaptive_softmax;
 mod staged_copies;
 mod state_dict;
+mod training_mode;
 mod transformer;
 mod upsample;
 
 pub use activation::*;
+pub use adaptive_softmax::AdaptiveLogSoftmaxWithLoss;
 pub use attention::SelfAttention;
 pub use bert::{
     Bert, BertAttention, BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOptions, BertOutput,
@@ -62,23 +63,22 @@ pub use forebay_derive::{Module, forward};
 pub use gpt::{Gpt, GptAttention, GptBlock, GptMlp, GptOptions};
 pub use linear::{Bilinear, Linear};
 pub use loss::*;
-pub(crate) use training_mode::training_modes;
-pub use training_mode::{EvalModeGuard, eval_mode};
 pub use multihead::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
 pub use norm::{
     BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d,
     LayerNorm, LocalResponseNorm, RmsNorm,
 };
-pub use parametrizations::{SpectralNorm, WeightNorm, HasWeight};
+pub use parametrizations::{HasWeight, SpectralNorm, WeightNorm};
 pub use pool::*;
 pub use positional_embedding::{RotaryEmbedding, SinusoidalEmbedding};
 pub use recurrent::{Gru, GruCell, Lstm, LstmCell, RecurrentOptions, Rnn, RnnCell};
 pub use scope::{ModuleScope, enter_module};
 pub use shape::*;
-pub use adaptive_softmax::AdaptiveLogSoftmaxWithLoss;
 pub(crate) use staged_copies::{PreparedCopies, StagedCopies};
 pub use state_dict::{IncompatibleKeys, rename_keys};
 pub(crate) use state_dict::{NamedTensor, named_tensors, stage_state_dict};
+pub(crate) use training_mode::training_modes;
+pub use training_mode::{EvalModeGuard, eval_mode};
 pub use transformer::{
     Transformer, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
     TransformerEncoderLayer, TransformerOptions,

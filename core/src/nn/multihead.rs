@@ -6,7 +6,7 @@ use super::{Linear, Module, ModuleScope, init};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::{Attention, cat};
+use crate::ops::{AttentionOptions, cat};
 use crate::tensor::Tensor;
 
 const OP: &str = "MultiheadAttention";
@@ -126,7 +126,12 @@ impl MultiheadAttention {
     /// # Errors
     /// The features do not divide by the heads; memory runs out.
     #[track_caller]
-    pub fn new(features: usize, heads: usize, options: MultiheadAttentionOptions, device: &Device) -> Result<Self> {
+    pub fn new(
+        features: usize,
+        heads: usize,
+        options: MultiheadAttentionOptions,
+        device: &Device,
+    ) -> Result<Self> {
         if heads == 0 || !features.is_multiple_of(heads) {
             return Err(Error::argument(OP, format!("{features} features do not divide by {heads} heads")));
         }
@@ -171,7 +176,13 @@ impl MultiheadAttention {
     /// # Errors
     /// The shapes do not fit; memory runs out.
     #[track_caller]
-    pub fn forward(&self, query: &Tensor, key: &Tensor, value: &Tensor, masks: &AttentionMasks<'_>) -> Result<Tensor> {
+    pub fn forward(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        masks: &AttentionMasks<'_>,
+    ) -> Result<Tensor> {
         self.scope.run(|| {
             let dropout_p = self.dropout_p();
             let plain = self.bias_k.is_none() && !self.options.add_zero_attn;
@@ -184,15 +195,23 @@ impl MultiheadAttention {
                 let length = qkv.shape()[1];
                 let mask = self.merge_masks(masks, [qkv.shape()[0], length, length])?;
                 let is_causal = masks.is_causal && mask.is_none();
-                let options =
-                    Attention { attn_mask: mask.as_ref(), dropout_p, is_causal, ..Attention::default() };
+                let options = AttentionOptions {
+                    attn_mask: mask.as_ref(),
+                    dropout_p,
+                    is_causal,
+                    ..AttentionOptions::default()
+                };
                 return self.project_output(qkv.qkv_attention(self.heads, self.heads, &options)?, query);
             }
             let (parts, mask) = self.project_inputs([query, key, value], masks)?;
             let [q, k, v] = self.split_heads(&parts)?;
             let is_causal = masks.is_causal && mask.is_none();
-            let options =
-                Attention { attn_mask: mask.as_ref(), dropout_p, is_causal, ..Attention::default() };
+            let options = AttentionOptions {
+                attn_mask: mask.as_ref(),
+                dropout_p,
+                is_causal,
+                ..AttentionOptions::default()
+            };
             let out = q.scaled_dot_product_attention(&k, &v, &options)?.transpose(1, 2)?;
             self.project_output(out.reshape(parts[0].shape())?, query)
         })
@@ -269,7 +288,11 @@ impl MultiheadAttention {
     }
 
     /// Projected, with what stands behind, and the mask that goes with it.
-    fn project_inputs(&self, given: [&Tensor; 3], masks: &AttentionMasks<'_>) -> Result<(ProjectedQkv, Option<Tensor>)> {
+    fn project_inputs(
+        &self,
+        given: [&Tensor; 3],
+        masks: &AttentionMasks<'_>,
+    ) -> Result<(ProjectedQkv, Option<Tensor>)> {
         let features = self.out_proj.weight.shape()[0];
         let weights: [Tensor; 3] =
             match (&self.in_proj_weight, &self.q_proj_weight, &self.k_proj_weight, &self.v_proj_weight) {
@@ -327,7 +350,11 @@ impl MultiheadAttention {
 
     /// What hides, as a mask that broadcasts to \[batch, heads, queries, keys\]: bools that are true where a query sees, or numbers to
     /// add. `None` if nothing hides but the order alone.
-    fn merge_masks(&self, masks: &AttentionMasks<'_>, [batch, queries, keys]: [usize; 3]) -> Result<Option<Tensor>> {
+    fn merge_masks(
+        &self,
+        masks: &AttentionMasks<'_>,
+        [batch, queries, keys]: [usize; 3],
+    ) -> Result<Option<Tensor>> {
         let attn = masks.attn_mask.map(|m| match *m.shape() {
             [l, s] if [l, s] == [queries, keys] => m.reshape([1, 1, l, s]),
             [n, l, s] if [n, l, s] == [batch * self.heads, queries, keys] => {

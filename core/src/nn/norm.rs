@@ -39,7 +39,8 @@ impl LayerNorm {
     /// Memory runs out.
     #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
-        let (weight, bias) = (create_ones_parameter(shape, device)?, Some(create_zeros_parameter(shape, device)?));
+        let (weight, bias) =
+            (create_ones_parameter(shape, device)?, Some(create_zeros_parameter(shape, device)?));
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
@@ -85,7 +86,8 @@ impl LayerNorm {
     /// Those of [`forward_add`](Self::forward_add).
     #[track_caller]
     pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.scope.run(|| x.add_layer_norm_low(residual, &self.weight, self.bias.as_ref(), self.eps))
+        self.scope
+            .run(|| x.add_layer_norm_low_precision(residual, &self.weight, self.bias.as_ref(), self.eps))
     }
 }
 
@@ -142,7 +144,7 @@ impl RmsNorm {
     /// Those of [`forward_add`](Self::forward_add).
     #[track_caller]
     pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
-        self.scope.run(|| x.add_rms_norm_low(residual, &self.weight, self.eps))
+        self.scope.run(|| x.add_rms_norm_low_precision(residual, &self.weight, self.eps))
     }
 }
 
@@ -174,7 +176,8 @@ impl GroupNorm {
                 format!("{channels} channels do not divide by {groups}"),
             ));
         }
-        let (weight, bias) = (create_ones_parameter(&[channels], device)?, create_zeros_parameter(&[channels], device)?);
+        let (weight, bias) =
+            (create_ones_parameter(&[channels], device)?, create_zeros_parameter(&[channels], device)?);
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 

@@ -45,7 +45,8 @@ impl SinusoidalEmbedding {
             let why = format!("{features} features do not go into pairs of a sine and a cosine");
             return Err(Error::argument("SinusoidalEmbedding", why));
         }
-        let pairs = position_angles(positions, features, 10_000.0).flat_map(|a| [a.sin() as f32, a.cos() as f32]);
+        let pairs =
+            position_angles(positions, features, 10_000.0).flat_map(|a| [a.sin() as f32, a.cos() as f32]);
         let numbers: Vec<f32> = pairs.collect();
         let table = init::create_buffer(|| Tensor::from_slice(&numbers, &[positions, features], device))?;
         Ok(Self { table, scope: ModuleScope::new() })

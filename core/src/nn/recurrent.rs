@@ -2,7 +2,7 @@
 
 use std::sync::atomic::AtomicBool;
 
-use super::{Module, ModuleScope, ModuleEntry, init, join_path};
+use super::{Module, ModuleEntry, ModuleScope, init, join_path};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -188,7 +188,14 @@ impl RecurrentStack {
         for layer in 0..num_layers {
             let inputs = if layer == 0 { inputs } else { out * directions };
             for _ in 0..directions {
-                weights.push(RecurrentWeights::new(inputs, hidden, kind.gate_count(), bias, proj_size, device)?);
+                weights.push(RecurrentWeights::new(
+                    inputs,
+                    hidden,
+                    kind.gate_count(),
+                    bias,
+                    proj_size,
+                    device,
+                )?);
             }
         }
         let training = AtomicBool::new(true);
@@ -218,7 +225,12 @@ impl RecurrentStack {
         Ok(whole)
     }
 
-    fn forward(&self, x: &Tensor, given: [Option<&Tensor>; 2], lengths: Option<&Tensor>) -> Result<SequenceOutput> {
+    fn forward(
+        &self,
+        x: &Tensor,
+        given: [Option<&Tensor>; 2],
+        lengths: Option<&Tensor>,
+    ) -> Result<SequenceOutput> {
         let (name, options) = (self.name, &self.options);
         let unbatched = x.rank() == 2;
         // [steps, batch, features], but for the first layer's input with `batch_first`.

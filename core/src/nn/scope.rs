@@ -6,7 +6,7 @@ use std::sync::{PoisonError, RwLock};
 use super::{Module, ModuleEntry};
 use crate::error::{Error, Result};
 use crate::memory::Tag;
-use crate::memory::scope::{self, ScopeGuard, ModulePath};
+use crate::memory::scope::{self, ModulePath, ScopeGuard};
 
 /// A module's own path, `encoder.fc1`, as a field of the module.
 ///

@@ -93,7 +93,11 @@ pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> 
                 named.names.push(name.to_owned());
                 named.is_parameter |= parameter;
             }
-            None => all.push(NamedTensor { tensor: t.detach(), names: vec![name.to_owned()], is_parameter: parameter }),
+            None => all.push(NamedTensor {
+                tensor: t.detach(),
+                names: vec![name.to_owned()],
+                is_parameter: parameter,
+            }),
         }
     });
     all
@@ -174,5 +178,6 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
 fn has_same_bits(cast: &Tensor, source: &Tensor) -> Result<bool> {
     let _no_grad = autograd::no_grad();
     let source = source.detach().to_device(cast.device())?.to_dtype(cast.dtype())?;
-    Ok(TensorKey::from_tensor(cast) == TensorKey::from_tensor(&source) || cast.to_bytes()? == source.to_bytes()?)
+    Ok(TensorKey::from_tensor(cast) == TensorKey::from_tensor(&source)
+        || cast.to_bytes()? == source.to_bytes()?)
 }

@@ -53,7 +53,8 @@ impl TransformerOptions {
     #[track_caller]
     fn create_attention(&self, features: usize, heads: usize, device: &Device) -> Result<MultiheadAttention> {
         let &Self { dropout, bias, batch_first, .. } = self;
-        let options = MultiheadAttentionOptions { dropout, bias, batch_first, ..MultiheadAttentionOptions::default() };
+        let options =
+            MultiheadAttentionOptions { dropout, bias, batch_first, ..MultiheadAttentionOptions::default() };
         MultiheadAttention::new(features, heads, options, device)
     }
 
@@ -167,7 +168,9 @@ impl TransformerEncoderLayer {
     pub fn forward(&self, x: &Tensor, masks: &AttentionMasks<'_>) -> Result<Tensor> {
         self.scope.run(|| {
             let first = self.options.norm_first;
-            let x = residual_block(x, &self.norm1, &self.dropout1, first, |x| self.self_attn.forward(x, x, x, masks))?;
+            let x = residual_block(x, &self.norm1, &self.dropout1, first, |x| {
+                self.self_attn.forward(x, x, x, masks)
+            })?;
             residual_block(&x, &self.norm2, &self.dropout2, first, |x| {
                 feedforward_block(x, (&self.linear1, &self.dropout, &self.linear2), &self.options)
             })
@@ -255,7 +258,9 @@ impl TransformerDecoderLayer {
     ) -> Result<Tensor> {
         self.scope.run(|| {
             let first = self.options.norm_first;
-            let x = residual_block(x, &self.norm1, &self.dropout1, first, |x| self.self_attn.forward(x, x, x, masks))?;
+            let x = residual_block(x, &self.norm1, &self.dropout1, first, |x| {
+                self.self_attn.forward(x, x, x, masks)
+            })?;
             let x = residual_block(&x, &self.norm2, &self.dropout2, first, |x| {
                 self.multihead_attn.forward(x, memory, memory, memory_masks)
             })?;

@@ -2,7 +2,7 @@
 
 use super::{Module, ModuleScope};
 use crate::error::Result;
-use crate::ops::Interpolate;
+use crate::ops::InterpolateOptions;
 use crate::tensor::Tensor;
 
 /// Signals, images or volumes at other extents; see [`interpolate`](Tensor::interpolate).
@@ -19,14 +19,14 @@ use crate::tensor::Tensor;
 #[module(crate = crate)]
 pub struct Upsample {
     #[module(skip)]
-    options: Interpolate,
+    options: InterpolateOptions,
     scope: ModuleScope,
 }
 
 impl Upsample {
     /// To the extents, or by the factors, that the options say.
     #[must_use]
-    pub fn new(options: Interpolate) -> Self {
+    pub fn new(options: InterpolateOptions) -> Self {
         Self { options, scope: ModuleScope::new() }
     }
 

@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 
 use super::heuristics::{self, VEC4_WIDTH};
-use super::launch::{self, Params};
+use super::launch::{self, KernelParams};
 use super::pointwise::GradRule::Expr;
 use super::pointwise::GradVar::{A, B, Y};
 use super::pointwise::{Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace};
@@ -98,7 +98,7 @@ static GLU: PointwiseOp = PointwiseOp {
 /// What stands around [`gelu_tanh`](Tensor::gelu_tanh) of x \[rows, extent\] backward, in one pass: g, the gradient of its result, is
 /// multiplied by the derivative, in place. Returns gelu_tanh(x), and the sums of the products over the rows, in f32. Both lie dense at
 /// the start of their memory, and no other tensor sees that of g.
-pub(super) fn gelu_tanh_again(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)> {
+pub(super) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)> {
     let (rows, extent) = (x.shape()[0], x.shape()[1]);
     let again = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     if x.numel() == 0 {
@@ -114,8 +114,8 @@ pub(super) fn gelu_tanh_again(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)
         Tensor::empty(&[strips, 1, extent], DType::F32, x.device())?
     };
     let spec = KernelSpec::new("gelu_again").def("dtype", x.dtype().name()).def("width", width);
-    let params = Params::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
-    let params = params.turns(strip / 16 + 1);
+    let params = KernelParams::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
+    let params = params.loop_iterations(strip / 16 + 1);
     launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
     // One section has one tensor.
     let sums = reduce::sum_parts(&partial)?.remove(0);

@@ -8,7 +8,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::norm::check_is_f64;
 use super::random::write_philox_state;
 use super::reduce::sum_parts;
@@ -30,11 +30,11 @@ use crate::tensor::{Dims, Tensor};
 const OP: &str = "scaled_dot_product_attention";
 
 /// The longest rows of q and k, and of v, that the kernels take.
-const MAX_ROW: usize = 128;
+const MAX_HEAD_DIM: usize = 128;
 /// Rows that a workgroup of the core's kernel has.
-const TILE: usize = 64;
+const TILE_ROWS: usize = 64;
 /// As good as no bound, and sums with positions stay in 32 bits.
-const FAR: usize = 1 << 30;
+const UNBOUNDED_WINDOW: usize = 1 << 30;
 
 /// How [`Tensor::scaled_dot_product_attention`] weighs; the default is PyTorch's.
 ///
@@ -48,7 +48,7 @@ const FAR: usize = 1 << 30;
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Attention<'a> {
+pub struct AttentionOptions<'a> {
     /// Broadcasts to \[.., queries, keys\]: a bool mask lets through where it is true, a float mask is added to the scores.
     pub attn_mask: Option<&'a Tensor>,
     /// Drops weights with this probability, in steps of 2⁻¹⁶, and scales the others by 1 / (1 - p): always, as in PyTorch; 0 for
@@ -64,18 +64,18 @@ pub struct Attention<'a> {
     pub window: Option<[usize; 2]>,
 }
 
-impl Attention<'_> {
+impl AttentionOptions<'_> {
     /// How many keys before and behind its own a query sees.
-    fn reach(&self) -> [usize; 2] {
-        let [left, right] = self.window.unwrap_or([FAR; 2]);
-        [left.min(FAR), if self.is_causal { 0 } else { right.min(FAR) }]
+    fn window_sides(&self) -> [usize; 2] {
+        let [left, right] = self.window.unwrap_or([UNBOUNDED_WINDOW; 2]);
+        [left.min(UNBOUNDED_WINDOW), if self.is_causal { 0 } else { right.min(UNBOUNDED_WINDOW) }]
     }
 
-    fn scale(&self, features: usize) -> f64 {
+    fn scale_or_default(&self, features: usize) -> f64 {
         self.scale.unwrap_or_else(|| 1.0 / (features.max(1) as f64).sqrt())
     }
 
-    fn check(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
+    fn check_inputs(&self, q: &Tensor, k: &Tensor, v: &Tensor) -> Result<()> {
         for t in [k, v].into_iter().chain(self.attn_mask) {
             t.check_same_device(OP, q)?;
         }
@@ -137,15 +137,15 @@ impl Attention<'_> {
     }
 
     /// Whether the kernels do it.
-    fn is_fused(&self, q: &Tensor, v: &Tensor) -> bool {
+    fn has_fused_kernel(&self, q: &Tensor, v: &Tensor) -> bool {
         let kernel = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
-        let row = |t: &Tensor| (1..=MAX_ROW).contains(&t.shape()[t.rank() - 1]);
-        let positions = |t: &Tensor| (1..FAR).contains(&t.shape()[t.rank() - 2]);
+        let row = |t: &Tensor| (1..=MAX_HEAD_DIM).contains(&t.shape()[t.rank() - 1]);
+        let positions = |t: &Tensor| (1..UNBOUNDED_WINDOW).contains(&t.shape()[t.rank() - 2]);
         [q, v].iter().all(|t| kernel(t.dtype()) && row(t) && positions(t))
             && self.dropout_p < 1.0
-            && self
-                .attn_mask
-                .is_none_or(|m| !autograd::compute_requires_grad(&[m]) && (m.dtype() == DType::Bool || kernel(m.dtype())))
+            && self.attn_mask.is_none_or(|m| {
+                !autograd::compute_requires_grad(&[m]) && (m.dtype() == DType::Bool || kernel(m.dtype()))
+            })
     }
 }
 
@@ -164,24 +164,24 @@ impl Tensor {
         &self,
         key: &Tensor,
         value: &Tensor,
-        options: &Attention<'_>,
+        options: &AttentionOptions<'_>,
     ) -> Result<Tensor> {
         let mask = options.attn_mask;
         dispatch_autocast!(OP, [self, key, value, mask], |q, k, v, mask| {
-            q.scaled_dot_product_attention(&k, &v, &Attention { attn_mask: mask.as_ref(), ..*options })
+            q.scaled_dot_product_attention(&k, &v, &AttentionOptions { attn_mask: mask.as_ref(), ..*options })
         });
         let _op = memory::scope::enter_op(OP);
-        options.check(self, key, value)?;
+        options.check_inputs(self, key, value)?;
         let apart = 2 + usize::from(options.enable_gqa);
         let outer = |t: &Tensor| -> Dims { t.shape()[..t.rank() - apart].into() };
         let batch = broadcast_shapes(OP, &[&outer(self), &outer(key), &outer(value)])?;
-        if !options.is_fused(self, value) || numel(&batch) == 0 {
-            return composed(self, key, value, options, None);
+        if !options.has_fused_kernel(self, value) || numel(&batch) == 0 {
+            return attention_composite(self, key, value, options, None);
         }
         let whole = |t: &Tensor| {
             let tail = &t.shape()[t.rank() - apart..];
             let shape: Dims = batch.iter().chain(tail).copied().collect();
-            four(&t.broadcast_to(&shape)?)
+            reshape_to_4d(&t.broadcast_to(&shape)?)
         };
         let (q, k, v) = (whole(self)?, whole(key)?, whole(value)?);
         let tail = &self.shape()[self.rank() - apart..self.rank() - 1];
@@ -190,22 +190,23 @@ impl Tensor {
         let queries = q.shape()[2];
         let mask = options.attn_mask.map(|mask| {
             let full: Dims = shape.iter().copied().chain([queries, k.shape()[2]]).collect();
-            four(&mask.broadcast_to(&full)?)
+            reshape_to_4d(&mask.broadcast_to(&full)?)
         });
         shape.extend_from_slice(&[queries, features]);
-        let out = rows_like(&q, features)?;
+        let out = empty_rows_like(&q, features)?;
         let wanted = autograd::compute_requires_grad(&[&q, &k, &v]);
-        let run = Run::new([q.detach(), k.detach(), v.detach()], mask.transpose()?, options, out, wanted)?;
+        let run =
+            AttentionRun::new([q.detach(), k.detach(), v.detach()], mask.transpose()?, options, out, wanted)?;
         let result = run.out.reshape(&shape[..])?;
         if !wanted {
             return Ok(result);
         }
-        let again = again(options, &run);
+        let again = composite_recompute_fn(options, &run);
         let composed = move |t: &[Tensor]| again(&t[0], &t[1], &t[2], t.get(3))?.reshape(&shape[..]);
-        attach(result, &[&q, &k, &v], run, composed, move |run, g| {
+        attach_backward(result, &[&q, &k, &v], run, composed, move |run, g| {
             let [q, k, v] = &run.inputs;
-            let dq = rows_like(q, q.shape()[3])?;
-            let [dk, dv] = two_like(k, v)?;
+            let dq = empty_rows_like(q, q.shape()[3])?;
+            let [dk, dv] = empty_pair_like(k, v)?;
             run.backward(&g.reshape(run.out.shape())?, [&dq, &dk, &dv], None)?;
             Ok(smallvec![Some(dq), Some(dk), Some(dv)])
         })
@@ -217,10 +218,15 @@ impl Tensor {
     /// # Errors
     /// The last extent does not divide by the heads; as [`scaled_dot_product_attention`](Self::scaled_dot_product_attention).
     #[track_caller]
-    pub fn qkv_attention(&self, heads: usize, kv_heads: usize, options: &Attention<'_>) -> Result<Tensor> {
+    pub fn qkv_attention(
+        &self,
+        heads: usize,
+        kv_heads: usize,
+        options: &AttentionOptions<'_>,
+    ) -> Result<Tensor> {
         let mask = options.attn_mask;
         dispatch_autocast!(OP, [self, mask], |qkv, mask| {
-            qkv.qkv_attention(heads, kv_heads, &Attention { attn_mask: mask.as_ref(), ..*options })
+            qkv.qkv_attention(heads, kv_heads, &AttentionOptions { attn_mask: mask.as_ref(), ..*options })
         });
         let _op = memory::scope::enter_op(OP);
         let all = heads.saturating_add(kv_heads.saturating_mul(2));
@@ -242,26 +248,32 @@ impl Tensor {
             let part = |start, count| t.narrow(1, start, count);
             Ok([part(0, heads)?, part(heads, kv_heads)?, part(heads + kv_heads, kv_heads)?])
         };
-        let options = Attention { enable_gqa: heads != kv_heads, ..*options };
+        let options = AttentionOptions { enable_gqa: heads != kv_heads, ..*options };
         let inputs = parts(&self.detach())?;
         let [q, k, v] = &inputs;
-        options.check(q, k, v)?;
+        options.check_inputs(q, k, v)?;
         let together = |t: &Tensor| t.transpose(1, 2)?.reshape([batch, length, heads * features]);
-        if !options.is_fused(q, v) || self.numel() == 0 {
+        if !options.has_fused_kernel(q, v) || self.numel() == 0 {
             let [q, k, v] = parts(self)?;
             return together(&q.scaled_dot_product_attention(&k, &v, &options)?);
         }
         let full = [batch, heads, length, length];
         let mask = options.attn_mask.map(|mask| mask.broadcast_to(&full)).transpose()?;
         let out = Tensor::empty(&[batch, length, heads, features], self.dtype(), self.device())?;
-        let run = Run::new(inputs, mask, &options, out.transpose(1, 2)?, autograd::compute_requires_grad(&[self]))?;
+        let run = AttentionRun::new(
+            inputs,
+            mask,
+            &options,
+            out.transpose(1, 2)?,
+            autograd::compute_requires_grad(&[self]),
+        )?;
         let result = together(&run.out)?;
-        let again = again(&options, &run);
+        let again = composite_recompute_fn(&options, &run);
         let composed = move |t: &[Tensor]| {
             let [q, k, v] = parts(&t[0])?;
             again(&q, &k, &v, t.get(1))?.transpose(1, 2)?.reshape([batch, length, heads * features])
         };
-        attach(result, &[self], run, composed, move |run, g| {
+        attach_backward(result, &[self], run, composed, move |run, g| {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
             let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
             let [dq, dk, dv] = parts(&whole)?;
@@ -283,25 +295,25 @@ impl Tensor {
 
 /// Attention that is made again for gradients of gradients, with its weights in memory, of which the same are dropped: of q, k, v and a
 /// mask.
-fn again(
-    options: &Attention<'_>,
-    run: &Run,
+fn composite_recompute_fn(
+    options: &AttentionOptions<'_>,
+    run: &AttentionRun,
 ) -> impl Fn(&Tensor, &Tensor, &Tensor, Option<&Tensor>) -> Result<Tensor> + Send + Sync + 'static {
-    let &Attention { attn_mask: _, dropout_p, is_causal, scale, enable_gqa, window } = options;
+    let &AttentionOptions { attn_mask: _, dropout_p, is_causal, scale, enable_gqa, window } = options;
     let dropped = run.dropout.clone();
     move |q, k, v, attn_mask| {
-        let options = Attention { attn_mask, dropout_p, is_causal, scale, enable_gqa, window };
-        composed(q, k, v, &options, dropped.as_ref())
+        let options = AttentionOptions { attn_mask, dropout_p, is_causal, scale, enable_gqa, window };
+        attention_composite(q, k, v, &options, dropped.as_ref())
     }
 }
 
 /// Puts attention on the tape, with what `run` keeps: `inputs`, the mask, and the result.
-fn attach(
+fn attach_backward(
     out: Tensor,
     inputs: &[&Tensor],
-    run: Run,
+    run: AttentionRun,
     composed: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
-    backward: impl Fn(&Run, &Tensor) -> Result<InputGrads> + Send + Sync + 'static,
+    backward: impl Fn(&AttentionRun, &Tensor) -> Result<InputGrads> + Send + Sync + 'static,
 ) -> Result<Tensor> {
     let saved: SmallVec<[SavedTensor; 4]> =
         inputs.iter().copied().chain(&run.mask).map(SavedTensor::input).collect();
@@ -313,73 +325,78 @@ fn attach(
 }
 
 /// As \[batch, heads, rows, elements\].
-fn four(t: &Tensor) -> Result<Tensor> {
+fn reshape_to_4d(t: &Tensor) -> Result<Tensor> {
     let &[ref batch @ .., rows, elements] = t.shape() else { return Ok(t.clone()) };
     let (&heads, outer) = batch.split_last().unwrap_or((&1, &[]));
     t.reshape([numel(outer), heads, rows, elements])
 }
 
 /// Whether the heads of a position lie side by side.
-fn is_woven(t: &Tensor) -> bool {
+fn has_interleaved_heads(t: &Tensor) -> bool {
     t.shape()[1] > 1 && t.strides()[1] < t.strides()[2]
 }
 
 /// The shape of `of` in memory, with rows of `width` elements: heads side by side or apart, as there.
-fn memory_of(of: &Tensor, width: usize) -> [usize; 4] {
+fn memory_shape_like(of: &Tensor, width: usize) -> [usize; 4] {
     let &[batch, heads, rows, ..] = of.shape() else { return [0; 4] };
-    if is_woven(of) { [batch, rows, heads, width] } else { [batch, heads, rows, width] }
+    if has_interleaved_heads(of) { [batch, rows, heads, width] } else { [batch, heads, rows, width] }
 }
 
-fn rows_like(of: &Tensor, width: usize) -> Result<Tensor> {
-    let t = Tensor::empty(&memory_of(of, width), of.dtype(), of.device())?;
-    if is_woven(of) { t.transpose(1, 2) } else { Ok(t) }
+fn empty_rows_like(of: &Tensor, width: usize) -> Result<Tensor> {
+    let t = Tensor::empty(&memory_shape_like(of, width), of.dtype(), of.device())?;
+    if has_interleaved_heads(of) { t.transpose(1, 2) } else { Ok(t) }
 }
 
 /// Two tensors as `a` and `b`, in one piece of memory: a kernel binds it once.
-fn two_like(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
+fn empty_pair_like(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
     let both = Tensor::empty(&[a.numel() + b.numel()], a.dtype(), a.device())?;
     let part = |of: &Tensor, start| -> Result<Tensor> {
-        let t = both.narrow(0, start, of.numel())?.view(memory_of(of, of.shape()[3]))?;
-        if is_woven(of) { t.transpose(1, 2) } else { Ok(t) }
+        let t = both.narrow(0, start, of.numel())?.view(memory_shape_like(of, of.shape()[3]))?;
+        if has_interleaved_heads(of) { t.transpose(1, 2) } else { Ok(t) }
     };
     Ok([part(a, 0)?, part(b, a.numel())?])
 }
 
 /// One attention that has run: what its gradients need. All tensors are [batch, heads, rows, elements].
-struct Run {
+struct AttentionRun {
     inputs: [Tensor; 3],
     mask: Option<Tensor>,
     out: Tensor,
     lse: Tensor,
-    reach: [usize; 2],
+    window_sides: [usize; 2],
     scale: f32,
-    dropout: Option<Dropped>,
+    dropout: Option<AttentionDropoutState>,
     /// Whether its gradients will be asked for.
-    wanted: bool,
+    needs_grad: bool,
 }
 
 /// What the backend is given backward: the gradient of the result, those of q, k and v, memory that both passes share, and where sums go.
-type Backward<'a> = (&'a Tensor, &'a [&'a Tensor; 3], &'a Tensor, Option<&'a Tensor>);
+type BackwardTensors<'a> = (&'a Tensor, &'a [&'a Tensor; 3], &'a Tensor, Option<&'a Tensor>);
 
 /// Weights that are dropped.
 #[derive(Clone)]
-struct Dropped {
-    drawn: PhiloxState,
+struct AttentionDropoutState {
+    philox_state: PhiloxState,
     /// Where the numbers stand, for the backend's kernels.
-    words: Option<Tensor>,
+    philox_buffer: Option<Tensor>,
     /// A weight whose 16 bits are below it is dropped.
     threshold: u32,
     /// What the others are multiplied by.
-    kept: f32,
+    keep_scale: f32,
 }
 
-impl Dropped {
+impl AttentionDropoutState {
     /// With a probability below 1, of weights that the backend may know if `words`.
     fn new(p: f64, words: bool, device: &Device) -> Result<Self> {
         let drawn = device.draw_random(1);
         let words = words.then(|| write_philox_state(drawn, device)).transpose()?;
         let threshold = (p * 65_536.0).round().min(65_535.0) as u32;
-        Ok(Self { drawn, words, threshold, kept: (1.0 / (1.0 - p)) as f32 })
+        Ok(Self {
+            philox_state: drawn,
+            philox_buffer: words,
+            threshold,
+            keep_scale: (1.0 / (1.0 - p)) as f32,
+        })
     }
 
     /// The weights, \[.., queries, keys\], that the kernels keep, and zeros; `p` is the probability that one is dropped.
@@ -389,34 +406,49 @@ impl Dropped {
             return Ok(weights.clone());
         }
         let kept = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
-        let &Self { drawn, threshold, .. } = self;
+        let &Self { philox_state: drawn, threshold, .. } = self;
         let params = move |now: &ReplayCtx| {
-            let params = Params::new().size(n).size(keys).u32(threshold).f32(1.0);
-            drawn.words(now).into_iter().fold(params, Params::u32)
+            let params = KernelParams::new().size(n).size(keys).u32(threshold).f32(1.0);
+            drawn.words(now).into_iter().fold(params, KernelParams::u32)
         };
-        launch::launch_dynamic(&KernelSpec::new("attention_kept"), &[&kept], params, n.div_ceil(GROUP))?;
+        launch::launch_dynamic(
+            &KernelSpec::new("attention_kept"),
+            &[&kept],
+            params,
+            n.div_ceil(WORKGROUP_SIZE),
+        )?;
         weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(1.0 / (1.0 - p))
     }
 }
 
-impl Run {
+impl AttentionRun {
     fn new(
         inputs: [Tensor; 3],
         mask: Option<Tensor>,
-        options: &Attention<'_>,
+        options: &AttentionOptions<'_>,
         out: Tensor,
         wanted: bool,
     ) -> Result<Self> {
         let device = inputs[0].device();
-        let scale = options.scale(inputs[0].shape()[3]) as f32;
+        let scale = options.scale_or_default(inputs[0].shape()[3]) as f32;
         let lse = Tensor::empty(&out.shape()[..3], DType::F32, device)?;
         let p = options.dropout_p;
-        let dropout =
-            (p > 0.0).then(|| Dropped::new(p, inputs[0].dtype().size() == 2, device)).transpose()?;
+        let dropout = (p > 0.0)
+            .then(|| AttentionDropoutState::new(p, inputs[0].dtype().size() == 2, device))
+            .transpose()?;
         let mask = mask.map(|mask| mask.detach());
-        let run = Self { inputs, mask, out, lse, reach: options.reach(), scale, dropout, wanted };
-        if !run.by_backend(None)? {
-            run.by_kernel("forward", None, &[&run.out, &run.lse], [&run.out, &run.out])?;
+        let run = Self {
+            inputs,
+            mask,
+            out,
+            lse,
+            window_sides: options.window_sides(),
+            scale,
+            dropout,
+            needs_grad: wanted,
+        };
+        if !run.try_vendor_library(None)? {
+            run.run_kernel("forward", None, &[&run.out, &run.lse], [&run.out, &run.out])?;
         }
         Ok(run)
     }
@@ -429,23 +461,23 @@ impl Run {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[2, lines], DType::F32, g.device())?
         };
-        if self.by_backend(Some((g, &grads, &stats, sums)))? {
+        if self.try_vendor_library(Some((g, &grads, &stats, sums)))? {
             return Ok(sums.is_some());
         }
-        let name = launch::shader_dtype(g.dtype(), g.device());
+        let name = launch::shader_dtype_name(g.dtype(), g.device());
         let spec = KernelSpec::new("attention_delta").def("dtype", name).def("value", g.shape()[3]);
-        let params = extents(Params::new(), g.shape(), 3).u32(0);
+        let params = push_extents(KernelParams::new(), g.shape(), 3).u32(0);
         let params = params.size(g.layout().offset()).size(self.out.layout().offset()).align();
-        let params = extents(extents(params, g.strides(), 4), self.out.strides(), 4);
+        let params = push_extents(push_extents(params, g.strides(), 4), self.out.strides(), 4);
         launch::launch(&spec, &[g, &self.out, &self.lse, &stats], params, lines.div_ceil(32))?;
         let [dq, dk, dv] = grads;
-        self.by_kernel("queries", Some(g), &[g, &stats, dq], [dq, dq])?;
-        self.by_kernel("keys", Some(g), &[g, &stats, dk], [dk, dv])?;
+        self.run_kernel("queries", Some(g), &[g, &stats, dq], [dq, dq])?;
+        self.run_kernel("keys", Some(g), &[g, &stats, dk], [dk, dv])?;
         Ok(false)
     }
 
     /// The backend's kernels; `false` if it has none for this.
-    fn by_backend(&self, backward: Option<Backward<'_>>) -> Result<bool> {
+    fn try_vendor_library(&self, backward: Option<BackwardTensors<'_>>) -> Result<bool> {
         let [q, k, v] = &self.inputs;
         let rows = |t: &&Tensor| t.strides()[3] == 1 || t.shape()[3] == 1;
         let gradients: SmallVec<[&Tensor; 4]> = backward
@@ -470,12 +502,14 @@ impl Run {
         }
         let drop = match &self.dropout {
             None => None,
-            Some(Dropped { words: Some(words), threshold, kept, .. }) => Some((words, *threshold, *kept)),
+            Some(AttentionDropoutState {
+                philox_buffer: Some(words), threshold, keep_scale: kept, ..
+            }) => Some((words, *threshold, *kept)),
             Some(_) => return Ok(false),
         };
         let extra = touched.len();
         touched.extend(self.mask.iter().chain(drop.map(|(words, ..)| words)).map(|t| (t, Access::Read)));
-        let bound = launch::bind(touched.iter().copied())?;
+        let bound = launch::bind_tensors(touched.iter().copied())?;
         let operand = |at: usize| {
             let (slice, t): (Slice, &Tensor) = (bound[at], touched[at].0);
             let [batch_stride, head_stride, row_stride] = [0, 1, 2].map(|d| t.strides()[d] as u64);
@@ -490,8 +524,8 @@ impl Run {
             queries: q.shape()[2] as u64,
             keys: k.shape()[2] as u64,
             head: q.shape()[3] as u64,
-            left: self.reach[0] as u64,
-            right: self.reach[1] as u64,
+            left: self.window_sides[0] as u64,
+            right: self.window_sides[1] as u64,
             scale: self.scale,
             q: operand(0),
             k: operand(1),
@@ -509,7 +543,7 @@ impl Run {
                 threshold,
                 kept,
             }),
-            wants_gradients: self.wanted,
+            wants_gradients: self.needs_grad,
             backward: backward.map(|(.., sums)| AttentionGradients {
                 out: operand(5),
                 q: operand(6),
@@ -519,25 +553,25 @@ impl Run {
                 sums: sums.map(|_| bound[10]),
             }),
         };
-        q.device().try_enqueue(|| work(&call), &Command::Attention(&call))
+        q.device().try_enqueue(|| describe_for_profiler(&call), &Command::Attention(&call))
     }
 
     /// Turns of the loops of one invocation, at most.
-    fn turns(&self, pass: &str, whole: bool) -> usize {
+    fn loop_iterations(&self, pass: &str, whole: bool) -> usize {
         let [q, k, v] = &self.inputs;
-        let ([left, right], queries, keys) = (self.reach, q.shape()[2], k.shape()[2]);
-        let near = TILE + left + right + 32;
+        let ([left, right], queries, keys) = (self.window_sides, q.shape()[2], k.shape()[2]);
+        let near = TILE_ROWS + left + right + 32;
         let (columns, heads) = match pass {
             "keys" => (queries.min(near).min(keys + left), q.shape()[1] / k.shape()[1].max(1)),
             _ => (keys.min(near).min(queries + right), 1),
         };
-        let tile = tile_turns(pass, whole, q.shape()[3], v.shape()[3]);
+        let tile = tile_loop_iterations(pass, whole, q.shape()[3], v.shape()[3]);
         // Besides, what is read first and written last.
         (columns.div_ceil(32) * tile + 1) * heads + 256
     }
 
     /// One pass of the core's kernel: it binds q, k, v, the mask and `others`, and writes `results` into the last.
-    fn by_kernel(
+    fn run_kernel(
         &self,
         pass: &'static str,
         g: Option<&Tensor>,
@@ -546,7 +580,7 @@ impl Run {
     ) -> Result<()> {
         let [q, k, v] = &self.inputs;
         let device = q.device();
-        let name = |t: &Tensor| launch::shader_dtype(t.dtype(), device);
+        let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), device);
         let fours = |t: &Tensor| {
             let [steps @ .., element] = t.strides() else { return false };
             let row = [t.layout().offset(), t.shape()[3]];
@@ -554,7 +588,7 @@ impl Run {
         };
         let packed = results.iter().all(|&t| fours(t));
         let read = [q, k, v].into_iter().chain(g).all(fours);
-        let whole = is_whole(pass, q.shape()[3], v.shape()[3], device);
+        let whole = fits_whole_rows(pass, q.shape()[3], v.shape()[3], device);
         let spec = KernelSpec::new("attention")
             .def("pass", pass)
             .def("dtype", name(q))
@@ -566,12 +600,12 @@ impl Run {
             .def("fours", read)
             .def("whole", whole);
         let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
-        let tiles = rows.shape()[2].div_ceil(TILE);
+        let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
         let mask = self.mask.as_ref();
-        let mut params = Params::new().size(q.shape()[0]).size(q.shape()[1]).size(k.shape()[1]);
+        let mut params = KernelParams::new().size(q.shape()[0]).size(q.shape()[1]).size(k.shape()[1]);
         params = params.size(q.shape()[2]).size(k.shape()[2]);
-        params = params.size(self.reach[0]).size(self.reach[1]).size(tiles);
+        params = params.size(self.window_sides[0]).size(self.window_sides[1]).size(tiles);
         let words = params.len();
         params = params.u32(0).u32(0).u32(0).u32(0);
         for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
@@ -579,31 +613,36 @@ impl Run {
         }
         params = params.align();
         for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
-            params = extents(params, t.map_or(&[0; 4], |t| t.strides()), 4);
+            params = push_extents(params, t.map_or(&[0; 4], |t| t.strides()), 4);
         }
-        let (kept, threshold) = self.dropout.as_ref().map_or((1.0, 0), |drop| (drop.kept, drop.threshold));
-        params = params.f32(self.scale).f32(kept).u32(threshold).turns(self.turns(pass, whole));
+        let (kept, threshold) =
+            self.dropout.as_ref().map_or((1.0, 0), |drop| (drop.keep_scale, drop.threshold));
+        params = params
+            .f32(self.scale)
+            .f32(kept)
+            .u32(threshold)
+            .loop_iterations(self.loop_iterations(pass, whole));
         let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
         tensors.extend(mask);
         // The result stands before the logarithms, forward, and behind all else, backward.
         tensors.extend_from_slice(others);
         let groups = tiles * heads * q.shape()[0];
-        let Some(drawn) = self.dropout.as_ref().map(|drop| drop.drawn) else {
+        let Some(drawn) = self.dropout.as_ref().map(|drop| drop.philox_state) else {
             return launch::launch(&spec, &tensors, params, groups);
         };
-        let params = move |now: &ReplayCtx| params.clone().with(words, drawn.words(now));
+        let params = move |now: &ReplayCtx| params.clone().replace_words(words, drawn.words(now));
         launch::launch_dynamic(&spec, &tensors, params, groups)
     }
 }
 
 /// Turns of loops for a tile of columns, those of the ends of loops among them. See `load`, `products` and `gather` in `attention.wgsl`.
-fn tile_turns(pass: &str, whole: bool, head: usize, value: usize) -> usize {
+fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> usize {
     let fours = |elements: usize| elements.div_ceil(4);
     let load = |lines: usize, fours: usize| (lines * fours).div_ceil(128) + 1;
     let product = |depth: usize, kept: bool| match (whole, kept) {
         (true, true) => fours(depth) + 1,
-        (true, false) => load(TILE, fours(depth)) + fours(depth) + 1,
-        (false, _) => depth.div_ceil(16) * (load(32, 4) + load(TILE, 4) + 6) + 1,
+        (true, false) => load(TILE_ROWS, fours(depth)) + fours(depth) + 1,
+        (false, _) => depth.div_ceil(16) * (load(32, 4) + load(TILE_ROWS, 4) + 6) + 1,
     };
     let gather = |depth: usize| {
         let across = depth.div_ceil(32);
@@ -625,16 +664,16 @@ fn tile_turns(pass: &str, whole: bool, head: usize, value: usize) -> usize {
 
 /// Whether whole rows and columns fit into memory so often that workgroups hide each other's waits: with two at a time instead of six a
 /// card is slower (docs/performance.md).
-fn is_whole(pass: &str, head: usize, value: usize, device: &Device) -> bool {
+fn fits_whole_rows(pass: &str, head: usize, value: usize, device: &Device) -> bool {
     let workgroups = if device.info().software { 1 } else { 4 };
     let rows = if pass == "forward" { head } else { head.max(value) }.div_ceil(4);
     let columns = 8 * (head.div_ceil(32) + value.div_ceil(32));
-    let bytes = 16 * (65 * rows + 33 * columns + TILE * 9) + 768;
+    let bytes = 16 * (65 * rows + 33 * columns + TILE_ROWS * 9) + 768;
     bytes * workgroups <= device.info().limits.max_workgroup_memory as usize
 }
 
 /// What a call of the backend's is in a profile.
-pub(crate) fn work(call: &AttentionCall) -> WorkItem {
+pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {
     WorkItem {
         name: format!(
             "attention {}{} {}x{}x{}x{}x{}",
@@ -653,24 +692,24 @@ pub(crate) fn work(call: &AttentionCall) -> WorkItem {
 }
 
 /// The first `count` extents or strides.
-fn extents(params: Params, of: &[usize], count: usize) -> Params {
+fn push_extents(params: KernelParams, of: &[usize], count: usize) -> KernelParams {
     of.iter().take(count).fold(params, |params, &n| params.size(n))
 }
 
 /// By products and a softmax, with the weights in memory, of which those that were `dropped` before are dropped again.
-fn composed(
+fn attention_composite(
     q: &Tensor,
     k: &Tensor,
     v: &Tensor,
-    options: &Attention<'_>,
-    dropped: Option<&Dropped>,
+    options: &AttentionOptions<'_>,
+    dropped: Option<&AttentionDropoutState>,
 ) -> Result<Tensor> {
     // As in PyTorch: scores of 16 bits would be off by whole numbers.
     if let Some(half) = amp::promoted_half_dtype(&[q.widest_float(), k.widest_float(), v.widest_float()]) {
         let [q, k, v] = [amp::half_to_f32(q)?, amp::half_to_f32(k)?, amp::half_to_f32(v)?];
         let mask = options.attn_mask.map(amp::half_to_f32).transpose()?;
-        let options = Attention { attn_mask: mask.as_ref(), ..*options };
-        return composed(&q, &k, &v, &options, dropped)?.to_dtype(half);
+        let options = AttentionOptions { attn_mask: mask.as_ref(), ..*options };
+        return attention_composite(&q, &k, &v, &options, dropped)?.to_dtype(half);
     }
     let (k, v) = if options.enable_gqa {
         let times = q.shape()[q.rank() - 3] / k.shape()[k.rank() - 3];
@@ -679,9 +718,10 @@ fn composed(
         (k, v)
     };
     // The queries are fewer numbers than the weights.
-    let mut scores = q.mul(options.scale(q.shape()[q.rank() - 1]))?.matmul(&k.transpose(-2, -1)?)?;
+    let mut scores =
+        q.mul(options.scale_or_default(q.shape()[q.rank() - 1]))?.matmul(&k.transpose(-2, -1)?)?;
     let seen = &scores.shape()[scores.rank() - 2..];
-    let [left, right] = options.reach();
+    let [left, right] = options.window_sides();
     let window = if options.is_causal || options.window.is_some() {
         let seen = Tensor::ones(seen, DType::F32, q.device())?;
         Some(seen.tril(right as isize)?.triu(-(left as isize))?.to_dtype(DType::Bool)?)
@@ -709,7 +749,7 @@ fn composed(
         p => match dropped {
             Some(dropped) => dropped.apply(&weights, p)?,
             // By the numbers that the kernels would draw.
-            None => Dropped::new(p, false, q.device())?.apply(&weights, p)?,
+            None => AttentionDropoutState::new(p, false, q.device())?.apply(&weights, p)?,
         },
     };
     weights.matmul(v)

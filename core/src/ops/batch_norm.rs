@@ -7,7 +7,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use super::heuristics::VEC4_WIDTH;
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::norm::{
     apply_weight_bias, cast_parameters, channel_dims, check_is_f64, check_running_stats, normalize_composite,
     prepare_parameter, update_running_stat,
@@ -23,20 +23,20 @@ use crate::memory::{self, Tag};
 use crate::tensor::{Dims, Tensor};
 
 /// Steps of a channel that a thread holds, at most.
-const HOLD: usize = 8;
+const MAX_REGISTER_STEPS: usize = 8;
 /// Workgroups that share the sums of a gradient.
-const GROUPS: usize = 1024;
+const TARGET_WORKGROUPS: usize = 1024;
 
 /// One normalisation of one tensor, with what all of its kernels need.
 #[derive(Clone)]
-struct BatchNorm {
+struct BatchNormalization {
     op: &'static str,
-    relu: bool,
+    fuses_relu: bool,
     eps: f64,
     channels: usize,
     /// Elements of a channel side by side, and in all.
-    run: usize,
-    extent: usize,
+    run_length: usize,
+    elements_per_channel: usize,
     /// Contiguous from the start of their storages.
     x: Tensor,
     weight: Option<Tensor>,
@@ -44,92 +44,115 @@ struct BatchNorm {
 }
 
 /// How the elements of each channel are shared out.
-struct Parts {
+struct ChannelSplit {
     lanes: usize,
     width: usize,
-    hold: usize,
+    register_steps: usize,
     splits: usize,
     chunk: usize,
 }
 
-impl BatchNorm {
+impl BatchNormalization {
     /// `hold`: a part is what its threads hold.
-    fn parts(&self, hold: bool) -> Parts {
-        let width = if self.run.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
-        let steps = self.extent / width;
-        let lanes = lanes_per_row(steps, self.across());
+    fn split_channels(&self, hold: bool) -> ChannelSplit {
+        let width = if self.run_length.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
+        let steps = self.elements_per_channel / width;
+        let lanes = lanes_per_row(steps, self.has_adjacent_channels());
         if hold {
-            let hold = steps.div_ceil(lanes).min(HOLD);
+            let hold = steps.div_ceil(lanes).min(MAX_REGISTER_STEPS);
             let chunk = lanes * hold * width;
-            return Parts { lanes, width, hold, splits: self.extent.div_ceil(chunk), chunk };
+            return ChannelSplit {
+                lanes,
+                width,
+                register_steps: hold,
+                splits: self.elements_per_channel.div_ceil(chunk),
+                chunk,
+            };
         }
-        let groups = self.channels.div_ceil(GROUP / lanes);
-        let splits = (GROUPS / groups).clamp(1, steps.div_ceil(lanes * HOLD));
+        let groups = self.channels.div_ceil(WORKGROUP_SIZE / lanes);
+        let splits = (TARGET_WORKGROUPS / groups).clamp(1, steps.div_ceil(lanes * MAX_REGISTER_STEPS));
         let chunk = steps.div_ceil(splits).next_multiple_of(lanes) * width;
-        Parts { lanes, width, hold: 0, splits: self.extent.div_ceil(chunk), chunk }
+        ChannelSplit {
+            lanes,
+            width,
+            register_steps: 0,
+            splits: self.elements_per_channel.div_ceil(chunk),
+            chunk,
+        }
     }
 
     /// Whether neighbours in memory are of neighbouring channels.
-    fn across(&self) -> bool {
-        self.run == 1 && self.channels > 1
+    fn has_adjacent_channels(&self) -> bool {
+        self.run_length == 1 && self.channels > 1
     }
 
     /// A kernel over all parts of all channels.
-    fn reduce(
+    fn run_channel_reduction(
         &self,
         pass: &'static str,
         g: Option<&Tensor>,
         statistics: Option<&Tensor>,
-    ) -> Result<(Tensor, Parts)> {
-        let parts = self.parts(pass == "moments");
+    ) -> Result<(Tensor, ChannelSplit)> {
+        let parts = self.split_channels(pass == "moments");
         let partial = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?
         };
-        let relu = self.relu && g.is_some();
+        let relu = self.fuses_relu && g.is_some();
         let spec = self
             .spec(pass, relu, relu)
             .def("width", parts.width)
-            .def("hold", parts.hold)
-            .def("single", self.run == 1)
+            .def("hold", parts.register_steps)
+            .def("single", self.run_length == 1)
             .def("lanes", parts.lanes)
-            .def("across", self.across());
-        let tensors = self.tensors(g, statistics, relu, relu, &[&partial]);
-        let groups = (self.channels * parts.splits).div_ceil(GROUP / parts.lanes);
+            .def("across", self.has_adjacent_channels());
+        let tensors = self.kernel_tensors(g, statistics, relu, relu, &[&partial]);
+        let groups = (self.channels * parts.splits).div_ceil(WORKGROUP_SIZE / parts.lanes);
         let turns = parts.chunk.div_ceil(parts.lanes * parts.width) + 128;
-        let params = self.params(parts.splits, parts.chunk, 0.0).turns(turns);
+        let params = self.params(parts.splits, parts.chunk, 0.0).loop_iterations(turns);
         launch::launch(&spec, &tensors, params, groups)?;
         drop(tensors);
         Ok((partial, parts))
     }
 
     /// A kernel over all elements.
-    fn elements(&self, g: Option<&Tensor>, statistics: &Tensor, sums: Option<&Tensor>) -> Result<Tensor> {
+    fn run_element_kernel(
+        &self,
+        g: Option<&Tensor>,
+        statistics: &Tensor,
+        sums: Option<&Tensor>,
+    ) -> Result<Tensor> {
         let out = Tensor::empty(self.x.shape(), self.x.dtype(), self.x.device())?;
         let n = out.numel();
         let width = if n.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
-        let bias = g.is_none() || self.relu;
+        let bias = g.is_none() || self.fuses_relu;
         let spec = self
             .spec(if g.is_some() { "backward" } else { "forward" }, true, bias)
             .def("width", width)
-            .def("even", self.run.is_multiple_of(VEC4_WIDTH))
+            .def("even", self.run_length.is_multiple_of(VEC4_WIDTH))
             .def("fixed", sums.is_none());
         let last: SmallVec<[&Tensor; 2]> = sums.into_iter().chain([&out]).collect();
-        let tensors = self.tensors(g, Some(statistics), true, bias, &last);
-        launch::launch(&spec, &tensors, self.params(1, self.extent, 0.0), n.div_ceil(width * GROUP))?;
+        let tensors = self.kernel_tensors(g, Some(statistics), true, bias, &last);
+        launch::launch(
+            &spec,
+            &tensors,
+            self.params(1, self.elements_per_channel, 0.0),
+            n.div_ceil(width * WORKGROUP_SIZE),
+        )?;
         drop((tensors, last));
         Ok(out)
     }
 
     /// The mean and the reciprocal deviation of each channel, as f32 of [2, channels]. Running ones follow them.
-    fn statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
-        let (partial, parts) = self.reduce("moments", None, None)?;
+    fn compute_statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
+        let (partial, parts) = self.run_channel_reduction("moments", None, None)?;
         let statistics = Tensor::empty(&[2, self.channels], DType::F32, self.x.device())?;
         let plain = running
             .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
             .transpose()?;
-        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), t.device()));
-        let lanes = lanes_per_row(parts.splits, false).min(if parts.splits < 1 << 15 { 32 } else { GROUP });
+        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), t.device()));
+        let lanes =
+            lanes_per_row(parts.splits, false).min(if parts.splits < 1 << 15 { 32 } else { WORKGROUP_SIZE });
         let spec = KernelSpec::new("batch_norm")
             .def("pass", "finish")
             .def("mean", name(plain.as_ref().map(|p| &p.0)))
@@ -141,8 +164,8 @@ impl BatchNorm {
             tensors.extend([mean, var]);
         }
         let params = self.params(parts.splits, parts.chunk, momentum);
-        let params = params.turns(2 * parts.splits.div_ceil(lanes) + 128);
-        launch::launch(&spec, &tensors, params, self.channels.div_ceil(GROUP / lanes))?;
+        let params = params.loop_iterations(2 * parts.splits.div_ceil(lanes) + 128);
+        launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / lanes))?;
         drop(tensors);
         if let (Some((mean, var)), Some(plain)) = (running, plain) {
             // Views were copied, and follow by a copy.
@@ -155,18 +178,24 @@ impl BatchNorm {
         Ok(statistics)
     }
 
-    fn backward(&self, g: &Tensor, statistics: &Tensor, wants: &[bool], training: bool) -> Result<InputGrads> {
+    fn backward(
+        &self,
+        g: &Tensor,
+        statistics: &Tensor,
+        wants: &[bool],
+        training: bool,
+    ) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
         let sums = if wants[1..].contains(&true) || (training && wants[0]) {
             Some(match self.x.numel() {
                 0 => Tensor::zeros(&[2, self.channels], DType::F32, g.device())?,
-                _ => self.reduce("sums", Some(&g), Some(statistics))?.0.sum(&[0], false)?,
+                _ => self.run_channel_reduction("sums", Some(&g), Some(statistics))?.0.sum(&[0], false)?,
             })
         } else {
             None
         };
         let mut grads = InputGrads::new();
-        let dx = || self.elements(Some(&g), statistics, sums.as_ref().filter(|_| training));
+        let dx = || self.run_element_kernel(Some(&g), statistics, sums.as_ref().filter(|_| training));
         grads.push(wants[0].then(dx).transpose()?);
         for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
             let Some(t) = t else { continue };
@@ -179,26 +208,26 @@ impl BatchNorm {
     }
 
     fn spec(&self, pass: &'static str, weight: bool, bias: bool) -> KernelSpec {
-        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), t.device()));
+        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), t.device()));
         // Elements are divided by runs, whatever they are: the quotients are numbers of planes.
-        let planes = self.x.numel() / self.run.max(1);
+        let planes = self.x.numel() / self.run_length.max(1);
         KernelSpec::new("batch_norm")
             .def("pass", pass)
             .def("dtype", name(Some(&self.x)))
             .def("weight", name(self.weight.as_ref().filter(|_| weight)))
             .def("bias", name(self.bias.as_ref().filter(|_| bias)))
-            .def("relu", self.relu)
+            .def("relu", self.fuses_relu)
             .def("quick", planes < 1 << 20 && self.x.numel() < 1 << 31)
     }
 
-    fn params(&self, splits: usize, chunk: usize, momentum: f64) -> Params {
-        let Self { channels, run, extent, .. } = *self;
-        let params = Params::new().size(self.x.numel()).size(channels).size(run).size(extent);
+    fn params(&self, splits: usize, chunk: usize, momentum: f64) -> KernelParams {
+        let Self { channels, run_length: run, elements_per_channel: extent, .. } = *self;
+        let params = KernelParams::new().size(self.x.numel()).size(channels).size(run).size(extent);
         params.size(splits).size(chunk).f32(self.eps as f32).f32(momentum as f32)
     }
 
     /// What a kernel binds, in order.
-    fn tensors<'a>(
+    fn kernel_tensors<'a>(
         &'a self,
         g: Option<&'a Tensor>,
         statistics: Option<&'a Tensor>,
@@ -213,7 +242,7 @@ impl BatchNorm {
     }
 }
 
-fn neither(op: &'static str) -> Error {
+fn missing_statistics_error(op: &'static str) -> Error {
     Error::argument(
         op,
         "takes running statistics, or makes them from the batch in training; there is neither",
@@ -238,7 +267,7 @@ impl Tensor {
         momentum: f64,
         eps: f64,
     ) -> Result<Tensor> {
-        self.normalized_batch("batch_norm", running, [weight, bias], training, momentum, eps)
+        self.batch_norm_impl("batch_norm", running, [weight, bias], training, momentum, eps)
     }
 
     /// [`batch_norm`](Self::batch_norm) and then [`relu`](Self::relu), without a pass of its own in either direction.
@@ -263,11 +292,11 @@ impl Tensor {
         momentum: f64,
         eps: f64,
     ) -> Result<Tensor> {
-        self.normalized_batch("batch_norm_relu", running, [weight, bias], training, momentum, eps)
+        self.batch_norm_impl("batch_norm_relu", running, [weight, bias], training, momentum, eps)
     }
 
     #[track_caller]
-    fn normalized_batch(
+    fn batch_norm_impl(
         &self,
         op: &'static str,
         running: Option<(&Tensor, &Tensor)>,
@@ -310,19 +339,19 @@ impl Tensor {
                         [mean, var].map(|t| t.detach().copy()?.to_dtype(DType::F64)?.reshape([n, 1]));
                     x.sub(&mean?)?.mul(&var?.add(eps)?.rsqrt()?)?
                 }
-                (false, None) => return Err(neither(op)),
+                (false, None) => return Err(missing_statistics_error(op)),
             };
             let given = cast_parameters(op, self, [weight, bias], &[n])?;
             let out = apply_weight_bias(&x, &given, weight.is_some(), &[n, 1])?.reshape(self.shape())?;
             return if op == "batch_norm_relu" { out.relu() } else { Ok(out) };
         }
-        let norm = BatchNorm {
+        let norm = BatchNormalization {
             op,
-            relu: op == "batch_norm_relu",
+            fuses_relu: op == "batch_norm_relu",
             eps,
             channels: n,
-            run,
-            extent,
+            run_length: run,
+            elements_per_channel: extent,
             x: contiguous_zero_offset(self)?,
             weight: prepare_parameter(op, weight, self, &[n])?,
             bias: prepare_parameter(op, bias, self, &[n])?,
@@ -335,22 +364,26 @@ impl Tensor {
                     Tensor::full(&[2, n], f64::NAN, DType::F32, self.device())?
                 }
                 // A checkpoint that runs again finds them moved already.
-                _ if training && autograd::is_recomputing() => norm.statistics(None, momentum)?,
-                _ if training => norm.statistics(running, momentum)?,
+                _ if training && autograd::is_recomputing() => norm.compute_statistics(None, momentum)?,
+                _ if training => norm.compute_statistics(running, momentum)?,
                 // Running statistics change with the next batch; the tape keeps these.
                 Some((mean, var)) => {
                     let [mean, var] = [mean, var].map(|t| t.detach().to_dtype(DType::F32)?.reshape([1, n]));
                     cat(&[&mean?, &var?.add(eps)?.rsqrt()?], 0)?
                 }
-                None => return Err(neither(op)),
+                None => return Err(missing_statistics_error(op)),
             }
         };
-        let out = norm.elements(None, &statistics, None)?;
+        let out = norm.run_element_kernel(None, &statistics, None)?;
         let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
         let made = [Some(&norm.x), norm.weight.as_ref(), norm.bias.as_ref()];
-        let saved =
-            made.into_iter().flatten().zip(&inputs).map(|(made, t)| SavedTensor::substitute(made, t)).collect();
-        let (whole, weighs, relu): (Dims, _, _) = (self.shape().into(), weight.is_some(), norm.relu);
+        let saved = made
+            .into_iter()
+            .flatten()
+            .zip(&inputs)
+            .map(|(made, t)| SavedTensor::substitute(made, t))
+            .collect();
+        let (whole, weighs, relu): (Dims, _, _) = (self.shape().into(), weight.is_some(), norm.fuses_relu);
         let given = statistics.clone();
         let composed = move |t: &[Tensor]| {
             let x = t[0].reshape([batch, n, run])?;

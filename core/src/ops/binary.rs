@@ -159,7 +159,7 @@ binary! {
 }
 
 /// The record of a comparison, by its name.
-pub(super) fn comparison(name: &str) -> &'static PointwiseOp {
+pub(super) fn comparison_op(name: &str) -> &'static PointwiseOp {
     match name {
         "lt" => &lt,
         "le" => &le,
@@ -211,7 +211,7 @@ static CLAMP: PointwiseOp = PointwiseOp {
 };
 
 /// The same by numbers, at which the gradient is zero, but at infinite ones, which hold nothing back.
-static CLAMP_NUMBERS: PointwiseOp = PointwiseOp {
+static CLAMP_SCALARS: PointwiseOp = PointwiseOp {
     grads: &[
         Expr(
             "select(select(T(0), g, a >= b && a <= c), T(0), (a == b && m_isfinite(b)) || (a == c && m_isfinite(c)))",
@@ -224,8 +224,8 @@ static CLAMP_NUMBERS: PointwiseOp = PointwiseOp {
 };
 
 /// The record of a clamp by these bounds.
-fn clamp_by(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp {
-    if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_NUMBERS } else { &CLAMP }
+fn select_clamp_op(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp {
+    if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_SCALARS } else { &CLAMP }
 }
 
 static ADDCMUL: PointwiseOp = PointwiseOp {
@@ -256,7 +256,7 @@ static LERP: PointwiseOp = PointwiseOp {
 };
 
 /// Refuses a factor that integers do not hold, which would be cut.
-fn whole_beside_integers(operands: &[Operand<'_>], value: f64) -> Result<()> {
+fn check_integer_value(operands: &[Operand<'_>], value: f64) -> Result<()> {
     let float = |operand: &Operand<'_>| match operand {
         Operand::Tensor(t) => t.dtype().is_float(),
         Operand::Scalar(s) => matches!(s, Scalar::Float(_)),
@@ -279,7 +279,7 @@ impl Tensor {
     /// `condition` is no bool; the shapes do not broadcast; memory runs out.
     #[track_caller]
     pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
-        launch::check_mask("where", condition)?;
+        launch::check_bool_mask("where", condition)?;
         run_pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
     }
 
@@ -289,13 +289,13 @@ impl Tensor {
     /// `mask` is no bool; the shapes do not broadcast; the dtype does not hold the number; memory runs out.
     #[track_caller]
     pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<Tensor> {
-        launch::check_mask("masked_fill", mask)?;
-        let value = self.filling("masked_fill", value.into())?;
+        launch::check_bool_mask("masked_fill", mask)?;
+        let value = self.fill_operand("masked_fill", value.into())?;
         run_pointwise(&WHERE, &[mask.into(), value, self.into()], &[])
     }
 
     /// What fills places of a tensor: a number becomes one of its type.
-    fn filling<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
+    fn fill_operand<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
         let Operand::Scalar(number) = value else { return Ok(value) };
         match number.to_exact(self.dtype()) {
             Some(number) => Ok(Operand::Scalar(number)),
@@ -317,7 +317,7 @@ impl Tensor {
     #[track_caller]
     pub fn clamp<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<Tensor> {
         let (min, max) = (min.into(), max.into());
-        run_pointwise(clamp_by(&min, &max), &[self.into(), min, max], &[])
+        run_pointwise(select_clamp_op(&min, &max), &[self.into(), min, max], &[])
     }
 
     /// `self`, or `min` where that is larger: [`clamp`](Self::clamp) without an upper bound, [`maximum`](Self::maximum) of a tensor.
@@ -356,7 +356,7 @@ impl Tensor {
         value: f64,
     ) -> Result<Tensor> {
         let operands = [self.into(), t1.into(), t2.into()];
-        whole_beside_integers(&operands, value)?;
+        check_integer_value(&operands, value)?;
         run_pointwise(&ADDCMUL, &operands, &[("value", Scalar::Float(value))])
     }
 
@@ -389,8 +389,8 @@ impl Tensor {
     /// `mask` is no bool; it or `value` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on.
     #[track_caller]
     pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
-        launch::check_mask("masked_fill_", mask)?;
-        let value = self.filling("masked_fill_", value.into())?;
+        launch::check_bool_mask("masked_fill_", mask)?;
+        let value = self.fill_operand("masked_fill_", value.into())?;
         run_pointwise_inplace(&MASKED_FILL_, self, &[mask.into(), value], &[])
     }
 
@@ -400,7 +400,7 @@ impl Tensor {
     /// As [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
-        let value = self.filling("fill_", value.into())?;
+        let value = self.fill_operand("fill_", value.into())?;
         if let Operand::Scalar(number) = value
             && self.dtype() == DType::I64
             && !self.device().info().features.i64
@@ -432,7 +432,7 @@ impl Tensor {
     #[track_caller]
     pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
         let (min, max) = (min.into(), max.into());
-        run_pointwise_inplace(clamp_by(&min, &max), self, &[min, max], &[])
+        run_pointwise_inplace(select_clamp_op(&min, &max), self, &[min, max], &[])
     }
 
     /// [`addcmul`](Self::addcmul) in place.
@@ -447,7 +447,7 @@ impl Tensor {
         value: f64,
     ) -> Result<()> {
         let operands = [self.into(), t1.into(), t2.into()];
-        whole_beside_integers(&operands, value)?;
+        check_integer_value(&operands, value)?;
         run_pointwise_inplace(&ADDCMUL, self, &operands[1..], &[("value", Scalar::Float(value))])
     }
 

@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, GROUP, Params, VECTOR};
+use super::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
 use super::pointwise;
 use crate::autograd;
 use crate::backend::Command;
@@ -62,14 +62,14 @@ impl Tensor {
         // Whole words are written only where nothing else lies in the last of them.
         let fresh = target.is_contiguous() && target.layout().offset() == 0 && target.storage_len() == n;
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
-            let bound = launch::bind_bytes([(target, Access::Write), (self, Access::Read)])?;
+            let bound = launch::bind_contiguous_bytes([(target, Access::Write), (self, Access::Read)])?;
             let work = || WorkItem::bytes("copy", 2 * bound[1].bytes);
             return self.device().enqueue(work, &Command::Copy { dst: bound[0], src: bound[1] });
         }
         let (shape, strides) = collapse_dims(self.shape(), &[target.strides(), self.strides()]);
         launch::check_rank("copy", shape.len())?;
         // Whole vectors of a result, from neighbours.
-        let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR);
+        let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
         let spec = KernelSpec::new("copy").def("size", size);
         let spec = match (runs, fresh) {
             (true, _) => {
@@ -79,7 +79,7 @@ impl Tensor {
             (_, true) => spec.def("mode", "packed"),
             (..) => spec.def("mode", "scattered"),
         };
-        let params = Params::new()
+        let params = KernelParams::new()
             .size(n)
             .size(shape.len())
             .size(self.layout().offset())
@@ -87,8 +87,8 @@ impl Tensor {
             .dims(&shape)
             .dims(&strides[1])
             .dims(&strides[0]);
-        let lanes = if runs { VECTOR / size } else { (4 / size).max(1) };
-        launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * GROUP))
+        let lanes = if runs { VECTOR_BYTES / size } else { (4 / size).max(1) };
+        launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * WORKGROUP_SIZE))
     }
 
     /// Replaces the elements by those of `source`, which broadcasts and is cast.

@@ -20,103 +20,103 @@ use crate::tensor::{Dims, Tensor};
 /// A convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights \[y_channels,
 /// x_channels / groups, ..\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Geometry {
+pub(super) struct ConvGeometry {
     pub(super) op: &'static str,
     /// Spatial dimensions: 2 or 3; the third number of those below is 1 or 0 where there are two.
     pub(super) rank: usize,
-    pub(super) images: usize,
+    pub(super) batch: usize,
     pub(super) groups: usize,
     pub(super) x_channels: usize,
     pub(super) y_channels: usize,
-    pub(super) x: [usize; 3],
-    pub(super) y: [usize; 3],
+    pub(super) x_extents: [usize; 3],
+    pub(super) y_extents: [usize; 3],
     pub(super) kernel: [usize; 3],
     pub(super) stride: [usize; 3],
     pub(super) padding: [usize; 3],
     pub(super) dilation: [usize; 3],
 }
 
-impl Geometry {
+impl ConvGeometry {
     fn shape(&self, first: usize, second: usize, extents: &[usize; 3]) -> Dims {
         [first, second].into_iter().chain(extents[..self.rank].iter().copied()).collect()
     }
     pub(super) fn x_shape(&self) -> Dims {
-        self.shape(self.images, self.x_channels, &self.x)
+        self.shape(self.batch, self.x_channels, &self.x_extents)
     }
     pub(super) fn y_shape(&self) -> Dims {
-        self.shape(self.images, self.y_channels, &self.y)
+        self.shape(self.batch, self.y_channels, &self.y_extents)
     }
     pub(super) fn w_shape(&self) -> Dims {
         self.shape(self.y_channels, self.x_channels / self.groups, &self.kernel)
     }
 
     /// Whether every quotient that finds an element is small enough for division through f32.
-    fn quick(&self) -> bool {
-        let counts = [self.images, self.x_channels, self.y_channels];
+    fn supports_f32_division(&self) -> bool {
+        let counts = [self.batch, self.x_channels, self.y_channels];
         counts
             .iter()
-            .chain(&self.x)
-            .chain(&self.y)
+            .chain(&self.x_extents)
+            .chain(&self.y_extents)
             .chain(&self.kernel)
             .chain(&self.padding)
             .all(|&n| n < 1 << 20)
-            && places(&self.x).max(places(&self.y)) < 1 << 31
+            && spatial_numel(&self.x_extents).max(spatial_numel(&self.y_extents)) < 1 << 31
     }
 
     /// y of x and w.
     fn forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        if self.by_windows(x) {
-            return self.windows_forward(x, w, bias);
+        if self.uses_im2col(x) {
+            return self.im2col_forward(x, w, bias);
         }
         let extents = MatmulExtents {
             m: self.y_channels / self.groups,
-            n: self.images * places(&self.y),
-            k: self.x_channels / self.groups * places(&self.kernel),
+            n: self.batch * spatial_numel(&self.y_extents),
+            k: self.x_channels / self.groups * spatial_numel(&self.kernel),
             batch: self.groups,
         };
-        self.run("forward", extents, places(&self.y), w, x, bias, &self.y_shape())
+        self.run_kernel("forward", extents, spatial_numel(&self.y_extents), w, x, bias, &self.y_shape())
     }
 
     /// The gradients of x and of w, from that of y.
     fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
-        match self.by_windows(dy) {
-            true => self.windows_backward(dy, w, x),
-            false => Ok([self.input(dy, w, None)?, self.weight(dy, x)?]),
+        match self.uses_im2col(dy) {
+            true => self.im2col_backward(dy, w, x),
+            false => Ok([self.input_grad(dy, w, None)?, self.weight_grad(dy, x)?]),
         }
     }
 
     /// The gradient of x, from that of y: a transposed convolution of y, which may have a bias.
-    fn input(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        if self.by_windows(dy) {
-            return self.windows_input(dy, w, bias);
+    fn input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        if self.uses_im2col(dy) {
+            return self.im2col_input_grad(dy, w, bias);
         }
         let extents = MatmulExtents {
             m: self.x_channels / self.groups,
-            n: self.images * places(&self.x),
-            k: self.y_channels / self.groups * places(&self.kernel),
+            n: self.batch * spatial_numel(&self.x_extents),
+            k: self.y_channels / self.groups * spatial_numel(&self.kernel),
             batch: self.groups,
         };
-        self.run("input", extents, places(&self.x), w, dy, bias, &self.x_shape())
+        self.run_kernel("input", extents, spatial_numel(&self.x_extents), w, dy, bias, &self.x_shape())
     }
 
     /// The gradient of w, from that of y.
-    fn weight(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
-        if self.by_windows(dy) {
-            return self.windows_weight(dy, x);
+    fn weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
+        if self.uses_im2col(dy) {
+            return self.im2col_weight_grad(dy, x);
         }
-        let n = self.x_channels / self.groups * places(&self.kernel);
+        let n = self.x_channels / self.groups * spatial_numel(&self.kernel);
         let extents = MatmulExtents {
             m: self.y_channels / self.groups,
             n,
-            k: self.images * places(&self.y),
+            k: self.batch * spatial_numel(&self.y_extents),
             batch: self.groups,
         };
-        self.run("weight", extents, n, dy, x, None, &self.w_shape())
+        self.run_kernel("weight", extents, n, dy, x, None, &self.w_shape())
     }
 
     /// One of the three products, of `a` with what is gathered from `b`. `run_of`: columns that lie side by side.
     #[expect(clippy::too_many_arguments, reason = "private; the three callers above name them")]
-    fn run(
+    fn run_kernel(
         &self,
         kind: &'static str,
         extents: MatmulExtents,
@@ -141,9 +141,9 @@ impl Geometry {
         let plan = TilePlan::new(extents, a.dtype(), CostModel::new(a.device(), true));
         let spec = KernelSpec::new("conv")
             .def("kind", kind)
-            .def("dtype", launch::shader_dtype(a.dtype(), a.device()))
+            .def("dtype", launch::shader_dtype_name(a.dtype(), a.device()))
             .def("rank", self.rank)
-            .def("quick", self.quick())
+            .def("quick", self.supports_f32_division())
             .def("bias", bias.is_some());
         let along = KMajorOperands { a: true, b: kind == "weight" };
         let spec = plan.add_definitions(spec, along, run_of.is_multiple_of(4));
@@ -155,12 +155,14 @@ impl Geometry {
             .size(self.x_channels / self.groups)
             .size(self.y_channels)
             .size(self.y_channels / self.groups)
-            .size(places(&self.x))
-            .size(places(&self.y))
-            .size(places(&self.kernel))
+            .size(spatial_numel(&self.x_extents))
+            .size(spatial_numel(&self.y_extents))
+            .size(spatial_numel(&self.kernel))
             .size(out.numel())
             .size(bias.as_ref().map_or(0, |b| b.layout().offset()));
-        for numbers in [&self.x, &self.y, &self.kernel, &self.stride, &self.padding, &self.dilation] {
+        for numbers in
+            [&self.x_extents, &self.y_extents, &self.kernel, &self.stride, &self.padding, &self.dilation]
+        {
             params = params.align();
             for &number in numbers {
                 params = params.size(number);
@@ -172,12 +174,12 @@ impl Geometry {
     }
 }
 
-pub(super) fn places(extents: &[usize; 3]) -> usize {
+pub(super) fn spatial_numel(extents: &[usize; 3]) -> usize {
     extents.iter().product()
 }
 
 /// Checks what both directions ask of their operands.
-fn check(
+fn check_conv_operands(
     op: &'static str,
     x: &Tensor,
     weight: &Tensor,
@@ -191,7 +193,7 @@ fn check(
         let expected = "takes floats and integers of 32 and 64 bits; cast with `to_dtype`";
         return Err(Error::dtype(op, dtype, expected));
     }
-    launch::check_compute(op, dtype, x.device())?;
+    launch::check_device_dtype(op, dtype, x.device())?;
     for t in [Some(weight), bias].into_iter().flatten() {
         x.check_same_device(op, t)?;
         if t.dtype() != dtype {
@@ -252,7 +254,7 @@ fn convolve<const N: usize>(
         convolve(op, &x, &w, b.as_ref(), stride, padding, dilation, groups)
     });
     let _op = memory::scope::enter_op(op);
-    check(op, x, weight, bias, N, groups)?;
+    check_conv_operands(op, x, weight, bias, N, groups)?;
     check_bias(op, bias, weight.shape()[0])?;
     let (stride, dilation) =
         (check_at_least(op, "stride", stride, 1)?, check_at_least(op, "dilation", dilation, 1)?);
@@ -302,15 +304,15 @@ fn convolve<const N: usize>(
         extents[d] = (size + both - reach - 1) / stride[d] + 1;
     }
     let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
-    let geometry = Geometry {
+    let geometry = ConvGeometry {
         op,
         rank: N.max(2),
-        images: x.shape()[0],
+        batch: x.shape()[0],
         groups,
         x_channels: x.shape()[1],
         y_channels: weight.shape()[0],
-        x: spatial(&x),
-        y: kernel_axes(extents, 1),
+        x_extents: spatial(&x),
+        y_extents: kernel_axes(extents, 1),
         kernel: spatial(weight),
         stride: kernel_axes(stride, 1),
         padding: kernel_axes(before, 0),
@@ -318,25 +320,25 @@ fn convolve<const N: usize>(
     };
     let (x, weight) = (spatial::ensure_planar(&x)?, spatial::ensure_planar(weight)?);
     let out = geometry.forward(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
-    spatial::restore_rank::<N>(&recorded(geometry, out, &x, &weight, bias, false), unbatched)
+    spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, false), unbatched)
 }
 
 /// What a convolution's three tensors make of the two others: output of x and weight, x of output and weight, weight of
 /// output and x.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Product {
-    Output,
-    Input,
-    Weight,
+enum ConvKind {
+    Forward,
+    InputGrad,
+    WeightGrad,
 }
 
 /// A product with its gradients, which are the two others: for gradients of gradients.
-fn product(geometry: Geometry, kind: Product, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (first, second) = (a.detach(), b.detach());
     let out = match kind {
-        Product::Output => geometry.forward(&first, &second, None)?,
-        Product::Input => geometry.input(&first, &second, None)?,
-        Product::Weight => geometry.weight(&first, &second)?,
+        ConvKind::Forward => geometry.forward(&first, &second, None)?,
+        ConvKind::InputGrad => geometry.input_grad(&first, &second, None)?,
+        ConvKind::WeightGrad => geometry.weight_grad(&first, &second)?,
     };
     if !autograd::compute_requires_grad(&[a, b]) {
         return Ok(out);
@@ -345,25 +347,28 @@ fn product(geometry: Geometry, kind: Product, a: &Tensor, b: &Tensor) -> Result<
     Ok(autograd::differentiable(geometry.op, out, &[a, b], move |g, wants| {
         let (a, b) = (a_kept.unpack(wants)?, b_kept.unpack(wants)?);
         let of = |wanted: bool, kind, a: &Tensor, b: &Tensor| {
-            wanted.then(|| product(geometry, kind, a, b)).transpose()
+            wanted.then(|| conv_with_grad(geometry, kind, a, b)).transpose()
         };
         Ok(match kind {
-            Product::Output => {
-                smallvec![of(wants[0], Product::Input, g, &b)?, of(wants[1], Product::Weight, g, &a)?]
+            ConvKind::Forward => {
+                smallvec![
+                    of(wants[0], ConvKind::InputGrad, g, &b)?,
+                    of(wants[1], ConvKind::WeightGrad, g, &a)?
+                ]
             }
-            Product::Input => {
-                smallvec![of(wants[0], Product::Output, g, &b)?, of(wants[1], Product::Weight, &a, g)?]
+            ConvKind::InputGrad => {
+                smallvec![of(wants[0], ConvKind::Forward, g, &b)?, of(wants[1], ConvKind::WeightGrad, &a, g)?]
             }
-            Product::Weight => {
-                smallvec![of(wants[0], Product::Output, &b, g)?, of(wants[1], Product::Input, &a, g)?]
+            ConvKind::WeightGrad => {
+                smallvec![of(wants[0], ConvKind::Forward, &b, g)?, of(wants[1], ConvKind::InputGrad, &a, g)?]
             }
         })
     }))
 }
 
 /// Puts a convolution, or a transposed one, on the tape.
-fn recorded(
-    geometry: Geometry,
+fn attach_conv_grad(
+    geometry: ConvGeometry,
     out: Tensor,
     x: &Tensor,
     weight: &Tensor,
@@ -382,11 +387,11 @@ fn recorded(
                 geometry.backward(g, &w.detach(), &x.detach())?.map(Some)
             }
             [w, x] => {
-                let into_x = if transposed { Product::Output } else { Product::Input };
-                let dx = w.map(|w| product(geometry, into_x, g, &w));
+                let into_x = if transposed { ConvKind::Forward } else { ConvKind::InputGrad };
+                let dx = w.map(|w| conv_with_grad(geometry, into_x, g, &w));
                 let dw = x.map(|x| {
                     let (y, x) = if transposed { (&x, g) } else { (g, &x) };
-                    product(geometry, Product::Weight, y, x)
+                    conv_with_grad(geometry, ConvKind::WeightGrad, y, x)
                 });
                 [dx.transpose()?, dw.transpose()?]
             }
@@ -417,8 +422,9 @@ fn convolve_transposed<const N: usize>(
         convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation)
     });
     let _op = memory::scope::enter_op(op);
-    check(op, x, weight, bias, N, groups)?;
-    let made = weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_TENSOR_NUMEL);
+    check_conv_operands(op, x, weight, bias, N, groups)?;
+    let made =
+        weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_TENSOR_NUMEL);
     let Some(made) = made else {
         return Err(Error::argument(
             op,
@@ -463,26 +469,26 @@ fn convolve_transposed<const N: usize>(
         extents[d] = full - 2 * padding[d];
     }
     let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
-    let geometry = Geometry {
+    let geometry = ConvGeometry {
         op,
         rank: N.max(2),
-        images: x.shape()[0],
+        batch: x.shape()[0],
         groups,
         x_channels: weight.shape()[1] * groups,
         y_channels: x.shape()[1],
-        x: kernel_axes(extents, 1),
-        y: spatial(&x),
+        x_extents: kernel_axes(extents, 1),
+        y_extents: spatial(&x),
         kernel: spatial(weight),
         stride: kernel_axes(stride, 1),
         padding: kernel_axes(padding, 0),
         dilation: kernel_axes(dilation, 1),
     };
     let (x, weight) = (spatial::ensure_planar(&x)?, spatial::ensure_planar(weight)?);
-    let out = geometry.input(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
-    spatial::restore_rank::<N>(&recorded(geometry, out, &x, &weight, bias, true), unbatched)
+    let out = geometry.input_grad(&x.detach(), &weight.detach(), bias.map(Tensor::detach).as_ref())?;
+    spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, true), unbatched)
 }
 
-macro_rules! convolutions {
+macro_rules! impl_convolutions {
     ($($n:literal $conv:ident $transpose:ident $shape:literal;)*) => {
         impl Tensor {
             $(
@@ -537,7 +543,7 @@ macro_rules! convolutions {
     };
 }
 
-convolutions! {
+impl_convolutions! {
     1 conv1d conv_transpose1d "length";
     2 conv2d conv_transpose2d "height, width";
     3 conv3d conv_transpose3d "depth, height, width";

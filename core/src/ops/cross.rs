@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -14,20 +14,20 @@ use crate::tensor::{Dims, Tensor};
 const OP: &str = "cross";
 
 /// a × b along `d`, of operands of one shape.
-fn product(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
+fn run_cross(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
     let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
     let mut lines: Dims = a.shape().into();
     lines[d] = 1;
     let (shape, strides) = collapse_dims(&lines, &[a.strides(), b.strides(), out.strides()]);
     launch::check_rank(OP, shape.len())?;
     let n: usize = shape.iter().product();
-    let spec = KernelSpec::new("cross").def("dtype", launch::shader_dtype(a.dtype(), a.device()));
-    let mut params = Params::new().size(n).size(shape.len());
+    let spec = KernelSpec::new("cross").def("dtype", launch::shader_dtype_name(a.dtype(), a.device()));
+    let mut params = KernelParams::new().size(n).size(shape.len());
     for of in [|t: &Tensor, _: usize| t.layout().offset(), |t: &Tensor, d: usize| t.strides()[d]] {
         params = [a, b, &out].into_iter().fold(params.align(), |params, t| params.size(of(t, d)));
     }
     let params = params.align().dims(&shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2]);
-    launch::launch(&spec, &[a, b, &out], params, n.div_ceil(GROUP))?;
+    launch::launch(&spec, &[a, b, &out], params, n.div_ceil(WORKGROUP_SIZE))?;
     Ok(out)
 }
 
@@ -45,7 +45,7 @@ impl Tensor {
         if dtype == DType::Bool {
             return Err(Error::dtype(OP, dtype, "takes numbers; cast with `to_dtype`"));
         }
-        launch::check_compute(OP, dtype, self.device())?;
+        launch::check_device_dtype(OP, dtype, self.device())?;
         let shape = broadcast_shapes(OP, &[self.shape(), other.shape()])?;
         let d = match dim {
             Some(dim) => Some(normalize_dim(OP, dim, shape.len())?),
@@ -60,17 +60,17 @@ impl Tensor {
                 &[self.shape(), other.shape()],
             ));
         };
-        recorded(&a, &b, d)
+        cross_with_grad(&a, &b, d)
     }
 }
 
 /// a × b with its gradients, which are products too.
-fn recorded(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
-    let out = product(a, b, d)?;
+fn cross_with_grad(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
+    let out = run_cross(a, b, d)?;
     let x = b.requires_grad().then(|| SavedTensor::input(a));
     let y = a.requires_grad().then(|| SavedTensor::input(b));
     Ok(autograd::differentiable(OP, out, &[a, b], move |g, wants| {
-        let own = y.as_ref().map(|y| recorded(&y.unpack(wants)?, g, d)).transpose()?;
-        Ok(smallvec![own, x.as_ref().map(|x| recorded(g, &x.unpack(wants)?, d)).transpose()?])
+        let own = y.as_ref().map(|y| cross_with_grad(&y.unpack(wants)?, g, d)).transpose()?;
+        Ok(smallvec![own, x.as_ref().map(|x| cross_with_grad(g, &x.unpack(wants)?, d)).transpose()?])
     }))
 }

@@ -4,8 +4,8 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use super::heuristics::{RowConfig, VEC4_WIDTH};
-use super::indices::{Range, in_range};
-use super::launch::{self, GROUP};
+use super::index_check::{IndexRange, check_in_range};
+use super::launch::{self, WORKGROUP_SIZE};
 use super::loss::Reduction;
 use super::norm::{check_is_f64, norm_compute_dtype};
 use super::reduce::contiguous_zero_offset;
@@ -26,7 +26,7 @@ use crate::tensor::{Dims, Tensor};
 /// assert_eq!(options.ignore_index, -100);
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct CrossEntropy<'a> {
+pub struct CrossEntropyOptions<'a> {
     /// A weight for each class.
     pub weight: Option<&'a Tensor>,
     /// A class whose examples count nothing.
@@ -40,7 +40,7 @@ pub struct CrossEntropy<'a> {
     pub in_place: bool,
 }
 
-impl Default for CrossEntropy<'_> {
+impl Default for CrossEntropyOptions<'_> {
     fn default() -> Self {
         Self {
             weight: None,
@@ -55,24 +55,24 @@ impl Default for CrossEntropy<'_> {
 const OP: &str = "cross_entropy";
 
 /// Logits with their targets: what both passes need.
-pub(super) struct Example {
+pub(super) struct LogitsBatch {
     pub(super) x: Tensor,
     pub(super) target: Tensor,
     pub(super) weight: Option<Tensor>,
-    pub(super) soft: bool,
+    pub(super) has_soft_targets: bool,
     pub(super) dim: isize,
-    pub(super) ignore: i32,
-    pub(super) smoothing: f64,
+    pub(super) ignore_index: i32,
+    pub(super) label_smoothing: f64,
     /// The first row, and how many there are beside those of x: of targets, losses, log-sum-exps and scales.
-    pub(super) first: usize,
-    pub(super) total: usize,
+    pub(super) first_row: usize,
+    pub(super) total_rows: usize,
     /// Whether rows are padded in memory to a multiple of four elements.
-    pub(super) padded: bool,
+    pub(super) has_padded_rows: bool,
 }
 
 /// Elements of workgroup memory that keep a row, so that it is read once: where two workgroups on one multiprocessor have room for
 /// theirs, as one works while the other one reads. 0 where there is less.
-fn kept_row(extent: usize, x: &Tensor) -> usize {
+fn cached_row_elements(extent: usize, x: &Tensor) -> usize {
     // In steps, so that not every number of classes has a kernel of its own; what else a workgroup has is below 7 KiB.
     const STEP: usize = 2048;
     let elements = extent.next_multiple_of(STEP);
@@ -81,77 +81,90 @@ fn kept_row(extent: usize, x: &Tensor) -> usize {
 }
 
 /// What [`Example::run`] does.
-pub(super) enum Pass<'a> {
+pub(super) enum CrossEntropyPass<'a> {
     /// Writes losses with their weights, and log-sum-exps.
     Forward(&'a Tensor, &'a Tensor),
     /// From these and scales, one number or one for each row; to a tensor, or over the logits.
     Backward(&'a Tensor, &'a Tensor, &'a Tensor, Option<&'a Tensor>),
     /// Writes losses with their weights, and the gradient by scales over the logits, which are of classes.
-    Both(&'a Tensor, &'a Tensor),
+    ForwardBackward(&'a Tensor, &'a Tensor),
 }
 
-impl Example {
-    pub(super) fn run(&self, pass: &Pass<'_>) -> Result<()> {
+impl LogitsBatch {
+    pub(super) fn run_pass(&self, pass: &CrossEntropyPass<'_>) -> Result<()> {
         let rows = RowLayout::new(OP, &self.x, self.dim)?;
-        let ragged = self.padded && rows.is_vec4_aligned(&self.x) && !rows.extent.is_multiple_of(VEC4_WIDTH);
+        let ragged =
+            self.has_padded_rows && rows.is_vec4_aligned(&self.x) && !rows.extent.is_multiple_of(VEC4_WIDTH);
         let held = if ragged {
             RowConfig::for_contiguous_rows(rows.extent, true, 0)
         } else {
             rows.row_config(&self.x, 0)
         };
-        let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
+        let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
         let mut tensors: SmallVec<[&Tensor; 7]> = SmallVec::new();
         let (kind, inplace, scale_stride) = match pass {
-            Pass::Forward(..) => ("forward", false, 0),
-            Pass::Backward(_, _, scale, out) => ("backward", out.is_none(), usize::from(scale.numel() > 1)),
-            Pass::Both(_, scale) => ("both", true, usize::from(scale.numel() > 1)),
+            CrossEntropyPass::Forward(..) => ("forward", false, 0),
+            CrossEntropyPass::Backward(_, _, scale, out) => {
+                ("backward", out.is_none(), usize::from(scale.numel() > 1))
+            }
+            CrossEntropyPass::ForwardBackward(_, scale) => ("both", true, usize::from(scale.numel() > 1)),
         };
         tensors.extend((!inplace).then_some(&self.x));
         tensors.push(&self.target);
         tensors.extend(self.weight.as_ref());
         match pass {
-            Pass::Forward(losses, lse) => tensors.extend([*losses, *lse]),
-            Pass::Backward(losses, lse, scale, out) => {
-                tensors.extend(self.soft.then_some(*losses));
+            CrossEntropyPass::Forward(losses, lse) => tensors.extend([*losses, *lse]),
+            CrossEntropyPass::Backward(losses, lse, scale, out) => {
+                tensors.extend(self.has_soft_targets.then_some(*losses));
                 tensors.extend([*lse, *scale, out.unwrap_or(&self.x)]);
             }
-            Pass::Both(losses, scale) => tensors.extend([*losses, *scale, &self.x]),
+            CrossEntropyPass::ForwardBackward(losses, scale) => tensors.extend([*losses, *scale, &self.x]),
         }
-        let in_one_read = matches!(pass, Pass::Both(..)) && held.width == VEC4_WIDTH && held.lanes == GROUP;
-        let kept = if in_one_read { kept_row(rows.extent, &self.x) } else { 0 };
+        let in_one_read = matches!(pass, CrossEntropyPass::ForwardBackward(..))
+            && held.width == VEC4_WIDTH
+            && held.lanes == WORKGROUP_SIZE;
+        let kept = if in_one_read { cached_row_elements(rows.extent, &self.x) } else { 0 };
         // The rows that a multiprocessor keeps are few: each has twice the threads.
-        let wide = kept > 0 && self.x.device().info().limits.max_workgroup_size as usize >= 2 * GROUP;
+        let wide =
+            kept > 0 && self.x.device().info().limits.max_workgroup_size as usize >= 2 * WORKGROUP_SIZE;
         let (lanes, groups) =
-            if wide { (2 * GROUP, rows.rows) } else { (held.lanes, held.workgroups(rows.rows)) };
+            if wide { (2 * WORKGROUP_SIZE, rows.rows) } else { (held.lanes, held.workgroups(rows.rows)) };
         let spec = KernelSpec::new("cross_entropy")
             .def("pass", kind)
             .def("held", kept)
             .def("dtype", name(&self.x))
-            .def("goal", goal_name(&self.target))
+            .def("goal", target_dtype_name(&self.target))
             .def("weight", self.weight.as_ref().map_or("", name))
-            .def("soft", self.soft)
-            .def("smooth", self.smoothing > 0.0)
+            .def("soft", self.has_soft_targets)
+            .def("smooth", self.label_smoothing > 0.0)
             .def("lanes", lanes)
             .def("across", rows.across)
             .def("width", held.width)
             .def("ragged", ragged)
             .def("inplace", inplace);
-        let share = self.smoothing / rows.extent as f64;
-        let params =
-            rows.params(&self.x, [self.first, self.total]).u32(self.ignore as u32).size(scale_stride);
+        let share = self.label_smoothing / rows.extent as f64;
+        let params = rows
+            .params(&self.x, [self.first_row, self.total_rows])
+            .u32(self.ignore_index as u32)
+            .size(scale_stride);
         // Logits are read at most twice, in fours of steps, and one by one where each class has a share.
-        let shares = if self.soft || self.smoothing > 0.0 { 2 * rows.extent.div_ceil(lanes) } else { 0 };
+        let shares = if self.has_soft_targets || self.label_smoothing > 0.0 {
+            2 * rows.extent.div_ceil(lanes)
+        } else {
+            0
+        };
         let turns = 2 * rows.extent.div_ceil(4 * lanes * held.width) + shares + 128;
-        let params = params.f32((1.0 - self.smoothing) as f32).f32(share as f32).turns(turns);
+        let params = params.f32((1.0 - self.label_smoothing) as f32).f32(share as f32).loop_iterations(turns);
         launch::launch(&spec, &tensors, params, groups)
     }
 
     /// The gradient of probabilities: what each class would have added to the loss.
-    fn target_gradient(&self, lse: &Tensor, scale: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    fn soft_target_grad(&self, lse: &Tensor, scale: &Tensor, shape: &[usize]) -> Result<Tensor> {
         let mut per_row: Dims = shape.into();
         let dim = usize::from(shape.len() > 1);
         per_row[dim] = 1;
-        let lost = lse.sum(&[0], false)?.reshape(&per_row[..])?.sub(&self.x)?.mul(1.0 - self.smoothing)?;
+        let lost =
+            lse.sum(&[0], false)?.reshape(&per_row[..])?.sub(&self.x)?.mul(1.0 - self.label_smoothing)?;
         let scale = if scale.numel() == 1 { scale.reshape([1])? } else { scale.reshape(&per_row[..])? };
         let grad = lost.mul(&scale)?;
         let Some(weight) = &self.weight else { return grad.to_dtype(self.target.dtype()) };
@@ -162,23 +175,23 @@ impl Example {
 }
 
 /// Classes from which on a row is shared by many workgroups where there are few rows, and wherever that is.
-const LONG: usize = 1 << 17;
-const FEW: usize = 64;
-const MANY: usize = 1 << 21;
+const SPLIT_FEW_ROWS_MIN_CLASSES: usize = 1 << 17;
+const SPLIT_MAX_ROWS: usize = 64;
+const SPLIT_ALWAYS_MIN_CLASSES: usize = 1 << 21;
 
 /// The loss of operations that have gradients of gradients.
-struct Again {
-    soft: bool,
+struct CompositeCrossEntropy {
+    has_soft_targets: bool,
     dim: isize,
-    ignore: i32,
-    smoothing: f64,
+    ignore_index: i32,
+    label_smoothing: f64,
     divisor: Option<Tensor>,
     /// Whether the losses are summed.
-    whole: bool,
+    is_reduced: bool,
 }
 
-impl Again {
-    fn loss(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
+impl CompositeCrossEntropy {
+    fn compute_loss(&self, x: &Tensor, target: &Tensor, weight: Option<&Tensor>) -> Result<Tensor> {
         let dtype = norm_compute_dtype(x.dtype());
         let mut log = x.to_dtype(dtype)?.log_softmax(self.dim)?;
         let classes = log.dim(self.dim)?;
@@ -187,22 +200,22 @@ impl Again {
         if let Some(weight) = weight {
             log = log.mul(&weight.to_dtype(dtype)?.reshape(&per_class[..])?)?;
         }
-        let all = log.sum(&[self.dim], false)?.mul(self.smoothing / classes as f64)?;
-        let losses = if self.soft {
+        let all = log.sum(&[self.dim], false)?.mul(self.label_smoothing / classes as f64)?;
+        let losses = if self.has_soft_targets {
             log.mul(&target.to_dtype(dtype)?)?
                 .sum(&[self.dim], false)?
-                .mul(1.0 - self.smoothing)?
+                .mul(1.0 - self.label_smoothing)?
                 .add(&all)?
         } else {
             // 32 bits are enough for classes, and every device has them.
             let target = select::cast_index_to_i32(OP, target, None)?;
-            let ignored = target.eq(i64::from(self.ignore))?;
+            let ignored = target.eq(i64::from(self.ignore_index))?;
             let class = target.masked_fill(&ignored, 0)?.unsqueeze(self.dim)?;
             let picked = log.gather(self.dim, &class)?.squeeze(self.dim)?;
-            picked.mul(1.0 - self.smoothing)?.add(&all)?.masked_fill(&ignored, 0.0)?
+            picked.mul(1.0 - self.label_smoothing)?.add(&all)?.masked_fill(&ignored, 0.0)?
         }
         .neg()?;
-        let loss = if self.whole { losses.sum_all()? } else { losses };
+        let loss = if self.is_reduced { losses.sum_all()? } else { losses };
         match &self.divisor {
             Some(divisor) => loss.div(divisor),
             None => Ok(loss),
@@ -211,12 +224,12 @@ impl Again {
 }
 
 /// An ignored class for the kernels: no class is as low as the lowest i32.
-pub(super) fn ignored(options: &CrossEntropy<'_>) -> i32 {
+pub(super) fn kernel_ignore_index(options: &CrossEntropyOptions<'_>) -> i32 {
     select::ignore_index_to_i32(options.ignore_index)
 }
 
 /// The dtype of targets in kernels: classes are read as words, on every device.
-pub(super) fn goal_name(target: &Tensor) -> &'static str {
+pub(super) fn target_dtype_name(target: &Tensor) -> &'static str {
     match target.dtype() {
         DType::I64 => "i64w",
         dtype => dtype.name(),
@@ -224,7 +237,7 @@ pub(super) fn goal_name(target: &Tensor) -> &'static str {
 }
 
 /// Targets whose ignored class an i32 holds: others are narrowed, so that the kernels find the class.
-pub(super) fn narrowed_classes(target: &Tensor, options: &CrossEntropy<'_>) -> Result<Tensor> {
+pub(super) fn narrow_class_targets(target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
     if target.dtype().is_float() || i32::try_from(options.ignore_index).is_ok() {
         return Ok(target.clone());
     }
@@ -232,7 +245,7 @@ pub(super) fn narrowed_classes(target: &Tensor, options: &CrossEntropy<'_>) -> R
 }
 
 /// Checks the targets; whether they are probabilities.
-pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> Result<bool> {
+pub(super) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<bool> {
     // Beside f64 every float is taken; the kernels for the others read no f64.
     let check_second = if check_is_f64(OP, x)? {
         |t: &Tensor| check_is_f64(OP, t).map(drop)
@@ -286,7 +299,11 @@ pub(super) fn check(x: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> 
             "targets are classes (integers) or probabilities (floats)",
         ));
     }
-    in_range(OP, target, Range { extent: classes, wraps: false, skipped: Some(options.ignore_index) })?;
+    check_in_range(
+        OP,
+        target,
+        IndexRange { extent: classes, allows_negative: false, ignored_index: Some(options.ignore_index) },
+    )?;
     if target.shape() != &examples[..] {
         return Err(Error::shape(
             OP,
@@ -315,14 +332,14 @@ impl Tensor {
     /// The shapes or dtypes do not fit; memory runs out.
     #[track_caller]
     pub fn cross_entropy(&self, target: &Tensor) -> Result<Tensor> {
-        self.cross_entropy_with(target, &CrossEntropy::default())
+        self.cross_entropy_with(target, &CrossEntropyOptions::default())
     }
 
     /// By tensor operations, which f64 has, and whose sums many workgroups share.
-    fn cross_entropy_of_operations(
+    fn cross_entropy_composite(
         &self,
         target: &Tensor,
-        options: &CrossEntropy<'_>,
+        options: &CrossEntropyOptions<'_>,
         soft: bool,
         examples: &[usize],
     ) -> Result<Tensor> {
@@ -334,7 +351,7 @@ impl Tensor {
             Reduction::Mean if soft => Some(number(examples.iter().product())?),
             Reduction::Mean => {
                 let classes = select::cast_index_to_i32(OP, target, Some(options.ignore_index))?;
-                let left_out = classes.eq(i64::from(ignored(options)))?;
+                let left_out = classes.eq(i64::from(kernel_ignore_index(options)))?;
                 let weights = match options.weight {
                     Some(weight) => {
                         let rows = classes.masked_fill(&left_out, 0)?.reshape([-1])?;
@@ -346,10 +363,18 @@ impl Tensor {
             }
         };
         let whole = options.reduction != Reduction::None;
-        let (weight, ignore) = (options.weight.map(Tensor::detach), ignored(options));
+        let (weight, ignore) = (options.weight.map(Tensor::detach), kernel_ignore_index(options));
         let dim = if self.rank() > 1 { 1 } else { 0 };
         let smoothing = options.label_smoothing;
-        Again { soft, dim, ignore, smoothing, divisor, whole }.loss(self, target, weight.as_ref())
+        CompositeCrossEntropy {
+            has_soft_targets: soft,
+            dim,
+            ignore_index: ignore,
+            label_smoothing: smoothing,
+            divisor,
+            is_reduced: whole,
+        }
+        .compute_loss(self, target, weight.as_ref())
     }
 
     /// As [`cross_entropy`](Self::cross_entropy) with class weights, an ignored class, smoothed labels, or another
@@ -358,37 +383,40 @@ impl Tensor {
     /// # Errors
     /// As [`cross_entropy`](Self::cross_entropy); the class weights do not fit, or require a gradient.
     #[track_caller]
-    pub fn cross_entropy_with(&self, target: &Tensor, options: &CrossEntropy<'_>) -> Result<Tensor> {
+    pub fn cross_entropy_with(&self, target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
         let _op = memory::scope::enter_op(OP);
         // The kernels compute in f32 from any float: under autocast only the loss is f32, the logits are not copied.
         let cast = OperandCast::for_op(OP, &[]);
         let result = if cast.is_some() { DType::F32 } else { self.dtype() };
-        let soft = check(self, target, options)?;
+        let soft = check_targets(self, target, options)?;
         let mut examples: Dims = self.shape().into();
         examples.remove(usize::from(self.rank() > 1));
         let rows: usize = examples.iter().product();
         let classes = self.numel() / rows.max(1);
-        if self.dtype() == DType::F64 || classes >= MANY || (classes >= LONG && rows <= FEW) {
-            return self.cross_entropy_of_operations(target, options, soft, &examples)?.to_dtype(result);
+        if self.dtype() == DType::F64
+            || classes >= SPLIT_ALWAYS_MIN_CLASSES
+            || (classes >= SPLIT_FEW_ROWS_MIN_CLASSES && rows <= SPLIT_MAX_ROWS)
+        {
+            return self.cross_entropy_composite(target, options, soft, &examples)?.to_dtype(result);
         }
-        let example = Example {
+        let example = LogitsBatch {
             x: self.detach(),
-            target: contiguous_zero_offset(&narrowed_classes(target, options)?)?,
+            target: contiguous_zero_offset(&narrow_class_targets(target, options)?)?,
             weight: options.weight.map(contiguous_zero_offset).transpose()?,
-            soft,
+            has_soft_targets: soft,
             dim: if self.rank() > 1 { 1 } else { 0 },
-            ignore: ignored(options),
-            smoothing: options.label_smoothing,
-            first: 0,
-            total: rows,
-            padded: false,
+            ignore_index: kernel_ignore_index(options),
+            label_smoothing: options.label_smoothing,
+            first_row: 0,
+            total_rows: rows,
+            has_padded_rows: false,
         };
         // Probabilities' own gradient reads the logits as they were.
         let in_place = options.in_place && !target.requires_grad() && self.is_contiguous();
         let losses = Tensor::empty(&[2, rows], DType::F32, self.device())?;
         let lse = Tensor::empty(&[2, rows], DType::F32, self.device())?;
         if rows > 0 {
-            example.run(&Pass::Forward(&losses, &lse))?;
+            example.run_pass(&CrossEntropyPass::Forward(&losses, &lse))?;
         }
         let loss = |k: isize| losses.select(0, k);
         // What the gradient of every row is multiplied by besides that of the result.
@@ -412,16 +440,17 @@ impl Tensor {
         };
         let out = out.to_dtype(result)?;
         let shape: Dims = self.shape().into();
-        let saved = [self, target].into_iter().chain(example.weight.as_ref()).map(SavedTensor::input).collect();
-        let again = Again {
-            soft,
+        let saved =
+            [self, target].into_iter().chain(example.weight.as_ref()).map(SavedTensor::input).collect();
+        let again = CompositeCrossEntropy {
+            has_soft_targets: soft,
             dim: example.dim,
-            ignore: example.ignore,
-            smoothing: options.label_smoothing,
+            ignore_index: example.ignore_index,
+            label_smoothing: options.label_smoothing,
             divisor: divisor.clone(),
-            whole: options.reduction != Reduction::None,
+            is_reduced: options.reduction != Reduction::None,
         };
-        let composed = move |t: &[Tensor]| again.loss(&t[0], &t[1], t.get(2));
+        let composed = move |t: &[Tensor]| again.compute_loss(&t[0], &t[1], t.get(2));
         Ok(autograd::composite_differentiable(OP, out, &[self, target], saved, composed, move |g, wants| {
             let g = g.to_dtype(DType::F32)?;
             let scale = match &divisor {
@@ -436,12 +465,17 @@ impl Tensor {
                     false => Tensor::empty(&shape, example.x.dtype(), example.x.device())?,
                 };
                 if rows > 0 {
-                    example.run(&Pass::Backward(&losses, &lse, &scale, (!in_place).then_some(&dx)))?;
+                    example.run_pass(&CrossEntropyPass::Backward(
+                        &losses,
+                        &lse,
+                        &scale,
+                        (!in_place).then_some(&dx),
+                    ))?;
                 }
                 grads[0] = Some(dx);
             }
             if wants[1] {
-                grads[1] = Some(example.target_gradient(&lse, &scale, &shape)?);
+                grads[1] = Some(example.soft_target_grad(&lse, &scale, &shape)?);
             }
             Ok(grads)
         }))

@@ -52,12 +52,12 @@ pub struct CustomOp {
 
 /// What a gradient may read: the inputs and the outputs of the call.
 #[derive(Clone, Debug)]
-pub struct Saved {
+pub struct SavedForBackward {
     inputs: SmallVec<[Tensor; 4]>,
     output: Tensor,
 }
 
-impl Saved {
+impl SavedForBackward {
     /// The inputs.
     #[must_use]
     pub fn inputs(&self) -> &[Tensor] {
@@ -71,18 +71,18 @@ impl Saved {
     }
 }
 
-type Gradient = Box<dyn Fn(&Saved, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync>;
+type CustomGradFn = Box<dyn Fn(&SavedForBackward, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync>;
 
 /// One call of a [`CustomOp`], being put together.
 #[must_use = "nothing runs until `run` is called"]
-pub struct Call<'a> {
+pub struct CustomOpCall<'a> {
     op: CustomOp,
     inputs: SmallVec<[&'a Tensor; 4]>,
     outputs: SmallVec<[(Dims, DType); 2]>,
     params: Vec<u8>,
-    groups: Option<[usize; 3]>,
+    workgroups: Option<[usize; 3]>,
     overrides: &'static [(&'static str, f64)],
-    gradient: Option<Gradient>,
+    gradient: Option<CustomGradFn>,
 }
 
 impl CustomOp {
@@ -93,20 +93,20 @@ impl CustomOp {
     }
 
     /// Starts a call on these inputs, which are on one device.
-    pub fn inputs<'a>(&self, inputs: &[&'a Tensor]) -> Call<'a> {
-        Call {
+    pub fn inputs<'a>(&self, inputs: &[&'a Tensor]) -> CustomOpCall<'a> {
+        CustomOpCall {
             op: *self,
             inputs: inputs.into(),
             outputs: SmallVec::new(),
             params: Vec::new(),
-            groups: None,
+            workgroups: None,
             overrides: &[],
             gradient: None,
         }
     }
 }
 
-impl Call<'_> {
+impl CustomOpCall<'_> {
     /// Adds an output. The kernel writes every element of it: its memory is not cleared.
     pub fn output(mut self, shape: &[usize], dtype: DType) -> Self {
         self.outputs.push((shape.into(), dtype));
@@ -126,8 +126,8 @@ impl Call<'_> {
     }
 
     /// Workgroups in x, y and z: every call says how many. With any 0, nothing runs.
-    pub fn groups(mut self, groups: [usize; 3]) -> Self {
-        self.groups = Some(groups);
+    pub fn workgroups(mut self, groups: [usize; 3]) -> Self {
+        self.workgroups = Some(groups);
         self
     }
 
@@ -139,7 +139,7 @@ impl Call<'_> {
     #[track_caller]
     pub fn gradient(
         mut self,
-        gradient: impl Fn(&Saved, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
+        gradient: impl Fn(&SavedForBackward, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync + 'static,
     ) -> Self {
         self.gradient = Some(Box::new(gradient));
         self
@@ -165,14 +165,16 @@ impl Call<'_> {
                 "`run` gives one output; use `run_all`, which has no gradient",
             ));
         };
-        let Some(gradient) = gradient.filter(|_| autograd::compute_requires_grad(&inputs)) else { return Ok(output) };
+        let Some(gradient) = gradient.filter(|_| autograd::compute_requires_grad(&inputs)) else {
+            return Ok(output);
+        };
         let kept: SmallVec<[SavedTensor; 4]> = inputs.iter().map(|t| SavedTensor::input(t)).collect();
         let result = SavedTensor::output(&output);
         Ok(autograd::differentiable(name, output, &inputs, move |g, wants| {
             let inputs = kept.iter().map(|t| t.unpack(wants)).collect::<Result<_>>()?;
-            let saved = Saved { inputs, output: result.unpack(wants)? };
+            let saved = SavedForBackward { inputs, output: result.unpack(wants)? };
             let grads = gradient(&saved, g)?;
-            check(name, &saved, wants, &grads)?;
+            check_returned_grads(name, &saved, wants, &grads)?;
             Ok(InputGrads::from_vec(grads))
         }))
     }
@@ -191,7 +193,7 @@ impl Call<'_> {
     }
 }
 
-impl Call<'_> {
+impl CustomOpCall<'_> {
     /// Runs the kernel, whatever is recorded about it.
     #[track_caller]
     fn launch(self) -> Result<Vec<Tensor>> {
@@ -217,7 +219,7 @@ impl Call<'_> {
         let (kernel, interface) = device.custom_kernel(name, self.op.wgsl, self.overrides)?;
         check_interface(name, &interface, self.inputs.len(), self.outputs.len(), self.params.len())?;
         for (buffer, tensor) in interface.buffers.iter().zip(&tensors) {
-            check_element(name, buffer, tensor.dtype())?;
+            check_element_type(name, buffer, tensor.dtype())?;
         }
         let limits = device.info().limits;
         if let Some(size) = interface.workgroup_size
@@ -229,7 +231,7 @@ impl Call<'_> {
                 format!("workgroups of {size:?} invocations; {device} takes at most {most}"),
             ));
         }
-        let Some(groups) = self.groups else {
+        let Some(groups) = self.workgroups else {
             let [x, y, z] = interface.workgroup_size.unwrap_or([1; 3]);
             return Err(Error::argument(
                 name,
@@ -253,7 +255,7 @@ impl Call<'_> {
         // A uniform block has a multiple of 16 bytes.
         let mut params = self.params;
         params.resize(params.len().next_multiple_of(16), 0);
-        let bound = launch::bindings(kernel, &tensors.iter().collect::<SmallVec<[&Tensor; 8]>>())?;
+        let bound = launch::bind_for_kernel(kernel, &tensors.iter().collect::<SmallVec<[&Tensor; 8]>>())?;
         device.launch(kernel, &bound, &params, [x as u32, y as u32, z as u32])?;
         Ok(outputs)
     }
@@ -316,7 +318,7 @@ fn check_interface(
 }
 
 /// Bits are not converted: what a module reads as floats is floats. Words of `u32` may hold any type.
-fn check_element(op: &'static str, buffer: &StorageBuffer, dtype: DType) -> Result<()> {
+fn check_element_type(op: &'static str, buffer: &StorageBuffer, dtype: DType) -> Result<()> {
     let StorageBuffer { binding, element_type: element, .. } = *buffer;
     let fits = match element {
         "f32" => dtype == DType::F32,
@@ -335,7 +337,12 @@ fn check_element(op: &'static str, buffer: &StorageBuffer, dtype: DType) -> Resu
 }
 
 /// What a user's gradient returned must fit the inputs.
-fn check(op: &'static str, saved: &Saved, wants: &[bool], grads: &[Option<Tensor>]) -> Result<()> {
+fn check_returned_grads(
+    op: &'static str,
+    saved: &SavedForBackward,
+    wants: &[bool],
+    grads: &[Option<Tensor>],
+) -> Result<()> {
     if grads.len() != saved.inputs.len() {
         return Err(Error::Backward(format!(
             "the gradient of `{op}` returned {} tensors for {} inputs",

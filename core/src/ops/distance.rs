@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -15,14 +15,14 @@ use crate::tensor::{Dims, Tensor};
 const OP: &str = "cdist";
 
 /// Distances in a tile of one workgroup, along each side.
-const TILE: usize = 16;
+const TILE_SIZE: usize = 16;
 
 /// Columns from which on several workgroups share a distance.
-const LONG: usize = 1 << 13;
+const SPLIT_ROW_MIN: usize = 1 << 13;
 /// Pairs of rows that the host lists.
-const MAX_PAIRS: u128 = 1 << 27;
+const MAX_PDIST_PAIRS: u128 = 1 << 27;
 
-fn spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
+fn cdist_spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
     let norm = match p {
         0.0 => "zero",
         1.0 => "one",
@@ -34,12 +34,12 @@ fn spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
 }
 
 /// What both passes are told about rows \[batch, rows, width\] of a and b, and about more matrices [batch, rows of a, rows of b].
-fn params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -> Params {
+fn cdist_params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -> KernelParams {
     let (a, b) = (operands[0].shape(), operands[1].shape());
     let sizes = [a[0], a[1], b[1], a[2]];
     let mut params = sizes
         .into_iter()
-        .fold(Params::new(), Params::size)
+        .fold(KernelParams::new(), KernelParams::size)
         .f32(p as f32)
         .f32((p - f64::from(p as f32)) as f32)
         .size(splits)
@@ -51,17 +51,19 @@ fn params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -> Para
     params
 }
 
-fn distances(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
+fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
     let (batch, rows, cols) = (a.shape()[0], a.shape()[1], b.shape()[1]);
     let width = a.shape()[2];
-    let groups = batch * rows.div_ceil(TILE) * cols.div_ceil(TILE);
+    let groups = batch * rows.div_ceil(TILE_SIZE) * cols.div_ceil(TILE_SIZE);
     // Long rows in parts, for many workgroups, and of at most 2,048 tiles.
-    let wanted = if width < LONG { 1 } else { (1024 / groups.max(1)).min(width / (LONG / 2)) };
-    let splits = wanted.max(width.div_ceil(2048 * TILE)).max(1);
-    let chunk = width.div_ceil(splits).next_multiple_of(TILE);
+    let wanted =
+        if width < SPLIT_ROW_MIN { 1 } else { (1024 / groups.max(1)).min(width / (SPLIT_ROW_MIN / 2)) };
+    let splits = wanted.max(width.div_ceil(2048 * TILE_SIZE)).max(1);
+    let chunk = width.div_ceil(splits).next_multiple_of(TILE_SIZE);
     let splits = width.div_ceil(chunk.max(1)).max(1);
-    let params = params(p, &[a, b], (splits, chunk)).turns(chunk / TILE * (TILE + 1) + 32);
-    let spec = spec("forward", p, a.dtype()).def("parts", splits > 1);
+    let params =
+        cdist_params(p, &[a, b], (splits, chunk)).loop_iterations(chunk / TILE_SIZE * (TILE_SIZE + 1) + 32);
+    let spec = cdist_spec("forward", p, a.dtype()).def("parts", splits > 1);
     if splits == 1 {
         let out = Tensor::empty(&[batch, rows, cols], a.dtype(), a.device())?;
         launch::launch(&spec, &[a, b, &out], params, groups)?;
@@ -81,19 +83,19 @@ fn distances(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
 }
 
 /// The gradient of a, from that of the distances.
-fn gradient(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Result<Tensor> {
+fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Result<Tensor> {
     if p == 0.0 {
         return Tensor::zeros(a.shape(), a.dtype(), a.device());
     }
     let (rows, elements) = (b.shape()[1], a.numel());
     // Many rows of b in parts, that loops end.
-    let splits = rows.div_ceil(2 * LONG).max(1);
+    let splits = rows.div_ceil(2 * SPLIT_ROW_MIN).max(1);
     let chunk = rows.div_ceil(splits);
-    let params = params(p, &[a, b, g, distance], (splits, chunk)).turns(chunk + 32);
-    let spec = spec("backward", p, a.dtype()).def("parts", splits > 1);
+    let params = cdist_params(p, &[a, b, g, distance], (splits, chunk)).loop_iterations(chunk + 32);
+    let spec = cdist_spec("backward", p, a.dtype()).def("parts", splits > 1);
     if splits == 1 {
         let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
-        launch::launch(&spec, &[a, b, g, distance, &out], params, elements.div_ceil(GROUP))?;
+        launch::launch(&spec, &[a, b, g, distance, &out], params, elements.div_ceil(WORKGROUP_SIZE))?;
         return Ok(out);
     }
     let parts = {
@@ -101,7 +103,12 @@ fn gradient(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Re
         let shape: Dims = std::iter::once(splits).chain(a.shape().iter().copied()).collect();
         Tensor::empty(&shape, a.dtype(), a.device())?
     };
-    launch::launch(&spec, &[a, b, g, distance, &parts], params, (elements * splits).div_ceil(GROUP))?;
+    launch::launch(
+        &spec,
+        &[a, b, g, distance, &parts],
+        params,
+        (elements * splits).div_ceil(WORKGROUP_SIZE),
+    )?;
     parts.sum(&[0], false)
 }
 
@@ -117,7 +124,7 @@ impl Tensor {
             return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
         };
         // Pair by pair: half of the distances. The host lists the pairs.
-        if (rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PAIRS {
+        if (rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS {
             let rule = "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts";
             return Err(Error::shape("pdist", rule, &[self.shape()]));
         }
@@ -163,7 +170,7 @@ impl Tensor {
             let expected = format!("the first operand is {dtype}; cast one with `to_dtype`");
             return Err(Error::dtype(OP, other.dtype(), expected));
         }
-        launch::check_compute(OP, dtype, self.device())?;
+        launch::check_device_dtype(OP, dtype, self.device())?;
         let shapes = [self.shape(), other.shape()];
         let (&[ref lead_a @ .., rows, width], &[ref lead_b @ .., cols, other_width]) = (shapes[0], shapes[1])
         else {
@@ -182,7 +189,7 @@ impl Tensor {
             t.broadcast_to(&whole)?.reshape([batch, rows, width])
         };
         let (a, b) = (stretched(self, rows)?, stretched(other, cols)?);
-        let out = distances(&a.detach(), &b.detach(), p)?;
+        let out = run_cdist(&a.detach(), &b.detach(), p)?;
         let (x, y, distance) = (a.detach(), b.detach(), SavedTensor::output(&out));
         let saved = [&a, &b].into_iter().map(SavedTensor::input).collect();
         let composed = move |t: &[Tensor]| {
@@ -197,11 +204,11 @@ impl Tensor {
         let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, wants| {
             let distance = distance.unpack(wants)?;
             let own = match wants[0] {
-                true => Some(gradient(&x, &y, g, &distance, p)?),
+                true => Some(run_cdist_backward(&x, &y, g, &distance, p)?),
                 false => None,
             };
             let others = match wants[1] {
-                true => Some(gradient(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p)?),
+                true => Some(run_cdist_backward(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p)?),
                 false => None,
             };
             Ok(smallvec![own, others])

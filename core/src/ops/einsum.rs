@@ -12,24 +12,24 @@ const OP: &str = "einsum";
 /// A label of a dimension: a letter, or a place of the ellipsis counted from its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Label {
-    Dots(usize),
+    Ellipsis(usize),
     Letter(char),
 }
 
 type Labels = SmallVec<[Label; 8]>;
 
-fn wrong(equation: &str, what: &str) -> Error {
+fn equation_error(equation: &str, what: &str) -> Error {
     Error::argument(OP, format!("`{equation}`: {what}"))
 }
 
 /// The labels of one operand; the ellipsis stands for `dots` dimensions.
-fn labels(equation: &str, term: &str, dots: usize) -> Result<Labels> {
+fn parse_labels(equation: &str, term: &str, dots: usize) -> Result<Labels> {
     let mut out = Labels::new();
     let (head, tail) = term.split_once("...").unwrap_or((term, ""));
     let letters = |part: &str, out: &mut Labels| {
         part.chars().filter(|c| !c.is_whitespace()).try_for_each(|c| {
             if !c.is_ascii_alphabetic() {
-                return Err(wrong(equation, &format!("`{c}` is no letter")));
+                return Err(equation_error(equation, &format!("`{c}` is no letter")));
             }
             out.push(Label::Letter(c));
             Ok(())
@@ -37,19 +37,19 @@ fn labels(equation: &str, term: &str, dots: usize) -> Result<Labels> {
     };
     letters(head, &mut out)?;
     if term.contains("...") {
-        out.extend((0..dots).rev().map(Label::Dots));
+        out.extend((0..dots).rev().map(Label::Ellipsis));
     }
     letters(tail, &mut out)?;
     Ok(out)
 }
 
 /// An operand with one label for each dimension.
-struct Term {
+struct EinsumOperand {
     tensor: Tensor,
     labels: Labels,
 }
 
-impl Term {
+impl EinsumOperand {
     /// Repeated labels of one operand are its diagonal.
     fn new(tensor: &Tensor, labels: Labels) -> Result<Self> {
         let mut term = Self { tensor: tensor.clone(), labels };
@@ -75,7 +75,7 @@ impl Term {
     }
 
     /// Sums over the labels that nothing needs any more.
-    fn only(self, needed: &Labels) -> Result<Self> {
+    fn sum_unneeded(self, needed: &Labels) -> Result<Self> {
         let gone: SmallVec<[isize; 8]> = (0..self.labels.len())
             .filter(|&d| !needed.contains(&self.labels[d]))
             .map(|d| d as isize)
@@ -88,7 +88,7 @@ impl Term {
     }
 
     /// The dimensions of these labels, in this order, merged group by group; a label that is missing has extent 1.
-    fn grouped(&self, groups: [&Labels; 3]) -> Result<Tensor> {
+    fn permute_and_merge(&self, groups: [&Labels; 3]) -> Result<Tensor> {
         let order: SmallVec<[isize; 8]> = groups
             .iter()
             .flat_map(|g| g.iter())
@@ -100,7 +100,7 @@ impl Term {
     }
 
     /// The sum of products with another operand over the labels that `needed` does not name.
-    fn times(self, other: Self, needed: &Labels) -> Result<Self> {
+    fn contract(self, other: Self, needed: &Labels) -> Result<Self> {
         let in_both = |l: &Label| self.labels.contains(l) && other.labels.contains(l);
         // An extent of 1 stretches to the other's: it is dropped, and left to the other operand.
         let stretched: Labels = self
@@ -110,15 +110,15 @@ impl Term {
             .filter(|l| in_both(l) && self.extent(*l) != other.extent(*l))
             .collect();
         if !stretched.is_empty() {
-            return self.squeezed(&stretched)?.times(other.squeezed(&stretched)?, needed);
+            return self.squeeze_labels(&stretched)?.contract(other.squeeze_labels(&stretched)?, needed);
         }
         let keep = |l: &Label| needed.contains(l);
         let batch: Labels = self.labels.iter().copied().filter(|l| in_both(l) && keep(l)).collect();
         let summed: Labels = self.labels.iter().copied().filter(|l| in_both(l) && !keep(l)).collect();
         let rows: Labels = self.labels.iter().copied().filter(|l| !in_both(l)).collect();
         let cols: Labels = other.labels.iter().copied().filter(|l| !in_both(l)).collect();
-        let a = self.grouped([&batch, &rows, &summed])?;
-        let b = other.grouped([&batch, &summed, &cols])?;
+        let a = self.permute_and_merge([&batch, &rows, &summed])?;
+        let b = other.permute_and_merge([&batch, &summed, &cols])?;
         let extent = |l: &Label| self.extent(*l).or_else(|| other.extent(*l)).unwrap_or(1);
         let labels: Labels = batch.iter().chain(&rows).chain(&cols).copied().collect();
         let shape: Dims = labels.iter().map(extent).collect();
@@ -126,7 +126,7 @@ impl Term {
     }
 
     /// Without those of these labels whose extent is 1.
-    fn squeezed(&self, which: &Labels) -> Result<Self> {
+    fn squeeze_labels(&self, which: &Labels) -> Result<Self> {
         let keep = |d: &usize| !which.contains(&self.labels[*d]) || self.tensor.shape()[*d] != 1;
         let kept: SmallVec<[usize; 8]> = (0..self.labels.len()).filter(keep).collect();
         let shape: Dims = kept.iter().map(|&d| self.tensor.shape()[d]).collect();
@@ -162,16 +162,19 @@ pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
     };
     let terms: SmallVec<[&str; 4]> = left.split(',').collect();
     if terms.len() != operands.len() || operands.is_empty() {
-        return Err(wrong(equation, &format!("names {} operands, got {}", terms.len(), operands.len())));
+        return Err(equation_error(
+            equation,
+            &format!("names {} operands, got {}", terms.len(), operands.len()),
+        ));
     }
     let mut dots = 0;
-    let mut parsed: SmallVec<[Term; 4]> = SmallVec::new();
+    let mut parsed: SmallVec<[EinsumOperand; 4]> = SmallVec::new();
     for (term, tensor) in terms.iter().zip(operands) {
-        let letters = labels(equation, term, 0)?.len();
+        let letters = parse_labels(equation, term, 0)?.len();
         let here = tensor.rank().saturating_sub(letters);
-        let labels = labels(equation, term, here)?;
+        let labels = parse_labels(equation, term, here)?;
         if labels.len() != tensor.rank() {
-            return Err(wrong(
+            return Err(equation_error(
                 equation,
                 &format!(
                     "`{}` does not name the {} dimensions of {:?}",
@@ -182,10 +185,10 @@ pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
             ));
         }
         dots = dots.max(if term.contains("...") { here } else { 0 });
-        parsed.push(Term::new(tensor, labels)?);
+        parsed.push(EinsumOperand::new(tensor, labels)?);
     }
     let result = match right {
-        Some(right) => labels(equation, right, dots)?,
+        Some(right) => parse_labels(equation, right, dots)?,
         None => {
             let mut once: Labels = terms
                 .iter()
@@ -196,15 +199,15 @@ pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
                 })
                 .collect();
             once.sort_unstable();
-            (0..dots).rev().map(Label::Dots).chain(once).collect()
+            (0..dots).rev().map(Label::Ellipsis).chain(once).collect()
         }
     };
     for (i, label) in result.iter().enumerate() {
         if result[..i].contains(label) {
-            return Err(wrong(equation, "the result names a label twice"));
+            return Err(equation_error(equation, "the result names a label twice"));
         }
         if !parsed.iter().any(|t| t.labels.contains(label)) {
-            return Err(wrong(equation, "the result names a label that no operand has"));
+            return Err(equation_error(equation, "the result names a label that no operand has"));
         }
     }
     for term in &parsed {
@@ -218,13 +221,13 @@ pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
     }
     let mut rest = parsed.into_iter();
     // invariant: there is at least one operand, checked above.
-    let Some(mut sum) = rest.next() else { return Err(wrong(equation, "names no operand")) };
-    let mut rest: SmallVec<[Term; 4]> = rest.collect();
+    let Some(mut sum) = rest.next() else { return Err(equation_error(equation, "names no operand")) };
+    let mut rest: SmallVec<[EinsumOperand; 4]> = rest.collect();
     loop {
-        let needed_by = |terms: &[Term]| -> Labels {
+        let needed_by = |terms: &[EinsumOperand]| -> Labels {
             result.iter().copied().chain(terms.iter().flat_map(|t| t.labels.iter().copied())).collect()
         };
-        sum = sum.only(&needed_by(&rest))?;
+        sum = sum.sum_unneeded(&needed_by(&rest))?;
         if rest.is_empty() {
             break;
         }
@@ -232,7 +235,7 @@ pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
         let needed = needed_by(&rest);
         let mut both = needed.clone();
         both.extend(sum.labels.iter().copied());
-        sum = sum.times(next.only(&both)?, &needed)?;
+        sum = sum.contract(next.sum_unneeded(&both)?, &needed)?;
     }
     let order: SmallVec<[isize; 8]> = result
         .iter()

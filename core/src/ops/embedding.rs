@@ -17,7 +17,7 @@ const OP: &str = "embedding";
 /// assert_eq!(words.padding_idx, Some(0));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lookup {
+pub struct EmbeddingOptions {
     /// A row that gets no gradient.
     pub padding_idx: Option<usize>,
     /// Whether the gradient of a row is divided by how often the index names it.
@@ -25,7 +25,7 @@ pub struct Lookup {
 }
 
 /// One over how often `index`, of one dimension, names the row that each of its numbers does: \[numbers, 1\], in f32 (f64 for f64).
-pub(super) fn shares(index: &Tensor, entries: usize, dtype: DType) -> Result<Tensor> {
+pub(super) fn inverse_frequencies(index: &Tensor, entries: usize, dtype: DType) -> Result<Tensor> {
     let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let ones = Tensor::ones(index.shape(), wide, index.device())?;
     let counts = Tensor::zeros(&[entries], wide, index.device())?.scatter_add(0, index, &ones)?;
@@ -33,7 +33,7 @@ pub(super) fn shares(index: &Tensor, entries: usize, dtype: DType) -> Result<Ten
 }
 
 /// Fails for a padding row that the table does not have.
-pub(super) fn check_padding(op: &'static str, padding_idx: Option<usize>, entries: usize) -> Result<()> {
+pub(super) fn check_padding_idx(op: &'static str, padding_idx: Option<usize>, entries: usize) -> Result<()> {
     match padding_idx {
         Some(row) if row >= entries => {
             Err(Error::argument(op, format!("padding_idx {row} is none of the {entries} rows of the table")))
@@ -51,7 +51,7 @@ impl Tensor {
     /// The table has not two dimensions.
     #[track_caller]
     pub fn embedding(&self, index: &Tensor, padding_idx: Option<usize>) -> Result<Tensor> {
-        self.embedding_with(index, Lookup { padding_idx, ..Lookup::default() })
+        self.embedding_with(index, EmbeddingOptions { padding_idx, ..EmbeddingOptions::default() })
     }
 
     /// As [`embedding`](Self::embedding), with gradients by frequency where they are asked for.
@@ -59,15 +59,15 @@ impl Tensor {
     /// # Errors
     /// As there.
     #[track_caller]
-    pub fn embedding_with(&self, index: &Tensor, how: Lookup) -> Result<Tensor> {
+    pub fn embedding_with(&self, index: &Tensor, how: EmbeddingOptions) -> Result<Tensor> {
         let _op = memory::scope::enter_op(OP);
         let &[entries, width] = self.shape() else {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
         };
-        check_padding(OP, how.padding_idx, entries)?;
+        check_padding_idx(OP, how.padding_idx, entries)?;
         let flat = index.reshape([-1])?;
         let shares = match how.scale_grad_by_freq && autograd::compute_requires_grad(&[self]) {
-            true => Some(shares(&flat, entries, self.dtype())?),
+            true => Some(inverse_frequencies(&flat, entries, self.dtype())?),
             false => None,
         };
         let rows = self.select_rows(OP, 0, &flat, &[flat.numel(), width], how.padding_idx, shares)?;

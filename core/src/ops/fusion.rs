@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
-use super::launch::{self, GROUP, MAX_RANK, Params};
+use super::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE};
 use super::pointwise_kernel::PointwiseLaunch;
 use crate::autograd;
 use crate::backend::Slice;
@@ -45,7 +45,8 @@ const STEP_NAMES: [&str; MAX_STEPS] =
 /// # Errors
 /// It says something else.
 pub(crate) fn from_env() -> Result<Option<u64>> {
-    Ok(Some(environment::read_bytes("FOREBAY_FUSE")?.unwrap_or(DEFAULT_MIN_BYTES)).filter(|&least| least > 0))
+    Ok(Some(environment::read_bytes("FOREBAY_FUSION_MIN_BYTES")?.unwrap_or(DEFAULT_MIN_BYTES))
+        .filter(|&least| least > 0))
 }
 
 /// The same, where opening a device has seen to errors.
@@ -57,15 +58,15 @@ pub(crate) fn min_bytes_or_default() -> Option<u64> {
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FusionSlot {
     /// The group; none has the number 0.
-    group: u64,
+    group_id: u64,
     /// The step that makes it, or `None` if it is read.
     step: Option<u8>,
 }
 
 impl FusionSlot {
     /// Its group's number.
-    pub(crate) fn group(self) -> u64 {
-        self.group
+    pub(crate) fn group_id(self) -> u64 {
+        self.group_id
     }
 }
 
@@ -84,8 +85,8 @@ struct FusionInput {
 }
 
 struct FusionStep {
-    call: PointwiseLaunch,
-    sources: SmallVec<[StepOperand; 4]>,
+    launch: PointwiseLaunch,
+    operands: SmallVec<[StepOperand; 4]>,
     scope: Scope,
     slice: Slice,
     /// Of the result.
@@ -96,31 +97,31 @@ struct FusionStep {
 
 /// Elementwise operations of one device that wait to be launched together. It is behind the gate.
 pub(crate) struct FusionGroup {
-    number: u64,
+    id: u64,
     queue: u8,
     inputs: Vec<FusionInput>,
     steps: Vec<FusionStep>,
     /// Of an earlier launch, until somebody can be told.
-    failed: Option<Error>,
+    deferred_error: Option<Error>,
 }
 
 impl Default for FusionGroup {
     fn default() -> Self {
-        Self { number: 1, queue: 0, inputs: Vec::new(), steps: Vec::new(), failed: None }
+        Self { id: 1, queue: 0, inputs: Vec::new(), steps: Vec::new(), deferred_error: None }
     }
 }
 
 impl fmt::Debug for FusionGroup {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ops = self.steps.iter().map(|step| step.call.op).collect::<Vec<_>>();
-        write!(f, "Group({}: {ops:?})", self.number)
+        let ops = self.steps.iter().map(|step| step.launch.op).collect::<Vec<_>>();
+        write!(f, "Group({}: {ops:?})", self.id)
     }
 }
 
 impl FusionGroup {
     /// What tells it from the device's other groups.
-    pub(crate) fn number(&self) -> u64 {
-        self.number
+    pub(crate) fn id(&self) -> u64 {
+        self.id
     }
 
     /// Whether nothing waits.
@@ -135,12 +136,12 @@ impl FusionGroup {
 
     /// The error of a launch that nobody has been told of.
     pub(crate) fn take_failure(&mut self) -> Result<()> {
-        self.failed.take().map_or(Ok(()), Err)
+        self.deferred_error.take().map_or(Ok(()), Err)
     }
 
     /// The step that makes a tensor, if it waits.
     fn producing_step(&self, mark: FusionSlot) -> Option<u8> {
-        mark.step.filter(|_| mark.group == self.number && !self.is_empty())
+        mark.step.filter(|_| mark.group_id == self.id && !self.is_empty())
     }
 
     /// Whether an operation can be the group's next step: it reads what others make, element by element, and there is room.
@@ -156,7 +157,7 @@ impl FusionGroup {
         for (t, mark) in tensors.iter().zip(marks) {
             if let Some(k) = self.producing_step(*mark) {
                 let Some(step) = self.steps.get(usize::from(k)) else { return false };
-                if t.layout() != out.layout() || step.call.out_dtype != t.dtype().name() {
+                if t.layout() != out.layout() || step.launch.out_dtype != t.dtype().name() {
                     return false;
                 }
                 chained += 1;
@@ -164,9 +165,9 @@ impl FusionGroup {
         }
         let inputs = self.inputs.len() + tensors.len() - chained;
         let results = 1 + self.steps.iter().filter(|step| step.result.is_alive()).count();
-        let numbers = self.steps.iter().map(|step| step.call.scalars.len()).sum::<usize>();
+        let numbers = self.steps.iter().map(|step| step.launch.scalars.len()).sum::<usize>();
         chained > 0
-            && last.call.layouts[0] == *out.layout()
+            && last.launch.layouts[0] == *out.layout()
             && self.steps.len() < MAX_STEPS
             && inputs <= MAX_INPUTS
             && inputs + results <= out.device().info().limits.max_bindings as usize
@@ -190,12 +191,12 @@ impl FusionGroup {
         let Some(last) = steps.last() else { return Ok(()) };
         let mut bindings: SmallVec<[Slice; 8]> = SmallVec::new();
         let (kernel, params, groups) = if steps.len() == 1 {
-            bindings.extend(last.sources.iter().filter_map(|source| match source {
+            bindings.extend(last.operands.iter().filter_map(|source| match source {
                 StepOperand::Input(at) => inputs.get(usize::from(*at)).map(|input| input.slice),
                 StepOperand::Step(_) => None,
             }));
             bindings.push(last.slice);
-            last.call.resolve_kernel(device)?
+            last.launch.resolve_kernel(device)?
         } else {
             let written =
                 |k: usize| steps[k].result.is_alive() || leaving.is_some_and(|at| usize::from(at) == k);
@@ -206,7 +207,7 @@ impl FusionGroup {
             let (spec, params, groups) = build_fused_kernel(&steps, &inputs, &written)?;
             (device.kernel(&spec)?, params, groups)
         };
-        let groups = launch::grid(device, [groups, 1, 1])?;
+        let groups = launch::fit_grid(device, [groups, 1, 1])?;
         device.launch_on(self.queue, last.scope, kernel, &bindings, params.align().bytes(), groups)
     }
 }
@@ -216,14 +217,14 @@ fn build_fused_kernel(
     steps: &[FusionStep],
     inputs: &[FusionInput],
     written: &[u8],
-) -> Result<(KernelSpec, Params, usize)> {
+) -> Result<(KernelSpec, KernelParams, usize)> {
     type Words = SmallVec<[&'static str; 16]>;
-    let Some(out) = steps.last().map(|step| &step.call.layouts[0]) else {
+    let Some(out) = steps.last().map(|step| &step.launch.layouts[0]) else {
         return Err(Error::argument("fuse", "a chain of no operations"));
     };
     let n = out.numel();
     let mut math: Words = SmallVec::new();
-    for file in steps.iter().flat_map(|step| step.call.math_files) {
+    for file in steps.iter().flat_map(|step| step.launch.math_files) {
         // A step's files are in an order of their own, which this keeps.
         if !math.contains(file) {
             math.push(file);
@@ -233,14 +234,15 @@ fn build_fused_kernel(
         std::iter::once(out).chain(inputs.iter().map(|input| &input.layout)).map(Layout::strides).collect();
     let (shape, strides) = collapse_dims(out.shape(), &strides);
     let strided: SmallVec<[u8; 8]> = strides[1..].iter().map(|s| u8::from(*s != strides[0])).collect();
-    let in_memory = steps.iter().zip(written).filter(|(_, w)| **w == 1).map(|(step, _)| step.call.out_dtype);
+    let in_memory =
+        steps.iter().zip(written).filter(|(_, w)| **w == 1).map(|(step, _)| step.launch.out_dtype);
     let mut in_memory = inputs.iter().map(|input| input.dtype).chain(in_memory);
     let width = if in_memory.any(|dtype| dtype != "f32") { 8 } else { 4 };
     let vec4 = !strided.contains(&1)
         && n.is_multiple_of(width)
         && inputs.iter().all(|input| input.layout.offset().is_multiple_of(width));
     let each = if vec4 { width } else { 4 };
-    let calls = || steps.iter().map(|step| &step.call);
+    let calls = || steps.iter().map(|step| &step.launch);
     let words = |words: &mut dyn Iterator<Item = &'static str>| words.collect::<Words>();
     let source = |source: &StepOperand| match source {
         StepOperand::Input(at) => INPUT_NAMES[usize::from(*at)],
@@ -260,12 +262,12 @@ fn build_fused_kernel(
         .def("arities", &counts(|call| call.input_names.len())[..])
         .def("counts", &counts(|call| call.scalars.len())[..])
         .def("args", &words(&mut calls().flat_map(|call| call.input_names.iter().copied()))[..])
-        .def("sources", &words(&mut steps.iter().flat_map(|step| step.sources.iter().map(source)))[..])
+        .def("sources", &words(&mut steps.iter().flat_map(|step| step.operands.iter().map(source)))[..])
         .def("numbers", &words(&mut calls().flat_map(|call| call.scalars.iter().map(|(name, _)| *name)))[..])
         .def("layout", if vec4 { "vec4" } else { "each" })
         .def("width", each);
     let numbers = calls().flat_map(|call| &call.scalars).map(|(_, words)| words[0]);
-    let mut params = Params::new().size(n).size(shape.len()).u32(0).u32(0);
+    let mut params = KernelParams::new().size(n).size(shape.len()).u32(0).u32(0);
     for word in numbers.chain(std::iter::repeat(0)).take(MAX_SCALARS) {
         params = params.u32(word);
     }
@@ -274,14 +276,14 @@ fn build_fused_kernel(
     for k in 1..=MAX_INPUTS {
         params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
     }
-    Ok((spec, params, n.div_ceil(each * GROUP)))
+    Ok((spec, params, n.div_ceil(each * WORKGROUP_SIZE)))
 }
 
 /// Whether a result is large enough for its operation to wait for the next one.
 #[inline]
-pub(super) fn is_large(out: &Tensor) -> bool {
+pub(super) fn reaches_min_bytes(out: &Tensor) -> bool {
     let bytes = (out.numel() * out.dtype().size()) as u64;
-    out.device().fusion().is_some_and(|least| bytes >= least)
+    out.device().fusion_min_bytes().is_some_and(|least| bytes >= least)
 }
 
 /// Whether an operation that writes all of `out`, which was made for it and [is large](is_large), may wait for the next one.
@@ -295,7 +297,7 @@ pub(super) fn can_defer(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tenso
 }
 
 /// Lets an operation wait that [may](may_wait); gives it back if it cannot.
-pub(super) fn defer(
+pub(super) fn try_defer(
     call: PointwiseLaunch,
     tensors: &[&Tensor],
     out: &Tensor,
@@ -329,8 +331,8 @@ pub(super) fn defer(
         }
     }
     gate.steps.push(FusionStep {
-        call,
-        sources,
+        launch: call,
+        operands: sources,
         scope: scope::current(),
         slice,
         result: out.weak_storage(),
@@ -347,7 +349,7 @@ fn bind_step(
     marks: &[FusionSlot],
     out: &Tensor,
 ) -> Result<Option<(SmallVec<[StepOperand; 4]>, Slice)>> {
-    let mut mark = FusionSlot { group: gate.number, step: None };
+    let mut mark = FusionSlot { group_id: gate.id, step: None };
     let mut sources = SmallVec::new();
     for (k, (t, made)) in tensors.iter().zip(marks).enumerate() {
         sources.push(match gate.producing_step(*made) {
@@ -371,7 +373,7 @@ impl Device {
     /// bytes. See [`set_fusion`](Self::set_fusion).
     #[must_use]
     #[inline]
-    pub fn fusion(&self) -> Option<u64> {
+    pub fn fusion_min_bytes(&self) -> Option<u64> {
         let least = self.stream_set().fusion_min_bytes.load(Ordering::Relaxed);
         (least != u64::MAX).then_some(least)
     }
@@ -379,7 +381,7 @@ impl Device {
     /// Lets chains of elementwise operations run as one kernel where each result has at least `least` bytes; `None`: each operation
     /// runs by itself. Results are the same to the bit, and so is memory.
     ///
-    /// By default 256 KiB, or what the environment's `FOREBAY_FUSE` says (0 for off); off on the null device.
+    /// By default 256 KiB, or what the environment's `FOREBAY_FUSION_MIN_BYTES` says (0 for off); off on the null device.
     ///
     /// ```
     /// use forebay_core::{device::Device, dtype::DType, profile::Profiler, tensor::Tensor};
@@ -394,7 +396,7 @@ impl Device {
     /// assert_eq!(&*profile.spans[0].name, "mul add gelu f32");
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    pub fn set_fusion(&self, least: Option<u64>) {
+    pub fn set_fusion_min_bytes(&self, least: Option<u64>) {
         self.stream_set().fusion_min_bytes.store(least.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
@@ -409,10 +411,10 @@ impl Device {
         }
         // What waits while a step is recorded is that step's.
         if let Err(error) = self.capture_recorder().for_recorder(|| gate.launch(self, leaving)) {
-            gate.failed.get_or_insert(error);
+            gate.deferred_error.get_or_insert(error);
         }
-        gate.number += 1;
-        self.stream_set().fusion_group.store(gate.number, Ordering::Release);
+        gate.id += 1;
+        self.stream_set().fusion_group.store(gate.id, Ordering::Release);
     }
 
     /// Launches what waits, and says what went wrong with it or before.
@@ -425,7 +427,7 @@ impl Device {
     pub(crate) fn flush_before_free(&self, mark: FusionSlot) {
         let mut gate =
             DispatchGuard::of(self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner));
-        if gate.number != mark.group {
+        if gate.id != mark.group_id {
             return;
         }
         let used = |k: u8| gate.steps.get(usize::from(k)).is_some_and(|step| step.is_read);

@@ -1,7 +1,7 @@
 //! How kernels that read every element once are spread over a device: threads for a row, reads on their way at a
 //! time, workgroups for one sum. All such choices stand here; they were measured on an H100 (docs/performance.md).
 
-use super::launch::GROUP;
+use super::launch::WORKGROUP_SIZE;
 use crate::dtype::DType;
 
 /// Workgroups that keep a large device busy.
@@ -14,7 +14,8 @@ pub(super) const MAX_LOOP_ITERATIONS: usize = 1 << 13;
 /// Workgroups that share each of `outputs` results of `extent` steps, and the steps of one of them. `lanes` threads take steps side by
 /// side, and a step takes `turns` turns of loops.
 pub(super) fn split_reduction(outputs: usize, extent: usize, lanes: usize, turns: usize) -> (usize, usize) {
-    let wanted = (TARGET_WORKGROUPS / outputs.div_ceil(GROUP / lanes).max(1)).min(extent / (16 * lanes));
+    let wanted =
+        (TARGET_WORKGROUPS / outputs.div_ceil(WORKGROUP_SIZE / lanes).max(1)).min(extent / (16 * lanes));
     let most = (MAX_LOOP_ITERATIONS / turns).max(1) * lanes;
     let splits = wanted.max(extent.div_ceil(most)).max(1);
     let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
@@ -50,16 +51,16 @@ impl ReduceConfig {
             // Eight fours side by side are a whole line of memory; fewer outputs leave threads for more steps.
             _ if across => match outputs {
                 0 => 1,
-                1 => GROUP,
+                1 => WORKGROUP_SIZE,
                 2..=8 => 32,
                 9..=512 if steps >= 64 => 32,
                 _ => 8,
             },
             5..=32 => 8,
             33..=256 => 32,
-            _ => GROUP,
+            _ => WORKGROUP_SIZE,
         };
-        let groups = outputs.div_ceil(GROUP / lanes).max(1);
+        let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes).max(1);
         let turns = steps.div_ceil(lanes);
         let unroll = match turns {
             0..=3 => 1,
@@ -105,7 +106,7 @@ impl RowConfig {
         let lanes = [1, 8, 32, 64, 128]
             .into_iter()
             .find(|lanes| steps <= MAX_STEPS_PER_THREAD * lanes)
-            .unwrap_or(GROUP);
+            .unwrap_or(WORKGROUP_SIZE);
         let hold = steps.div_ceil(lanes);
         Self { lanes, width, register_steps: if hold * width <= most * VEC4_WIDTH { hold } else { 0 } }
     }
@@ -123,13 +124,13 @@ impl RowConfig {
 
     /// Workgroups that hold `rows`.
     pub(super) fn workgroups(&self, rows: usize) -> usize {
-        rows.div_ceil(GROUP / self.lanes)
+        rows.div_ceil(WORKGROUP_SIZE / self.lanes)
     }
 
     /// Workgroups that take all rows in turns, when each has something to write of its own at the end.
     pub(super) fn grid_stride_workgroups(&self, rows: usize) -> usize {
         // A turn of their loop holds those of sums over the threads of a row.
-        let turns = 1024 * (GROUP / self.lanes);
+        let turns = 1024 * (WORKGROUP_SIZE / self.lanes);
         self.workgroups(rows).min((TARGET_WORKGROUPS / 2).max(rows.div_ceil(turns)))
     }
 }
@@ -152,7 +153,7 @@ mod tests {
                 for across in [false, true] {
                     let s = ReduceConfig::new(outputs, steps, across);
                     assert!(s.chunk * s.splits >= steps && s.chunk * (s.splits - 1) < steps, "{s:?}");
-                    assert!(GROUP.is_multiple_of(s.lanes) && s.splits <= TARGET_WORKGROUPS, "{s:?}");
+                    assert!(WORKGROUP_SIZE.is_multiple_of(s.lanes) && s.splits <= TARGET_WORKGROUPS, "{s:?}");
                     assert!(s.splits == 1 || steps / s.splits >= 8 * s.lanes, "{steps}: {s:?}");
                 }
             }
@@ -163,7 +164,7 @@ mod tests {
     fn shared_results_cover_their_steps_in_loops_of_few_turns() {
         for outputs in [0, 1, 7, 512, 1025, 1 << 20] {
             for extent in [0, 1, 255, 4096, 100_000, 20_000_000, u32::MAX as usize] {
-                for lanes in [32, GROUP] {
+                for lanes in [32, WORKGROUP_SIZE] {
                     let (splits, chunk) = split_reduction(outputs, extent, lanes, 1);
                     assert!(
                         chunk * splits >= extent && (splits == 1 || chunk * (splits - 1) < extent),

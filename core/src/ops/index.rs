@@ -8,8 +8,8 @@ use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::heuristics::VEC4_WIDTH;
-use super::indices::{Range, in_range};
-use super::launch::{self, GROUP, Params};
+use super::index_check::{IndexRange, check_in_range};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::pointwise::{Operand, Scalar};
 use super::reduce::contiguous_zero_offset;
 use super::scatter;
@@ -54,16 +54,16 @@ impl ScatterOp {
 const SCATTER_THREADS: usize = 1 << 16;
 
 /// Indices that all of them read together at which sorting the indices takes less.
-const SCATTER_READS: usize = 1 << 22;
+const SCATTER_MAX_READS: usize = 1 << 22;
 
 /// Indices that a thread walks through where few lines leave most of a device idle, and where there are many lines: sorting them takes
 /// less beyond the first, and beyond the second some drivers end the walk.
-const SCATTER_WALKS: [usize; 2] = [1 << 11, 1 << 15];
+const SCATTER_MAX_WALKS: [usize; 2] = [1 << 11, 1 << 15];
 
 /// Indices up to which each of them looks through all others: 60,000 took 11.6 ms on an H100, a quarter of them a sixteenth of that.
-const ROW_READS: usize = 1 << 14;
+const ROW_GRAD_MAX_INDICES: usize = 1 << 14;
 
-pub(super) fn index_dtype(op: &'static str, index: &Tensor) -> Result<&'static str> {
+pub(super) fn index_dtype_name(op: &'static str, index: &Tensor) -> Result<&'static str> {
     match index.dtype() {
         DType::I64 => Ok("i64w"),
         DType::I32 => Ok("i32"),
@@ -73,7 +73,7 @@ pub(super) fn index_dtype(op: &'static str, index: &Tensor) -> Result<&'static s
 }
 
 /// The strides of an operand along the dimensions of the result, and along the indexed one.
-pub(super) fn without(strides: &[usize], dim: usize) -> (Dims, usize) {
+pub(super) fn split_dim_stride(strides: &[usize], dim: usize) -> (Dims, usize) {
     let mut rest: Dims = strides.into();
     let own = rest.get(dim).copied().unwrap_or(0);
     if let Some(s) = rest.get_mut(dim) {
@@ -92,8 +92,8 @@ pub(super) fn gather_into(
     out: &Tensor,
 ) -> Result<()> {
     x.check_same_device(op, index)?;
-    in_range(op, index, Range::of(x, dim))?;
-    let (in_strides, dim_stride) = without(x.strides(), dim);
+    check_in_range(op, index, IndexRange::from_dim(x, dim))?;
+    let (in_strides, dim_stride) = split_dim_stride(x.strides(), dim);
     let extent = x.shape().get(dim).copied().unwrap_or(1);
     let (mut shape, mut strides) = collapse_dims(out.shape(), &[&in_strides, index_strides]);
     launch::check_rank(op, shape.len())?;
@@ -110,8 +110,8 @@ pub(super) fn gather_into(
         shape[rank - 1] /= together;
         (n, offset, dim_stride, size) = (n / together, offset / together, dim_stride / together, 16);
     }
-    let spec = KernelSpec::new("gather").def("size", size).def("index", index_dtype(op, index)?);
-    let params = Params::new()
+    let spec = KernelSpec::new("gather").def("size", size).def("index", index_dtype_name(op, index)?);
+    let params = KernelParams::new()
         .size(n)
         .size(shape.len())
         .size(offset)
@@ -123,11 +123,11 @@ pub(super) fn gather_into(
         .dims(&strides[0])
         .dims(&strides[1]);
     let lanes = (4 / size).max(1);
-    launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * GROUP))
+    launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * WORKGROUP_SIZE))
 }
 
 /// Puts the elements of `src` into `out` in place, along `dim` where `index` of the same shape says. No two of them meet.
-pub(super) fn place_into(
+pub(super) fn scatter_unique_into(
     op: &'static str,
     out: &Tensor,
     dim: usize,
@@ -135,11 +135,12 @@ pub(super) fn place_into(
     src: &Tensor,
 ) -> Result<()> {
     out.check_same_device(op, index)?;
-    let (out_strides, dim_stride) = without(out.strides(), dim);
+    let (out_strides, dim_stride) = split_dim_stride(out.strides(), dim);
     let (shape, strides) = collapse_dims(src.shape(), &[src.strides(), index.strides(), &out_strides]);
     launch::check_rank(op, shape.len())?;
-    let spec = KernelSpec::new("place").def("size", out.dtype().size()).def("index", index_dtype(op, index)?);
-    let params = Params::new()
+    let spec =
+        KernelSpec::new("place").def("size", out.dtype().size()).def("index", index_dtype_name(op, index)?);
+    let params = KernelParams::new()
         .size(src.numel())
         .size(shape.len())
         .size(src.layout().offset())
@@ -152,13 +153,13 @@ pub(super) fn place_into(
         .dims(&strides[0])
         .dims(&strides[1])
         .dims(&strides[2]);
-    launch::launch(&spec, &[src, index, out], params, src.numel().div_ceil(GROUP))
+    launch::launch(&spec, &[src, index, out], params, src.numel().div_ceil(WORKGROUP_SIZE))
 }
 
 /// What is scattered: a tensor with the strides of the index's shape, or one number.
-pub(super) enum Source<'a> {
+pub(super) enum ScatterSource<'a> {
     Tensor(&'a Tensor, Dims),
-    Number(f64),
+    Scalar(f64),
 }
 
 /// Scatters into `out` in place. `shape` is that of the places visited, `index_strides` where their indices are.
@@ -168,24 +169,26 @@ pub(super) fn scatter_into(
     dim: usize,
     (index, index_strides): (&Tensor, &[usize]),
     shape: &[usize],
-    source: &Source<'_>,
+    source: &ScatterSource<'_>,
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<()> {
     out.check_same_device(op, index)?;
-    in_range(op, index, Range::of(out, dim))?;
-    launch::check_compute(op, out.dtype(), out.device())?;
+    check_in_range(op, index, IndexRange::from_dim(out, dim))?;
+    launch::check_device_dtype(op, out.dtype(), out.device())?;
     let length = shape.get(dim).copied().unwrap_or(1);
     let mut lines_shape: Dims = shape.into();
     if let Some(n) = lines_shape.get_mut(dim) {
         *n = 1;
     }
     let lines: usize = lines_shape.iter().product();
-    let (out_strides, out_dim) = without(out.strides(), dim);
-    let (index_rest, index_dim) = without(index_strides, dim);
+    let (out_strides, out_dim) = split_dim_stride(out.strides(), dim);
+    let (index_rest, index_dim) = split_dim_stride(index_strides, dim);
     let zeros = Dims::from_elem(0, shape.len());
     let (src, src_offset, (src_rest, src_dim), value) = match source {
-        Source::Tensor(t, strides) => (Some(*t), t.layout().offset(), without(strides, dim), 0.0),
-        Source::Number(v) => (None, 0, (zeros, 0), *v),
+        ScatterSource::Tensor(t, strides) => {
+            (Some(*t), t.layout().offset(), split_dim_stride(strides, dim), 0.0)
+        }
+        ScatterSource::Scalar(v) => (None, 0, (zeros, 0), *v),
     };
     let (line_shape, strides) = collapse_dims(&lines_shape, &[&out_strides, &index_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
@@ -194,19 +197,19 @@ pub(super) fn scatter_into(
         return Ok(());
     }
     let slices = (SCATTER_THREADS / lines).clamp(1, extent);
-    let [few, many] = SCATTER_WALKS;
-    let long = length > if lines < GROUP * 16 { few } else { many };
-    if long || (slices > 1 && lines * slices * length > SCATTER_READS) {
+    let [few, many] = SCATTER_MAX_WALKS;
+    let long = length > if lines < WORKGROUP_SIZE * 16 { few } else { many };
+    if long || (slices > 1 && lines * slices * length > SCATTER_MAX_READS) {
         let number = match source {
-            Source::Tensor(..) => None,
-            Source::Number(v) => {
+            ScatterSource::Tensor(..) => None,
+            ScatterSource::Scalar(v) => {
                 let _tag = memory::scope::enter_tag(Tag::Workspace);
                 Some(Tensor::full(&[], *v, out.dtype(), out.device())?)
             }
         };
         let none = Dims::from_elem(0, shape.len());
         let from = match (source, &number) {
-            (Source::Tensor(src, strides), _) => Some((*src, strides)),
+            (ScatterSource::Tensor(src, strides), _) => Some((*src, strides)),
             (_, number) => number.as_ref().map(|number| (number, &none)),
         };
         if let Some((src, strides)) = from {
@@ -223,11 +226,11 @@ pub(super) fn scatter_into(
         }
     }
     let spec = KernelSpec::new("scatter")
-        .def("dtype", launch::shader_dtype(out.dtype(), out.device()))
-        .def("index", index_dtype(op, index)?)
+        .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()))
+        .def("index", index_dtype_name(op, index)?)
         .def("op", how.name())
         .def("scalar", src.is_none());
-    let params = Params::new()
+    let params = KernelParams::new()
         .size(lines)
         .size(line_shape.len())
         .size(length)
@@ -248,8 +251,8 @@ pub(super) fn scatter_into(
         .dims(&strides[0])
         .dims(&strides[1])
         .dims(&strides[2])
-        .turns(length + 16);
-    let groups = (lines * slices).div_ceil(GROUP);
+        .loop_iterations(length + 16);
+    let groups = (lines * slices).div_ceil(WORKGROUP_SIZE);
     match src {
         Some(src) => launch::launch(&spec, &[index, src, out], params, groups),
         None => launch::launch(&spec, &[index, out], params, groups),
@@ -257,7 +260,7 @@ pub(super) fn scatter_into(
 }
 
 /// The transpose of [`scatter_grad`]: the elements that `index` names, and zero where that is `skip`.
-fn gathered(
+fn gather_or_zero(
     op: &'static str,
     x: &Tensor,
     shape: &[usize],
@@ -279,7 +282,7 @@ fn gathered(
 }
 
 /// What [`scatter_grad`] and [`rows_back`] made of `g`, on the tape where the gradient of a gradient is asked for.
-fn added_back(
+fn attach_gather_grad(
     op: &'static str,
     back: Tensor,
     g: &Tensor,
@@ -298,13 +301,13 @@ fn added_back(
         back,
         g,
         &[&known],
-        move |g| scatter_grad(op, g, &from, dim, (&again, &again_strides), skip),
-        move |x| gathered(op, x, &to, dim, (&index, &strides), skip),
+        move |g| gather_backward(op, g, &from, dim, (&again, &again_strides), skip),
+        move |x| gather_or_zero(op, x, &to, dim, (&index, &strides), skip),
     )
 }
 
 /// The gradient of gathering: zeros, and every element of `g` added to where it came from.
-pub(super) fn scatter_grad(
+pub(super) fn gather_backward(
     op: &'static str,
     g: &Tensor,
     shape: &[usize],
@@ -318,13 +321,13 @@ pub(super) fn scatter_grad(
     let wide = if g.dtype().size() == 2 { DType::F32 } else { g.dtype() };
     let sum = Tensor::zeros(shape, wide, g.device())?;
     let g32 = g.to_dtype(wide)?;
-    let source = Source::Tensor(&g32, g32.strides().into());
+    let source = ScatterSource::Tensor(&g32, g32.strides().into());
     scatter_into(op, &sum, dim, index, g.shape(), &source, (ScatterOp::Add, skip))?;
-    Ok(added_back(op, sum.to_dtype(g.dtype())?, given, dim, index, skip))
+    Ok(attach_gather_grad(op, sum.to_dtype(g.dtype())?, given, dim, index, skip))
 }
 
 /// The gradient of picking rows, added in f32 to `sum` if that is what it can be added to.
-fn row_grad(
+fn run_row_grad_kernel(
     op: &'static str,
     g: &Tensor,
     shape: &[usize],
@@ -341,11 +344,11 @@ fn row_grad(
         let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let g = contiguous_zero_offset(g)?;
         let spec = KernelSpec::new("embedding_grad")
-            .def("index", index_dtype(op, index)?)
+            .def("index", index_dtype_name(op, index)?)
             .def("g", g.dtype().name())
             .def("out", "f32")
             .def("width", width);
-        let params = Params::new()
+        let params = KernelParams::new()
             .size(n)
             .size(entries)
             .size(extent)
@@ -353,14 +356,14 @@ fn row_grad(
             .size(index.strides().first().copied().unwrap_or(0))
             .u32(skip.map_or(u32::MAX, |s| s as u32))
             // One thread lists all indices of a row, at worst all that there are; of each tile some turns find them.
-            .turns(n + n / 8 + n.div_ceil(4096) * 512);
-        launch::launch(&spec, &[index, &g, &sum], params, n * extent.div_ceil(width * GROUP))?;
+            .loop_iterations(n + n / 8 + n.div_ceil(4096) * 512);
+        launch::launch(&spec, &[index, &g, &sum], params, n * extent.div_ceil(width * WORKGROUP_SIZE))?;
     }
     sum.to_dtype(g.dtype())
 }
 
 /// The gradient of picking rows, by whichever way takes less; `sum` is what it may be added to.
-pub(super) fn rows_back(
+pub(super) fn select_rows_backward(
     op: &'static str,
     g: &Tensor,
     shape: &[usize],
@@ -373,11 +376,11 @@ pub(super) fn rows_back(
         *s = index.strides().first().copied().unwrap_or(0);
     }
     // Every row looks through all indices: beyond this, sorting them takes less.
-    if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && index.numel() <= ROW_READS {
-        let back = row_grad(op, g, shape, index, skip, sum)?;
-        return Ok(added_back(op, back, g, 0, (index, &strides), skip));
+    if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && index.numel() <= ROW_GRAD_MAX_INDICES {
+        let back = run_row_grad_kernel(op, g, shape, index, skip, sum)?;
+        return Ok(attach_gather_grad(op, back, g, 0, (index, &strides), skip));
     }
-    scatter_grad(op, g, shape, 0, (index, &strides), skip)
+    gather_backward(op, g, shape, 0, (index, &strides), skip)
 }
 
 impl Tensor {
@@ -409,7 +412,7 @@ impl Tensor {
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable("gather", out, &[self], move |g, wants| {
             let index = index.unpack(wants)?;
-            Ok(smallvec![Some(scatter_grad("gather", g, &shape, d, (&index, index.strides()), None)?)])
+            Ok(smallvec![Some(gather_backward("gather", g, &shape, d, (&index, index.strides()), None)?)])
         }))
     }
 
@@ -502,14 +505,14 @@ impl Tensor {
             if let Some(shares) = &shares {
                 // What is summed is not rounded before.
                 let rows = amp::half_to_f32(g)?.mul(shares)?;
-                let back = rows_back(op, &rows, &before, &index, skip, None)?;
+                let back = select_rows_backward(op, &rows, &before, &index, skip, None)?;
                 return Ok(smallvec![Some(back.to_dtype(g.dtype())?)]);
             }
             if d == 0 {
                 let sum = wants.leaf_grad_to_accumulate(0);
-                return Ok(smallvec![Some(rows_back(op, g, &before, &index, skip, sum)?)]);
+                return Ok(smallvec![Some(select_rows_backward(op, g, &before, &index, skip, sum)?)]);
             }
-            Ok(smallvec![Some(scatter_grad(op, g, &before, d, (&index, &strides), skip)?)])
+            Ok(smallvec![Some(gather_backward(op, g, &before, d, (&index, &strides), skip)?)])
         }))
     }
 
@@ -581,7 +584,7 @@ impl Tensor {
         let d = normalize_dim(op, dim, self.rank())?;
         self.check_scatter(op, d, index, src)?;
         let out = self.detach().copy()?;
-        let source = Source::Tensor(src, src.strides().into());
+        let source = ScatterSource::Tensor(src, src.strides().into());
         scatter_into(op, &out, d, (index, index.strides()), index.shape(), &source, (how, None))?;
         let (index, src_shape): (_, Dims) = (SavedTensor::input(index), src.shape().into());
         Ok(autograd::differentiable(op, out, &[self, src], move |g, wants| {
@@ -640,8 +643,8 @@ impl Tensor {
                 _ => None,
             };
             let source = match &wide {
-                Some(number) => Source::Tensor(number, Dims::from_elem(0, t.rank())),
-                None => Source::Number(v),
+                Some(number) => ScatterSource::Tensor(number, Dims::from_elem(0, t.rank())),
+                None => ScatterSource::Scalar(v),
             };
             scatter_into(
                 "scatter",
@@ -685,9 +688,9 @@ impl Tensor {
             _ if whole => src.mul(alpha as i64)?.to_dtype(src.dtype())?,
             _ => src.mul(alpha)?,
         };
-        let (shape, strides) = self.rows_of("index_add", d, index, src.shape())?;
+        let (shape, strides) = self.check_index_rows("index_add", d, index, src.shape())?;
         let out = self.detach().copy()?;
-        let source = Source::Tensor(&scaled, scaled.strides().into());
+        let source = ScatterSource::Tensor(&scaled, scaled.strides().into());
         scatter_into("index_add", &out, d, (index, &strides), &shape, &source, (ScatterOp::Add, None))?;
         let index = SavedTensor::input(index);
         Ok(autograd::differentiable("index_add", out, &[self, src], move |g, wants| {
@@ -724,9 +727,9 @@ impl Tensor {
         if let Some(n) = shape.get_mut(d) {
             *n = index.numel();
         }
-        let (shape, strides) = self.rows_of("index_fill", d, index, &shape)?;
+        let (shape, strides) = self.check_index_rows("index_fill", d, index, &shape)?;
         let mask = Tensor::zeros(self.shape(), DType::Bool, self.device())?;
-        let here = Source::Number(1.0);
+        let here = ScatterSource::Scalar(1.0);
         // A tensor without dimensions has one place, also where the index names none.
         if index.numel() > 0 {
             scatter_into("index_fill", &mask, d, (index, &strides), &shape, &here, (ScatterOp::Set, None))?;
@@ -735,7 +738,13 @@ impl Tensor {
     }
 
     /// Checks a one-dimensional index against a source of rows; gives the shape visited and the index's strides in it.
-    fn rows_of(&self, op: &'static str, d: usize, index: &Tensor, src: &[usize]) -> Result<(Dims, Dims)> {
+    fn check_index_rows(
+        &self,
+        op: &'static str,
+        d: usize,
+        index: &Tensor,
+        src: &[usize],
+    ) -> Result<(Dims, Dims)> {
         let mut expected: Dims = self.shape().into();
         if let Some(n) = expected.get_mut(d) {
             *n = index.numel();

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::autograd;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -45,7 +45,7 @@ pub enum InterpolateMode {
 /// assert!(!twice.align_corners && twice.size.is_empty());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Interpolate {
+pub struct InterpolateOptions {
     /// The new extents, one for each axis, or one for all; empty where `scale_factor` says them.
     pub size: Dims,
     /// Factors of the extents, one for each axis, or one for all; empty where `size` is given.
@@ -60,21 +60,25 @@ pub struct Interpolate {
     pub antialias: bool,
 }
 
-impl Interpolate {
+impl InterpolateOptions {
     /// To these extents.
     #[must_use]
-    pub fn to(size: &[usize]) -> Self {
+    pub fn with_size(size: &[usize]) -> Self {
         Self { size: size.into(), ..Self::default() }
     }
 
     /// By one factor for all axes.
     #[must_use]
-    pub fn by(factor: f64) -> Self {
+    pub fn with_scale_factor(factor: f64) -> Self {
         Self { scale_factor: smallvec![factor], ..Self::default() }
     }
 
     /// The new extents of axes of the given ones, and the factors that places are worked out of.
-    fn target(&self, from: &[usize], shape: &[usize]) -> Result<(Dims, SmallVec<[Option<f64>; 3]>)> {
+    fn resolve_output_size(
+        &self,
+        from: &[usize],
+        shape: &[usize],
+    ) -> Result<(Dims, SmallVec<[Option<f64>; 3]>)> {
         let wrong = |what: &str| Err(Error::shape(OP, what, &[shape]));
         let given = self.size.len().max(self.scale_factor.len());
         if self.size.is_empty() == self.scale_factor.is_empty() {
@@ -104,14 +108,14 @@ const OP: &str = "interpolate";
 
 /// The elements that one element of the other side is made of: from where, and with which weights.
 #[derive(Clone, Debug, Default, PartialEq)]
-struct Span {
+struct ResampleSpan {
     first: usize,
     weights: SmallVec<[f64; 4]>,
 }
 
-impl Span {
+impl ResampleSpan {
     /// Weights of indices, which are cut at the ends.
-    fn clamped(first: isize, weights: &[f64], extent: usize) -> Self {
+    fn from_clamped(first: isize, weights: &[f64], extent: usize) -> Self {
         let at = |k: usize| (first + k as isize).clamp(0, extent as isize - 1) as usize;
         let mut span = Self { first: at(0), weights: SmallVec::new() };
         for (k, &weight) in weights.iter().enumerate() {
@@ -124,108 +128,117 @@ impl Span {
 }
 
 /// What one axis does, in the precision that PyTorch uses for the type.
-struct Axis {
-    single: bool,
-    from: usize,
-    to: usize,
-    factor: Option<f64>,
+struct ResampleAxis {
+    is_f32: bool,
+    input_size: usize,
+    output_size: usize,
+    scale_factor: Option<f64>,
     /// Whether it is one of two, as PyTorch has kernels of their own for images.
-    image: bool,
+    is_image: bool,
 }
 
-impl Axis {
+impl ResampleAxis {
     /// A number as it is kept between two steps.
-    fn rounded(&self, v: f64) -> f64 {
-        if self.single { f64::from(v as f32) } else { v }
+    fn round_to_precision(&self, v: f64) -> f64 {
+        if self.is_f32 { f64::from(v as f32) } else { v }
     }
 
     /// Elements of the input from one of the result to the next.
-    fn scale(&self, align_corners: bool) -> f64 {
-        let exact = match self.factor {
-            _ if align_corners && self.to <= 1 => 0.0,
-            _ if align_corners => (self.from as f64 - 1.0) / (self.to as f64 - 1.0),
+    fn compute_scale(&self, align_corners: bool) -> f64 {
+        let exact = match self.scale_factor {
+            _ if align_corners && self.output_size <= 1 => 0.0,
+            _ if align_corners => (self.input_size as f64 - 1.0) / (self.output_size as f64 - 1.0),
             Some(factor) => 1.0 / factor,
-            None => self.from as f64 / self.to as f64,
+            None => self.input_size as f64 / self.output_size as f64,
         };
-        self.rounded(exact)
+        self.round_to_precision(exact)
     }
 
     /// Where element `o` lies in the input.
-    fn place(&self, o: usize, scale: f64, align_corners: bool) -> f64 {
+    fn source_index(&self, o: usize, scale: f64, align_corners: bool) -> f64 {
         if align_corners {
-            return self.rounded(scale * o as f64);
+            return self.round_to_precision(scale * o as f64);
         }
-        self.rounded(self.rounded(scale * (o as f64 + 0.5)) - 0.5)
+        self.round_to_precision(self.round_to_precision(scale * (o as f64 + 0.5)) - 0.5)
     }
 
-    fn spans(&self, options: &Interpolate) -> Vec<Span> {
-        (0..self.to).map(|o| self.span(o, options)).collect()
+    fn compute_spans(&self, options: &InterpolateOptions) -> Vec<ResampleSpan> {
+        (0..self.output_size).map(|o| self.compute_span(o, options)).collect()
     }
 
-    fn span(&self, o: usize, options: &Interpolate) -> Span {
+    fn compute_span(&self, o: usize, options: &InterpolateOptions) -> ResampleSpan {
         use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
-        let one = |first: usize| Span { first: first.min(self.from - 1), weights: smallvec![1.0] };
+        let one =
+            |first: usize| ResampleSpan { first: first.min(self.input_size - 1), weights: smallvec![1.0] };
         let align = options.align_corners;
         // Places of the nearest are found in f32 for every type.
         let nearest = |middle: f64| {
-            let scale = f64::from(self.scale(false) as f32);
+            let scale = f64::from(self.compute_scale(false) as f32);
             one(f64::from(((o as f64 + middle) * scale) as f32).floor() as usize)
         };
         match options.mode {
             Area => {
-                let (first, end) = (o * self.from / self.to, ((o + 1) * self.from).div_ceil(self.to));
-                let share = self.rounded(1.0 / (end - first) as f64);
-                Span { first, weights: smallvec![share; end - first] }
+                let (first, end) = (
+                    o * self.input_size / self.output_size,
+                    ((o + 1) * self.input_size).div_ceil(self.output_size),
+                );
+                let share = self.round_to_precision(1.0 / (end - first) as f64);
+                ResampleSpan { first, weights: smallvec![share; end - first] }
             }
             // Only of images PyTorch keeps what stays as long, or is doubled, whatever the factor was.
-            Nearest if self.image && self.from == self.to => one(o),
-            Nearest if self.image && self.to == 2 * self.from => one(o / 2),
+            Nearest if self.is_image && self.input_size == self.output_size => one(o),
+            Nearest if self.is_image && self.output_size == 2 * self.input_size => one(o / 2),
             Nearest => nearest(0.0),
             NearestExact => nearest(0.5),
             // As in PyTorch, a side that stays as long is left alone, whatever the factor was.
-            _ if options.antialias && self.from == self.to => one(o),
-            _ if options.antialias => self.antialiased(o, options),
-            Linear | Bilinear | Trilinear if self.from == self.to => one(o),
+            _ if options.antialias && self.input_size == self.output_size => one(o),
+            _ if options.antialias => self.antialias_span(o, options),
+            Linear | Bilinear | Trilinear if self.input_size == self.output_size => one(o),
             Linear | Bilinear | Trilinear => {
-                let place = self.place(o, self.scale(align), align).max(0.0);
-                let first = (place.floor() as usize).min(self.from - 1);
-                let behind = self.rounded(place - first as f64).clamp(0.0, 1.0);
-                Span::clamped(first as isize, &[self.rounded(1.0 - behind), behind], self.from)
+                let place = self.source_index(o, self.compute_scale(align), align).max(0.0);
+                let first = (place.floor() as usize).min(self.input_size - 1);
+                let behind = self.round_to_precision(place - first as f64).clamp(0.0, 1.0);
+                ResampleSpan::from_clamped(
+                    first as isize,
+                    &[self.round_to_precision(1.0 - behind), behind],
+                    self.input_size,
+                )
             }
             Bicubic => {
-                let place = self.place(o, self.scale(align), align);
-                let first = place.floor().min(self.from as f64 - 1.0);
-                let t = self.rounded(place - first).clamp(0.0, 1.0);
-                let weights = [1.0 + t, t, 1.0 - t, 2.0 - t].map(|x| self.rounded(cubic(x, -0.75)));
-                Span::clamped(first as isize - 1, &weights, self.from)
+                let place = self.source_index(o, self.compute_scale(align), align);
+                let first = place.floor().min(self.input_size as f64 - 1.0);
+                let t = self.round_to_precision(place - first).clamp(0.0, 1.0);
+                let weights = [1.0 + t, t, 1.0 - t, 2.0 - t]
+                    .map(|x| self.round_to_precision(cubic_convolution(x, -0.75)));
+                ResampleSpan::from_clamped(first as isize - 1, &weights, self.input_size)
             }
         }
     }
 
     /// Weights of all elements within reach of a filter that grows as the image shrinks.
-    fn antialiased(&self, o: usize, options: &Interpolate) -> Span {
+    fn antialias_span(&self, o: usize, options: &InterpolateOptions) -> ResampleSpan {
         let is_cubic = options.mode == InterpolateMode::Bicubic;
-        let scale = self.scale(options.align_corners);
+        let scale = self.compute_scale(options.align_corners);
         let wide = scale.max(1.0);
         let support = if is_cubic { 2.0 } else { 1.0 } * wide;
         let center = scale * (o as f64 + 0.5);
         let first = ((center - support + 0.5) as isize).max(0) as usize;
-        let end = ((center + support + 0.5) as usize).min(self.from);
+        let end = ((center + support + 0.5) as usize).min(self.input_size);
         let weight = |j: usize| {
             let x = ((j as f64 - center + 0.5) / wide).abs();
-            if is_cubic { cubic(x, -0.5) } else { (1.0 - x).max(0.0) }
+            if is_cubic { cubic_convolution(x, -0.5) } else { (1.0 - x).max(0.0) }
         };
         let mut weights: SmallVec<[f64; 4]> = (first..end).map(weight).collect();
         let total: f64 = weights.iter().sum();
         if total != 0.0 {
-            weights.iter_mut().for_each(|w| *w = self.rounded(*w / total));
+            weights.iter_mut().for_each(|w| *w = self.round_to_precision(*w / total));
         }
-        Span { first, weights }
+        ResampleSpan { first, weights }
     }
 }
 
 /// The cubic convolution kernel at a distance.
-fn cubic(x: f64, a: f64) -> f64 {
+fn cubic_convolution(x: f64, a: f64) -> f64 {
     match x {
         x if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
         x if x < 2.0 => ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a,
@@ -234,8 +247,8 @@ fn cubic(x: f64, a: f64) -> f64 {
 }
 
 /// The spans of the other side: which results each of `from` elements goes to.
-fn turned(spans: &[Span], from: usize) -> Vec<Span> {
-    let mut back = vec![Span::default(); from];
+fn transpose_spans(spans: &[ResampleSpan], from: usize) -> Vec<ResampleSpan> {
+    let mut back = vec![ResampleSpan::default(); from];
     for (o, span) in spans.iter().enumerate() {
         for (k, &weight) in span.weights.iter().enumerate() {
             let Some(to) = back.get_mut(span.first + k) else { continue };
@@ -250,40 +263,38 @@ fn turned(spans: &[Span], from: usize) -> Vec<Span> {
 }
 
 /// Elements of the input that one of the result is made of at a time: more are summed axis by axis, and along an axis in parts of as many.
-const SPAN: usize = 512;
+const MAX_SPAN_TERMS: usize = 512;
 
 /// Spans of parts of long spans, and the spans of the parts that make one.
-fn in_parts(spans: &[Span]) -> (Vec<Span>, Vec<Span>) {
+fn split_long_spans(spans: &[ResampleSpan]) -> (Vec<ResampleSpan>, Vec<ResampleSpan>) {
     let (mut parts, mut sums) = (Vec::new(), Vec::new());
     for span in spans {
         let first = parts.len();
-        parts.extend(
-            span.weights
-                .chunks(SPAN)
-                .enumerate()
-                .map(|(k, weights)| Span { first: span.first + k * SPAN, weights: weights.into() }),
-        );
-        sums.push(Span { first, weights: smallvec![1.0; parts.len() - first] });
+        parts.extend(span.weights.chunks(MAX_SPAN_TERMS).enumerate().map(|(k, weights)| ResampleSpan {
+            first: span.first + k * MAX_SPAN_TERMS,
+            weights: weights.into(),
+        }));
+        sums.push(ResampleSpan { first, weights: smallvec![1.0; parts.len() - first] });
     }
     (parts, sums)
 }
 
 /// Resamples as [`resample`] does, where elements of the result are sums of so many that threads should not go through them alone. In f32 or f64 up to
 /// the end.
-fn resample_long(x: &Tensor, axes: &[Vec<Span>]) -> Result<Tensor> {
+fn resample_long(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let lead = x.rank() - axes.len();
     let mut out = x.to_dtype(wide)?;
     for (d, axis) in axes.iter().enumerate() {
         let mut rest = axis.clone();
         loop {
-            let long = rest.iter().any(|span| span.weights.len() > SPAN);
-            let (now, next) = if long { in_parts(&rest) } else { (rest, Vec::new()) };
+            let long = rest.iter().any(|span| span.weights.len() > MAX_SPAN_TERMS);
+            let (now, next) = if long { split_long_spans(&rest) } else { (rest, Vec::new()) };
             let same = |k: usize| {
-                let one = |first| Span { first, weights: smallvec![1.0] };
+                let one = |first| ResampleSpan { first, weights: smallvec![1.0] };
                 (0..out.shape()[lead + k]).map(one).collect()
             };
-            let alone: Vec<Vec<Span>> =
+            let alone: Vec<Vec<ResampleSpan>> =
                 (0..axes.len()).map(|k| if k == d { now.clone() } else { same(k) }).collect();
             out = resample(&out, &alone, true)?;
             if !long {
@@ -296,11 +307,11 @@ fn resample_long(x: &Tensor, axes: &[Vec<Span>]) -> Result<Tensor> {
 }
 
 /// Planes of a tensor resampled by the spans of each axis, the first axis first.
-fn resample(x: &Tensor, axes: &[Vec<Span>], weighted: bool) -> Result<Tensor> {
+fn resample(x: &Tensor, axes: &[Vec<ResampleSpan>], weighted: bool) -> Result<Tensor> {
     let counts =
         axes.iter().map(|spans| spans.iter().map(|span| span.weights.len()).max().unwrap_or(0).max(1));
     let terms: usize = counts.product();
-    if terms > 8 * SPAN || (terms > SPAN && axes.len() == 1) {
+    if terms > 8 * MAX_SPAN_TERMS || (terms > MAX_SPAN_TERMS && axes.len() == 1) {
         return resample_long(x, axes);
     }
     let lead = x.rank() - axes.len();
@@ -323,18 +334,18 @@ fn resample(x: &Tensor, axes: &[Vec<Span>], weighted: bool) -> Result<Tensor> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     let spans = Tensor::create_constant(&spans, &[spans.len()], x.device())?;
     let spec = KernelSpec::new("resample")
-        .def("dtype", launch::shader_dtype(x.dtype(), x.device()))
+        .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
         .def("rank", axes.len())
         .def("weighted", weighted);
-    let mut params = Params::new().size(n).size(x.layout().offset());
+    let mut params = KernelParams::new().size(n).size(x.layout().offset());
     for extents in [&x.shape()[lead..], &shape[lead..]] {
         params = extents.iter().rev().fold(params.align(), |params, &extent| params.size(extent));
     }
     params = starts.iter().fold(params.align(), |params, &start| params.size(start));
     let lanes = if x.dtype().size() < 4 { 4 } else { 1 };
-    let groups = n.div_ceil(lanes * GROUP);
+    let groups = n.div_ceil(lanes * WORKGROUP_SIZE);
     // A turn of the inner loop for each term, and at most as many of those around it.
-    let params = params.turns(lanes * (3 * terms + 1));
+    let params = params.loop_iterations(lanes * (3 * terms + 1));
     if weighted {
         let weights = weight_table(&weights, x.dtype(), x.device())?;
         launch::launch(&spec, &[&x, &spans, &weights, &out], params, groups)?;
@@ -346,19 +357,19 @@ fn resample(x: &Tensor, axes: &[Vec<Span>], weighted: bool) -> Result<Tensor> {
 
 /// Planes of bytes along the axes, the last one first, with weights of 16 bits and bytes behind each axis: what PyTorch does for speed.
 /// The sums are integers over a power of two below 2²⁴: exact in f32.
-fn resample_bytes(x: &Tensor, axes: &[Vec<Span>]) -> Result<Tensor> {
+fn resample_bytes(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
     let lead = x.rank() - axes.len();
     let mut out = x.to_dtype(DType::F32)?;
     for d in (0..axes.len()).rev() {
         if axes[d].len() == x.shape()[lead + d] {
             continue;
         }
-        let alone: Vec<Vec<Span>> = (0..axes.len())
+        let alone: Vec<Vec<ResampleSpan>> = (0..axes.len())
             .map(|k| match k == d {
-                true => in_16_bits(&axes[d]),
-                false => {
-                    (0..out.shape()[lead + k]).map(|first| Span { first, weights: smallvec![1.0] }).collect()
-                }
+                true => quantize_weights_to_16_bits(&axes[d]),
+                false => (0..out.shape()[lead + k])
+                    .map(|first| ResampleSpan { first, weights: smallvec![1.0] })
+                    .collect(),
             })
             .collect();
         out = resample(&out, &alone, true)?.add(0.5)?.floor()?.clamp(0.0, 255.0)?;
@@ -367,12 +378,15 @@ fn resample_bytes(x: &Tensor, axes: &[Vec<Span>]) -> Result<Tensor> {
 }
 
 /// Spans with weights that are integers below 2¹⁵, over the largest power of two with which they are.
-fn in_16_bits(spans: &[Span]) -> Vec<Span> {
+fn quantize_weights_to_16_bits(spans: &[ResampleSpan]) -> Vec<ResampleSpan> {
     let most = spans.iter().flat_map(|span| &span.weights).fold(0.0, |most: f64, &weight| most.max(weight));
     let bits = (0..22).find(|&bits| 0.5 + most * f64::from(2 << bits) >= 32768.0).unwrap_or(22);
     let one = f64::from(1 << bits);
     let round = |weight: &f64| (weight * one).round() / one;
-    spans.iter().map(|s| Span { first: s.first, weights: s.weights.iter().map(round).collect() }).collect()
+    spans
+        .iter()
+        .map(|s| ResampleSpan { first: s.first, weights: s.weights.iter().map(round).collect() })
+        .collect()
 }
 
 /// Weights as the kernel reads them.
@@ -405,7 +419,7 @@ impl Tensor {
     /// The mode takes another number of axes, or another type; there is neither a size nor a scale_factor, or both; an extent
     /// would be 0, or is; an option does not go with the mode; memory runs out.
     #[track_caller]
-    pub fn interpolate(&self, options: &Interpolate) -> Result<Tensor> {
+    pub fn interpolate(&self, options: &InterpolateOptions) -> Result<Tensor> {
         use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
         let _op = memory::scope::enter_op(OP);
         let ranks = match options.mode {
@@ -432,7 +446,7 @@ impl Tensor {
         if !self.dtype().is_float() && self.dtype() != DType::U8 {
             return Err(Error::dtype(OP, self.dtype(), "takes floats and u8; cast with `to_dtype`"));
         }
-        launch::check_compute(OP, self.dtype(), self.device())?;
+        launch::check_device_dtype(OP, self.dtype(), self.device())?;
         if options.align_corners && (nearest || options.mode == Area) {
             return Err(Error::argument(OP, format!("{:?} takes no align_corners", options.mode)));
         }
@@ -443,7 +457,7 @@ impl Tensor {
             ));
         }
         let from: Dims = self.shape()[2..].into();
-        let (to, factors) = options.target(&from, self.shape())?;
+        let (to, factors) = options.resolve_output_size(&from, self.shape())?;
         if from.contains(&0) || to.contains(&0) {
             return Err(Error::shape(OP, "takes and gives extents of at least 1", &[&from, &to]));
         }
@@ -455,10 +469,16 @@ impl Tensor {
         let single = self.dtype() != DType::F64 && !bytes;
         // Windows that divide an axis evenly know of no factor.
         let factor = |d: usize| factors[d].filter(|_| options.mode != Area);
-        let axes: Vec<Vec<Span>> = (0..from.len())
+        let axes: Vec<Vec<ResampleSpan>> = (0..from.len())
             .map(|d| {
-                Axis { single, from: from[d], to: to[d], factor: factor(d), image: from.len() == 2 }
-                    .spans(options)
+                ResampleAxis {
+                    is_f32: single,
+                    input_size: from[d],
+                    output_size: to[d],
+                    scale_factor: factor(d),
+                    is_image: from.len() == 2,
+                }
+                .compute_spans(options)
             })
             .collect();
         if bytes {
@@ -473,7 +493,8 @@ impl Tensor {
             self,
             move |x| resample(x, &again, !nearest),
             move |g| {
-                let back: Vec<Vec<Span>> = axes.iter().zip(&from).map(|(axis, &n)| turned(axis, n)).collect();
+                let back: Vec<Vec<ResampleSpan>> =
+                    axes.iter().zip(&from).map(|(axis, &n)| transpose_spans(axis, n)).collect();
                 resample(g, &back, true)
             },
         ))
@@ -490,17 +511,23 @@ mod tests {
         for (from, to) in [(1, 1), (1, 5), (4, 3), (5, 7), (7, 7), (4, 8), (9, 2)] {
             for mode in [Nearest, NearestExact, Linear, Bicubic, Area] {
                 for antialias in [false, true] {
-                    let axis = Axis { single: true, from, to, factor: None, image: true };
-                    let options = Interpolate { mode, antialias, ..Interpolate::default() };
-                    let spans = axis.spans(&options);
+                    let axis = ResampleAxis {
+                        is_f32: true,
+                        input_size: from,
+                        output_size: to,
+                        scale_factor: None,
+                        is_image: true,
+                    };
+                    let options = InterpolateOptions { mode, antialias, ..InterpolateOptions::default() };
+                    let spans = axis.compute_spans(&options);
                     for span in &spans {
                         let total: f64 = span.weights.iter().sum();
                         assert!((total - 1.0).abs() < 1e-6 && span.first + span.weights.len() <= from);
                     }
-                    let back = turned(&spans, from);
-                    let again = turned(&back, to);
+                    let back = transpose_spans(&spans, from);
+                    let again = transpose_spans(&back, to);
                     assert!(again.iter().zip(&spans).all(|(a, b)| {
-                        let weight = |s: &Span, i: usize| {
+                        let weight = |s: &ResampleSpan, i: usize| {
                             s.weights.get(i.wrapping_sub(s.first)).copied().unwrap_or(0.0)
                         };
                         (0..from).all(|i| weight(a, i) == weight(b, i))

@@ -15,33 +15,33 @@ use crate::stream::{Access, DispatchGuard};
 use crate::tensor::Tensor;
 
 /// Invocations in a workgroup of the kernels that handle elements one by one.
-pub(crate) const GROUP: usize = 256;
+pub(crate) const WORKGROUP_SIZE: usize = 256;
 
 /// Bytes that a thread reads or writes at once, at most.
-pub(crate) const VECTOR: usize = 16;
+pub(crate) const VECTOR_BYTES: usize = 16;
 
 /// Dimensions that kernels index by; more must collapse into these.
 pub(crate) const MAX_RANK: usize = 8;
 
 /// The uniform block of a launch, word by word, in WGSL's layout.
 #[derive(Clone, Debug)]
-pub(crate) struct Params {
+pub(crate) struct KernelParams {
     // On the heap: it is handed on by value with each word.
     words: Vec<u32>,
     /// Whether a number did not fit: of a view that repeats its elements 2^32 times or more.
-    wide: bool,
+    exceeds_u32: bool,
     /// Turns that all loops of one invocation take together, at most.
-    turns: usize,
+    loop_iterations: usize,
 }
 
-impl Params {
+impl KernelParams {
     pub(crate) fn new() -> Self {
-        Self { words: Vec::with_capacity(80), wide: false, turns: 0 }
+        Self { words: Vec::with_capacity(80), exceeds_u32: false, loop_iterations: 0 }
     }
 
     /// A number of elements, an extent, a stride. Tensors have less than 2^32 elements; views with more are not launched.
     pub(crate) fn size(mut self, value: usize) -> Self {
-        self.wide |= value > u32::MAX as usize;
+        self.exceeds_u32 |= value > u32::MAX as usize;
         self.words.push(value as u32);
         self
     }
@@ -62,7 +62,7 @@ impl Params {
         let mut words = [0; MAX_RANK];
         for (word, &extent) in words.iter_mut().zip(dims) {
             *word = extent as u32;
-            self.wide |= extent > u32::MAX as usize;
+            self.exceeds_u32 |= extent > u32::MAX as usize;
         }
         self.words.extend_from_slice(&words);
         self
@@ -70,8 +70,8 @@ impl Params {
 
     /// States how many turns all loops of one invocation take together, at most. The number is no parameter: a launch with more turns
     /// than the device finishes is an error. Every kernel whose loops grow with its operands states it.
-    pub(crate) fn turns(mut self, turns: usize) -> Self {
-        self.turns = self.turns.max(turns);
+    pub(crate) fn loop_iterations(mut self, turns: usize) -> Self {
+        self.loop_iterations = self.loop_iterations.max(turns);
         self
     }
 
@@ -81,7 +81,7 @@ impl Params {
     }
 
     /// With other words from one on.
-    pub(crate) fn with(mut self, at: usize, words: [u32; 4]) -> Self {
+    pub(crate) fn replace_words(mut self, at: usize, words: [u32; 4]) -> Self {
         self.words.iter_mut().skip(at).zip(words).for_each(|(to, word)| *to = word);
         self
     }
@@ -100,12 +100,12 @@ impl Params {
 }
 
 /// The dtype's name in shaders, on this device.
-pub(crate) fn shader_dtype(dtype: DType, device: &Device) -> &'static str {
+pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
     if dtype == DType::I64 && !device.info().features.i64 { "i64w" } else { dtype.name() }
 }
 
 /// Fails where a kernel would compute in a type that the device lacks.
-pub(crate) fn check_compute(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
+pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
     let reason = match dtype {
         DType::I64 if !device.info().features.i64 => "the adapter has no 64-bit integers; cast to i32",
         DType::F64 if !device.info().features.f64 => "the adapter has no 64-bit floats; cast to f32",
@@ -127,7 +127,7 @@ pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
 }
 
 /// Fails for a mask that holds no truth values.
-pub(crate) fn check_mask(op: &'static str, mask: &Tensor) -> Result<()> {
+pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
     if mask.dtype() == DType::Bool {
         return Ok(());
     }
@@ -148,8 +148,13 @@ pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
 }
 
 /// Runs a kernel with `groups` workgroups over the storages of `tensors`, in the order of its bindings.
-pub(crate) fn launch(spec: &KernelSpec, tensors: &[&Tensor], params: Params, groups: usize) -> Result<()> {
-    launch3(spec, tensors, params, [groups, 1, 1])
+pub(crate) fn launch(
+    spec: &KernelSpec,
+    tensors: &[&Tensor],
+    params: KernelParams,
+    groups: usize,
+) -> Result<()> {
+    launch_3d(spec, tensors, params, [groups, 1, 1])
 }
 
 /// As [`launch`] for kernels that small tensors often run: the spec is made the first time alone.
@@ -157,7 +162,7 @@ pub(super) fn launch_by_key(
     identity: &KernelKey,
     spec: impl FnOnce() -> KernelSpec,
     tensors: &[&Tensor],
-    params: Params,
+    params: KernelParams,
     groups: usize,
 ) -> Result<()> {
     let Some(first) = tensors.first() else { return Ok(()) };
@@ -172,10 +177,10 @@ pub(super) fn launch_by_key(
 pub(crate) fn launch_dynamic(
     spec: &KernelSpec,
     tensors: &[&Tensor],
-    make: impl Fn(&ReplayCtx) -> Params + Send + Sync + 'static,
+    make: impl Fn(&ReplayCtx) -> KernelParams + Send + Sync + 'static,
     groups: usize,
 ) -> Result<()> {
-    launch3(spec, tensors, make(&ReplayCtx::default()), [groups, 1, 1])?;
+    launch_3d(spec, tensors, make(&ReplayCtx::default()), [groups, 1, 1])?;
     if groups > 0
         && let Some(first) = tensors.first()
     {
@@ -185,10 +190,10 @@ pub(crate) fn launch_dynamic(
 }
 
 /// As [`launch`] with a grid of three dimensions; a long x with a y of 1 is folded.
-pub(crate) fn launch3(
+pub(crate) fn launch_3d(
     spec: &KernelSpec,
     tensors: &[&Tensor],
-    params: Params,
+    params: KernelParams,
     groups: [usize; 3],
 ) -> Result<()> {
     let Some(first) = tensors.first() else { return Ok(()) };
@@ -232,24 +237,24 @@ pub(super) fn launch_in_parts(
 pub(super) fn enqueue(
     kernel: CompiledKernel,
     tensors: &[&Tensor],
-    params: Params,
+    params: KernelParams,
     groups: [usize; 3],
 ) -> Result<()> {
-    if params.wide {
+    if params.exceeds_u32 {
         let why = "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts";
         return Err(Error::argument(scope::current().op, why));
     }
     if let Some(first) = tensors.first()
-        && params.turns > first.device().info().limits.max_turns as usize
+        && params.loop_iterations > first.device().info().limits.max_turns as usize
     {
-        return Err(too_many_turns(first.device(), params.turns));
+        return Err(too_many_iterations_error(first.device(), params.loop_iterations));
     }
     enqueue_words(kernel, tensors, &params.align().words, groups)
 }
 
 /// The error of a kernel whose loops the device's driver would end early, without a word.
 #[cold]
-fn too_many_turns(device: &Device, turns: usize) -> Error {
+fn too_many_iterations_error(device: &Device, turns: usize) -> Error {
     let most = device.info().limits.max_turns;
     let reason = format!(
         "a loop would take {turns} turns, and its driver ends loops after {most}: use smaller extents, or a GPU"
@@ -267,14 +272,14 @@ pub(super) fn enqueue_words(
 ) -> Result<()> {
     let Some(first) = tensors.first() else { return Ok(()) };
     let device = first.device();
-    let groups = grid(device, groups)?;
-    let bound = bindings(kernel, tensors)?;
+    let groups = fit_grid(device, groups)?;
+    let bound = bind_for_kernel(kernel, tensors)?;
     device.launch(kernel, &bound, bytemuck::cast_slice(words), groups)
 }
 
 /// A grid that the device takes.
-pub(super) fn grid(device: &Device, groups: [usize; 3]) -> Result<[u32; 3]> {
-    fold(groups, device.info().limits.max_groups as usize).ok_or_else(|| {
+pub(super) fn fit_grid(device: &Device, groups: [usize; 3]) -> Result<[u32; 3]> {
+    fold_grid(groups, device.info().limits.max_groups as usize).ok_or_else(|| {
         Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
     })
 }
@@ -283,13 +288,13 @@ pub(super) fn grid(device: &Device, groups: [usize; 3]) -> Result<[u32; 3]> {
 #[must_use = "the addresses are good while this lives"]
 pub(crate) struct BoundTensors<'a> {
     slices: SmallVec<[Slice; 8]>,
-    gate: DispatchGuard<'a>,
+    guard: DispatchGuard<'a>,
 }
 
 impl BoundTensors<'_> {
     /// What keeps others away.
     pub(crate) fn dispatch_guard(&self) -> &DispatchGuard<'_> {
-        &self.gate
+        &self.guard
     }
 }
 
@@ -302,17 +307,20 @@ impl Deref for BoundTensors<'_> {
 }
 
 /// What a kernel binds of tensors, in order.
-pub(crate) fn bindings<'a>(kernel: CompiledKernel, tensors: &[&'a Tensor]) -> Result<BoundTensors<'a>> {
+pub(crate) fn bind_for_kernel<'a>(
+    kernel: CompiledKernel,
+    tensors: &[&'a Tensor],
+) -> Result<BoundTensors<'a>> {
     let access = |at: usize| match kernel.write_mask.checked_shr(at as u32).unwrap_or(1) & 1 {
         0 => Access::Read,
         _ => Access::Write,
     };
-    bind(tensors.iter().enumerate().map(|(at, t)| (*t, access(at))))
+    bind_tensors(tensors.iter().enumerate().map(|(at, t)| (*t, access(at))))
 }
 
 /// The memory of tensors of one device, in order, for an operation on all of it that this thread enqueues while it holds the
 /// result. It is brought back to the device first, where it is not there.
-pub(crate) fn bind<'a, T>(tensors: T) -> Result<BoundTensors<'a>>
+pub(crate) fn bind_tensors<'a, T>(tensors: T) -> Result<BoundTensors<'a>>
 where
     T: IntoIterator<Item = (&'a Tensor, Access)> + Clone,
 {
@@ -341,7 +349,7 @@ where
             }
         }
         if !away {
-            return Ok(BoundTensors { slices, gate });
+            return Ok(BoundTensors { slices, guard: gate });
         }
         drop(gate);
         tensors.clone().into_iter().try_for_each(|(t, _)| t.prefetch_())?;
@@ -349,8 +357,10 @@ where
 }
 
 /// The bytes of contiguous tensors of one device, for a copy or the like; as [`bind`].
-pub(crate) fn bind_bytes<'a, const N: usize>(tensors: [(&'a Tensor, Access); N]) -> Result<BoundTensors<'a>> {
-    let mut bound = bind(tensors)?;
+pub(crate) fn bind_contiguous_bytes<'a, const N: usize>(
+    tensors: [(&'a Tensor, Access); N],
+) -> Result<BoundTensors<'a>> {
+    let mut bound = bind_tensors(tensors)?;
     for (slice, (t, _)) in bound.slices.iter_mut().zip(tensors) {
         *slice = t.byte_range_in(*slice);
     }
@@ -358,7 +368,7 @@ pub(crate) fn bind_bytes<'a, const N: usize>(tensors: [(&'a Tensor, Access); N])
 }
 
 /// Folds x into y where it is longer than a dimension may be; the kernels' `group_index` unfolds it.
-fn fold(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
+fn fold_grid(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
     let [x, y, z] = groups;
     let (x, y) = if x > max && y == 1 {
         let rows = x.div_ceil(max);
@@ -371,12 +381,12 @@ fn fold(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{Params, fold, launch, launch_in_parts};
+    use super::{KernelParams, fold_grid, launch, launch_in_parts};
     use crate::backend::null::Profile;
     use crate::device::Device;
     use crate::dtype::DType;
     use crate::error::{Error, Result};
-    use crate::ops::{Attention, Bags, Pool1dOptions};
+    use crate::ops::{AttentionOptions, EmbeddingBagOptions, Pool1dOptions};
     use crate::tensor::Tensor;
     use forebay_shaders::KernelSpec;
 
@@ -393,7 +403,9 @@ mod tests {
         let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
         let result = Tensor::empty(&[8], DType::F32, &device).expect("memory");
         let spec = KernelSpec::new("matmul_sum").def("T", "f32").def("dtype", "f32");
-        let run = |turns| launch(&spec, &[&sums, &result], Params::new().size(8).size(2).turns(turns), 1);
+        let run = |turns| {
+            launch(&spec, &[&sums, &result], KernelParams::new().size(8).size(2).loop_iterations(turns), 1)
+        };
         assert!(run(1000).is_ok());
         let error = run(1001).expect_err("too many").to_string();
         assert!(
@@ -414,7 +426,7 @@ mod tests {
     fn attention(d: &Device, heads: usize, queries: usize, keys: usize, back: bool) -> Result<()> {
         let [q, k] = [(heads, queries), (1, keys)].map(|(heads, n)| zeros(&[1, heads, n, 64], d));
         let (q, k) = (q?, k?);
-        let options = Attention { enable_gqa: true, ..Attention::default() };
+        let options = AttentionOptions { enable_gqa: true, ..AttentionOptions::default() };
         let call = |q: &Tensor| q.scaled_dot_product_attention(&k, &k, &options);
         if back { gradient(&q, call) } else { call(&q).map(drop) }
     }
@@ -443,7 +455,7 @@ mod tests {
         }),
         ("embedding_bag", [40, 2000], |d, n| {
             let index = Tensor::zeros(&[1, n], DType::I32, d)?;
-            zeros(&[10, 8], d)?.embedding_bag(&index, &Bags::default()).map(drop)
+            zeros(&[10, 8], d)?.embedding_bag(&index, &EmbeddingBagOptions::default()).map(drop)
         }),
         ("cumsum", [40, 2000], |d, n| zeros(&[20_000, n], d)?.cumsum(1).map(drop)),
         ("cdist", [40, 20_000], |d, n| {
@@ -454,7 +466,7 @@ mod tests {
             zeros(&[1, 1, 4000], d)?.max_pool1d(Pool1dOptions::new(n)).map(drop)
         }),
         ("conv1d by windows", [3, 1500], |d, n| {
-            d.set_windows(Some(1 << 30));
+            d.set_im2col_max_bytes(Some(1 << 30));
             let w = zeros(&[64, 64, n], d)?;
             zeros(&[1, 64, 4000], d)?.conv1d(&w, None, 2, 0, 1, 1).map(drop)
         }),
@@ -507,9 +519,9 @@ mod tests {
     #[test]
     fn a_long_grid_is_folded_and_covers_every_group() {
         for x in [1usize, 65_535, 65_536, 65_537, 200_000, 10_000_019] {
-            let [a, b, _] = fold([x, 1, 1], 65_535).expect("it fits");
+            let [a, b, _] = fold_grid([x, 1, 1], 65_535).expect("it fits");
             assert!(a as usize * b as usize >= x && a <= 65_535 && b <= 65_535, "{x}: {a} x {b}");
         }
-        assert!(fold([70_000, 2, 1], 65_535).is_none());
+        assert!(fold_grid([70_000, 2, 1], 65_535).is_none());
     }
 }

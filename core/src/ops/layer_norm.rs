@@ -7,7 +7,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::heuristics::{RowConfig, VEC4_WIDTH};
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::norm::{apply_weight_bias, normalize_composite, prepare_parameter};
 use super::reduce::{contiguous_zero_offset, sum_parts};
 use super::softmax::check_f32_f16_bf16;
@@ -20,8 +20,8 @@ use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
 
 /// Steps of four elements in the registers of a thread: forward, and backward with three numbers for each.
-const FORWARD: usize = 8;
-const BACKWARD: usize = 4;
+const FORWARD_REGISTER_STEPS: usize = 8;
+const BACKWARD_REGISTER_STEPS: usize = 4;
 
 /// A normalisation of rows of `extent` elements.
 #[derive(Clone)]
@@ -29,53 +29,55 @@ pub(super) struct RowNorm {
     op: &'static str,
     rows: usize,
     extent: usize,
-    rms: bool,
+    is_rms: bool,
     eps: f64,
     /// Contiguous from the start of their storages, as all that is normalised.
     weight: Option<Tensor>,
     bias: Option<Tensor>,
     /// Of a sum with a residual, the other one's type, if it needs a gradient: in it the gradient comes too, with the sums of its columns.
-    branch: Option<DType>,
+    branch_dtype: Option<DType>,
 }
 
 /// What was normalised, as it is kept for the gradient.
 enum SavedRows {
-    Whole(Tensor),
+    Input(Tensor),
     /// The two that it is the f32 sum of: a branch in 16 bits, and a residual that others keep anyway.
-    Parts(Tensor, Tensor),
+    BranchAndResidual(Tensor, Tensor),
 }
 
 impl SavedRows {
     /// The f32 sum of a branch and a residual, or the two, whichever holds less until the backward pass.
-    fn of_sum(sum: &Tensor, branch: &Tensor, residual: &Tensor) -> Self {
+    fn from_sum(sum: &Tensor, branch: &Tensor, residual: &Tensor) -> Self {
         let halved = sum.dtype() == DType::F32 && branch.dtype().size() < sum.dtype().size();
         match halved && residual.dtype() == DType::F32 && residual.is_saved_for_backward() {
-            true => Self::Parts(branch.detach(), residual.detach()),
-            false => Self::Whole(sum.clone()),
+            true => Self::BranchAndResidual(branch.detach(), residual.detach()),
+            false => Self::Input(sum.clone()),
         }
     }
 
     /// As the tape has it: `input` is its tensor there.
-    fn saved(&self, input: &Tensor) -> SavedTensor {
+    fn to_saved_tensor(&self, input: &Tensor) -> SavedTensor {
         match self {
-            Self::Whole(x) => SavedTensor::substitute(x, input),
-            Self::Parts(branch, residual) => SavedTensor::substitute_sum(residual, branch, input),
+            Self::Input(x) => SavedTensor::substitute(x, input),
+            Self::BranchAndResidual(branch, residual) => SavedTensor::substitute_sum(residual, branch, input),
         }
     }
 
     fn dtype(&self) -> DType {
         match self {
-            Self::Whole(x) => x.dtype(),
-            Self::Parts(_, residual) => residual.dtype(),
+            Self::Input(x) => x.dtype(),
+            Self::BranchAndResidual(_, residual) => residual.dtype(),
         }
     }
 
     /// One tensor, in at most as many bindings as are left.
-    fn bound(&self, left: usize) -> Result<(Tensor, Option<&Tensor>)> {
+    fn kernel_operands(&self, left: usize) -> Result<(Tensor, Option<&Tensor>)> {
         Ok(match self {
-            Self::Whole(x) => (x.clone(), None),
-            Self::Parts(branch, residual) if left >= 2 => (branch.clone(), Some(residual)),
-            Self::Parts(branch, residual) => (residual.add(&branch.to_dtype(residual.dtype())?)?, None),
+            Self::Input(x) => (x.clone(), None),
+            Self::BranchAndResidual(branch, residual) if left >= 2 => (branch.clone(), Some(residual)),
+            Self::BranchAndResidual(branch, residual) => {
+                (residual.add(&branch.to_dtype(residual.dtype())?)?, None)
+            }
         })
     }
 }
@@ -89,12 +91,12 @@ impl RowNorm {
         eps: f64,
         [weight, bias]: [Option<Tensor>; 2],
     ) -> Option<Self> {
-        let fits =
-            Self::held(extent, FORWARD).register_steps > 0 && Self::held(extent, BACKWARD).register_steps > 0;
-        fits.then_some(Self { op, rows, extent, rms, eps, weight, bias, branch: None })
+        let fits = Self::row_config(extent, FORWARD_REGISTER_STEPS).register_steps > 0
+            && Self::row_config(extent, BACKWARD_REGISTER_STEPS).register_steps > 0;
+        fits.then_some(Self { op, rows, extent, is_rms: rms, eps, weight, bias, branch_dtype: None })
     }
 
-    fn held(extent: usize, most: usize) -> RowConfig {
+    fn row_config(extent: usize, most: usize) -> RowConfig {
         RowConfig::for_contiguous_rows(extent, extent.is_multiple_of(VEC4_WIDTH), most)
     }
 
@@ -103,14 +105,14 @@ impl RowNorm {
         KernelSpec::new("layer_norm")
             .def("weight", name(&self.weight))
             .def("bias", name(&self.bias))
-            .def("rms", self.rms)
+            .def("rms", self.is_rms)
             .def("lanes", held.lanes)
             .def("width", held.width)
             .def("hold", held.register_steps)
     }
 
-    fn params(&self, step: usize) -> Params {
-        Params::new().size(self.rows).size(self.extent).size(step).f32(self.eps as f32)
+    fn params(&self, step: usize) -> KernelParams {
+        KernelParams::new().size(self.rows).size(self.extent).size(step).f32(self.eps as f32)
     }
 
     /// The normalised x in `result`, and the statistics; `added` is a residual, and where the sum with it goes.
@@ -121,13 +123,13 @@ impl RowNorm {
         result: DType,
     ) -> Result<(Tensor, Tensor)> {
         let out = Tensor::empty(x.shape(), result, x.device())?;
-        let numbers = if self.rms { 1 } else { 2 };
+        let numbers = if self.is_rms { 1 } else { 2 };
         let statistics = Tensor::empty(&[numbers, self.rows], DType::F32, x.device())?;
         let (residual, sum) = added.unzip();
         if out.numel() == 0 {
             return Ok((out, statistics));
         }
-        let held = Self::held(self.extent, FORWARD);
+        let held = Self::row_config(self.extent, FORWARD_REGISTER_STEPS);
         let spec = self
             .spec(held)
             .def("pass", "forward")
@@ -166,11 +168,11 @@ impl RowNorm {
             Some(more) if inplace => more.clone(),
             _ => Tensor::empty(g.shape(), kept.dtype(), g.device())?,
         };
-        let held = Self::held(self.extent, BACKWARD);
+        let held = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
         let sums = wants[1..].contains(&true);
         let groups = if sums { held.grid_stride_workgroups(self.rows) } else { held.workgroups(self.rows) };
         // Sums of g times the normalised x, of g, and of the gradient, where its rows are those of the branch.
-        let of_columns = self.branch.is_some() && g.shape().last() == Some(&self.extent);
+        let of_columns = self.branch_dtype.is_some() && g.shape().last() == Some(&self.extent);
         let sections = if of_columns { 3 } else { 2 };
         let partial = match sums {
             true => {
@@ -179,7 +181,7 @@ impl RowNorm {
             }
             false => None,
         };
-        let low = self.branch.filter(|&dtype| wants[0] && dtype != out.dtype());
+        let low = self.branch_dtype.filter(|&dtype| wants[0] && dtype != out.dtype());
         let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
         if out.numel() > 0 {
             let more = more.as_ref();
@@ -191,7 +193,7 @@ impl RowNorm {
             others.extend(&low);
             others.extend(&partial);
             let most = g.device().info().limits.max_bindings as usize;
-            let (x, residual) = kept.bound(most - others.len() - 1)?;
+            let (x, residual) = kept.kernel_operands(most - others.len() - 1)?;
             let spec = self
                 .spec(held)
                 .def("pass", "backward")
@@ -206,9 +208,9 @@ impl RowNorm {
             let mut tensors: SmallVec<[&Tensor; 9]> = smallvec![&g, &x];
             tensors.extend(residual);
             tensors.extend(others.iter().copied());
-            let step = groups * (GROUP / held.lanes);
+            let step = groups * (WORKGROUP_SIZE / held.lanes);
             // Each turn sums over the threads of a row: by few of them, and then by all.
-            let params = self.params(step).turns(33 * self.rows.div_ceil(step) + 64);
+            let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);
             launch::launch(&spec, &tensors, params, groups)?;
         }
         let mut summed = partial.as_ref().map(sum_parts).transpose()?.into_iter().flatten();
@@ -230,20 +232,20 @@ impl RowNorm {
     }
 
     /// Normalises x, on the tape. `inputs` are x, and weight and bias where there are such.
-    pub(super) fn record(self, x: Tensor, result: DType, inputs: &[&Tensor]) -> Result<Tensor> {
+    pub(super) fn forward_with_grad(self, x: Tensor, result: DType, inputs: &[&Tensor]) -> Result<Tensor> {
         let (out, statistics) = self.forward(&x, None, result)?;
-        Ok(self.attach(out, SavedRows::Whole(x), statistics, inputs))
+        Ok(self.attach_backward(out, SavedRows::Input(x), statistics, inputs))
     }
 
-    fn attach(self, out: Tensor, x: SavedRows, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
+    fn attach_backward(self, out: Tensor, x: SavedRows, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
         if !autograd::compute_requires_grad(inputs) {
             return out;
         }
         let made = [&self.weight, &self.bias].into_iter().flatten();
         let parameters = made.zip(&inputs[1..]).map(|(made, t)| SavedTensor::substitute(made, t));
-        let saved = std::iter::once(x.saved(inputs[0])).chain(parameters).collect();
+        let saved = std::iter::once(x.to_saved_tensor(inputs[0])).chain(parameters).collect();
         let (rows, extent, rms, eps, weighs) =
-            (self.rows, self.extent, self.rms, self.eps, self.weight.is_some());
+            (self.rows, self.extent, self.is_rms, self.eps, self.weight.is_some());
         let composed = move |t: &[Tensor]| {
             let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
             apply_weight_bias(&x, &t[1..], weighs, &[extent])?.reshape(t[0].shape())
@@ -266,33 +268,33 @@ impl RowNorm {
 
 /// The operations that take what a normalisation of a sum gives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Next {
+pub(crate) enum NormConsumer {
     /// Any: it may be the residual stream, which autocast keeps in f32.
     Any,
     /// Products alone, which would cast it: under autocast it is written in 16 bits at once.
-    Products,
+    MatmulOnly,
 }
 
 /// Under autocast, the type that [`Tensor::layer_norm`] gives.
-fn full_or(dtype: DType) -> DType {
+fn autocast_norm_dtype(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
 /// Under autocast, the type of what a normalisation gives if it is to meet products next.
-fn low_or(dtype: DType) -> DType {
+fn autocast_lower_dtype(dtype: DType) -> DType {
     amp::autocast_dtype().filter(|_| matches!(dtype, DType::F32 | DType::F16 | DType::BF16)).unwrap_or(dtype)
 }
 
 impl Tensor {
     #[track_caller]
-    fn add_norm(
+    fn add_norm_impl(
         &self,
         op: &'static str,
         residual: &Tensor,
         shape: &[usize],
         parameters: [Option<&Tensor>; 2],
         eps: Option<f64>,
-        next: Next,
+        next: NormConsumer,
     ) -> Result<(Tensor, Tensor)> {
         let _op = memory::scope::enter_op(op);
         check::finite(op, "eps", eps.unwrap_or(0.0))?;
@@ -312,11 +314,11 @@ impl Tensor {
         let dtype = self.dtype().promote(residual.dtype());
         let rms = op == "add_rms_norm";
         let result = match next {
-            Next::Any if amp::is_autocast_enabled() && !rms => full_or(dtype),
-            Next::Any => dtype,
-            Next::Products => low_or(dtype),
+            NormConsumer::Any if amp::is_autocast_enabled() && !rms => autocast_norm_dtype(dtype),
+            NormConsumer::Any => dtype,
+            NormConsumer::MatmulOnly => autocast_lower_dtype(dtype),
         };
-        let eps = eps.unwrap_or_else(|| rounding_unit(dtype));
+        let eps = eps.unwrap_or_else(|| machine_epsilon(dtype));
         let extent: usize = shape.iter().product();
         let [weight, bias] = parameters;
         let made = [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
@@ -329,7 +331,7 @@ impl Tensor {
             return Ok((sum, normed.to_dtype(result)?));
         };
         let kept = Tensor::empty(self.shape(), dtype, self.device())?;
-        norm.branch = self.requires_grad().then(|| self.dtype());
+        norm.branch_dtype = self.requires_grad().then(|| self.dtype());
         let types = [self.dtype(), residual.dtype()];
         let inputs = [self, residual];
         let (branch, residual) = (contiguous_zero_offset(self)?, contiguous_zero_offset(residual)?);
@@ -346,7 +348,7 @@ impl Tensor {
         });
         let normed = {
             let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(&sum).chain(weight).chain(bias).collect();
-            norm.attach(normed, SavedRows::of_sum(&kept, &branch, &residual), statistics, &inputs)
+            norm.attach_backward(normed, SavedRows::from_sum(&kept, &branch, &residual), statistics, &inputs)
         };
         Ok((sum, normed))
     }
@@ -385,7 +387,14 @@ impl Tensor {
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm("add_layer_norm", residual, normalized_shape, [weight, bias], Some(eps), Next::Any)
+        self.add_norm_impl(
+            "add_layer_norm",
+            residual,
+            normalized_shape,
+            [weight, bias],
+            Some(eps),
+            NormConsumer::Any,
+        )
     }
 
     /// As [`add_layer_norm`](Self::add_layer_norm) with [`rms_norm`](Self::rms_norm).
@@ -400,12 +409,12 @@ impl Tensor {
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm("add_rms_norm", residual, normalized_shape, [weight, None], eps, Next::Any)
+        self.add_norm_impl("add_rms_norm", residual, normalized_shape, [weight, None], eps, NormConsumer::Any)
     }
 
     /// [`add_layer_norm`](Self::add_layer_norm) before products.
     #[track_caller]
-    pub(crate) fn add_layer_norm_low(
+    pub(crate) fn add_layer_norm_low_precision(
         &self,
         residual: &Tensor,
         weight: &Tensor,
@@ -413,23 +422,37 @@ impl Tensor {
         eps: f64,
     ) -> Result<(Tensor, Tensor)> {
         let parameters = [Some(weight), bias];
-        self.add_norm("add_layer_norm", residual, weight.shape(), parameters, Some(eps), Next::Products)
+        self.add_norm_impl(
+            "add_layer_norm",
+            residual,
+            weight.shape(),
+            parameters,
+            Some(eps),
+            NormConsumer::MatmulOnly,
+        )
     }
 
     /// [`add_rms_norm`](Self::add_rms_norm) before products.
     #[track_caller]
-    pub(crate) fn add_rms_norm_low(
+    pub(crate) fn add_rms_norm_low_precision(
         &self,
         residual: &Tensor,
         weight: &Tensor,
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm("add_rms_norm", residual, weight.shape(), [Some(weight), None], eps, Next::Products)
+        self.add_norm_impl(
+            "add_rms_norm",
+            residual,
+            weight.shape(),
+            [Some(weight), None],
+            eps,
+            NormConsumer::MatmulOnly,
+        )
     }
 }
 
 /// The `eps` of an RMS normalisation that names none.
-pub(crate) fn rounding_unit(dtype: DType) -> f64 {
+pub(crate) fn machine_epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),
         DType::BF16 => 2f64.powi(-7),

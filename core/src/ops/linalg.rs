@@ -4,7 +4,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::svd::{MatrixShape, check_matrices, empty_result_with_grad};
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
@@ -15,11 +15,11 @@ use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
 
 /// Columns of a workgroup of the triangular solver.
-const COLUMNS: usize = 32;
+const WORKGROUP_COLUMNS: usize = 32;
 
 /// The extents of square matrices \[lead.., n, n\].
 #[track_caller]
-pub(super) fn square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
+pub(super) fn check_square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
     match check_matrices(op, x)? {
         MatrixShape { batch_shape: lead, m, n } if m == n => Ok((lead, n)),
         _ => Err(Error::shape(op, "takes square matrices [.., n, n]", &[x.shape()])),
@@ -27,14 +27,14 @@ pub(super) fn square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize]
 }
 
 /// Matrices \[batch, m, n\] with triangles in place of them, the order of their rows \[batch, m\], and its sign \[batch\].
-pub(super) struct Lu {
-    pub(super) triangles: Tensor,
-    pub(super) order: Tensor,
-    sign: Tensor,
+pub(super) struct LuFactors {
+    pub(super) packed_lu: Tensor,
+    pub(super) row_order: Tensor,
+    permutation_sign: Tensor,
 }
 
 /// Of matrices [lead.., m, n]. Not recorded.
-pub(super) fn lu(x: &Tensor, m: usize, n: usize) -> Result<Lu> {
+pub(super) fn lu_decompose(x: &Tensor, m: usize, n: usize) -> Result<LuFactors> {
     let batch = x.numel() / (m * n).max(1);
     let triangles = x.detach().reshape([batch, m, n])?.copy()?;
     let order = {
@@ -43,25 +43,29 @@ pub(super) fn lu(x: &Tensor, m: usize, n: usize) -> Result<Lu> {
     };
     let sign = Tensor::empty(&[batch], x.dtype(), x.device())?;
     let spec = KernelSpec::new("lu").def("dtype", x.dtype().name()).def("form", "lu");
-    eliminate(&spec, &[&triangles, &order, &sign])?;
-    Ok(Lu { triangles, order, sign })
+    run_elimination(&spec, &[&triangles, &order, &sign])?;
+    Ok(LuFactors { packed_lu: triangles, row_order: order, permutation_sign: sign })
 }
 
 /// Runs `lu.wgsl` over the columns of matrices \[batch, m, n\], the first of `tensors`.
-fn eliminate(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
+fn run_elimination(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
     let &[batch, m, n] = tensors[0].shape() else { return Ok(()) };
     let turns_of = |j: usize| {
         let (rows, columns) = (m - j, n - j - 1);
-        2 * rows.div_ceil(GROUP) + n.div_ceil(GROUP) + ((rows - 1) * columns).div_ceil(GROUP) + 16
+        2 * rows.div_ceil(WORKGROUP_SIZE)
+            + n.div_ceil(WORKGROUP_SIZE)
+            + ((rows - 1) * columns).div_ceil(WORKGROUP_SIZE)
+            + 16
     };
     launch::launch_in_parts(
         tensors[0].device(),
-        m.div_ceil(GROUP) + 2,
+        m.div_ceil(WORKGROUP_SIZE) + 2,
         m.min(n),
         turns_of,
         |first, count, turns| {
             let sizes = [batch, m, n, first, first + count];
-            let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
+            let params =
+                sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
             launch::launch(spec, tensors, params, batch)
         },
     )
@@ -69,37 +73,38 @@ fn eliminate(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
 
 /// Which triangle, and whether its diagonal is taken to be ones.
 #[derive(Clone, Copy)]
-struct Triangle {
-    upper: bool,
-    unit: bool,
+struct TriangleKind {
+    is_upper: bool,
+    has_unit_diagonal: bool,
 }
 
 /// a⁻¹ b for triangles a \[batch, n, n\] of any strides and b \[batch, n, columns\]. Not recorded.
-fn substitute(a: &Tensor, b: &Tensor, triangle: Triangle) -> Result<Tensor> {
+fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Result<Tensor> {
     let x = b.detach().copy()?.contiguous()?;
     let (batch, n, columns) = (x.shape()[0], x.shape()[1], x.shape()[2]);
     if x.numel() == 0 {
         return Ok(x);
     }
-    let width = columns.min(COLUMNS);
+    let width = columns.min(WORKGROUP_COLUMNS);
     let spec = KernelSpec::new("triangular")
         .def("dtype", x.dtype().name())
-        .def("upper", triangle.upper)
-        .def("unit", triangle.unit);
+        .def("upper", triangle.is_upper)
+        .def("unit", triangle.has_unit_diagonal);
     let sizes =
         [batch, n, columns, width, a.layout().offset(), a.strides()[0], a.strides()[1], a.strides()[2]];
-    let turns_of = |step: usize| width.div_ceil(GROUP) + ((n - 1 - step) * width).div_ceil(GROUP) + 3;
+    let turns_of =
+        |step: usize| width.div_ceil(WORKGROUP_SIZE) + ((n - 1 - step) * width).div_ceil(WORKGROUP_SIZE) + 3;
     launch::launch_in_parts(x.device(), 1, n, turns_of, |first, count, turns| {
         let sizes = sizes.into_iter().chain([first, first + count]);
-        let params = sizes.fold(Params::new(), Params::size).turns(turns);
+        let params = sizes.fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
         launch::launch(&spec, &[a, &x], params, batch * columns.div_ceil(width))
     })?;
     Ok(x)
 }
 
 /// Both with the leading dimensions that they broadcast to, as \[batch, ..\], and the shape of the solution.
-fn together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Dims)> {
-    let ((lead, n), rest) = (square(op, a)?, check_matrices(op, b)?);
+fn broadcast_system(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Dims)> {
+    let ((lead, n), rest) = (check_square(op, a)?, check_matrices(op, b)?);
     if rest.m != n {
         return Err(Error::shape(
             op,
@@ -118,7 +123,7 @@ fn together(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor,
 }
 
 /// How many of a line are not `none`, counted in a type that every device has, as i64.
-pub(super) fn count_of(none: &Tensor, dtype: DType) -> Result<Tensor> {
+pub(super) fn count_false(none: &Tensor, dtype: DType) -> Result<Tensor> {
     none.logical_not()?.to_dtype(dtype)?.sum(&[-1], false)?.to_dtype(DType::I64)
 }
 
@@ -133,14 +138,14 @@ impl Tensor {
         const OP: &str = "cholesky";
         dispatch_autocast!(OP, [self], |x| x.cholesky());
         let _op = memory::scope::enter_op(OP);
-        let (_, n) = square(OP, self)?;
+        let (_, n) = check_square(OP, self)?;
         if self.numel() == 0 {
             return empty_result_with_grad(OP, &[self], self.shape());
         }
         let batch = self.numel() / (n * n);
         let triangles = self.detach().reshape([batch, n, n])?.copy()?;
         let spec = KernelSpec::new("lu").def("dtype", self.dtype().name()).def("form", "cholesky");
-        eliminate(&spec, &[&triangles])?;
+        run_elimination(&spec, &[&triangles])?;
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::output(&out);
         Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
@@ -172,14 +177,14 @@ impl Tensor {
         dispatch_autocast!(OP, [self, b], |a, b| a.solve_triangular(&b, upper, left, unitriangular));
         let _op = memory::scope::enter_op(OP);
         if !left {
-            square(OP, self)?;
+            check_square(OP, self)?;
             check_matrices(OP, b)?;
             let (at, bt) = (self.transpose(-2, -1)?, b.transpose(-2, -1)?);
             return at.solve_triangular(&bt, !upper, true, unitriangular)?.transpose(-2, -1);
         }
-        let (a, b, shape) = together(OP, self, b)?;
-        let triangle = Triangle { upper, unit: unitriangular };
-        let x = substitute(&a.detach(), &b, triangle)?;
+        let (a, b, shape) = broadcast_system(OP, self, b)?;
+        let triangle = TriangleKind { is_upper: upper, has_unit_diagonal: unitriangular };
+        let x = solve_by_substitution(&a.detach(), &b, triangle)?;
         let (saved, result) = (SavedTensor::input(&a), SavedTensor::output(&x));
         let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
             let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);
@@ -212,18 +217,23 @@ impl Tensor {
         const OP: &str = "solve";
         dispatch_autocast!(OP, [self, b], |a, b| a.solve(&b));
         let _op = memory::scope::enter_op(OP);
-        let (lead, n) = square(OP, self)?;
+        let (lead, n) = check_square(OP, self)?;
         if b.rank() == 1 || (b.rank() + 1 == self.rank() && b.shape() == [lead, &[n]].concat()) {
             return self.solve(&b.unsqueeze(-1)?)?.squeeze(-1);
         }
-        let (a, b, shape) = together(OP, self, b)?;
+        let (a, b, shape) = broadcast_system(OP, self, b)?;
         if b.numel() == 0 {
             return empty_result_with_grad(OP, &[&a, &b], &shape);
         }
-        let Lu { triangles, order, .. } = lu(&a, n, n)?;
+        let LuFactors { packed_lu: triangles, row_order: order, .. } = lu_decompose(&a, n, n)?;
         let rows = b.detach().gather(1, &order.unsqueeze(2)?.broadcast_to(b.shape())?)?;
-        let x = substitute(&triangles, &rows, Triangle { upper: false, unit: true })?;
-        let x = substitute(&triangles, &x, Triangle { upper: true, unit: false })?;
+        let x = solve_by_substitution(
+            &triangles,
+            &rows,
+            TriangleKind { is_upper: false, has_unit_diagonal: true },
+        )?;
+        let x =
+            solve_by_substitution(&triangles, &x, TriangleKind { is_upper: true, has_unit_diagonal: false })?;
         let (saved, result) = (SavedTensor::input(&a), SavedTensor::output(&x));
         let x = autograd::differentiable(OP, x, &[&a, &b], move |g, wants| {
             let (a, x) = (saved.unpack(wants)?, result.unpack(wants)?);
@@ -243,7 +253,7 @@ impl Tensor {
         const OP: &str = "inv";
         dispatch_autocast!(OP, [self], |x| x.inv());
         let _op = memory::scope::enter_op(OP);
-        let (_, n) = square(OP, self)?;
+        let (_, n) = check_square(OP, self)?;
         self.solve(&Tensor::eye(n, n, self.dtype(), self.device())?.broadcast_to(self.shape())?)
     }
 
@@ -256,11 +266,11 @@ impl Tensor {
         const OP: &str = "det";
         dispatch_autocast!(OP, [self], |x| x.det());
         let _op = memory::scope::enter_op(OP);
-        let (lead, n) = square(OP, self)?;
+        let (lead, n) = check_square(OP, self)?;
         if self.numel() == 0 {
             return empty_result_with_grad(OP, &[self], lead)?.add(1.0);
         }
-        let Lu { triangles, sign, .. } = lu(self, n, n)?;
+        let LuFactors { packed_lu: triangles, permutation_sign: sign, .. } = lu_decompose(self, n, n)?;
         let out = triangles.diagonal(0, 1, 2)?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
@@ -279,12 +289,12 @@ impl Tensor {
         const OP: &str = "slogdet";
         dispatch_autocast!(OP, [self], |x| x.slogdet());
         let _op = memory::scope::enter_op(OP);
-        let (lead, n) = square(OP, self)?;
+        let (lead, n) = check_square(OP, self)?;
         if self.numel() == 0 {
             let none = empty_result_with_grad(OP, &[self], lead)?;
             return Ok((none.add(1.0)?, none));
         }
-        let Lu { triangles, sign, .. } = lu(self, n, n)?;
+        let LuFactors { packed_lu: triangles, permutation_sign: sign, .. } = lu_decompose(self, n, n)?;
         let diagonal = triangles.diagonal(0, 1, 2)?;
         let sign = diagonal.sign()?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
         let size = diagonal.abs()?.log()?.sum(&[1], false)?.reshape(lead)?;
@@ -310,7 +320,7 @@ impl Tensor {
         const OP: &str = "matrix_power";
         dispatch_autocast!(OP, [self], |x| x.matrix_power(power));
         let _op = memory::scope::enter_op(OP);
-        let (_, n) = square(OP, self)?;
+        let (_, n) = check_square(OP, self)?;
         let mut left = power.unsigned_abs();
         let mut square = if power < 0 { self.inv()? } else { self.clone() };
         let mut out: Option<Tensor> = None;
@@ -342,11 +352,11 @@ impl Tensor {
         const OP: &str = "pinv";
         dispatch_autocast!(OP, [self], |x| x.pinv(rtol));
         let _op = memory::scope::enter_op(OP);
-        Ok(self.inverse_by_values(OP, rtol)?.0)
+        Ok(self.pinv_with_singular_values(OP, rtol)?.0)
     }
 
     /// The pseudo-inverses, and the singular values with which of them count as none.
-    pub(super) fn inverse_by_values(
+    pub(super) fn pinv_with_singular_values(
         &self,
         op: &'static str,
         rtol: Option<f64>,
@@ -358,7 +368,7 @@ impl Tensor {
             return Ok((empty_result_with_grad(op, &[self], &[lead, &[n, m]].concat())?, values, none));
         }
         let (u, s, vh) = self.detach().svd()?;
-        let none = self.negligible(&s, rtol)?;
+        let none = self.negligible_mask(&s, rtol)?;
         let inverse = s.masked_fill(&none, 1.0)?.reciprocal()?.masked_fill(&none, 0.0)?;
         let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
@@ -388,11 +398,11 @@ impl Tensor {
             return Tensor::zeros(lead, DType::I64, self.device());
         }
         let s = self.detach().svdvals()?;
-        count_of(&self.negligible(&s, rtol)?, s.dtype())
+        count_false(&self.negligible_mask(&s, rtol)?, s.dtype())
     }
 
     /// Which of the singular values of `self` are too small to count.
-    fn negligible(&self, values: &Tensor, rtol: Option<f64>) -> Result<Tensor> {
+    fn negligible_mask(&self, values: &Tensor, rtol: Option<f64>) -> Result<Tensor> {
         let longest = self.shape()[self.rank() - 2..].iter().copied().max().unwrap_or(0);
         let unit = if self.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };
         let values = values.detach();

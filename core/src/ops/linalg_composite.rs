@@ -1,6 +1,6 @@
 //! Numbers of matrices (norms, condition), and what is made of them by products and solutions: PyTorch's `linalg`, composed.
 
-use super::linalg::square;
+use super::linalg::check_square;
 use super::shape::cat;
 use super::svd::MatrixDims;
 use crate::amp::dispatch_autocast;
@@ -152,7 +152,7 @@ impl Tensor {
         dispatch_autocast!(OP, [self], |x| x.cond(order));
         let _op = memory::scope::enter_op(OP);
         let MatrixNorm::Order(p @ (2.0 | -2.0)) = order else {
-            let (lead, n) = square(OP, self)?;
+            let (lead, n) = check_square(OP, self)?;
             if n == 0 {
                 return Tensor::zeros(lead, self.dtype(), self.device());
             }
@@ -195,7 +195,7 @@ impl Tensor {
         const OP: &str = "matrix_exp";
         dispatch_autocast!(OP, [self], |x| x.matrix_exp());
         let _op = memory::scope::enter_op(OP);
-        let (_, n) = square(OP, self)?;
+        let (_, n) = check_square(OP, self)?;
         let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
         if self.numel() == 0 {
             return self.mul(1.0);
@@ -241,7 +241,7 @@ impl Tensor {
     #[track_caller]
     pub fn cholesky_solve(&self, l: &Tensor, upper: bool) -> Result<Tensor> {
         let _op = memory::scope::enter_op("cholesky_solve");
-        square("cholesky_solve", l)?;
+        check_square("cholesky_solve", l)?;
         let (lower, lt) =
             if upper { (l.transpose(-2, -1)?, l.clone()) } else { (l.clone(), l.transpose(-2, -1)?) };
         lt.solve_triangular(&lower.solve_triangular(self, false, true, false)?, true, true, false)
@@ -254,7 +254,7 @@ impl Tensor {
     /// As [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn cholesky_inverse(&self, upper: bool) -> Result<Tensor> {
-        let (_, n) = square("cholesky_inverse", self)?;
+        let (_, n) = check_square("cholesky_inverse", self)?;
         let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
         eye.broadcast_to(self.shape())?.cholesky_solve(self, upper)
     }

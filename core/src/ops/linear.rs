@@ -19,17 +19,17 @@ use crate::tensor::layout::numel;
 use crate::tensor::{Dims, Tensor};
 
 /// A weight, and a bias, as a product takes them.
-struct Layer {
+struct LinearOperands {
     op: &'static str,
     /// The operands of the tape, in the type that their gradients have.
     weight: Tensor,
     bias: Option<Tensor>,
     /// The numbers that are multiplied, in the type of x, without their history.
-    low: Tensor,
-    low_bias: Option<Tensor>,
+    compute_weight: Tensor,
+    compute_bias: Option<Tensor>,
 }
 
-impl Layer {
+impl LinearOperands {
     /// Checks a layer's shapes, and casts its numbers to the type of x.
     fn new(
         op: &'static str,
@@ -45,16 +45,16 @@ impl Layer {
         };
         Ok(Self {
             op,
-            low: cast(weight)?,
-            low_bias: bias.map(&cast).transpose()?,
+            compute_weight: cast(weight)?,
+            compute_bias: bias.map(&cast).transpose()?,
             weight: weight.clone(),
             bias: bias.cloned(),
         })
     }
 
     /// One of its operands, as it is kept: what is multiplied may be a cast of it.
-    fn saved(&self, operand: &Tensor) -> SavedTensor {
-        if self.low.dtype() == operand.dtype() {
+    fn save_operand(&self, operand: &Tensor) -> SavedTensor {
+        if self.compute_weight.dtype() == operand.dtype() {
             SavedTensor::input(operand)
         } else {
             SavedTensor::input_for_create_graph(operand)
@@ -63,22 +63,22 @@ impl Layer {
 
     /// x · weightᵀ + bias of rows, without a gradient.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let weight = self.low.t()?;
-        let Some(bias) = &self.low_bias else { return matmul::gemm(self.op, x, &weight) };
-        let out = self.empty(x)?;
+        let weight = self.compute_weight.t()?;
+        let Some(bias) = &self.compute_bias else { return matmul::gemm(self.op, x, &weight) };
+        let out = self.empty_output(x)?;
         let bias = &contiguous_zero_offset(bias)?;
         matmul::gemm_bias_into(self.op, x, &weight, &out, bias)?;
         Ok(out)
     }
 
     /// Memory for the result of rows.
-    fn empty(&self, x: &Tensor) -> Result<Tensor> {
-        Tensor::empty(&[x.shape()[0], self.low.shape()[0]], x.dtype(), x.device())
+    fn empty_output(&self, x: &Tensor) -> Result<Tensor> {
+        Tensor::empty(&[x.shape()[0], self.compute_weight.shape()[0]], x.dtype(), x.device())
     }
 
     /// The gradients of weight and bias, of rows, as far as they are wanted; they are inputs `at` and `at + 1` of the
     /// operation. `sums` are those of the rows of g, where someone has made them.
-    fn backward(
+    fn parameter_grads(
         &self,
         g: &Tensor,
         x: Option<&Tensor>,
@@ -91,7 +91,8 @@ impl Layer {
         let dw = match x.filter(|_| wants[at]) {
             None => None,
             Some(x) => {
-                let before = wants.leaf_grad_to_accumulate(at).filter(|sum| sum.dtype() == self.weight.dtype());
+                let before =
+                    wants.leaf_grad_to_accumulate(at).filter(|sum| sum.dtype() == self.weight.dtype());
                 let add = before.is_some();
                 let dw = before.map_or_else(
                     || Tensor::empty(self.weight.shape(), self.weight.dtype(), g.device()),
@@ -121,7 +122,7 @@ impl Layer {
     }
 
     /// The gradients of x, weight and bias as operations that have gradients.
-    fn recorded(
+    fn differentiable_grads(
         &self,
         g: &Tensor,
         x: Option<Tensor>,
@@ -164,7 +165,7 @@ fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Ten
 
 /// What stands around [`gelu_tanh`](Tensor::gelu_tanh) of x backward, where g is the gradient of the layer behind it, of this weight: that of x,
 /// gelu_tanh(x), and the sums of the first's rows, in f32.
-fn hidden_gradient(
+fn mlp_hidden_backward(
     op: &'static str,
     g: &Tensor,
     weight: &Tensor,
@@ -184,12 +185,12 @@ fn hidden_gradient(
         }
     }
     let hidden = matmul::gemm(op, g, weight)?;
-    let (gelu, sums) = activation::gelu_tanh_again(x, &hidden)?;
+    let (gelu, sums) = activation::gelu_tanh_backward_recompute(x, &hidden)?;
     Ok((hidden, gelu, sums))
 }
 
 /// Fails where the parameters of a layer are of another type than its input.
-fn check_types(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+fn check_same_dtype(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     for (name, t) in [("weight", Some(weight)), ("bias", bias)] {
         if let Some(t) = t.filter(|t| t.dtype() != x.dtype()) {
             let (shape, own, dtype) = (x.shape(), t.shape(), t.dtype());
@@ -203,17 +204,17 @@ fn check_types(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tens
 }
 
 /// Whether layers of this type multiply in 8 bits now.
-fn in_fp8(dtype: DType) -> bool {
+fn uses_fp8(dtype: DType) -> bool {
     amp::is_fp8_enabled() && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
 /// A tensor as rows of its last dimension.
-pub(super) fn rows(t: &Tensor) -> Result<Tensor> {
+pub(super) fn flatten_to_rows(t: &Tensor) -> Result<Tensor> {
     let (last, before) = t.shape().split_last().map_or((1, 1), |(last, before)| (*last, numel(before)));
     t.reshape([before, last])
 }
 
-fn with_last(shape: &[usize], last: usize) -> Dims {
+fn replace_last_extent(shape: &[usize], last: usize) -> Dims {
     shape[..shape.len() - 1].iter().copied().chain([last]).collect()
 }
 
@@ -244,17 +245,17 @@ impl Tensor {
             None => self,
         };
         if cast.is_none() {
-            check_types(OP, x, weight, bias)?;
+            check_same_dtype(OP, x, weight, bias)?;
             matmul::check_matmul_operands(OP, x, weight)?;
             bias.map_or(Ok(()), |bias| matmul::check_matmul_operands(OP, x, bias))?;
         }
-        if in_fp8(x.dtype()) {
+        if uses_fp8(x.dtype()) {
             check_shapes(OP, x, weight, bias)?;
-            return linear_fp8::linear(OP, x, weight, bias);
+            return linear_fp8::forward_with_grad(OP, x, weight, bias);
         }
-        let layer = Layer::new(OP, x, weight, bias, cast.as_ref())?;
-        let flat = rows(x)?;
-        let shape = with_last(x.shape(), weight.shape()[0]);
+        let layer = LinearOperands::new(OP, x, weight, bias, cast.as_ref())?;
+        let flat = flatten_to_rows(x)?;
+        let shape = replace_last_extent(x.shape(), weight.shape()[0]);
         let out = layer.forward(&flat.detach())?.reshape(&shape[..])?;
         let inputs = [Some(x), Some(weight), bias];
         let inputs: Vec<&Tensor> = inputs.into_iter().flatten().collect();
@@ -264,22 +265,22 @@ impl Tensor {
         // x is kept for the weight's gradient alone.
         let kept = weight.requires_grad().then(|| SavedTensor::input(&flat));
         // In its own type, in which its gradient comes; what is multiplied is the layer's.
-        let own = x.requires_grad().then(|| layer.saved(weight));
+        let own = x.requires_grad().then(|| layer.save_operand(weight));
         drop(flat);
         let x_shape: Dims = x.shape().into();
         Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
             let sums = g.cached_column_sums();
-            let g = rows(g)?;
+            let g = flatten_to_rows(g)?;
             let kept = kept.as_ref().map(|x| x.unpack(wants)).transpose()?;
             let own = own.as_ref().map(|w| w.unpack(wants)).transpose()?;
             if wants.create_graph() {
-                return layer.recorded(&g, kept, own, &x_shape, wants);
+                return layer.differentiable_grads(&g, kept, own, &x_shape, wants);
             }
             let dx = match wants[0] {
-                true => Some(matmul::gemm(OP, &g, &layer.low)?.reshape(&x_shape[..])?),
+                true => Some(matmul::gemm(OP, &g, &layer.compute_weight)?.reshape(&x_shape[..])?),
                 false => None,
             };
-            let [dw, db] = layer.backward(&g, kept.as_ref(), sums, wants, 1)?;
+            let [dw, db] = layer.parameter_grads(&g, kept.as_ref(), sums, wants, 1)?;
             let mut grads: InputGrads = smallvec![dx, dw];
             if layer.bias.is_some() {
                 grads.push(db);
@@ -300,7 +301,7 @@ impl Tensor {
     pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
         const OP: &str = "mlp";
         let _op = memory::scope::enter_op(OP);
-        if in_fp8(self.dtype()) {
+        if uses_fp8(self.dtype()) {
             return self.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
         }
         // It is made of linear layers, and cast as they are.
@@ -318,12 +319,12 @@ impl Tensor {
         if x.dtype() == DType::F64 {
             return x.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
         }
-        let first = Layer::new(OP, x, up, Some(up_bias), cast.as_ref())?;
-        let flat = rows(&x.detach())?;
-        let before = first.empty(&flat)?;
-        let wide = first.empty(&flat)?;
-        let weight = first.low.t()?;
-        let bias = contiguous_zero_offset(first.low_bias.as_ref().unwrap_or(up_bias))?;
+        let first = LinearOperands::new(OP, x, up, Some(up_bias), cast.as_ref())?;
+        let flat = flatten_to_rows(&x.detach())?;
+        let before = first.empty_output(&flat)?;
+        let wide = first.empty_output(&flat)?;
+        let weight = first.compute_weight.t()?;
+        let bias = contiguous_zero_offset(first.compute_bias.as_ref().unwrap_or(up_bias))?;
         let finish = EpilogueTensors::GeluBias { bias: &bias, pre_activation: &before };
         let wide = if matmul::try_gemm_epilogue(OP, &flat, &weight, &wide, false, finish)? {
             wide
@@ -332,8 +333,8 @@ impl Tensor {
             matmul::gemm_bias_into(OP, &flat, &weight, &before, &bias)?;
             before.gelu_tanh()?
         };
-        let second = Layer::new(OP, &wide, down, Some(down_bias), cast.as_ref())?;
-        let shape = with_last(x.shape(), down.shape()[0]);
+        let second = LinearOperands::new(OP, &wide, down, Some(down_bias), cast.as_ref())?;
+        let shape = replace_last_extent(x.shape(), down.shape()[0]);
         let out = second.forward(&wide)?.reshape(&shape[..])?;
         let inputs = [x, up, up_bias, down, down_bias];
         if !autograd::compute_requires_grad(&inputs) {
@@ -341,7 +342,7 @@ impl Tensor {
         }
         let x_shape: Dims = x.shape().into();
         let [w1, b1, w2, b2] = [(&first, up), (&first, up_bias), (&second, down), (&second, down_bias)]
-            .map(|(layer, t)| layer.saved(t));
+            .map(|(layer, t)| layer.save_operand(t));
         let saved = [SavedTensor::input(x), w1, b1, w2, b2].into_iter().collect();
         let composed = |t: &[Tensor]| {
             let low = |k: usize| t[k].to_dtype(t[0].dtype());
@@ -349,13 +350,13 @@ impl Tensor {
         };
         Ok(autograd::composite_differentiable(OP, out, &inputs, saved, composed, move |g, wants| {
             let given = g.cached_column_sums();
-            let g = rows(g)?;
-            let (hidden, wide, sums) = hidden_gradient(OP, &g, &second.low, &before)?;
-            let [dw2, db2] = second.backward(&g, Some(&wide), given, wants, 3)?;
+            let g = flatten_to_rows(g)?;
+            let (hidden, wide, sums) = mlp_hidden_backward(OP, &g, &second.compute_weight, &before)?;
+            let [dw2, db2] = second.parameter_grads(&g, Some(&wide), given, wants, 3)?;
             drop((g, wide));
-            let [dw1, db1] = first.backward(&hidden, Some(&flat), Some(sums), wants, 1)?;
+            let [dw1, db1] = first.parameter_grads(&hidden, Some(&flat), Some(sums), wants, 1)?;
             let dx = match wants[0] {
-                true => Some(matmul::gemm(OP, &hidden, &first.low)?.reshape(&x_shape[..])?),
+                true => Some(matmul::gemm(OP, &hidden, &first.compute_weight)?.reshape(&x_shape[..])?),
                 false => None,
             };
             Ok(smallvec![dx, dw1, db1, dw2, db2] as InputGrads)

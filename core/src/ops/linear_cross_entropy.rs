@@ -6,9 +6,12 @@ use std::sync::{Mutex, PoisonError};
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::cross_entropy::{CrossEntropy, Example, Pass, check, goal_name, ignored, narrowed_classes};
+use super::cross_entropy::{
+    CrossEntropyOptions, CrossEntropyPass, LogitsBatch, check_targets, kernel_ignore_index,
+    narrow_class_targets, target_dtype_name,
+};
 use super::heuristics::VEC4_WIDTH;
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::loss::Reduction;
 use super::matmul;
 use super::reduce::contiguous_zero_offset;
@@ -31,17 +34,17 @@ fn chunk_bytes(device: &Device) -> usize {
 }
 
 /// Rows that the vendor's products take at a time.
-const TILE: usize = 128;
+const GEMM_TILE_ROWS: usize = 128;
 
 /// Rows of a chunk, of `n` where `fit` fit: as few chunks as can be, as even as whole tiles let them be.
 fn chunk_rows(n: usize, fit: usize) -> usize {
-    let fit = if fit > TILE { fit / TILE * TILE } else { fit.max(1) };
+    let fit = if fit > GEMM_TILE_ROWS { fit / GEMM_TILE_ROWS * GEMM_TILE_ROWS } else { fit.max(1) };
     let even = n.div_ceil(n.div_ceil(fit).max(1));
-    even.next_multiple_of(TILE).min(fit).min(n).max(1)
+    even.next_multiple_of(GEMM_TILE_ROWS).min(fit).min(n).max(1)
 }
 
 /// A row of logits is as long as a multiple of this, for the vendor's products.
-const ROW: usize = 64;
+const ROW_ALIGNMENT: usize = 64;
 
 /// x *= scale, a number on the device, in place.
 fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
@@ -49,11 +52,11 @@ fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
     let steps = x.numel() / width;
     const EACH: usize = 8;
     let spec = KernelSpec::new("scale").def("dtype", x.dtype().name()).def("width", width).def("each", EACH);
-    launch::launch(&spec, &[scale, x], Params::new().size(steps), steps.div_ceil(GROUP * EACH))
+    launch::launch(&spec, &[scale, x], KernelParams::new().size(steps), steps.div_ceil(WORKGROUP_SIZE * EACH))
 }
 
 /// What the losses are divided by, as a number on the device: 1 for their sum.
-fn divisor(target: &Tensor, classes: usize, options: &CrossEntropy<'_>) -> Result<Tensor> {
+fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
     let device = target.device();
     match options.reduction {
         Reduction::None => Err(Error::argument(
@@ -65,39 +68,42 @@ fn divisor(target: &Tensor, classes: usize, options: &CrossEntropy<'_>) -> Resul
         Reduction::Mean => {
             let weights = Tensor::empty(&[target.numel()], DType::F32, device)?;
             let weight = options.weight.map(contiguous_zero_offset).transpose()?;
-            let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
+            let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
             let spec = KernelSpec::new("class_weights")
-                .def("goal", goal_name(target))
+                .def("goal", target_dtype_name(target))
                 .def("weight", weight.as_ref().map_or("", name));
-            let params = Params::new().size(target.numel()).size(classes).u32(ignored(options) as u32);
+            let params = KernelParams::new()
+                .size(target.numel())
+                .size(classes)
+                .u32(kernel_ignore_index(options) as u32);
             let tensors: SmallVec<[&Tensor; 3]> =
                 std::iter::once(target).chain(&weight).chain([&weights]).collect();
-            launch::launch(&spec, &tensors, params, target.numel().div_ceil(GROUP))?;
+            launch::launch(&spec, &tensors, params, target.numel().div_ceil(WORKGROUP_SIZE))?;
             weights.sum_all()
         }
     }
 }
 
 /// Rows of x, the numbers of a weight in their type, and the classes of the rows.
-struct Head<'a> {
+struct LinearCrossEntropy<'a> {
     x: Tensor,
     weight: Tensor,
     target: Tensor,
-    options: &'a CrossEntropy<'a>,
+    options: &'a CrossEntropyOptions<'a>,
 }
 
 /// The gradients of x and weight, for a gradient of 1 of the loss.
-type Made = [Option<Tensor>; 2];
+type HeadGrads = [Option<Tensor>; 2];
 
-impl Head<'_> {
+impl LinearCrossEntropy<'_> {
     /// The loss, and the gradients that are wanted; that of the weight in `weight_type`.
-    fn run(&self, wants: [bool; 2], weight_type: DType) -> Result<(Tensor, Made)> {
+    fn compute_loss_and_grads(&self, wants: [bool; 2], weight_type: DType) -> Result<(Tensor, HeadGrads)> {
         let Self { x, weight, target, options } = self;
         let (&[n, features], &[classes, _]) = (x.shape(), weight.shape()) else {
             return Err(Error::shape(OP, "takes rows of x and a weight of [classes, in]", &[x.shape()]));
         };
         let (device, dtype) = (x.device(), x.dtype());
-        let divisor = divisor(target, classes, options)?;
+        let divisor = loss_divisor(target, classes, options)?;
         let scale = divisor.reciprocal()?;
         let numbers = || Tensor::empty(&[2, n], DType::F32, device);
         let losses = numbers()?;
@@ -105,7 +111,7 @@ impl Head<'_> {
         let dx = wants[0].then(|| Tensor::empty(&[n, features], dtype, device)).transpose()?;
         // Sums over chunks are made in f32, whatever the types.
         let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
-        let row = classes.next_multiple_of(ROW);
+        let row = classes.next_multiple_of(ROW_ALIGNMENT);
         let chunk = chunk_rows(n, chunk_bytes(device) / (row * dtype.size()));
         let buffer = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
@@ -116,23 +122,23 @@ impl Head<'_> {
             let part = x.narrow(0, first, rows)?;
             let logits = buffer.narrow(0, 0, rows)?.narrow(1, 0, classes)?;
             matmul::gemm_into(OP, &part, &weight.t()?, &logits, false)?;
-            let example = Example {
+            let example = LogitsBatch {
                 x: logits,
                 target: target.clone(),
                 weight: options.weight.map(contiguous_zero_offset).transpose()?,
-                soft: false,
+                has_soft_targets: false,
                 dim: 1,
-                ignore: ignored(options),
-                smoothing: options.label_smoothing,
-                first,
-                total: n,
-                padded: true,
+                ignore_index: kernel_ignore_index(options),
+                label_smoothing: options.label_smoothing,
+                first_row: first,
+                total_rows: n,
+                has_padded_rows: true,
             };
             if let Some(lse) = &lse {
-                example.run(&Pass::Forward(&losses, lse))?;
+                example.run_pass(&CrossEntropyPass::Forward(&losses, lse))?;
                 continue;
             }
-            example.run(&Pass::Both(&losses, &scale))?;
+            example.run_pass(&CrossEntropyPass::ForwardBackward(&losses, &scale))?;
             let logits = &example.x;
             if let Some(dx) = &dx {
                 matmul::gemm_into(OP, logits, weight, &dx.narrow(0, first, rows)?, false)?;
@@ -180,7 +186,7 @@ impl Tensor {
         &self,
         weight: &Tensor,
         target: &Tensor,
-        options: &CrossEntropy<'_>,
+        options: &CrossEntropyOptions<'_>,
     ) -> Result<Tensor> {
         let _op = memory::scope::enter_op(OP);
         let (&[classes, features], Some((&given, before))) = (weight.shape(), self.shape().split_last())
@@ -214,31 +220,38 @@ impl Tensor {
         matmul::check_matmul_operands(OP, x, &low)?;
         let n = numel(before);
         let rows = contiguous_zero_offset(&x.detach().reshape([n, features])?)?;
-        let target = contiguous_zero_offset(&narrowed_classes(&target.reshape([n])?, options)?)?;
+        let target = contiguous_zero_offset(&narrow_class_targets(&target.reshape([n])?, options)?)?;
         // What is asked of class weights and smoothing, on logits of one row that are not made.
-        check(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
-        let head = Head { x: rows, weight: contiguous_zero_offset(&low)?, target, options };
+        check_targets(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
+        let head = LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, options };
         let wants = match autograd::is_grad_enabled() {
             true => [x.requires_grad(), weight.requires_grad()],
             false => [false, false],
         };
-        let (loss, made) = head.run(wants, weight.dtype())?;
+        let (loss, made) = head.compute_loss_and_grads(wants, weight.dtype())?;
         if !autograd::compute_requires_grad(&[x, weight]) {
             return Ok(loss);
         }
         let shape: Dims = x.shape().into();
         let made = Mutex::new(Some(made));
-        let mut saved: SmallVec<[SavedTensor; 4]> = [x, weight].map(SavedTensor::input_for_create_graph).into_iter().collect();
-        saved.extend([Some(&head.target), options.weight].into_iter().flatten().map(SavedTensor::input_for_create_graph));
-        let &CrossEntropy { weight: _, ignore_index, reduction, label_smoothing, in_place: _ } = options;
+        let mut saved: SmallVec<[SavedTensor; 4]> =
+            [x, weight].map(SavedTensor::input_for_create_graph).into_iter().collect();
+        saved.extend(
+            [Some(&head.target), options.weight]
+                .into_iter()
+                .flatten()
+                .map(SavedTensor::input_for_create_graph),
+        );
+        let &CrossEntropyOptions { weight: _, ignore_index, reduction, label_smoothing, in_place: _ } =
+            options;
         let composed = move |t: &[Tensor]| {
             let logits = t[0].reshape([n, features])?.linear(&t[1].to_dtype(t[0].dtype())?, None)?;
-            let options = CrossEntropy {
+            let options = CrossEntropyOptions {
                 weight: t.get(3),
                 ignore_index,
                 reduction,
                 label_smoothing,
-                ..CrossEntropy::default()
+                ..CrossEntropyOptions::default()
             };
             logits.to_dtype(DType::F32)?.cross_entropy_with(&t[2], &options)
         };

@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::indices::{Range, in_range};
+use super::index_check::{IndexRange, check_in_range};
 use super::pointwise::Operand;
 use super::select;
 use crate::amp::{self, dispatch_in_f32};
@@ -36,7 +36,11 @@ impl Reduction {
     }
 }
 
-pub(super) fn weighted(losses: Tensor, weight: Option<&Tensor>, reduction: Reduction) -> Result<Tensor> {
+pub(super) fn apply_weight_and_reduce(
+    losses: Tensor,
+    weight: Option<&Tensor>,
+    reduction: Reduction,
+) -> Result<Tensor> {
     match weight {
         Some(weight) => reduction.apply(&losses.mul(weight)?),
         None => reduction.apply(&losses),
@@ -58,7 +62,12 @@ impl Tensor {
         ignore_index: i64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        dispatch_in_f32!("nll_loss", [self, weight], |x, w| x.nll_loss(target, w.as_ref(), ignore_index, reduction));
+        dispatch_in_f32!("nll_loss", [self, weight], |x, w| x.nll_loss(
+            target,
+            w.as_ref(),
+            ignore_index,
+            reduction
+        ));
         let _op = memory::scope::enter_op("nll_loss");
         if !target.dtype().is_int() {
             return Err(Error::dtype("nll_loss", target.dtype(), "targets are classes, as integers"));
@@ -72,7 +81,11 @@ impl Tensor {
         }
         let dim = if self.rank() > 1 { 1 } else { 0 };
         let skipped = Some(ignore_index);
-        in_range("nll_loss", target, Range { extent: self.shape()[dim as usize], wraps: false, skipped })?;
+        check_in_range(
+            "nll_loss",
+            target,
+            IndexRange { extent: self.shape()[dim as usize], allows_negative: false, ignored_index: skipped },
+        )?;
         let classes = select::cast_index_to_i32("nll_loss", target, skipped)?;
         let ignored = classes.eq(select::ignore_index_to_i32(ignore_index))?;
         let classes = classes.masked_fill(&ignored, 0)?;
@@ -125,7 +138,7 @@ impl Tensor {
         if beta == 0.0 {
             return self.l1_loss(target, reduction);
         }
-        reduction.apply(&self.near_or_far(target, beta)?.div(beta)?)
+        reduction.apply(&self.huber_elements(target, beta)?.div(beta)?)
     }
 
     /// Differences d up to `delta` as d² / 2, above as delta (|d| - delta / 2).
@@ -138,12 +151,12 @@ impl Tensor {
         if delta <= 0.0 {
             return Err(Error::argument("huber_loss", format!("delta {delta} is not positive")));
         }
-        reduction.apply(&self.near_or_far(target, delta)?)
+        reduction.apply(&self.huber_elements(target, delta)?)
     }
 
     /// Differences d up to `delta` as d² / 2, above as delta (|d| - delta / 2): without a choice between two results, so that the gradient of an
     /// infinite difference is that of its sign.
-    fn near_or_far(&self, target: &Tensor, delta: f64) -> Result<Tensor> {
+    fn huber_elements(&self, target: &Tensor, delta: f64) -> Result<Tensor> {
         let d = self.sub(target)?.abs()?;
         let near = d.clamp_max(delta)?;
         near.mul(&d.sub(&near.mul(0.5)?)?)
@@ -177,7 +190,11 @@ impl Tensor {
                 &[self.shape(), target.shape()],
             ));
         }
-        dispatch_in_f32!(OP, [self, target, weight], |x, y, w| x.binary_cross_entropy(&y, w.as_ref(), reduction));
+        dispatch_in_f32!(OP, [self, target, weight], |x, y, w| x.binary_cross_entropy(
+            &y,
+            w.as_ref(),
+            reduction
+        ));
         let (x, y) = (self.detach(), target.detach());
         let kept = [SavedTensor::input(self), SavedTensor::input(target)];
         let logs = |x: &Tensor| -> Result<(Tensor, Tensor)> {
@@ -205,7 +222,7 @@ impl Tensor {
             };
             Ok(smallvec![dx, dy])
         });
-        weighted(losses, weight, reduction)
+        apply_weight_and_reduce(losses, weight, reduction)
     }
 
     /// The cross-entropy of the sigmoids of these logits with `target`; `pos_weight` weighs the part of the positives.
@@ -233,7 +250,7 @@ impl Tensor {
             Some(p) => p.sub(1.0)?.mul(target)?.add(1.0)?.mul(&log)?,
             None => log,
         };
-        weighted(negatives.sub(&log)?, weight, reduction)
+        apply_weight_and_reduce(negatives.sub(&log)?, weight, reduction)
     }
 
     /// The divergence of these log-probabilities from `target`, which are probabilities or, with `log_target`, their

@@ -1,6 +1,6 @@
 //! Losses of counts, of pairs and of several labels, as PyTorch defines them; the others are in `loss.rs`.
 
-use super::loss::{Reduction, weighted};
+use super::loss::{Reduction, apply_weight_and_reduce};
 use super::select;
 use crate::amp::dispatch_in_f32;
 use crate::dtype::DType;
@@ -102,7 +102,8 @@ impl Tensor {
         const OP: &str = "cosine_embedding_loss";
         // PyTorch's, added to squares.
         const EPS: f64 = 1e-12;
-        dispatch_in_f32!(OP, [self, other, target], |a, b, y| a.cosine_embedding_loss(&b, &y, margin, reduction));
+        dispatch_in_f32!(OP, [self, other, target], |a, b, y| a
+            .cosine_embedding_loss(&b, &y, margin, reduction));
         if !matches!(self.rank(), 1 | 2) || other.rank() != self.rank() || target.rank() + 1 != self.rank() {
             return Err(Error::shape(
                 OP,
@@ -133,7 +134,13 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Tensor> {
         const OP: &str = "multi_margin_loss";
-        dispatch_in_f32!(OP, [self, weight], |x, w| x.multi_margin_loss(target, p, margin, w.as_ref(), reduction));
+        dispatch_in_f32!(OP, [self, weight], |x, w| x.multi_margin_loss(
+            target,
+            p,
+            margin,
+            w.as_ref(),
+            reduction
+        ));
         let _op = memory::scope::enter_op(OP);
         if !matches!(p, 1 | 2) {
             return Err(Error::argument(OP, format!("p is {p}; it must be 1 or 2")));
@@ -144,7 +151,7 @@ impl Tensor {
         let own = Tensor::arange(0.0, x.shape()[1] as f64, 1.0, DType::I32, x.device())?.eq(&y)?;
         let losses = missed.masked_fill(&own, 0.0)?.mean(&[1], false)?;
         let weight = weight.map(|w| w.index_select(0, &y.reshape([-1])?)).transpose()?;
-        squeeze_unbatched(weighted(losses, weight.as_ref(), reduction)?, self, reduction)
+        squeeze_unbatched(apply_weight_and_reduce(losses, weight.as_ref(), reduction)?, self, reduction)
     }
 
     /// Over the labels j of an example and the classes i that are none of them, the sum of max(0, 1 - x\[j\] + x\[i\]), over the number

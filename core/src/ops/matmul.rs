@@ -7,7 +7,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, Params};
+use super::launch::{self, KernelParams};
 use super::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use super::pointwise::{GradRule, Operand, PointwiseOp, Scalar, TypeRule, run_pointwise};
 use crate::amp::{self, dispatch_autocast};
@@ -56,7 +56,7 @@ pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) ->
     if a.dtype() == DType::Bool {
         return Err(Error::dtype(op, DType::Bool, "takes numbers; cast with `to_dtype`"));
     }
-    launch::check_compute(op, a.dtype(), a.device())
+    launch::check_device_dtype(op, a.dtype(), a.device())
 }
 
 /// a · b of tensors of at least two dimensions, whose batch dimensions broadcast, with its gradient.
@@ -249,7 +249,8 @@ impl MatmulProblem {
         let with = |rows, cols| -> Dims { batch.iter().copied().chain([rows, cols]).collect() };
         let (mut a, mut b) = (a.broadcast_to(&with(m, k))?, b.broadcast_to(&with(k, n))?);
         let depth = batch.len();
-        let fold = |a: &Tensor, b: &Tensor| collapse_dims(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
+        let fold =
+            |a: &Tensor, b: &Tensor| collapse_dims(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
         let (mut extents, mut strides) = fold(&a, &b);
         if extents.len() > 2 {
             // Kernels take two batch dimensions; of contiguous operands one remains.
@@ -313,7 +314,7 @@ impl MatmulProblem {
         let mut all: SmallVec<[_; 6]> =
             smallvec![(ta, Access::Read), (tb, Access::Read), (out, Access::Write)];
         finish.tensor_accesses().into_iter().for_each(|t| all.push(t));
-        let bound = launch::bind(all.iter().copied())?;
+        let bound = launch::bind_tensors(all.iter().copied())?;
         let operand = |at: usize, dtype: DType, m: MatrixLayout, index: usize| MatrixOperand {
             segment: bound[at].segment,
             offset: bound[at].offset + ((m.offset + index * m.outer_stride) * dtype.size()) as u64,
@@ -376,14 +377,15 @@ impl MatmulProblem {
         let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
         let along =
             KMajorOperands { a: along(a.col_stride, a.row_stride), b: along(b.row_stride, b.col_stride) };
-        let name = |dtype| launch::shader_dtype(dtype, device);
+        let name = |dtype| launch::shader_dtype_name(dtype, device);
         let spec = KernelSpec::new("matmul")
             .def("dtype", name(ta.dtype()))
             .def("out", name(out.dtype()))
             .def("bias", bias.is_some());
         let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
-        let matrices =
-            |p: Params, m: &MatrixLayout| p.size(m.offset).size(m.row_stride).size(m.col_stride).align();
+        let matrices = |p: KernelParams, m: &MatrixLayout| {
+            p.size(m.offset).size(m.row_stride).size(m.col_stride).align()
+        };
         let params =
             plan.params().size(self.inner_batch).size(bias.map_or(0, |bias| bias.layout().offset())).align();
         let params = matrices(matrices(params, &a), &b)
@@ -751,7 +753,9 @@ impl Tensor {
 fn matmul_fold_batch(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (m, k) = last_two(a.shape());
     let rows: [usize; 2] = [numel(&a.shape()[..a.rank() - 1]), k];
-    if a.rank() == 2 || (a.layout().compute_view_strides(&rows).is_none() && !autograd::compute_requires_grad(&[b])) {
+    if a.rank() == 2
+        || (a.layout().compute_view_strides(&rows).is_none() && !autograd::compute_requires_grad(&[b]))
+    {
         return matmul_with_grad(op, a, b);
     }
     let mut shape: Dims = a.shape()[..a.rank() - 2].into();

@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
@@ -55,7 +55,7 @@ impl Tile {
         self.thread_rows * self.rows_per_thread
     }
     fn width(&self) -> usize {
-        GROUP / self.thread_rows * 4 * self.vec4_cols_per_thread
+        WORKGROUP_SIZE / self.thread_rows * 4 * self.vec4_cols_per_thread
     }
 }
 
@@ -114,7 +114,7 @@ impl MatmulVariant {
     fn loop_iterations(self) -> (usize, usize) {
         match self {
             Self::Tiled(tile) => {
-                let loads = (tile.k_depth * (tile.height() + tile.width() / 4)).div_ceil(GROUP);
+                let loads = (tile.k_depth * (tile.height() + tile.width() / 4)).div_ceil(WORKGROUP_SIZE);
                 (tile.k_depth, 2 + tile.k_depth + loads)
             }
             Self::Simple { lanes } => (8 * lanes, 9),
@@ -167,13 +167,16 @@ impl TilePlan {
     fn for_simple_kernel(e: MatmulExtents, costs: CostModel) -> Self {
         let outputs = e.m * e.n * e.batch;
         let mut lanes = 1;
-        while lanes < GROUP && e.k > 32 * lanes && outputs * lanes < costs.split_k_workgroups * GROUP {
+        while lanes < WORKGROUP_SIZE
+            && e.k > 32 * lanes
+            && outputs * lanes < costs.split_k_workgroups * WORKGROUP_SIZE
+        {
             lanes *= 2;
         }
-        let groups = outputs.div_ceil(GROUP / lanes);
+        let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes);
         // Short pieces need no second stage: the lanes share them.
         let splits = match lanes {
-            GROUP => Self::choose_split_k(e, groups, costs).min(e.k.div_ceil(32 * GROUP)),
+            WORKGROUP_SIZE => Self::choose_split_k(e, groups, costs).min(e.k.div_ceil(32 * WORKGROUP_SIZE)),
             _ => 1,
         };
         Self::with_splits(e, MatmulVariant::Simple { lanes }, groups, splits, costs)
@@ -205,7 +208,7 @@ impl TilePlan {
         let rounds = |groups: usize| groups.div_ceil(units);
         let (steps, step) = match self.variant {
             MatmulVariant::Tiled(t) => {
-                let loads = (t.height() + t.width()).div_ceil(GROUP) * far;
+                let loads = (t.height() + t.width()).div_ceil(WORKGROUP_SIZE) * far;
                 (
                     self.k_per_split,
                     4 * t.rows_per_thread * t.vec4_cols_per_thread
@@ -218,7 +221,7 @@ impl TilePlan {
         let MatmulExtents { m, n, batch, .. } = self.extents;
         let second = match self.split_k {
             1 => 0,
-            splits => LAUNCH_COST + rounds((m * n * batch).div_ceil(4 * GROUP)) * 4 * splits * far,
+            splits => LAUNCH_COST + rounds((m * n * batch).div_ceil(4 * WORKGROUP_SIZE)) * 4 * splits * far,
         };
         rounds(self.workgroups_per_split * self.split_k) * steps * step + second
     }
@@ -252,18 +255,18 @@ impl TilePlan {
     }
 
     /// The first six words of the kernel's parameters.
-    pub(super) fn params(&self) -> Params {
+    pub(super) fn params(&self) -> KernelParams {
         let MatmulExtents { m, n, k, batch } = self.extents;
         let (terms, turns) = self.variant.loop_iterations();
         let turns = self.k_per_split.div_ceil(terms) * turns + 16;
-        Params::new()
+        KernelParams::new()
             .size(m)
             .size(n)
             .size(k)
             .size(batch)
             .size(self.k_per_split)
             .size(self.split_k)
-            .turns(turns)
+            .loop_iterations(turns)
     }
 
     /// Runs the kernel over `inputs` into the contiguous `out`, and the second stage where pieces of sums remain.
@@ -271,7 +274,7 @@ impl TilePlan {
         &self,
         spec: &KernelSpec,
         inputs: &[&Tensor],
-        params: Params,
+        params: KernelParams,
         out: &Tensor,
     ) -> Result<()> {
         let with = |out| inputs.iter().copied().chain([out]).collect::<SmallVec<[&Tensor; 4]>>();
@@ -291,9 +294,9 @@ impl TilePlan {
         launch::launch(spec, &with(&parts), params, self.workgroups_per_split * self.split_k)?;
         let spec = KernelSpec::new("matmul_sum")
             .def("T", sums.name())
-            .def("dtype", launch::shader_dtype(out.dtype(), out.device()));
-        let params = Params::new().size(n).size(self.split_k).turns(4 * (self.split_k + 1));
-        launch::launch(&spec, &[&parts, out], params, n.div_ceil(4 * GROUP))
+            .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
+        let params = KernelParams::new().size(n).size(self.split_k).loop_iterations(4 * (self.split_k + 1));
+        launch::launch(&spec, &[&parts, out], params, n.div_ceil(4 * WORKGROUP_SIZE))
     }
 }
 
@@ -325,7 +328,9 @@ mod tests {
                         let plan = TilePlan::new(e, dtype, costs);
                         let made = match plan.variant {
                             MatmulVariant::Tiled(t) => plan.workgroups_per_split * t.height() * t.width(),
-                            MatmulVariant::Simple { lanes } => plan.workgroups_per_split * GROUP / lanes,
+                            MatmulVariant::Simple { lanes } => {
+                                plan.workgroups_per_split * WORKGROUP_SIZE / lanes
+                            }
                         };
                         assert!(made >= 3 * m * n && plan.split_k >= 1, "{plan:?}");
                         assert!(plan.k_per_split * plan.split_k >= k, "{plan:?}");

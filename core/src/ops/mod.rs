@@ -6,28 +6,27 @@
 //! its family's file, and a kernel in the shaders crate where the family does not generate it.
 
 mod activation;
-mod assemble;
 pub(crate) mod attention;
-mod bags;
 mod batch_norm;
 mod binary;
 mod cast;
 mod conv;
 mod cross;
 mod cross_entropy;
-mod ctc;
+mod ctc_loss;
 pub(crate) mod custom;
 mod distance;
 mod einsum;
 mod embedding;
-mod evaluate;
-mod factors;
+mod embedding_bag;
+mod expr_eval;
+mod factorizations;
 pub(crate) mod fusion;
-mod grid;
+mod grid_sample;
 mod heuristics;
 pub(crate) mod im2col;
 mod index;
-mod indices;
+mod index_check;
 mod interpolate;
 pub(crate) mod launch;
 mod layer_norm;
@@ -57,6 +56,7 @@ mod scatter;
 mod select;
 mod sets;
 mod shape;
+mod shape_composite;
 mod signal;
 mod softmax;
 mod sort;
@@ -68,22 +68,19 @@ mod take_put;
 mod unary;
 mod unpool;
 
-pub use assemble::{
-    block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, hstack, meshgrid, vstack,
-};
-pub use attention::Attention;
-pub use bags::{BagMode, Bags};
-pub use cross_entropy::CrossEntropy;
-pub use ctc::Ctc;
-pub use custom::{Call, CustomOp, Saved};
+pub use attention::AttentionOptions;
+pub use cross_entropy::CrossEntropyOptions;
+pub use ctc_loss::CtcLossOptions;
+pub use custom::{CustomOp, CustomOpCall, SavedForBackward};
 pub use einsum::einsum;
-pub use embedding::Lookup;
-pub use factors::Lstsq;
-pub use grid::{GridMode, GridPadding};
+pub use embedding::EmbeddingOptions;
+pub use embedding_bag::{EmbeddingBagMode, EmbeddingBagOptions};
+pub use factorizations::LstsqResult;
+pub use grid_sample::{GridMode, GridPadding};
 pub use index::ScatterOp;
-pub use indices::{CheckIndices, check_indices, set_check_indices};
-pub use interpolate::{Interpolate, InterpolateMode};
-pub(crate) use layer_norm::rounding_unit;
+pub use index_check::{CheckIndicesGuard, check_indices, set_check_indices};
+pub use interpolate::{InterpolateMode, InterpolateOptions};
+pub(crate) use layer_norm::machine_epsilon;
 pub use linalg_composite::{MatrixNorm, multi_dot};
 pub use loss::Reduction;
 pub use pointwise::{Operand, Scalar};
@@ -94,6 +91,9 @@ pub use scatter::ScatterReduce;
 pub(crate) use select::{cast_index_to_i32, ignore_index_to_i32};
 pub use sets::Unique;
 pub use shape::{PadMode, cat, stack};
+pub use shape_composite::{
+    block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, hstack, meshgrid, vstack,
+};
 pub use sort::Interpolation;
 pub(crate) use spatial::check_at_least;
 pub use spatial::{IntoSpatial, Padding};

@@ -8,8 +8,8 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::heuristics::split_reduction;
-use super::launch::{self, GROUP, Params};
-use super::layer_norm::{RowNorm, rounding_unit};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
+use super::layer_norm::{RowNorm, machine_epsilon};
 use super::reduce::contiguous_zero_offset;
 use super::shape::PadMode;
 use super::softmax::{check_f32_f16_bf16, lanes_per_row};
@@ -111,7 +111,7 @@ const SPLIT_ROW_MIN: usize = 1 << 16;
 
 /// Parts of a long row that are worked on side by side.
 fn split_weight_reduction(outputs: usize, extent: usize, lanes: usize) -> (usize, usize) {
-    let groups = outputs.div_ceil(GROUP / lanes);
+    let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes);
     let splits = (512 / groups).clamp(1, extent.div_ceil(lanes * 16).max(1));
     let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
     (extent.div_ceil(chunk).max(1), chunk)
@@ -171,8 +171,12 @@ impl Normalization {
         let sums = match g {
             Some(_) => Some(partial.sum(&[0], false)?),
             None => {
-                let stage =
-                    NormStage { lanes: GROUP, across: false, width: 1, splits_and_chunk: (splits, chunk) };
+                let stage = NormStage {
+                    lanes: WORKGROUP_SIZE,
+                    across: false,
+                    width: 1,
+                    splits_and_chunk: (splits, chunk),
+                };
                 self.launch_stage(
                     "finish",
                     stage,
@@ -180,7 +184,7 @@ impl Normalization {
                     Some(statistics),
                     Some(&partial),
                     &out,
-                    2 * splits.div_ceil(GROUP) + 128,
+                    2 * splits.div_ceil(WORKGROUP_SIZE) + 128,
                 )?;
                 None
             }
@@ -204,7 +208,7 @@ impl Normalization {
         let Self { geometry: at, x, .. } = self;
         let NormStage { lanes, across, width, splits_and_chunk: (splits, chunk) } = stage;
         let finish = name == "finish";
-        let dtype = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype(t.dtype(), x.device()));
+        let dtype = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), x.device()));
         // What is read of an element: statistics need no weights.
         let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || name != "parts"));
         let bias = self.bias.as_ref().filter(|_| g.is_none() && (name == "whole" || name == "apply"));
@@ -220,9 +224,11 @@ impl Normalization {
             .def("across", across)
             .def("width", width);
         let [weight_row, weight_step, weight_inner] = at.weight_strides;
-        let params = Params::new().size(at.rows).size(at.extent).size(at.run_length).size(at.run_stride);
+        let params =
+            KernelParams::new().size(at.rows).size(at.extent).size(at.run_length).size(at.run_stride);
         let params = params.size(at.row_stride).size(at.weight_rows).size(weight_row).size(weight_step);
-        let params = params.size(weight_inner).f32(self.eps as f32).size(splits).size(chunk).turns(turns);
+        let params =
+            params.size(weight_inner).f32(self.eps as f32).size(splits).size(chunk).loop_iterations(turns);
         let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
         if finish {
             tensors.extend(more);
@@ -241,7 +247,7 @@ impl Normalization {
             tensors.push(out);
         }
         let rows = if finish { at.rows } else { at.rows * splits };
-        launch::launch(&spec, &tensors, params, rows.div_ceil(GROUP / lanes))
+        launch::launch(&spec, &tensors, params, rows.div_ceil(WORKGROUP_SIZE / lanes))
     }
 
     /// The sums over the elements of each weight, of g times the normalised x and of g, as f32 of [2, weights].
@@ -258,23 +264,23 @@ impl Normalization {
             Tensor::empty(&[splits, 2, at.weights], DType::F32, x.device())?
         };
         let spec = KernelSpec::new("norm_weight")
-            .def("dtype", launch::shader_dtype(x.dtype(), x.device()))
+            .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
             .def("rms", self.rms)
             .def("single", at.weight_run_length == 1)
             .def("lanes", lanes)
             .def("across", across);
         let [row_step, row_weights, row_inner] = at.row_strides;
-        let params = Params::new()
+        let params = KernelParams::new()
             .size(at.weights)
             .size(at.elements_per_weight)
             .size(at.weight_run_length)
             .size(at.weight_run_stride);
         let params = params.size(at.weight_stride).size(row_step).size(row_weights).size(row_inner);
-        let params = params.size(splits).size(chunk).turns(chunk.div_ceil(lanes) + 128);
+        let params = params.size(splits).size(chunk).loop_iterations(chunk.div_ceil(lanes) + 128);
         let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![g, x, &statistics.rstd];
         tensors.extend(statistics.mean.as_ref());
         tensors.push(&partial);
-        launch::launch(&spec, &tensors, params, (at.weights * splits).div_ceil(GROUP / lanes))?;
+        launch::launch(&spec, &tensors, params, (at.weights * splits).div_ceil(WORKGROUP_SIZE / lanes))?;
         partial.sum(&[0], false)
     }
 
@@ -355,7 +361,7 @@ pub(super) fn norm_compute_dtype(dtype: DType) -> DType {
 /// Whether x is f64, which has no kernels of its own: tensor operations do what they do.
 pub(super) fn check_is_f64(op: &'static str, x: &Tensor) -> Result<bool> {
     match x.dtype() {
-        DType::F64 => launch::check_compute(op, DType::F64, x.device()).map(|()| true),
+        DType::F64 => launch::check_device_dtype(op, DType::F64, x.device()).map(|()| true),
         _ => check_f32_f16_bf16(op, x).map(|()| false),
     }
 }
@@ -466,7 +472,7 @@ impl Tensor {
             let cast = OperandCast::for_op(op, &[]);
             let result = if cast.is_some() { DType::F32 } else { self.dtype() };
             let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
-            return norm.record(contiguous_zero_offset(self)?, result, &inputs);
+            return norm.forward_with_grad(contiguous_zero_offset(self)?, result, &inputs);
         }
         dispatch_autocast!(op, [self, weight, bias], |x, w, b| {
             x.normalize_rows(op, shape, [w.as_ref(), b.as_ref()], eps)
@@ -526,7 +532,7 @@ impl Tensor {
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<Tensor> {
-        let eps = eps.unwrap_or_else(|| rounding_unit(self.dtype()));
+        let eps = eps.unwrap_or_else(|| machine_epsilon(self.dtype()));
         self.normalize_rows("rms_norm", normalized_shape, [weight, None], eps)
     }
 
@@ -648,7 +654,7 @@ impl Tensor {
         const OP: &str = "local_response_norm";
         let _op = memory::scope::enter_op(OP);
         if self.dtype().is_int() {
-            launch::check_compute(OP, self.dtype(), self.device())?;
+            launch::check_device_dtype(OP, self.dtype(), self.device())?;
         } else {
             check_is_f64(OP, self)?;
         }

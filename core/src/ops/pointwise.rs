@@ -7,7 +7,7 @@
 use smallvec::{SmallVec, smallvec};
 
 use super::binary;
-use super::evaluate::{Names, Value};
+use super::expr_eval::{ExprEnv, ExprValue};
 use super::launch;
 use super::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
 use super::scalar::ScalarConversion;
@@ -296,7 +296,7 @@ pub(crate) fn run_pointwise(
         && !compute.is_float()
         && let Some((name, bound)) = number.rewrite_comparison(op.name, compute)
     {
-        return run_pointwise(binary::comparison(name), &[a, Operand::Scalar(bound)], attrs);
+        return run_pointwise(binary::comparison_op(name), &[a, Operand::Scalar(bound)], attrs);
     }
     // Pushed one by one: collecting takes a tenth of all that a small operation costs the host.
     let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::new();
@@ -407,12 +407,12 @@ fn attach_backward(
                     *var,
                     *name,
                     match value {
-                        SavedOperand::Tensor(t) => Value::Tensor(t.unpack(wants)?),
-                        SavedOperand::Scalar(s) => Value::Number(s.to_f64()),
+                        SavedOperand::Tensor(t) => ExprValue::Tensor(t.unpack(wants)?),
+                        SavedOperand::Scalar(s) => ExprValue::Scalar(s.to_f64()),
                     },
                 ))
             })
-            .collect::<Result<SmallVec<[(GradVar, &'static str, Value); 4]>>>()?;
+            .collect::<Result<SmallVec<[(GradVar, &'static str, ExprValue); 4]>>>()?;
         let mut result = InputGrads::new();
         for ((k, shape, dtype), &want) in places.iter().zip(wants.iter()) {
             if !want {
@@ -425,15 +425,15 @@ fn attach_backward(
                 GradRule::Zero => Tensor::zeros(shape, *dtype, g.device())?,
                 GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
                 GradRule::Expr(expr, _) if wants.create_graph() => {
-                    let given = std::iter::once(("g", Value::Tensor(g.clone())));
+                    let given = std::iter::once(("g", ExprValue::Tensor(g.clone())));
                     let values = given.chain(kept.iter().map(|(_, name, value)| (*name, value.clone())));
-                    let attrs = attrs.iter().map(|&(name, s)| (name, Value::Number(s.to_f64())));
+                    let attrs = attrs.iter().map(|&(name, s)| (name, ExprValue::Scalar(s.to_f64())));
                     let cast = |(name, value)| match value {
-                        Value::Tensor(t) => Ok((name, Value::Tensor(t.to_dtype(compute)?))),
+                        ExprValue::Tensor(t) => Ok((name, ExprValue::Tensor(t.to_dtype(compute)?))),
                         value => Ok((name, value)),
                     };
                     let values = values.chain(attrs).map(cast).collect::<Result<_>>()?;
-                    let names = Names { op: op.name, values, compute, device: g.device() };
+                    let names = ExprEnv { op: op.name, values, compute_dtype: compute, device: g.device() };
                     // It may be smaller: a gradient of zero, or one that depends on numbers alone.
                     let whole = names.evaluate(expr)?.broadcast_to(g.shape())?;
                     whole.sum_to(shape)?.to_dtype(*dtype)?
@@ -444,14 +444,14 @@ fn attach_backward(
                     for (var, name, value) in &kept {
                         match value {
                             _ if !vars.contains(var) => {}
-                            Value::Tensor(t) => {
+                            ExprValue::Tensor(t) => {
                                 inputs.push(PointwiseInput { name, operand: Operand::Tensor(t) })
                             }
-                            Value::Number(v) => {
+                            ExprValue::Scalar(v) => {
                                 inputs.push(PointwiseInput { name, operand: Operand::from(*v) })
                             }
                             // Nothing of this kind is kept.
-                            Value::Truth(_) | Value::Mask(_) => {}
+                            ExprValue::Bool(_) | ExprValue::Mask(_) => {}
                         }
                     }
                     inputs.extend(

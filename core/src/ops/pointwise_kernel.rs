@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
 use super::fusion;
-use super::launch::{self, GROUP, MAX_RANK, Params};
+use super::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE};
 use super::pointwise::{Operand, Scalar, TypeRule};
 use crate::device::{CompiledKernel, Device, KernelKey};
 use crate::dtype::DType;
@@ -129,7 +129,7 @@ impl AccessPattern {
 
 impl PointwiseLaunch {
     /// Its kernel, the parameters, and how many workgroups it takes.
-    pub(super) fn resolve_kernel(&self, device: &Device) -> Result<(CompiledKernel, Params, usize)> {
+    pub(super) fn resolve_kernel(&self, device: &Device) -> Result<(CompiledKernel, KernelParams, usize)> {
         let layouts = &self.layouts;
         let target = &layouts[0];
         let n = target.numel();
@@ -145,7 +145,7 @@ impl PointwiseLaunch {
         };
         launch::check_rank(self.op, shape.len())?;
         let kernel = device.kernel_by_key(&form.extend_key(self.kernel_key), || self.kernel_spec(form))?;
-        let mut params = Params::new().size(n).size(shape.len()).u32(0).u32(0);
+        let mut params = KernelParams::new().size(n).size(shape.len()).u32(0).u32(0);
         let words = self.scalars.iter().flat_map(|(_, words)| *words);
         for word in words.chain(std::iter::repeat(0)).take(2 * MAX_SCALARS) {
             params = params.u32(word);
@@ -155,7 +155,7 @@ impl PointwiseLaunch {
         for k in 0..6 {
             params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
         }
-        Ok((kernel, params, n.div_ceil(form.elements_per_thread(self.vector_width) * GROUP)))
+        Ok((kernel, params, n.div_ceil(form.elements_per_thread(self.vector_width) * WORKGROUP_SIZE)))
     }
 
     fn kernel_spec(&self, form: AccessPattern) -> KernelSpec {
@@ -263,7 +263,7 @@ impl PointwiseSpec<'_> {
         words[at] = offset(&out) as u32;
         let inputs = tensors[..tensors.len() - 1].iter().map(offset);
         words[at + 1..].iter_mut().zip(inputs).for_each(|(to, offset)| *to = offset as u32);
-        let groups = n.div_ceil(form.elements_per_thread(vector) * GROUP);
+        let groups = n.div_ceil(form.elements_per_thread(vector) * WORKGROUP_SIZE);
         // In place, the first input is the result.
         launch::enqueue_words(kernel, &tensors[usize::from(inplace)..], &words, [groups, 1, 1]).map(|()| true)
     }
@@ -273,7 +273,7 @@ impl PointwiseSpec<'_> {
 fn compute_dtype_name(op: TypeRule, compute: DType, out: &Tensor) -> &'static str {
     match (op, compute) {
         (TypeRule::Any | TypeRule::Compare | TypeRule::Bits, DType::Bool) => "u32",
-        _ => launch::shader_dtype(compute, out.device()),
+        _ => launch::shader_dtype_name(compute, out.device()),
     }
 }
 
@@ -285,11 +285,11 @@ pub(super) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
     let device = out.device();
     recipe.tensors().try_for_each(|t| t.check_same_device(recipe.op, out))?;
     let vector = recipe.vector_width(out);
-    let waits = !inplace && fusion::is_large(out);
+    let waits = !inplace && fusion::reaches_min_bytes(out);
     if !waits && recipe.try_run_dense(vector, out, inplace)? {
         return Ok(());
     }
-    launch::check_compute(recipe.op, recipe.compute, device)?;
+    launch::check_device_dtype(recipe.op, recipe.compute, device)?;
     let truth = matches!(recipe.type_rule, TypeRule::Compare | TypeRule::Predicate | TypeRule::Logic);
     let compute = compute_dtype_name(recipe.type_rule, recipe.compute, out);
     let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
@@ -301,7 +301,7 @@ pub(super) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
         input_dtypes: SmallVec::new(),
         layouts: smallvec![out.layout().clone()],
         scalars: SmallVec::new(),
-        out_dtype: launch::shader_dtype(out.dtype(), device),
+        out_dtype: launch::shader_dtype_name(out.dtype(), device),
         is_float_math: !truth
             && recipe.result == recipe.compute
             && matches!(recipe.compute, DType::F32 | DType::F16 | DType::BF16),
@@ -312,7 +312,7 @@ pub(super) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
         } else if recipe.result == recipe.compute {
             compute
         } else {
-            launch::shader_dtype(recipe.result, device)
+            launch::shader_dtype_name(recipe.result, device)
         },
         inplace,
         vector_width: vector,
@@ -322,7 +322,7 @@ pub(super) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
         match input.operand {
             Operand::Tensor(t) => {
                 call.input_names.push(input.name);
-                call.input_dtypes.push(launch::shader_dtype(t.dtype(), device));
+                call.input_dtypes.push(launch::shader_dtype_name(t.dtype(), device));
                 call.layouts.push(t.layout().broadcast_to(recipe.op, out.shape())?);
                 tensors.push(t);
             }
@@ -335,7 +335,7 @@ pub(super) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
         }
     }
     if waits && fusion::can_defer(&call, &tensors, out) {
-        match fusion::defer(call, &tensors, out)? {
+        match fusion::try_defer(call, &tensors, out)? {
             None => return Ok(()),
             Some(alone) => call = alone,
         }

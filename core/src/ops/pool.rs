@@ -4,7 +4,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use super::heuristics::split_reduction;
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::reduce::contiguous_zero_offset;
 use crate::autograd;
 use crate::dtype::DType;
@@ -180,7 +180,7 @@ impl PoolPlan {
             let expected = if kind.is_adaptive() { "takes floats" } else { "takes numbers" };
             return Err(Error::dtype(op, x.dtype(), format!("{expected}; cast with `to_dtype`")));
         }
-        launch::check_compute(op, x.dtype(), x.device())?;
+        launch::check_device_dtype(op, x.dtype(), x.device())?;
         let [oh, ow] = match outs {
             Some(_) if h * w == 0 => {
                 return Err(Error::shape(op, "takes planes that are not empty", &[x.shape()]));
@@ -244,12 +244,14 @@ impl PoolPlan {
         let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };
         let lanes = if to.dtype().size() <= 2 { 4 } else { 1 };
         if steps * each <= WORKGROUP_WINDOW_MIN {
-            let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(lanes * GROUP));
-            let params = params.turns(lanes * (steps * each + rows * each + fixed));
+            let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(lanes * WORKGROUP_SIZE));
+            let params = params.loop_iterations(lanes * (steps * each + rows * each + fixed));
             return self.launch_stage(pass, "each", large, from, to, places, None, params, groups);
         }
-        let (splits, chunk) = split_reduction(n, steps, GROUP, each);
-        let params = self.stage_params(n, splits, chunk).turns(chunk.div_ceil(GROUP) * each + fixed);
+        let (splits, chunk) = split_reduction(n, steps, WORKGROUP_SIZE, each);
+        let params = self
+            .stage_params(n, splits, chunk)
+            .loop_iterations(chunk.div_ceil(WORKGROUP_SIZE) * each + fixed);
         if splits == 1 {
             return self.launch_stage(pass, "whole", large, from, to, places, None, params, n);
         }
@@ -269,15 +271,15 @@ impl PoolPlan {
         };
         let of_parts = part_places.as_ref().or(places);
         self.launch_stage(pass, "parts", large, from, &parts, of_parts, None, params, n * splits)?;
-        let params = self.stage_params(n, splits, 0).turns(splits.div_ceil(GROUP) + fixed);
+        let params = self.stage_params(n, splits, 0).loop_iterations(splits.div_ceil(WORKGROUP_SIZE) + fixed);
         let places = places.filter(|_| forward);
         self.launch_stage(pass, "join", large, &parts, to, places, part_places.as_ref(), params, n)
     }
 
-    fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> Params {
+    fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> KernelParams {
         let w = &self.options;
         let [h, width, oh, ow] = self.plane_extents();
-        let mut params = Params::new()
+        let mut params = KernelParams::new()
             .size(n)
             .u32(w.count_include_pad.into())
             .f32(w.divisor_override.unwrap_or(0) as f32)
@@ -298,13 +300,13 @@ impl PoolPlan {
         to: &Tensor,
         places: Option<&Tensor>,
         part_places: Option<&Tensor>,
-        params: Params,
+        params: KernelParams,
         groups: usize,
     ) -> Result<()> {
         // The type of the elements, whatever type the parts have.
         let dtype = if stage == "parts" { from.dtype() } else { to.dtype() };
         let spec = KernelSpec::new("pool")
-            .def("dtype", launch::shader_dtype(dtype, to.device()))
+            .def("dtype", launch::shader_dtype_name(dtype, to.device()))
             .def("kind", if self.kind.is_max() { "max" } else { "avg" })
             .def("adaptive", self.kind.is_adaptive())
             .def("large", large)

@@ -122,7 +122,8 @@ impl Tensor {
         let mut place =
             chosen.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;
         if let Some(of_empty) = of_empty {
-            let of_empty = Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(place.shape())?;
+            let of_empty =
+                Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(place.shape())?;
             let none = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(place.shape())?;
             place = of_empty.where_(&none, &place)?;
         }

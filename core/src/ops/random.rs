@@ -4,7 +4,7 @@
 
 use forebay_shaders::KernelSpec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::autograd;
 use crate::capture::{PhiloxState, ReplayCtx};
 use crate::device::Device;
@@ -111,7 +111,7 @@ fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Devic
         _ => [-f64::from(f32::MAX), f64::from(f32::MAX)],
     };
     let out = Tensor::empty(shape, dtype, device)?;
-    launch::check_compute("random", dtype, device).or_else(|e| match kind {
+    launch::check_device_dtype("random", dtype, device).or_else(|e| match kind {
         // Integers of 32 bits fit the words of an i64.
         Distribution::Integer { .. } | Distribution::SortKey if dtype == DType::I64 => Ok(()),
         _ => Err(e),
@@ -135,16 +135,17 @@ fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Devic
         Distribution::SortKey => ("key", 0.0, 0.0, i32::MIN as u32, u32::MAX, (0, false)),
     };
     // Both forms of an i64 have the same words.
-    let shader = if matches!(kind, Distribution::SortKey) { "" } else { launch::shader_dtype(dtype, device) };
+    let shader =
+        if matches!(kind, Distribution::SortKey) { "" } else { launch::shader_dtype_name(dtype, device) };
     let spec = KernelSpec::new("random").def("dtype", shader).def("kind", name);
     let numel = out.numel();
     let params = move |now: &ReplayCtx| {
-        let params = Params::new().size(numel).u32(0).f32(scale).f32(shift);
-        let params = drawn.words(now).into_iter().fold(params, Params::u32);
+        let params = KernelParams::new().size(numel).u32(0).f32(scale).f32(shift);
+        let params = drawn.words(now).into_iter().fold(params, KernelParams::u32);
         let params = params.u32(low).u32(range).u32(bound).u32(always.into());
         params.u32(ordered_bits(bounds[0])).u32(ordered_bits(bounds[1])).f32(factor)
     };
-    launch::launch_dynamic(&spec, &[&out], params, blocks.div_ceil(GROUP))?;
+    launch::launch_dynamic(&spec, &[&out], params, blocks.div_ceil(WORKGROUP_SIZE))?;
     Ok(out)
 }
 
@@ -310,7 +311,13 @@ impl Tensor {
         if p == 1.0 {
             // Not a product: nothing is left of infinities and NaN either.
             let out = self.detach().zeros_like()?;
-            return Ok(autograd::linear_differentiable("dropout", out, self, Tensor::zeros_like, Tensor::zeros_like));
+            return Ok(autograd::linear_differentiable(
+                "dropout",
+                out,
+                self,
+                Tensor::zeros_like,
+                Tensor::zeros_like,
+            ));
         }
         let drawn = self.device().draw_random(self.numel().div_ceil(4) as u64);
         let out = apply_dropout(self, p, drawn)?;
@@ -461,25 +468,29 @@ impl Tensor {
 /// Where numbers that were drawn stand, on the device: for kernels that read it there, and are the same command at each run.
 pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<Tensor> {
     let words = Tensor::empty(&[4], DType::U32, device)?;
-    let params = move |now: &ReplayCtx| drawn.words(now).into_iter().fold(Params::new(), Params::u32);
+    let params =
+        move |now: &ReplayCtx| drawn.words(now).into_iter().fold(KernelParams::new(), KernelParams::u32);
     launch::launch_dynamic(&KernelSpec::new("drawn_words"), &[&words], params, 1)?;
     Ok(words)
 }
 
 /// Dropout with numbers that were drawn for it.
 fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
-    launch::check_compute("dropout", x.dtype(), x.device())?;
+    launch::check_device_dtype("dropout", x.dtype(), x.device())?;
     // The mask goes by the number of the element, row-major.
     let x = x.detach().contiguous()?;
     let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     let n = x.numel();
-    let spec = KernelSpec::new("dropout").def("dtype", launch::shader_dtype(x.dtype(), x.device()));
+    let spec = KernelSpec::new("dropout").def("dtype", launch::shader_dtype_name(x.dtype(), x.device()));
     let offset = x.layout().offset();
     let params = move |now: &ReplayCtx| {
-        let params =
-            Params::new().size(n).size(offset).f32((1.0 / (1.0 - p)) as f32).u32(bernoulli_threshold(p).0);
-        drawn.words(now).into_iter().fold(params, Params::u32)
+        let params = KernelParams::new()
+            .size(n)
+            .size(offset)
+            .f32((1.0 / (1.0 - p)) as f32)
+            .u32(bernoulli_threshold(p).0);
+        drawn.words(now).into_iter().fold(params, KernelParams::u32)
     };
-    launch::launch_dynamic(&spec, &[&x, &out], params, n.div_ceil(4 * GROUP))?;
+    launch::launch_dynamic(&spec, &[&x, &out], params, n.div_ceil(4 * WORKGROUP_SIZE))?;
     Ok(out)
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::shape::stack;
 use super::softmax::check_f32_f16_bf16;
 use crate::amp::dispatch_autocast;
@@ -143,7 +143,7 @@ impl RecurrentRun {
     }
 
     fn spec(&self, pass: &'static str, t: &Tensor) -> KernelSpec {
-        let name = |t: &Tensor| launch::shader_dtype(t.dtype(), t.device());
+        let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
         KernelSpec::new("recurrent")
             .def("kind", self.kind.kernel_name())
             .def("pass", pass)
@@ -153,9 +153,9 @@ impl RecurrentRun {
     }
 
     /// The first words of the kernel's parameters.
-    fn params(&self, t: usize) -> Params {
+    fn params(&self, t: usize) -> KernelParams {
         let [_, batch, hidden] = self.sizes;
-        Params::new().size(batch * hidden).size(hidden).size(t)
+        KernelParams::new().size(batch * hidden).size(hidden).size(t)
     }
 
     fn lengths_offset(&self) -> usize {
@@ -178,7 +178,7 @@ impl RecurrentRun {
                 .chain([self.saved_gates.as_ref(), self.lengths.as_ref()])
                 .flatten()
                 .collect();
-            launch::launch(&spec, &bound, params, (batch * hidden).div_ceil(GROUP))?;
+            launch::launch(&spec, &bound, params, (batch * hidden).div_ceil(WORKGROUP_SIZE))?;
             state = self.states.select(0, self.state_slot(t) as isize)?;
         }
         Ok(())
@@ -220,7 +220,7 @@ impl RecurrentRun {
                         .chain([inner.as_ref(), self.lengths.as_ref()])
                         .flatten()
                         .collect();
-                launch::launch(&spec, &bound, params, plane.div_ceil(GROUP))?;
+                launch::launch(&spec, &bound, params, plane.div_ceil(WORKGROUP_SIZE))?;
             }
             carry =
                 inner.as_ref().unwrap_or(&gates).select(0, t as isize)?.mm(&self.weight_hh)?.contiguous()?;
@@ -463,7 +463,8 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
         true => {
             // The history of the input, without its memory: any number of its type in all places.
             let nowhere = Layout::new(of.input_gates.shape(), &[0; 3][..], run.weight_hh.layout().offset());
-            let history = run.weight_hh.with_layout(nowhere).detach().with_grad_edge(of.input_gates.grad_edge());
+            let history =
+                run.weight_hh.with_layout(nowhere).detach().with_grad_edge(of.input_gates.grad_edge());
             let mut saved: SmallVec<[SavedTensor; 4]> =
                 [&history, of.h_0, of.weight_hh].map(SavedTensor::input).into_iter().collect();
             // The gradients do not read these.

@@ -8,7 +8,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::heuristics::{ReduceConfig, VEC4_WIDTH, supports_vec4};
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::shape::cat;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
@@ -178,8 +178,8 @@ impl ReduceStage<'_> {
     fn launch(&self, plan: ReduceConfig, value: Option<&Tensor>, place: Option<&Tensor>) -> Result<()> {
         let across = self.across;
         let device = self.input.device();
-        let name = |t: &Tensor| launch::shader_dtype(t.dtype(), device);
-        let compute = launch::shader_dtype(self.compute, device);
+        let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), device);
+        let compute = launch::shader_dtype_name(self.compute, device);
         for (shape, _) in [&self.kept, &self.reduced] {
             launch::check_rank(self.op.name, shape.len())?;
         }
@@ -212,12 +212,12 @@ impl ReduceStage<'_> {
                 .def("unroll", plan.unroll)
         };
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
-        let mut params = Params::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
+        let mut params = KernelParams::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
         params = params.size(self.offset).size(self.kept.0.len()).size(self.reduced.0.len()).u32(0);
         // Turns over reads, and over the dimensions of each that are not merged; and those that find the output.
         let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
         let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
-        params = params.turns(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
+        params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
         for arg in self.args.params {
             params = params.f32(arg);
         }
@@ -228,7 +228,7 @@ impl ReduceStage<'_> {
         for t in [self.args.center, self.args.partial_indices, value, place].into_iter().flatten() {
             tensors.push(t);
         }
-        let groups = (outputs * plan.splits).div_ceil(GROUP / plan.lanes);
+        let groups = (outputs * plan.splits).div_ceil(WORKGROUP_SIZE / plan.lanes);
         launch::launch_by_key(&identity, spec, &tensors, params, groups)
     }
 }
@@ -245,7 +245,7 @@ fn run_reduction(
 ) -> Result<()> {
     let bytes_only = matches!(compute, DType::Bool | DType::U8);
     let compute = if bytes_only { DType::U32 } else { compute };
-    launch::check_compute(op.name, compute, x.device())?;
+    launch::check_device_dtype(op.name, compute, x.device())?;
     if compute == DType::F64 && !op.math_files.is_empty() {
         return Err(Error::dtype(op.name, compute, "takes f32, f16 and bf16; cast with `to_dtype`"));
     }
@@ -254,7 +254,8 @@ fn run_reduction(
         // Any order gives the same set: that of memory is read fastest. Indices need the order of the shape.
         reduced.sort_by_key(|&(n, s)| (std::cmp::Reverse(s), n));
     }
-    let (kept, reduced) = (collapse_tensor_dims(over.select_dims(x.layout(), false)), collapse_tensor_dims(reduced));
+    let (kept, reduced) =
+        (collapse_tensor_dims(over.select_dims(x.layout(), false)), collapse_tensor_dims(reduced));
     let inner = |side: &(Dims, Dims)| side.1.last().copied().unwrap_or(usize::MAX);
     let outputs = numel(&kept.0);
     let mut stage = ReduceStage {
@@ -384,8 +385,8 @@ pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
         let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let spec = KernelSpec::new("part_sums").def("outs", sections).def("width", width);
         let tiles = extent.div_ceil(4 * width);
-        let params = Params::new().size(parts).size(extent).size(tiles).size(sections * tiles);
-        let params = params.turns(parts.div_ceil(512) + 32);
+        let params = KernelParams::new().size(parts).size(extent).size(tiles).size(sections * tiles);
+        let params = params.loop_iterations(parts.div_ceil(512) + 32);
         let tensors: SmallVec<[&Tensor; 4]> = std::iter::once(partial).chain(&outs).collect();
         launch::launch(&spec, &tensors, params, sections * tiles)?;
     }

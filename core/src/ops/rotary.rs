@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use forebay_shaders::KernelSpec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -34,14 +34,14 @@ impl RotaryTables {
         let units = features - pairs;
         let n = rows.iter().product::<usize>() * units;
         let spec = KernelSpec::new("rotary")
-            .def("dtype", launch::shader_dtype(x.dtype(), x.device()))
-            .def("table", launch::shader_dtype(self.cos.dtype(), x.device()))
+            .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
+            .def("table", launch::shader_dtype_name(self.cos.dtype(), x.device()))
             .def("interleaved", self.interleaved);
-        let params = Params::new().size(n).size(shape.len()).size(positions).size(pairs).size(units);
+        let params = KernelParams::new().size(n).size(shape.len()).size(positions).size(pairs).size(units);
         let params = params.size(features).size(x.layout().offset()).size(step);
         let params = params.size(self.cos.layout().offset()).size(self.sin.layout().offset());
         let params = params.f32(direction).u32(0).dims(&shape).dims(&strides[0]);
-        launch::launch(&spec, &[x, &self.cos, &self.sin, &out], params, n.div_ceil(GROUP))?;
+        launch::launch(&spec, &[x, &self.cos, &self.sin, &out], params, n.div_ceil(WORKGROUP_SIZE))?;
         Ok(out)
     }
 }
@@ -89,7 +89,7 @@ impl Tensor {
         if cos.dtype() != sin.dtype() {
             return Err(Error::dtype(OP, sin.dtype(), format!("the cosines are {}; cast one", cos.dtype())));
         }
-        launch::check_compute(OP, self.dtype(), self.device())?;
+        launch::check_device_dtype(OP, self.dtype(), self.device())?;
         autograd::check_no_grad_inputs(OP, &[cos, sin])?;
         if outer.contains(&0) || positions * features == 0 {
             return Ok(self.clone());

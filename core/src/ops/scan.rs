@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::pointwise::Operand;
 use super::reduce::{contiguous_zero_offset, value_selecting_backward};
 use super::shape::cat;
@@ -39,15 +39,15 @@ const STRIDED_THREAD_CHUNK: usize = 128;
 /// Number of threads that go through a part of a row together, and how many elements that has: all, or a chunk of them. No loop takes more turns than
 /// some drivers let it (65,535 of all loops of a thread), and few long rows keep a whole device at work.
 fn split_rows(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
-    let many = rows >= 64 * GROUP;
+    let many = rows >= 64 * WORKGROUP_SIZE;
     if !many && inner >= 32 && extent > 8 * STRIDED_THREAD_CHUNK {
         // Neighbouring threads read neighbouring rows.
         return (1, STRIDED_THREAD_CHUNK);
     }
     match (extent > 64 && !many, extent) {
-        (true, ..=8192) => (GROUP, extent),
-        (true, ..=262_144) if rows >= 512 => (GROUP, extent),
-        (true, _) => (GROUP, WORKGROUP_CHUNK),
+        (true, ..=8192) => (WORKGROUP_SIZE, extent),
+        (true, ..=262_144) if rows >= 512 => (WORKGROUP_SIZE, extent),
+        (true, _) => (WORKGROUP_SIZE, WORKGROUP_CHUNK),
         (false, ..=16_384) => (1, extent),
         (false, _) => (1, 8 * STRIDED_THREAD_CHUNK),
     }
@@ -61,7 +61,7 @@ fn loop_iterations(lanes: usize, chunk: usize) -> usize {
 /// Splits the results of chunks as [`split`] does.
 fn split_chunk_totals(rows: usize, chunks: usize) -> (usize, usize) {
     match split_rows(rows, chunks, 1) {
-        (GROUP, _) if chunks > WORKGROUP_CHUNK / 2 => (GROUP, WORKGROUP_CHUNK / 4),
+        (WORKGROUP_SIZE, _) if chunks > WORKGROUP_CHUNK / 2 => (WORKGROUP_SIZE, WORKGROUP_CHUNK / 4),
         whole => whole,
     }
 }
@@ -101,7 +101,7 @@ impl Scan<'_> {
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &ChunkTotals| {
             let spec = KernelSpec::new("scan")
                 .def("source", "")
-                .def("compute", launch::shader_dtype(compute, device))
+                .def("compute", launch::shader_dtype_name(compute, device))
                 .def("out", "")
                 .def("index", "")
                 .def("combine", self.combine)
@@ -110,13 +110,22 @@ impl Scan<'_> {
                 .def("lanes", lanes)
                 .def("stage", stage)
                 .def("level", 1usize);
-            let params = Params::new().size(rows).size(extent).u32(1).u32(0).u32(0).u32(1);
-            let params =
-                params.size(chunks).size(chunk).dims(&[]).dims(&[]).turns(loop_iterations(lanes, chunk));
+            let params = KernelParams::new().size(rows).size(extent).u32(1).u32(0).u32(0).u32(1);
+            let params = params
+                .size(chunks)
+                .size(chunk)
+                .dims(&[])
+                .dims(&[])
+                .loop_iterations(loop_iterations(lanes, chunk));
             let tensors: SmallVec<[&Tensor; 6]> =
                 [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
             let threads = rows * chunks;
-            launch::launch(&spec, &tensors, params, if lanes > 1 { threads } else { threads.div_ceil(GROUP) })
+            launch::launch(
+                &spec,
+                &tensors,
+                params,
+                if lanes > 1 { threads } else { threads.div_ceil(WORKGROUP_SIZE) },
+            )
         };
         let out = self.alloc_totals(compute, device, rows, extent)?;
         if chunks == 1 {
@@ -146,7 +155,7 @@ impl Scan<'_> {
             (true, dtype) => dtype,
             _ => result,
         };
-        launch::check_compute(self.op, compute, x.device())?;
+        launch::check_device_dtype(self.op, compute, x.device())?;
         let value = Tensor::empty(x.shape(), result, x.device())?;
         let place = extreme.then(|| Tensor::empty(x.shape(), DType::I64, x.device())).transpose()?;
         if x.numel() == 0 {
@@ -162,11 +171,11 @@ impl Scan<'_> {
         launch::check_rank(self.op, shape.len())?;
         let (lanes, chunk) = split_rows(rows, extent, inner);
         let chunks = extent.div_ceil(chunk);
-        let name = |t: &Tensor| launch::shader_dtype(t.dtype(), x.device());
+        let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), x.device());
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &[&Tensor]| {
             let spec = KernelSpec::new("scan")
                 .def("source", name(x))
-                .def("compute", launch::shader_dtype(compute, x.device()))
+                .def("compute", launch::shader_dtype_name(compute, x.device()))
                 .def("out", name(&value))
                 .def("index", place.as_ref().map_or("", name))
                 .def("combine", self.combine)
@@ -175,20 +184,25 @@ impl Scan<'_> {
                 .def("lanes", lanes)
                 .def("stage", stage)
                 .def("level", 0usize);
-            let params = Params::new().size(rows).size(extent).size(inner).size(shape.len());
+            let params = KernelParams::new().size(rows).size(extent).size(inner).size(shape.len());
             let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
             let params = params
                 .size(chunks)
                 .size(chunk)
                 .dims(&shape)
                 .dims(&strides[0])
-                .turns(loop_iterations(lanes, chunk));
+                .loop_iterations(loop_iterations(lanes, chunk));
             let mut tensors: SmallVec<[&Tensor; 6]> = smallvec![x];
             tensors.extend(self.factor);
             tensors.extend(before.iter().flat_map(|totals| &totals.parts));
             tensors.extend(to.iter().copied());
             let threads = rows * chunks;
-            launch::launch(&spec, &tensors, params, if lanes > 1 { threads } else { threads.div_ceil(GROUP) })
+            launch::launch(
+                &spec,
+                &tensors,
+                params,
+                if lanes > 1 { threads } else { threads.div_ceil(WORKGROUP_SIZE) },
+            )
         };
         let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(place.as_ref()).collect();
         if chunks == 1 {
@@ -224,7 +238,13 @@ impl Tensor {
         dispatch_autocast!("cumsum", [self], |x| x.cumsum(dim));
         let out = self.scan("cumsum", "sum", dim, false)?;
         let sum = move |x: &Tensor, reverse: bool| x.scan("cumsum", "sum", dim, reverse);
-        Ok(autograd::linear_differentiable("cumsum", out, self, move |x| sum(x, false), move |g| sum(g, true)))
+        Ok(autograd::linear_differentiable(
+            "cumsum",
+            out,
+            self,
+            move |x| sum(x, false),
+            move |g| sum(g, true),
+        ))
     }
 
     /// The running product along `dim`; integers and truth values give i64.
@@ -394,7 +414,7 @@ impl Tensor {
 mod tests {
     use proptest::prelude::*;
 
-    use super::{GROUP, split_chunk_totals, split_rows};
+    use super::{WORKGROUP_SIZE, split_chunk_totals, split_rows};
 
     proptest! {
         #[test]
@@ -404,7 +424,7 @@ mod tests {
             let (mut lanes, mut chunk) = split_rows(rows, extent, 1 << inner);
             for _level in 0..8 {
                 // In each window of a workgroup, one turn and eight of the loop inside.
-                let turns = if lanes == 1 { chunk } else { chunk.div_ceil(GROUP) * 9 };
+                let turns = if lanes == 1 { chunk } else { chunk.div_ceil(WORKGROUP_SIZE) * 9 };
                 prop_assert!(turns + 8 < 65_535 / 2, "{} turns for {} x {}", turns, rows, extent);
                 if chunk >= extent { return Ok(()); }
                 extent = extent.div_ceil(chunk);

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::index::{Source, scatter_into, without};
-use super::launch::{self, GROUP, Params};
+use super::index::{ScatterSource, scatter_into, split_dim_stride};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::shape::PadMode;
 use super::{select, sort};
 use crate::amp::dispatch_autocast;
@@ -46,21 +46,21 @@ pub(super) fn scatter_sorted_runs(
     let order = sort::argsort_ascending(op, &to, dim)?;
     let own_strides: Dims =
         to.strides().iter().zip(&own).zip(shape).map(|((&s, own), n)| if own == n { s } else { 0 }).collect();
-    let (out_rest, out_dim) = without(out.strides(), dim);
-    let (own_rest, own_dim) = without(&own_strides, dim);
-    let (src_rest, src_dim) = without(src_strides, dim);
+    let (out_rest, out_dim) = split_dim_stride(out.strides(), dim);
+    let (own_rest, own_dim) = split_dim_stride(&own_strides, dim);
+    let (src_rest, src_dim) = split_dim_stride(src_strides, dim);
     let mut lines: Dims = shape.into();
     let length = lines.get_mut(dim).map_or(1, |n| std::mem::replace(n, 1));
     let (line_shape, strides) = collapse_dims(&lines, &[&out_rest, &own_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
     let lines = numel(&lines);
     let spec = |more: bool, level: usize| {
-        let spec =
-            KernelSpec::new("scatter_runs").def("dtype", launch::shader_dtype(out.dtype(), out.device()));
+        let spec = KernelSpec::new("scatter_runs")
+            .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
         spec.def("op", how.name()).def("more", more).def("level", level)
     };
     let params = |length: usize| {
-        let params = Params::new().size(lines).size(line_shape.len()).size(length).size(extent);
+        let params = KernelParams::new().size(lines).size(line_shape.len()).size(length).size(extent);
         let params = params.u32(skip.map_or(u32::MAX, |s| s as u32));
         let params = params
             .size(out.layout().offset())
@@ -88,9 +88,9 @@ pub(super) fn scatter_sorted_runs(
     let step = |given: &[&Tensor], next: Option<&[Tensor; 2]>, length: usize, level: usize| {
         let mut tensors: SmallVec<[&Tensor; 6]> = given.into();
         tensors.extend(next.into_iter().flatten());
-        let groups = (lines * length).div_ceil(GROUP);
+        let groups = (lines * length).div_ceil(WORKGROUP_SIZE);
         // Besides a run, the search for where it begins.
-        let params = params(length).turns(RUN_CHUNK.max(MAX_SEQUENTIAL_RUN).min(length) + 64);
+        let params = params(length).loop_iterations(RUN_CHUNK.max(MAX_SEQUENTIAL_RUN).min(length) + 64);
         launch::launch(&spec(next.is_some(), level), &tensors, params, groups)
     };
     let mut next = parts(length)?;
@@ -142,14 +142,14 @@ struct ScatterReduction {
 }
 
 impl ScatterReduction {
-    fn scatter(&self, out: &Tensor, source: &Source<'_>, how: ScatterOp) -> Result<()> {
+    fn scatter(&self, out: &Tensor, source: &ScatterSource<'_>, how: ScatterOp) -> Result<()> {
         let index = (&self.index, self.index.strides());
         scatter_into(OP, out, self.dim, index, self.index.shape(), source, (how, None))
     }
 
     fn scatter_add(&self, to: &Tensor, src: &Tensor) -> Result<Tensor> {
         let out = to.copy()?;
-        self.scatter(&out, &Source::Tensor(src, src.strides().into()), ScatterOp::Add)?;
+        self.scatter(&out, &ScatterSource::Tensor(src, src.strides().into()), ScatterOp::Add)?;
         Ok(out)
     }
 
@@ -166,14 +166,14 @@ impl ScatterReduction {
     }
 
     fn run(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
-        let source = Source::Tensor(src, src.strides().into());
+        let source = ScatterSource::Tensor(src, src.strides().into());
         let out = x.copy()?;
         if !self.include_self {
             match self.reduce {
                 ScatterReduce::Sum | ScatterReduce::Mean => {
-                    self.scatter(&out, &Source::Number(0.0), ScatterOp::Set)?;
+                    self.scatter(&out, &ScatterSource::Scalar(0.0), ScatterOp::Set)?;
                 }
-                ScatterReduce::Prod => self.scatter(&out, &Source::Number(1.0), ScatterOp::Set)?,
+                ScatterReduce::Prod => self.scatter(&out, &ScatterSource::Scalar(1.0), ScatterOp::Set)?,
                 // One of them instead of the number that was there: it may be counted twice.
                 ScatterReduce::Amax | ScatterReduce::Amin => self.scatter(&out, &source, ScatterOp::Set)?,
             }
@@ -212,7 +212,7 @@ impl ScatterReduction {
             true => x.mul(&product),
             false => {
                 let named = Tensor::zeros(x.shape(), DType::Bool, x.device())?;
-                self.scatter(&named, &Source::Number(1.0), ScatterOp::Set)?;
+                self.scatter(&named, &ScatterSource::Scalar(1.0), ScatterOp::Set)?;
                 x.masked_fill(&named, 1.0)?.mul(&product)
             }
         }
@@ -422,7 +422,13 @@ impl IndexSelection {
         whole.reshape([self.rows.numel(), self.matrix_shape[1]])
     }
 
-    fn scatter(&self, op: &'static str, out: &Tensor, source: &Source<'_>, how: ScatterOp) -> Result<()> {
+    fn scatter(
+        &self,
+        op: &'static str,
+        out: &Tensor,
+        source: &ScatterSource<'_>,
+        how: ScatterOp,
+    ) -> Result<()> {
         let shape = [self.rows.numel(), self.matrix_shape[1]];
         scatter_into(op, out, 0, (&self.rows, &[1, 0]), &shape, source, (how, None))
     }
@@ -550,7 +556,7 @@ impl Tensor {
         let how = if accumulate { ScatterOp::Add } else { ScatterOp::Set };
         let rows = chosen.to_matrix(&self.detach())?.copy()?;
         let source = values.detach();
-        chosen.scatter(OP, &rows, &Source::Tensor(&source, source.strides().into()), how)?;
+        chosen.scatter(OP, &rows, &ScatterSource::Tensor(&source, source.strides().into()), how)?;
         let out = chosen.restore_from_matrix(&rows)?;
         drop((rows, source));
         let chosen = Arc::new(chosen);
@@ -563,7 +569,7 @@ impl Tensor {
                     let again = chosen.clone();
                     let clear = move |rows: &Tensor| {
                         let kept = rows.copy()?;
-                        again.scatter(OP, &kept, &Source::Number(0.0), ScatterOp::Set)?;
+                        again.scatter(OP, &kept, &ScatterSource::Scalar(0.0), ScatterOp::Set)?;
                         Ok(kept)
                     };
                     let kept = clear(&rows.detach())?;

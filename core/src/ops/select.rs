@@ -3,9 +3,9 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::index::{gather_into, index_dtype, place_into};
-use super::indices::{Range, in_range};
-use super::launch::{self, GROUP, Params};
+use super::index::{gather_into, index_dtype_name, scatter_unique_into};
+use super::index_check::{IndexRange, check_in_range};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::reduce::contiguous_zero_offset;
 use super::scan;
 use super::sort::sort_key_type;
@@ -37,7 +37,7 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
     };
     launch::check_rank(op, shape.len())?;
     let params = || {
-        let params = Params::new().size(n).size(shape.len()).size(x.layout().offset()).align();
+        let params = KernelParams::new().size(n).size(shape.len()).size(x.layout().offset()).align();
         params.dims(&shape).dims(&strides[0])
     };
     let spec = |stage: &'static str, coordinates: bool| {
@@ -76,22 +76,22 @@ pub(super) fn linearize_index(
     before: Option<&Tensor>,
     wraps: bool,
 ) -> Result<Tensor> {
-    in_range(op, index, Range { extent, wraps, skipped: None })?;
+    check_in_range(op, index, IndexRange { extent, allows_negative: wraps, ignored_index: None })?;
     let n = index.numel();
     let rows = Tensor::empty(&[n], DType::U32, index.device())?;
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
     let spec = KernelSpec::new("places")
-        .def("index", index_dtype(op, index)?)
+        .def("index", index_dtype_name(op, index)?)
         .def("chained", before.is_some())
         .def("wraps", wraps)
         .def("narrow", false);
-    let params = Params::new().size(n).size(shape.len()).size(index.layout().offset()).size(extent);
+    let params = KernelParams::new().size(n).size(shape.len()).size(index.layout().offset()).size(extent);
     let params = params.dims(&shape).dims(&strides[0]).u32(0).align();
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![index];
     tensors.extend(before);
     tensors.push(&rows);
-    launch::launch(&spec, &tensors, params, n.div_ceil(GROUP))?;
+    launch::launch(&spec, &tensors, params, n.div_ceil(WORKGROUP_SIZE))?;
     drop(tensors);
     Ok(rows)
 }
@@ -110,15 +110,16 @@ pub(crate) fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Optio
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
     let spec = KernelSpec::new("places")
-        .def("index", index_dtype(op, index)?)
+        .def("index", index_dtype_name(op, index)?)
         .def("chained", false)
         .def("wraps", false)
         .def("narrow", true);
     let ignored = ignored.unwrap_or(0);
-    let params = Params::new().size(index.numel()).size(shape.len()).size(index.layout().offset()).size(0);
+    let params =
+        KernelParams::new().size(index.numel()).size(shape.len()).size(index.layout().offset()).size(0);
     let params = params.dims(&shape).dims(&strides[0]);
     let params = params.u32(ignored as u32).u32((ignored >> 32) as u32).align();
-    launch::launch(&spec, &[index, &out], params, index.numel().div_ceil(GROUP))?;
+    launch::launch(&spec, &[index, &out], params, index.numel().div_ceil(WORKGROUP_SIZE))?;
     Ok(out)
 }
 
@@ -137,7 +138,7 @@ impl Tensor {
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_select";
         let _op = memory::scope::enter_op(OP);
-        launch::check_mask(OP, mask)?;
+        launch::check_bool_mask(OP, mask)?;
         self.check_same_device(OP, mask)?;
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let x = self.broadcast_to(&shape)?.reshape([-1])?;
@@ -153,7 +154,7 @@ impl Tensor {
         };
         Ok(autograd::linear_differentiable(OP, out, &x, forward, move |g| {
             let whole = Tensor::zeros(&[n], g.dtype(), g.device())?;
-            place_into(OP, &whole, 0, &place, g)?;
+            scatter_unique_into(OP, &whole, 0, &place, g)?;
             Ok(whole)
         }))
     }
@@ -347,15 +348,15 @@ impl Tensor {
         let per_line = if self.rank() == 1 { n } else { values.shape()[last] };
         let spec = KernelSpec::new("search")
             .def("kind", sort_key_type(self.dtype()))
-            .def("sorter", sorter.as_ref().map_or(Ok(""), |s| index_dtype(op, s))?)
+            .def("sorter", sorter.as_ref().map_or(Ok(""), |s| index_dtype_name(op, s))?)
             .def("out", if out_int32 { "i32" } else { "i64w" });
-        let params = Params::new().size(n).size(extent).size(per_line).u32(u32::from(right));
+        let params = KernelParams::new().size(n).size(extent).size(per_line).u32(u32::from(right));
         let params = params.u32(0).u32(u32::MAX);
         let (lines, values) = (contiguous_zero_offset(self)?, contiguous_zero_offset(values)?);
         let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![&lines, &values];
         tensors.extend(sorter.as_ref());
         tensors.push(&out);
-        launch::launch(&spec, &tensors, params, n.div_ceil(GROUP))?;
+        launch::launch(&spec, &tensors, params, n.div_ceil(WORKGROUP_SIZE))?;
         drop(tensors);
         Ok(out)
     }

@@ -2,7 +2,7 @@
 
 use forebay_shaders::KernelSpec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::pointwise::GradRule::None as NoGrad;
 use super::pointwise::{Operand, PointwiseOp, Scalar, TypeRule, run_pointwise};
 use super::select::cast_index_to_i32;
@@ -68,9 +68,9 @@ fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
     }
     // Workgroups of few numbers add all their counts in the end: each counts more than there are.
     let near = extent <= MAX_SHARED_BINS;
-    let tile = if near { 16 * GROUP.max(extent) } else { 4 * GROUP };
+    let tile = if near { 16 * WORKGROUP_SIZE.max(extent) } else { 4 * WORKGROUP_SIZE };
     let spec = KernelSpec::new("counts").def("near", near);
-    let params = Params::new().size(n).size(line.layout().offset());
+    let params = KernelParams::new().size(n).size(line.layout().offset());
     let params = params.size(line.strides().first().copied().unwrap_or(1)).size(extent).size(tile);
     launch::launch(&spec, &[line, &counts], params, n.div_ceil(tile))?;
     Ok(counts)

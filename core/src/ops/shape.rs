@@ -2,7 +2,7 @@
 
 use smallvec::smallvec;
 
-use super::indices::{Range, in_range};
+use super::index_check::{IndexRange, check_in_range};
 use super::pointwise::Scalar;
 use super::select::cast_index_to_i32;
 use crate::amp::dispatch_in_f32;
@@ -141,9 +141,15 @@ fn from_host_values(op: &'static str, values: &[f64], dtype: DType, device: &Dev
     }
     match dtype {
         DType::F64 => Tensor::create_constant(values, shape, device),
-        DType::I64 => Tensor::create_constant(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device),
-        DType::I32 => Tensor::create_constant(&values.iter().map(|&v| v as i32).collect::<Vec<_>>(), shape, device),
-        DType::U32 => Tensor::create_constant(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device),
+        DType::I64 => {
+            Tensor::create_constant(&values.iter().map(|&v| v as i64).collect::<Vec<_>>(), shape, device)
+        }
+        DType::I32 => {
+            Tensor::create_constant(&values.iter().map(|&v| v as i32).collect::<Vec<_>>(), shape, device)
+        }
+        DType::U32 => {
+            Tensor::create_constant(&values.iter().map(|&v| v as u32).collect::<Vec<_>>(), shape, device)
+        }
         _ => Tensor::create_constant(&values.iter().map(|&v| v as f32).collect::<Vec<_>>(), shape, device)?
             .to_dtype(dtype),
     }
@@ -434,7 +440,10 @@ impl Tensor {
                             ),
                         ));
                     };
-                    out.index_select(d as isize, &Tensor::create_constant(&order, &[order.len()], self.device())?)?
+                    out.index_select(
+                        d as isize,
+                        &Tensor::create_constant(&order, &[order.len()], self.device())?,
+                    )?
                 }
             };
         }
@@ -610,7 +619,11 @@ impl Tensor {
         if !self.dtype().is_int() {
             return Err(Error::dtype("one_hot", self.dtype(), "takes class numbers"));
         }
-        in_range("one_hot", self, Range { extent: classes, wraps: false, skipped: None })?;
+        check_in_range(
+            "one_hot",
+            self,
+            IndexRange { extent: classes, allows_negative: false, ignored_index: None },
+        )?;
         let numbers = Tensor::arange(0.0, classes as f64, 1.0, DType::I32, self.device())?;
         cast_index_to_i32("one_hot", self, None)?.unsqueeze(-1)?.eq(&numbers)?.to_dtype(DType::I64)
     }

@@ -4,7 +4,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::heuristics::{RowConfig, VEC4_WIDTH, split_reduction, supports_vec4};
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::device::KernelKey;
@@ -51,8 +51,9 @@ impl RowLayout {
     }
 
     /// The parameters that say where rows lie: eight words, the last two those of `more`, then shape and strides.
-    pub(super) fn params(&self, x: &Tensor, more: [usize; 2]) -> Params {
-        let params = Params::new().size(self.rows).size(self.extent).size(self.inner).size(self.shape.len());
+    pub(super) fn params(&self, x: &Tensor, more: [usize; 2]) -> KernelParams {
+        let params =
+            KernelParams::new().size(self.rows).size(self.extent).size(self.inner).size(self.shape.len());
         let params = params.size(x.layout().offset()).size(self.stride).size(more[0]).size(more[1]);
         params.dims(&self.shape).dims(&self.strides)
     }
@@ -82,7 +83,7 @@ pub(super) fn lanes_per_row(extent: usize, across: bool) -> usize {
         9..=64 => 8,
         65..=1024 => 32,
         _ if across => 32,
-        _ => GROUP,
+        _ => WORKGROUP_SIZE,
     }
 }
 
@@ -99,7 +100,7 @@ pub(super) fn check_f32_f16_bf16(op: &'static str, x: &Tensor) -> Result<()> {
 #[track_caller]
 fn check_softmax_dtype(op: &'static str, x: &Tensor) -> Result<()> {
     if x.dtype() == DType::F64 {
-        launch::check_compute(op, DType::F64, x.device())
+        launch::check_device_dtype(op, DType::F64, x.device())
     } else {
         check_f32_f16_bf16(op, x)
     }
@@ -112,7 +113,7 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
     }
     let rows = RowLayout::new(op, input, dim)?;
     let held = rows.row_config(input, if y.is_some() { 8 } else { 16 });
-    let (dtype, log) = (launch::shader_dtype(input.dtype(), input.device()), op == "log_softmax");
+    let (dtype, log) = (launch::shader_dtype_name(input.dtype(), input.device()), op == "log_softmax");
     let (splits, chunk) = split_reduction(rows.rows, rows.extent, held.lanes, 2);
     // Of what threads hold, nothing is gained by more workgroups.
     if held.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
@@ -149,7 +150,7 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
     // Read in fours, written one by one, and the loops of sums over the threads of a row.
     let turns =
         if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
-    let params = rows.params(input, [0, 0]).turns(turns);
+    let params = rows.params(input, [0, 0]).loop_iterations(turns);
     launch::launch_by_key(&identity, spec, &tensors, params, held.workgroups(rows.rows))?;
     drop(tensors);
     Ok(out)
@@ -179,13 +180,13 @@ fn run_split_rows(
             .def("stage", stage)
             .def("pass", if backward { "backward" } else { "forward" })
             .def("log", log)
-            .def("dtype", launch::shader_dtype(input.dtype(), device))
+            .def("dtype", launch::shader_dtype_name(input.dtype(), device))
             .def("lanes", held.lanes)
             .def("across", across)
             .def("width", held.width)
             .def("hold", 0usize)
     };
-    let params = |turns: usize| rows.params(input, [splits, chunk]).turns(turns + 128);
+    let params = |turns: usize| rows.params(input, [splits, chunk]).loop_iterations(turns + 128);
     let step = held.lanes * held.width;
     let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
     let groups = held.workgroups(rows.rows * splits);
@@ -198,8 +199,8 @@ fn run_split_rows(
         true => partial.sum(&[0], false)?,
         false => {
             let statistics = scratch(&[2, rows.rows])?;
-            let whole = RowConfig { lanes: GROUP, width: 1, register_steps: 0 };
-            let params = params(2 * splits.div_ceil(GROUP));
+            let whole = RowConfig { lanes: WORKGROUP_SIZE, width: 1, register_steps: 0 };
+            let params = params(2 * splits.div_ceil(WORKGROUP_SIZE));
             launch::launch(&spec("finish", whole, false), &[&partial, &statistics], params, rows.rows)?;
             statistics
         }

@@ -7,8 +7,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::index::{gather_into, place_into};
-use super::launch::{self, GROUP, Params};
+use super::index::{gather_into, scatter_unique_into};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::pointwise::{Operand, Scalar};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -81,7 +81,7 @@ impl Sorter {
         let size = extent.next_power_of_two().min(tile);
         let (rows, tiles) = (x.numel() / extent, extent.div_ceil(size));
         // Short lines share a workgroup, all of whose threads have something to compare.
-        let room = size.max(2 * GROUP);
+        let room = size.max(2 * WORKGROUP_SIZE);
         let groups = (rows * tiles).div_ceil(room / size);
         let spec = KernelSpec::new("sort").def("kind", sort_key_type(x.dtype())).def("tiled", tiles > 1);
         let params = self.params(x, d, [rows, extent, tiles, size, room])?;
@@ -102,7 +102,7 @@ impl Sorter {
         let mut run = size;
         while run < extent {
             let (pairs, parts) = (extent.div_ceil(2 * run), keep.min(2 * run).div_ceil(tile));
-            let params = Params::new()
+            let params = KernelParams::new()
                 .size(rows)
                 .size(extent)
                 .size(run)
@@ -116,14 +116,24 @@ impl Sorter {
         }
         let (first, pick) = self.pick_params();
         let inner: usize = x.shape().iter().skip(d + 1).product();
-        let params = Params::new().size(rows).size(extent).size(inner).u32(self.nan_key());
+        let params = KernelParams::new().size(rows).size(extent).size(inner).u32(self.nan_key());
         let params = params.size(first).size(self.count).u32(pick);
         let spec = KernelSpec::new("sort_pick").def("wide", wide);
-        launch::launch(&spec, &[&from.0, &from.1, &place], params, (rows * self.count).div_ceil(GROUP))?;
+        launch::launch(
+            &spec,
+            &[&from.0, &from.1, &place],
+            params,
+            (rows * self.count).div_ceil(WORKGROUP_SIZE),
+        )?;
         Ok(place)
     }
 
-    fn params(self, x: &Tensor, d: usize, [rows, extent, tiles, size, room]: [usize; 5]) -> Result<Params> {
+    fn params(
+        self,
+        x: &Tensor,
+        d: usize,
+        [rows, extent, tiles, size, room]: [usize; 5],
+    ) -> Result<KernelParams> {
         let without = |of: &[usize]| -> Dims {
             of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
         };
@@ -131,7 +141,7 @@ impl Sorter {
         launch::check_rank(self.op, shape.len())?;
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let (first, pick) = self.pick_params();
-        let params = Params::new().size(rows).size(extent).size(inner).size(shape.len());
+        let params = KernelParams::new().size(rows).size(extent).size(inner).size(shape.len());
         let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
         let params = params.u32(if self.descending { u32::MAX } else { 0 }).u32(self.nan_key());
         let params = params.size(first).size(self.count).u32(pick).size(tiles);
@@ -180,7 +190,7 @@ impl Sorter {
         };
         let value = autograd::linear_differentiable_with(op, value, x, &[&place], forward, move |g| {
             let whole = Tensor::zeros(&shape, g.dtype(), g.device())?;
-            place_into(op, &whole, d, &at, g)?;
+            scatter_unique_into(op, &whole, d, &at, g)?;
             Ok(whole)
         });
         Ok((value, place))

@@ -8,21 +8,22 @@ use std::sync::Arc;
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::shape::PadMode;
 use super::spatial::{self, IntoSpatial, check_at_least};
 use crate::autograd;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::layout::{
-    MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, collapse_dims, contiguous_strides, normalize_dim, numel,
+    MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, collapse_dims, contiguous_strides,
+    normalize_dim, numel,
 };
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// The sum of all elements of `g` that `layout`, of the shape of `g`, puts at each element from `start` of a storage on: `len` of
 /// them, in one dimension.
 fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len: usize) -> Result<Tensor> {
-    launch::check_compute(op, g.dtype(), g.device())?;
+    launch::check_device_dtype(op, g.dtype(), g.device())?;
     // What is repeated by strides of 0 is summed over rows, which takes fewer steps.
     let still: SmallVec<[isize; 6]> =
         (0..layout.rank()).filter(|&d| layout.strides()[d] == 0).map(|d| d as isize).collect();
@@ -73,9 +74,9 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
     }
     let column = |k: usize| dims.iter().map(|d| d[k]).collect::<Dims>();
     let spec = KernelSpec::new("strided_sum")
-        .def("dtype", launch::shader_dtype(g.dtype(), g.device()))
+        .def("dtype", launch::shader_dtype_name(g.dtype(), g.device()))
         .def("rank", dims.len());
-    let params = Params::new()
+    let params = KernelParams::new()
         .size(len)
         .size(layout.offset().saturating_sub(start))
         .size(start.saturating_sub(layout.offset()))
@@ -84,8 +85,8 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         .dims(&column(1))
         .dims(&reaches)
         .dims(&column(2))
-        .turns(turns);
-    launch::launch(&spec, &[g, &out], params, len.div_ceil(lanes * GROUP))?;
+        .loop_iterations(turns);
+    launch::launch(&spec, &[g, &out], params, len.div_ceil(lanes * WORKGROUP_SIZE))?;
     Ok(out)
 }
 
@@ -228,7 +229,9 @@ impl Tensor {
             Ok(sum.with_layout(Layout::new(own.shape(), own.strides(), 0)))
         };
         // What the view sees beside this tensor's elements is no function of them.
-        let inside = !own.has_internal_overlap() && layout.offset() >= own.offset() && layout.storage_end() <= own.storage_end();
+        let inside = !own.has_internal_overlap()
+            && layout.offset() >= own.offset()
+            && layout.storage_end() <= own.storage_end();
         if !inside {
             return Ok(autograd::once_differentiable(OP, view, &[self], move |g, _| {
                 Ok(smallvec![Some(back(g, &own, &layout)?)])

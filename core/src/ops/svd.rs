@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, GROUP, Params};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::shape::cat;
 use super::softmax::lanes_per_row;
 use crate::amp::dispatch_autocast;
@@ -31,10 +31,10 @@ pub(super) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     }
     let lanes = lanes_per_row(height, false).clamp(8, 128);
     let small = n <= MAX_WORKGROUP_COLUMNS;
-    let groups = if small { 1 } else { (players / 2).div_ceil(GROUP / lanes) };
+    let groups = if small { 1 } else { (players / 2).div_ceil(WORKGROUP_SIZE / lanes) };
     let spec = KernelSpec::new("svd").def("dtype", w.dtype().name()).def("lanes", lanes);
     // Of a round: of each of its pairs the elements twice, and two sums over the threads of a pair.
-    let pairs = (players / 2).div_ceil(GROUP / lanes).div_ceil(groups);
+    let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / lanes).div_ceil(groups);
     let turns = pairs * (m.div_ceil(lanes) + height.div_ceil(lanes) + 64) + 2;
     let sweeps = if w.dtype() == DType::F64 { 20 } else { 15 };
     let mut before = Tensor::ones(&[batch], DType::U32, w.device())?;
@@ -42,7 +42,8 @@ pub(super) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
         let now = Tensor::zeros(&[batch], DType::U32, w.device())?;
         let run = |first: usize, rounds: usize, turns: usize| {
             let sizes = [batch, n, m, height, players, first, rounds, groups];
-            let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
+            let params =
+                sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
             launch::launch(&spec, &[&before, &now, w], params, batch * groups)
         };
         if small {
@@ -97,7 +98,7 @@ pub(super) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<Matr
     if !matches!(x.dtype(), DType::F32 | DType::F64) {
         return Err(Error::dtype(op, x.dtype(), "takes f32 and f64; cast with `to_dtype`"));
     }
-    launch::check_compute(op, x.dtype(), x.device())?;
+    launch::check_device_dtype(op, x.dtype(), x.device())?;
     match x.shape() {
         &[ref lead @ .., m, n] => Ok(MatrixShape { batch_shape: lead, m, n }),
         shape => Err(Error::shape(op, "takes matrices [.., m, n]", &[shape])),

@@ -168,7 +168,7 @@ impl Tensor {
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_scatter";
         let _op = memory::scope::enter_op(OP);
-        launch::check_mask(OP, mask)?;
+        launch::check_bool_mask(OP, mask)?;
         if source.dtype() != self.dtype() {
             let rule = format!("the source has the type of the tensor, {}", self.dtype());
             return Err(Error::dtype(OP, source.dtype(), rule));

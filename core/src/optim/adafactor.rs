@@ -2,12 +2,12 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::composite::{ParamUpdate, ParamStep};
+use super::composite::{ParamStep, ParamUpdate};
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::impl_optimizer;
 use crate::check;
 use crate::error::Result;
-use crate::ops::rounding_unit;
+use crate::ops::machine_epsilon;
 use crate::tensor::Dims;
 use crate::tensor::Tensor;
 
@@ -33,8 +33,13 @@ impl Adafactor {
     /// Adafactor with a beta2 of 1 - t^-0.8, no weight decay; PyTorch's rate is 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let rule =
-            AdafactorRule { beta2_decay: -0.8, eps: (None, 1e-3), d: 1.0, weight_decay: 0.0, maximize: false };
+        let rule = AdafactorRule {
+            beta2_decay: -0.8,
+            eps: (None, 1e-3),
+            d: 1.0,
+            weight_decay: 0.0,
+            maximize: false,
+        };
         Self { rule, fused: FusedOptimizer::new(parameters, lr) }
     }
 }
@@ -85,7 +90,7 @@ impl UpdateRule for AdafactorRule {
     fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {
         let ParamStep { param: p, grad: g, mut states, lr, step, weight_decay, dtype } = at;
         let g = if self.maximize { g.neg()? } else { g };
-        let least = self.eps.0.unwrap_or(rounding_unit(dtype));
+        let least = self.eps.0.unwrap_or(machine_epsilon(dtype));
         let moved = step.pow(self.beta2_decay)?;
         let rate = lr.minimum(&step.rsqrt()?)?.mul(&p.square()?.mean_all()?.sqrt()?.maximum(self.eps.1)?)?;
         let squares = g.square()?;

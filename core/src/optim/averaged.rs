@@ -93,7 +93,11 @@ impl AveragedModel {
     }
 
     /// The model's tensors beside their averages.
-    fn zip_with_averages<M: Module + ?Sized>(&self, op: &'static str, model: &M) -> Result<Vec<(NamedTensor, Tensor)>> {
+    fn zip_with_averages<M: Module + ?Sized>(
+        &self,
+        op: &'static str,
+        model: &M,
+    ) -> Result<Vec<(NamedTensor, Tensor)>> {
         let pair = |named: NamedTensor| {
             let name = named.names.first().map_or("", String::as_str);
             let average = self.averages.get(name).filter(|t| t.shape() == named.tensor.shape()).cloned();
@@ -120,7 +124,9 @@ impl AveragedModel {
             AveragingRule::Swa => 1.0 / (self.n_averaged + 1) as f64,
             AveragingRule::Ema(decay) => 1.0 - decay,
         };
-        for (NamedTensor { tensor, is_parameter: parameter, .. }, average) in self.zip_with_averages(OP, model)? {
+        for (NamedTensor { tensor, is_parameter: parameter, .. }, average) in
+            self.zip_with_averages(OP, model)?
+        {
             tensor
                 .device()
                 .capture_recorder()
@@ -175,7 +181,9 @@ impl AveragedModel {
     /// The model has other names or shapes.
     #[track_caller]
     pub fn copy_to<M: Module + ?Sized>(&self, model: &M) -> Result<()> {
-        for (NamedTensor { tensor, .. }, average) in self.zip_with_averages("AveragedModel::copy_to", model)? {
+        for (NamedTensor { tensor, .. }, average) in
+            self.zip_with_averages("AveragedModel::copy_to", model)?
+        {
             tensor.copy_(&average)?;
         }
         Ok(())
@@ -189,7 +197,10 @@ impl AveragedModel {
         let mut state: BTreeMap<String, Tensor> =
             self.averages.iter().map(|(name, t)| (format!("module.{name}"), t.clone())).collect();
         if let Some(device) = self.averages.values().next().map(Tensor::device) {
-            state.insert(N_AVERAGED_KEY.to_owned(), Tensor::from_slice(&[self.n_averaged as i64], &[], device)?);
+            state.insert(
+                N_AVERAGED_KEY.to_owned(),
+                Tensor::from_slice(&[self.n_averaged as i64], &[], device)?,
+            );
         }
         Ok(state)
     }
@@ -201,8 +212,9 @@ impl AveragedModel {
     pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
         let count = state.get(N_AVERAGED_KEY).filter(|t| t.numel() == 1 && t.dtype().is_int());
         let Some(count) = count else {
-            let why =
-                format!("takes a state with `{N_AVERAGED_KEY}`, one integer: of an AveragedModel, not of a model");
+            let why = format!(
+                "takes a state with `{N_AVERAGED_KEY}`, one integer: of an AveragedModel, not of a model"
+            );
             return Err(Error::argument("AveragedModel::load_state_dict", why));
         };
         let count = count.item()?;

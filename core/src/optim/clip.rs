@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::nn;
-use crate::ops::launch::{self, Params};
+use crate::ops::launch::{self, KernelParams};
 use crate::tensor::Tensor;
 
 /// Elements whose squares one workgroup sums.
@@ -61,7 +61,11 @@ pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
 ///
 /// # Errors
 /// As [`clip_grad_norm_`]; the order is not above 0; the norm is not finite, and that is to be an error.
-pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipGradNormOptions) -> Result<Tensor> {
+pub fn clip_grad_norm_with(
+    parameters: &[Tensor],
+    max_norm: f64,
+    options: &ClipGradNormOptions,
+) -> Result<Tensor> {
     const OP: &str = "clip_grad_norm_";
     check::bound(OP, "max_norm", max_norm)?;
     let power = options.norm_type;
@@ -92,7 +96,7 @@ pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipG
     let factor = Tensor::empty(&[1], DType::F32, device)?;
     let mut done = 0;
     for batch in split_into_launches(&grads, 1) {
-        let mut params = Params::new();
+        let mut params = KernelParams::new();
         if kind == "power" {
             params = params.f32(power as f32).align();
         }
@@ -109,11 +113,11 @@ pub fn clip_grad_norm_with(parameters: &[Tensor], max_norm: f64, options: &ClipG
         launch::launch(&spec, &tensors, params, groups)?;
     }
     let spec = KernelSpec::new("optim_norm").def("stage", "total").def("norm", kind);
-    let params = Params::new()
+    let params = KernelParams::new()
         .size(count)
         .f32(max_norm.min(MAX_NORM_LIMIT) as f32)
         .f32((1.0 / power) as f32)
-        .turns(count.div_ceil(256) + 64);
+        .loop_iterations(count.div_ceil(256) + 64);
     launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
     if options.error_if_nonfinite {
         let found = norm.item()?;
@@ -149,7 +153,12 @@ pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
 }
 
 /// Divides the gradients of `parameters` by the scale of a scaler: see [`Change::Unscale`].
-pub(crate) fn unscale_grads(op: &'static str, parameters: &[Tensor], scaler: &Tensor, flag: usize) -> Result<()> {
+pub(crate) fn unscale_grads(
+    op: &'static str,
+    parameters: &[Tensor],
+    scaler: &Tensor,
+    flag: usize,
+) -> Result<()> {
     let grads = collect_grads(op, parameters)?;
     for grad in &grads {
         scaler.check_same_device(op, grad)?;
@@ -215,7 +224,7 @@ fn transform_grads(grads: &[Tensor], how: GradTransform<'_>) -> Result<()> {
         GradTransform::Unscale(scaler, flag) => ("unscale", Some(scaler), [0.0; 2], flag),
     };
     for batch in split_into_launches(grads, usize::from(operand.is_some())) {
-        let mut params = Params::new().f32(low).f32(high).size(flag).align();
+        let mut params = KernelParams::new().f32(low).f32(high).size(flag).align();
         let mut tensors: SmallVec<[&Tensor; 17]> = operand.into_iter().collect();
         let mut groups = 0;
         for grad in batch {

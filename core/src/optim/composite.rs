@@ -8,12 +8,12 @@ use std::sync::Arc;
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
-use super::fused::{FusedGroup, MemberGrads, MAX_LAUNCH_TENSORS, UpdateRule, StepState};
+use super::fused::{FusedGroup, MAX_LAUNCH_TENSORS, MemberGrads, StepState, UpdateRule};
 use crate::capture::ReplayCtx;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{self, Tag};
-use crate::ops::launch::{self, Params};
+use crate::ops::launch::{self, KernelParams};
 use crate::tensor::Tensor;
 
 /// A parameter in the step at hand, all in f32.
@@ -107,7 +107,7 @@ fn compute_step_scalars(
     let (pace, settings) = (Arc::clone(pace), group.overrides);
     let params = move |_: &ReplayCtx| {
         let lr = settings.lr(pace.lr()) as f32;
-        items.iter().fold(Params::new(), |params, &[member, parameter]| {
+        items.iter().fold(KernelParams::new(), |params, &[member, parameter]| {
             let before = pace.increment_steps(parameter);
             let params = params.f32(lr);
             if counted {
@@ -116,7 +116,8 @@ fn compute_step_scalars(
             params.f32((before + 1) as f32).u32(0).u32(0)
         })
     };
-    let tensors: SmallVec<[&Tensor; 3]> = [&numbers].into_iter().chain(&group.step_counts).chain(skip).collect();
+    let tensors: SmallVec<[&Tensor; 3]> =
+        [&numbers].into_iter().chain(&group.step_counts).chain(skip).collect();
     launch::launch_dynamic(&spec, &tensors, params, 1)?;
     drop(tensors);
     Ok(numbers)

@@ -7,7 +7,7 @@ use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
 use smallvec::{SmallVec, smallvec};
 
-use super::composite::{self, ParamUpdate, ParamStep};
+use super::composite::{self, ParamStep, ParamUpdate};
 use super::staging_slots::{self, StagingSlots};
 use crate::amp;
 use crate::autograd;
@@ -18,11 +18,11 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::nn;
-use crate::ops::launch::{self, GROUP, Params};
+use crate::ops::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
 
 /// Elements that one workgroup changes.
-pub(super) const ELEMENTS_PER_WORKGROUP: usize = 4 * GROUP;
+pub(super) const ELEMENTS_PER_WORKGROUP: usize = 4 * WORKGROUP_SIZE;
 
 /// Bindings that every device has and kernels are held to; more are used where there are more.
 const MIN_BINDINGS: usize = 7;
@@ -249,13 +249,22 @@ impl FusedGroup {
     }
 
     /// The steps of all members, as the device counts them.
-    pub(super) fn create_step_counts(&self, steps: impl Fn(usize) -> u64, parameters: &[Tensor]) -> Result<Tensor> {
+    pub(super) fn create_step_counts(
+        &self,
+        steps: impl Fn(usize) -> u64,
+        parameters: &[Tensor],
+    ) -> Result<Tensor> {
         let steps: Vec<f32> = self.members.iter().flat_map(|&k| [steps(k) as f32; 2]).collect();
         Tensor::from_slice(&steps, &[steps.len()], parameters[self.members[0]].device())
     }
 
     /// The states of a member, each as a tensor.
-    pub(super) fn state_views(&self, rule: &impl UpdateRule, member: usize, shape: &[usize]) -> SmallVec<[Tensor; 3]> {
+    pub(super) fn state_views(
+        &self,
+        rule: &impl UpdateRule,
+        member: usize,
+        shape: &[usize],
+    ) -> SmallVec<[Tensor; 3]> {
         let Some(state) = &self.state else { return SmallVec::new() };
         let mut offset = self.offsets[member];
         let view = |name| {
@@ -278,8 +287,10 @@ impl FusedOptimizer {
     /// Takes each parameter once: PyTorch warns where one list names a parameter twice.
     pub(super) fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let mut seen = FxHashSet::default();
-        let parameters: Vec<Tensor> =
-            parameters.into_iter().filter(|p| nn::leaf_address(p).is_none_or(|leaf| seen.insert(leaf))).collect();
+        let parameters: Vec<Tensor> = parameters
+            .into_iter()
+            .filter(|p| nn::leaf_address(p).is_none_or(|leaf| seen.insert(leaf)))
+            .collect();
         Self {
             group_overrides: smallvec![(0, GroupOverrides::default())],
             lr,
@@ -316,7 +327,10 @@ impl FusedOptimizer {
         if group.parameters.iter().any(|p| nn::leaf_address(p).is_some_and(|leaf| !seen.insert(leaf))) {
             return error("a parameter is in more than one group, or twice in one");
         }
-        self.group_overrides.push((self.parameters.len(), GroupOverrides { lr_ratio: ratio, weight_decay: group.weight_decay }));
+        self.group_overrides.push((
+            self.parameters.len(),
+            GroupOverrides { lr_ratio: ratio, weight_decay: group.weight_decay },
+        ));
         self.parameters.extend(group.parameters);
         self.ungrouped = (0..self.parameters.len()).collect();
         self.is_checked = false;
@@ -435,8 +449,13 @@ impl FusedOptimizer {
         let mut sizes: Vec<usize> = Vec::new();
         for &k in &new {
             let p = &self.parameters[k];
-            let size = states.iter().map(|&name| padded_numel(&rule.state_shape(name, p.shape()))).sum::<usize>();
-            let most = max_tensors_per_launch(p.device(), bindings_per_parameter(self.writes_low_precision_copies), usize::from(!states.is_empty()));
+            let size =
+                states.iter().map(|&name| padded_numel(&rule.state_shape(name, p.shape()))).sum::<usize>();
+            let most = max_tensors_per_launch(
+                p.device(),
+                bindings_per_parameter(self.writes_low_precision_copies),
+                usize::from(!states.is_empty()),
+            );
             // A binding's bytes, and a tensor's elements.
             let room = (p.device().info().limits.max_binding as usize / 4).min(u32::MAX as usize);
             // Each kind has a group that still takes members.
@@ -484,7 +503,8 @@ impl FusedOptimizer {
     fn enable_device_step_counts(&mut self) -> Result<()> {
         let _tag = memory::scope::enter_tag(Tag::OptimizerState);
         for group in self.groups.iter_mut().filter(|group| group.step_counts.is_none()) {
-            group.step_counts = Some(group.create_step_counts(|k| self.step_state.steps(k), &self.parameters)?);
+            group.step_counts =
+                Some(group.create_step_counts(|k| self.step_state.steps(k), &self.parameters)?);
         }
         Ok(())
     }
@@ -518,7 +538,10 @@ impl FusedOptimizer {
             launch_group(rule, &kernel, &self.groups[at], grads, skip, &self.parameters, &self.step_state)?;
             for grad in grads {
                 if let Some(copy) = &grad.copy {
-                    amp::low_precision_copy::store_copy(&self.parameters[self.groups[at].members[grad.member]], copy.clone());
+                    amp::low_precision_copy::store_copy(
+                        &self.parameters[self.groups[at].members[grad.member]],
+                        copy.clone(),
+                    );
                 }
             }
             room.offload_state(&self.groups, at);
@@ -527,10 +550,17 @@ impl FusedOptimizer {
     }
 
     /// The same by tensor operations. What parameters become is made before any is changed.
-    fn step_composed(&self, rule: &impl UpdateRule, grads: &[MemberGrads], skip: Option<&Tensor>) -> Result<()> {
+    fn step_composed(
+        &self,
+        rule: &impl UpdateRule,
+        grads: &[MemberGrads],
+        skip: Option<&Tensor>,
+    ) -> Result<()> {
         let (_no_grad, _no_autocast) = (autograd::no_grad(), amp::no_autocast());
         let before: Vec<u64> = (0..self.parameters.len()).map(|k| self.step_state.steps(k)).collect();
-        let make = |(group, grads)| composite::compute_writes(rule, group, grads, skip, &self.parameters, &self.step_state);
+        let make = |(group, grads)| {
+            composite::compute_writes(rule, group, grads, skip, &self.parameters, &self.step_state)
+        };
         let made: Result<Vec<_>> = self.groups.iter().zip(grads).map(make).collect();
         let writes = made.inspect_err(|_| {
             // No step was made, whatever was counted on the way.
@@ -541,7 +571,10 @@ impl FusedOptimizer {
         for (group, grads) in self.groups.iter().zip(grads) {
             for grad in grads {
                 if let Some(copy) = &grad.copy {
-                    amp::low_precision_copy::store_copy(&self.parameters[group.members[grad.member]], copy.clone());
+                    amp::low_precision_copy::store_copy(
+                        &self.parameters[group.members[grad.member]],
+                        copy.clone(),
+                    );
                 }
             }
             if let Some(state) = group.state.as_ref().filter(|_| self.offloads_state) {
@@ -630,7 +663,11 @@ fn launch_group(
     let weight_decay = group.overrides.weight_decay_for(rule, &parameters[group.members[0]]);
     let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.step_counts).chain(skip).collect();
     let copies = grads.iter().any(|grad| grad.copy.is_some());
-    let most = max_tensors_per_launch(parameters[group.members[0]].device(), bindings_per_parameter(copies), shared.len());
+    let most = max_tensors_per_launch(
+        parameters[group.members[0]].device(),
+        bindings_per_parameter(copies),
+        shared.len(),
+    );
     for grads in grads.chunks(most) {
         let mut dtypes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
         let mut modes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
@@ -668,10 +705,12 @@ fn launch_group(
         let settings = group.overrides;
         let params = move |_: &ReplayCtx| {
             let lr = settings.lr(pace.lr());
-            let params =
-                rule.launch_constants(weight_decay, lr).into_iter().fold(Params::new(), |p, c| p.f32(c as f32));
+            let params = rule
+                .launch_constants(weight_decay, lr)
+                .into_iter()
+                .fold(KernelParams::new(), |p, c| p.f32(c as f32));
             items.iter().fold(params, |params, item| {
-                let params = item.words.into_iter().fold(params, Params::size);
+                let params = item.words.into_iter().fold(params, KernelParams::size);
                 let before = pace.increment_steps(item.parameter);
                 if counted {
                     return params.size(FusedGroup::count_index(item.member, before)).size(skip).size(0);

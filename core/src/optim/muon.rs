@@ -2,7 +2,7 @@
 
 use smallvec::{SmallVec, smallvec};
 
-use super::composite::{ParamUpdate, ParamStep};
+use super::composite::{ParamStep, ParamUpdate};
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::impl_optimizer;
 use crate::check;

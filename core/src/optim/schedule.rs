@@ -626,10 +626,16 @@ mod tests {
     #[test]
     fn options_out_of_range_are_named_and_leave_no_rate() {
         let (nan, base) = (f64::NAN, 0.1);
-        let linear = |start_factor, end_factor| LinearLr { base_lr: base, start_factor, end_factor, total_iters: 5 };
+        let linear =
+            |start_factor, end_factor| LinearLr { base_lr: base, start_factor, end_factor, total_iters: 5 };
         let restarts = |t_0, t_mult| CosineAnnealingWarmRestarts { base_lr: base, t_0, t_mult, eta_min: 0.0 };
-        let cyclic =
-            |up, down, mode| CyclicLr { base_lr: base, max_lr: 0.2, step_size_up: up, step_size_down: down, mode };
+        let cyclic = |up, down, mode| CyclicLr {
+            base_lr: base,
+            max_lr: 0.2,
+            step_size_up: up,
+            step_size_down: down,
+            mode,
+        };
         let wrong: Vec<(&str, Box<dyn LrSchedule>)> = vec![
             ("lr", Box::new(ConstantSchedule(-0.1))),
             ("every", Box::new(StepLr { base_lr: base, step_size: 0, gamma: 0.5 })),
@@ -650,7 +656,10 @@ mod tests {
             ("rise", Box::new(OneCycle { pct_start: 1.5, ..OneCycle::new(0.1, 9) })),
             ("div", Box::new(OneCycle { div_factor: 0.0, ..OneCycle::new(0.1, 9) })),
             ("base", Box::new(WarmupCosine::new(nan, 1, 5))),
-            ("gamma", Box::new(Warmup { warmup_steps: 2, schedule: ExponentialLr { base_lr: base, gamma: -1.0 } })),
+            (
+                "gamma",
+                Box::new(Warmup { warmup_steps: 2, schedule: ExponentialLr { base_lr: base, gamma: -1.0 } }),
+            ),
         ];
         for (name, schedule) in wrong {
             let error = schedule.check().map_or_else(|error| error.to_string(), |()| String::new());

@@ -52,7 +52,8 @@ impl StagingSlots {
         let Some(state) = groups[at].state.as_ref().filter(|_| n > 0) else { return };
         match state.offload_() {
             Ok(()) => {
-                self.slots[at % n] = Tensor::empty(&[max_state_numel(groups)], DType::F32, state.device()).ok();
+                self.slots[at % n] =
+                    Tensor::empty(&[max_state_numel(groups)], DType::F32, state.device()).ok();
             }
             Err(error) => warn_offload_failed(&error),
         }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use rustc_hash::{FxHashMap, FxHashSet};
 use smallvec::SmallVec;
 
-use super::fused::{FusedOptimizer, FusedGroup, UpdateRule};
+use super::fused::{FusedGroup, FusedOptimizer, UpdateRule};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::nn::StagedCopies;
@@ -46,8 +46,9 @@ impl FusedOptimizer {
                 };
                 found.insert(format!("{k}.step"), step);
                 let views = group.state_views(rule, member, p.shape());
-                found
-                    .extend(rule.state_names().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)));
+                found.extend(
+                    rule.state_names().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)),
+                );
             }
         }
         Ok(found)

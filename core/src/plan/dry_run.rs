@@ -11,7 +11,7 @@ use crate::device::Device;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::scope::{ModulePath, Scope};
-use crate::memory::{Bytes, AllocationChange, Config, OutOfMemory, RecordingOptions, Tag};
+use crate::memory::{AllocationChange, Bytes, Config, OutOfMemory, RecordingOptions, Tag};
 
 /// More than any device has: a step that does not fit its card is run with so much, to say what it needs.
 const BOUNDLESS: u64 = 1 << 44;

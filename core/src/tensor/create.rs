@@ -131,8 +131,12 @@ impl Tensor {
             DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
             DType::F8E4M3 | DType::F8E5M2 => u32::from(float8::from_f32(dtype, value as f32)) * 0x0101_0101,
             // The two words of one element differ: written element by element.
-            DType::I64 => return out.fill_word_pair([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]),
-            DType::F64 => return out.fill_word_pair([value.to_bits() as u32, (value.to_bits() >> 32) as u32]),
+            DType::I64 => {
+                return out.fill_word_pair([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]);
+            }
+            DType::F64 => {
+                return out.fill_word_pair([value.to_bits() as u32, (value.to_bits() >> 32) as u32]);
+            }
         };
         out.fill_word(word)?;
         Ok(out)
@@ -140,7 +144,7 @@ impl Tensor {
 
     /// Writes a word all over a contiguous tensor, and over what is left of its last one.
     pub(crate) fn fill_word(&self, word: u32) -> Result<()> {
-        let bound = launch::bind_bytes([(self, Access::Write)])?;
+        let bound = launch::bind_contiguous_bytes([(self, Access::Write)])?;
         let dst = Slice { bytes: bound[0].bytes.next_multiple_of(4), ..bound[0] };
         self.device().enqueue(|| WorkItem::bytes("fill", dst.bytes), &Command::Fill { dst, word })
     }
@@ -156,7 +160,11 @@ impl Tensor {
                 &[1],
                 self.device(),
             )?,
-            _ => Self::create_constant(&[i64::from(words[0]) | i64::from(words[1]) << 32], &[1], self.device())?,
+            _ => Self::create_constant(
+                &[i64::from(words[0]) | i64::from(words[1]) << 32],
+                &[1],
+                self.device(),
+            )?,
         };
         let shape: super::Dims = self.shape().into();
         one.with_layout(Layout::new(shape.clone(), super::Dims::from_elem(0, shape.len()), 0))

@@ -61,7 +61,13 @@ fn format_tensor(tensor: &Tensor, precision: usize) -> String {
                 }
                 let style = NumberFormat::from_values(&values, precision);
                 let original = tensor.shape();
-                TensorPrinter { values: &values, number_format: style, is_summarized: shorten, full_shape: original }.format_level(0, 0, &shape, PREFIX.len())
+                TensorPrinter {
+                    values: &values,
+                    number_format: style,
+                    is_summarized: shorten,
+                    full_shape: original,
+                }
+                .format_level(0, 0, &shape, PREFIX.len())
             }
             Err(reason) => {
                 suffixes.push(format!("shape={shape:?}"));
@@ -147,9 +153,9 @@ fn printed_indices(n: usize) -> impl Iterator<Item = usize> {
 
 /// The places of the printed elements among all of them, row-major.
 fn printed_offsets(shape: &[usize]) -> Vec<usize> {
-    shape
-        .iter()
-        .fold(vec![0], |places, &n| places.iter().flat_map(|at| printed_indices(n).map(move |i| at * n + i)).collect())
+    shape.iter().fold(vec![0], |places, &n| {
+        places.iter().flat_map(|at| printed_indices(n).map(move |i| at * n + i)).collect()
+    })
 }
 
 /// Reads the printed elements of a large tensor.
@@ -296,7 +302,8 @@ mod tests {
 
     fn shown_as(values: PrintedValues, shape: &[usize]) -> String {
         let style = NumberFormat::from_values(&values, PRECISION);
-        TensorPrinter { values: &values, number_format: style, is_summarized: false, full_shape: shape }.format_level(0, 0, shape, PREFIX.len())
+        TensorPrinter { values: &values, number_format: style, is_summarized: false, full_shape: shape }
+            .format_level(0, 0, shape, PREFIX.len())
     }
 
     fn floats(values: &[f64]) -> String {

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::storage::Storage;
-use super::{TensorImpl, Tensor};
+use super::{Tensor, TensorImpl};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::stream::Access;
@@ -27,7 +27,8 @@ impl Tensor {
             let version = t.version();
             (t, version)
         };
-        let made = Mutex::new(ExtraTensors { low_precision: low.map(noted), column_sums: column_sums.map(noted) });
+        let made =
+            Mutex::new(ExtraTensors { low_precision: low.map(noted), column_sums: column_sums.map(noted) });
         let TensorImpl { storage, layout, dtype, grad_edge: meta, base, .. } = &*self.inner;
         let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta.clone(), base.clone());
         inner.grad_extras = Some(Arc::new(GradExtras { version: self.version(), tensors: made }));
@@ -40,7 +41,10 @@ impl Tensor {
         if let Some(beside) = &self.inner.grad_extras {
             let made = beside.tensors.lock().unwrap_or_else(PoisonError::into_inner);
             all.extend(
-                [&made.low_precision, &made.column_sums].into_iter().flatten().map(|(t, _)| t.downgrade_storage()),
+                [&made.low_precision, &made.column_sums]
+                    .into_iter()
+                    .flatten()
+                    .map(|(t, _)| t.downgrade_storage()),
             );
         }
         all
@@ -54,7 +58,8 @@ impl Tensor {
 
     /// The tensor in another type, if it was made besides; it is given once.
     pub(crate) fn take_low_precision(&self, dtype: DType) -> Option<Tensor> {
-        let (low, version) = self.with_current_extras(|made| made.low_precision.take_if(|(low, _)| low.dtype() == dtype))?;
+        let (low, version) =
+            self.with_current_extras(|made| made.low_precision.take_if(|(low, _)| low.dtype() == dtype))?;
         (low.version() == version).then_some(low)
     }
 

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use crate::autograd::{self, Leaf, GradEdge};
+use crate::autograd::{self, GradEdge, Leaf};
 use crate::backend::Slice;
 use crate::device::Device;
 use crate::dtype::DType;
@@ -15,8 +15,8 @@ use crate::ops::launch;
 use crate::stream::{Access, DispatchGuard};
 
 mod create;
-pub(crate) mod float8;
 mod display;
+pub(crate) mod float8;
 mod grad_extras;
 pub mod layout;
 pub(crate) mod offload;
@@ -60,7 +60,16 @@ impl TensorImpl {
         base: Weak<TensorImpl>,
     ) -> Self {
         let writes = AtomicU32::new(storage.recorded_writes.load(Ordering::Relaxed));
-        Self { storage, layout, dtype, grad_edge: meta, rebased_edge: OnceLock::new(), recorded_writes_seen: writes, base, grad_extras: None }
+        Self {
+            storage,
+            layout,
+            dtype,
+            grad_edge: meta,
+            rebased_edge: OnceLock::new(),
+            recorded_writes_seen: writes,
+            base,
+            grad_extras: None,
+        }
     }
 }
 
@@ -229,7 +238,9 @@ impl Tensor {
         self.inner
             .rebased_edge
             .get()
-            .map_or(self.inner.grad_edge.as_ref().is_some_and(GradEdge::requires_grad), |_| self.grad_edge().is_some())
+            .map_or(self.inner.grad_edge.as_ref().is_some_and(GradEdge::requires_grad), |_| {
+                self.grad_edge().is_some()
+            })
     }
 
     /// A view of a tensor that a recorded operation has written to since has the history of what it sees now.
@@ -278,12 +289,21 @@ impl Tensor {
         let before = std::mem::replace(&mut *later.lock().unwrap_or_else(PoisonError::into_inner), meta);
         // Without the lock: it may be the last to know of a whole tape.
         drop(before);
-        self.inner.recorded_writes_seen.store(self.inner.storage.recorded_writes.load(Ordering::Relaxed), Ordering::Relaxed);
+        self.inner
+            .recorded_writes_seen
+            .store(self.inner.storage.recorded_writes.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
     /// Whether its history is that of what the memory holds. One that never had any, and is no view, is a constant whatever is written.
     pub(crate) fn is_current(&self) -> bool {
-        let TensorImpl { recorded_writes_seen: writes, storage, grad_edge: meta, rebased_edge: later, base, .. } = &*self.inner;
+        let TensorImpl {
+            recorded_writes_seen: writes,
+            storage,
+            grad_edge: meta,
+            rebased_edge: later,
+            base,
+            ..
+        } = &*self.inner;
         writes.load(Ordering::Relaxed) == storage.recorded_writes.load(Ordering::Relaxed)
             || (meta.is_none() && later.get().is_none() && base.ptr_eq(&Weak::new()))
     }
@@ -395,8 +415,12 @@ impl Tensor {
     }
 
     /// Does what takes long with the bytes of a contiguous tensor: others enqueue their work meanwhile.
-    pub(crate) fn with_pinned_bytes<R>(&self, access: Access, work: impl FnOnce(Slice) -> Result<R>) -> Result<R> {
-        let bound = launch::bind_bytes([(self, access)])?;
+    pub(crate) fn with_pinned_bytes<R>(
+        &self,
+        access: Access,
+        work: impl FnOnce(Slice) -> Result<R>,
+    ) -> Result<R> {
+        let bound = launch::bind_contiguous_bytes([(self, access)])?;
         let slice = bound[0];
         let pinned = self.inner.storage.pin(access, bound.dispatch_guard());
         drop(bound);

@@ -280,7 +280,9 @@ impl Storage {
         let scope = self.device.pool().block_scope(&block);
         free_block(&self.device, self.device.pool(), block, &state.uses);
         // invariant: the place was matched above
-        if let Residency::DeviceAndHost(_, host) = std::mem::replace(&mut state.residency, Residency::Device(block)) {
+        if let Residency::DeviceAndHost(_, host) =
+            std::mem::replace(&mut state.residency, Residency::Device(block))
+        {
             state.residency = Residency::Host(host, scope);
         }
     }
@@ -382,7 +384,7 @@ fn free_block(device: &Device, pool: &Pool, block: Block, uses: &StreamUses) {
 impl Drop for Storage {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if state.fusion_slot.group() == self.device.stream_set().fusion_group.load(Ordering::Acquire) {
+        if state.fusion_slot.group_id() == self.device.stream_set().fusion_group.load(Ordering::Acquire) {
             self.device.flush_before_free(state.fusion_slot);
         }
         match &state.residency {

@@ -374,7 +374,9 @@ impl Tensor {
         let offset = self.layout().offset() + at as usize * strides[d];
         shape.remove(d);
         strides.remove(d);
-        Ok(self.differentiable_subview("select", Layout::new(shape, strides, offset), move |t| t.select(dim, index)))
+        Ok(self.differentiable_subview("select", Layout::new(shape, strides, offset), move |t| {
+            t.select(dim, index)
+        }))
     }
 
     /// The diagonal of two dimensions, `offset` above the main one, as the last dimension.
@@ -407,8 +409,9 @@ impl Tensor {
         let (mut shape, mut strides) = (keep(self.shape()), keep(self.strides()));
         shape.push(length);
         strides.push(self.strides()[a] + self.strides()[b]);
-        Ok(self
-            .differentiable_subview("diagonal", Layout::new(shape, strides, start), move |t| t.diagonal(offset, dim1, dim2)))
+        Ok(self.differentiable_subview("diagonal", Layout::new(shape, strides, start), move |t| {
+            t.diagonal(offset, dim1, dim2)
+        }))
     }
 
     /// Parts of at most `size` indices of one dimension; the last may be smaller.

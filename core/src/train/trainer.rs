@@ -16,7 +16,7 @@ use crate::error::{Error, Result};
 use crate::memory::BytesOf;
 use crate::nn::{self, Module};
 use crate::ops::stack;
-use crate::optim::{Optimizer, LrSchedule, clip_grad_norm_};
+use crate::optim::{LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
 use crate::tensor::Tensor;
 

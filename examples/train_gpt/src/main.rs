@@ -220,7 +220,10 @@ fn save_outputs(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>)
 
 /// AdamW as GPT-2's successors use it; only matrices decay.
 fn build_optimizer(net: &Gpt, lr: f64, weight_decay: f64) -> AdamW {
-    AdamW::new(net.parameters(), lr).betas((0.9, 0.95)).weight_decay(weight_decay).weight_decay_filter(|p| p.rank() > 1)
+    AdamW::new(net.parameters(), lr)
+        .betas((0.9, 0.95))
+        .weight_decay(weight_decay)
+        .weight_decay_filter(|p| p.rank() > 1)
 }
 
 /// The fastest way to run a batch's step within so many bytes.

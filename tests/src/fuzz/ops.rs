@@ -1,10 +1,11 @@
 //! The operations that are called, each with the kinds of its arguments: `t1` to `t4` are tensors, others are drawn.
 
 use forebay::ops::{
-    Attention, BagMode, Bags, CrossEntropy, Ctc, GridMode, GridPadding, Interpolate, InterpolateMode,
-    Interpolation, Lookup, MatrixNorm, PadMode, PoolOptions, RecurrentKind, RecurrentOp, Reduction,
-    ScatterReduce, block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack, einsum, hstack,
-    meshgrid, multi_dot, stack, vstack,
+    AttentionOptions, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions,
+    EmbeddingOptions, GridMode, GridPadding, InterpolateMode, InterpolateOptions, Interpolation, MatrixNorm,
+    PadMode, PoolOptions, RecurrentKind, RecurrentOp, Reduction, ScatterReduce, block_diag,
+    broadcast_tensors, cartesian_prod, cat, column_stack, dstack, einsum, hstack, meshgrid, multi_dot, stack,
+    vstack,
 };
 use forebay::tensor::Tensor;
 
@@ -40,10 +41,10 @@ fn random_pool<const N: usize>(r: &mut ArgGenerator) -> PoolOptions<N> {
     }
 }
 
-fn random_interpolate(r: &mut ArgGenerator) -> Interpolate {
+fn random_interpolate(r: &mut ArgGenerator) -> InterpolateOptions {
     let size = if r.flag() { r.counts().into() } else { Default::default() };
     let scale_factor = if r.flag() { r.floats().into() } else { Default::default() };
-    Interpolate {
+    InterpolateOptions {
         size,
         scale_factor,
         mode: r.pick(INTERPOLATE_MODES),
@@ -190,7 +191,7 @@ macro_rules! arg {
         &random_interpolate($r)
     };
     (attention, $r:ident, $t:ident) => {
-        &Attention {
+        &AttentionOptions {
             attn_mask: $r.maybe(|_| &$t[3]),
             dropout_p: $r.float(),
             is_causal: $r.flag(),
@@ -200,9 +201,9 @@ macro_rules! arg {
         }
     };
     (bags, $r:ident, $t:ident) => {
-        &Bags {
+        &EmbeddingBagOptions {
             offsets: $r.maybe(|_| &$t[2]),
-            mode: $r.pick(&[BagMode::Sum, BagMode::Mean, BagMode::Max]),
+            mode: $r.pick(&[EmbeddingBagMode::Sum, EmbeddingBagMode::Mean, EmbeddingBagMode::Max]),
             per_sample_weights: $r.maybe(|_| &$t[3]),
             include_last_offset: $r.flag(),
             padding_idx: $r.maybe(ArgGenerator::count),
@@ -210,7 +211,7 @@ macro_rules! arg {
         }
     };
     (cross_entropy, $r:ident, $t:ident) => {
-        &CrossEntropy {
+        &CrossEntropyOptions {
             weight: $r.maybe(|_| &$t[3]),
             ignore_index: $r.int64(),
             reduction: $r.pick(REDUCTIONS),
@@ -219,7 +220,7 @@ macro_rules! arg {
         }
     };
     (lookup, $r:ident, $t:ident) => {
-        Lookup { padding_idx: $r.maybe(ArgGenerator::count), scale_grad_by_freq: $r.flag() }
+        EmbeddingOptions { padding_idx: $r.maybe(ArgGenerator::count), scale_grad_by_freq: $r.flag() }
     };
     ($kind:ident, $r:ident, $t:ident) => {
         $r.$kind()
@@ -336,7 +337,7 @@ const SPECIAL_OPS: &[FuzzOp] = &[
     FuzzOp {
         name: "ctc_loss",
         run: |r, t| {
-            let options = Ctc {
+            let options = CtcLossOptions {
                 targets: &t[1],
                 input_lengths: &t[2],
                 target_lengths: &t[3],

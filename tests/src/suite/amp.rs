@@ -7,7 +7,7 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
-use forebay::ops::{Attention, Ctc, RecurrentKind, RecurrentOp, Reduction, cat, einsum};
+use forebay::ops::{AttentionOptions, CtcLossOptions, RecurrentKind, RecurrentOp, Reduction, cat, einsum};
 use forebay::optim::{AdamW, Optimizer, RmsProp, Sgd};
 use forebay::tensor::Tensor;
 
@@ -78,7 +78,11 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("mv", |m, v| m.mv(v)),
     ("prelu", |m, v| m.prelu(v)),
     ("scaled_dot_product_attention", |m, _| {
-        m.scaled_dot_product_attention(m, m, &Attention { is_causal: true, ..Attention::default() })
+        m.scaled_dot_product_attention(
+            m,
+            m,
+            &AttentionOptions { is_causal: true, ..AttentionOptions::default() },
+        )
     }),
     ("acos", |m, _| m.acos()),
     ("asin", |m, _| m.asin()),
@@ -91,7 +95,7 @@ const CALLS: &[(&str, BinaryFn)] = &[
     ("ctc_loss", |m, _| {
         let ints = |n: &[i32], shape: &[usize]| Tensor::from_slice(n, shape, m.device());
         let (labels, steps, count) = (ints(&[1, 3], &[1, 2])?, ints(&[4], &[1])?, ints(&[2], &[1])?);
-        m.unsqueeze(1)?.ctc_loss(&Ctc::new(&labels, &steps, &count))
+        m.unsqueeze(1)?.ctc_loss(&CtcLossOptions::new(&labels, &steps, &count))
     }),
     ("hinge_embedding_loss", |m, v| m.hinge_embedding_loss(v, 1.0, MEAN)),
     ("multi_margin_loss", |m, v| {
@@ -171,7 +175,8 @@ fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
     }
     for low in LOW {
         for (name, call) in CALLS {
-            let policy = CastPolicy::for_op(name).with_context(|| format!("{name} is tested and not listed"))?;
+            let policy =
+                CastPolicy::for_op(name).with_context(|| format!("{name} is tested and not listed"))?;
             for given in [DType::F32, low] {
                 let (m, v) = (m.to_dtype(given)?.requires_grad_()?, v.to_dtype(given)?.requires_grad_()?);
                 let expected = match policy {

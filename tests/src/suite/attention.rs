@@ -5,7 +5,7 @@ use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
-use forebay::ops::Attention;
+use forebay::ops::AttentionOptions;
 use forebay::tensor::Tensor;
 
 use super::host_reference::ensure_close;
@@ -100,7 +100,7 @@ fn next_dropout_mask([batch, heads, queries, keys]: [usize; 4], p: f64, device: 
     let shape = [batch, heads, keys, keys];
     let units = Tensor::from_slice(&one_hot, &[1, 1, keys, keys], device)?.broadcast_to(&shape)?;
     let zeros = |rows: usize| Tensor::zeros(&[batch, heads, rows, 8], DType::F32, device);
-    let options = Attention { dropout_p: p, ..Attention::default() };
+    let options = AttentionOptions { dropout_p: p, ..AttentionOptions::default() };
     let weights = zeros(queries)?.scaled_dot_product_attention(&zeros(keys)?, &units, &options)?;
     device.set_random_state(state);
     Ok(weights.gt(0.0)?.to_dtype(DType::F32)?.mul(1.0 / (1.0 - p))?)
@@ -137,7 +137,14 @@ fn compare_with(
     };
     let attn_mask = mask.as_ref();
     let enable_gqa = heads != shared;
-    let options = Attention { attn_mask, dropout_p, is_causal, window, enable_gqa, ..Attention::default() };
+    let options = AttentionOptions {
+        attn_mask,
+        dropout_p,
+        is_causal,
+        window,
+        enable_gqa,
+        ..AttentionOptions::default()
+    };
     let result = q.scaled_dot_product_attention(&k, &v, &options)?;
     result.backward_with(&g)?;
 
@@ -262,7 +269,7 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
         let mask = normal(mask_shape, DType::F32, device)?;
         let place = || format!("{mask_shape:?}");
 
-        let float = Attention { attn_mask: Some(&mask), ..Attention::default() };
+        let float = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
         let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &float)?;
         let wides = copies(&inputs)?;
         let all = Tensor::ones(&[1], DType::F32, device)?;
@@ -272,11 +279,11 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
 
         let inputs = copies(&inputs)?;
         let lets = mask.gt(-0.5)?;
-        let bool_mask = Attention {
+        let bool_mask = AttentionOptions {
             attn_mask: Some(&lets),
             scale: Some(0.3),
             window: Some([30, 50]),
-            ..Attention::default()
+            ..AttentionOptions::default()
         };
         let result = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &bool_mask)?;
         let wides = copies(&inputs)?;
@@ -301,7 +308,7 @@ fn queries_that_see_nothing_get_zeros(device: &Device) -> Result<()> {
                 device,
             )?;
             let mask = mask.to_dtype(dtype)?;
-            let options = Attention { attn_mask: Some(&mask), ..Attention::default() };
+            let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
             let out = q.scaled_dot_product_attention(&k, &v, &options)?;
             out.sum_all()?.backward()?;
             for t in [&out, &q.grad().context("a gradient")?] {
@@ -313,7 +320,7 @@ fn queries_that_see_nothing_get_zeros(device: &Device) -> Result<()> {
             }
             // More queries than keys, each of which sees only its own place and one before.
             let few = normal(&[1, 2, 3, features], dtype, device)?;
-            let options = Attention { window: Some([1, 0]), ..Attention::default() };
+            let options = AttentionOptions { window: Some([1, 0]), ..AttentionOptions::default() };
             let out = q.detach().scaled_dot_product_attention(&few, &few, &options)?;
             let [seen, blind] = [out.narrow(2, 0, 4)?, out.narrow(2, 4, 2)?];
             ensure!(blind.to_f64s()?.iter().all(|&x| x == 0.0) && seen.to_f64s()?.iter().all(|&x| x != 0.0));
@@ -329,7 +336,7 @@ fn one_projection_is_three_views(device: &Device) -> Result<()> {
         let (batch, length, all) = (2, 41, heads + 2 * shared);
         let x = normal(&[batch, length, all * features], dtype, device)?;
         let g = normal(&[batch, length, heads * features], dtype, device)?;
-        let options = Attention { is_causal: true, ..Attention::default() };
+        let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
         let whole = leaf(&x)?;
         let out = whole.qkv_attention(heads, shared, &options)?;
         out.backward_with(&g)?;
@@ -340,7 +347,7 @@ fn one_projection_is_three_views(device: &Device) -> Result<()> {
             part.reshape([batch, length, count, features])?.transpose(1, 2)
         };
         let (q, k, v) = (view(0, heads)?, view(heads, shared)?, view(heads + shared, shared)?);
-        let options = Attention { enable_gqa: true, ..options };
+        let options = AttentionOptions { enable_gqa: true, ..options };
         let expected = q.scaled_dot_product_attention(&k, &v, &options)?;
         let expected = expected.transpose(1, 2)?.reshape([batch, length, heads * features])?;
         expected.backward_with(&g)?;
@@ -371,7 +378,7 @@ fn the_bias_of_a_projection_gets_the_sums_of_its_rows(device: &Device) -> Result
         let (x, weight, bias) =
             (x?.reshape([batch, length, inputs])?, weight?, leaf(&bias?.reshape([width])?)?);
         let g = normal(&[batch, length, heads * features], dtype, device)?;
-        let options = Attention { is_causal: true, ..Attention::default() };
+        let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
         let qkv = x.linear(&weight, Some(&bias))?;
         qkv.qkv_attention(heads, shared, &options)?.backward_with(&g)?;
         let got = bias.grad().context("a gradient")?.to_f64s()?;
@@ -396,7 +403,7 @@ fn replays_sum_what_eager_steps_sum(device: &Device) -> Result<()> {
     let step = || -> CoreResult<Tensor> {
         weight.set_grad(None);
         bias.set_grad(None);
-        let options = Attention { is_causal: true, ..Attention::default() };
+        let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
         x.linear(&weight, Some(&bias))?.qkv_attention(heads, heads, &options)?.sum_all()?.backward()?;
         let grad = |t: &Tensor| t.grad().ok_or(Error::Backward("no gradient".to_owned()));
         grad(&bias)?.to_dtype(DType::F32)?.add(&grad(&weight)?.to_dtype(DType::F32)?.sum(&[1], false)?)
@@ -425,7 +432,7 @@ fn what_lies_around_is_not_read(device: &Device) -> Result<()> {
             around.narrow(2, 32, rows)?.copy_(x)?;
             Ok(around.narrow(2, 32, rows)?.detach().requires_grad_()?)
         };
-        let options = Attention { is_causal: true, ..Attention::default() };
+        let options = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
         let run = |inputs: &[Tensor; 3]| -> Result<Vec<Vec<f64>>> {
             let out = inputs[0].scaled_dot_product_attention(&inputs[1], &inputs[2], &options)?;
             outcome(inputs, &out, &x)
@@ -442,7 +449,8 @@ fn nothing_of_the_size_of_the_matrix_is_kept(device: &Device) -> Result<()> {
     let qkv = normal(&[1, length, 3 * features], DType::F32, device)?.requires_grad_()?;
     let before = device.memory().allocated();
     device.pool().reset_peak_stats();
-    let out = qkv.qkv_attention(1, 1, &Attention { is_causal: true, ..Attention::default() })?;
+    let out =
+        qkv.qkv_attention(1, 1, &AttentionOptions { is_causal: true, ..AttentionOptions::default() })?;
     let (result, line) = ((length * features * 4) as u64, (length * 4) as u64);
     let kept = device.memory().allocated() - before;
     ensure!(kept == result + line, "{kept} bytes are kept, expected {result} and {line}");
@@ -460,7 +468,7 @@ fn nothing_of_the_size_of_the_matrix_is_kept(device: &Device) -> Result<()> {
 
 fn dropped_weights_come_again(device: &Device) -> Result<()> {
     let x = normal(&[2, 40, 3 * 48], DType::F32, device)?;
-    let options = Attention { dropout_p: 0.3, is_causal: true, ..Attention::default() };
+    let options = AttentionOptions { dropout_p: 0.3, is_causal: true, ..AttentionOptions::default() };
     let state = device.random_state();
     let plain = leaf(&x)?;
     let out = plain.qkv_attention(3, 3, &options)?;
@@ -469,7 +477,7 @@ fn dropped_weights_come_again(device: &Device) -> Result<()> {
     device.set_random_state(state);
     let again = leaf(&x)?;
     let mask_free = move |t: &[Tensor]| {
-        let options = Attention { dropout_p: 0.3, is_causal: true, ..Attention::default() };
+        let options = AttentionOptions { dropout_p: 0.3, is_causal: true, ..AttentionOptions::default() };
         t[0].qkv_attention(3, 3, &options)
     };
     let twice = checkpoint(&[&again], mask_free)?;
@@ -486,7 +494,7 @@ fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
     let (heads, queries, keys, p) = (2, 50, 64, 0.25);
     let shape = |rows: usize| [1, heads, rows, 16];
     let inputs = leaves([&shape(queries), &shape(keys), &shape(keys)], device)?;
-    let options = Attention { dropout_p: p, ..Attention::default() };
+    let options = AttentionOptions { dropout_p: p, ..AttentionOptions::default() };
     let keep = next_dropout_mask([1, heads, queries, keys], p, device)?;
     let kept = keep.gt(0.0)?.to_dtype(DType::F32)?.mean_all()?.item()?;
     ensure!((kept - (1.0 - p)).abs() < 0.02, "{kept} of the weights are kept");
@@ -504,7 +512,7 @@ fn replays_drop_what_eager_steps_drop(device: &Device) -> Result<()> {
         device.manual_seed(5);
         let x = leaf(&normal(&[2, 40, 3 * 64], DType::BF16, device)?)?;
         let g = normal(&[2, 40, 64], DType::BF16, device)?;
-        let options = Attention { dropout_p: 0.3, is_causal: true, ..Attention::default() };
+        let options = AttentionOptions { dropout_p: 0.3, is_causal: true, ..AttentionOptions::default() };
         let once = || -> CoreResult<(Tensor, Vec<Tensor>)> {
             let out = x.qkv_attention(1, 1, &options)?;
             let seeds =
@@ -544,7 +552,7 @@ fn replays_drop_what_eager_steps_drop(device: &Device) -> Result<()> {
 fn a_mask_may_have_a_gradient(device: &Device) -> Result<()> {
     let [q, k, v] = leaves([&[2, 5, 4], &[2, 7, 4], &[2, 7, 4]], device)?;
     let mask = leaf(&normal(&[5, 7], DType::F32, device)?)?;
-    let options = Attention { attn_mask: Some(&mask), ..Attention::default() };
+    let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
     let out = q.scaled_dot_product_attention(&k, &v, &options)?;
     out.mul(&out)?.sum_all()?.backward()?;
     let got = mask.grad().context("the mask has no gradient")?.to_f64s()?;
@@ -558,17 +566,17 @@ fn a_mask_may_have_a_gradient(device: &Device) -> Result<()> {
 fn what_attention_refuses(device: &Device) -> Result<()> {
     let x = Tensor::zeros(&[1, 3, 4, 8], DType::F32, device)?;
     let mask = Tensor::zeros(&[4, 4], DType::F32, device)?;
-    let plain = Attention::default();
-    let both = Attention { attn_mask: Some(&mask), is_causal: true, ..plain };
+    let plain = AttentionOptions::default();
+    let both = AttentionOptions { attn_mask: Some(&mask), is_causal: true, ..plain };
     ensure!(matches!(x.scaled_dot_product_attention(&x, &x, &both), Err(Error::Argument { .. })));
-    let odd = Attention { dropout_p: 1.5, ..plain };
+    let odd = AttentionOptions { dropout_p: 1.5, ..plain };
     ensure!(matches!(x.scaled_dot_product_attention(&x, &x, &odd), Err(Error::Argument { .. })));
     let narrow = x.narrow(3, 0, 5)?;
     ensure!(matches!(x.scaled_dot_product_attention(&narrow, &x, &plain), Err(Error::Shape { .. })));
     let short = x.narrow(2, 0, 3)?;
     ensure!(matches!(x.scaled_dot_product_attention(&x, &short, &plain), Err(Error::Shape { .. })));
     let two = Tensor::zeros(&[1, 2, 4, 8], DType::F32, device)?;
-    let grouped = Attention { enable_gqa: true, ..plain };
+    let grouped = AttentionOptions { enable_gqa: true, ..plain };
     ensure!(matches!(x.scaled_dot_product_attention(&two, &two, &grouped), Err(Error::Shape { .. })));
     let half = x.to_dtype(DType::BF16)?;
     ensure!(matches!(x.scaled_dot_product_attention(&x, &half, &plain), Err(Error::DType { .. })));

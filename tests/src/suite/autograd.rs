@@ -9,7 +9,10 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
-use forebay::ops::{Attention, BagMode, Bags, CrossEntropy, RecurrentKind, RecurrentOp, cat};
+use forebay::ops::{
+    AttentionOptions, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, RecurrentKind, RecurrentOp,
+    cat,
+};
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 
@@ -85,10 +88,10 @@ const PLACES: &[ArgumentOp] = &[
         normed.mul(&sum)
     }),
     ("scaled_dot_product_attention", &[0, 0, 0], |x| {
-        x[0].scaled_dot_product_attention(&x[1], &x[2], &Attention::default())
+        x[0].scaled_dot_product_attention(&x[1], &x[2], &AttentionOptions::default())
     }),
     ("scaled_dot_product_attention with a mask", &[0, 0, 0, 0], |x| {
-        let options = Attention { attn_mask: Some(&x[3]), ..Attention::default() };
+        let options = AttentionOptions { attn_mask: Some(&x[3]), ..AttentionOptions::default() };
         x[0].scaled_dot_product_attention(&x[1], &x[2], &options)
     }),
     ("embedding", &[0, 0, 0], |x| {
@@ -98,7 +101,11 @@ const PLACES: &[ArgumentOp] = &[
     ("embedding_bag", &[0, 0], |x| {
         let rows =
             Tensor::from_slice(&[1i32, 3, 1, 0, 2, 2, 0, 1, 0, 0, 3, 3, 1, 1, 2, 0], &[4, 4], x[0].device())?;
-        let bags = Bags { mode: BagMode::Sum, per_sample_weights: Some(&x[1]), ..Bags::default() };
+        let bags = EmbeddingBagOptions {
+            mode: EmbeddingBagMode::Sum,
+            per_sample_weights: Some(&x[1]),
+            ..EmbeddingBagOptions::default()
+        };
         x[0].embedding_bag(&rows, &bags)
     }),
     ("addmm", &[0, 0, 0], |x| x[0].addmm(&x[1], &x[2], 0.5, 2.0)),
@@ -111,9 +118,9 @@ const PLACES: &[ArgumentOp] = &[
     }),
     ("linear_cross_entropy", &[0, 0], |x| {
         let classes = Tensor::from_slice(&[1i32, 3, 0, 2], &[4], x[0].device())?;
-        x[0].linear_cross_entropy(&x[1], &classes, &CrossEntropy::default())
+        x[0].linear_cross_entropy(&x[1], &classes, &CrossEntropyOptions::default())
     }),
-    ("cross_entropy_with", &[0, 0], |x| x[0].cross_entropy_with(&x[1], &CrossEntropy::default())),
+    ("cross_entropy_with", &[0, 0], |x| x[0].cross_entropy_with(&x[1], &CrossEntropyOptions::default())),
     ("cat", &[0, 0], |x| cat(&[&x[0], &x[1]], 1)),
     ("conv1d", &[0, 0, 1], |x| x[0].unsqueeze(-1)?.conv1d(&x[1].unsqueeze(-1)?, Some(&x[2]), 1, 0, 1, 1)),
 ];

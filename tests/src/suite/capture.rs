@@ -155,7 +155,7 @@ fn training_has_the_bits_of_eager_steps(device: &Device) -> Result<()> {
     let make = |parameters| -> Box<dyn Optimizer> { Box::new(AdamW::new(parameters, 0.1)) };
     for least in [None, Some(0)] {
         let device = &Device::with_config(device.backend().clone(), Config::default());
-        device.set_fusion(least);
+        device.set_fusion_min_bytes(least);
         let (expected, drawn) = eager(device, &make)?;
         let (got, drawn_too) = replayed(device, &make)?;
         ensure_same_bits_all(&got, &expected).with_context(|| format!("fusion {least:?}"))?;
@@ -552,7 +552,7 @@ fn constants_stay(device: &Device) -> Result<()> {
 /// A loader's thread, say: it makes and uploads tensors all the time, and joins no chain of the step.
 fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
-    device.set_fusion(Some(0));
+    device.set_fusion_min_bytes(Some(0));
     let x = Tensor::full(&[1000], 0.5, DType::F32, device)?;
     let capture =
         || device.capture(|| (0..20).try_fold(x.clone(), |h, _| h.mul(0.5)?.add(&x)?.cumsum(0)?.sin()));

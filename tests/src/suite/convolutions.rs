@@ -104,11 +104,11 @@ fn windows_give_what_gathering_does(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
     for case in CASES {
         for dtype in [DType::F32, DType::F16, DType::BF16] {
-            device.set_windows(Some(0));
+            device.set_im2col_max_bytes(Some(0));
             let expected = case.output_and_gradients(dtype, device)?;
             ensure!(expected.len() == 4, "{case:?}: a gradient is missing");
             for most in CHUNKS {
-                device.set_windows(Some(most));
+                device.set_im2col_max_bytes(Some(most));
                 let made = case.output_and_gradients(dtype, device)?;
                 ensure!(made.len() == 4, "{case:?} {dtype} {most}: a gradient is missing");
                 for (what, (made, expected)) in ["y", "dx", "dw", "db"].iter().zip(made.iter().zip(&expected))
@@ -131,11 +131,11 @@ fn windows_take_the_predicted_bytes(device: &Device) -> Result<()> {
     for case in CASES {
         for (dtype, most) in [(DType::F32, CHUNKS[0]), (DType::BF16, CHUNKS[1])] {
             let predicted = dry_run(&profile, |dry| {
-                dry.set_windows(Some(most));
+                dry.set_im2col_max_bytes(Some(most));
                 case.output_and_gradients(dtype, dry)
             })?;
             let real = with_own_pool(device);
-            real.set_windows(Some(most));
+            real.set_im2col_max_bytes(Some(most));
             case.output_and_gradients(dtype, &real)?;
             let (predicted, measured) = (predicted.peak_allocated, real.memory().peak_allocated());
             ensure!(predicted == measured, "{case:?} {dtype}: predicted {predicted}, measured {measured}");
@@ -146,7 +146,7 @@ fn windows_take_the_predicted_bytes(device: &Device) -> Result<()> {
 
 fn windows_are_captured(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
-    device.set_windows(Some(CHUNKS[1]));
+    device.set_im2col_max_bytes(Some(CHUNKS[1]));
     let case = CASES[6];
     let of = |shape: &[usize], seed| digits(shape, seed, DType::F32, device);
     let (x, w) = (of(case.x, 1)?.requires_grad_()?, of(case.w, 2)?.requires_grad_()?);
@@ -172,7 +172,7 @@ fn windows_are_captured(device: &Device) -> Result<()> {
 
 fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
-    device.set_windows(Some(CHUNKS[1]));
+    device.set_im2col_max_bytes(Some(CHUNKS[1]));
     for case in [CASES[4], CASES[5], CASES[6], CASES[14]] {
         let of = |shape: &[usize]| Tensor::randn(shape, DType::BF16, device)?.requires_grad_();
         let (x, w) = (of(case.x)?, of(case.w)?);

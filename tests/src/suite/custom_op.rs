@@ -4,7 +4,7 @@ use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
-use forebay::ops::{Call, CustomOp};
+use forebay::ops::{CustomOp, CustomOpCall};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_values, iota};
@@ -42,10 +42,10 @@ static POWER: CustomOp = CustomOp::new(
     }",
 );
 
-fn power<'a>(x: &'a Tensor, scale: f32) -> Call<'a> {
+fn power<'a>(x: &'a Tensor, scale: f32) -> CustomOpCall<'a> {
     let n = x.numel();
     let call = POWER.inputs(&[x]).output(x.shape(), DType::F32);
-    call.params(&[n as u32, scale.to_bits()]).groups([n.div_ceil(64), 1, 1])
+    call.params(&[n as u32, scale.to_bits()]).workgroups([n.div_ceil(64), 1, 1])
 }
 
 fn it_runs_on_any_strides(device: &Device) -> Result<()> {
@@ -75,7 +75,7 @@ fn several_outputs(device: &Device) -> Result<()> {
         }",
     );
     let x = Tensor::from_slice(&[9i32, 4, 1, 6], &[4], device)?;
-    let call = || SPLIT.inputs(&[&x]).output(&[4], DType::I32).output(&[4], DType::U32).groups([1, 1, 1]);
+    let call = || SPLIT.inputs(&[&x]).output(&[4], DType::I32).output(&[4], DType::U32).workgroups([1, 1, 1]);
     let [half, rest] = call().run_all()?.try_into().map_err(|_| anyhow::anyhow!("two outputs"))?;
     ensure_values(&half, &[4.0, 2.0, 0.0, 3.0])?;
     ensure_values(&rest, &[1.0, 0.0, 1.0, 0.0])?;
@@ -112,7 +112,7 @@ fn without_a_gradient_it_refuses(device: &Device) -> Result<()> {
 
 fn a_wrong_gradient_is_named(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
-    let message = |call: Call<'_>| -> Result<String> {
+    let message = |call: CustomOpCall<'_>| -> Result<String> {
         let y = call.run()?;
         Ok(y.backward_with(&y.ones_like()?).err().context("it must fail")?.to_string())
     };
@@ -157,7 +157,7 @@ fn elements_of_another_type_are_refused(device: &Device) -> Result<()> {
         "{text}"
     );
     // Words are those of any type.
-    ensure_values(&WORDS.inputs(&[&x]).output(&[2], DType::F32).groups([1, 1, 1]).run()?, &[1.0, 2.0])?;
+    ensure_values(&WORDS.inputs(&[&x]).output(&[2], DType::F32).workgroups([1, 1, 1]).run()?, &[1.0, 2.0])?;
     let text =
         WORDS.inputs(&[&x]).output(&[2], DType::I32).run().err().context("nor is it on the way out")?;
     ensure!(text.to_string().starts_with("words: does not take i32; binding 1 "), "{text}");
@@ -182,12 +182,12 @@ fn a_call_that_differs_from_its_module_is_an_error(device: &Device) -> Result<()
         fn main() { x[0] = 1.0; y[0] = 2.0; }",
     );
     let x = Tensor::ones(&[3], DType::F32, device)?;
-    let says = |call: Call<'_>, expected: &str| -> Result<()> {
+    let says = |call: CustomOpCall<'_>, expected: &str| -> Result<()> {
         let text = call.run().err().context(expected.to_owned())?.to_string();
         ensure!(text == expected, "{text}\nexpected\n{expected}");
         Ok(())
     };
-    let whole = |op: &CustomOp| op.inputs(&[&x]).output(&[3], DType::F32).groups([1, 1, 1]);
+    let whole = |op: &CustomOp| op.inputs(&[&x]).output(&[3], DType::F32).workgroups([1, 1, 1]);
     says(
         whole(&READ_ONLY),
         "read_only: output 0 is `y` at binding 1, which the module only reads: declare it `var<storage, read_write>`",
@@ -238,7 +238,7 @@ fn main() {
 }",
     );
     let x = Tensor::ones(&[3], DType::F32, device)?;
-    let call = WRONG.inputs(&[&x]).output(&[3], DType::U32).groups([1, 1, 1]);
+    let call = WRONG.inputs(&[&x]).output(&[3], DType::U32).workgroups([1, 1, 1]);
     let Err(Error::Kernel { label, message }) = call.run() else { anyhow::bail!("it must not compile") };
     ensure!(label == "wrong" && message.contains(":5:") && message.contains("y[0] = x[0];"), "{message}");
     ensure!(!message.contains("Handle") && !message.contains("[1]"), "{message}");
@@ -248,7 +248,10 @@ fn main() {
 fn a_grid_that_is_too_long_is_an_error(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[3], DType::F32, device)?;
     let groups = device.info().limits.max_groups as usize + 1;
-    ensure!(matches!(power(&x, 1.0).groups([groups, 1, 1]).run(), Err(Error::Argument { op: "power", .. })));
+    ensure!(matches!(
+        power(&x, 1.0).workgroups([groups, 1, 1]).run(),
+        Err(Error::Argument { op: "power", .. })
+    ));
     ensure!(POWER.inputs(&[]).output(&[3], DType::F32).run().is_err(), "an input says where it runs");
     Ok(())
 }

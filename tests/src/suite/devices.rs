@@ -9,7 +9,7 @@ use forebay::backend::null::Profile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
-use forebay::ops::{Attention, cat, stack};
+use forebay::ops::{AttentionOptions, cat, stack};
 use forebay::optim::{
     Adadelta, Adafactor, Adagrad, AdamW, Lamb, Lion, Muon, NAdam, Optimizer, RmsProp, Rprop, Sgd,
     clip_grad_norm_, clip_grad_value_,
@@ -180,7 +180,7 @@ const CASES: &[MismatchCase] = &[
     ("masked_fill", |t| t[0].masked_fill(&t[1].gt(0.5)?, 1.0)),
     ("attention", |t| {
         let [q, k, v] = [0, 1, 2].map(|k| t[k].reshape([1, 1, 4, 4]));
-        q?.scaled_dot_product_attention(&k?, &v?, &Attention::default())
+        q?.scaled_dot_product_attention(&k?, &v?, &AttentionOptions::default())
     }),
     ("cross_entropy", |t| t[0].cross_entropy(&t[1].select(0, 0)?.to_dtype(DType::I32)?)),
     ("embedding", |t| t[0].embedding(&t[1].to_dtype(DType::I32)?, None)),
@@ -225,10 +225,10 @@ fn operations_refuse_operands_of_two_devices(device: &Device) -> Result<()> {
         for _ in 0..2 {
             let (foreign, trains) = (numbers.below(operands), numbers.below(2) == 1);
             let fused = numbers.below(2) == 1;
-            let least = device.fusion();
-            device.set_fusion(if fused { Some(0) } else { least });
+            let least = device.fusion_min_bytes();
+            device.set_fusion_min_bytes(if fused { Some(0) } else { least });
             let done = case(&makes(Some(foreign), trains)?);
-            device.set_fusion(least);
+            device.set_fusion_min_bytes(least);
             is_of_devices(done, &format!("{name}, operand {foreign}, fused: {fused}"))?;
         }
         ensure!(device.memory().allocated() == before, "{name} keeps memory");

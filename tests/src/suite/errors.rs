@@ -7,7 +7,9 @@ use forebay::dtype::DType;
 use forebay::error::{Error, Result as ForebayResult};
 use forebay::memory::{Bytes, Config, Tag, scope};
 use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention};
-use forebay::ops::{Attention, Bags, Interpolate, PadMode, Pool2dOptions, cartesian_prod};
+use forebay::ops::{
+    AttentionOptions, EmbeddingBagOptions, InterpolateOptions, PadMode, Pool2dOptions, cartesian_prod,
+};
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
 
@@ -86,7 +88,7 @@ fn wrong_shapes(device: &Device) -> Result<()> {
     )?;
     ensure_message(x.cdist(&x.t()?, 2.0), "cdist: rows of both have one width; got [2, 3] and [3, 2]")?;
     ensure_message(
-        x.interpolate(&Interpolate::by(2.0)),
+        x.interpolate(&InterpolateOptions::with_scale_factor(2.0)),
         "interpolate: Nearest takes [batch, channels, ..] with 3 to 5 dimensions; got [2, 3]",
     )?;
     ensure_message(
@@ -98,7 +100,7 @@ fn wrong_shapes(device: &Device) -> Result<()> {
         "col2im: takes [batch, channels · 4, 1], the blocks of images of [2, 2]; got [2, 3]",
     )?;
     ensure_message(
-        x.embedding_bag(&Tensor::from_slice(&[0i32], &[1], device)?, &Bags::default()),
+        x.embedding_bag(&Tensor::from_slice(&[0i32], &[1], device)?, &EmbeddingBagOptions::default()),
         "embedding_bag: takes an index of one dimension with offsets of one, or an index of two dimensions without; got \
          [2, 3] and [1] and []",
     )?;
@@ -204,8 +206,8 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
         image.conv2d(&filter, None, 1, 1usize << 62, 1, 1),
         image.conv2d(&filter, None, MOST, 0, 1, 1),
         image.max_pool2d(wide),
-        image.interpolate(&Interpolate::to(&[MOST, MOST])),
-        image.interpolate(&Interpolate::by(1e30)),
+        image.interpolate(&InterpolateOptions::with_size(&[MOST, MOST])),
+        image.interpolate(&InterpolateOptions::with_scale_factor(1e30)),
         Lstm::new(4, MOST / 2, RecurrentOptions::default(), device).map(|_| vector.clone()),
         SelfAttention::new(MOST, 1, device).map(|_| vector.clone()),
     ] {
@@ -235,7 +237,7 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
     let q = Tensor::ones(&[1, 8, 4, 16], DType::F32, device)?;
     let k = Tensor::ones(&[1, 2, 4, 16], DType::F32, device)?;
     ensure_message(
-        q.scaled_dot_product_attention(&k, &k, &Attention::default()),
+        q.scaled_dot_product_attention(&k, &k, &AttentionOptions::default()),
         "scaled_dot_product_attention: q has 8 heads, and k has 2; for each head of k and v to serve several of q, set \
          `enable_gqa`; got [1, 8, 4, 16] and [1, 2, 4, 16] and [1, 2, 4, 16]",
     )?;

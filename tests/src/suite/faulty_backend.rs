@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::backend::{
-    Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, Launch, MatmulCall, PageRemap,
-    DeviceProcess, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    Backend, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence, KernelId, KernelSource, Launch,
+    MatmulCall, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::Result;
 

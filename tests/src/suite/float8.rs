@@ -374,7 +374,8 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
     let largest = words(&x.norm(f64::INFINITY, &[], false)?)?;
     let groups = if turns { rows.div_ceil(64) * columns.div_ceil(64) } else { n.div_ceil(4096) };
     let x = words(x)?;
-    let mut call = op.inputs(&[&x, &largest]).params(&[rows as u32, columns as u32]).groups([groups, 1, 1]);
+    let mut call =
+        op.inputs(&[&x, &largest]).params(&[rows as u32, columns as u32]).workgroups([groups, 1, 1]);
     for count in [1, n.div_ceil(4)].into_iter().chain(turns.then_some(n / 4)) {
         call = call.output(&[count], DType::U32);
     }

@@ -28,7 +28,7 @@ tests![
 /// Another device over the same card, which fuses from `least` bytes on.
 fn other(device: &Device, least: Option<u64>) -> Device {
     let other = Device::with_config(device.backend().clone(), Config::default());
-    other.set_fusion(least);
+    other.set_fusion_min_bytes(least);
     other
 }
 
@@ -149,7 +149,7 @@ fn a_chain_is_one_kernel_with_its_operations_names(device: &Device) -> Result<()
     // One step is the kernel that there is anyway.
     let x = Tensor::ones(&[1 << 10], DType::F32, &device)?;
     let alone = names(&device, || x.exp().map(drop).map_err(Into::into))?;
-    device.set_fusion(None);
+    device.set_fusion_min_bytes(None);
     ensure!(alone == names(&device, || x.exp().map(drop).map_err(Into::into))?, "{alone:?}");
     Ok(())
 }

@@ -9,7 +9,9 @@ use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
-use forebay::ops::{Attention, Bags, CrossEntropy, RecurrentKind, RecurrentOp, ScatterReduce};
+use forebay::ops::{
+    AttentionOptions, CrossEntropyOptions, EmbeddingBagOptions, RecurrentKind, RecurrentOp, ScatterReduce,
+};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_values};
@@ -251,14 +253,14 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
         ("index_add", |x, i| Ok((x.index_add(0, &i.select(0, 0)?, &x.narrow(0, 0, 3)?, 2.0)?, i.clone()))),
         ("scatter_reduce", |x, i| Ok((x.scatter_reduce(0, i, x, ScatterReduce::Mean, true)?, i.clone()))),
         ("scatter_reduce", |x, i| Ok((x.scatter_reduce(0, i, x, ScatterReduce::Amax, true)?, i.clone()))),
-        ("embedding_bag", |x, i| Ok((x.embedding_bag(i, &Bags::default())?, i.clone()))),
+        ("embedding_bag", |x, i| Ok((x.embedding_bag(i, &EmbeddingBagOptions::default())?, i.clone()))),
         ("max", |x, _| x.max(0, false)),
         ("cummax", |x, _| x.cummax(0)),
         ("sort", |x, _| x.sort(0, true)),
         ("topk", |x, _| x.topk(2, 0, true)),
         ("cross_entropy", |x, i| {
             let weight = Tensor::ones(&[3], DType::F32, x.device())?;
-            let options = CrossEntropy { weight: Some(&weight), ..CrossEntropy::default() };
+            let options = CrossEntropyOptions { weight: Some(&weight), ..CrossEntropyOptions::default() };
             let classes = i.reshape([6])?.narrow(0, 0, 4)?;
             Ok((x.cross_entropy_with(&classes, &options)?, weight.clone()))
         }),
@@ -285,24 +287,24 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
         }),
         ("scaled_dot_product_attention", |x, _| {
             let mask = Tensor::ones(&[4, 4], DType::F32, x.device())?;
-            let options = Attention { attn_mask: Some(&mask), ..Attention::default() };
+            let options = AttentionOptions { attn_mask: Some(&mask), ..AttentionOptions::default() };
             Ok((x.scaled_dot_product_attention(x, x, &options)?, mask.clone()))
         }),
         ("scaled_dot_product_attention", |x, _| {
-            let y = x.scaled_dot_product_attention(x, x, &Attention::default())?;
+            let y = x.scaled_dot_product_attention(x, x, &AttentionOptions::default())?;
             Ok((y.clone(), y.detach()))
         }),
         ("scaled_dot_product_attention", |x, _| {
-            let options = Attention { dropout_p: 0.5, ..Attention::default() };
+            let options = AttentionOptions { dropout_p: 0.5, ..AttentionOptions::default() };
             let y = x.scaled_dot_product_attention(x, x, &options)?;
             Ok((y.clone(), y.detach()))
         }),
         ("scaled_dot_product_attention", |x, _| {
-            let options = Attention { dropout_p: 0.5, ..Attention::default() };
+            let options = AttentionOptions { dropout_p: 0.5, ..AttentionOptions::default() };
             Ok((x.scaled_dot_product_attention(x, x, &options)?, x.detach()))
         }),
         ("scaled_dot_product_attention", |x, _| {
-            let y = x.unsqueeze(0)?.qkv_attention(1, 1, &Attention::default())?;
+            let y = x.unsqueeze(0)?.qkv_attention(1, 1, &AttentionOptions::default())?;
             Ok((y.clone(), y.detach()))
         }),
     ];

@@ -55,7 +55,7 @@ fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
             let n = x.len();
             let x = Tensor::from_slice(x, &[n], device)?;
             let call = op.inputs(&[&x]).output(&[n], DType::F64).params(&[n as u32]);
-            Ok(call.groups([n.div_ceil(64), 1, 1]).run()?.to_vec::<f64>()?)
+            Ok(call.workgroups([n.div_ceil(64), 1, 1]).run()?.to_vec::<f64>()?)
         };
         let column =
             |k: usize| table[name].iter().map(|pair| Ok(pair[k].parse()?)).collect::<Result<Vec<f64>>>();

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::ops::{BagMode, Bags, ScatterReduce};
+use forebay::ops::{EmbeddingBagMode, EmbeddingBagOptions, ScatterReduce};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{SplitMix64, ensure_close, ensure_values};
@@ -334,7 +334,11 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
     let at = Tensor::from_slice(&index, &[n], device)?;
     let offsets = Tensor::from_slice(&starts, &[starts.len()], device)?;
     let skip = 7;
-    let check = |index: &Tensor, given: &Bags<'_>, ranges: &[(usize, usize)], flat: &[i32]| -> Result<()> {
+    let check = |index: &Tensor,
+                 given: &EmbeddingBagOptions<'_>,
+                 ranges: &[(usize, usize)],
+                 flat: &[i32]|
+     -> Result<()> {
         let mut expected = vec![];
         for &(start, end) in ranges {
             for k in 0..width {
@@ -344,12 +348,12 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
                 // A sum of nothing is -0 in Rust.
                 expected.push(
                     0.0 + match given.mode {
-                        BagMode::Sum if given.per_sample_weights.is_some() => {
+                        EmbeddingBagMode::Sum if given.per_sample_weights.is_some() => {
                             taken.map(|i| of(i) * f64::from(factors[i])).sum()
                         }
-                        BagMode::Sum => taken.map(of).sum(),
-                        BagMode::Mean => f64::from((taken.map(of).sum::<f64>() / count) as f32),
-                        BagMode::Max => taken.map(of).reduce(f64::max).unwrap_or(0.0),
+                        EmbeddingBagMode::Sum => taken.map(of).sum(),
+                        EmbeddingBagMode::Mean => f64::from((taken.map(of).sum::<f64>() / count) as f32),
+                        EmbeddingBagMode::Max => taken.map(of).reduce(f64::max).unwrap_or(0.0),
                     },
                 );
             }
@@ -357,31 +361,38 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
         let found = table.embedding_bag(index, given)?;
         match given.mode {
             // Vulkan lets a quotient be off by 2.5 units in its last place.
-            BagMode::Mean => ensure_close(&found.to_f64s()?, &expected, 3e-7, 0.0),
+            EmbeddingBagMode::Mean => ensure_close(&found.to_f64s()?, &expected, 3e-7, 0.0),
             _ => ensure_values(&found, &expected),
         }
     };
     let ranges: Vec<(usize, usize)> =
         starts.iter().zip(lengths).map(|(&start, n)| (start as usize, (start + n) as usize)).collect();
     let weights = Tensor::from_slice(&factors, &[n], device)?;
-    for (mode, weights) in
-        [(BagMode::Sum, None), (BagMode::Sum, Some(&weights)), (BagMode::Mean, None), (BagMode::Max, None)]
-    {
-        let bags = Bags {
+    for (mode, weights) in [
+        (EmbeddingBagMode::Sum, None),
+        (EmbeddingBagMode::Sum, Some(&weights)),
+        (EmbeddingBagMode::Mean, None),
+        (EmbeddingBagMode::Max, None),
+    ] {
+        let bags = EmbeddingBagOptions {
             offsets: Some(&offsets),
             mode,
             per_sample_weights: weights,
             padding_idx: Some(skip as usize),
-            ..Bags::default()
+            ..EmbeddingBagOptions::default()
         };
         check(&at, &bags, &ranges, &index).with_context(|| format!("{mode:?}"))?;
     }
     // Bags of one length, and the gradient of their sums: how often each row was taken.
     let even = at.narrow(0, 0, 10_000)?.reshape([2, 5000])?;
-    let bags = Bags { mode: BagMode::Sum, padding_idx: Some(skip as usize), ..Bags::default() };
+    let bags = EmbeddingBagOptions {
+        mode: EmbeddingBagMode::Sum,
+        padding_idx: Some(skip as usize),
+        ..EmbeddingBagOptions::default()
+    };
     check(&even, &bags, &[(0, 5000), (5000, 10_000)], &index).context("bags of one length")?;
     let leaf = table.detach().requires_grad_()?;
-    let bags = Bags { offsets: Some(&offsets), ..bags };
+    let bags = EmbeddingBagOptions { offsets: Some(&offsets), ..bags };
     leaf.embedding_bag(&at, &bags)?.sum_all()?.backward()?;
     let mut counts = vec![0.0; entries * width];
     for &row in index[3..].iter().filter(|&&row| row != skip) {
@@ -389,8 +400,13 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
     }
     ensure_values(&leaf.grad().context("no gradient")?, &counts).context("the gradient")?;
     // Four elements of halves are made by one thread.
-    let halves =
-        table.to_dtype(DType::BF16)?.embedding_bag(&even, &Bags { mode: BagMode::Max, ..Bags::default() })?;
-    let wide = table.embedding_bag(&even, &Bags { mode: BagMode::Max, ..Bags::default() })?;
+    let halves = table.to_dtype(DType::BF16)?.embedding_bag(
+        &even,
+        &EmbeddingBagOptions { mode: EmbeddingBagMode::Max, ..EmbeddingBagOptions::default() },
+    )?;
+    let wide = table.embedding_bag(
+        &even,
+        &EmbeddingBagOptions { mode: EmbeddingBagMode::Max, ..EmbeddingBagOptions::default() },
+    )?;
     ensure_values(&halves, &wide.to_f64s()?).context("halves")
 }

@@ -5,7 +5,7 @@ use forebay::autograd::{self, GradOptions};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
-use forebay::ops::{Attention, CrossEntropy, Interpolate, InterpolateMode};
+use forebay::ops::{AttentionOptions, CrossEntropyOptions, InterpolateMode, InterpolateOptions};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_values};
@@ -160,7 +160,8 @@ fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
         let x = x.requires_grad_()?;
         let target = Tensor::from_slice(&[0i64, n as i64 - 1], &[shape[0], shape[2]], device)?;
         for smoothing in [0.0, 0.5] {
-            let options = CrossEntropy { label_smoothing: smoothing, ..CrossEntropy::default() };
+            let options =
+                CrossEntropyOptions { label_smoothing: smoothing, ..CrossEntropyOptions::default() };
             x.set_grad(None);
             let loss = x.cross_entropy_with(&target, &options)?;
             let (large, rest) = (0.5f64.ln(), -(2.0 * (n - 1) as f64).ln());
@@ -180,20 +181,25 @@ fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
 }
 
 fn areas_and_gradients_of_scaling_by_thousands(device: &Device) -> Result<()> {
-    let area = Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[1, 1]) };
+    let area = InterpolateOptions { mode: InterpolateMode::Area, ..InterpolateOptions::with_size(&[1, 1]) };
     let x = Tensor::ones(&[1, 1, 300, 300], DType::F32, device)?;
     x.narrow(2, 299, 1)?.fill_(301.0)?;
     ensure_close(&x.interpolate(&area)?.to_f64s()?, &[2.0], 1e-5, 0.0)?;
     let line = x.reshape([1, 1, 90_000])?;
-    let area = Interpolate { mode: InterpolateMode::Area, ..Interpolate::to(&[1]) };
+    let area = InterpolateOptions { mode: InterpolateMode::Area, ..InterpolateOptions::with_size(&[1]) };
     ensure_close(&line.interpolate(&area)?.to_f64s()?, &[2.0], 1e-5, 0.0)?;
     let small = Tensor::ones(&[1, 1, 2], DType::F32, device)?;
     for mode in [InterpolateMode::Nearest, InterpolateMode::Linear] {
-        let grad = gradient(&small, |x| x.interpolate(&Interpolate { mode, ..Interpolate::to(&[200_000]) }))?;
+        let grad = gradient(&small, |x| {
+            x.interpolate(&InterpolateOptions { mode, ..InterpolateOptions::with_size(&[200_000]) })
+        })?;
         ensure_close(&grad.to_f64s()?, &[100_000.0; 2], 1e-4, 0.0)?;
     }
     let half = gradient(&small.to_dtype(DType::F16)?, |x| {
-        x.interpolate(&Interpolate { mode: InterpolateMode::Nearest, ..Interpolate::to(&[20_000]) })
+        x.interpolate(&InterpolateOptions {
+            mode: InterpolateMode::Nearest,
+            ..InterpolateOptions::with_size(&[20_000])
+        })
     })?;
     ensure_values(&half, &[10_000.0; 2])
 }
@@ -333,7 +339,7 @@ fn ensure_correct_or_refused(
 }
 
 fn attention_over_many_positions_is_right_or_refused(device: &Device) -> Result<()> {
-    let options = Attention::default();
+    let options = AttentionOptions::default();
     for n in [1000, 60_000] {
         let few = Tensor::zeros(&[1, 1, 4, 64], DType::F32, device)?;
         let many = Tensor::zeros(&[1, 1, n, 64], DType::F32, device)?;

@@ -5,7 +5,7 @@ use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
-use forebay::ops::{CrossEntropy, Ctc, Reduction};
+use forebay::ops::{CrossEntropyOptions, CtcLossOptions, Reduction};
 use forebay::tensor::Tensor;
 
 super::tests![
@@ -53,7 +53,7 @@ fn close(what: &str, got: &Tensor, expected: &Tensor, within: f32) -> Result<()>
 }
 
 /// The mean loss of plain operations.
-fn plain(logits: &Tensor, target: &Tensor, options: &CrossEntropy<'_>) -> Result<Tensor> {
+fn plain(logits: &Tensor, target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
     let log = logits.log_softmax(-1)?.neg()?;
     let kept = target.ne(options.ignore_index)?.to_dtype(DType::F32)?;
     let some = target.masked_fill(&target.eq(options.ignore_index)?, 0)?;
@@ -77,7 +77,7 @@ fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
         let x = uniform(&[rows, extent], device)?.mul(8.0)?;
         let target = classes(rows, extent, device)?;
         for label_smoothing in [0.0, 0.2] {
-            let options = CrossEntropy { label_smoothing, ..CrossEntropy::default() };
+            let options = CrossEntropyOptions { label_smoothing, ..CrossEntropyOptions::default() };
             let name = format!("{rows} of {extent}, smoothed by {label_smoothing}");
             let (leaf, other) = (x.requires_grad_()?, x.requires_grad_()?);
             let (loss, expected) =
@@ -106,7 +106,7 @@ fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
         other.mul(2.0)?.cross_entropy(&target)?.backward()?;
         let logits = leaf.mul(2.0)?;
         let before = device.memory().allocated();
-        let options = CrossEntropy { in_place: true, ..CrossEntropy::default() };
+        let options = CrossEntropyOptions { in_place: true, ..CrossEntropyOptions::default() };
         let loss = logits.cross_entropy_with(&target, &options)?;
         drop(logits);
         loss.backward()?;
@@ -124,7 +124,7 @@ fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
 
 fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
     let target = Tensor::from_slice(&[1i32, 2, 3], &[3], device)?;
-    let each = CrossEntropy { reduction: Reduction::None, ..CrossEntropy::default() };
+    let each = CrossEntropyOptions { reduction: Reduction::None, ..CrossEntropyOptions::default() };
     // By whole quads and by elements; 16-bit ones are compared in pairs.
     for (dtype, extent) in
         [DType::F32, DType::BF16, DType::F16].into_iter().flat_map(|dtype| [(dtype, 64), (dtype, 4097)])
@@ -154,7 +154,7 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
         let mut numbers = [0.25f32; 12];
         numbers[5] = f32::NAN;
         let x = Tensor::from_slice(&numbers, &[3, 4], device)?.to_dtype(dtype)?.requires_grad_()?;
-        let loss = x.linear_cross_entropy(&weight, &target, &CrossEntropy::default())?;
+        let loss = x.linear_cross_entropy(&weight, &target, &CrossEntropyOptions::default())?;
         ensure!(loss.item()?.is_nan(), "{classes} {dtype}: the loss is a number");
         loss.backward()?;
         let found: Vec<bool> =
@@ -176,7 +176,8 @@ fn a_layer_with_its_loss(device: &Device) -> Result<()> {
             if n > 100 && label_smoothing > 0.0 {
                 continue;
             }
-            let options = CrossEntropy { reduction, label_smoothing, ..CrossEntropy::default() };
+            let options =
+                CrossEntropyOptions { reduction, label_smoothing, ..CrossEntropyOptions::default() };
             let name = format!("{n} x {features} x {count}, {reduction:?}");
             let leaves = [x.requires_grad_()?, weight.requires_grad_()?];
             let others = [x.requires_grad_()?, weight.requires_grad_()?];
@@ -209,7 +210,7 @@ fn a_layer_with_its_loss_under_autocast(device: &Device) -> Result<()> {
 fn autocast_loss(count: usize, label_smoothing: f64, device: &Device) -> Result<()> {
     let (x, weight) = (uniform(&[2, 3, 16], device)?, uniform(&[count, 16], device)?);
     let target = classes(6, count, device)?.reshape([2, 3])?;
-    let options = CrossEntropy { label_smoothing, ..CrossEntropy::default() };
+    let options = CrossEntropyOptions { label_smoothing, ..CrossEntropyOptions::default() };
     let run = |fused: bool| -> Result<(Tensor, [Tensor; 2])> {
         let leaves = [x.requires_grad_()?, weight.requires_grad_()?];
         let loss = {
@@ -241,7 +242,7 @@ fn a_layer_with_its_loss_is_captured(device: &Device) -> Result<()> {
     let step = || -> forebay::error::Result<Tensor> {
         weight.set_grad(None);
         let _autocast = autocast(DType::BF16)?;
-        let loss = x.linear_cross_entropy(&weight, &target, &CrossEntropy::default())?;
+        let loss = x.linear_cross_entropy(&weight, &target, &CrossEntropyOptions::default())?;
         loss.backward()?;
         weight.grad().map_or_else(|| Ok(loss.clone()), |g| g.square()?.sum_all()?.add(&loss))
     };
@@ -260,8 +261,8 @@ fn a_layer_with_its_loss_is_captured(device: &Device) -> Result<()> {
 fn a_layer_with_its_loss_says_what_it_does_not_take(device: &Device) -> Result<()> {
     let (x, weight) = (uniform(&[4, 8], device)?, uniform(&[10, 8], device)?);
     let target = classes(4, 10, device)?;
-    let options = CrossEntropy::default();
-    let none = CrossEntropy { reduction: Reduction::None, ..options };
+    let options = CrossEntropyOptions::default();
+    let none = CrossEntropyOptions { reduction: Reduction::None, ..options };
     ensure!(x.linear_cross_entropy(&weight, &target, &none).is_err(), "a loss for each example");
     ensure!(x.linear_cross_entropy(&weight, &x, &options).is_err(), "probabilities");
     ensure!(x.linear_cross_entropy(&weight.t()?, &target, &options).is_err(), "a weight that lies across");
@@ -333,7 +334,11 @@ fn sequences_without_steps(device: &Device) -> Result<()> {
     let counts = Tensor::from_slice(&[0i32, 2, 1], &[3], device)?;
     for (zero_infinity, last) in [(false, f64::INFINITY), (true, 0.0)] {
         x.set_grad(None);
-        let options = Ctc { reduction: Reduction::None, zero_infinity, ..Ctc::new(&labels, &steps, &counts) };
+        let options = CtcLossOptions {
+            reduction: Reduction::None,
+            zero_infinity,
+            ..CtcLossOptions::new(&labels, &steps, &counts)
+        };
         let losses = x.log_softmax(-1)?.ctc_loss(&options)?;
         let found = losses.to_f64s()?;
         ensure!(found[0] == 0.0 && found[1] > 1.0 && found[2] == last, "{found:?}");

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as ForebayResult;
-use forebay::ops::{self, BagMode, Bags, CrossEntropy, PadMode, Reduction};
+use forebay::ops::{self, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, PadMode, Reduction};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{SplitMix64, ensure_values};
@@ -56,7 +56,7 @@ fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
         ensure_values(&zeros.scatter(0, &at, &ones)?, &[0.0, 1.0, 0.0])?;
         ensure_values(&zeros.index_fill(0, &at, 5.0)?, &[0.0, 5.0, 0.0])?;
         // All samples but one count in no bag.
-        let bags = Bags { mode: BagMode::Mean, ..Bags::default() };
+        let bags = EmbeddingBagOptions { mode: EmbeddingBagMode::Mean, ..EmbeddingBagOptions::default() };
         ensure_values(&table.embedding_bag(&at.unsqueeze(0)?, &bags)?, &[2.0])?;
         ensure_values(&at.one_hot(3)?.to_dtype(DType::F32)?.sum(&[0], false)?, &[0.0, 1.0, 0.0])?;
     }
@@ -70,8 +70,11 @@ fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
     // Offsets of bags lie in 64 bits as well.
     let samples = Tensor::from_slice(&[0i64, 1, 2], &[3], device)?;
     let offsets = Tensor::from_slice(&[0i64, 1, 1 << 32], &[3], device)?;
-    let bags = Bags { offsets: Some(&offsets), ..Bags::default() };
-    ensure_values(&table.embedding_bag(&samples, &Bags { mode: BagMode::Sum, ..bags })?, &[1.0, 5.0, 0.0])?;
+    let bags = EmbeddingBagOptions { offsets: Some(&offsets), ..EmbeddingBagOptions::default() };
+    ensure_values(
+        &table.embedding_bag(&samples, &EmbeddingBagOptions { mode: EmbeddingBagMode::Sum, ..bags })?,
+        &[1.0, 5.0, 0.0],
+    )?;
     for padding in [3, 1 << 32, usize::MAX] {
         ensure!(table.embedding(&samples, Some(padding)).is_err(), "there is no row {padding}");
     }
@@ -89,8 +92,11 @@ fn an_index_outside_is_no_class(device: &Device) -> Result<()> {
         (1 << 32, [even, 0.0, nan, nan, nan]),
         (0, [0.0, nan, nan, nan, nan]),
     ] {
-        let options =
-            CrossEntropy { ignore_index: ignored, reduction: Reduction::None, ..CrossEntropy::default() };
+        let options = CrossEntropyOptions {
+            ignore_index: ignored,
+            reduction: Reduction::None,
+            ..CrossEntropyOptions::default()
+        };
         let log = scores.log_softmax(1)?;
         let both = [
             scores.cross_entropy_with(&target, &options)?,
@@ -129,7 +135,7 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
         ("index_add", &|at| line.index_add(0, at, &one, 1.0)),
         ("index_fill", &|at| line.index_fill(0, at, 1.0)),
         ("put", &|at| line.put(at, &one, false)),
-        ("embedding_bag", &|at| table.embedding_bag(&at.unsqueeze(0)?, &Bags::default())),
+        ("embedding_bag", &|at| table.embedding_bag(&at.unsqueeze(0)?, &EmbeddingBagOptions::default())),
         ("cross_entropy", &|at| logits.cross_entropy(at)),
         ("nll_loss", &|at| logits.nll_loss(at, None, -100, Reduction::Mean)),
         ("one_hot", &|at| at.one_hot(3)),

@@ -7,12 +7,12 @@ use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::optim::schedule::{
     ChainedScheduler, ConstantLr, CosineAnnealingLr, CosineAnnealingWarmRestarts, CyclicLr, CyclicMode,
-    ExponentialLr, LambdaLr, LinearLr, LrScheduler, MultiStepLr, MultiplicativeLr, OneCycleLr, PolynomialLr,
-    ReduceLrOnPlateau, LrSchedule, SequentialLr, StepLr,
+    ExponentialLr, LambdaLr, LinearLr, LrSchedule, LrScheduler, MultiStepLr, MultiplicativeLr, OneCycleLr,
+    PolynomialLr, ReduceLrOnPlateau, SequentialLr, StepLr,
 };
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, Muon, MuonAdjustLr, NAdam, Optimizer,
-    ParamGroup, RAdam, RmsProp, Rprop, Sgd,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, Lamb, Lion, Muon, MuonAdjustLr, NAdam,
+    Optimizer, ParamGroup, RAdam, RmsProp, Rprop, Sgd,
 };
 use forebay::tensor::Tensor;
 
@@ -346,8 +346,12 @@ fn schedules() -> Result<Vec<(&'static str, Box<dyn LrSchedule>)>> {
         let up = if down == 6 { 4 } else { down };
         Box::new(CyclicLr { base_lr: base, max_lr: 0.5, step_size_up: up, step_size_down: down, mode })
     };
-    let linear =
-        |start_factor, end_factor, total_iters| LinearLr { base_lr: base, start_factor, end_factor, total_iters };
+    let linear = |start_factor, end_factor, total_iters| LinearLr {
+        base_lr: base,
+        start_factor,
+        end_factor,
+        total_iters,
+    };
     let constant = |factor, total_iters| Box::new(ConstantLr { base_lr: base, factor, total_iters });
     Ok(vec![
         ("step", Box::new(StepLr { base_lr: base, step_size: 7, gamma: 0.5 })),
@@ -357,14 +361,23 @@ fn schedules() -> Result<Vec<(&'static str, Box<dyn LrSchedule>)>> {
         ("exponential", Box::new(ExponentialLr { base_lr: base, gamma: 0.93 })),
         ("polynomial", Box::new(PolynomialLr { base_lr: base, total_iters: 30, power: 1.7 })),
         ("cosine", Box::new(cosine(15, 0.01))),
-        ("restarts", Box::new(CosineAnnealingWarmRestarts { base_lr: base, t_0: 5, t_mult: 2, eta_min: 0.01 })),
-        ("restarts_same", Box::new(CosineAnnealingWarmRestarts { base_lr: base, t_0: 6, t_mult: 1, eta_min: 0.0 })),
+        (
+            "restarts",
+            Box::new(CosineAnnealingWarmRestarts { base_lr: base, t_0: 5, t_mult: 2, eta_min: 0.01 }),
+        ),
+        (
+            "restarts_same",
+            Box::new(CosineAnnealingWarmRestarts { base_lr: base, t_0: 6, t_mult: 1, eta_min: 0.0 }),
+        ),
         ("cyclic", cyclic(6, CyclicMode::Triangular)),
         ("cyclic2", cyclic(5, CyclicMode::Triangular2)),
         ("cyclic_exp", cyclic(5, CyclicMode::ExpRange(0.95))),
         ("one_cycle", Box::new(OneCycleLr::new(0.5, 41))),
         ("lambda", Box::new(LambdaLr { base_lr: base, factor: |t| 1.0 / (1.0 + t as f64) })),
-        ("multiplicative", Box::new(MultiplicativeLr { base_lr: base, factor: |t| 1.0 - 1.0 / (2.0 + t as f64) })),
+        (
+            "multiplicative",
+            Box::new(MultiplicativeLr { base_lr: base, factor: |t| 1.0 - 1.0 / (2.0 + t as f64) }),
+        ),
         (
             "sequential",
             Box::new(SequentialLr::new(
@@ -385,7 +398,10 @@ fn schedules() -> Result<Vec<(&'static str, Box<dyn LrSchedule>)>> {
 fn plateaus() -> [(&'static str, ReduceLrOnPlateau); 2] {
     [
         ("plateau", ReduceLrOnPlateau::new().factor(0.5).patience(3).cooldown(2).min_lr(0.002)),
-        ("plateau_max", ReduceLrOnPlateau::new().maximize().factor(0.5).patience(2).absolute_threshold(0.005)),
+        (
+            "plateau_max",
+            ReduceLrOnPlateau::new().maximize().factor(0.5).patience(2).absolute_threshold(0.005),
+        ),
     ]
 }
 

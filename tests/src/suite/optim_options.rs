@@ -9,10 +9,10 @@ use forebay::memory::{Config, Tag};
 use forebay::nn::{
     BatchNorm1d, Dropout, GroupNorm, InstanceNorm1d, LayerNorm, Linear, Module, RmsNorm, init,
 };
-use forebay::ops::CrossEntropy;
+use forebay::ops::CrossEntropyOptions;
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, AveragedModel, ClipGradNormOptions, Lamb, Lion, Muon,
-    NAdam, Optimizer, ParamGroup, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_, clip_grad_norm_with,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, AveragedModel, ClipGradNormOptions, Lamb, Lion,
+    Muon, NAdam, Optimizer, ParamGroup, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_, clip_grad_norm_with,
     clip_grad_value_,
 };
 use forebay::tensor::Tensor;
@@ -126,7 +126,11 @@ fn bounds_out_of_range_leave_gradients_as_they_are(device: &Device) -> Result<()
         for error in [
             expect_error(clip_grad_norm_(&p, bad), "a bound")?,
             expect_error(
-                clip_grad_norm_with(&p, bad, &ClipGradNormOptions { norm_type: 1.0, ..ClipGradNormOptions::default() }),
+                clip_grad_norm_with(
+                    &p,
+                    bad,
+                    &ClipGradNormOptions { norm_type: 1.0, ..ClipGradNormOptions::default() },
+                ),
                 "it",
             )?,
         ] {
@@ -137,7 +141,11 @@ fn bounds_out_of_range_leave_gradients_as_they_are(device: &Device) -> Result<()
     }
     for bad in [-1.0, f64::NAN, 0.0] {
         let error = expect_error(
-            clip_grad_norm_with(&p, 1.0, &ClipGradNormOptions { norm_type: bad, ..ClipGradNormOptions::default() }),
+            clip_grad_norm_with(
+                &p,
+                1.0,
+                &ClipGradNormOptions { norm_type: bad, ..ClipGradNormOptions::default() },
+            ),
             "it",
         )?;
         ensure!(error.contains("order above 0"), "{error}");
@@ -234,7 +242,7 @@ fn layers_refuse_options_out_of_range(device: &Device) -> Result<()> {
     }
     for bad in [-1.0, f64::NAN, f64::INFINITY] {
         expect_error(Dropout::new(bad).forward(&x), "p")?;
-        let smoothing = CrossEntropy { label_smoothing: bad, ..CrossEntropy::default() };
+        let smoothing = CrossEntropyOptions { label_smoothing: bad, ..CrossEntropyOptions::default() };
         let classes = Tensor::zeros(&[4, 6], DType::I32, device)?;
         expect_error(x.cross_entropy_with(&classes, &smoothing), "smoothing")?;
         expect_error(init::normal_(&x, 0.0, bad), "std")?;
@@ -530,8 +538,11 @@ fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()>
 fn averages_fail_at_every_request(device: &Device) -> Result<()> {
     let device = with_own_pool(device);
     type Use = fn(&mut AveragedModel, &Vec<Tensor>) -> forebay::error::Result<()>;
-    let uses: [(&str, Use); 3] =
-        [("update", |a, m| a.update_parameters(m)), ("swap", |a, m| a.swap_parameters(m)), ("copy_to", |a, m| a.copy_to(m))];
+    let uses: [(&str, Use); 3] = [
+        ("update", |a, m| a.update_parameters(m)),
+        ("swap", |a, m| a.swap_parameters(m)),
+        ("copy_to", |a, m| a.copy_to(m)),
+    ];
     for (name, run) in uses {
         let start = || -> Result<(Vec<Tensor>, AveragedModel)> {
             // One that is no vector of words, and one of another type.

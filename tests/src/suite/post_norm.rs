@@ -5,7 +5,8 @@ use forebay::amp::autocast;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::nn::{
-    Bert, BertOptions, LayerNorm, Linear, AttentionMasks, Module, RmsNorm, TransformerEncoderLayer, TransformerOptions,
+    AttentionMasks, Bert, BertOptions, LayerNorm, Linear, Module, RmsNorm, TransformerEncoderLayer,
+    TransformerOptions,
 };
 use forebay::tensor::Tensor;
 

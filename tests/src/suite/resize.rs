@@ -10,7 +10,9 @@ use forebay::nn::{
     ConvTranspose1d, ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, EmbeddingBag, Module,
     Sequential, Upsample,
 };
-use forebay::ops::{BagMode, Bags, Interpolate, InterpolateMode, Pool2dOptions};
+use forebay::ops::{
+    EmbeddingBagMode, EmbeddingBagOptions, InterpolateMode, InterpolateOptions, Pool2dOptions,
+};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_same_bits, ensure_values, iota};
@@ -45,28 +47,35 @@ fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>
 }
 
 fn resized_by_hand(device: &Device) -> Result<()> {
-    let with = |mode, options: Interpolate| Interpolate { mode, ..options };
+    let with = |mode, options: InterpolateOptions| InterpolateOptions { mode, ..options };
     for dtype in floats(device).chain([DType::U8]) {
         let x = Tensor::from_slice(&[0.0f32, 10.0, 20.0], &[1, 1, 3], device)?.to_dtype(dtype)?;
-        ensure_values(&x.interpolate(&Interpolate::by(2.0))?, &[0.0, 0.0, 10.0, 10.0, 20.0, 20.0])?;
-        ensure_values(&x.interpolate(&Interpolate::to(&[2]))?, &[0.0, 10.0])?;
-        let exact = with(InterpolateMode::NearestExact, Interpolate::to(&[2]));
+        ensure_values(
+            &x.interpolate(&InterpolateOptions::with_scale_factor(2.0))?,
+            &[0.0, 0.0, 10.0, 10.0, 20.0, 20.0],
+        )?;
+        ensure_values(&x.interpolate(&InterpolateOptions::with_size(&[2]))?, &[0.0, 10.0])?;
+        let exact = with(InterpolateMode::NearestExact, InterpolateOptions::with_size(&[2]));
         ensure_values(&x.interpolate(&exact)?, &[0.0, 20.0])?;
     }
     for dtype in floats(device) {
         let x = Tensor::from_slice(&[0.0f32, 10.0], &[1, 1, 2], device)?.to_dtype(dtype)?;
-        let line = with(InterpolateMode::Linear, Interpolate::by(2.0));
+        let line = with(InterpolateMode::Linear, InterpolateOptions::with_scale_factor(2.0));
         ensure_values(&x.interpolate(&line)?, &[0.0, 2.5, 7.5, 10.0])?;
         ensure_values(&gradient(&x, |x| x.interpolate(&line))?, &[2.0, 2.0])?;
-        let corners =
-            Interpolate { align_corners: true, ..with(InterpolateMode::Linear, Interpolate::to(&[5])) };
+        let corners = InterpolateOptions {
+            align_corners: true,
+            ..with(InterpolateMode::Linear, InterpolateOptions::with_size(&[5]))
+        };
         ensure_values(&x.interpolate(&corners)?, &[0.0, 2.5, 5.0, 7.5, 10.0])?;
         let x = iota(&[1, 1, 4, 2], dtype, device)?;
-        let areas = with(InterpolateMode::Area, Interpolate::to(&[2, 1]));
+        let areas = with(InterpolateMode::Area, InterpolateOptions::with_size(&[2, 1]));
         ensure_values(&x.interpolate(&areas)?, &[1.5, 5.5])?;
         ensure_values(&gradient(&x, |x| x.interpolate(&areas))?, &[0.25; 8])?;
-        let smooth =
-            Interpolate { antialias: true, ..with(InterpolateMode::Bilinear, Interpolate::to(&[2, 2])) };
+        let smooth = InterpolateOptions {
+            antialias: true,
+            ..with(InterpolateMode::Bilinear, InterpolateOptions::with_size(&[2, 2]))
+        };
         // Weights 3, 3 and 1 sevenths of the rows that a half reaches.
         let third = (0.0 * 3.0 + 2.0 * 3.0 + 4.0) / 7.0;
         let expected = [third, third + 1.0, 6.0 - third, 7.0 - third];
@@ -80,7 +89,7 @@ fn resizing_takes_any_strides_and_empty_batches(device: &Device) -> Result<()> {
     let x = Tensor::randn(&[3, 4, 2, 5], DType::F32, device)?;
     let turned = x.permute(&[2, 0, 3, 1])?;
     for mode in [InterpolateMode::Nearest, InterpolateMode::Bicubic, InterpolateMode::Area] {
-        let options = Interpolate { mode, ..Interpolate::to(&[3, 7]) };
+        let options = InterpolateOptions { mode, ..InterpolateOptions::with_size(&[3, 7]) };
         ensure_same_bits(&turned.interpolate(&options)?, &turned.contiguous()?.interpolate(&options)?)?;
         let none = Tensor::zeros(&[0, 2, 4, 4], DType::F32, device)?;
         ensure!(none.interpolate(&options)?.shape() == [0, 2, 3, 7]);
@@ -91,7 +100,7 @@ fn resizing_takes_any_strides_and_empty_batches(device: &Device) -> Result<()> {
 
 fn more_workgroups_than_a_dimension_of_a_grid_has(device: &Device) -> Result<()> {
     let x = iota(&[1, 1, 2100, 2100], DType::F32, device)?;
-    let twice = Interpolate::by(2.0);
+    let twice = InterpolateOptions::with_scale_factor(2.0);
     let wide = x.interpolate(&twice)?;
     ensure_same_bits(&wide.slice_dim(2, 1, 4200, 2)?.slice_dim(3, 1, 4200, 2)?.contiguous()?, &x)?;
     let counts = gradient(&x, |x| x.interpolate(&twice))?;
@@ -210,44 +219,60 @@ fn bags_by_hand(device: &Device) -> Result<()> {
         let table = iota(&[4, 3], dtype, device)?;
         let index = Tensor::from_slice(&[0i32, 3, 1, 1, 2], &[5], device)?;
         let starts = Tensor::from_slice(&[0i32, 2, 2], &[3], device)?;
-        let bags = |mode| Bags { offsets: Some(&starts), mode, ..Bags::default() };
+        let bags =
+            |mode| EmbeddingBagOptions { offsets: Some(&starts), mode, ..EmbeddingBagOptions::default() };
         let run = |mode| table.embedding_bag(&index, &bags(mode));
-        ensure_values(&run(BagMode::Sum)?, &[9.0, 11.0, 13.0, 0.0, 0.0, 0.0, 12.0, 15.0, 18.0])?;
-        ensure_values(&run(BagMode::Mean)?, &[4.5, 5.5, 6.5, 0.0, 0.0, 0.0, 4.0, 5.0, 6.0])?;
-        ensure_values(&run(BagMode::Max)?, &[9.0, 10.0, 11.0, 0.0, 0.0, 0.0, 6.0, 7.0, 8.0])?;
+        ensure_values(&run(EmbeddingBagMode::Sum)?, &[9.0, 11.0, 13.0, 0.0, 0.0, 0.0, 12.0, 15.0, 18.0])?;
+        ensure_values(&run(EmbeddingBagMode::Mean)?, &[4.5, 5.5, 6.5, 0.0, 0.0, 0.0, 4.0, 5.0, 6.0])?;
+        ensure_values(&run(EmbeddingBagMode::Max)?, &[9.0, 10.0, 11.0, 0.0, 0.0, 0.0, 6.0, 7.0, 8.0])?;
         let back = |mode| gradient(&table, |t| t.embedding_bag(&index, &bags(mode)));
         let rows = |rows: [f64; 4]| rows.iter().flat_map(|&r| [r; 3]).collect::<Vec<_>>();
-        ensure_values(&back(BagMode::Sum)?, &rows([1.0, 2.0, 1.0, 1.0]))?;
-        ensure_values(&back(BagMode::Max)?, &rows([0.0, 0.0, 1.0, 1.0]))?;
+        ensure_values(&back(EmbeddingBagMode::Sum)?, &rows([1.0, 2.0, 1.0, 1.0]))?;
+        ensure_values(&back(EmbeddingBagMode::Max)?, &rows([0.0, 0.0, 1.0, 1.0]))?;
         let third = if dtype.size() == 2 { 0.01 } else { 1e-6 };
         ensure_close(
-            &back(BagMode::Mean)?.to_f64s()?,
+            &back(EmbeddingBagMode::Mean)?.to_f64s()?,
             &rows([0.5, 2.0 / 3.0, 1.0 / 3.0, 0.5]),
             third,
             third,
         )?;
         // A row that does not count, and bags of one size.
-        let padded = Bags { padding_idx: Some(1), mode: BagMode::Mean, ..Bags::default() };
+        let padded = EmbeddingBagOptions {
+            padding_idx: Some(1),
+            mode: EmbeddingBagMode::Mean,
+            ..EmbeddingBagOptions::default()
+        };
         let pairs = Tensor::from_slice(&[1u32, 2, 1, 1], &[2, 2], device)?;
         ensure_values(&table.embedding_bag(&pairs, &padded)?, &[6.0, 7.0, 8.0, 0.0, 0.0, 0.0])?;
         ensure_values(&gradient(&table, |t| t.embedding_bag(&pairs, &padded))?, &rows([0.0, 0.0, 1.0, 0.0]))?;
         // Factors have a gradient too.
         let factors = Tensor::from_slice(&[2.0f32, 3.0, 4.0, 5.0], &[2, 2], device)?.to_dtype(dtype)?;
         let scaled = |f: &Tensor| {
-            let bags = Bags { per_sample_weights: Some(f), mode: BagMode::Sum, ..Bags::default() };
+            let bags = EmbeddingBagOptions {
+                per_sample_weights: Some(f),
+                mode: EmbeddingBagMode::Sum,
+                ..EmbeddingBagOptions::default()
+            };
             table.embedding_bag(&pairs, &bags)
         };
         ensure_values(&scaled(&factors)?, &[24.0, 29.0, 34.0, 27.0, 36.0, 45.0])?;
         ensure_values(&gradient(&factors, scaled)?, &[12.0, 21.0, 12.0, 12.0])?;
         let none = Tensor::zeros(&[0], DType::I32, device)?;
-        ensure_values(&table.embedding_bag(&none, &Bags { offsets: Some(&none), ..Bags::default() })?, &[])?;
+        ensure_values(
+            &table.embedding_bag(
+                &none,
+                &EmbeddingBagOptions { offsets: Some(&none), ..EmbeddingBagOptions::default() },
+            )?,
+            &[],
+        )?;
     }
     Ok(())
 }
 
 fn replays_of_a_captured_step_keep_their_tables(device: &Device) -> Result<()> {
     let x = Tensor::randn(&[2, 2, 5, 4], DType::F32, device)?.requires_grad_()?;
-    let options = Interpolate { mode: InterpolateMode::Bicubic, ..Interpolate::to(&[7, 9]) };
+    let options =
+        InterpolateOptions { mode: InterpolateMode::Bicubic, ..InterpolateOptions::with_size(&[7, 9]) };
     let run = || -> forebay::error::Result<(Tensor, Tensor)> {
         let y = x.interpolate(&options)?.im2col(2, 1, 1, 1)?;
         let seed = [y.detach().cos()?];
@@ -325,12 +350,12 @@ fn layers_have_the_names_and_shapes_of_their_weights(device: &Device) -> Result<
     // As PyTorch: within 1 over the root of the outputs of a group times the window.
     let bound = 1.0 / (3.0f64 * 16.0).sqrt();
     ensure!(state["weight"].to_f64s()?.iter().all(|w| w.abs() <= bound + 1e-6));
-    let net = Sequential::new().add(up).add(Upsample::new(Interpolate::by(0.5)));
+    let net = Sequential::new().add(up).add(Upsample::new(InterpolateOptions::with_scale_factor(0.5)));
     let out = net.forward(&Tensor::ones(&[1, 4, 5, 5], DType::F32, device)?)?;
     ensure!(out.shape() == [1, 6, 5, 5] && out.requires_grad());
     let line = ConvTranspose1d::new(2, 3, [3], ConvTranspose1dOptions::default(), device)?;
     ensure!(line.forward(&Tensor::ones(&[1, 2, 4], DType::F32, device)?)?.shape() == [1, 3, 6]);
-    let words = EmbeddingBag::new(5, 3, BagMode::Sum, Some(2), device)?;
+    let words = EmbeddingBag::new(5, 3, EmbeddingBagMode::Sum, Some(2), device)?;
     ensure!(words.weight.requires_grad());
     ensure_values(&words.weight.detach().select(0, 2)?, &[0.0; 3])?;
     let index = Tensor::from_slice(&[2i32, 0], &[1, 2], device)?;

@@ -269,7 +269,7 @@ fn small_operations_keep_their_order(device: &Device) -> Result<()> {
 
 fn a_fence_stands_behind_operations_that_wait(device: &Device) -> Result<()> {
     let device = Device::with_config(device.backend().clone(), Config::default());
-    device.set_fusion(Some(0));
+    device.set_fusion_min_bytes(Some(0));
     let x = Tensor::ones(&[1024], DType::F32, &device)?;
     let backend = device.backend().clone();
     // A fence has the number of the work in front of it.

@@ -8,7 +8,8 @@ use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::nn::{BatchNorm1d, Dropout, Embedding, Linear, Module, SelfAttention, Sequential};
 use forebay::optim::{
-    Adam, AdamW, ClipGradNormOptions, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_,
+    Adam, AdamW, ClipGradNormOptions, Optimizer, RmsProp, Sgd, clip_grad_norm_, clip_grad_norm_with,
+    clip_grad_value_,
 };
 use forebay::tensor::Tensor;
 use forebay::train::Trainer;
@@ -321,7 +322,8 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
             ensure!(error.starts_with("clip_grad_norm_: the norm of order"), "{error}");
         }
         ensure!(p.grad().context("no gradient")?.to_f64s()?[1] == 8.0, "the gradient was changed");
-        let norm = clip_grad_norm_with(std::slice::from_ref(&p), 1.0, &ClipGradNormOptions::default())?.item()?;
+        let norm =
+            clip_grad_norm_with(std::slice::from_ref(&p), 1.0, &ClipGradNormOptions::default())?.item()?;
         ensure!(!norm.is_finite(), "the norm is {norm}");
     }
     for norm_type in [0.0, -1.0, f64::NAN] {

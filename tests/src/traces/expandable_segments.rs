@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use forebay::memory::trace::{TraceEvent, PyTorchBaseline, Trace};
+use forebay::memory::trace::{PyTorchBaseline, Trace, TraceEvent};
 
 const MIB: u64 = 1 << 20;
 /// More addresses than any workload asks for.

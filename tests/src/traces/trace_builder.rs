@@ -1,6 +1,6 @@
 //! A program that asks for memory, as a trace: what it takes and frees, in order, of a seed.
 
-use forebay::memory::trace::{TraceEvent, PyTorchBaseline, Trace};
+use forebay::memory::trace::{PyTorchBaseline, Trace, TraceEvent};
 
 /// A block that a program holds: its place in the table of a trace.
 #[derive(Clone, Copy, Debug)]
@@ -84,6 +84,11 @@ impl TraceBuilder {
             device_allocs: 0,
             device_frees: 0,
         };
-        Trace { baseline: recorded, events: self.events, slot_count: self.slot_bytes.len(), peak_requested: self.peak }
+        Trace {
+            baseline: recorded,
+            events: self.events,
+            slot_count: self.slot_bytes.len(),
+            peak_requested: self.peak,
+        }
     }
 }

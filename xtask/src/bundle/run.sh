@@ -86,7 +86,7 @@ step devices "$suite" devices
 tests_of_suite=$("$suite" test --list)
 for device in cuda wgpu cuda-lines; do
     lines=
-    [ $device = cuda-lines ] && lines=FOREBAY_CUDA_LINES=1
+    [ $device = cuda-lines ] && lines=FOREBAY_CUDA_BATCH_LAUNCHES=1
     for share in 0 1 2 3 4 5 6 7; do
         mapfile -t names < <(awk -v share=$share 'NR % 8 == share { print $0 "/" }' <<<"$tests_of_suite")
         step "conformance-$device-$share" env $lines "$suite" test --device "${device%-lines}" "${names[@]}"

@@ -79,8 +79,8 @@ fn a_growing_cache_calls_the_driver_seldom() -> Result<()> {
 
 #[test]
 fn six_thousand_tokens_need_a_fifth_of_the_calls_that_moving_each_time_does() -> Result<()> {
-    let made =
-        CacheProgram { layers: 12, tokens: 6000, row: 3072, is_preallocated: false }.run(FakeSource::paged(80 << 30))?;
+    let made = CacheProgram { layers: 12, tokens: 6000, row: 3072, is_preallocated: false }
+        .run(FakeSource::paged(80 << 30))?;
     assert!(made.calls <= 1750 && made.ratio <= 1.08, "{made:?}");
     Ok(())
 }

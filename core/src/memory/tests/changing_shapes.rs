@@ -70,7 +70,13 @@ fn train_sequences(seed: u64) -> Result<f64> {
         for _ in 0..12 {
             let (wide, thin) = (program.alloc(3 * row)?, program.alloc(tokens * 4)?);
             let scratch = program.alloc(row)?;
-            saved.push(vec![wide, thin, program.alloc(row)?, program.alloc(4 * row)?, program.alloc(4 * row)?]);
+            saved.push(vec![
+                wide,
+                thin,
+                program.alloc(row)?,
+                program.alloc(4 * row)?,
+                program.alloc(4 * row)?,
+            ]);
             program.free_all([scratch]);
         }
         let (logits, slope) = (program.alloc(tokens * 32_000 * 4)?, program.alloc(tokens * 32_000 * 4)?);

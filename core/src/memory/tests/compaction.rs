@@ -58,7 +58,10 @@ fn a_block_makes_room_in_the_segment_of_another_queue() -> Result<()> {
     source.read(kept.segment, kept.offset, &mut data)?;
     assert_eq!(data, [7; 1000]);
     let stats = pool.stats();
-    assert_eq!((source.calls().memory_calls(), stats.num_compactions, stats.reserved()), (calls, 1, 64 * MIB));
+    assert_eq!(
+        (source.calls().memory_calls(), stats.num_compactions, stats.reserved()),
+        (calls, 1, 64 * MIB)
+    );
     // Where it was is the other queue's again.
     pool.free(kept);
     assert_eq!(on(1, 20)?.segment, other.segment);
@@ -148,7 +151,8 @@ fn what_is_pinned_private_or_nobody_said_may_move_stays() -> Result<()> {
 
     for text in ["compaction:False", ""] {
         let (pool, source) = movable_pool(64, text)?;
-        let blocks = (0..8).map(|_| if text.is_empty() { alloc_mib(&pool, 8) } else { alloc_movable(&pool, 8) });
+        let blocks =
+            (0..8).map(|_| if text.is_empty() { alloc_mib(&pool, 8) } else { alloc_movable(&pool, 8) });
         let blocks = blocks.collect::<Result<Vec<_>>>()?;
         blocks.into_iter().step_by(2).for_each(|block| pool.free(block));
         assert_out_of_memory(alloc_movable(&pool, 32));

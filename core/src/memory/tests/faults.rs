@@ -5,10 +5,10 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::MIB;
 use crate::error::{Error, Result};
-use crate::memory::compaction::{HeldDispatch, BlockMove, BlockMover};
+use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::memory::fake::FakeSource;
 use crate::memory::source::SourceError;
-use crate::memory::testing::{fail_request, check_stats_invariants, request_count};
+use crate::memory::testing::{check_stats_invariants, fail_request, request_count};
 use crate::memory::{Block, Config, Pool, Request};
 
 /// Requests and frees of one run, and the bytes at both ends of a block that are looked at.
@@ -132,7 +132,11 @@ fn run_with_fault(fault: InjectedFault, before: Option<&FaultRun>) -> Result<Fau
                 assert!(has_contents(&pool, &source, kept)?, "{fault:?}, step {step}: {kept:?} has changed");
             }
             let stats = pool.stats();
-            assert_eq!((check_stats_invariants(&stats), stats.reserved()), (Ok(()), source.used()), "{fault:?}");
+            assert_eq!(
+                (check_stats_invariants(&stats), stats.reserved()),
+                (Ok(()), source.used()),
+                "{fault:?}"
+            );
             block = pool.alloc(request);
             // Without a growth the pool went on before, and what is in use may lie differently now.
             let differs = matches!(fault, InjectedFault::DeviceAlloc(_));

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{MIB, expect_oom_message, alloc_mib};
+use super::{MIB, alloc_mib, expect_oom_message};
 use crate::error::{Error, Result};
 use crate::memory::fake::FakeSource;
 use crate::memory::{
@@ -93,7 +93,9 @@ fn rows_that_would_fit_are_computed_from_what_steps_took() -> Result<()> {
     pool.set_limit(Some(400 * MIB));
     // The first one knows only what it had reached: 5 MiB a row.
     let error = expect_oom(step(64));
-    let rows = error.batch.map(|rows| (rows.batch_size, rows.held_before / MIB, rows.reached_bytes / MIB, rows.earlier_step));
+    let rows = error
+        .batch
+        .map(|rows| (rows.batch_size, rows.held_before / MIB, rows.reached_bytes / MIB, rows.earlier_step));
     assert_eq!(rows, Some((64, 100, 305, None)));
     let fits = error.fitting_batch_size().map(|fits| (fits.batch_size, fits.is_measured));
     assert_eq!(fits, Some((32, false)));

@@ -54,7 +54,12 @@ fn blocks_and_their_holders() -> Result<()> {
     assert_eq!(snapshot.segments.len(), 1);
     let segment = &snapshot.segments[0];
     let blocks = segment.blocks.iter().map(|b| {
-        (b.address - segment.address, b.size, b.state, snapshot.holder(b.holder).map_or("", |w| w.module.as_str()))
+        (
+            b.address - segment.address,
+            b.size,
+            b.state,
+            snapshot.holder(b.holder).map_or("", |w| w.module.as_str()),
+        )
     });
     let expected = [
         (0, 1024, BlockState::ActiveAwaitingFree, ""),
@@ -71,7 +76,8 @@ fn blocks_and_their_holders() -> Result<()> {
 fn every_event_is_recorded_in_order() -> Result<()> {
     let snapshot = snapshot_of_every_event()?;
     let events = snapshot.events.iter().map(|e| {
-        let who = snapshot.holder(e.holder).map_or("-", |w| if w.op.is_empty() { w.tag.name() } else { &w.op });
+        let who =
+            snapshot.holder(e.holder).map_or("-", |w| if w.op.is_empty() { w.tag.name() } else { &w.op });
         format!("{:?} {} {who}", e.action, e.size)
     });
     insta::assert_snapshot!(events.collect::<Vec<_>>().join("\n"), @r"

@@ -6,15 +6,16 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::Value;
 
-use super::super::validation::MAX_MEMORY_BYTES;
 use super::super::fake::FakeSource;
-use super::super::trace::{TraceEvent, Trace};
+use super::super::trace::{Trace, TraceEvent};
+use super::super::validation::MAX_MEMORY_BYTES;
 use super::super::{Block, Config, Pool, Request, Snapshot, Tag, scope};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 /// Figures that no memory has, and that are read as numbers.
-const HUGE: [u64; 6] = [MAX_MEMORY_BYTES + 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 512, u64::MAX - 511, u64::MAX];
+const HUGE: [u64; 6] =
+    [MAX_MEMORY_BYTES + 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 512, u64::MAX - 511, u64::MAX];
 
 /// The JSON of a snapshot with blocks and events of every kind.
 fn snapshot() -> Result<Value> {

@@ -7,9 +7,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use super::{TraceEvent, PyTorchBaseline, Trace, file_error};
+use super::{PyTorchBaseline, Trace, TraceEvent, file_error};
 use crate::error::Result;
-use crate::memory::compaction::{HeldDispatch, BlockMove, BlockMover};
+use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::memory::fake::FakeSource;
 use crate::memory::source::{DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits};
 use crate::memory::{Block, Bytes, Config, Pool, Request};

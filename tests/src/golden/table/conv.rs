@@ -1,7 +1,7 @@
 //! Convolutions, attention and sums of products in Einstein's notation.
 
 use anyhow::{Context, Result};
-use forebay::ops::{Attention, Padding, einsum};
+use forebay::ops::{AttentionOptions, Padding, einsum};
 
 use super::{OpTable, single};
 use crate::golden::args::Args;
@@ -64,13 +64,13 @@ pub(super) fn register(table: &mut OpTable) {
         single(a.tensor(0)?.scaled_dot_product_attention(
             a.tensor(1)?,
             a.tensor(2)?,
-            &Attention {
+            &AttentionOptions {
                 attn_mask: a.opt_tensor(3, "attn_mask"),
                 dropout_p: a.float(4, "dropout_p", 0.0)?,
                 is_causal: a.flag(5, "is_causal", false),
                 scale: a.get(6, "scale").and_then(|v| v.as_f64()),
                 enable_gqa: a.flag(7, "enable_gqa", false),
-                ..Attention::default()
+                ..AttentionOptions::default()
             },
         ))
     });

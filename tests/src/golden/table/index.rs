@@ -2,7 +2,7 @@
 
 use anyhow::Result;
 use forebay::dtype::DType;
-use forebay::ops::{Lookup, PadMode, Scalar, ScatterReduce, cat, stack};
+use forebay::ops::{EmbeddingOptions, PadMode, Scalar, ScatterReduce, cat, stack};
 use forebay::tensor::Tensor;
 
 use super::{OpTable, single};
@@ -116,12 +116,10 @@ pub(super) fn register(t: &mut OpTable) {
             .map(|p| if p < 0 { p + weight.dim(0).unwrap_or(0) as i64 } else { p });
         renormed(a, weight, index)?;
         let scale_grad_by_freq = a.flag(usize::MAX, "scale_grad_by_freq", false);
-        single(
-            weight.embedding_with(
-                index,
-                Lookup { padding_idx: padding.map(|p| p as usize), scale_grad_by_freq },
-            ),
-        )
+        single(weight.embedding_with(
+            index,
+            EmbeddingOptions { padding_idx: padding.map(|p| p as usize), scale_grad_by_freq },
+        ))
     });
     t.register("cat", |a| single(cat(&a.tensors(0)?, a.int(1, "dim", 0)? as isize)));
     t.register("stack", |a| single(stack(&a.tensors(0)?, a.int(1, "dim", 0)? as isize)));

@@ -1,7 +1,7 @@
 //! Losses.
 
 use anyhow::Result;
-use forebay::ops::{CrossEntropy, Reduction};
+use forebay::ops::{CrossEntropyOptions, Reduction};
 
 use super::super::args::Args;
 use super::{OpTable, single};
@@ -20,7 +20,7 @@ const NAMED: usize = usize::MAX;
 
 pub(super) fn register(table: &mut OpTable) {
     table.register("nn.functional.cross_entropy", |a| {
-        let options = CrossEntropy {
+        let options = CrossEntropyOptions {
             weight: a.opt_tensor(2, "weight"),
             ignore_index: a.int(NAMED, "ignore_index", -100)?,
             reduction: reduction(a)?,

@@ -1,7 +1,10 @@
 //! Resizing, windows and views by strides, distances and bags.
 
 use anyhow::Result;
-use forebay::ops::{BagMode, Bags, GridMode, GridPadding, Interpolate, InterpolateMode, PadMode};
+use forebay::ops::{
+    EmbeddingBagMode, EmbeddingBagOptions, GridMode, GridPadding, InterpolateMode, InterpolateOptions,
+    PadMode,
+};
 use forebay::tensor::Tensor;
 
 use super::index::renormed;
@@ -28,7 +31,7 @@ fn resized(a: &Args<'_>, mode: &str, align_corners: bool) -> Result<Vec<Tensor>>
         "area" => InterpolateMode::Area,
         other => return Err(missing_op(&format!("interpolate in mode {other}"))),
     };
-    let options = Interpolate {
+    let options = InterpolateOptions {
         size: a.ints(1, "size")?.unwrap_or_default().into_iter().map(|n| n as usize).collect(),
         scale_factor: a.floats(2, "scale_factor")?.unwrap_or_default().into_iter().collect(),
         mode,
@@ -100,12 +103,12 @@ pub(super) fn register(t: &mut OpTable) {
             .map(|p| if p < 0 { p + table.dim(0).unwrap_or(0) as i64 } else { p });
         single(table.embedding_bag(
             a.tensor(1)?,
-            &Bags {
+            &EmbeddingBagOptions {
                 offsets: a.opt_tensor(2, "offsets"),
                 mode: match a.string(7, "mode", "mean") {
-                    "sum" => BagMode::Sum,
-                    "max" => BagMode::Max,
-                    _ => BagMode::Mean,
+                    "sum" => EmbeddingBagMode::Sum,
+                    "max" => EmbeddingBagMode::Max,
+                    _ => EmbeddingBagMode::Mean,
                 },
                 per_sample_weights: a.opt_tensor(9, "per_sample_weights"),
                 include_last_offset: a.flag(10, "include_last_offset", false),

@@ -4,10 +4,10 @@ use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::nn::{
-    Dropout, Gru, LayerNorm, Linear, Lstm, AttentionMasks, Module, MultiheadAttention, MultiheadAttentionOptions,
-    RecurrentOptions, RotaryEmbedding, SinusoidalEmbedding, ModuleEntry, Transformer, TransformerActivation,
-    TransformerDecoder, TransformerDecoderLayer, TransformerEncoder, TransformerEncoderLayer,
-    TransformerOptions,
+    AttentionMasks, Dropout, Gru, LayerNorm, Linear, Lstm, Module, ModuleEntry, MultiheadAttention,
+    MultiheadAttentionOptions, RecurrentOptions, RotaryEmbedding, SinusoidalEmbedding, Transformer,
+    TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
+    TransformerEncoderLayer, TransformerOptions,
 };
 use forebay::tensor::Tensor;
 
@@ -31,7 +31,10 @@ impl<M: Module> Module for WithMasks<M> {
     }
 }
 
-fn multihead(options: MultiheadAttentionOptions, device: &Device) -> forebay::error::Result<MultiheadAttention> {
+fn multihead(
+    options: MultiheadAttentionOptions,
+    device: &Device,
+) -> forebay::error::Result<MultiheadAttention> {
     MultiheadAttention::new(8, 2, options, device)
 }
 

@@ -35,8 +35,12 @@ fn deviation(t: &Tensor, mean: f64, std: f64, what: &str) -> Result<()> {
 
 /// As PyTorch's modules do it by themselves.
 pub(super) fn initial_values(device: &Device) -> Result<()> {
-    let attention =
-        MultiheadAttention::new(32, 4, MultiheadAttentionOptions { add_bias_kv: true, ..Default::default() }, device)?;
+    let attention = MultiheadAttention::new(
+        32,
+        4,
+        MultiheadAttentionOptions { add_bias_kv: true, ..Default::default() },
+        device,
+    )?;
     for (name, t) in attention.state_dict() {
         match name.as_str() {
             "in_proj_weight" => uniform_within(&t, (6.0 / 128f64).sqrt(), &name)?,

@@ -2,7 +2,7 @@
 
 use forebay::dtype::DType;
 use forebay::nn::{LayerNorm, Module, RmsNorm, RotaryEmbedding};
-use forebay::ops::Attention;
+use forebay::ops::AttentionOptions;
 
 use super::*;
 
@@ -77,7 +77,7 @@ impl Llama {
 
     fn forward(&self, words: &Tensor) -> Result<Tensor> {
         let rotary = &self.model.rotary;
-        let options = Attention { is_causal: true, enable_gqa: true, ..Attention::default() };
+        let options = AttentionOptions { is_causal: true, enable_gqa: true, ..AttentionOptions::default() };
         let mut x = self.model.embed_tokens.forward(words)?;
         for layer in &self.model.layers {
             let (y, a) = (layer.input_layernorm.forward(&x)?, &layer.self_attn);
@@ -113,7 +113,7 @@ impl T5Attention {
     fn forward(&self, x: &Tensor, memory: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let q = split_heads(&self.q.forward(x)?, 2)?;
         let (k, v) = (split_heads(&self.k.forward(memory)?, 2)?, split_heads(&self.v.forward(memory)?, 2)?);
-        let options = Attention { attn_mask: bias, scale: Some(1.0), ..Attention::default() };
+        let options = AttentionOptions { attn_mask: bias, scale: Some(1.0), ..AttentionOptions::default() };
         self.o.forward(&merge_heads(&q.scaled_dot_product_attention(&k, &v, &options)?)?)
     }
 }
@@ -336,7 +336,7 @@ impl DistilBert {
         let x = e.word_embeddings.forward(words)?.add(&e.position_embeddings.forward(&positions)?)?;
         let mut x = e.norm.forward(&x)?;
         let seen = words.to_dtype(DType::I32)?.ne(0)?.unsqueeze(1)?.unsqueeze(1)?;
-        let options = Attention { attn_mask: Some(&seen), ..Attention::default() };
+        let options = AttentionOptions { attn_mask: Some(&seen), ..AttentionOptions::default() };
         for layer in &self.transformer.layer {
             let a = &layer.attention;
             let (q, k) = (split_heads(&a.q_lin.forward(&x)?, 2)?, split_heads(&a.k_lin.forward(&x)?, 2)?);

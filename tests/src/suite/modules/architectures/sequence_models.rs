@@ -2,7 +2,8 @@
 
 use forebay::dtype::DType;
 use forebay::nn::{
-    Gru, Lstm, AttentionMasks, Module, RecurrentOptions, Transformer, TransformerActivation, TransformerOptions, init,
+    AttentionMasks, Gru, Lstm, Module, RecurrentOptions, Transformer, TransformerActivation,
+    TransformerOptions, init,
 };
 
 use super::*;

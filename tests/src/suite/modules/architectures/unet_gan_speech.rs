@@ -1,9 +1,10 @@
 //! Segmentation, generators and discriminators, speech.
 
 use forebay::nn::{
-    BatchNorm2d, Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d, ConvTranspose2dOptions,
-    Flatten, Gelu, GroupNorm, LayerNorm, LeakyRelu, Linear, AttentionMasks, Module, ModuleDict, Relu, Sequential,
-    Silu, SpectralNorm, Tanh, TransformerActivation, TransformerEncoder, TransformerOptions, WeightNorm,
+    AttentionMasks, BatchNorm2d, Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
+    ConvTranspose2dOptions, Flatten, Gelu, GroupNorm, LayerNorm, LeakyRelu, Linear, Module, ModuleDict, Relu,
+    Sequential, Silu, SpectralNorm, Tanh, TransformerActivation, TransformerEncoder, TransformerOptions,
+    WeightNorm,
 };
 use forebay::ops::{Pool2dOptions, cat};
 

@@ -2,8 +2,8 @@
 
 use forebay::dtype::DType;
 use forebay::nn::{
-    BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Forward, Gelu, LayerNorm, Linear, AttentionMasks, MaxPool2d, Module,
-    ModuleDict, MultiheadAttention, MultiheadAttentionOptions, Relu, Sequential, init,
+    AttentionMasks, BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Forward, Gelu, LayerNorm, Linear, MaxPool2d,
+    Module, ModuleDict, MultiheadAttention, MultiheadAttentionOptions, Relu, Sequential, init,
 };
 use forebay::ops::{Pool2dOptions, PoolOptions, cat};
 

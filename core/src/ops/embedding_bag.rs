@@ -3,10 +3,10 @@
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
-use super::embedding::{check_padding, shares};
-use super::index::{index_dtype, rows_back, scatter_grad};
-use super::indices::{Range, in_range};
-use super::launch::{self, GROUP, Params};
+use super::embedding::{check_padding_idx, inverse_frequencies};
+use super::index::{gather_backward, index_dtype_name, select_rows_backward};
+use super::index_check::{IndexRange, check_in_range};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::amp;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
@@ -16,7 +16,7 @@ use crate::tensor::{Dims, Tensor};
 
 /// What becomes of the rows of a bag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum BagMode {
+pub enum EmbeddingBagMode {
     /// Their sum.
     Sum,
     /// Their mean.
@@ -34,11 +34,11 @@ pub enum BagMode {
 /// assert!(sums.offsets.is_none());
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Bags<'a> {
+pub struct EmbeddingBagOptions<'a> {
     /// Where each bag begins in an index of one dimension, the first at 0; not for an index of two, whose rows are the bags.
     pub offsets: Option<&'a Tensor>,
     /// What becomes of a bag's rows; the mean.
-    pub mode: BagMode,
+    pub mode: EmbeddingBagMode,
     /// A factor for each sample, in the shape of the index and the type of the table; for sums.
     pub per_sample_weights: Option<&'a Tensor>,
     /// Whether `offsets` ends with the number of samples.
@@ -52,19 +52,23 @@ pub struct Bags<'a> {
 const OP: &str = "embedding_bag";
 
 /// Samples of a bag that are reduced one after the other.
-const LONG: usize = 4096;
+const MAX_SEQUENTIAL_SAMPLES: usize = 4096;
 
 /// What the kernel makes.
-struct Made {
+struct EmbeddingBagOutput {
     out: Tensor,
     /// The bag of each sample; their number where it counts in none.
-    bag_of: Tensor,
+    offset2bag: Tensor,
     /// How many samples each bag has, or which row gave each element.
-    more: Option<Tensor>,
+    bag_sizes_or_max_indices: Option<Tensor>,
 }
 
 /// Number of bags, and samples of each where all have as many.
-fn bags_of(table: &Tensor, index: &Tensor, bags: &Bags<'_>) -> Result<(usize, usize)> {
+fn bag_count_and_length(
+    table: &Tensor,
+    index: &Tensor,
+    bags: &EmbeddingBagOptions<'_>,
+) -> Result<(usize, usize)> {
     match (index.shape(), bags.offsets) {
         (&[rows, length], None) => Ok((rows, length)),
         (&[_], Some(offsets)) if offsets.rank() == 1 => {
@@ -81,40 +85,42 @@ fn bags_of(table: &Tensor, index: &Tensor, bags: &Bags<'_>) -> Result<(usize, us
     }
 }
 
-fn joined<'a>(inputs: &[&'a Tensor], others: &[Option<&'a Tensor>]) -> SmallVec<[&'a Tensor; 8]> {
+fn collect_tensors<'a>(inputs: &[&'a Tensor], others: &[Option<&'a Tensor>]) -> SmallVec<[&'a Tensor; 8]> {
     inputs.iter().copied().chain(others.iter().copied().flatten()).collect()
 }
 
-fn run(
+fn run_embedding_bag(
     table: &Tensor,
     index: &Tensor,
     factors: Option<&Tensor>,
-    bags: &Bags<'_>,
+    bags: &EmbeddingBagOptions<'_>,
     (count, length): (usize, usize),
-) -> Result<Made> {
+) -> Result<EmbeddingBagOutput> {
     let (entries, width) = (table.shape()[0], table.shape()[1]);
     let (dtype, device) = (table.dtype(), table.device());
     let samples = index.numel();
     let out = Tensor::empty(&[count, width], dtype, device)?;
     let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
     let more = match bags.mode {
-        BagMode::Sum => None,
-        BagMode::Mean => Some(Tensor::empty(&[count], wide, device)?),
-        BagMode::Max => Some(Tensor::empty(&[count, width], DType::I32, device)?),
+        EmbeddingBagMode::Sum => None,
+        EmbeddingBagMode::Mean => Some(Tensor::empty(&[count], wide, device)?),
+        EmbeddingBagMode::Max => Some(Tensor::empty(&[count, width], DType::I32, device)?),
     };
     // Samples before the first bag or behind the last count in none.
     let bag_of = Tensor::full(&[samples], count as f64, DType::I32, device)?;
     let offsets = bags.offsets.map(Tensor::contiguous).transpose()?;
-    let (index_name, offsets_name) =
-        (index_dtype(OP, index)?, offsets.as_ref().map_or(Ok("none"), |offsets| index_dtype(OP, offsets))?);
+    let (index_name, offsets_name) = (
+        index_dtype_name(OP, index)?,
+        offsets.as_ref().map_or(Ok("none"), |offsets| index_dtype_name(OP, offsets))?,
+    );
     let spec = |stage: &'static str| {
         let mode = match bags.mode {
-            BagMode::Sum => "sum",
-            BagMode::Mean => "mean",
-            BagMode::Max => "max",
+            EmbeddingBagMode::Sum => "sum",
+            EmbeddingBagMode::Mean => "mean",
+            EmbeddingBagMode::Max => "max",
         };
         KernelSpec::new("embedding_bag")
-            .def("dtype", launch::shader_dtype(dtype, device))
+            .def("dtype", launch::shader_dtype_name(dtype, device))
             .def("index", index_name)
             .def("offsets", offsets_name)
             .def("scaled", factors.is_some())
@@ -125,7 +131,7 @@ fn run(
     let longest = if offsets.is_some() { samples } else { length };
     let chunk = (longest.isqrt() / 2).next_power_of_two().max(512);
     let start = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
-    let params = Params::new()
+    let params = KernelParams::new()
         .size(count)
         .size(width)
         .size(samples)
@@ -138,36 +144,36 @@ fn run(
         .size(start(offsets.as_ref()))
         .size(start(factors))
         .size(chunk)
-        .size(LONG);
+        .size(MAX_SEQUENTIAL_SAMPLES);
     let lanes = if dtype.size() == 2 { 4 } else { 1 };
-    let groups = (count * width).div_ceil(lanes * GROUP);
+    let groups = (count * width).div_ceil(lanes * WORKGROUP_SIZE);
     let inputs: SmallVec<[&Tensor; 8]> =
         [Some(table), Some(index), offsets.as_ref(), factors].into_iter().flatten().collect();
     let outputs = [Some(&out), Some(&bag_of), more.as_ref()];
-    if longest <= LONG {
-        let params = params.turns(lanes * (longest + 2));
-        launch::launch(&spec("whole"), &joined(&inputs, &outputs), params, groups)?;
+    if longest <= MAX_SEQUENTIAL_SAMPLES {
+        let params = params.loop_iterations(lanes * (longest + 2));
+        launch::launch(&spec("whole"), &collect_tensors(&inputs, &outputs), params, groups)?;
     } else {
         let chunks = samples / chunk;
         let parts = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
-            let dtype = if bags.mode == BagMode::Max { DType::U32 } else { wide };
-            let columns = width + usize::from(bags.mode == BagMode::Mean);
+            let dtype = if bags.mode == EmbeddingBagMode::Max { DType::U32 } else { wide };
+            let columns = width + usize::from(bags.mode == EmbeddingBagMode::Mean);
             Tensor::empty(&[(chunks * columns).max(1)], dtype, device)?
         };
-        let within = joined(&inputs, &[Some(&bag_of), Some(&parts)]);
-        let params_of_parts = params.clone().turns(chunk + 64);
-        launch::launch(&spec("parts"), &within, params_of_parts, (chunks * width).div_ceil(GROUP))?;
+        let within = collect_tensors(&inputs, &[Some(&bag_of), Some(&parts)]);
+        let params_of_parts = params.clone().loop_iterations(chunk + 64);
+        launch::launch(&spec("parts"), &within, params_of_parts, (chunks * width).div_ceil(WORKGROUP_SIZE))?;
         let [out, bag_of, more] = outputs;
         launch::launch(
             &spec("joined"),
-            &joined(&inputs, &[Some(&parts), out, bag_of, more]),
-            params.turns(lanes * (2 * chunk + longest / chunk)),
+            &collect_tensors(&inputs, &[Some(&parts), out, bag_of, more]),
+            params.loop_iterations(lanes * (2 * chunk + longest / chunk)),
             groups,
         )?;
     }
     drop(inputs);
-    Ok(Made { out, bag_of, more })
+    Ok(EmbeddingBagOutput { out, offset2bag: bag_of, bag_sizes_or_max_indices: more })
 }
 
 impl Tensor {
@@ -192,7 +198,7 @@ impl Tensor {
     /// The table has not two dimensions, or is of no floats; index and offsets do not go together; there are factors of another
     /// shape or type, or in another mode than the sum; `scale_grad_by_freq` goes with maxima; memory runs out.
     #[track_caller]
-    pub fn embedding_bag(&self, index: &Tensor, bags: &Bags<'_>) -> Result<Tensor> {
+    pub fn embedding_bag(&self, index: &Tensor, bags: &EmbeddingBagOptions<'_>) -> Result<Tensor> {
         let _op = memory::scope::enter_op(OP);
         let &[entries, width] = self.shape() else {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
@@ -200,19 +206,19 @@ impl Tensor {
         if !self.dtype().is_float() {
             return Err(Error::dtype(OP, self.dtype(), "takes a table of floats; cast with `to_dtype`"));
         }
-        launch::check_compute(OP, self.dtype(), self.device())?;
-        if bags.scale_grad_by_freq && bags.mode == BagMode::Max {
+        launch::check_device_dtype(OP, self.dtype(), self.device())?;
+        if bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max {
             let rule = "scale_grad_by_freq goes with the modes Sum and Mean";
             return Err(Error::argument(OP, rule));
         }
-        check_padding(OP, bags.padding_idx, entries)?;
-        let counts = bags_of(self, index, bags)?;
+        check_padding_idx(OP, bags.padding_idx, entries)?;
+        let counts = bag_count_and_length(self, index, bags)?;
         for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
             self.check_same_device(OP, t)?;
         }
         let factors = match bags.per_sample_weights {
             None => None,
-            Some(_) if bags.mode != BagMode::Sum => {
+            Some(_) if bags.mode != EmbeddingBagMode::Sum => {
                 return Err(Error::argument(OP, "per_sample_weights go with the mode Sum"));
             }
             Some(f) if f.shape() != index.shape() => {
@@ -225,18 +231,21 @@ impl Tensor {
             }
             Some(f) => Some(f.reshape([-1isize])?),
         };
-        in_range(OP, index, Range::of(self, 0))?;
+        check_in_range(OP, index, IndexRange::from_dim(self, 0))?;
         let flat = index.detach().reshape([index.numel()])?.contiguous()?;
         let table = self.detach().contiguous()?;
         let plain = factors.as_ref().map(Tensor::detach).map(|f| f.contiguous()).transpose()?;
-        let Made { out, bag_of, more } = run(&table, &flat, plain.as_ref(), bags, counts)?;
+        let EmbeddingBagOutput { out, offset2bag: bag_of, bag_sizes_or_max_indices: more } =
+            run_embedding_bag(&table, &flat, plain.as_ref(), bags, counts)?;
         let inputs: SmallVec<[&Tensor; 2]> = [self].into_iter().chain(factors.as_ref()).collect();
         // The table is kept for the factors' gradient alone.
-        let kept = factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::substitute(&table, self));
-        let plain = plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::substitute(&plain, factors));
+        let kept =
+            factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::substitute(&table, self));
+        let plain =
+            plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::substitute(&plain, factors));
         drop(table);
         let shares = match bags.scale_grad_by_freq && autograd::compute_requires_grad(&[self]) {
-            true => Some(shares(&flat, self.shape()[0], self.dtype())?),
+            true => Some(inverse_frequencies(&flat, self.shape()[0], self.dtype())?),
             false => None,
         };
         let flat = SavedTensor::input(&flat);
@@ -247,8 +256,8 @@ impl Tensor {
             let flat = flat.unpack(wants)?;
             let own = match (&more, wants[0]) {
                 (_, false) => None,
-                (Some(places), true) if mode == BagMode::Max => {
-                    Some(scatter_grad(OP, g, &shape, 0, (places, places.strides()), None)?)
+                (Some(places), true) if mode == EmbeddingBagMode::Max => {
+                    Some(gather_backward(OP, g, &shape, 0, (places, places.strides()), None)?)
                 }
                 (counts, true) => {
                     // Factors are multiplied in f32: what is summed is not rounded before.
@@ -264,7 +273,7 @@ impl Tensor {
                     }
                     let same = rows.dtype() == g.dtype();
                     let sum = if same { wants.leaf_grad_to_accumulate(0) } else { None };
-                    Some(rows_back(OP, &rows, &shape, &flat, skip, sum)?.to_dtype(g.dtype())?)
+                    Some(select_rows_backward(OP, &rows, &shape, &flat, skip, sum)?.to_dtype(g.dtype())?)
                 }
             };
             let others = match &kept {

@@ -11,7 +11,7 @@ use crate::tensor::{Dims, Tensor};
 
 /// Tensors, each made of the one given, joined along a dimension.
 #[track_caller]
-fn joined(tensors: &[&Tensor], dim: isize, made: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+fn map_and_cat(tensors: &[&Tensor], dim: isize, made: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     let tensors = tensors.iter().map(|t| made(t)).collect::<Result<Vec<_>>>()?;
     cat(&tensors.iter().collect::<Vec<_>>(), dim)
 }
@@ -23,7 +23,7 @@ fn joined(tensors: &[&Tensor], dim: isize, made: impl Fn(&Tensor) -> Result<Tens
 #[track_caller]
 pub fn hstack(tensors: &[&Tensor]) -> Result<Tensor> {
     let flat = tensors.first().is_some_and(|t| t.rank() < 2);
-    joined(tensors, if flat { 0 } else { 1 }, Tensor::atleast_1d)
+    map_and_cat(tensors, if flat { 0 } else { 1 }, Tensor::atleast_1d)
 }
 
 /// Tensors joined along dimension 0, those of fewer than two dimensions as rows.
@@ -32,7 +32,7 @@ pub fn hstack(tensors: &[&Tensor]) -> Result<Tensor> {
 /// As [`cat`].
 #[track_caller]
 pub fn vstack(tensors: &[&Tensor]) -> Result<Tensor> {
-    joined(tensors, 0, Tensor::atleast_2d)
+    map_and_cat(tensors, 0, Tensor::atleast_2d)
 }
 
 /// Tensors joined along dimension 2, those of fewer than three dimensions behind each other.
@@ -41,7 +41,7 @@ pub fn vstack(tensors: &[&Tensor]) -> Result<Tensor> {
 /// As [`cat`].
 #[track_caller]
 pub fn dstack(tensors: &[&Tensor]) -> Result<Tensor> {
-    joined(tensors, 2, Tensor::atleast_3d)
+    map_and_cat(tensors, 2, Tensor::atleast_3d)
 }
 
 /// Tensors joined along dimension 1, those of fewer than two dimensions as columns.
@@ -50,7 +50,7 @@ pub fn dstack(tensors: &[&Tensor]) -> Result<Tensor> {
 /// As [`cat`].
 #[track_caller]
 pub fn column_stack(tensors: &[&Tensor]) -> Result<Tensor> {
-    joined(tensors, 1, |t| if t.rank() < 2 { t.reshape([t.numel(), 1]) } else { Ok(t.clone()) })
+    map_and_cat(tensors, 1, |t| if t.rank() < 2 { t.reshape([t.numel(), 1]) } else { Ok(t.clone()) })
 }
 
 /// The matrices, in their common type, along the diagonal of a matrix that is zero elsewhere; vectors are rows.

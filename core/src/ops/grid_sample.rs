@@ -31,7 +31,7 @@ pub enum GridPadding {
 }
 
 /// A place of -1 to 1 in elements of a dimension of `size`.
-fn place(grid: &Tensor, size: usize, align_corners: bool) -> Result<Tensor> {
+fn unnormalize_coordinate(grid: &Tensor, size: usize, align_corners: bool) -> Result<Tensor> {
     match align_corners {
         true => grid.add(1.0)?.mul(0.5)?.mul(size as f64 - 1.0),
         false => grid.add(1.0)?.mul(size as f64)?.sub(1.0)?.mul(0.5),
@@ -39,7 +39,12 @@ fn place(grid: &Tensor, size: usize, align_corners: bool) -> Result<Tensor> {
 }
 
 /// A place in elements of a dimension of `size`, inside of it but for zeros.
-fn inside(place: &Tensor, size: usize, padding: GridPadding, align_corners: bool) -> Result<Tensor> {
+fn apply_padding_mode(
+    place: &Tensor,
+    size: usize,
+    padding: GridPadding,
+    align_corners: bool,
+) -> Result<Tensor> {
     let (n, last) = (size as f64, size as f64 - 1.0);
     let place = match padding {
         GridPadding::Zeros => return Ok(place.clone()),
@@ -63,7 +68,7 @@ fn inside(place: &Tensor, size: usize, padding: GridPadding, align_corners: bool
 }
 
 /// The weights of the four elements around a place that is `t` behind the second of them (Keys, 1981, with a = -0.75).
-fn cubic(t: &Tensor) -> Result<[Tensor; 4]> {
+fn cubic_weights(t: &Tensor) -> Result<[Tensor; 4]> {
     let near = |t: &Tensor| t.mul(1.25)?.sub(2.25)?.mul(t)?.mul(t)?.add(1.0);
     let far = |t: &Tensor| t.mul(-0.75)?.add(3.75)?.mul(t)?.sub(6.0)?.mul(t)?.add(3.0);
     let rest = t.neg()?.add(1.0)?;
@@ -71,7 +76,7 @@ fn cubic(t: &Tensor) -> Result<[Tensor; 4]> {
 }
 
 /// The elements of `x` \[batch, channels, all\] at whole places, of one dimension each, times weights; nothing where they are outside.
-fn corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<Tensor>) -> Result<Tensor> {
+fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<Tensor>) -> Result<Tensor> {
     let (mut index, mut inside): (Option<Tensor>, Option<Tensor>) = (None, None);
     for (at, &size) in places.iter().zip(sizes) {
         let here = at.ge(0.0)?.logical_and(&at.le(size as f64 - 1.0)?)?;
@@ -153,9 +158,10 @@ impl Tensor {
         // Places need their digits: those of halves end at 2048.
         let wide = if grid.dtype() == DType::F64 { grid.clone() } else { grid.to_dtype(DType::F32)? };
         // The last coordinate of the grid is the first dimension.
-        let held = |at: &Tensor, d: usize| inside(at, sizes[d], padding, align_corners);
+        let held = |at: &Tensor, d: usize| apply_padding_mode(at, sizes[d], padding, align_corners);
         let places = (0..n).map(|d| {
-            let place = place(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], align_corners)?;
+            let place =
+                unnormalize_coordinate(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], align_corners)?;
             // Of cubic curves the elements are held inside, not the place.
             if mode == GridMode::Bicubic { Ok(place) } else { held(&place, d) }
         });
@@ -178,7 +184,7 @@ impl Tensor {
                         None => part.clone(),
                     });
                 }
-                let part = corner(&x, &at, sizes, weight)?;
+                let part = sample_corner(&x, &at, sizes, weight)?;
                 sum = Some(match sum {
                     Some(sum) => sum.add(&part)?,
                     None => part,
@@ -189,7 +195,7 @@ impl Tensor {
         let out = match mode {
             GridMode::Nearest => {
                 let nearest = places.iter().map(|at| at.detach().round()).collect::<Result<Vec<_>>>()?;
-                corner(&x, &nearest, sizes, None)?
+                sample_corner(&x, &nearest, sizes, None)?
             }
             GridMode::Bilinear => blend(
                 places
@@ -208,7 +214,7 @@ impl Tensor {
                     .enumerate()
                     .map(|(d, at)| {
                         let low = at.detach().floor()?;
-                        let weights = cubic(&at.sub(&low)?)?.into_iter().enumerate();
+                        let weights = cubic_weights(&at.sub(&low)?)?.into_iter().enumerate();
                         weights.map(|(k, weight)| Ok((held(&low.add(k as f64 - 1.0)?, d)?, weight))).collect()
                     })
                     .collect::<Result<_>>()?,

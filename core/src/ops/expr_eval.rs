@@ -12,7 +12,7 @@ use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
 /// Functions of the math library that no tensor operation has, as expressions of `x`: derivatives of activations.
-const DEFINED: &[(&str, &str)] = &[
+const FUNCTION_DEFINITIONS: &[(&str, &str)] = &[
     ("m_gelu_grad", "0.5 * m_erfc(x * -0.7071067811865476) + x * 0.3989422804014327 * m_exp(x * x * -0.5)"),
     (
         "m_gelu_tanh_grad",
@@ -29,67 +29,69 @@ const DEFINED: &[(&str, &str)] = &[
 
 /// What a name stands for, and what an expression gives.
 #[derive(Clone)]
-pub(super) enum Value {
-    Number(f64),
+pub(super) enum ExprValue {
+    Scalar(f64),
     Tensor(Tensor),
-    Truth(bool),
+    Bool(bool),
     /// A bool tensor: a condition, which has no gradient.
     Mask(Tensor),
 }
 
 /// What the names of an expression stand for.
-pub(super) struct Names<'a> {
+pub(super) struct ExprEnv<'a> {
     pub(super) op: &'static str,
-    pub(super) values: SmallVec<[(&'a str, Value); 8]>,
-    pub(super) compute: DType,
+    pub(super) values: SmallVec<[(&'a str, ExprValue); 8]>,
+    pub(super) compute_dtype: DType,
     pub(super) device: &'a Device,
 }
 
-impl Names<'_> {
+impl ExprEnv<'_> {
     /// The value of an expression over these names, a tensor in the type that is computed in.
     pub(super) fn evaluate(&self, expr: &str) -> Result<Tensor> {
-        let mut reader = Reader { names: self, rest: expr };
-        let value = reader.either()?;
+        let mut reader = ExprParser { env: self, rest: expr };
+        let value = reader.parse_or()?;
         match reader.rest.trim() {
-            "" => self.tensor(value),
-            rest => Err(self.fail(format!("`{rest}` is left of `{expr}`"))),
+            "" => self.to_tensor(value),
+            rest => Err(self.not_differentiable_error(format!("`{rest}` is left of `{expr}`"))),
         }
     }
 
     /// invariant: expressions are those of the tables of operations, all of which the tests evaluate
-    fn fail(&self, what: String) -> Error {
+    fn not_differentiable_error(&self, what: String) -> Error {
         Error::Backward(format!("`{}`: its gradient cannot be differentiated: {what}", self.op))
     }
 
-    fn tensor(&self, value: Value) -> Result<Tensor> {
+    fn to_tensor(&self, value: ExprValue) -> Result<Tensor> {
         match value {
-            Value::Tensor(t) => Ok(t),
-            Value::Number(v) => Tensor::full(&[], v, self.compute, self.device),
-            Value::Truth(_) | Value::Mask(_) => {
-                Err(self.fail("a truth value where a number is expected".into()))
+            ExprValue::Tensor(t) => Ok(t),
+            ExprValue::Scalar(v) => Tensor::full(&[], v, self.compute_dtype, self.device),
+            ExprValue::Bool(_) | ExprValue::Mask(_) => {
+                Err(self.not_differentiable_error("a truth value where a number is expected".into()))
             }
         }
     }
 
-    fn arithmetic(&self, op: char, a: Value, b: Value) -> Result<Value> {
+    fn arithmetic(&self, op: char, a: ExprValue, b: ExprValue) -> Result<ExprValue> {
         let (a, b) = match (a, b) {
-            (Value::Number(a), Value::Number(b)) => {
-                return Ok(Value::Number(match op {
+            (ExprValue::Scalar(a), ExprValue::Scalar(b)) => {
+                return Ok(ExprValue::Scalar(match op {
                     '+' => a + b,
                     '-' => a - b,
                     '*' => a * b,
                     _ => a / b,
                 }));
             }
-            (a, Value::Number(b)) => (self.tensor(a)?, Value::Number(b)),
-            (a, b) => (self.tensor(a)?, Value::Tensor(self.tensor(b)?)),
+            (a, ExprValue::Scalar(b)) => (self.to_tensor(a)?, ExprValue::Scalar(b)),
+            (a, b) => (self.to_tensor(a)?, ExprValue::Tensor(self.to_tensor(b)?)),
         };
         let b = match &b {
-            Value::Number(b) => Operand::from(*b),
-            Value::Tensor(b) => Operand::from(b),
-            Value::Truth(_) | Value::Mask(_) => return Err(self.fail("a truth value in a sum".into())),
+            ExprValue::Scalar(b) => Operand::from(*b),
+            ExprValue::Tensor(b) => Operand::from(b),
+            ExprValue::Bool(_) | ExprValue::Mask(_) => {
+                return Err(self.not_differentiable_error("a truth value in a sum".into()));
+            }
         };
-        Ok(Value::Tensor(match op {
+        Ok(ExprValue::Tensor(match op {
             '+' => a.add(b)?,
             '-' => a.sub(b)?,
             '*' => a.mul(b)?,
@@ -98,9 +100,9 @@ impl Names<'_> {
     }
 
     /// A comparison, whose result does not change where it is differentiable.
-    fn compare(&self, op: &str, a: Value, b: Value) -> Result<Value> {
-        if let (Value::Number(a), Value::Number(b)) = (&a, &b) {
-            return Ok(Value::Truth(match op {
+    fn compare(&self, op: &str, a: ExprValue, b: ExprValue) -> Result<ExprValue> {
+        if let (ExprValue::Scalar(a), ExprValue::Scalar(b)) = (&a, &b) {
+            return Ok(ExprValue::Bool(match op {
                 "==" => a == b,
                 "!=" => a != b,
                 "<" => a < b,
@@ -109,8 +111,8 @@ impl Names<'_> {
                 _ => a >= b,
             }));
         }
-        let (a, b) = (self.tensor(a)?.detach(), self.tensor(b)?.detach());
-        Ok(Value::Mask(match op {
+        let (a, b) = (self.to_tensor(a)?.detach(), self.to_tensor(b)?.detach());
+        Ok(ExprValue::Mask(match op {
             "==" => a.eq(&b)?,
             "!=" => a.ne(&b)?,
             "<" => a.lt(&b)?,
@@ -120,40 +122,40 @@ impl Names<'_> {
         }))
     }
 
-    fn logic(&self, and: bool, a: Value, b: Value) -> Result<Value> {
+    fn logic(&self, and: bool, a: ExprValue, b: ExprValue) -> Result<ExprValue> {
         match (a, b) {
-            (Value::Mask(a), Value::Mask(b)) => {
-                Ok(Value::Mask(if and { a.logical_and(&b)? } else { a.logical_or(&b)? }))
+            (ExprValue::Mask(a), ExprValue::Mask(b)) => {
+                Ok(ExprValue::Mask(if and { a.logical_and(&b)? } else { a.logical_or(&b)? }))
             }
-            (Value::Truth(known), other) | (other, Value::Truth(known)) => {
-                Ok(if known == and { other } else { Value::Truth(known) })
+            (ExprValue::Bool(known), other) | (other, ExprValue::Bool(known)) => {
+                Ok(if known == and { other } else { ExprValue::Bool(known) })
             }
-            _ => Err(self.fail("a number where a truth value is expected".into())),
+            _ => Err(self.not_differentiable_error("a number where a truth value is expected".into())),
         }
     }
 
-    fn select(&self, no: Value, yes: Value, condition: Value) -> Result<Value> {
+    fn select(&self, no: ExprValue, yes: ExprValue, condition: ExprValue) -> Result<ExprValue> {
         let mask = match condition {
-            Value::Truth(true) => return Ok(yes),
-            Value::Truth(false) => return Ok(no),
-            Value::Mask(mask) => mask,
-            _ => return Err(self.fail("a number where a truth value is expected".into())),
+            ExprValue::Bool(true) => return Ok(yes),
+            ExprValue::Bool(false) => return Ok(no),
+            ExprValue::Mask(mask) => mask,
+            _ => return Err(self.not_differentiable_error("a number where a truth value is expected".into())),
         };
-        let yes = self.tensor(yes)?;
-        Ok(Value::Tensor(match no {
-            Value::Number(no) => yes.where_(&mask, no)?,
-            no => yes.where_(&mask, &self.tensor(no)?)?,
+        let yes = self.to_tensor(yes)?;
+        Ok(ExprValue::Tensor(match no {
+            ExprValue::Scalar(no) => yes.where_(&mask, no)?,
+            no => yes.where_(&mask, &self.to_tensor(no)?)?,
         }))
     }
 
-    fn call(&self, name: &str, args: &[Value]) -> Result<Value> {
+    fn call_function(&self, name: &str, args: &[ExprValue]) -> Result<ExprValue> {
         // Its order is a number, and stays one.
-        if let ("m_polygamma", [x, Value::Number(n), _]) = (name, args) {
-            return Ok(Value::Tensor(self.tensor(x.clone())?.polygamma(*n as usize)?));
+        if let ("m_polygamma", [x, ExprValue::Scalar(n), _]) = (name, args) {
+            return Ok(ExprValue::Tensor(self.to_tensor(x.clone())?.polygamma(*n as usize)?));
         }
         let args = args.iter();
-        let args = args.map(|v| self.tensor(v.clone())).collect::<Result<SmallVec<[Tensor; 2]>>>()?;
-        Ok(Value::Tensor(match (name, &args[..]) {
+        let args = args.map(|v| self.to_tensor(v.clone())).collect::<Result<SmallVec<[Tensor; 2]>>>()?;
+        Ok(ExprValue::Tensor(match (name, &args[..]) {
             ("m_exp", [x]) => x.exp()?,
             ("m_exp2", [x]) => x.exp2()?,
             ("m_log", [x]) => x.log()?,
@@ -174,8 +176,8 @@ impl Names<'_> {
             ("m_hypot", [x, y]) => x.hypot(y)?,
             ("m_copysign", [x, y]) => x.copysign(y)?,
             ("m_log1p", [x]) => x.log1p()?,
-            ("m_isnan", [x]) => return Ok(Value::Mask(x.detach().isnan()?)),
-            ("m_isfinite", [x]) => return Ok(Value::Mask(x.detach().isfinite()?)),
+            ("m_isnan", [x]) => return Ok(ExprValue::Mask(x.detach().isnan()?)),
+            ("m_isfinite", [x]) => return Ok(ExprValue::Mask(x.detach().isfinite()?)),
             ("m_digamma", [x]) => x.digamma()?,
             ("m_i0", [x]) => x.i0()?,
             ("m_i0e", [x]) => x.i0e()?,
@@ -184,24 +186,24 @@ impl Names<'_> {
             ("m_erfcx", [x]) => x.erfcx()?,
             ("m_zeta", [x, y]) => x.zeta(y)?,
             (name, [x]) => {
-                let Some((_, expr)) = DEFINED.iter().find(|(known, _)| *known == name) else {
-                    return Err(self.fail(format!("`{name}` is not known")));
+                let Some((_, expr)) = FUNCTION_DEFINITIONS.iter().find(|(known, _)| *known == name) else {
+                    return Err(self.not_differentiable_error(format!("`{name}` is not known")));
                 };
-                let values = [("x", Value::Tensor(x.clone()))].into_iter().collect();
-                Names { values, ..*self }.evaluate(expr)?
+                let values = [("x", ExprValue::Tensor(x.clone()))].into_iter().collect();
+                ExprEnv { values, ..*self }.evaluate(expr)?
             }
-            _ => return Err(self.fail(format!("`{name}` is not known"))),
+            _ => return Err(self.not_differentiable_error(format!("`{name}` is not known"))),
         }))
     }
 }
 
 /// Reads an expression from left to right.
-struct Reader<'a, 'n> {
-    names: &'a Names<'n>,
+struct ExprParser<'a, 'n> {
+    env: &'a ExprEnv<'n>,
     rest: &'a str,
 }
 
-impl Reader<'_, '_> {
+impl ExprParser<'_, '_> {
     /// Whether this comes next; if so, it is read.
     fn eat(&mut self, token: &str) -> bool {
         self.rest = self.rest.trim_start();
@@ -213,74 +215,76 @@ impl Reader<'_, '_> {
     fn expect(&mut self, token: &str) -> Result<()> {
         match self.eat(token) {
             true => Ok(()),
-            false => Err(self.names.fail(format!("`{token}` is missing before `{}`", self.rest))),
+            false => {
+                Err(self.env.not_differentiable_error(format!("`{token}` is missing before `{}`", self.rest)))
+            }
         }
     }
 
-    fn either(&mut self) -> Result<Value> {
-        let mut value = self.both()?;
+    fn parse_or(&mut self) -> Result<ExprValue> {
+        let mut value = self.parse_and()?;
         while self.eat("||") {
-            let other = self.both()?;
-            value = self.names.logic(false, value, other)?;
+            let other = self.parse_and()?;
+            value = self.env.logic(false, value, other)?;
         }
         Ok(value)
     }
 
-    fn both(&mut self) -> Result<Value> {
-        let mut value = self.comparison()?;
+    fn parse_and(&mut self) -> Result<ExprValue> {
+        let mut value = self.parse_comparison()?;
         while self.eat("&&") {
-            let other = self.comparison()?;
-            value = self.names.logic(true, value, other)?;
+            let other = self.parse_comparison()?;
+            value = self.env.logic(true, value, other)?;
         }
         Ok(value)
     }
 
-    fn comparison(&mut self) -> Result<Value> {
-        let value = self.sum()?;
+    fn parse_comparison(&mut self) -> Result<ExprValue> {
+        let value = self.parse_sum()?;
         for op in ["==", "!=", "<=", ">=", "<", ">"] {
             if self.eat(op) {
-                let other = self.sum()?;
-                return self.names.compare(op, value, other);
+                let other = self.parse_sum()?;
+                return self.env.compare(op, value, other);
             }
         }
         Ok(value)
     }
 
-    fn sum(&mut self) -> Result<Value> {
-        let mut value = self.product()?;
+    fn parse_sum(&mut self) -> Result<ExprValue> {
+        let mut value = self.parse_product()?;
         loop {
             let op = match (self.eat("+"), self.eat("-")) {
                 (true, _) => '+',
                 (_, true) => '-',
                 _ => return Ok(value),
             };
-            let other = self.product()?;
-            value = self.names.arithmetic(op, value, other)?;
+            let other = self.parse_product()?;
+            value = self.env.arithmetic(op, value, other)?;
         }
     }
 
-    fn product(&mut self) -> Result<Value> {
-        let mut value = self.factor()?;
+    fn parse_product(&mut self) -> Result<ExprValue> {
+        let mut value = self.parse_factor()?;
         loop {
             let op = match (self.eat("*"), self.eat("/")) {
                 (true, _) => '*',
                 (_, true) => '/',
                 _ => return Ok(value),
             };
-            let other = self.factor()?;
-            value = self.names.arithmetic(op, value, other)?;
+            let other = self.parse_factor()?;
+            value = self.env.arithmetic(op, value, other)?;
         }
     }
 
-    fn factor(&mut self) -> Result<Value> {
+    fn parse_factor(&mut self) -> Result<ExprValue> {
         if self.eat("-") {
-            return match self.factor()? {
-                Value::Number(v) => Ok(Value::Number(-v)),
-                other => Ok(Value::Tensor(self.names.tensor(other)?.neg()?)),
+            return match self.parse_factor()? {
+                ExprValue::Scalar(v) => Ok(ExprValue::Scalar(-v)),
+                other => Ok(ExprValue::Tensor(self.env.to_tensor(other)?.neg()?)),
             };
         }
         if self.eat("(") {
-            let value = self.either()?;
+            let value = self.parse_or()?;
             self.expect(")")?;
             return Ok(value);
         }
@@ -288,21 +292,21 @@ impl Reader<'_, '_> {
         let (name, rest) = self.rest.split_at(self.rest.find(|c| !word(c)).unwrap_or(self.rest.len()));
         self.rest = rest;
         if let Ok(number) = name.parse() {
-            return Ok(Value::Number(number));
+            return Ok(ExprValue::Scalar(number));
         }
         if !self.eat("(") {
-            let known = self.names.values.iter().find(|(known, _)| *known == name);
+            let known = self.env.values.iter().find(|(known, _)| *known == name);
             return known
                 .map(|(_, value)| value.clone())
-                .ok_or_else(|| self.names.fail(format!("`{name}` is not known")));
+                .ok_or_else(|| self.env.not_differentiable_error(format!("`{name}` is not known")));
         }
         if name == "m_nan" {
             self.expect(")")?;
-            return Ok(Value::Number(f64::NAN));
+            return Ok(ExprValue::Scalar(f64::NAN));
         }
-        let mut args: SmallVec<[Value; 3]> = SmallVec::new();
+        let mut args: SmallVec<[ExprValue; 3]> = SmallVec::new();
         loop {
-            args.push(self.either()?);
+            args.push(self.parse_or()?);
             if !self.eat(",") {
                 break;
             }
@@ -311,8 +315,8 @@ impl Reader<'_, '_> {
         match (name, &args[..]) {
             // A number takes the type of what it meets.
             ("T", [value]) => Ok(value.clone()),
-            ("select", [no, yes, condition]) => self.names.select(no.clone(), yes.clone(), condition.clone()),
-            (name, args) => self.names.call(name, args),
+            ("select", [no, yes, condition]) => self.env.select(no.clone(), yes.clone(), condition.clone()),
+            (name, args) => self.env.call_function(name, args),
         }
     }
 }

@@ -15,19 +15,19 @@ use crate::local::{Get as _, Local, Scoped};
 use crate::memory::scope;
 use crate::tensor::Tensor;
 
-const VARIABLE: &str = "FOREBAY_CHECK_INDICES";
+const ENV_VAR: &str = "FOREBAY_CHECK_INDICES";
 
 /// For all threads.
-static EVERYWHERE: AtomicBool = AtomicBool::new(false);
+static ALL_THREADS_ENABLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    static HERE: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
+    static THREAD_ENABLED: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
 }
 
 /// While it lives, operations of this thread check their indices. See [`check_indices`].
 #[derive(Debug)]
-pub struct CheckIndices {
-    _here: Scoped<Cell<bool>>,
+pub struct CheckIndicesGuard {
+    _enabled: Scoped<Cell<bool>>,
 }
 
 /// Makes an index outside its range an error, in operations of this thread, until the guard is dropped. The error names the operation, the
@@ -46,48 +46,49 @@ pub struct CheckIndices {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[must_use = "nothing is checked after the guard is dropped"]
-pub fn check_indices() -> CheckIndices {
-    CheckIndices { _here: Scoped::new(&HERE, true) }
+pub fn check_indices() -> CheckIndicesGuard {
+    CheckIndicesGuard { _enabled: Scoped::new(&THREAD_ENABLED, true) }
 }
 
 /// Sets [`check_indices`] for all threads, until it is called again.
 pub fn set_check_indices(on: bool) {
-    EVERYWHERE.store(on, Ordering::Relaxed);
+    ALL_THREADS_ENABLED.store(on, Ordering::Relaxed);
 }
 
 /// Setting of the environment, read once.
-fn asked() -> Result<bool> {
-    static ASKED: OnceLock<std::result::Result<bool, String>> = OnceLock::new();
-    let asked = ASKED
-        .get_or_init(|| environment::read_switch(VARIABLE).map(|on| on == Some(true)).map_err(|e| e.to_string()));
+fn is_enabled_by_env() -> Result<bool> {
+    static FROM_ENV: OnceLock<std::result::Result<bool, String>> = OnceLock::new();
+    let asked = FROM_ENV.get_or_init(|| {
+        environment::read_switch(ENV_VAR).map(|on| on == Some(true)).map_err(|e| e.to_string())
+    });
     asked.clone().map_err(Error::Config)
 }
 
 /// Indices that an operation takes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Range {
+pub(super) struct IndexRange {
     /// The extent of what is indexed.
     pub(super) extent: usize,
     /// If true, `-extent..0` counts from the end.
-    pub(super) wraps: bool,
+    pub(super) allows_negative: bool,
     /// An index that is left out.
-    pub(super) skipped: Option<i64>,
+    pub(super) ignored_index: Option<i64>,
 }
 
-impl Range {
+impl IndexRange {
     /// That of a dimension.
-    pub(super) fn of(x: &Tensor, dim: usize) -> Self {
-        Self { extent: x.shape().get(dim).copied().unwrap_or(1), wraps: false, skipped: None }
+    pub(super) fn from_dim(x: &Tensor, dim: usize) -> Self {
+        Self { extent: x.shape().get(dim).copied().unwrap_or(1), allows_negative: false, ignored_index: None }
     }
 }
 
 /// Fails for an index outside its range, where a program asks for that.
 #[track_caller]
-pub(super) fn in_range(op: &'static str, index: &Tensor, range: Range) -> Result<()> {
-    if !HERE.now() && !EVERYWHERE.load(Ordering::Relaxed) && !asked()? {
+pub(super) fn check_in_range(op: &'static str, index: &Tensor, range: IndexRange) -> Result<()> {
+    if !THREAD_ENABLED.now() && !ALL_THREADS_ENABLED.load(Ordering::Relaxed) && !is_enabled_by_env()? {
         return Ok(());
     }
-    let Range { extent, wraps, skipped } = range;
+    let IndexRange { extent, allows_negative: wraps, ignored_index: skipped } = range;
     let least = if wraps { -(extent as i128) } else { 0 };
     let inside = |i: i64| (least..extent as i128).contains(&i128::from(i)) || skipped == Some(i);
     let found = index.to_integers()?.into_iter().enumerate().find(|&(_, i)| !inside(i));

@@ -3,8 +3,8 @@
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, GROUP, Params};
-use super::linalg::{count_of, lu, square};
+use super::launch::{self, KernelParams, WORKGROUP_SIZE};
+use super::linalg::{check_square, count_false, lu_decompose};
 use super::shape::cat;
 use super::svd::{
     MatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
@@ -18,11 +18,11 @@ use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
 
 /// Columns of a workgroup that applies reflections.
-const COLUMNS: usize = 32;
+const WORKGROUP_COLUMNS: usize = 32;
 
 /// What [`lstsq`](Tensor::lstsq) finds for matrices \[.., m, n\] and right sides \[.., m, columns\].
 #[derive(Clone, Debug)]
-pub struct Lstsq {
+pub struct LstsqResult {
     /// \[.., n, columns\].
     pub solution: Tensor,
     /// The sums of the squares that are left, \[.., columns\].
@@ -34,12 +34,12 @@ pub struct Lstsq {
 }
 
 /// Turns of loops for a reflection of 32 columns, by as many `rows` below its first.
-fn reflection_turns(rows: usize) -> usize {
-    2 * rows.div_ceil(GROUP / COLUMNS) + 16
+fn reflection_loop_iterations(rows: usize) -> usize {
+    2 * rows.div_ceil(WORKGROUP_SIZE / WORKGROUP_COLUMNS) + 16
 }
 
 /// `a` [batch, m, n] as the triangle with the reflections' vectors below, and what they are multiplied by. Not recorded.
-fn reflections(a: &Tensor) -> Result<(Tensor, Tensor)> {
+fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
     let factors = a.detach().copy()?.contiguous()?;
     let count = m.min(n);
@@ -47,47 +47,44 @@ fn reflections(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let spec = KernelSpec::new("qr").def("dtype", a.dtype().name()).def("form", "factor");
     let turns_of = |j: usize| {
         let rows = m - j - 1;
-        3 * rows.div_ceil(GROUP) + (n - j - 1).div_ceil(COLUMNS) * reflection_turns(rows) + 24
+        3 * rows.div_ceil(WORKGROUP_SIZE)
+            + (n - j - 1).div_ceil(WORKGROUP_COLUMNS) * reflection_loop_iterations(rows)
+            + 24
     };
     launch::launch_in_parts(a.device(), 1, count, turns_of, |first, steps, turns| {
         let sizes = [batch, m, n, count, 0, first, first + steps];
-        let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
+        let params = sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
         launch::launch(&spec, &[&factors, &tau], params, batch)
     })?;
     Ok((factors, tau))
 }
 
 /// The first `columns` columns of the product of the reflections. Not recorded.
-fn product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
+fn householder_product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
     let (batch, m, n) = (factors.shape()[0], factors.shape()[1], factors.shape()[2]);
     let eye = Tensor::eye(m, columns, factors.dtype(), factors.device())?;
     let q = eye.broadcast_to(&[batch, m, columns])?.copy()?;
     let spec = KernelSpec::new("qr").def("dtype", factors.dtype().name()).def("form", "apply");
     let count = tau.shape()[1];
     // The last reflection comes first.
-    let turns_of = |step: usize| reflection_turns(m - count + step);
+    let turns_of = |step: usize| reflection_loop_iterations(m - count + step);
     launch::launch_in_parts(q.device(), 1, count, turns_of, |first, steps, turns| {
         let end = count - first;
         let sizes = [batch, m, n, count, columns, end - steps, end];
-        let params = sizes.into_iter().fold(Params::new(), Params::size).turns(turns);
-        launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(COLUMNS))
+        let params = sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+        launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(WORKGROUP_COLUMNS))
     })?;
     Ok(q)
 }
 
 /// The lower half of x and its mirror image.
-fn mirrored(x: &Tensor) -> Result<Tensor> {
+fn symmetrize_lower(x: &Tensor) -> Result<Tensor> {
     x.tril(0)?.add(&x.tril(-1)?.transpose(-2, -1)?)
 }
 
 /// The gradient of matrices with the factors `q` [batch, m, n] and `r` [batch, n, n] by what that of a factor makes of both: [Q sym(M) + gQ] R⁻ᵀ with the
 /// upper half of M = gR Rᵀ - Qᵀ gQ mirrored. (Walter and Lehmann, 2018.)
-fn reduced_gradient(
-    q: &Tensor,
-    r: &Tensor,
-    grad_q: Option<&Tensor>,
-    grad_r: Option<&Tensor>,
-) -> Result<Tensor> {
+fn qr_backward(q: &Tensor, r: &Tensor, grad_q: Option<&Tensor>, grad_r: Option<&Tensor>) -> Result<Tensor> {
     let of_r = grad_r.map(|g| g.matmul(&r.transpose(1, 2)?)).transpose()?;
     let of_q = grad_q.map(|g| q.transpose(1, 2)?.matmul(g)).transpose()?;
     let m = match (of_r, of_q) {
@@ -96,7 +93,7 @@ fn reduced_gradient(
         (None, Some(q)) => q.neg()?,
         (None, None) => return Err(Error::argument("qr", "has no gradient of a factor")),
     };
-    let inner = q.matmul(&mirrored(&m.transpose(1, 2)?)?)?;
+    let inner = q.matmul(&symmetrize_lower(&m.transpose(1, 2)?)?)?;
     let inner = match grad_q {
         Some(g) => inner.add(g)?,
         None => inner,
@@ -151,8 +148,8 @@ impl Tensor {
         }
         let (q, r) = {
             let _no_grad = autograd::no_grad();
-            let (factors, tau) = reflections(&a)?;
-            let q = product(&factors, &tau, columns)?;
+            let (factors, tau) = householder_factorize(&a)?;
+            let q = householder_product(&factors, &tau, columns)?;
             let r = factors.narrow(1, 0, m.min(n))?.triu(0)?;
             let r = match columns > r.shape()[1] {
                 true => cat(&[&r, &Tensor::zeros(&[batch, m - n, n], r.dtype(), r.device())?], 1)?,
@@ -167,7 +164,7 @@ impl Tensor {
             |x| x.qr(false).map(<[Tensor; 2]>::from),
             |which, g, [q, r]| {
                 let (of_q, of_r) = if which == 0 { (Some(g), None) } else { (None, Some(g)) };
-                reduced_gradient(q, r, of_q, of_r)
+                qr_backward(q, r, of_q, of_r)
             },
         )?;
         Ok((q.reshape(&of_q[..])?, r.reshape(&of_r[..])?))
@@ -194,7 +191,7 @@ impl Tensor {
         const OP: &str = "eigh";
         dispatch_autocast!(OP, [self], |x| x.eigh(upper));
         let _op = memory::scope::enter_op(OP);
-        let (lead, n) = square(OP, self)?;
+        let (lead, n) = check_square(OP, self)?;
         let of_values: Dims = lead.iter().copied().chain([n]).collect();
         if self.numel() == 0 {
             return Ok((
@@ -205,7 +202,7 @@ impl Tensor {
         let a = self.reshape([lead.iter().product(), n, n])?;
         let (values, vectors) = {
             let _no_grad = autograd::no_grad();
-            symmetric(&a.detach(), upper)?
+            eigh_jacobi(&a.detach(), upper)?
         };
         let [values, vectors] = attach_factor_grads(
             OP,
@@ -236,7 +233,7 @@ impl Tensor {
     pub fn eigvalsh(&self, upper: bool) -> Result<Tensor> {
         dispatch_autocast!("eigvalsh", [self], |x| x.eigvalsh(upper));
         let _op = memory::scope::enter_op("eigvalsh");
-        square("eigvalsh", self)?;
+        check_square("eigvalsh", self)?;
         Ok(self.eigh(upper)?.0)
     }
 
@@ -258,16 +255,16 @@ impl Tensor {
             return Ok((empty_result_with_grad(OP, &[self], self.shape())?, order.broadcast_to(&of_order)?));
         }
         let a = self.reshape([lead.iter().product(), m, n])?;
-        let made = lu(&a, m, n)?;
-        let order = made.order.to_dtype(DType::I64)?.reshape(&of_order[..])?;
+        let made = lu_decompose(&a, m, n)?;
+        let order = made.row_order.to_dtype(DType::I64)?.reshape(&of_order[..])?;
         if !autograd::compute_requires_grad(&[self]) {
-            return Ok((made.triangles.reshape(self.shape())?, order));
+            return Ok((made.packed_lu.reshape(self.shape())?, order));
         }
         // Of the rows in order, the square that has both diagonals, and what it makes of the rows or columns beyond it.
-        let rows = a.gather(1, &made.order.unsqueeze(2)?.broadcast_to(a.shape())?)?;
+        let rows = a.gather(1, &made.row_order.unsqueeze(2)?.broadcast_to(a.shape())?)?;
         let k = m.min(n);
-        let square = made.triangles.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
-        let both = triangles_of(&rows.narrow(1, 0, k)?.narrow(2, 0, k)?, square);
+        let square = made.packed_lu.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
+        let both = attach_lu_grad(&rows.narrow(1, 0, k)?.narrow(2, 0, k)?, square);
         let out = if n > m {
             let beyond = both.solve_triangular(&rows.narrow(2, m, n - m)?, false, true, true)?;
             cat(&[&both, &beyond], 2)?
@@ -309,7 +306,7 @@ impl Tensor {
         const OP: &str = "lu_solve";
         dispatch_autocast!(OP, [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
         let _op = memory::scope::enter_op(OP);
-        let (lead, n) = square(OP, self)?;
+        let (lead, n) = check_square(OP, self)?;
         if order.shape() != [lead, &[n]].concat() {
             return Err(Error::shape(
                 OP,
@@ -345,7 +342,7 @@ impl Tensor {
     /// # Errors
     /// As [`svdvals`](Self::svdvals); the rows of both are not as many.
     #[track_caller]
-    pub fn lstsq(&self, b: &Tensor, rtol: Option<f64>) -> Result<Lstsq> {
+    pub fn lstsq(&self, b: &Tensor, rtol: Option<f64>) -> Result<LstsqResult> {
         const OP: &str = "lstsq";
         dispatch_autocast!(OP, [self, b], |a, b| a.lstsq(&b, rtol));
         let _op = memory::scope::enter_op(OP);
@@ -354,16 +351,16 @@ impl Tensor {
             let rule = "takes right sides with a row for each of the matrix";
             return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
         }
-        let (inverse, singular_values, none) = self.inverse_by_values(OP, rtol)?;
+        let (inverse, singular_values, none) = self.pinv_with_singular_values(OP, rtol)?;
         let solution = inverse.matmul(b)?;
         let residuals = self.matmul(&solution)?.sub(b)?.square()?.sum(&[-2], false)?;
-        let rank = count_of(&none, self.dtype())?;
-        Ok(Lstsq { solution, residuals, rank, singular_values })
+        let rank = count_false(&none, self.dtype())?;
+        Ok(LstsqResult { solution, residuals, rank, singular_values })
     }
 }
 
 /// `out`, both triangles of `a` [batch, n, n] whose rows are in order, with its history.
-fn triangles_of(a: &Tensor, out: Tensor) -> Tensor {
+fn attach_lu_grad(a: &Tensor, out: Tensor) -> Tensor {
     let result = SavedTensor::output(&out);
     autograd::differentiable("lu_factor", out, &[a], move |g, wants| {
         // L⁻ᵀ (tril(Lᵀ gL, -1) + triu(gU Uᵀ)) U⁻ᵀ (PyTorch's `plu_backward`).
@@ -379,10 +376,10 @@ fn triangles_of(a: &Tensor, out: Tensor) -> Tensor {
 }
 
 /// The eigenvalues [batch, n] in ascending order and the eigenvectors [batch, n, n] as columns, of one half of `a`.
-fn symmetric(a: &Tensor, upper: bool) -> Result<(Tensor, Tensor)> {
+fn eigh_jacobi(a: &Tensor, upper: bool) -> Result<(Tensor, Tensor)> {
     let (batch, n) = (a.shape()[0], a.shape()[1]);
     let a = if upper { a.transpose(1, 2)? } else { a.clone() };
-    let a = mirrored(&a)?;
+    let a = symmetrize_lower(&a)?;
     // No eigenvalue is larger than the largest sum of magnitudes in a row (Gershgorin), or than the root of the sum of all squares. In units of
     // that they lie in [-1, 1].
     let sums = a.abs()?.sum(&[2], true)?.amax(&[1], true)?;

@@ -14,10 +14,10 @@ use crate::tensor::Tensor;
 
 const OP: &str = "ctc_loss";
 /// A logarithm of zero that may be subtracted from itself.
-const NEVER: f64 = -1e30;
+const LOG_ZERO: f64 = -1e30;
 
 /// ln(eᵃ + eᵇ + eᶜ).
-static LOG_SUM: PointwiseOp = PointwiseOp {
+static LOGSUMEXP3: PointwiseOp = PointwiseOp {
     name: "logsumexp of three",
     expr: "max(a, max(b, c)) + m_log(m_exp(a - max(a, max(b, c))) + m_exp(b - max(a, max(b, c))) + m_exp(c - max(a, max(b, c))))",
     int_f64_expr: "",
@@ -44,7 +44,7 @@ static LOG_SUM: PointwiseOp = PointwiseOp {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
-pub struct Ctc<'a> {
+pub struct CtcLossOptions<'a> {
     /// Labels, \[batch, longest\]: integers. What stands behind a target's length is not read.
     pub targets: &'a Tensor,
     /// Steps of each example, \[batch\]. Of none, an empty target has a loss of 0, and any other an infinite one.
@@ -59,7 +59,7 @@ pub struct Ctc<'a> {
     pub zero_infinity: bool,
 }
 
-impl<'a> Ctc<'a> {
+impl<'a> CtcLossOptions<'a> {
     /// With PyTorch's defaults.
     #[must_use]
     pub fn new(targets: &'a Tensor, input_lengths: &'a Tensor, target_lengths: &'a Tensor) -> Self {
@@ -82,7 +82,7 @@ impl Tensor {
     /// # Errors
     /// The shapes or types do not fit; the blank is no class; memory runs out.
     #[track_caller]
-    pub fn ctc_loss(&self, options: &Ctc<'_>) -> Result<Tensor> {
+    pub fn ctc_loss(&self, options: &CtcLossOptions<'_>) -> Result<Tensor> {
         dispatch_autocast!(OP, [self], |x| x.ctc_loss(options));
         if matches!(self.dtype(), DType::F16 | DType::BF16) {
             // Sums over paths need the range and the digits.
@@ -92,7 +92,7 @@ impl Tensor {
             return Err(Error::dtype(OP, self.dtype(), "log-probabilities are f32, f16 or bf16"));
         }
         let _op = memory::scope::enter_op(OP);
-        let Ctc { targets, input_lengths, target_lengths, blank, .. } = *options;
+        let CtcLossOptions { targets, input_lengths, target_lengths, blank, .. } = *options;
         let (&[steps, batch, classes], &[rows, longest]) = (self.shape(), targets.shape()) else {
             let rule = "takes log-probabilities of [steps, batch, classes] and targets of [batch, longest]";
             return Err(Error::shape(OP, rule, &[self.shape(), targets.shape()]));
@@ -121,34 +121,35 @@ impl Tensor {
         let all = states.unsqueeze(0)?.broadcast_to(&[steps, batch, width])?;
         // What lies behind a target's end may be any number.
         let named = all.clamp(0, (classes - 1) as i64)?;
-        let scores = self.gather(2, &named)?.maximum(NEVER)?;
+        let scores = self.gather(2, &named)?.maximum(LOG_ZERO)?;
         // A label may follow another label, if that is not the same.
         let barred = {
             let before = states.pad(&[2, 0], PadMode::Constant(blank as f64))?.narrow(1, 0, width)?;
             states.eq(blank as i64)?.logical_or(&states.eq(&before)?)?
         };
         let place = Tensor::arange(0.0, width as f64, 1.0, DType::I32, self.device())?;
-        let mut alpha = scores.select(0, 0)?.masked_fill(&place.gt(1)?, NEVER)?;
+        let mut alpha = scores.select(0, 0)?.masked_fill(&place.gt(1)?, LOG_ZERO)?;
         for t in 1..steps {
-            let wide = alpha.pad(&[2, 0], PadMode::Constant(NEVER))?;
+            let wide = alpha.pad(&[2, 0], PadMode::Constant(LOG_ZERO))?;
             let [stay, next, skip] = [2, 1, 0].map(|k| wide.narrow(1, k, width));
-            let skip = skip?.masked_fill(&barred, NEVER)?;
-            let sum = run_pointwise(&LOG_SUM, &[(&stay?).into(), (&next?).into(), (&skip).into()], &[])?;
+            let skip = skip?.masked_fill(&barred, LOG_ZERO)?;
+            let sum = run_pointwise(&LOGSUMEXP3, &[(&stay?).into(), (&next?).into(), (&skip).into()], &[])?;
             let ended = inputs.le(t as i64)?;
-            alpha = alpha.where_(&ended, &sum.add(&scores.select(0, t as isize)?)?.maximum(NEVER)?)?;
+            alpha = alpha.where_(&ended, &sum.add(&scores.select(0, t as isize)?)?.maximum(LOG_ZERO)?)?;
         }
         // The end is the last label or the blank behind it.
         let end = counts.mul(2)?;
         let at_blank = alpha.gather(1, &end)?;
-        let at_label = alpha.gather(1, &end.sub(1)?.maximum(0)?)?.masked_fill(&counts.eq(0)?, NEVER)?;
-        let nothing = at_label.full_like(NEVER)?;
-        let sum = run_pointwise(&LOG_SUM, &[(&at_blank).into(), (&at_label).into(), (&nothing).into()], &[])?;
+        let at_label = alpha.gather(1, &end.sub(1)?.maximum(0)?)?.masked_fill(&counts.eq(0)?, LOG_ZERO)?;
+        let nothing = at_label.full_like(LOG_ZERO)?;
+        let sum =
+            run_pointwise(&LOGSUMEXP3, &[(&at_blank).into(), (&at_label).into(), (&nothing).into()], &[])?;
         let losses = sum.neg()?.squeeze(1)?;
         // Without steps there is one way to nothing, and none to a label.
         let none = inputs.squeeze(1)?.le(0)?;
         let losses = losses.masked_fill(&none, 0.0)?;
         let labelled = none.logical_and(&counts.squeeze(1)?.gt(0)?)?;
-        let impossible = losses.detach().gt(-NEVER / 2.0)?.logical_or(&labelled)?;
+        let impossible = losses.detach().gt(-LOG_ZERO / 2.0)?.logical_or(&labelled)?;
         let instead = if options.zero_infinity { 0.0 } else { f64::INFINITY };
         let losses = losses.masked_fill(&impossible, instead)?;
         match options.reduction {
