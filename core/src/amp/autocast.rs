@@ -15,7 +15,7 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::local::{Get, InPlace, Local, LocalSlot, Scoped};
-use crate::tensor::storage::Storage;
+use crate::storage::Storage;
 use crate::tensor::{Layout, Tensor};
 
 /// In which type autocast runs an operation. f64, integers and truth values are never cast.

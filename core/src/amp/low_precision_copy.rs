@@ -11,8 +11,8 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
-use crate::tensor::storage::Storage;
 
 /// What a parameter, a leaf, has of a copy.
 #[derive(Debug, Default)]

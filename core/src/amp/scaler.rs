@@ -11,12 +11,12 @@ use forebay_shaders::KernelSpec;
 
 use crate::autograd;
 use crate::check;
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::nn::{PreparedCopies, StagedCopies};
-use crate::ops::launch::{self, KernelParams};
+use crate::ops::kernel::launch::{self, KernelParams};
 use crate::optim::{Optimizer, clip};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// Where the buffer has what, in words. The same in amp_update.wgsl and optim_scale.wgsl.

@@ -124,9 +124,9 @@ mod tests {
 
     use super::super::{checkpoint, differentiable, once_differentiable};
     use super::*;
-    use crate::device::Device;
     use crate::dtype::DType;
     use crate::error::Result;
+    use crate::runtime::device::Device;
 
     const DEPTH: usize = 30_000;
 

@@ -19,12 +19,12 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use crate::amp::low_precision_copy::LowPrecisionCopy;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::local::{Get, Local, Scoped};
 use crate::memory::{self, Tag};
-use crate::stream::Access;
+use crate::runtime::device::Device;
+use crate::runtime::stream::Access;
 use crate::tensor::{Dims, Tensor};
 
 mod anomaly;

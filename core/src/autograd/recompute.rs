@@ -13,11 +13,11 @@ use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
 use super::next_id;
-use crate::device::{Device, RandomState};
 use crate::error::{Error, Result};
-use crate::stream::Access;
+use crate::runtime::device::{Device, RandomState};
+use crate::runtime::stream::Access;
+use crate::storage::Storage;
 use crate::tensor::Tensor;
-use crate::tensor::storage::Storage;
 
 type StateValues = SmallVec<[Tensor; 2]>;
 

@@ -6,11 +6,11 @@ use super::{
     AttentionCall, Backend, Command, DeviceInfo, Event, Fence, KernelId, KernelSource, Launch, MatmulCall,
     Prepared, SegmentId, Slice, Stamp,
 };
-use crate::device::WeakDevice;
 use crate::error::Result;
 use crate::memory::source::{
     DeviceMemory, DeviceProcess, PageRemap, SegmentSource, SourceError, SourceLimits,
 };
+use crate::runtime::device::WeakDevice;
 
 /// A backend, or one of its queues, behind the operations that a device has not launched yet.
 #[derive(Debug)]

@@ -50,23 +50,20 @@ use crate::amp::{self, low_precision_copy::CapturedCast};
 use crate::autograd::Leaf;
 use crate::backend::command::Touch;
 use crate::backend::{Command, Owned, Prepared, SegmentId, Slice};
-use crate::device::{Device, RandomState};
 use crate::error::{Error, Result};
 use crate::memory::{self, Block, Bytes, Request, Tag};
-use crate::ops::{attention, fusion, matmul};
-use crate::profile::WorkItem;
-use crate::stream::{Access, DispatchGuard, Stream};
+use crate::ops::elementwise::fusion;
+use crate::ops::{attention, matmul};
+use crate::runtime::device::{Device, RandomState};
+use crate::runtime::profile::WorkItem;
+use crate::runtime::stream::{Access, DispatchGuard, Stream};
+use crate::storage::Storage;
 use crate::tensor::Tensor;
-use crate::tensor::storage::Storage;
 
-mod plan;
-mod recorder;
-mod replay_params;
-
-use plan::{CapturePlan, Piece};
-pub(crate) use recorder::CaptureRecorder;
-use recorder::{Record, Recorded, captured};
-pub(crate) use replay_params::{PhiloxState, ReplayCtx};
+use crate::runtime::capture::plan::{CapturePlan, Piece};
+pub(crate) use crate::runtime::capture::recorder::CaptureRecorder;
+use crate::runtime::capture::recorder::{Record, Recorded, captured};
+pub(crate) use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 
 /// What a captured step gives: tensors, each of which every replay writes again.
 pub trait Outputs: Clone {
@@ -422,8 +419,12 @@ impl<O: Outputs> Captured<O> {
             .collect();
         let source = device.raw().limits();
         let touches = touched.iter().map(SmallVec::as_slice);
-        let CapturePlan { runs, places, arenas } =
-            plan::plan(touches, &pieces, source.alignment.max(16), source.max_segment);
+        let CapturePlan { runs, places, arenas } = crate::runtime::capture::plan::plan(
+            touches,
+            &pieces,
+            source.alignment.max(16),
+            source.max_segment,
+        );
         let strange = places.iter().zip(&memories).find(|(place, m)| place.is_some() && !m.born);
         if let Some((_, m)) = strange {
             let reason = format!(

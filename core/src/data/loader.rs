@@ -14,9 +14,9 @@ use std::thread::{self, JoinHandle};
 use serde::{Deserialize, Serialize};
 
 use super::Dataset;
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 use crate::tensor::layout::{numel, tensor_numel};
 
@@ -590,7 +590,7 @@ mod tests {
         assert_eq!(last.next(3), Cursor { epoch: u64::MAX, batch: 0 });
         assert!(hosts(&Loader::new(Numbers(5)).batches(2).start_at(last)).is_empty());
         let device = Device::null(crate::backend::null::Profile::default());
-        device.set_random_state(crate::device::RandomState { seed: 1, offset: u64::MAX });
+        device.set_random_state(crate::runtime::device::RandomState { seed: 1, offset: u64::MAX });
         crate::tensor::Tensor::rand(&[100], crate::dtype::DType::F32, &device)?;
         assert!(device.random_state().offset < 100);
         Ok(())

@@ -27,9 +27,9 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::{file_error, replace};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// What a header may take at most; the format's own limit.

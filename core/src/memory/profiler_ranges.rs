@@ -78,9 +78,9 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::device::Device;
     use crate::dtype::DType;
     use crate::memory::scope;
+    use crate::runtime::device::Device;
     use crate::tensor::Tensor;
 
     /// What this test's thread was told; other tests of the process run beside it.

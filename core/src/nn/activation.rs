@@ -1,9 +1,9 @@
 //! Activation functions as layers: what `Sequential::apply` does with a method of a tensor, with PyTorch's names and defaults.
 
 use super::{Module, init};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::Result;
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// A layer without parameters from a method of a tensor: its fields are the method's numbers, and PyTorch's defaults.

@@ -1,8 +1,8 @@
 //! A softmax over many classes, of which few are common (Grave et al., 2017).
 
 use super::{Linear, Module, ModuleScope, Sequential};
-use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// Scores of classes in the order of how common they are: the first ones in a head, the others in clusters whose scores have fewer

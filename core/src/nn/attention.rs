@@ -1,9 +1,9 @@
 //! Self-attention.
 
 use super::{Dropout, Linear, Module, ModuleScope};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::AttentionOptions;
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// Attention of a sequence to itself over several heads, as in GPT-2: one projection to queries, keys and values, one

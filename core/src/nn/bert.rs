@@ -6,10 +6,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Deserialize;
 
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init, rename_keys};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::AttentionOptions;
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// The sizes of a [`Bert`], under the names of the `config.json` beside its weights.

@@ -1,9 +1,9 @@
 //! Convolutions and transposed convolutions as layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::ops::{IntoSpatial, PadMode, Padding, check_at_least};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 use crate::tensor::layout::numel;
 

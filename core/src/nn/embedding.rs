@@ -2,10 +2,10 @@
 
 use super::{Module, ModuleScope, init};
 use crate::autograd;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// How long the rows of a table may be.

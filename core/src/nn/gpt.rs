@@ -3,11 +3,11 @@
 use std::sync::Arc;
 
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::{AttentionOptions, CrossEntropyOptions};
 use crate::plan::{is_planned, segment};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// The sizes of a [`Gpt`].

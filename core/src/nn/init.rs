@@ -4,12 +4,12 @@
 use std::cell::Cell;
 
 use crate::check;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::local::{Get, Local, Scoped};
 use crate::memory::{self, Tag};
 use crate::ops::representable_range;
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 thread_local! {

@@ -1,8 +1,8 @@
 //! Linear and bilinear layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// x · weightᵀ + bias, over the last dimension.

@@ -441,7 +441,7 @@ impl_module_for_values!(
     f64,
     String,
     &'static str,
-    crate::device::Device,
+    crate::runtime::device::Device,
     crate::dtype::DType,
 );
 

@@ -3,10 +3,10 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Linear, Module, ModuleScope, init};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::{AttentionOptions, cat};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 const OP: &str = "MultiheadAttention";

@@ -4,9 +4,9 @@ use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, init};
 use crate::autograd;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 #[track_caller]

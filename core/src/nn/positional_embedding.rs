@@ -1,8 +1,8 @@
 //! Where in a sequence a vector stands: sinusoidal and rotary embeddings.
 
 use super::{Module, ModuleScope, init};
-use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// Frequencies of features: base^(-2k / features) for k below features / 2.

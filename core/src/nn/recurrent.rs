@@ -3,10 +3,10 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleEntry, ModuleScope, init, join_path};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::{RecurrentKind, RecurrentOp, cat, stack};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// What a recurrent layer is made of. `RecurrentOptions { num_layers: 2, ..Default::default() }`.

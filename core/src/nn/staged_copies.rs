@@ -3,8 +3,8 @@
 use rustc_hash::FxHashSet;
 
 use crate::autograd;
-use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// Copies into tensors that are already there. Everything that can fail happens in [`copy`](Self::copy) and

@@ -2,8 +2,8 @@
 
 use super::multihead::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
 use super::{Dropout, LayerNorm, Linear, Module, ModuleScope, init};
-use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// Between the two layers that treat each position alone.

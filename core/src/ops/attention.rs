@@ -5,10 +5,11 @@
 //! core's run; both take the same memory. What neither does (rows of more than 128 elements, a mask that requires a gradient) is
 //! composed of products and a softmax, with weights in memory.
 
+pub(crate) mod rotary;
+
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::norm::check_is_f64;
 use super::random::write_philox_state;
 use super::reduce::sum_parts;
@@ -18,12 +19,13 @@ use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
 use crate::capture::{PhiloxState, ReplayCtx};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::profile::WorkItem;
-use crate::stream::Access;
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::runtime::device::Device;
+use crate::runtime::profile::WorkItem;
+use crate::runtime::stream::Access;
 use crate::tensor::layout::{broadcast_shapes, numel};
 use crate::tensor::{Dims, Tensor};
 

@@ -4,17 +4,25 @@
 //! [`Geometry`]: a transposed convolution is the input gradient of the convolution with the same weights. Where the vendor's
 //! library multiplies matrices, [`conv_windows`](super::conv_windows) makes all three instead.
 
+pub(crate) mod grid_sample;
+pub(crate) mod im2col;
+pub(crate) mod interpolate;
+pub(crate) mod pool;
+pub(crate) mod pool_composite;
+pub(crate) mod spatial;
+pub(crate) mod unpool;
+
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch;
-use super::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
-use super::spatial::{self, IntoSpatial, Padding, check_at_least, kernel_axes};
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::ops::conv::spatial::{IntoSpatial, Padding, check_at_least, kernel_axes};
+use crate::ops::kernel::launch;
+use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::tensor::{Dims, Tensor};
 
 /// A convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights \[y_channels,
@@ -497,7 +505,7 @@ macro_rules! impl_convolutions {
                 ///
                 /// Stride, padding and dilation are one number or one for each dimension; padding is also
                 /// [`Padding::Same`] or [`Padding::Valid`]. How it runs, and what scratch memory it takes:
-                /// [`Device::set_windows`](crate::device::Device::set_windows).
+                /// [`Device::set_windows`](crate::runtime::device::Device::set_windows).
                 ///
                 /// # Errors
                 /// The shapes do not fit, the types differ, or are bool or u8; memory runs out.

@@ -4,22 +4,26 @@
 //! 0, and is passed over in writing and in gradients. [`check_indices`](crate::ops::check_indices) makes it an error instead. Sums of elements
 //! that meet in one place are made in a fixed order: results repeat bit by bit.
 
+pub(crate) mod embedding;
+pub(crate) mod embedding_bag;
+pub(crate) mod scatter;
+pub(crate) mod select;
+pub(crate) mod take_put;
+
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::heuristics::VEC4_WIDTH;
-use super::index_check::{IndexRange, check_in_range};
-use super::launch::{self, KernelParams, WORKGROUP_SIZE};
-use super::pointwise::{Operand, Scalar};
 use super::reduce::contiguous_zero_offset;
-use super::scatter;
-use super::select;
 use super::shape::PadMode;
 use crate::amp::{self, dispatch_autocast};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::ops::elementwise::pointwise::{Operand, Scalar};
+use crate::ops::kernel::heuristics::VEC4_WIDTH;
+use crate::ops::kernel::index_check::{IndexRange, check_in_range};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 

@@ -1,16 +1,22 @@
 //! Matrices as products of triangles, and what follows from them: solutions, inverses, determinants. PyTorch's `linalg`, on the device:
 //! nothing is read back, so what a matrix does not have (the inverse of a singular one) is infinite or NaN, and no error.
 
+pub(crate) mod cross;
+pub(crate) mod distance;
+pub(crate) mod factorizations;
+pub(crate) mod linalg_composite;
+pub(crate) mod svd;
+
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
-use super::launch::{self, KernelParams, WORKGROUP_SIZE};
-use super::svd::{MatrixShape, check_matrices, empty_result_with_grad};
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::linalg::svd::{MatrixShape, check_matrices, empty_result_with_grad};
 use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
 

@@ -1,14 +1,19 @@
 //! Losses, as PyTorch defines them, from operations that carry the gradients.
 
+pub(crate) mod cross_entropy;
+pub(crate) mod ctc_loss;
+pub(crate) mod linear_cross_entropy;
+pub(crate) mod margin_loss;
+
 use smallvec::smallvec;
 
-use super::index_check::{IndexRange, check_in_range};
-use super::pointwise::Operand;
-use super::select;
 use crate::amp::{self, dispatch_in_f32};
 use crate::autograd::{self, SavedTensor};
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::ops::elementwise::pointwise::Operand;
+use crate::ops::index::select;
+use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::tensor::Tensor;
 
 /// What becomes of the losses of the elements.

@@ -4,20 +4,26 @@
 //! operands, one product and a view of its result, so that gradients are products too. Sums are kept in f32 (f64 and
 //! integers in their own type), and always in the same order.
 
+pub(crate) mod einsum;
+pub(crate) mod linear;
+pub(crate) mod linear_fp8;
+pub(crate) mod matmul_tiling;
+pub(crate) mod scaled_mm;
+
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, KernelParams};
-use super::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
-use super::pointwise::{GradRule, Operand, PointwiseOp, Scalar, TypeRule, run_pointwise};
 use crate::amp::{self, dispatch_autocast};
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::profile::WorkItem;
-use crate::stream::Access;
+use crate::ops::elementwise::pointwise::{GradRule, Operand, PointwiseOp, Scalar, TypeRule, run_pointwise};
+use crate::ops::kernel::launch::{self, KernelParams};
+use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
+use crate::runtime::profile::WorkItem;
+use crate::runtime::stream::Access;
 use crate::tensor::layout::{broadcast_shapes, collapse_dims, collapse_tensor_dims, numel};
 use crate::tensor::{Dims, Tensor};
 

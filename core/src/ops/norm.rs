@@ -2,23 +2,27 @@
 //!
 //! Statistics are kept in f32, whatever the element type. The forward kernel saves mean and reciprocal deviation of
 //! each row; the backward pass is one kernel for the input, and a sum in two stages for weight and bias. Rows of layer and
-//! RMS normalisation that are short enough are [`layer_norm`](super::layer_norm)'s; batches are [`batch_norm`](super::batch_norm)'s.
+//! RMS normalisation that are short enough are [`layer_norm`](crate::ops::norm::layer_norm)'s; batches are [`batch_norm`](crate::ops::norm::batch_norm)'s.
+
+pub(crate) mod batch_norm;
+pub(crate) mod layer_norm;
+pub(crate) mod softmax;
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::heuristics::split_reduction;
-use super::launch::{self, KernelParams, WORKGROUP_SIZE};
-use super::layer_norm::{RowNorm, machine_epsilon};
 use super::reduce::contiguous_zero_offset;
 use super::shape::PadMode;
-use super::softmax::{check_f32_f16_bf16, lanes_per_row};
 use crate::amp::{OperandCast, dispatch_autocast};
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::ops::kernel::heuristics::split_reduction;
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
+use crate::ops::norm::softmax::{check_f32_f16_bf16, lanes_per_row};
 use crate::tensor::{Dims, Tensor};
 
 /// Which elements make a row, and which share a weight: the numbers of `norm.wgsl` and `norm_weight.wgsl`.

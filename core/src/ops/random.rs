@@ -4,13 +4,13 @@
 
 use forebay_shaders::KernelSpec;
 
-use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::autograd;
 use crate::capture::{PhiloxState, ReplayCtx};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// What to fill with.

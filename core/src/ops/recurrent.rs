@@ -9,14 +9,14 @@ use std::sync::Arc;
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::shape::stack;
-use super::softmax::check_f32_f16_bf16;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::tensor::{Layout, Tensor};
 
 /// What a step computes.

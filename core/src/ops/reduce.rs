@@ -4,18 +4,21 @@
 //! integers are i64, which takes a device with 64-bit integers; counts and indices are i64 on every device. Every
 //! result is the same in every run: partial results are combined in one order, without atomics.
 
+pub(crate) mod scan;
+pub(crate) mod statistics;
+
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::heuristics::{ReduceConfig, VEC4_WIDTH, supports_vec4};
-use super::launch::{self, KernelParams, WORKGROUP_SIZE};
 use super::shape::cat;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
-use crate::device::KernelKey;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::ops::kernel::heuristics::{ReduceConfig, VEC4_WIDTH, supports_vec4};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::runtime::device::KernelKey;
 use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides, normalize_dim, numel};
 use crate::tensor::{Dims, Layout, Tensor};
 

@@ -1,16 +1,19 @@
 //! Joining, repeating, padding and generating tensors, made of views, copies and index operations.
 
+pub(crate) mod shape_composite;
+pub(crate) mod strided;
+
 use smallvec::smallvec;
 
-use super::index_check::{IndexRange, check_in_range};
-use super::pointwise::Scalar;
-use super::select::cast_index_to_i32;
 use crate::amp::dispatch_in_f32;
 use crate::autograd::{self, InputGrads};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::ops::elementwise::pointwise::Scalar;
+use crate::ops::index::select::cast_index_to_i32;
+use crate::ops::kernel::index_check::{IndexRange, check_in_range};
+use crate::runtime::device::Device;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, normalize_dim, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 

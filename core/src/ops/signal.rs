@@ -1,9 +1,9 @@
 //! Window functions: weights that fall off to both sides, for spectra and filters. They are made on the host.
 
 use super::shape::from_host_fn;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 use std::f64::consts::PI;

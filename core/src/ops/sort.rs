@@ -4,16 +4,18 @@
 //! device, -0 equals 0, and NaN come last in ascending order, as in PyTorch. Lines up to [`Sorter::tile`] elements are sorted in
 //! workgroup memory, many at once; longer ones in such tiles, which are merged pairwise, only as far as is asked for.
 
+pub(crate) mod sets;
+
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::index::{gather_into, scatter_unique_into};
-use super::launch::{self, KernelParams, WORKGROUP_SIZE};
-use super::pointwise::{Operand, Scalar};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::ops::elementwise::pointwise::{Operand, Scalar};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 

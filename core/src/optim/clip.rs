@@ -10,7 +10,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::nn;
-use crate::ops::launch::{self, KernelParams};
+use crate::ops::kernel::launch::{self, KernelParams};
 use crate::tensor::Tensor;
 
 /// Elements whose squares one workgroup sums.

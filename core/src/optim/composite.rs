@@ -13,7 +13,7 @@ use crate::capture::ReplayCtx;
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{self, Tag};
-use crate::ops::launch::{self, KernelParams};
+use crate::ops::kernel::launch::{self, KernelParams};
 use crate::tensor::Tensor;
 
 /// A parameter in the step at hand, all in f32.
@@ -93,7 +93,7 @@ fn compute_step_scalars(
     grads: &[super::fused::MemberGrad],
     skip: Option<&Tensor>,
     pace: &Arc<StepState>,
-    device: &crate::device::Device,
+    device: &crate::runtime::device::Device,
 ) -> Result<Tensor> {
     let numbers = Tensor::empty(&[grads.len(), 4], DType::F32, device)?;
     let counted = group.step_counts.is_some();

@@ -13,12 +13,12 @@ use crate::amp;
 use crate::autograd;
 use crate::capture::ReplayCtx;
 use crate::check;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::nn;
-use crate::ops::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::runtime::device::Device;
 use crate::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
 
 /// Elements that one workgroup changes.

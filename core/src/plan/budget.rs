@@ -7,10 +7,10 @@ use super::dry_run::boundless;
 use super::segment::{ActivationPolicy, Part, Segments, sets};
 use crate::amp::{AutocastGuard, autocast};
 use crate::backend::null::{NullBackend, Profile, Work};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{Bytes, Config};
+use crate::runtime::device::Device;
 
 /// Sets of segments that are tried for each micro-batch and precision.
 const SETS: usize = 25;

@@ -7,11 +7,11 @@ use std::sync::Arc;
 use crate::backend::SourceLimits;
 use crate::backend::VirtualMemory;
 use crate::backend::null::{NullBackend, Profile, Work};
-use crate::device::Device;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::scope::{ModulePath, Scope};
 use crate::memory::{AllocationChange, Bytes, Config, OutOfMemory, RecordingOptions, Tag};
+use crate::runtime::device::Device;
 
 /// More than any device has: a step that does not fit its card is run with so much, to say what it needs.
 const BOUNDLESS: u64 = 1 << 44;

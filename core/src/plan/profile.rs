@@ -2,10 +2,10 @@
 
 use crate::backend::null::{Profile, Speed};
 use crate::backend::{Features, Limits, SourceLimits, VirtualMemory};
-use crate::device::Device;
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::Config;
+use crate::runtime::device::Device;
 
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;

@@ -6,13 +6,14 @@ use super::layout::checked_numel;
 use super::{Layout, Tensor, float8};
 use crate::autograd;
 use crate::backend::{Command, Slice};
-use crate::device::Device;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::ops::{Scalar, launch};
-use crate::profile::WorkItem;
-use crate::stream::Access;
+use crate::ops::Scalar;
+use crate::ops::kernel::launch;
+use crate::runtime::device::Device;
+use crate::runtime::profile::WorkItem;
+use crate::runtime::stream::Access;
 
 impl Tensor {
     /// A tensor with these elements, row-major.

@@ -2,11 +2,11 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-use super::storage::Storage;
 use super::{Tensor, TensorImpl};
 use crate::autograd;
 use crate::dtype::DType;
-use crate::stream::Access;
+use crate::runtime::stream::Access;
+use crate::storage::Storage;
 
 /// Good for as long as nobody writes to the tensor, and each by-product for as long as nobody writes to it.
 pub(super) struct GradExtras {

@@ -6,13 +6,13 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
 use crate::autograd::{self, GradEdge, Leaf};
 use crate::backend::Slice;
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Tag;
-use crate::ops::fusion::FusionSlot;
-use crate::ops::launch;
-use crate::stream::{Access, DispatchGuard};
+use crate::ops::elementwise::fusion::FusionSlot;
+use crate::ops::kernel::launch;
+use crate::runtime::device::Device;
+use crate::runtime::stream::{Access, DispatchGuard};
 
 mod create;
 mod display;
@@ -20,12 +20,11 @@ pub(crate) mod float8;
 mod grad_extras;
 pub mod layout;
 pub(crate) mod offload;
-pub(crate) mod storage;
 mod view;
 
+use crate::storage::Storage;
 use grad_extras::GradExtras;
 pub use layout::{Dims, Layout};
-use storage::Storage;
 pub use view::IntoShape;
 
 /// A tensor. Cloning it clones a handle: both see the same memory. `(&a + &b)?`, `(1.0 - &a)?` and `(-&a)?` are [`add`](Self::add),

@@ -9,11 +9,11 @@ use super::{History, device_of};
 use crate::amp::GradScaler;
 use crate::autograd;
 use crate::data::Cursor;
-use crate::device::RandomState;
 use crate::error::{Error, Result};
 use crate::io::{file_error, safetensors};
 use crate::nn::{self, Module};
 use crate::optim::Optimizer;
+use crate::runtime::device::RandomState;
 
 /// Where the header of the file keeps what is no tensor.
 const KEY: &str = "forebay.checkpoint";

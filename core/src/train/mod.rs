@@ -19,10 +19,10 @@
 
 use crate::autograd;
 use crate::data::{Dataset, Loader};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::nn::{self, Module};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 mod checkpoint;

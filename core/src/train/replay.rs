@@ -3,8 +3,8 @@
 
 use super::trainer::Outcome;
 use crate::capture::{Captured, Outputs};
-use crate::device::Device;
 use crate::error::{Error, Result};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// What becomes of the next step.

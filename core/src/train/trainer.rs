@@ -10,7 +10,6 @@ use super::{Checkpoint, History, MemoryPoint, Validation, device_of};
 use crate::amp::{self, GradScaler};
 use crate::autograd;
 use crate::data::{Cursor, Dataset, Loader};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::BytesOf;
@@ -18,6 +17,7 @@ use crate::nn::{self, Module};
 use crate::ops::stack;
 use crate::optim::{LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// Steps between two looks at losses and memory on a GPU; a look waits for the device.

@@ -6,12 +6,12 @@ use std::sync::Arc;
 use super::super::fake::FakeSource;
 use super::super::source::SegmentSource;
 use super::super::{Action, BlockState, Config, Pool, RecordingOptions, Request, Snapshot, Tag, scope};
-use crate::device::Device;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::nn::{Conv2d, Dropout, Embedding, LayerNorm, Linear, Module, SelfAttention};
 use crate::ops::{PadMode, Pool2dOptions, cat};
 use crate::optim::{AdamW, Optimizer};
+use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 const MIB: u64 = 1 << 20;

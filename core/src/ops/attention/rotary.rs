@@ -1,0 +1,107 @@
+//! Rotary position embeddings.
+
+use std::sync::Arc;
+
+use forebay_shaders::KernelSpec;
+
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::tensor::Tensor;
+use crate::tensor::layout::collapse_dims;
+
+const OP: &str = "rotary_embedding";
+
+/// Cosines and sines of each position, dense, and which features make a pair.
+#[derive(Clone)]
+struct RotaryTables {
+    cos: Tensor,
+    sin: Tensor,
+    interleaved: bool,
+}
+
+impl RotaryTables {
+    /// Every pair of `x` turned; backward with a `direction` of -1.
+    fn rotate_pairs(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
+        let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+        let (&features, rows) = x.shape().split_last().unwrap_or((&1, &[]));
+        let (&step, steps) = x.strides().split_last().unwrap_or((&1, &[]));
+        let [positions, pairs] = [self.cos.shape()[0], self.cos.shape()[1]];
+        let (shape, strides) = collapse_dims(rows, &[steps]);
+        launch::check_rank(OP, shape.len())?;
+        let units = features - pairs;
+        let n = rows.iter().product::<usize>() * units;
+        let spec = KernelSpec::new("rotary")
+            .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
+            .def("table", launch::shader_dtype_name(self.cos.dtype(), x.device()))
+            .def("interleaved", self.interleaved);
+        let params = KernelParams::new().size(n).size(shape.len()).size(positions).size(pairs).size(units);
+        let params = params.size(features).size(x.layout().offset()).size(step);
+        let params = params.size(self.cos.layout().offset()).size(self.sin.layout().offset());
+        let params = params.f32(direction).u32(0).dims(&shape).dims(&strides[0]);
+        launch::launch(&spec, &[x, &self.cos, &self.sin, &out], params, n.div_ceil(WORKGROUP_SIZE))?;
+        Ok(out)
+    }
+}
+
+impl Tensor {
+    /// Each pair of features (a, b) turned by the angle of its position: (a cos - b sin, b cos + a sin), in one kernel (Su et al.,
+    /// 2021). `self` is \[.., positions, features\]; `cos` and `sin` are \[positions, pairs\], for the first 2 · pairs features; those
+    /// behind stay as they are. Feature k goes with k + pairs, as in Llama and GPT-NeoX, or with its neighbour if `interleaved`, as in
+    /// GPT-J. The gradient turns back, also in one kernel. [`RotaryEmbedding`](crate::nn::RotaryEmbedding) keeps the tables.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let q = Tensor::zeros(&[2, 4, 10, 64], DType::F32, &device)?;
+    /// let angles = Tensor::zeros(&[10, 32], DType::F32, &device)?;
+    /// assert_eq!(q.rotary_embedding(&angles.cos()?, &angles.sin()?, false)?.shape(), q.shape());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The shapes do not fit; a type is no float; the tables require a gradient; memory runs out.
+    #[track_caller]
+    pub fn rotary_embedding(&self, cos: &Tensor, sin: &Tensor, interleaved: bool) -> Result<Tensor> {
+        let _op = memory::scope::enter_op(OP);
+        for table in [cos, sin] {
+            self.check_same_device(OP, table)?;
+        }
+        let shapes = || [self.shape(), cos.shape(), sin.shape()];
+        let &[ref outer @ .., positions, features] = self.shape() else {
+            return Err(Error::shape(OP, "takes [.., positions, features]", &shapes()));
+        };
+        let fits = |&pairs: &usize| {
+            cos.shape() == [positions, pairs] && sin.shape() == cos.shape() && 2 * pairs <= features
+        };
+        if !cos.shape().last().is_some_and(fits) {
+            let rule = format!("takes tables of [{positions}, pairs] with at most {} pairs", features / 2);
+            return Err(Error::shape(OP, rule, &shapes()));
+        }
+        if !self.dtype().is_float() {
+            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        if let Some(other) = [cos, sin].into_iter().find(|t| !matches!(t.dtype(), DType::F32 | DType::F64)) {
+            return Err(Error::dtype(OP, other.dtype(), "angles need the digits of f32; cast the tables"));
+        }
+        if cos.dtype() != sin.dtype() {
+            return Err(Error::dtype(OP, sin.dtype(), format!("the cosines are {}; cast one", cos.dtype())));
+        }
+        launch::check_device_dtype(OP, self.dtype(), self.device())?;
+        autograd::check_no_grad_inputs(OP, &[cos, sin])?;
+        if outer.contains(&0) || positions * features == 0 {
+            return Ok(self.clone());
+        }
+        let turn =
+            RotaryTables { cos: cos.detach().contiguous()?, sin: sin.detach().contiguous()?, interleaved };
+        let out = turn.rotate_pairs(&self.detach(), 1.0)?;
+        let turn = Arc::new(turn);
+        let again = turn.clone();
+        let tables = [turn.cos.clone(), turn.sin.clone()];
+        let (forward, transpose) =
+            (move |x: &Tensor| again.rotate_pairs(x, 1.0), move |g: &Tensor| turn.rotate_pairs(g, -1.0));
+        Ok(autograd::linear_differentiable_with(OP, out, self, &tables.each_ref(), forward, transpose))
+    }
+}

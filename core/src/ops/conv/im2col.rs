@@ -1,0 +1,559 @@
+//! Convolutions as products of the vendor's library, over windows of images that are written to scratch memory.
+//!
+//! Windows are matrices: a line for each channel and tap of the filter, a column for each place. Images lie `apart`, a matrix
+//! for each, where the library takes lines of their places well and there is one group; else `together`, side by side in the
+//! lines of one matrix for each group, which ends with zeros. Windows of one tap that lie apart are the images themselves.
+//!
+//! - The result is the product of the weights with windows of the input.
+//! - The gradient of the input, for strides of 1, is that of turned weights with turned windows of the result's gradient; else
+//!   the windows' gradient is a product, whose sums over what lies on one element are the input's.
+//! - The gradient of the weights is the product of one side's places with the other's windows: with the turned windows, where
+//!   the input's gradient has made them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use crate::dtype::DType;
+use crate::environment;
+use crate::error::Result;
+use crate::memory::{self, Tag};
+use crate::ops::conv::{ConvGeometry, spatial_numel};
+use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
+use crate::ops::matmul::gemm_into;
+use crate::ops::shape::PadMode;
+use crate::runtime::device::Device;
+use crate::tensor::{Dims, Layout, Tensor};
+
+/// Bytes of windows that are there at a time on devices that were not told otherwise.
+const DEFAULT_MAX_BYTES: u64 = 256 << 20;
+/// Bytes of the images' gradients of the weights, in f32, which are then added up.
+const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
+/// Channels of the result, and lines of windows, of a group from which on its products are worth their windows.
+const MIN_GROUP_CHANNELS: usize = 4;
+const MIN_GROUP_ROWS: usize = 16;
+
+/// Windows of images \[images, groups · channels, from..\].
+#[derive(Clone, Copy, Debug)]
+struct Im2colPlan {
+    rank: usize,
+    groups: usize,
+    /// Of a group.
+    channels: usize,
+    input_extents: [usize; 3],
+    output_extents: [usize; 3],
+    kernel: [usize; 3],
+    stride: [usize; 3],
+    /// From tap to tap, and the first: modulo 2^32.
+    tap_step: [u32; 3],
+    first_tap: [u32; 3],
+}
+
+/// How the images of a chunk lie, and which they are.
+#[derive(Clone, Copy, Debug)]
+struct ImageChunk {
+    first_image: usize,
+    images: usize,
+    merges_images: bool,
+}
+
+impl Im2colPlan {
+    /// Of the input, for the result.
+    fn for_input(g: &ConvGeometry) -> Self {
+        Self {
+            rank: g.rank,
+            groups: g.groups,
+            channels: g.x_channels / g.groups,
+            input_extents: g.x_extents,
+            output_extents: g.y_extents,
+            kernel: g.kernel,
+            stride: g.stride,
+            tap_step: g.dilation.map(|d| d as u32),
+            first_tap: g.padding.map(|p| (p as u32).wrapping_neg()),
+        }
+    }
+
+    /// Of the result's gradient, for the input's: a tap reaches the other way. The stride is 1.
+    fn for_input_grad(g: &ConvGeometry) -> Self {
+        Self {
+            channels: g.y_channels / g.groups,
+            input_extents: g.y_extents,
+            output_extents: g.x_extents,
+            tap_step: g.dilation.map(|d| (d as u32).wrapping_neg()),
+            first_tap: g.padding.map(|p| p as u32),
+            ..Self::for_input(g)
+        }
+    }
+
+    /// Of single places.
+    fn with_unit_kernel(self, channels: usize) -> Self {
+        let (kernel, stride, start) = ([1; 3], [1; 3], [0; 3]);
+        Self { channels, input_extents: self.output_extents, kernel, stride, first_tap: start, ..self }
+    }
+
+    fn output_positions(&self) -> usize {
+        spatial_numel(&self.output_extents)
+    }
+
+    /// Lines of a group that have taps.
+    fn rows_per_group(&self) -> usize {
+        self.channels * spatial_numel(&self.kernel)
+    }
+
+    /// Whether an image is its own windows.
+    fn is_identity(&self) -> bool {
+        let still = self.kernel[..self.rank].iter().chain(&self.stride[..self.rank]).all(|&n| n == 1);
+        still
+            && self.first_tap[..self.rank].iter().all(|&n| n == 0)
+            && self.input_extents == self.output_extents
+    }
+
+    /// Lines of a group: those behind the taps are zeros.
+    fn padded_rows_per_group(&self, dtype: DType, together: bool) -> usize {
+        let taken = self.rows_per_group();
+        if self.is_identity() || (together && spatial_numel(&self.kernel) == 1) {
+            return taken;
+        }
+        taken.next_multiple_of(VECTOR_BYTES / dtype.size())
+    }
+
+    /// The images of a batch, in chunks.
+    fn split_batch(
+        &self,
+        images: &Tensor,
+        dtype: DType,
+        together: bool,
+    ) -> impl Iterator<Item = ImageChunk> + use<> {
+        let (most, images) = (images.device().im2col_max_bytes() as usize, images.shape()[0]);
+        let bytes = self.groups
+            * self.padded_rows_per_group(dtype, together)
+            * self.output_positions()
+            * dtype.size();
+        let most = if self.is_identity() && !together { images } else { most / bytes.max(1) };
+        // Every chunk begins at a whole vector of the images.
+        let image = self.groups * self.channels * spatial_numel(&self.input_extents);
+        let unit = if image.is_multiple_of(VECTOR_BYTES) { 1 } else { VECTOR_BYTES };
+        let most = (most / unit * unit).max(unit);
+        (0..images.div_ceil(most)).map(move |k| ImageChunk {
+            first_image: k * most,
+            images: most.min(images - k * most),
+            merges_images: together,
+        })
+    }
+
+    /// The windows of some images of contiguous ones: \[images, lines, places\], or \[groups, lines, columns\] together.
+    fn build_columns(&self, images: &Tensor, chunk: ImageChunk) -> Result<Tensor> {
+        let (dtype, places) = (images.dtype(), self.output_positions());
+        let part = images.narrow(0, chunk.first_image, chunk.images)?;
+        if self.is_identity() && !chunk.merges_images {
+            return part.reshape([chunk.images, self.channels, places]);
+        }
+        let lanes = VECTOR_BYTES / dtype.size();
+        let depth = self.padded_rows_per_group(dtype, chunk.merges_images);
+        let (outer, live) =
+            if chunk.merges_images { (1, chunk.images * places) } else { (chunk.images, places) };
+        let vectors = live.div_ceil(lanes);
+        let blocks = outer * self.groups;
+        let out = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            Tensor::empty(&[blocks, depth, vectors * lanes], dtype, images.device())?
+        };
+        if self.is_identity() && live == vectors * lanes {
+            let shape = [chunk.images, self.groups * self.channels, places];
+            part.reshape(shape)?.transpose(0, 1)?.copy_into(&out.reshape([shape[1], shape[0], shape[2]])?)?;
+            return Ok(out);
+        }
+        let last = self.kernel[self.rank - 1];
+        let rows = self.rows_per_group() / last;
+        let threads = blocks * rows * vectors;
+        let quick =
+            [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20) && threads.max(live + lanes) < 1 << 31;
+        let spec =
+            KernelSpec::new("windows").def("size", dtype.size()).def("rank", self.rank).def("quick", quick);
+        let params = KernelParams::new()
+            .size(threads)
+            .size(vectors)
+            .size(rows)
+            .size(self.groups)
+            .size(depth)
+            .size(self.rows_per_group())
+            .size(live)
+            .size(places)
+            .size(self.channels * self.groups)
+            .size(self.channels)
+            .size(crate::ops::conv::spatial_numel(&self.input_extents))
+            .size(self.kernel[..self.rank - 1].iter().product())
+            .size(part.layout().offset());
+        let params =
+            push_axes(params, [&self.input_extents, &self.output_extents, &self.kernel, &self.stride]);
+        let params =
+            push_axes(params, [&self.tap_step, &self.first_tap].map(|n| n.map(|n| n as usize)).each_ref());
+        let params = params.loop_iterations(last + (depth - self.rows_per_group()) + 16);
+        launch::launch(&spec, &[&part, &out], params, threads.div_ceil(WORKGROUP_SIZE))?;
+        Ok(out)
+    }
+}
+
+/// Numbers of axes as `vec4<u32>`.
+fn push_axes<const N: usize>(params: KernelParams, numbers: [&[usize; 3]; N]) -> KernelParams {
+    numbers.into_iter().fold(params, |params, [x, y, z]| params.align().size(*x).size(*y).size(*z)).align()
+}
+
+impl ConvGeometry {
+    /// Whether windows and products make this convolution: where the vendor's library multiplies, in types of at most 32 bits, for
+    /// groups that are not a few numbers. A filter for each channel alone has little to multiply, and as many windows as others.
+    pub(crate) fn uses_im2col(&self, x: &Tensor) -> bool {
+        let taps = spatial_numel(&self.kernel);
+        let lines = |channels: usize| channels / self.groups * taps;
+        let most = (lines(self.x_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.y_extents);
+        let turned = (lines(self.y_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.x_extents);
+        // As many images as begin at a whole vector are the least that go together.
+        let aligned =
+            |channels: usize, extents| (channels * spatial_numel(extents)).is_multiple_of(VECTOR_BYTES);
+        let whole = aligned(self.x_channels, &self.x_extents) && aligned(self.y_channels, &self.y_extents);
+        let together = if whole { 1 } else { VECTOR_BYTES.min(self.batch) };
+        matches!(x.dtype(), DType::F32 | DType::F16 | DType::BF16)
+            && self.y_channels / self.groups >= MIN_GROUP_CHANNELS
+            && lines(self.x_channels) >= MIN_GROUP_ROWS
+            && self.batch * self.x_channels * spatial_numel(&self.x_extents) * spatial_numel(&self.y_extents)
+                > 0
+            && most.max(if self.has_unit_stride() { turned } else { 0 }).saturating_mul(together) < 1 << 31
+            && x.device().im2col_max_bytes() > 0
+    }
+
+    /// Whether a tap's step is one place.
+    fn has_unit_stride(&self) -> bool {
+        self.stride[..self.rank].iter().all(|&s| s == 1)
+    }
+
+    /// Weights as \[groups, y channels, x channels · taps\].
+    fn weight_rows(&self, w: &Tensor) -> Result<Tensor> {
+        let taken = self.x_channels / self.groups * spatial_numel(&self.kernel);
+        w.reshape([self.groups, self.y_channels / self.groups, taken])
+    }
+
+    /// Weights \[groups, y channels, x channels, taps\] or their gradients with both sides exchanged.
+    fn swap_weight_channels(&self, w: &Tensor, from: usize, to: usize) -> Result<Tensor> {
+        let [from, to] = [from, to].map(|channels| channels / self.groups);
+        let w = w.reshape([self.groups, from, to, spatial_numel(&self.kernel)])?;
+        w.permute(&[0, 2, 1, 3])?.reshape([self.groups, to, from * spatial_numel(&self.kernel)])
+    }
+
+    /// Whether images lie together in the windows: for several groups, and where places are no whole vectors.
+    fn merges_images(&self, windows: &Im2colPlan, dtype: DType) -> bool {
+        self.groups > 1 || !(windows.output_positions() * dtype.size()).is_multiple_of(VECTOR_BYTES)
+    }
+
+    /// y of x and w, by windows.
+    pub(crate) fn im2col_forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let (x, w) = (x.contiguous()?, w.contiguous()?);
+        let windows = Im2colPlan::for_input(self);
+        let out = Tensor::empty(&self.y_shape(), x.dtype(), x.device())?;
+        let together = self.merges_images(&windows, x.dtype());
+        let lines = self.pad_weight_rows(&self.weight_rows(&w)?, &windows, together)?;
+        for chunk in windows.split_batch(&x, x.dtype(), together) {
+            self.multiply_chunk(&lines, &windows.build_columns(&x, chunk)?, &windows, chunk, &out)?;
+        }
+        add_bias(out, bias)
+    }
+
+    /// The gradients of x and of w, by windows.
+    pub(crate) fn im2col_backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
+        if !self.has_unit_stride() {
+            return Ok([self.im2col_input_grad(dy, w, None)?, self.im2col_weight_grad(dy, x)?]);
+        }
+        let (dx, dw) = self.im2col_shared_grads(dy, w, Some(x))?;
+        Ok([dx, dw.map_or_else(|| self.im2col_weight_grad(dy, x), Ok)?])
+    }
+
+    /// The gradient of x, or a transposed convolution's result, which may have a bias.
+    pub(crate) fn im2col_input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let dx = if self.has_unit_stride() {
+            self.im2col_shared_grads(dy, w, None)?.0
+        } else {
+            self.col2im_input_grad(dy, w)?
+        };
+        add_bias(dx, bias)
+    }
+
+    /// The gradient of x and, where x is given, that of w: both of the same turned windows.
+    fn im2col_shared_grads(
+        &self,
+        dy: &Tensor,
+        w: &Tensor,
+        x: Option<&Tensor>,
+    ) -> Result<(Tensor, Option<Tensor>)> {
+        let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
+        let x = x.map(Tensor::contiguous).transpose()?;
+        let (windows, dtype) = (Im2colPlan::for_input_grad(self), dy.dtype());
+        let out = Tensor::empty(&self.x_shape(), dtype, dy.device())?;
+        let parts = x.as_ref().map_or(0, |_| self.batch * self.x_channels * windows.rows_per_group());
+        let together = self.merges_images(&windows, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
+        let lines = self.pad_weight_rows(
+            &self.swap_weight_channels(w, self.y_channels, self.x_channels)?,
+            &windows,
+            together,
+        )?;
+        let places = windows.with_unit_kernel(self.x_channels / self.groups);
+        let mut sum = WeightGradSum { total: None, result_dtype: dtype };
+        for chunk in windows.split_batch(dy, dtype, together) {
+            let made = windows.build_columns(dy, chunk)?;
+            self.multiply_chunk(&lines, &made, &windows, chunk, &out)?;
+            if let Some(x) = &x {
+                sum.add_chunk(self, &places.build_columns(x, chunk)?, &made, chunk)?;
+            }
+        }
+        let finish = |sum: Tensor| {
+            let sum = sum.narrow(2, 0, windows.rows_per_group())?;
+            let sum = self.swap_weight_channels(&sum, self.x_channels, self.y_channels)?;
+            sum.to_dtype(dtype)?.reshape(&self.w_shape()[..])
+        };
+        Ok((out, sum.total.map(finish).transpose()?))
+    }
+
+    /// The gradient of w, of windows of x.
+    pub(crate) fn im2col_weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
+        let (dy, x) = (&dy.contiguous()?, &x.contiguous()?);
+        let (windows, dtype) = (Im2colPlan::for_input(self), dy.dtype());
+        let parts = self.batch * self.y_channels * windows.rows_per_group();
+        let together = self.merges_images(&windows, dtype) || 4 * parts > MAX_PARTIAL_GRAD_BYTES;
+        let places = windows.with_unit_kernel(self.y_channels / self.groups);
+        let mut sum = WeightGradSum { total: None, result_dtype: dtype };
+        for chunk in windows.split_batch(x, dtype, together) {
+            sum.add_chunk(self, &places.build_columns(dy, chunk)?, &windows.build_columns(x, chunk)?, chunk)?;
+        }
+        match sum.total {
+            Some(sum) => {
+                sum.narrow(2, 0, windows.rows_per_group())?.to_dtype(dtype)?.reshape(&self.w_shape()[..])
+            }
+            None => Tensor::zeros(&self.w_shape(), dtype, dy.device()),
+        }
+    }
+
+    /// The lines of a product's first operand, as deep as the windows.
+    fn pad_weight_rows(&self, lines: &Tensor, windows: &Im2colPlan, together: bool) -> Result<Tensor> {
+        let more = windows.padded_rows_per_group(lines.dtype(), together) - windows.rows_per_group();
+        if more == 0 {
+            return Ok(lines.clone());
+        }
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
+        lines.pad(&[0, more as isize], PadMode::Constant(0.0))
+    }
+
+    /// Writes lines · windows to a chunk's images of `out`.
+    fn multiply_chunk(
+        &self,
+        lines: &Tensor,
+        windows: &Tensor,
+        of: &Im2colPlan,
+        chunk: ImageChunk,
+        out: &Tensor,
+    ) -> Result<()> {
+        let (channels, places) = (lines.shape()[1], of.output_positions());
+        let out = out.narrow(0, chunk.first_image, chunk.images)?;
+        if !chunk.merges_images {
+            return gemm_into(
+                self.op,
+                lines,
+                windows,
+                &out.reshape([chunk.images, channels, places])?,
+                false,
+            );
+        }
+        let all = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            Tensor::empty(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?
+        };
+        gemm_into(self.op, lines, windows, &all, false)?;
+        let columns = all.shape()[2];
+        let shape: Dims = smallvec![chunk.images, self.groups * channels, places];
+        let each = Layout::new(shape.clone(), smallvec![places, columns, 1], all.layout().offset());
+        all.with_layout(each).copy_into(&out.reshape(&shape[..])?)
+    }
+
+    /// The gradient of x by the windows' gradient, which is summed over what lies on one element.
+    fn col2im_input_grad(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
+        let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
+        let windows = Im2colPlan::for_input(self);
+        let dtype = dy.dtype();
+        let out = Tensor::empty(&self.x_shape(), dtype, dy.device())?;
+        let lines = self.weight_rows(w)?.transpose(-2, -1)?;
+        let together = self.merges_images(&windows, dtype);
+        let from = windows.with_unit_kernel(self.y_channels / self.groups);
+        for chunk in windows.split_batch(dy, DType::F32, together) {
+            let places = from.build_columns(dy, chunk)?;
+            let all = {
+                let _tag = memory::scope::enter_tag(Tag::Workspace);
+                let blocks = if together { self.groups } else { chunk.images };
+                Tensor::empty(
+                    &[blocks, windows.rows_per_group(), places.shape()[2]],
+                    DType::F32,
+                    dy.device(),
+                )?
+            };
+            gemm_into(self.op, &lines, &places, &all, false)?;
+            self.col2im(&all, &windows, chunk, &out)?;
+        }
+        Ok(out)
+    }
+
+    /// Writes a chunk's images of `out` as sums of windows.
+    fn col2im(&self, all: &Tensor, windows: &Im2colPlan, chunk: ImageChunk, out: &Tensor) -> Result<()> {
+        let columns = all.shape()[2];
+        let part = out.narrow(0, chunk.first_image, chunk.images)?;
+        let n = part.numel();
+        let image =
+            if chunk.merges_images { windows.output_positions() } else { windows.rows_per_group() * columns };
+        let quick = n / self.x_extents[self.rank - 1] < 1 << 20 && n < 1 << 31;
+        let spec = KernelSpec::new("windows_sum")
+            .def("from", all.dtype().name())
+            .def("dtype", part.dtype().name())
+            .def("rank", self.rank)
+            .def("quick", quick);
+        let names = [
+            ["kernel_x", "kernel_y", "kernel_z"],
+            ["stride_x", "stride_y", "stride_z"],
+            ["dilation_x", "dilation_y", "dilation_z"],
+        ];
+        let numbers = names.iter().zip([self.kernel, self.stride, self.dilation]);
+        let spec = numbers.fold(spec, |spec, (names, numbers)| {
+            names
+                .iter()
+                .zip(numbers)
+                .take(self.rank)
+                .fold(spec, |spec, (name, number)| spec.def(name, number))
+        });
+        let params = KernelParams::new()
+            .size(n)
+            .size(all.layout().offset())
+            .size(image)
+            .size(columns)
+            .size(self.x_channels)
+            .size(spatial_numel(&self.kernel))
+            .size(part.layout().offset());
+        let params = push_axes(params, [&self.x_extents, &self.y_extents, &self.padding]);
+        // Loops in each other, over the windows that may cover an element: of each axis a turn for every window.
+        let (around, _) = (0..self.rank).fold((0usize, 1usize), |(all, inner), axis| {
+            let edge = self.x_extents[axis] + self.padding[axis];
+            let reach = self.kernel[axis].saturating_sub(1).saturating_mul(self.dilation[axis]).min(edge);
+            let inner = inner.saturating_mul(reach / self.stride[axis] + 2);
+            (all.saturating_add(inner), inner)
+        });
+        let params = params.loop_iterations(around.saturating_mul(4));
+        launch::launch(&spec, &[all, &part], params, n.div_ceil(4 * WORKGROUP_SIZE))
+    }
+}
+
+/// Adds a bias to each channel, in place.
+fn add_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+    if let Some(bias) = bias {
+        let mut channels: Dims = smallvec![1; out.rank()];
+        channels[1] = bias.numel();
+        out.add_(&bias.reshape(&channels[..])?)?;
+    }
+    Ok(out)
+}
+
+/// The gradient of weights, chunk by chunk.
+struct WeightGradSum {
+    /// \[groups, height, lines\], in f32, or rounded where one chunk is all.
+    total: Option<Tensor>,
+    result_dtype: DType,
+}
+
+impl WeightGradSum {
+    /// Adds places · windows^T.
+    fn add_chunk(
+        &mut self,
+        g: &ConvGeometry,
+        places: &Tensor,
+        windows: &Tensor,
+        chunk: ImageChunk,
+    ) -> Result<()> {
+        let transposed = windows.transpose(-2, -1)?;
+        let [blocks, height, _] = [0, 1, 2].map(|d| places.shape()[d]);
+        let wide = windows.shape()[1];
+        let one = chunk.images == g.batch && (chunk.merges_images || chunk.images == 1);
+        let dtype = if one { self.result_dtype } else { DType::F32 };
+        let made = || Tensor::empty(&[blocks, height, wide], dtype, places.device());
+        if chunk.merges_images || chunk.images == 1 {
+            let (total, add) = match self.total.take() {
+                Some(total) => (total, true),
+                None => (made()?, false),
+            };
+            gemm_into(g.op, places, &transposed, &total, add)?;
+            self.total = Some(total);
+            return Ok(());
+        }
+        let each = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            made()?
+        };
+        gemm_into(g.op, places, &transposed, &each, false)?;
+        let sum = each.sum(&[0], true)?;
+        match &self.total {
+            Some(total) => total.add_(&sum),
+            None => {
+                self.total = Some(sum);
+                Ok(())
+            }
+        }
+    }
+}
+
+/// What a device was told of windows: bytes at a time, 0 for never, `DEFAULT` for nothing.
+#[derive(Debug)]
+pub(crate) struct Im2colLimit(AtomicU64);
+
+const UNSET_LIMIT: u64 = u64::MAX;
+
+impl Im2colLimit {
+    /// What the environment says, where opening a device has seen to errors.
+    pub(crate) fn from_env_or_default() -> Self {
+        Self(AtomicU64::new(im2col_bytes_from_env().ok().flatten().unwrap_or(UNSET_LIMIT)))
+    }
+}
+
+/// What the environment says.
+///
+/// # Errors
+/// It says no number.
+pub(crate) fn im2col_bytes_from_env() -> Result<Option<u64>> {
+    environment::read_bytes("FOREBAY_IM2COL_BYTES")
+}
+
+impl Device {
+    /// The most bytes of windows that convolutions write at a time on this device; 0 where they write none. See
+    /// [`set_windows`](Self::set_windows).
+    #[must_use]
+    pub fn im2col_max_bytes(&self) -> u64 {
+        match self.im2col_switch().0.load(Ordering::Relaxed) {
+            UNSET_LIMIT if self.raw().multiplies() => DEFAULT_MAX_BYTES,
+            UNSET_LIMIT => 0,
+            told => told,
+        }
+    }
+
+    /// Has convolutions run as matrix products over windows of their images, of which at most so many bytes are written to scratch
+    /// memory at a time (of one image at least); with 0 by kernels that gather windows where they lie. Results differ by the order
+    /// of their sums.
+    ///
+    /// `None`: what the environment's `FOREBAY_IM2COL_BYTES` would be without a word, 256 MiB where the vendor's library multiplies
+    /// matrices, else 0. Groups of less than four channels of
+    /// the result, or of less than sixteen lines of windows, and f64, are gathered always. A dry run must be told the same.
+    ///
+    /// ```
+    /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// device.set_windows(Some(1 << 20));
+    /// let x = Tensor::zeros(&[1, 8, 32, 32], DType::F32, &device)?;
+    /// let w = Tensor::zeros(&[8, 8, 3, 3], DType::F32, &device)?;
+    /// x.conv2d(&w, None, 1, 1, 1, 1)?;
+    /// assert!(device.memory().peak_allocated() > 9 * 4 * x.numel() as u64);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    pub fn set_im2col_max_bytes(&self, most: Option<u64>) {
+        self.im2col_switch().0.store(most.unwrap_or(UNSET_LIMIT), Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,539 @@
+//! Resizing signals, images and volumes.
+//!
+//! Whatever the mode, an element of the result is a weighted sum of neighbours along each axis. The host makes a table of them
+//! for each axis, in the arithmetic of PyTorch, and one kernel follows the tables; with the tables turned round it is the gradient.
+
+use std::sync::Arc;
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::runtime::device::Device;
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, numel, tensor_numel};
+use crate::tensor::{Dims, Tensor};
+
+/// How [`interpolate`](Tensor::interpolate) finds what lies between elements.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum InterpolateMode {
+    /// The element at the rounded-down place, as PyTorch (and OpenCV) have it; any number of axes up to three.
+    #[default]
+    Nearest,
+    /// The element that is nearest to the middle; any number of axes up to three.
+    NearestExact,
+    /// Along a line, of signals \[batch, channels, length\].
+    Linear,
+    /// Along lines, of images \[batch, channels, height, width\].
+    Bilinear,
+    /// Along cubic curves through four neighbours, of images.
+    Bicubic,
+    /// Along lines, of volumes \[batch, channels, depth, height, width\].
+    Trilinear,
+    /// The average of all that an element of the result covers; any number of axes up to three.
+    Area,
+}
+
+/// To what extents, and how, [`interpolate`](Tensor::interpolate) resizes.
+///
+/// ```
+/// use forebay_core::ops::{Interpolate, InterpolateMode};
+/// let twice = Interpolate { mode: InterpolateMode::Bilinear, ..Interpolate::by(2.0) };
+/// assert!(!twice.align_corners && twice.size.is_empty());
+/// ```
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct InterpolateOptions {
+    /// The new extents, one for each axis, or one for all; empty where `scale_factor` says them.
+    pub size: Dims,
+    /// Factors of the extents, one for each axis, or one for all; empty where `size` is given.
+    pub scale_factor: SmallVec<[f64; 3]>,
+    /// What lies between elements.
+    pub mode: InterpolateMode,
+    /// Whether the first and the last elements keep their places, for the linear and cubic modes; else the outer edges do.
+    pub align_corners: bool,
+    /// Whether places are worked out of the extents, as if they had been given, and not of the factors.
+    pub recompute_scale_factor: bool,
+    /// Whether shrinking averages over all that an element covers; for `Bilinear` and `Bicubic`.
+    pub antialias: bool,
+}
+
+impl InterpolateOptions {
+    /// To these extents.
+    #[must_use]
+    pub fn with_size(size: &[usize]) -> Self {
+        Self { size: size.into(), ..Self::default() }
+    }
+
+    /// By one factor for all axes.
+    #[must_use]
+    pub fn with_scale_factor(factor: f64) -> Self {
+        Self { scale_factor: smallvec![factor], ..Self::default() }
+    }
+
+    /// The new extents of axes of the given ones, and the factors that places are worked out of.
+    fn resolve_output_size(
+        &self,
+        from: &[usize],
+        shape: &[usize],
+    ) -> Result<(Dims, SmallVec<[Option<f64>; 3]>)> {
+        let wrong = |what: &str| Err(Error::shape(OP, what, &[shape]));
+        let given = self.size.len().max(self.scale_factor.len());
+        if self.size.is_empty() == self.scale_factor.is_empty() {
+            return wrong("takes either a size or a scale_factor");
+        }
+        if given != 1 && given != from.len() {
+            return wrong("takes one size or scale_factor for all axes, or one for each");
+        }
+        let axis = |d: usize| d.min(given - 1);
+        if !self.size.is_empty() {
+            if self.recompute_scale_factor {
+                return wrong("recomputes a scale_factor only where one is given");
+            }
+            return Ok(((0..from.len()).map(|d| self.size[axis(d)]).collect(), smallvec![None; from.len()]));
+        }
+        if self.scale_factor.iter().any(|&f| !(f > 0.0 && f.is_finite())) {
+            return wrong("takes scale_factors above 0");
+        }
+        let factors = (0..from.len()).map(|d| self.scale_factor[axis(d)]);
+        let size = from.iter().zip(factors.clone()).map(|(&n, f)| (n as f64 * f).floor() as usize).collect();
+        let kept = factors.map(|f| (!self.recompute_scale_factor).then_some(f)).collect();
+        Ok((size, kept))
+    }
+}
+
+const OP: &str = "interpolate";
+
+/// The elements that one element of the other side is made of: from where, and with which weights.
+#[derive(Clone, Debug, Default, PartialEq)]
+struct ResampleSpan {
+    first: usize,
+    weights: SmallVec<[f64; 4]>,
+}
+
+impl ResampleSpan {
+    /// Weights of indices, which are cut at the ends.
+    fn from_clamped(first: isize, weights: &[f64], extent: usize) -> Self {
+        let at = |k: usize| (first + k as isize).clamp(0, extent as isize - 1) as usize;
+        let mut span = Self { first: at(0), weights: SmallVec::new() };
+        for (k, &weight) in weights.iter().enumerate() {
+            let place = at(k) - span.first;
+            span.weights.resize(span.weights.len().max(place + 1), 0.0);
+            span.weights[place] += weight;
+        }
+        span
+    }
+}
+
+/// What one axis does, in the precision that PyTorch uses for the type.
+struct ResampleAxis {
+    is_f32: bool,
+    input_size: usize,
+    output_size: usize,
+    scale_factor: Option<f64>,
+    /// Whether it is one of two, as PyTorch has kernels of their own for images.
+    is_image: bool,
+}
+
+impl ResampleAxis {
+    /// A number as it is kept between two steps.
+    fn round_to_precision(&self, v: f64) -> f64 {
+        if self.is_f32 { f64::from(v as f32) } else { v }
+    }
+
+    /// Elements of the input from one of the result to the next.
+    fn compute_scale(&self, align_corners: bool) -> f64 {
+        let exact = match self.scale_factor {
+            _ if align_corners && self.output_size <= 1 => 0.0,
+            _ if align_corners => (self.input_size as f64 - 1.0) / (self.output_size as f64 - 1.0),
+            Some(factor) => 1.0 / factor,
+            None => self.input_size as f64 / self.output_size as f64,
+        };
+        self.round_to_precision(exact)
+    }
+
+    /// Where element `o` lies in the input.
+    fn source_index(&self, o: usize, scale: f64, align_corners: bool) -> f64 {
+        if align_corners {
+            return self.round_to_precision(scale * o as f64);
+        }
+        self.round_to_precision(self.round_to_precision(scale * (o as f64 + 0.5)) - 0.5)
+    }
+
+    fn compute_spans(&self, options: &InterpolateOptions) -> Vec<ResampleSpan> {
+        (0..self.output_size).map(|o| self.compute_span(o, options)).collect()
+    }
+
+    fn compute_span(&self, o: usize, options: &InterpolateOptions) -> ResampleSpan {
+        use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
+        let one =
+            |first: usize| ResampleSpan { first: first.min(self.input_size - 1), weights: smallvec![1.0] };
+        let align = options.align_corners;
+        // Places of the nearest are found in f32 for every type.
+        let nearest = |middle: f64| {
+            let scale = f64::from(self.compute_scale(false) as f32);
+            one(f64::from(((o as f64 + middle) * scale) as f32).floor() as usize)
+        };
+        match options.mode {
+            Area => {
+                let (first, end) = (
+                    o * self.input_size / self.output_size,
+                    ((o + 1) * self.input_size).div_ceil(self.output_size),
+                );
+                let share = self.round_to_precision(1.0 / (end - first) as f64);
+                ResampleSpan { first, weights: smallvec![share; end - first] }
+            }
+            // Only of images PyTorch keeps what stays as long, or is doubled, whatever the factor was.
+            Nearest if self.is_image && self.input_size == self.output_size => one(o),
+            Nearest if self.is_image && self.output_size == 2 * self.input_size => one(o / 2),
+            Nearest => nearest(0.0),
+            NearestExact => nearest(0.5),
+            // As in PyTorch, a side that stays as long is left alone, whatever the factor was.
+            _ if options.antialias && self.input_size == self.output_size => one(o),
+            _ if options.antialias => self.antialias_span(o, options),
+            Linear | Bilinear | Trilinear if self.input_size == self.output_size => one(o),
+            Linear | Bilinear | Trilinear => {
+                let place = self.source_index(o, self.compute_scale(align), align).max(0.0);
+                let first = (place.floor() as usize).min(self.input_size - 1);
+                let behind = self.round_to_precision(place - first as f64).clamp(0.0, 1.0);
+                ResampleSpan::from_clamped(
+                    first as isize,
+                    &[self.round_to_precision(1.0 - behind), behind],
+                    self.input_size,
+                )
+            }
+            Bicubic => {
+                let place = self.source_index(o, self.compute_scale(align), align);
+                let first = place.floor().min(self.input_size as f64 - 1.0);
+                let t = self.round_to_precision(place - first).clamp(0.0, 1.0);
+                let weights = [1.0 + t, t, 1.0 - t, 2.0 - t]
+                    .map(|x| self.round_to_precision(cubic_convolution(x, -0.75)));
+                ResampleSpan::from_clamped(first as isize - 1, &weights, self.input_size)
+            }
+        }
+    }
+
+    /// Weights of all elements within reach of a filter that grows as the image shrinks.
+    fn antialias_span(&self, o: usize, options: &InterpolateOptions) -> ResampleSpan {
+        let is_cubic = options.mode == InterpolateMode::Bicubic;
+        let scale = self.compute_scale(options.align_corners);
+        let wide = scale.max(1.0);
+        let support = if is_cubic { 2.0 } else { 1.0 } * wide;
+        let center = scale * (o as f64 + 0.5);
+        let first = ((center - support + 0.5) as isize).max(0) as usize;
+        let end = ((center + support + 0.5) as usize).min(self.input_size);
+        let weight = |j: usize| {
+            let x = ((j as f64 - center + 0.5) / wide).abs();
+            if is_cubic { cubic_convolution(x, -0.5) } else { (1.0 - x).max(0.0) }
+        };
+        let mut weights: SmallVec<[f64; 4]> = (first..end).map(weight).collect();
+        let total: f64 = weights.iter().sum();
+        if total != 0.0 {
+            weights.iter_mut().for_each(|w| *w = self.round_to_precision(*w / total));
+        }
+        ResampleSpan { first, weights }
+    }
+}
+
+/// The cubic convolution kernel at a distance.
+fn cubic_convolution(x: f64, a: f64) -> f64 {
+    match x {
+        x if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
+        x if x < 2.0 => ((a * x - 5.0 * a) * x + 8.0 * a) * x - 4.0 * a,
+        _ => 0.0,
+    }
+}
+
+/// The spans of the other side: which results each of `from` elements goes to.
+fn transpose_spans(spans: &[ResampleSpan], from: usize) -> Vec<ResampleSpan> {
+    let mut back = vec![ResampleSpan::default(); from];
+    for (o, span) in spans.iter().enumerate() {
+        for (k, &weight) in span.weights.iter().enumerate() {
+            let Some(to) = back.get_mut(span.first + k) else { continue };
+            if to.weights.is_empty() {
+                to.first = o;
+            }
+            to.weights.resize(o - to.first, 0.0);
+            to.weights.push(weight);
+        }
+    }
+    back
+}
+
+/// Elements of the input that one of the result is made of at a time: more are summed axis by axis, and along an axis in parts of as many.
+const MAX_SPAN_TERMS: usize = 512;
+
+/// Spans of parts of long spans, and the spans of the parts that make one.
+fn split_long_spans(spans: &[ResampleSpan]) -> (Vec<ResampleSpan>, Vec<ResampleSpan>) {
+    let (mut parts, mut sums) = (Vec::new(), Vec::new());
+    for span in spans {
+        let first = parts.len();
+        parts.extend(span.weights.chunks(MAX_SPAN_TERMS).enumerate().map(|(k, weights)| ResampleSpan {
+            first: span.first + k * MAX_SPAN_TERMS,
+            weights: weights.into(),
+        }));
+        sums.push(ResampleSpan { first, weights: smallvec![1.0; parts.len() - first] });
+    }
+    (parts, sums)
+}
+
+/// Resamples as [`resample`] does, where elements of the result are sums of so many that threads should not go through them alone. In f32 or f64 up to
+/// the end.
+fn resample_long(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
+    let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let lead = x.rank() - axes.len();
+    let mut out = x.to_dtype(wide)?;
+    for (d, axis) in axes.iter().enumerate() {
+        let mut rest = axis.clone();
+        loop {
+            let long = rest.iter().any(|span| span.weights.len() > MAX_SPAN_TERMS);
+            let (now, next) = if long { split_long_spans(&rest) } else { (rest, Vec::new()) };
+            let same = |k: usize| {
+                let one = |first| ResampleSpan { first, weights: smallvec![1.0] };
+                (0..out.shape()[lead + k]).map(one).collect()
+            };
+            let alone: Vec<Vec<ResampleSpan>> =
+                (0..axes.len()).map(|k| if k == d { now.clone() } else { same(k) }).collect();
+            out = resample(&out, &alone, true)?;
+            if !long {
+                break;
+            }
+            rest = next;
+        }
+    }
+    out.to_dtype(x.dtype())
+}
+
+/// Planes of a tensor resampled by the spans of each axis, the first axis first.
+fn resample(x: &Tensor, axes: &[Vec<ResampleSpan>], weighted: bool) -> Result<Tensor> {
+    let counts =
+        axes.iter().map(|spans| spans.iter().map(|span| span.weights.len()).max().unwrap_or(0).max(1));
+    let terms: usize = counts.product();
+    if terms > 8 * MAX_SPAN_TERMS || (terms > MAX_SPAN_TERMS && axes.len() == 1) {
+        return resample_long(x, axes);
+    }
+    let lead = x.rank() - axes.len();
+    let shape: Dims = x.shape()[..lead].iter().copied().chain(axes.iter().map(Vec::len)).collect();
+    let n = numel(&shape);
+    if n == 0 {
+        return Tensor::zeros(&shape, x.dtype(), x.device());
+    }
+    let x = x.detach().contiguous()?;
+    let (mut spans, mut weights, mut starts) = (Vec::new(), Vec::new(), Dims::new());
+    // Kernels count axes from the last one on.
+    for axis in axes.iter().rev() {
+        starts.push(spans.len() / 3);
+        for span in axis {
+            spans.extend([span.first as u32, span.weights.len() as u32, weights.len() as u32]);
+            weights.extend_from_slice(&span.weights);
+        }
+    }
+    let out = Tensor::empty(&shape, x.dtype(), x.device())?;
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    let spans = Tensor::create_constant(&spans, &[spans.len()], x.device())?;
+    let spec = KernelSpec::new("resample")
+        .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
+        .def("rank", axes.len())
+        .def("weighted", weighted);
+    let mut params = KernelParams::new().size(n).size(x.layout().offset());
+    for extents in [&x.shape()[lead..], &shape[lead..]] {
+        params = extents.iter().rev().fold(params.align(), |params, &extent| params.size(extent));
+    }
+    params = starts.iter().fold(params.align(), |params, &start| params.size(start));
+    let lanes = if x.dtype().size() < 4 { 4 } else { 1 };
+    let groups = n.div_ceil(lanes * WORKGROUP_SIZE);
+    // A turn of the inner loop for each term, and at most as many of those around it.
+    let params = params.loop_iterations(lanes * (3 * terms + 1));
+    if weighted {
+        let weights = weight_table(&weights, x.dtype(), x.device())?;
+        launch::launch(&spec, &[&x, &spans, &weights, &out], params, groups)?;
+    } else {
+        launch::launch(&spec, &[&x, &spans, &out], params, groups)?;
+    }
+    Ok(out)
+}
+
+/// Planes of bytes along the axes, the last one first, with weights of 16 bits and bytes behind each axis: what PyTorch does for speed.
+/// The sums are integers over a power of two below 2²⁴: exact in f32.
+fn resample_bytes(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
+    let lead = x.rank() - axes.len();
+    let mut out = x.to_dtype(DType::F32)?;
+    for d in (0..axes.len()).rev() {
+        if axes[d].len() == x.shape()[lead + d] {
+            continue;
+        }
+        let alone: Vec<Vec<ResampleSpan>> = (0..axes.len())
+            .map(|k| match k == d {
+                true => quantize_weights_to_16_bits(&axes[d]),
+                false => (0..out.shape()[lead + k])
+                    .map(|first| ResampleSpan { first, weights: smallvec![1.0] })
+                    .collect(),
+            })
+            .collect();
+        out = resample(&out, &alone, true)?.add(0.5)?.floor()?.clamp(0.0, 255.0)?;
+    }
+    out.to_dtype(DType::U8)
+}
+
+/// Spans with weights that are integers below 2¹⁵, over the largest power of two with which they are.
+fn quantize_weights_to_16_bits(spans: &[ResampleSpan]) -> Vec<ResampleSpan> {
+    let most = spans.iter().flat_map(|span| &span.weights).fold(0.0, |most: f64, &weight| most.max(weight));
+    let bits = (0..22).find(|&bits| 0.5 + most * f64::from(2 << bits) >= 32768.0).unwrap_or(22);
+    let one = f64::from(1 << bits);
+    let round = |weight: &f64| (weight * one).round() / one;
+    spans
+        .iter()
+        .map(|s| ResampleSpan { first: s.first, weights: s.weights.iter().map(round).collect() })
+        .collect()
+}
+
+/// Weights as the kernel reads them.
+fn weight_table(weights: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
+    if dtype == DType::F64 {
+        return Tensor::create_constant(weights, &[weights.len()], device);
+    }
+    let weights: Vec<f32> = weights.iter().map(|&w| w as f32).collect();
+    Tensor::create_constant(&weights, &[weights.len()], device)
+}
+
+impl Tensor {
+    /// Signals \[batch, channels, length\], images \[batch, channels, height, width\] or volumes \[batch, channels, depth, height,
+    /// width\] at other extents: PyTorch's `nn.functional.interpolate`, on f32, f64, f16 and bf16, in the nearest modes also on u8.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{Interpolate, InterpolateMode}};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros(&[2, 3, 4, 5], DType::F32, &device)?;
+    /// assert_eq!(x.interpolate(&Interpolate::by(2.0))?.shape(), [2, 3, 8, 10]);
+    /// let smooth = Interpolate { mode: InterpolateMode::Bicubic, ..Interpolate::to(&[6, 6]) };
+    /// assert_eq!(x.interpolate(&smooth)?.shape(), [2, 3, 6, 6]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// Images of bytes are resized as in PyTorch, with weights of 16 bits and bytes between the axes; other smooth modes, which PyTorch
+    /// has not for bytes, compute in f32 and round.
+    ///
+    /// # Errors
+    /// The mode takes another number of axes, or another type; there is neither a size nor a scale_factor, or both; an extent
+    /// would be 0, or is; an option does not go with the mode; memory runs out.
+    #[track_caller]
+    pub fn interpolate(&self, options: &InterpolateOptions) -> Result<Tensor> {
+        use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
+        let _op = memory::scope::enter_op(OP);
+        let ranks = match options.mode {
+            Nearest | NearestExact | Area => 3..=5,
+            Linear => 3..=3,
+            Bilinear | Bicubic => 4..=4,
+            Trilinear => 5..=5,
+        };
+        if !ranks.contains(&self.rank()) {
+            let rule = format!(
+                "{:?} takes [batch, channels, ..] with {} to {} dimensions",
+                options.mode,
+                ranks.start(),
+                ranks.end()
+            );
+            return Err(Error::shape(OP, rule, &[self.shape()]));
+        }
+        let nearest = matches!(options.mode, Nearest | NearestExact);
+        let image = matches!(options.mode, Bilinear | Bicubic);
+        if self.dtype() == DType::U8 && !nearest && !image {
+            let smooth = self.to_dtype(DType::F32)?.interpolate(options)?;
+            return smooth.round()?.clamp(0.0, 255.0)?.to_dtype(DType::U8);
+        }
+        if !self.dtype().is_float() && self.dtype() != DType::U8 {
+            return Err(Error::dtype(OP, self.dtype(), "takes floats and u8; cast with `to_dtype`"));
+        }
+        launch::check_device_dtype(OP, self.dtype(), self.device())?;
+        if options.align_corners && (nearest || options.mode == Area) {
+            return Err(Error::argument(OP, format!("{:?} takes no align_corners", options.mode)));
+        }
+        if options.antialias && !image {
+            return Err(Error::argument(
+                OP,
+                format!("antialias goes with Bilinear and Bicubic, not with {:?}", options.mode),
+            ));
+        }
+        let from: Dims = self.shape()[2..].into();
+        let (to, factors) = options.resolve_output_size(&from, self.shape())?;
+        if from.contains(&0) || to.contains(&0) {
+            return Err(Error::shape(OP, "takes and gives extents of at least 1", &[&from, &to]));
+        }
+        // A table of the host has an entry for each of them.
+        if to.iter().any(|&n| n > MAX_TENSOR_NUMEL) || tensor_numel(&to).is_none() {
+            return Err(Error::shape(OP, "gives less than 2^32 elements", &[&from, &to]));
+        }
+        let bytes = self.dtype() == DType::U8 && !nearest;
+        let single = self.dtype() != DType::F64 && !bytes;
+        // Windows that divide an axis evenly know of no factor.
+        let factor = |d: usize| factors[d].filter(|_| options.mode != Area);
+        let axes: Vec<Vec<ResampleSpan>> = (0..from.len())
+            .map(|d| {
+                ResampleAxis {
+                    is_f32: single,
+                    input_size: from[d],
+                    output_size: to[d],
+                    scale_factor: factor(d),
+                    is_image: from.len() == 2,
+                }
+                .compute_spans(options)
+            })
+            .collect();
+        if bytes {
+            return resample_bytes(self, &axes);
+        }
+        let out = resample(self, &axes, !nearest)?;
+        let axes = Arc::new(axes);
+        let again = axes.clone();
+        Ok(autograd::linear_differentiable(
+            OP,
+            out,
+            self,
+            move |x| resample(x, &again, !nearest),
+            move |g| {
+                let back: Vec<Vec<ResampleSpan>> =
+                    axes.iter().zip(&from).map(|(axis, &n)| transpose_spans(axis, n)).collect();
+                resample(g, &back, true)
+            },
+        ))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_element_is_made_of_shares_that_add_up_and_go_back_where_they_came_from() {
+        use InterpolateMode::{Area, Bicubic, Linear, Nearest, NearestExact};
+        for (from, to) in [(1, 1), (1, 5), (4, 3), (5, 7), (7, 7), (4, 8), (9, 2)] {
+            for mode in [Nearest, NearestExact, Linear, Bicubic, Area] {
+                for antialias in [false, true] {
+                    let axis = ResampleAxis {
+                        is_f32: true,
+                        input_size: from,
+                        output_size: to,
+                        scale_factor: None,
+                        is_image: true,
+                    };
+                    let options = InterpolateOptions { mode, antialias, ..InterpolateOptions::default() };
+                    let spans = axis.compute_spans(&options);
+                    for span in &spans {
+                        let total: f64 = span.weights.iter().sum();
+                        assert!((total - 1.0).abs() < 1e-6 && span.first + span.weights.len() <= from);
+                    }
+                    let back = transpose_spans(&spans, from);
+                    let again = transpose_spans(&back, to);
+                    assert!(again.iter().zip(&spans).all(|(a, b)| {
+                        let weight = |s: &ResampleSpan, i: usize| {
+                            s.weights.get(i.wrapping_sub(s.first)).copied().unwrap_or(0.0)
+                        };
+                        (0..from).all(|i| weight(a, i) == weight(b, i))
+                    }));
+                }
+            }
+        }
+    }
+}

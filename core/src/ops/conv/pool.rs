@@ -1,0 +1,482 @@
+//! Pooling of images [N, C, H, W] or [C, H, W], and of signals [N, C, L] or [C, L]. 16-bit floats are computed in f32.
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::kernel::heuristics::split_reduction;
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::reduce::contiguous_zero_offset;
+use crate::tensor::{Dims, Tensor};
+
+/// Elements of a window from which on a workgroup, not a thread, goes through it.
+const WORKGROUP_WINDOW_MIN: usize = 1024;
+
+/// The window of a pooling operation over `N` dimensions, in their order. `Pool2d { stride: [1, 1], ..Pool2d::new(3) }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct PoolOptions<const N: usize> {
+    /// Extents of the window.
+    pub kernel: [usize; N],
+    /// Steps from one window to the next; PyTorch's default is the kernel.
+    pub stride: [usize; N],
+    /// Elements added at each side, at most half the kernel.
+    pub padding: [usize; N],
+    /// Distance of the elements in a window; only for the maximum.
+    pub dilation: [usize; N],
+    /// Whether a last window may reach over the edge.
+    pub ceil_mode: bool,
+    /// Whether padding counts in an average.
+    pub count_include_pad: bool,
+    /// What an average is divided by, if not by the size of the window.
+    pub divisor_override: Option<i64>,
+}
+
+/// The window of a signal's pooling.
+pub type Pool1dOptions = PoolOptions<1>;
+/// The window of an image's pooling; height and width.
+pub type Pool2dOptions = PoolOptions<2>;
+/// The window of a volume's pooling; depth, height and width.
+pub type Pool3dOptions = PoolOptions<3>;
+
+impl<const N: usize> PoolOptions<N> {
+    /// Windows of one extent, side by side.
+    #[must_use]
+    pub fn new(kernel: usize) -> Self {
+        Self::from_kernel([kernel; N])
+    }
+
+    /// Windows side by side.
+    #[must_use]
+    pub fn from_kernel(kernel: [usize; N]) -> Self {
+        Self {
+            kernel,
+            stride: kernel,
+            padding: [0; N],
+            dilation: [1; N],
+            ceil_mode: false,
+            count_include_pad: true,
+            divisor_override: None,
+        }
+    }
+
+    /// Of some of the dimensions, and of extent 1 in the others.
+    pub(crate) fn restrict_to_axes(&self, axes: [Option<usize>; 2]) -> Pool2dOptions {
+        let of = |numbers: [usize; N], rest: usize| axes.map(|axis| axis.map_or(rest, |axis| numbers[axis]));
+        Pool2dOptions {
+            kernel: of(self.kernel, 1),
+            stride: of(self.stride, 1),
+            padding: of(self.padding, 0),
+            dilation: of(self.dilation, 1),
+            ceil_mode: self.ceil_mode,
+            count_include_pad: self.count_include_pad,
+            divisor_override: self.divisor_override,
+        }
+    }
+
+    /// For each window of a plane of `extents` the place that PyTorch gives if no element of the window is in it: that of the first element
+    /// that does not lie before the plane. `None` where all windows have an element, as all without gaps do.
+    pub(crate) fn empty_window_indices(&self, extents: [usize; N], outs: [usize; N]) -> Option<Vec<i32>> {
+        if self.dilation == [1; N] {
+            return None;
+        }
+        let mut empty = false;
+        let mut places = vec![0];
+        for axis in 0..N {
+            let (k, s, p, d) =
+                (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
+            let firsts: Vec<usize> = (0..outs[axis])
+                .map(|o| {
+                    let skipped = p.saturating_sub(o * s).div_ceil(d);
+                    let first = o * s + skipped * d - p;
+                    empty |= skipped >= k || first >= extents[axis];
+                    first
+                })
+                .collect();
+            places = places
+                .iter()
+                .flat_map(|place| firsts.iter().map(move |at| place * extents[axis] + at))
+                .collect();
+        }
+        empty.then(|| places.into_iter().map(|place| i32::try_from(place).unwrap_or(i32::MAX)).collect())
+    }
+
+    fn output_extent(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
+        let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
+        // So large that nothing fits, and positions would not fit the kernel's integers.
+        let large = [k, s, p, d].iter().any(|&n| n > i32::MAX as usize);
+        if large || k == 0 || s == 0 || d == 0 || p * 2 > k {
+            return Err(Error::argument(
+                op,
+                format!(
+                    "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}"
+                ),
+            ));
+        }
+        // The last window may end so far behind the padding.
+        let beyond = if self.ceil_mode { s - 1 } else { 0 };
+        let (padded, reach) = (extent + 2 * p, d * (k - 1) + 1);
+        if padded + beyond < reach {
+            return Err(Error::argument(
+                op,
+                format!("a window of {reach} does not fit an extent of {padded} with padding"),
+            ));
+        }
+        let mut n = (padded + beyond - reach) / s + 1;
+        // A window that starts in the padding on the right would be empty.
+        if self.ceil_mode && (n - 1) * s >= extent + p {
+            n -= 1;
+        }
+        Ok(n)
+    }
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum PoolKind {
+    Max,
+    Avg,
+    AdaptiveMax,
+    AdaptiveAvg,
+}
+
+impl PoolKind {
+    fn is_max(self) -> bool {
+        matches!(self, Self::Max | Self::AdaptiveMax)
+    }
+    fn is_adaptive(self) -> bool {
+        matches!(self, Self::AdaptiveMax | Self::AdaptiveAvg)
+    }
+}
+
+/// Everything a kernel of the family needs.
+#[derive(Clone)]
+struct PoolPlan {
+    op: &'static str,
+    kind: PoolKind,
+    options: Pool2dOptions,
+    input_shape: Dims,
+    output_shape: Dims,
+}
+
+impl PoolPlan {
+    fn new(
+        op: &'static str,
+        kind: PoolKind,
+        x: &Tensor,
+        window: Pool2dOptions,
+        outs: Option<[usize; 2]>,
+    ) -> Result<Self> {
+        let (&[.., h, w], 3..=4) = (x.shape(), x.rank()) else {
+            return Err(Error::shape(op, "takes [N, C, H, W] or [C, H, W]", &[x.shape()]));
+        };
+        // Averages of integers are rounded towards zero, as in PyTorch; windows that divide a plane evenly are of floats there.
+        let taken = match kind {
+            PoolKind::Max | PoolKind::Avg => x.dtype() != DType::Bool,
+            PoolKind::AdaptiveMax | PoolKind::AdaptiveAvg => x.dtype().is_float(),
+        };
+        if !taken {
+            let expected = if kind.is_adaptive() { "takes floats" } else { "takes numbers" };
+            return Err(Error::dtype(op, x.dtype(), format!("{expected}; cast with `to_dtype`")));
+        }
+        launch::check_device_dtype(op, x.dtype(), x.device())?;
+        let [oh, ow] = match outs {
+            Some(_) if h * w == 0 => {
+                return Err(Error::shape(op, "takes planes that are not empty", &[x.shape()]));
+            }
+            Some(outs) => outs,
+            None => [window.output_extent(op, 0, h)?, window.output_extent(op, 1, w)?],
+        };
+        let mut output: Dims = x.shape().into();
+        let rank = output.len();
+        output[rank - 2] = oh;
+        output[rank - 1] = ow;
+        Ok(Self { op, kind, options: window, input_shape: x.shape().into(), output_shape: output })
+    }
+
+    /// Rows and columns of the input, then of the result.
+    fn plane_extents(&self) -> [usize; 4] {
+        let plane = |d: &Dims| [d[d.len() - 2], d[d.len() - 1]];
+        let ([h, w], [oh, ow]) = (plane(&self.input_shape), plane(&self.output_shape));
+        [h, w, oh, ow]
+    }
+
+    /// Rows and columns that one element of a pass is made of, at most.
+    fn max_contributors(&self, forward: bool) -> [usize; 2] {
+        let [h, w, oh, ow] = self.plane_extents();
+        [(0, h, oh), (1, w, ow)].map(|(axis, from, to)| {
+            let (k, s, d) =
+                (self.options.kernel[axis], self.options.stride[axis], self.options.dilation[axis]);
+            match (forward, self.kind.is_adaptive()) {
+                (true, true) => from.min(from.div_ceil(to.max(1)) + 1),
+                (true, false) => k.min(from.div_ceil(d)),
+                (false, true) => to.min(to / from.max(1) + 3),
+                (false, false) => to.min((k - 1) * d / s + 1),
+            }
+        })
+    }
+
+    /// See [`Pool::places_of_empty`].
+    fn empty_window_indices(&self) -> Option<Vec<i32>> {
+        let [height, width, oh, ow] = self.plane_extents();
+        let window = self.options;
+        if self.kind.is_max() && !self.kind.is_adaptive() {
+            window.empty_window_indices([height, width], [oh, ow])
+        } else {
+            None
+        }
+    }
+
+    fn launch_pass(
+        &self,
+        pass: &'static str,
+        from: &Tensor,
+        to: &Tensor,
+        places: Option<&Tensor>,
+    ) -> Result<()> {
+        let forward = pass == "forward";
+        let [rows, cols] = self.max_contributors(forward);
+        let (n, steps) = (to.numel(), rows * cols);
+        let [h, w, oh, ow] = self.plane_extents();
+        let large = self.kind.is_adaptive() && (h.max(w) + 1) * (oh.max(ow) + 1) >= 1 << 32;
+        // Where products of extents need 64 bits, the windows over an element are found in 32 turns each.
+        let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };
+        let lanes = if to.dtype().size() <= 2 { 4 } else { 1 };
+        if steps * each <= WORKGROUP_WINDOW_MIN {
+            let (params, groups) = (self.stage_params(n, 1, 0), n.div_ceil(lanes * WORKGROUP_SIZE));
+            let params = params.loop_iterations(lanes * (steps * each + rows * each + fixed));
+            return self.launch_stage(pass, "each", large, from, to, places, None, params, groups);
+        }
+        let (splits, chunk) = split_reduction(n, steps, WORKGROUP_SIZE, each);
+        let params = self
+            .stage_params(n, splits, chunk)
+            .loop_iterations(chunk.div_ceil(WORKGROUP_SIZE) * each + fixed);
+        if splits == 1 {
+            return self.launch_stage(pass, "whole", large, from, to, places, None, params, n);
+        }
+        let kept = match to.dtype() {
+            DType::F16 | DType::BF16 => DType::F32,
+            DType::U8 => DType::U32,
+            other => other,
+        };
+        let part = |dtype| {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            Tensor::empty(&[splits, n], dtype, to.device())
+        };
+        let parts = part(kept)?;
+        let part_places = match forward && self.kind.is_max() {
+            true => Some(part(DType::I32)?),
+            false => None,
+        };
+        let of_parts = part_places.as_ref().or(places);
+        self.launch_stage(pass, "parts", large, from, &parts, of_parts, None, params, n * splits)?;
+        let params = self.stage_params(n, splits, 0).loop_iterations(splits.div_ceil(WORKGROUP_SIZE) + fixed);
+        let places = places.filter(|_| forward);
+        self.launch_stage(pass, "join", large, &parts, to, places, part_places.as_ref(), params, n)
+    }
+
+    fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> KernelParams {
+        let w = &self.options;
+        let [h, width, oh, ow] = self.plane_extents();
+        let mut params = KernelParams::new()
+            .size(n)
+            .u32(w.count_include_pad.into())
+            .f32(w.divisor_override.unwrap_or(0) as f32)
+            .size(splits);
+        for pair in [[h, width], [oh, ow], w.kernel, w.stride, w.padding, w.dilation] {
+            params = params.size(pair[0]).size(pair[1]);
+        }
+        params.size(chunk)
+    }
+
+    #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
+    fn launch_stage(
+        &self,
+        pass: &'static str,
+        stage: &'static str,
+        large: bool,
+        from: &Tensor,
+        to: &Tensor,
+        places: Option<&Tensor>,
+        part_places: Option<&Tensor>,
+        params: KernelParams,
+        groups: usize,
+    ) -> Result<()> {
+        // The type of the elements, whatever type the parts have.
+        let dtype = if stage == "parts" { from.dtype() } else { to.dtype() };
+        let spec = KernelSpec::new("pool")
+            .def("dtype", launch::shader_dtype_name(dtype, to.device()))
+            .def("kind", if self.kind.is_max() { "max" } else { "avg" })
+            .def("adaptive", self.kind.is_adaptive())
+            .def("large", large)
+            .def("pass", pass)
+            .def("stage", stage);
+        let tensors: SmallVec<[&Tensor; 4]> =
+            [from, to].into_iter().chain(places).chain(part_places).collect();
+        launch::launch(&spec, &tensors, params, groups)
+    }
+
+    /// The result, and where each maximum was.
+    #[track_caller]
+    fn run(self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
+        let _op = memory::scope::enter_op(self.op);
+        let input = x.detach().contiguous()?;
+        // Kernels number elements from the storage's start.
+        let input = if input.layout().offset() == 0 { input } else { input.copy()? };
+        let out = Tensor::empty(&self.output_shape, x.dtype(), x.device())?;
+        let places = match self.kind.is_max() {
+            true => Some(Tensor::empty(&self.output_shape, DType::I32, x.device())?),
+            false => None,
+        };
+        self.launch_pass("forward", &input, &out, places.as_ref())?;
+        let kept = places.clone();
+        let (op, plan) = (self.op, self.clone());
+        let places_again = places.clone();
+        let gaps = self.kind.is_max() && self.empty_window_indices().is_some();
+        // Which elements are the largest is settled: what takes them is linear.
+        let forward = move |x: &Tensor| {
+            let x = contiguous_zero_offset(x)?;
+            if let Some(places) = &places_again {
+                let planes: usize = plan.output_shape[..plan.output_shape.len() - 2].iter().product();
+                let lines = x.reshape([planes, x.numel() / planes.max(1)])?;
+                let places = places.reshape([planes, places.numel() / planes.max(1)])?;
+                if !gaps {
+                    return lines.gather(1, &places)?.reshape(&plan.output_shape[..]);
+                }
+                // Nothing flows to a window without an element.
+                let taken = lines.gather(1, &places.clamp_min(0)?)?;
+                return taken.masked_fill(&places.lt(0)?, 0.0)?.reshape(&plan.output_shape[..]);
+            }
+            let out = Tensor::empty(&plan.output_shape, x.dtype(), x.device())?;
+            plan.launch_pass("forward", &x, &out, None)?;
+            Ok(out)
+        };
+        let out = autograd::linear_differentiable(op, out, x, forward, move |g| {
+            let g = contiguous_zero_offset(g)?;
+            let grad = Tensor::empty(&self.input_shape, g.dtype(), g.device())?;
+            self.launch_pass("backward", &g, &grad, kept.as_ref())?;
+            Ok(grad)
+        });
+        Ok((out, places))
+    }
+
+    /// The result, and the place of each maximum in its plane, as i32; -1 for a window without an element.
+    #[track_caller]
+    fn run_with_i32_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let op = self.op;
+        let (out, places) = self.run(x)?;
+        // invariant: a maximum has places
+        let places = places.ok_or_else(|| Error::argument(op, "no places were kept"))?;
+        Ok((out, places))
+    }
+
+    /// The result, and the place of each maximum in its plane, as i64.
+    #[track_caller]
+    fn run_with_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
+        let of_empty = self.empty_window_indices();
+        let (out, places) = self.run_with_i32_indices(x)?;
+        let Some(of_empty) = of_empty else { return Ok((out, places.to_dtype(DType::I64)?)) };
+        let rank = out.rank();
+        let of_empty = Tensor::create_constant(&of_empty, &out.shape()[rank - 2..], out.device())?;
+        let places = of_empty.broadcast_to(places.shape())?.where_(&places.lt(0)?, &places)?;
+        Ok((out, places.to_dtype(DType::I64)?))
+    }
+}
+
+/// Pools as [`Tensor::max_pool2d_with_indices`] does, with i32, and -1 for windows without an element.
+#[track_caller]
+pub(crate) fn max_pool2d_with_i32_indices(x: &Tensor, window: Pool2dOptions) -> Result<(Tensor, Tensor)> {
+    PoolPlan::new("max_pool2d", PoolKind::Max, x, window, None)?.run_with_i32_indices(x)
+}
+
+const ADAPTIVE_MAX: &str = "adaptive_max_pool2d";
+
+impl Tensor {
+    /// The largest element of each window, NaN if one is. Gaps of a dilation can put all of a window into the padding: its maximum is minus
+    /// infinity, or the smallest integer, and no gradient flows.
+    ///
+    /// # Errors
+    /// A window does not fit; the dtype is bool.
+    #[track_caller]
+    pub fn max_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
+        Ok(PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run(self)?.0)
+    }
+
+    /// Pools as [`max_pool2d`](Self::max_pool2d) does, with the place of each maximum in its plane, as i64: the last NaN, or else the first of equal
+    /// ones. A window without an element has the place where PyTorch begins to look, which may lie behind the plane.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d).
+    #[track_caller]
+    pub fn max_pool2d_with_indices(&self, window: Pool2dOptions) -> Result<(Tensor, Tensor)> {
+        PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run_with_indices(self)
+    }
+
+    /// The average of each window.
+    ///
+    /// # Errors
+    /// A window does not fit; the dtype is bool.
+    #[track_caller]
+    pub fn avg_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
+        if window.dilation != [1; 2] {
+            return Err(Error::argument("avg_pool2d", "averages have no dilation"));
+        }
+        if window.divisor_override == Some(0) {
+            return Err(Error::argument("avg_pool2d", "the divisor is not 0"));
+        }
+        Ok(PoolPlan::new("avg_pool2d", PoolKind::Avg, self, window, None)?.run(self)?.0)
+    }
+
+    /// Averages of as many windows as the result has elements, which divide the plane evenly.
+    ///
+    /// # Errors
+    /// The dtype is no float; an extent of the input is 0.
+    #[track_caller]
+    pub fn adaptive_avg_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
+        let window = Pool2dOptions { count_include_pad: false, ..Pool2dOptions::new(1) };
+        Ok(PoolPlan::new("adaptive_avg_pool2d", PoolKind::AdaptiveAvg, self, window, Some(output))?
+            .run(self)?
+            .0)
+    }
+
+    /// The largest elements of as many windows as the result has elements, which divide the plane evenly; height and width.
+    ///
+    /// # Errors
+    /// The dtype is no float; an extent of the input is 0.
+    #[track_caller]
+    pub fn adaptive_max_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
+        Ok(PoolPlan::new(ADAPTIVE_MAX, PoolKind::AdaptiveMax, self, Pool2dOptions::new(1), Some(output))?
+            .run(self)?
+            .0)
+    }
+
+    /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d), with the place of each maximum in its plane, as i64.
+    ///
+    /// # Errors
+    /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
+    #[track_caller]
+    pub fn adaptive_max_pool2d_with_indices(&self, output: [usize; 2]) -> Result<(Tensor, Tensor)> {
+        PoolPlan::new(ADAPTIVE_MAX, PoolKind::AdaptiveMax, self, Pool2dOptions::new(1), Some(output))?
+            .run_with_indices(self)
+    }
+
+    /// [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) of signals \[N, C, L\] or \[C, L\].
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn adaptive_max_pool1d(&self, output: usize) -> Result<Tensor> {
+        self.unsqueeze(-2)?.adaptive_max_pool2d([1, output])?.squeeze(-2)
+    }
+
+    /// As [`adaptive_max_pool1d`](Self::adaptive_max_pool1d), with the place of each maximum in its signal, as i64.
+    ///
+    /// # Errors
+    /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
+    #[track_caller]
+    pub fn adaptive_max_pool1d_with_indices(&self, output: usize) -> Result<(Tensor, Tensor)> {
+        let (out, places) = self.unsqueeze(-2)?.adaptive_max_pool2d_with_indices([1, output])?;
+        Ok((out.squeeze(-2)?, places.squeeze(-2)?))
+    }
+}

@@ -1,0 +1,231 @@
+//! Pooling of signals and volumes, and by a power: made of the pooling of images, to which maxima and means of windows come down one
+//! dimension after the other.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::conv::pool::{
+    Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, max_pool2d_with_i32_indices,
+};
+use crate::tensor::Tensor;
+
+/// A volume \[.., depth, height, width\] by its images and then along its depth.
+fn pool_volume(
+    op: &'static str,
+    x: &Tensor,
+    images: impl FnOnce(&Tensor) -> Result<Tensor>,
+    depth: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    let &[ref lead @ .., d, h, w] = x.shape() else {
+        return Err(Error::shape(op, "takes [batch, channels, depth, height, width]", &[x.shape()]));
+    };
+    if !x.dtype().is_float() {
+        return Err(Error::dtype(op, x.dtype(), "takes floats; cast with `to_dtype`"));
+    }
+    if !matches!(lead.len(), 1 | 2) {
+        let rule = "takes [batch, channels, depth, height, width], or without the batch";
+        return Err(Error::shape(op, rule, &[x.shape()]));
+    }
+    let volumes: usize = lead.iter().product();
+    let flat = images(&x.reshape([volumes, d, h, w])?)?;
+    let (h, w) = (flat.shape()[2], flat.shape()[3]);
+    let out = depth(&flat.reshape([volumes, d, h * w])?)?;
+    out.reshape(&[lead, &[out.shape()[1], h, w]].concat()[..])
+}
+
+/// A signal as an image of one row.
+fn pool_signal(x: &Tensor, row: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
+    row(&x.unsqueeze(-2)?)?.squeeze(-2)
+}
+
+const SIGNAL_AXES: [Option<usize>; 2] = [None, Some(0)];
+const IMAGE_AXES: [Option<usize>; 2] = [Some(1), Some(2)];
+const DEPTH_AXES: [Option<usize>; 2] = [Some(0), None];
+
+impl Tensor {
+    /// The largest element of each window of signals \[batch, channels, length\], or without the batch.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d).
+    #[track_caller]
+    pub fn max_pool1d(&self, window: Pool1dOptions) -> Result<Tensor> {
+        if self.rank() == 2 && self.shape()[0] == 0 {
+            return Err(Error::shape("max_pool1d", "takes at least one channel", &[self.shape()]));
+        }
+        pool_signal(self, |x| x.max_pool2d(window.restrict_to_axes(SIGNAL_AXES)))
+    }
+
+    /// As [`max_pool1d`](Self::max_pool1d), with the place of each maximum in its signal, as i64.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d).
+    #[track_caller]
+    pub fn max_pool1d_with_indices(&self, window: Pool1dOptions) -> Result<(Tensor, Tensor)> {
+        let (out, places) =
+            self.unsqueeze(-2)?.max_pool2d_with_indices(window.restrict_to_axes(SIGNAL_AXES))?;
+        Ok((out.squeeze(-2)?, places.squeeze(-2)?))
+    }
+
+    /// The average of each window of signals \[batch, channels, length\], or without the batch.
+    ///
+    /// # Errors
+    /// As [`avg_pool2d`](Self::avg_pool2d).
+    #[track_caller]
+    pub fn avg_pool1d(&self, window: Pool1dOptions) -> Result<Tensor> {
+        pool_signal(self, |x| x.avg_pool2d(window.restrict_to_axes(SIGNAL_AXES)))
+    }
+
+    /// The largest element of each window of volumes \[batch, channels, depth, height, width\], or without the batch. Of equal ones,
+    /// the gradient goes to the first of the largest image rows.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d).
+    #[track_caller]
+    pub fn max_pool3d(&self, window: Pool3dOptions) -> Result<Tensor> {
+        let images = |x: &Tensor| x.max_pool2d(window.restrict_to_axes(IMAGE_AXES));
+        pool_volume("max_pool3d", self, images, |x| x.max_pool2d(window.restrict_to_axes(DEPTH_AXES)))
+    }
+
+    /// As [`max_pool3d`](Self::max_pool3d), with the place of each maximum in its volume, as i64.
+    ///
+    /// # Errors
+    /// As [`max_pool2d`](Self::max_pool2d); a volume has more than 2³¹ elements.
+    #[track_caller]
+    pub fn max_pool3d_with_indices(&self, window: Pool3dOptions) -> Result<(Tensor, Tensor)> {
+        const OP: &str = "max_pool3d_with_indices";
+        let mut in_image = None;
+        let images = |x: &Tensor| {
+            let (out, places) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(IMAGE_AXES))?;
+            in_image = Some(places);
+            Ok(out)
+        };
+        let mut in_depth = None;
+        let depth = |x: &Tensor| {
+            let (out, places) = max_pool2d_with_i32_indices(x, window.restrict_to_axes(DEPTH_AXES))?;
+            in_depth = Some(places);
+            Ok(out)
+        };
+        let out = pool_volume(OP, self, images, depth)?;
+        let (Some(in_image), Some(in_depth)) = (in_image, in_depth) else {
+            return Err(Error::argument(OP, "takes volumes"));
+        };
+        let area: usize = self.shape()[self.rank() - 2..].iter().product();
+        if i32::try_from(area * self.shape()[self.rank() - 3]).is_err() {
+            return Err(Error::shape(OP, "takes volumes of fewer than 2³¹ elements", &[self.shape()]));
+        }
+        // The place among all columns of the pooled images says the depth, and where the image's own place stands.
+        let columns = in_depth.shape()[2] as i64;
+        let places: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
+        let in_image = in_image.reshape([in_depth.shape()[0], places])?;
+        let extents = [0, 1, 2].map(|d| self.shape()[self.rank() - 3 + d]);
+        let outs = [0, 1, 2].map(|d| out.shape()[out.rank() - 3 + d]);
+        let of_empty = window.empty_window_indices(extents, outs);
+        let chosen = if of_empty.is_some() { in_depth.clamp_min(0)? } else { in_depth.clone() };
+        let in_image = in_image.gather(1, &chosen.flatten(1, -1)?)?.reshape(in_depth.shape())?;
+        let mut place =
+            chosen.floor_divide(columns)?.mul(area as i64)?.add(&in_image)?.reshape(out.shape())?;
+        if let Some(of_empty) = of_empty {
+            let of_empty =
+                Tensor::create_constant(&of_empty, &outs, out.device())?.broadcast_to(place.shape())?;
+            let none = in_depth.lt(0)?.logical_or(&in_image.lt(0)?)?.reshape(place.shape())?;
+            place = of_empty.where_(&none, &place)?;
+        }
+        Ok((out, place.to_dtype(DType::I64)?))
+    }
+
+    /// The average of each window of volumes \[batch, channels, depth, height, width\], or without the batch.
+    ///
+    /// # Errors
+    /// As [`avg_pool2d`](Self::avg_pool2d).
+    #[track_caller]
+    pub fn avg_pool3d(&self, window: Pool3dOptions) -> Result<Tensor> {
+        // A divisor of one's own counts once.
+        let plain = Pool2dOptions {
+            divisor_override: window.divisor_override.map(|_| 1),
+            ..window.restrict_to_axes(IMAGE_AXES)
+        };
+        pool_volume(
+            "avg_pool3d",
+            self,
+            |x| x.avg_pool2d(plain),
+            |x| x.avg_pool2d(window.restrict_to_axes(DEPTH_AXES)),
+        )
+    }
+
+    /// [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) of signals \[batch, channels, length\], or without the batch.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn adaptive_avg_pool1d(&self, output: usize) -> Result<Tensor> {
+        pool_signal(self, |x| x.adaptive_avg_pool2d([1, output]))
+    }
+
+    /// [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) of volumes \[batch, channels, depth, height, width\], or without the batch.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn adaptive_avg_pool3d(&self, output: [usize; 3]) -> Result<Tensor> {
+        let [d, h, w] = output;
+        let images = |x: &Tensor| x.adaptive_avg_pool2d([h, w]);
+        pool_volume("adaptive_avg_pool3d", self, images, |x| x.adaptive_avg_pool2d([d, h * w]))
+    }
+
+    /// [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) of volumes \[batch, channels, depth, height, width\], or without the batch.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn adaptive_max_pool3d(&self, output: [usize; 3]) -> Result<Tensor> {
+        let [d, h, w] = output;
+        let images = |x: &Tensor| x.adaptive_max_pool2d([h, w]);
+        pool_volume("adaptive_max_pool3d", self, images, |x| x.adaptive_max_pool2d([d, h * w]))
+    }
+
+    /// The p-norm of each window of images: (Σ x^p)^(1/p), NaN where a negative sum has no such root. Of the window, kernel, stride and `ceil_mode` count.
+    ///
+    /// # Errors
+    /// As [`avg_pool2d`](Self::avg_pool2d); the window is padded; p is 0 or not finite.
+    #[track_caller]
+    pub fn lp_pool2d(&self, p: f64, window: Pool2dOptions) -> Result<Tensor> {
+        lp_pool("lp_pool2d", self, p, window, |x| x.avg_pool2d(window))
+    }
+
+    /// [`lp_pool2d`](Self::lp_pool2d) of signals.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn lp_pool1d(&self, p: f64, window: Pool1dOptions) -> Result<Tensor> {
+        lp_pool("lp_pool1d", self, p, window, |x| x.avg_pool1d(window))
+    }
+
+    /// [`lp_pool2d`](Self::lp_pool2d) of volumes.
+    ///
+    /// # Errors
+    /// As there.
+    #[track_caller]
+    pub fn lp_pool3d(&self, p: f64, window: Pool3dOptions) -> Result<Tensor> {
+        lp_pool("lp_pool3d", self, p, window, |x| x.avg_pool3d(window))
+    }
+}
+
+/// The p-norm of windows, by the mean of powers.
+#[track_caller]
+fn lp_pool<const N: usize>(
+    op: &'static str,
+    x: &Tensor,
+    p: f64,
+    window: PoolOptions<N>,
+    mean: impl FnOnce(&Tensor) -> Result<Tensor>,
+) -> Result<Tensor> {
+    if window.padding != [0; N] {
+        return Err(Error::argument(op, "takes windows without padding; `pad` the input"));
+    }
+    if !p.is_finite() || p == 0.0 {
+        let why = format!("takes a finite p other than 0, not {p}; the largest `abs` is the one of infinity");
+        return Err(Error::argument(op, why));
+    }
+    let size: f64 = window.kernel.iter().map(|&n| n as f64).product();
+    mean(&x.pow(p)?)?.mul(size)?.pow(1.0 / p)
+}

@@ -1,0 +1,106 @@
+//! What convolutions take: one number for all spatial dimensions, or one for each.
+
+use crate::error::{Error, Result};
+use crate::tensor::{Dims, Tensor};
+
+/// A number for every spatial dimension, or an array with one for each.
+///
+/// ```
+/// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+/// # let device = Device::null(Default::default());
+/// let x = Tensor::zeros(&[1, 3, 8, 8], DType::F32, &device)?;
+/// let w = Tensor::zeros(&[6, 3, 3, 3], DType::F32, &device)?;
+/// assert_eq!(x.conv2d(&w, None, 2, 1, 1, 1)?.shape(), [1, 6, 4, 4]);
+/// assert_eq!(x.conv2d(&w, None, [2, 1], [1, 0], [1, 1], 1)?.shape(), [1, 6, 4, 6]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+pub trait IntoSpatial<const N: usize> {
+    /// One number for each spatial dimension.
+    fn spatial(self) -> [isize; N];
+}
+
+/// How a convolution pads its input with zeros.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Padding<const N: usize> {
+    /// So that the output has the extents of the input; the stride must be 1.
+    Same,
+    /// Not at all.
+    Valid,
+    /// On both sides, by these numbers.
+    Zeros([isize; N]),
+}
+
+macro_rules! impl_into_spatial {
+    ($($t:ty),*) => {$(
+        impl<const N: usize> IntoSpatial<N> for $t {
+            fn spatial(self) -> [isize; N] { [self as isize; N] }
+        }
+        impl<const N: usize> IntoSpatial<N> for [$t; N] {
+            fn spatial(self) -> [isize; N] { self.map(|n| n as isize) }
+        }
+        impl<const N: usize> From<$t> for Padding<N> {
+            fn from(n: $t) -> Self { Self::Zeros(n.spatial()) }
+        }
+        impl<const N: usize> From<[$t; N]> for Padding<N> {
+            fn from(n: [$t; N]) -> Self { Self::Zeros(n.spatial()) }
+        }
+    )*};
+}
+impl_into_spatial!(i32, isize, usize);
+
+/// The numbers, if none is below `least`, or more than an extent can be.
+pub(crate) fn check_at_least<const N: usize>(
+    op: &'static str,
+    what: &str,
+    numbers: [isize; N],
+    least: usize,
+) -> Result<[usize; N]> {
+    if numbers.iter().any(|&n| n < least as isize) {
+        return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at least {least}")));
+    }
+    if numbers.iter().any(|&n| n > i32::MAX as isize) {
+        return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at most {}", i32::MAX)));
+    }
+    Ok(numbers.map(|n| n as usize))
+}
+
+/// Checks the rank: `N` spatial dimensions after channels and, if there is one, the batch. Returns the tensor with a
+/// batch, and whether it had none.
+pub(crate) fn ensure_batched<const N: usize>(op: &'static str, x: &Tensor) -> Result<(Tensor, bool)> {
+    match x.rank() {
+        r if r == N + 2 => Ok((x.clone(), false)),
+        r if r == N + 1 => Ok((x.unsqueeze(0)?, true)),
+        r => Err(Error::shape(
+            op,
+            format!("takes [channels, ..] or [batch, channels, ..] with {N} more dimensions, not rank {r}"),
+            &[x.shape()],
+        )),
+    }
+}
+
+/// `[images, channels, ..]` as rank 4 at least: one spatial dimension becomes the second of two.
+pub(crate) fn ensure_planar(x: &Tensor) -> Result<Tensor> {
+    if x.rank() == 3 { x.unsqueeze(2) } else { Ok(x.clone()) }
+}
+
+/// Undoes [`planar`] and [`batched`].
+pub(crate) fn restore_rank<const N: usize>(out: &Tensor, unbatched: bool) -> Result<Tensor> {
+    let mut shape: Dims = out.shape().into();
+    if N == 1 {
+        shape.remove(2);
+    }
+    if unbatched {
+        shape.remove(0);
+    }
+    out.reshape(&shape[..])
+}
+
+/// Two or three numbers as the kernels take them: one spatial dimension is the second of two.
+pub(crate) fn kernel_axes<const N: usize>(numbers: [usize; N], fill: usize) -> [usize; 3] {
+    match numbers[..] {
+        [w] => [fill, w, fill],
+        [h, w] => [h, w, fill],
+        [d, h, w, ..] => [d, h, w],
+        [] => [fill; 3],
+    }
+}

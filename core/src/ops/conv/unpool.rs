@@ -1,0 +1,197 @@
+//! What is kept of pooling put back in its place, and pooling by windows that are drawn. Both are made of other operations.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::conv::pool::PoolOptions;
+use crate::tensor::Tensor;
+use crate::tensor::layout::tensor_numel;
+
+/// Places of maxima to their places, zeros elsewhere, over the last `N` dimensions.
+#[track_caller]
+fn max_unpool<const N: usize>(
+    op: &'static str,
+    x: &Tensor,
+    indices: &Tensor,
+    output: [usize; N],
+) -> Result<Tensor> {
+    if x.shape() != indices.shape() || !matches!(x.rank().checked_sub(N), Some(1 | 2)) {
+        let rule = format!(
+            "takes maxima and their places in one shape: channels, {N} more dimensions, and perhaps a batch before"
+        );
+        return Err(Error::shape(op, rule, &[x.shape(), indices.shape()]));
+    }
+    if !indices.dtype().is_int() {
+        return Err(Error::dtype(
+            op,
+            indices.dtype(),
+            "places are integers, as pooling `_with_indices` gives them",
+        ));
+    }
+    let lead = &x.shape()[..x.rank() - N];
+    let Some(size) = tensor_numel(&output) else {
+        return Err(Error::argument(
+            op,
+            format!("{output:?} has more than 4,294,967,295 elements, the most a tensor can have"),
+        ));
+    };
+    let flat = Tensor::zeros(&[lead, &[size]].concat(), x.dtype(), x.device())?;
+    let dim = lead.len() as isize;
+    let out = flat.scatter(dim, &indices.flatten(dim, -1)?, &x.flatten(dim, -1)?)?;
+    out.reshape(&[lead, &output].concat()[..])
+}
+
+macro_rules! impl_max_unpool {
+    ($($n:literal $op:ident $pool:ident $shape:literal;)*) => {
+        impl Tensor {$(
+            #[doc = concat!("Maxima of [`", stringify!($pool), "`](Self::", stringify!($pool), ") at their places in [.., ", $shape,
+                "], and zeros elsewhere: PyTorch's `", stringify!($op), "`. `output` are the extents that were pooled;")]
+            /// [`Pool::unpooled`] says what they are if nothing was cut off. Of places that come twice, one of the maxima stands there.
+            ///
+            /// # Errors
+            /// The shapes differ or have other dimensions; the places are no integers. What a place outside does is that of
+            /// [`scatter`](Self::scatter).
+            #[track_caller]
+            pub fn $op(&self, indices: &Tensor, output: [usize; $n]) -> Result<Tensor> {
+                max_unpool(stringify!($op), self, indices, output)
+            }
+        )*}
+    };
+}
+impl_max_unpool! {
+    1 max_unpool1d max_pool1d_with_indices "length";
+    2 max_unpool2d max_pool2d_with_indices "height, width";
+    3 max_unpool3d max_pool3d_with_indices "depth, height, width";
+}
+
+impl<const N: usize> PoolOptions<N> {
+    /// The smallest extents that these windows pool to `pooled`, as PyTorch's `MaxUnpool` has it.
+    ///
+    /// ```
+    /// # use forebay_core::ops::{Pool, Pool2d};
+    /// let window = Pool { stride: [2, 1], padding: [1, 0], ..Pool2d::new(3) };
+    /// assert_eq!(window.unpooled([4, 5]), [7, 7]);
+    /// ```
+    #[must_use]
+    pub fn unpool_output_size(&self, pooled: [usize; N]) -> [usize; N] {
+        std::array::from_fn(|d| {
+            (pooled[d].saturating_sub(1) * self.stride[d] + self.kernel[d])
+                .saturating_sub(2 * self.padding[d])
+        })
+    }
+}
+
+/// The element numbers of windows along a dimension of `extent`, for each of `samples` \[planes\], as i32 \[planes, output · kernel\]:
+/// windows begin at ⌊(i + s) α⌋ - ⌊s α⌋ with α = (extent - kernel) / (output - 1), the last one at the end.
+#[track_caller]
+fn fractional_window_indices(
+    extent: usize,
+    kernel: usize,
+    output: usize,
+    samples: &Tensor,
+) -> Result<Tensor> {
+    let device = samples.device();
+    let last = (extent - kernel) as f64;
+    // In f32, as the samples are: the bits are PyTorch's.
+    let alpha = f64::from(if output > 1 { last as f32 / (output - 1) as f32 } else { 0.0 });
+    let s = samples.reshape([-1, 1])?;
+    let steps = Tensor::arange(0.0, output as f64, 1.0, DType::F32, device)?;
+    let begins = steps.add(&s)?.mul(alpha)?.floor()?.sub(&s.mul(alpha)?.floor()?)?;
+    let ends = steps.ge((output - 1) as f64)?.broadcast_to(begins.shape())?;
+    let begins = begins.masked_fill(&ends, last)?.to_dtype(DType::I32)?;
+    let within = Tensor::arange(0.0, kernel as f64, 1.0, DType::I32, device)?;
+    begins.unsqueeze(-1)?.add(&within)?.flatten(1, -1)
+}
+
+/// Maxima of windows whose begins are drawn, and their places in a plane, over the last `N` dimensions.
+#[track_caller]
+fn fractional_max_pool<const N: usize>(
+    op: &'static str,
+    x: &Tensor,
+    kernel: [usize; N],
+    output: [usize; N],
+    samples: Option<&Tensor>,
+    pool: impl FnOnce(&Tensor, PoolOptions<N>) -> Result<(Tensor, Tensor)>,
+) -> Result<(Tensor, Tensor)> {
+    let lead = x.rank().checked_sub(N).filter(|lead| matches!(lead, 1 | 2));
+    let Some(lead) = lead else {
+        let rule = format!("takes channels, {N} more dimensions, and perhaps a batch before");
+        return Err(Error::shape(op, rule, &[x.shape()]));
+    };
+    let extents: [usize; N] = std::array::from_fn(|d| x.shape()[lead + d]);
+    for d in 0..N {
+        let taken = output[d].saturating_add(kernel[d]);
+        if kernel[d] == 0 || output[d] == 0 || taken > extents[d] + 1 {
+            let rule = format!("{output:?} windows of {kernel:?} have no room; take fewer or smaller ones");
+            return Err(Error::shape(op, rule, &[x.shape()]));
+        }
+    }
+    let planes: usize = x.shape()[..lead].iter().product();
+    let drawn;
+    let samples = match samples {
+        Some(samples) => {
+            let batch = if lead == 2 { x.shape()[0] } else { 1 };
+            if samples.shape() != [batch, planes / batch.max(1), N] {
+                let rule = format!("samples are [batch, channels, {N}]");
+                return Err(Error::shape(op, rule, &[samples.shape(), x.shape()]));
+            }
+            samples
+        }
+        None => {
+            drawn = Tensor::rand(&[planes, N], DType::F32, x.device())?;
+            &drawn
+        }
+    };
+    let samples = samples.detach().to_dtype(DType::F32)?.reshape([planes, N])?;
+    let mut taken = x.reshape(&[&[planes], &extents[..]].concat()[..])?;
+    let mut places: Option<Tensor> = None;
+    for d in 0..N {
+        // PyTorch's samples of images are those of the width, then of the height; those of volumes are in order.
+        let sample = samples.select(1, if N == 2 { 1 - d as isize } else { d as isize })?;
+        let index = fractional_window_indices(extents[d], kernel[d], output[d], &sample)?;
+        let mut shape = vec![1; N + 1];
+        (shape[0], shape[d + 1]) = (planes, output[d] * kernel[d]);
+        let index = index.reshape(&shape[..])?;
+        // An element's place in its plane: the numbers of all dimensions, each counted in steps of the ones behind it.
+        places = Some(match places {
+            None => index.clone(),
+            Some(before) => before.mul(extents[d] as i64)?.add(&index)?,
+        });
+        let mut whole = taken.shape().to_vec();
+        whole[d + 1] = shape[d + 1];
+        taken = taken.gather(d as isize + 1, &index.broadcast_to(&whole)?)?;
+    }
+    let (out, chosen) = pool(&taken, PoolOptions::from_kernel(kernel))?;
+    let places = places.ok_or_else(|| Error::argument(op, "has no dimensions"))?;
+    let chosen = chosen.to_dtype(DType::I32)?.reshape([planes, output.iter().product()])?;
+    let all: usize = taken.shape()[1..].iter().product();
+    let places = places.broadcast_to(taken.shape())?.reshape([planes, all])?.gather(1, &chosen)?;
+    let shape = [&x.shape()[..lead], &output].concat();
+    Ok((out.reshape(&shape[..])?, places.reshape(&shape[..])?.to_dtype(DType::I64)?))
+}
+
+macro_rules! impl_fractional_max_pool {
+    ($($n:literal $op:ident $pool:ident $shape:literal;)*) => {
+        impl Tensor {$(
+            #[doc = concat!("The largest element of each of `output` windows of `kernel` of \\[batch, channels, ", $shape,
+                "\\], or without the batch, and its place as i64; the windows begin at random, from end to end (Graham, 2014): PyTorch's `",
+                stringify!($op), "_with_indices`.")]
+            #[doc = concat!("`samples`, \\[batch, channels, ", stringify!($n), "\\] within 0 and 1, say where; `None` draws them.")]
+            ///
+            /// # Errors
+            /// The windows have no room; the samples have another shape; memory runs out.
+            #[track_caller]
+            pub fn $op(
+                &self,
+                kernel: [usize; $n],
+                output: [usize; $n],
+                samples: Option<&Tensor>,
+            ) -> Result<(Tensor, Tensor)> {
+                fractional_max_pool(stringify!($op), self, kernel, output, samples, |x, window| x.$pool(window))
+            }
+        )*}
+    };
+}
+impl_fractional_max_pool! {
+    2 fractional_max_pool2d max_pool2d_with_indices "height, width";
+    3 fractional_max_pool3d max_pool3d_with_indices "depth, height, width";
+}

@@ -1,0 +1,205 @@
+//! Activation functions: elementwise, each with its gradient.
+
+use forebay_shaders::KernelSpec;
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::elementwise::pointwise::GradRule::Expr;
+use crate::ops::elementwise::pointwise::GradVar::{A, B, Y};
+use crate::ops::elementwise::pointwise::{
+    Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace,
+};
+use crate::ops::elementwise::unary::unary;
+use crate::ops::kernel::heuristics::{self, VEC4_WIDTH};
+use crate::ops::kernel::launch::{self, KernelParams};
+use crate::ops::reduce;
+use crate::tensor::Tensor;
+
+// A selection between a and a bound that it is compared with becomes the card's own max or min, which may lose NaN:
+// `m_max` and `m_min` look at the bits.
+// Gradients at NaN are PyTorch's: what is cut off is compared with the bound, so that NaN is not.
+unary! {
+    /// max(a, 0).
+    relu / relu_(): Number, "m_max(a, 0.0)" | "select(a, T(0), a <= T(0))", ["base"], Expr("select(g, T(0), y <= T(0))", &[Y]);
+    /// min(max(a, 0), 6).
+    relu6 / relu6_(): Number, "m_min(m_max(a, 0.0), 6.0)" | "select(select(a, T(0), a <= T(0)), T(6), a >= T(6))", ["base"],
+        Expr("select(g, T(0), a <= T(0) || a >= T(6))", &[A]);
+    /// a for a > 0, else negative_slope · a.
+    leaky_relu / leaky_relu_(negative_slope): Float, "select(a * negative_slope, a, a > 0.0)", [],
+        Expr("select(g * negative_slope, g, a > 0.0)", &[A]);
+    /// a for a > 0, else alpha · (eᵃ - 1).
+    elu / elu_(alpha): Float, "select(alpha * m_expm1(a), a, a > 0.0)", ["base", "exp"],
+        Expr("select(g, g * alpha * m_exp(min(a, 0.0)), a <= 0.0)", &[A]);
+    /// max(0, a) + min(0, alpha · (e^(a/alpha) - 1)).
+    celu / celu_(alpha) where (alpha != 0.0, "takes an alpha that is not 0"): Float, "select(alpha * m_expm1(a / alpha), a, a > 0.0)", ["base", "exp"],
+        Expr("select(g, g * m_exp(min(a, 0.0) / alpha), a <= 0.0)", &[A]);
+    /// The self-normalising elu (Klambauer et al., 2017).
+    selu / selu_(): Float, "1.0507009873554805 * select(1.6732632423543772 * m_expm1(a), a, a > 0.0)", ["base", "exp"],
+        Expr("g * 1.0507009873554805 * select(1.0, 1.6732632423543772 * m_exp(min(a, 0.0)), a <= 0.0)", &[A]);
+    /// a · Φ(a) with the normal distribution's Φ (Hendrycks and Gimpel, 2016), by erf.
+    gelu(): Float, "m_gelu(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_gelu_grad(a)", &[A]);
+    /// The tanh form of gelu: 0.5a(1 + tanh(√(2/π)(a + 0.044715a³))).
+    gelu_tanh(): Float, "m_gelu_tanh(a)", ["base", "exp", "log", "erf", "activation"],
+        Expr("g * m_gelu_tanh_grad(a)", &[A]);
+    /// a · sigmoid(a).
+    silu / silu_(): Float, "m_silu(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_silu_grad(a)", &[A]);
+    /// a · tanh(softplus(a)).
+    mish / mish_(): Float, "m_mish(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_mish_grad(a)", &[A]);
+    /// log(sigmoid(a)).
+    logsigmoid(): Float, "m_logsigmoid(a)", ["base", "exp", "log", "erf", "activation"],
+        Expr("g * m_sigmoid(-a)", &[A]);
+    /// log(1 + e^(beta · a)) / beta; a itself where beta · a is above threshold.
+    softplus(beta, threshold): Float, "select(m_log1pexp(a * beta) / beta, a, a * beta > threshold)",
+        ["base", "exp", "log", "erf", "activation"], Expr("select(g * m_sigmoid(a * beta), g, a * beta > threshold)", &[A]);
+    /// a / (1 + |a|); at infinities NaN, as is its gradient: what PyTorch has.
+    softsign(): Float, "a / (1.0 + abs(a))", ["base"],
+        Expr("select(m_nan(), g / ((1.0 + abs(a)) * (1.0 + abs(a))), m_isfinite(a))", &[A]);
+    /// a - tanh(a).
+    tanhshrink(): Float, "a - m_tanh(a)", ["base", "exp"], Expr("g * m_tanh(a) * m_tanh(a)", &[A]);
+    /// a moved towards 0 by lambda; 0 between -lambda and lambda.
+    softshrink(lambda) where (lambda >= 0.0, "takes a lambda of at least 0"): Float, "select(select(select(T(0), a + lambda, a < -lambda), a - lambda, a > lambda), a, m_isnan(a))"
+        | "select(select(select(T(0), a + lambda, a < -lambda), a - lambda, a > lambda), a, m_isnan(f32(a)))", ["base"],
+        Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
+    /// a outside -lambda..lambda, else 0.
+    hardshrink(lambda): Float, "select(a, T(0), a >= -lambda && a <= lambda)", [],
+        Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
+    /// a held between min_val and max_val.
+    hardtanh / hardtanh_(min_val, max_val) where (min_val <= max_val, "takes a min_val that is not above max_val"): Number, "m_min(m_max(a, min_val), max_val)"
+        | "select(min(max(a, min_val), max_val), a, m_isnan(f32(a)))", ["base"],
+        Expr("select(g, T(0), a <= min_val || a >= max_val)", &[A]);
+    /// min(max(a/6 + 1/2, 0), 1).
+    hardsigmoid / hardsigmoid_(): Float, "select(select(a / 6.0 + 0.5, T(1), a >= 3.0), T(0), a <= -3.0)", [],
+        Expr("select(T(0), g / 6.0, a > -3.0 && a < 3.0)", &[A]);
+    /// a · hardsigmoid(a).
+    hardswish / hardswish_(): Float, "a * select(select((a + 3.0) / 6.0, T(1), a >= 3.0), T(0), a <= -3.0)", [],
+        Expr("select(select(g * (a / 3.0 + 0.5), g, a >= 3.0), T(0), a <= -3.0)", &[A]);
+    /// a above threshold, else value.
+    threshold / threshold_(threshold, value): Number, "select(a, value, a <= threshold)", [],
+        Expr("select(g, T(0), a <= threshold)", &[A]);
+}
+
+static PRELU: PointwiseOp = PointwiseOp {
+    name: "prelu",
+    expr: "select(a * b, a, a > 0.0)",
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &[],
+    grads: &[Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])],
+};
+
+static GLU: PointwiseOp = PointwiseOp {
+    name: "glu",
+    expr: "a * m_sigmoid(b)",
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base", "exp"],
+    grads: &[Expr("g * m_sigmoid(b)", &[B]), Expr("g * a * m_sigmoid(b) * m_sigmoid(-b)", &[A, B])],
+};
+
+/// What stands around [`gelu_tanh`](Tensor::gelu_tanh) of x \[rows, extent\] backward, in one pass: g, the gradient of its result, is
+/// multiplied by the derivative, in place. Returns gelu_tanh(x), and the sums of the products over the rows, in f32. Both lie dense at
+/// the start of their memory, and no other tensor sees that of g.
+pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)> {
+    let (rows, extent) = (x.shape()[0], x.shape()[1]);
+    let again = Tensor::empty(x.shape(), x.dtype(), x.device())?;
+    if x.numel() == 0 {
+        return Ok((again, Tensor::zeros(&[extent], DType::F32, x.device())?));
+    }
+    let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
+    // 64 threads lie side by side in a workgroup, and four of those below each other take four rows at a time.
+    let tiles = extent.div_ceil(64 * width);
+    let strip = heuristics::rows_per_strip(rows, tiles, 16);
+    let strips = rows.div_ceil(strip);
+    let partial = {
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
+        Tensor::empty(&[strips, 1, extent], DType::F32, x.device())?
+    };
+    let spec = KernelSpec::new("gelu_again").def("dtype", x.dtype().name()).def("width", width);
+    let params = KernelParams::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
+    let params = params.loop_iterations(strip / 16 + 1);
+    launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
+    // One section has one tensor.
+    let sums = reduce::sum_parts(&partial)?.remove(0);
+    Ok((again, sums))
+}
+
+impl Tensor {
+    /// a for a > 0, else weight · a, with one weight, or one for each index of dimension 1.
+    ///
+    /// # Errors
+    /// `weight` has another number of elements than 1 and the extent of dimension 1.
+    #[track_caller]
+    pub fn prelu(&self, weight: &Tensor) -> Result<Tensor> {
+        let channels = self.shape().get(1).copied().unwrap_or(1);
+        if weight.rank() > 1 || (weight.numel() != 1 && weight.numel() != channels) {
+            return Err(Error::shape(
+                "prelu",
+                format!("takes 1 or {channels} weights"),
+                &[self.shape(), weight.shape()],
+            ));
+        }
+        let mut shape = vec![1; self.rank()];
+        if weight.numel() != 1 {
+            shape[1] = channels;
+        }
+        run_pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&weight.reshape(&shape[..])?)], &[])
+    }
+
+    /// The first half of a dimension, times the sigmoid of the second (Dauphin et al., 2016).
+    ///
+    /// # Errors
+    /// The extent is odd.
+    #[track_caller]
+    pub fn glu(&self, dim: isize) -> Result<Tensor> {
+        let n = self.dim(dim)?;
+        if n % 2 != 0 {
+            return Err(Error::shape("glu", "takes a dimension of even extent", &[self.shape()]));
+        }
+        let (first, second) = (self.narrow(dim, 0, n / 2)?, self.narrow(dim, n / 2, n / 2)?);
+        run_pointwise(&GLU, &[Operand::Tensor(&first), Operand::Tensor(&second)], &[])
+    }
+
+    /// softmax(-a) along a dimension.
+    ///
+    /// # Errors
+    /// `dim` is out of range; the dtype is no 16- or 32-bit float; memory runs out.
+    #[track_caller]
+    pub fn softmin(&self, dim: isize) -> Result<Tensor> {
+        self.neg()?.softmax(dim)
+    }
+
+    /// a for a > 0, else a times a slope: drawn from lower..upper for each element while `training`, else the middle.
+    ///
+    /// # Errors
+    /// `lower` is above `upper`; the dtype is no float; memory runs out.
+    #[track_caller]
+    pub fn rrelu(&self, lower: f64, upper: f64, training: bool) -> Result<Tensor> {
+        if lower > upper {
+            return Err(Error::argument(
+                "rrelu",
+                format!("takes a lower bound that is not above {upper}, got {lower}"),
+            ));
+        }
+        if !training {
+            return self.leaky_relu((lower + upper) / 2.0);
+        }
+        let slopes = Tensor::uniform(self.shape(), lower, upper, self.dtype(), self.device())?;
+        run_pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&slopes)], &[])
+    }
+
+    /// NaN as 0, infinities as the largest numbers of the type. Other types have neither: of those, a copy.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn nan_to_num(&self) -> Result<Tensor> {
+        let most = match self.dtype() {
+            DType::F64 => f64::MAX,
+            DType::F16 => 65504.0,
+            DType::BF16 => f64::from(half::bf16::MAX),
+            _ => f64::from(f32::MAX),
+        };
+        self.nan_to_num_with(0.0, most, -most)
+    }
+}

@@ -1,0 +1,478 @@
+//! Elementwise operations of two and three operands, with broadcasting; any operand but the first may be a number.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
+use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
+use crate::ops::elementwise::pointwise::{
+    Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace,
+};
+use crate::ops::kernel::launch;
+use crate::tensor::Tensor;
+
+/// One entry an operation: documentation, name, types, expression (and the plain one), files of math, gradients.
+macro_rules! binary {
+    ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)?: $types:ident, $expr:literal $(| $plain:literal)?,
+        [$($math:literal),*], [$($grad:expr),*];)*) => {
+        $(
+            #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
+            static $name: PointwiseOp = PointwiseOp {
+                name: stringify!($name),
+                expr: $expr,
+                int_f64_expr: concat!($($plain)?),
+                type_rule: TypeRule::$types,
+                math_files: &[$($math),*],
+                grads: &[$($grad),*],
+            };
+        )*
+        impl Tensor {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                /// The shapes do not broadcast; a dtype is not taken; memory runs out.
+                #[track_caller]
+                pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+                    run_pointwise(&$name, &[Operand::Tensor(self), other.into()], &[])
+                }
+                $(
+                    /// The same in place.
+                    ///
+                    /// # Errors
+                    /// `other` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on; a
+                    /// dtype is not taken.
+                    #[track_caller]
+                    pub fn $inplace<'a>(&self, other: impl Into<Operand<'a>>) -> Result<()> {
+                        run_pointwise_inplace(&$name, self, &[other.into()], &[])
+                    }
+                )?
+            )*
+        }
+    };
+}
+
+binary! {
+    /// a + b.
+    add / add_: Any, "a + b", [], [Expr("g", &[]), Expr("g", &[])];
+    /// a - b.
+    sub / sub_: Number, "a - b", [], [Expr("g", &[]), Expr("-g", &[])];
+    /// b - a.
+    rsub: Number, "b - a", [], [Expr("-g", &[]), Expr("g", &[])];
+    /// a · b.
+    mul / mul_: Any, "a * b", [], [Expr("g * b", &[B]), Expr("g * a", &[A])];
+    /// a / b, as floats.
+    div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * (a / b) / b", &[A, B])];
+    /// a to the power of b; of integers an integer, modulo what its type holds.
+    pow / pow_: Number, "m_pow(a, b)" | "power(a, b)", ["base", "exp", "log", "pow"], [
+        Expr("select(g * (b * m_pow(a, b - 1.0)), 0.0, b == 0.0)", &[A, B]),
+        Expr("select(g * (m_pow(a, b) * m_log(a)), 0.0, a == 0.0 && b >= 0.0)", &[A, B])];
+    /// The larger, NaN if either is; equal operands share the gradient, beside NaN each has it.
+    maximum: Any, "m_max(a, b)" | "select(select(max(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
+        Expr("select(select(g, T(0), a < b), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(g, T(0), b < a), g * 0.5, a == b)", &[A, B])];
+    /// The smaller, NaN if either is; equal operands share the gradient, beside NaN each has it.
+    minimum: Any, "m_min(a, b)" | "select(select(min(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
+        Expr("select(select(g, T(0), a > b), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(g, T(0), b > a), g * 0.5, a == b)", &[A, B])];
+    /// The larger; beside NaN the other. Equal operands share the gradient.
+    fmax: Any, "select(select(m_max(a, b), a, m_isnan(b)), b, m_isnan(a))"
+        | "select(select(max(a, b), a, m_isnan(f32(b))), b, m_isnan(f32(a)))", ["base"], [
+
+        Expr("select(select(T(0), g, a > b || m_isnan(b)), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(g, T(0), a > b || m_isnan(b)), g * 0.5, a == b)", &[A, B])];
+    /// The smaller; beside NaN the other. Equal operands share the gradient.
+    fmin: Any, "select(select(m_min(a, b), a, m_isnan(b)), b, m_isnan(a))"
+        | "select(select(min(a, b), a, m_isnan(f32(b))), b, m_isnan(f32(a)))", ["base"], [
+
+        Expr("select(select(T(0), g, a < b || m_isnan(b)), g * 0.5, a == b)", &[A, B]),
+        Expr("select(select(g, T(0), a < b || m_isnan(b)), g * 0.5, a == b)", &[A, B])];
+    /// log(eᵃ + eᵇ), without the powers where they are large.
+    logaddexp: Float, "select(max(a, b) + m_log1p(m_exp(-abs(a - b))), a, a == b && !m_isfinite(a))", ["base", "exp", "log"], [
+        Expr("g * m_sigmoid(a - b)", &[A, B]), Expr("g * m_sigmoid(b - a)", &[A, B])];
+    /// The same to base 2: log2(2ᵃ + 2ᵇ).
+    logaddexp2: Float, "select(max(a, b) + m_log1p(m_exp2(-abs(a - b))) * 1.4426950408889634, a, a == b && !m_isfinite(a))",
+        ["base", "exp", "log"], [
+        Expr("g * m_sigmoid((a - b) * 0.6931471805599453)", &[A, B]), Expr("g * m_sigmoid((b - a) * 0.6931471805599453)", &[A, B])];
+    /// 0 for a < 0, 1 for a > 0, and b where a is 0.
+    heaviside: Any, "select(select(T(0), T(1), a > T(0)), b, a == T(0))", [], [NoGrad, NoGrad];
+    /// The angle of the point (b, a), in radians. At the origin its gradient is zero, as in PyTorch.
+    atan2: Float, "m_atan2(a, b)", ["base", "atrig"], [
+        // Squares would be none of f32 where the point is near or far.
+        Expr("select(g * (b / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
+        Expr("select(-g * (a / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B])];
+    /// √(a² + b²).
+    hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / m_hypot(a, b)", &[A, B]), Expr("g * b / m_hypot(a, b)", &[A, B])];
+    /// The remainder of a / b rounded towards zero, as C's fmod.
+    fmod / fmod_: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
+        Expr("g", &[]), Expr("-g * trunc(a / b)", &[A, B])];
+    /// The remainder of a / b rounded down, with the sign of b.
+    remainder / remainder_: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
+        Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
+    /// a / b rounded down.
+    floor_divide: Number, "m_floor_div(a, b)" | "(a - ((a % b) + b) % b) / b", ["base", "mod"], [Zero, Zero];
+    /// a / b rounded towards zero.
+    trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
+    /// |a| with the sign of b.
+    copysign: Float, "m_copysign(a, b)", ["base"], [
+        Expr("select(g * (y / a), 0.0, a == 0.0)", &[A, Y]), Zero];
+    /// a · log(b), and 0 where a is 0.
+    xlogy: Float, "m_xlogy(a, b)", ["base", "log"], [
+        Expr("select(g * m_log(b), 0.0, a == 0.0 && b <= 0.0)", &[A, B]), Expr("g * a / b", &[A, B])];
+    /// a · log(1 + b), and 0 where a is 0.
+    xlog1py: Float, "select(select(a * m_log1p(b), 0.0, a == 0.0), b, m_isnan(b))", ["base", "log"], [
+        Expr("select(g * m_log1p(b), 0.0, a == 0.0 && b <= -1.0)", &[A, B]), Expr("g * a / (b + 1.0)", &[A, B])];
+    /// Hurwitz's zeta function, the sum of (b + k)⁻ᵃ over all k from 0 on: PyTorch's `special.zeta`, whose gradient by a is none either. Infinite for a = 1, NaN below.
+    zeta: Float, "m_zeta(a, b)", ["base", "exp", "pow", "polygamma"], [NoGrad, Expr("-g * a * m_zeta(a + 1.0, b)", &[A, B])];
+    /// a · 2ᵇ.
+    ldexp: Float, "a * m_exp2(b)", ["base", "exp"], [
+        Expr("g * m_exp2(b)", &[B]), Expr("g * (a * m_exp2(b)) * 0.6931471805599453", &[A, B])];
+    /// The greatest common divisor, which is not negative; of zeros 0.
+    gcd: Integer, "gcd(a, b)", [], [NoGrad, NoGrad];
+    /// The least common multiple, which is not negative; 0 beside 0.
+    lcm: Integer, "lcm(a, b)", [], [NoGrad, NoGrad];
+    /// a · 2ᵇ modulo what the type holds: 0 where b is negative, or not below the type's bits. PyTorch's `<<`.
+    bitwise_left_shift: Integer, "shifted_left(a, b)", [], [NoGrad, NoGrad];
+    /// a / 2ᵇ rounded down: what is left of the sign where b is negative, or not below the type's bits. PyTorch's `>>`.
+    bitwise_right_shift: Integer, "shifted_right(a, b)", [], [NoGrad, NoGrad];
+    /// a = b.
+    eq: Compare, "a == b", [], [NoGrad, NoGrad];
+    /// a ≠ b.
+    ne: Compare, "!(a == b)", [], [NoGrad, NoGrad];
+    /// a < b.
+    lt: Compare, "a < b", [], [NoGrad, NoGrad];
+    /// a ≤ b.
+    le: Compare, "a <= b", [], [NoGrad, NoGrad];
+    /// a > b.
+    gt: Compare, "a > b", [], [NoGrad, NoGrad];
+    /// a ≥ b.
+    ge: Compare, "a >= b", [], [NoGrad, NoGrad];
+    /// Both are true (not zero).
+    logical_and: Logic, "a && b", [], [NoGrad, NoGrad];
+    /// One is true.
+    logical_or: Logic, "a || b", [], [NoGrad, NoGrad];
+    /// Exactly one is true.
+    logical_xor: Logic, "a != b", [], [NoGrad, NoGrad];
+    /// Bits of both.
+    bitwise_and: Bits, "a & b", [], [NoGrad, NoGrad];
+    /// Bits of either.
+    bitwise_or: Bits, "a | b", [], [NoGrad, NoGrad];
+    /// Bits of exactly one.
+    bitwise_xor: Bits, "a ^ b", [], [NoGrad, NoGrad];
+}
+
+/// The record of a comparison, by its name.
+pub(crate) fn comparison_op(name: &str) -> &'static PointwiseOp {
+    match name {
+        "lt" => &lt,
+        "le" => &le,
+        "gt" => &gt,
+        _ => &ge,
+    }
+}
+
+static WHERE: PointwiseOp = PointwiseOp {
+    name: "where",
+    expr: "select(c, b, a != T(0))",
+    int_f64_expr: "",
+    type_rule: TypeRule::Any,
+    math_files: &[],
+    grads: &[NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])],
+};
+
+// The tensor itself comes first, as in everything in place.
+static MASKED_FILL_: PointwiseOp = PointwiseOp {
+    name: "masked_fill_",
+    expr: "select(a, c, b != T(0))",
+    int_f64_expr: "",
+    type_rule: TypeRule::Any,
+    math_files: &[],
+    grads: &[Expr("select(g, T(0), b != T(0))", &[B]), NoGrad, Expr("select(T(0), g, b != T(0))", &[B])],
+};
+
+static FILL_: PointwiseOp = PointwiseOp {
+    name: "fill_",
+    expr: "b",
+    int_f64_expr: "",
+    type_rule: TypeRule::Any,
+    math_files: &[],
+    grads: &[Zero, Expr("g", &[])],
+};
+
+static CLAMP: PointwiseOp = PointwiseOp {
+    name: "clamp",
+    expr: "m_min(m_max(a, b), c)",
+    int_f64_expr: "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))",
+    type_rule: TypeRule::Number,
+    math_files: &["base"],
+    // Equal ones share the gradient.
+    grads: &[
+        Expr("select(select(g, g * 0.5, (a == b || a == c) && b < c), T(0), a < b || a > c)", &[A, B, C]),
+        Expr("select(select(T(0), g * 0.5, a == b && b < c), g, a < b && b <= c)", &[A, B, C]),
+        Expr("select(select(T(0), g * 0.5, a == c && b < c), g, b > c || (a > c && b <= c))", &[A, B, C]),
+    ],
+};
+
+/// The same by numbers, at which the gradient is zero, but at infinite ones, which hold nothing back.
+static CLAMP_SCALARS: PointwiseOp = PointwiseOp {
+    grads: &[
+        Expr(
+            "select(select(T(0), g, a >= b && a <= c), T(0), (a == b && m_isfinite(b)) || (a == c && m_isfinite(c)))",
+            &[A, B, C],
+        ),
+        NoGrad,
+        NoGrad,
+    ],
+    ..CLAMP
+};
+
+/// The record of a clamp by these bounds.
+fn select_clamp_op(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp {
+    if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_SCALARS } else { &CLAMP }
+}
+
+static ADDCMUL: PointwiseOp = PointwiseOp {
+    name: "addcmul",
+    expr: "a + value * b * c",
+    int_f64_expr: "",
+    type_rule: TypeRule::Number,
+    math_files: &[],
+    grads: &[Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])],
+};
+
+static ADDCDIV: PointwiseOp = PointwiseOp {
+    name: "addcdiv",
+    expr: "a + value * b / c",
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &[],
+    grads: &[Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])],
+};
+
+static LERP: PointwiseOp = PointwiseOp {
+    name: "lerp",
+    expr: "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)",
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &[],
+    grads: &[Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])],
+};
+
+/// Refuses a factor that integers do not hold, which would be cut.
+fn check_integer_value(operands: &[Operand<'_>], value: f64) -> Result<()> {
+    let float = |operand: &Operand<'_>| match operand {
+        Operand::Tensor(t) => t.dtype().is_float(),
+        Operand::Scalar(s) => matches!(s, Scalar::Float(_)),
+    };
+    if value.fract() == 0.0 || operands.iter().any(float) {
+        return Ok(());
+    }
+    Err(Error::argument(
+        "addcmul",
+        format!(
+            "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`"
+        ),
+    ))
+}
+
+impl Tensor {
+    /// `self` where `condition` holds, else `other`; all three broadcast.
+    ///
+    /// # Errors
+    /// `condition` is no bool; the shapes do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
+        launch::check_bool_mask("where", condition)?;
+        run_pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
+    }
+
+    /// `value` where `mask` holds, else `self`. A number takes the type of `self`.
+    ///
+    /// # Errors
+    /// `mask` is no bool; the shapes do not broadcast; the dtype does not hold the number; memory runs out.
+    #[track_caller]
+    pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<Tensor> {
+        launch::check_bool_mask("masked_fill", mask)?;
+        let value = self.fill_operand("masked_fill", value.into())?;
+        run_pointwise(&WHERE, &[mask.into(), value, self.into()], &[])
+    }
+
+    /// What fills places of a tensor: a number becomes one of its type.
+    fn fill_operand<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
+        let Operand::Scalar(number) = value else { return Ok(value) };
+        match number.to_exact(self.dtype()) {
+            Some(number) => Ok(Operand::Scalar(number)),
+            None => Err(Error::argument(
+                op,
+                format!(
+                    "{} does not hold the value {number:?}; cast the tensor with `to_dtype`",
+                    self.dtype()
+                ),
+            )),
+        }
+    }
+
+    /// `self` held between `min` and `max`; where they cross, `max` wins. As in PyTorch (2.15), the gradient at a bound is zero where both are
+    /// numbers, and shared where one is a tensor.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; the dtype is bool; memory runs out.
+    #[track_caller]
+    pub fn clamp<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<Tensor> {
+        let (min, max) = (min.into(), max.into());
+        run_pointwise(select_clamp_op(&min, &max), &[self.into(), min, max], &[])
+    }
+
+    /// `self`, or `min` where that is larger: [`clamp`](Self::clamp) without an upper bound, [`maximum`](Self::maximum) of a tensor.
+    ///
+    /// # Errors
+    /// As [`clamp`](Self::clamp).
+    #[track_caller]
+    pub fn clamp_min<'a>(&self, min: impl Into<Operand<'a>>) -> Result<Tensor> {
+        match min.into() {
+            min @ Operand::Scalar(_) if self.dtype().is_float() => self.clamp(min, f64::INFINITY),
+            min => self.maximum(min),
+        }
+    }
+
+    /// `self`, or `max` where that is smaller: [`clamp`](Self::clamp) without a lower bound, [`minimum`](Self::minimum) of a tensor.
+    ///
+    /// # Errors
+    /// As [`clamp`](Self::clamp).
+    #[track_caller]
+    pub fn clamp_max<'a>(&self, max: impl Into<Operand<'a>>) -> Result<Tensor> {
+        match max.into() {
+            max @ Operand::Scalar(_) if self.dtype().is_float() => self.clamp(f64::NEG_INFINITY, max),
+            max => self.minimum(max),
+        }
+    }
+
+    /// `self` + value · t1 · t2.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn addcmul<'a>(
+        &self,
+        t1: impl Into<Operand<'a>>,
+        t2: impl Into<Operand<'a>>,
+        value: f64,
+    ) -> Result<Tensor> {
+        let operands = [self.into(), t1.into(), t2.into()];
+        check_integer_value(&operands, value)?;
+        run_pointwise(&ADDCMUL, &operands, &[("value", Scalar::Float(value))])
+    }
+
+    /// `self` + value · t1 / t2.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn addcdiv<'a>(
+        &self,
+        t1: impl Into<Operand<'a>>,
+        t2: impl Into<Operand<'a>>,
+        value: f64,
+    ) -> Result<Tensor> {
+        run_pointwise(&ADDCDIV, &[self.into(), t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+    }
+
+    /// `self` + weight · (end - `self`).
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn lerp<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<Tensor> {
+        run_pointwise(&LERP, &[self.into(), end.into(), weight.into()], &[])
+    }
+
+    /// [`masked_fill`](Self::masked_fill) in place.
+    ///
+    /// # Errors
+    /// `mask` is no bool; it or `value` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on.
+    #[track_caller]
+    pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
+        launch::check_bool_mask("masked_fill_", mask)?;
+        let value = self.fill_operand("masked_fill_", value.into())?;
+        run_pointwise_inplace(&MASKED_FILL_, self, &[mask.into(), value], &[])
+    }
+
+    /// Every element replaced by `value`, a number or a tensor without dimensions.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
+        let value = self.fill_operand("fill_", value.into())?;
+        if let Operand::Scalar(number) = value
+            && self.dtype() == DType::I64
+            && !self.device().info().features.i64
+        {
+            // Copies move what the device does not compute with.
+            let value = match number {
+                Scalar::Int(v) => v,
+                Scalar::Bool(v) => v.into(),
+                Scalar::Float(v) => v as i64,
+            };
+            return self.copy_(&Tensor::create_constant(&[value], &[], self.device())?);
+        }
+        run_pointwise_inplace(&FILL_, self, &[value], &[])
+    }
+
+    /// Every element replaced by zero.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn zero_(&self) -> Result<()> {
+        self.fill_(false)
+    }
+
+    /// [`clamp`](Self::clamp) in place.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
+        let (min, max) = (min.into(), max.into());
+        run_pointwise_inplace(select_clamp_op(&min, &max), self, &[min, max], &[])
+    }
+
+    /// [`addcmul`](Self::addcmul) in place.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn addcmul_<'a>(
+        &self,
+        t1: impl Into<Operand<'a>>,
+        t2: impl Into<Operand<'a>>,
+        value: f64,
+    ) -> Result<()> {
+        let operands = [self.into(), t1.into(), t2.into()];
+        check_integer_value(&operands, value)?;
+        run_pointwise_inplace(&ADDCMUL, self, &operands[1..], &[("value", Scalar::Float(value))])
+    }
+
+    /// [`addcdiv`](Self::addcdiv) in place.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn addcdiv_<'a>(
+        &self,
+        t1: impl Into<Operand<'a>>,
+        t2: impl Into<Operand<'a>>,
+        value: f64,
+    ) -> Result<()> {
+        run_pointwise_inplace(&ADDCDIV, self, &[t1.into(), t2.into()], &[("value", Scalar::Float(value))])
+    }
+
+    /// [`lerp`](Self::lerp) in place.
+    ///
+    /// # Errors
+    /// As [`masked_fill_`](Self::masked_fill_).
+    #[track_caller]
+    pub fn lerp_<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<()> {
+        run_pointwise_inplace(&LERP, self, &[end.into(), weight.into()], &[])
+    }
+}

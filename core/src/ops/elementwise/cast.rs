@@ -1,0 +1,120 @@
+//! Conversions between element types, and copies between layouts.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use crate::autograd;
+use crate::backend::Command;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::ops::elementwise::pointwise;
+use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
+use crate::runtime::profile::WorkItem;
+use crate::runtime::stream::Access;
+use crate::tensor::Tensor;
+use crate::tensor::layout::collapse_dims;
+
+impl Tensor {
+    /// The same values as another element type; `self` if it has it already. Floats become integers towards zero.
+    ///
+    /// The gradient is cast back. A cast to an integer or bool has none and ends the history, as in PyTorch. A cast to a type of
+    /// [`DType::STORED`] goes through f32, and refuses a tensor that requires a gradient: detach it first.
+    ///
+    /// # Errors
+    /// The device lacks the type; memory runs out.
+    #[track_caller]
+    pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
+        if dtype == self.dtype() {
+            return Ok(self.clone());
+        }
+        let _op = memory::scope::enter_op("to_dtype");
+        if self.dtype().is_storage_only() || dtype.is_storage_only() {
+            // A gradient of 8 bits would need a scale of its own.
+            autograd::check_no_grad_inputs("to_dtype", &[self])?;
+        }
+        let out = Tensor::empty(self.shape(), dtype, self.device())?;
+        pointwise::convert_dtype_into(self, &out)?;
+        if !dtype.is_float() {
+            return Ok(out);
+        }
+        let from = self.dtype();
+        Ok(autograd::differentiable("to_dtype", out, &[self], move |g, _| {
+            Ok(smallvec![Some(g.to_dtype(from)?)])
+        }))
+    }
+
+    /// Copies the elements of `self` into `target`, of the same shape and type, whatever the strides of both. Not
+    /// recorded.
+    #[track_caller]
+    pub(crate) fn copy_into(&self, target: &Tensor) -> Result<()> {
+        let _op = memory::scope::enter_op("copy");
+        if self.shape() != target.shape() || self.dtype() != target.dtype() {
+            return Err(Error::shape("copy", "takes one shape and type", &[self.shape(), target.shape()]));
+        }
+        self.check_same_device("copy", target)?;
+        let n = self.numel();
+        if n == 0 {
+            return Ok(());
+        }
+        let size = self.dtype().size();
+        let words = |t: &Tensor| t.is_contiguous() && (t.layout().offset() * size).is_multiple_of(4);
+        // Whole words are written only where nothing else lies in the last of them.
+        let fresh = target.is_contiguous() && target.layout().offset() == 0 && target.storage_len() == n;
+        if words(self) && words(target) && (n * size).is_multiple_of(4) {
+            let bound = launch::bind_contiguous_bytes([(target, Access::Write), (self, Access::Read)])?;
+            let work = || WorkItem::bytes("copy", 2 * bound[1].bytes);
+            return self.device().enqueue(work, &Command::Copy { dst: bound[0], src: bound[1] });
+        }
+        let (shape, strides) = collapse_dims(self.shape(), &[target.strides(), self.strides()]);
+        launch::check_rank("copy", shape.len())?;
+        // Whole vectors of a result, from neighbours.
+        let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
+        let spec = KernelSpec::new("copy").def("size", size);
+        let spec = match (runs, fresh) {
+            (true, _) => {
+                let lines = n / shape.last().copied().unwrap_or(1);
+                spec.def("mode", "runs").def("rank", shape.len()).def("quick", lines < 1 << 20 && n < 1 << 31)
+            }
+            (_, true) => spec.def("mode", "packed"),
+            (..) => spec.def("mode", "scattered"),
+        };
+        let params = KernelParams::new()
+            .size(n)
+            .size(shape.len())
+            .size(self.layout().offset())
+            .size(target.layout().offset())
+            .dims(&shape)
+            .dims(&strides[1])
+            .dims(&strides[0]);
+        let lanes = if runs { VECTOR_BYTES / size } else { (4 / size).max(1) };
+        launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * WORKGROUP_SIZE))
+    }
+
+    /// Replaces the elements by those of `source`, which broadcasts and is cast.
+    ///
+    /// # Errors
+    /// `source` does not broadcast to this shape; `self` is a leaf that requires a gradient, or a view of one, and recording is on.
+    #[track_caller]
+    pub fn copy_(&self, source: &Tensor) -> Result<()> {
+        let _op = memory::scope::enter_op("copy_");
+        if self.layout().has_internal_overlap() {
+            return Err(Error::argument(
+                "copy_",
+                "the tensor repeats elements (it was expanded); copy it first",
+            ));
+        }
+        let recorded = autograd::check_inplace("copy_", self, &[source])?;
+        // Overlapping views would be read while they are written.
+        let source = if source.shares_storage(self) { source.copy()? } else { source.clone() };
+        let source = source.to_dtype(self.dtype())?.broadcast_to(self.shape())?;
+        source.detach().copy_into(&self.detach())?;
+        if !recorded {
+            return Ok(());
+        }
+        let made = autograd::differentiable("copy_", self.detach(), &[self, &source], |g, wants| {
+            Ok(smallvec![wants[0].then(|| g.zeros_like()).transpose()?, wants[1].then(|| g.clone())])
+        });
+        autograd::rebase_history("copy_", self, &made)
+    }
+}

@@ -1,0 +1,100 @@
+//! Rust's operators: each is the method of its name, and gives a `Result` as that does.
+//!
+//! ```
+//! # use forebay_core::{device::Device, dtype::DType, error::Result, tensor::Tensor};
+//! # fn main() -> Result<()> {
+//! # let device = Device::null(Default::default());
+//! let x = Tensor::ones(&[2, 3], DType::F32, &device)?;
+//! let row = Tensor::ones(&[3], DType::F32, &device)?;
+//! let y = ((&x * 2.0)? + &row)?; // x.mul(2.0)?.add(&row)?
+//! let z = (1.0 - (-&y)?)?;
+//! assert_eq!(z.shape(), [2, 3]);
+//! # Ok(())
+//! # }
+//! ```
+
+use std::ops::{Add, Div, Mul, Neg, Sub};
+
+use crate::error::Result;
+use crate::ops::elementwise::pointwise::Operand;
+use crate::tensor::Tensor;
+
+/// Of a tensor, borrowed or not, with a tensor, borrowed or not, or a number on its right.
+macro_rules! impl_tensor_lhs_ops {
+    ($($operator:ident $method:ident),*) => {$(
+        impl<'a, R: Into<Operand<'a>>> $operator<R> for &Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: R) -> Result<Tensor> {
+                Tensor::$method(self, right)
+            }
+        }
+        impl<'a, R: Into<Operand<'a>>> $operator<R> for Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: R) -> Result<Tensor> {
+                Tensor::$method(&self, right)
+            }
+        }
+        impl $operator<Tensor> for &Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: Tensor) -> Result<Tensor> {
+                Tensor::$method(self, &right)
+            }
+        }
+        impl $operator<Tensor> for Tensor {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: Tensor) -> Result<Tensor> {
+                Tensor::$method(&self, &right)
+            }
+        }
+    )*};
+}
+impl_tensor_lhs_ops!(Add add, Sub sub, Mul mul, Div div);
+
+/// Of a number with a tensor on its right. One type of floats and one of integers: a literal is of either, without a suffix.
+macro_rules! impl_scalar_lhs_ops {
+    ($($number:ident)*) => {$(
+        impl_scalar_lhs_ops!($number, Add add(n, x) x.add(n));
+        impl_scalar_lhs_ops!($number, Sub sub(n, x) x.rsub(n));
+        impl_scalar_lhs_ops!($number, Mul mul(n, x) x.mul(n));
+        // As PyTorch divides a number by a tensor.
+        impl_scalar_lhs_ops!($number, Div div(n, x) x.reciprocal()?.mul(n));
+    )*};
+    ($number:ident, $operator:ident $method:ident($n:ident, $x:ident) $body:expr) => {
+        impl $operator<&Tensor> for $number {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, $x: &Tensor) -> Result<Tensor> {
+                let $n = self;
+                $body
+            }
+        }
+        impl $operator<Tensor> for $number {
+            type Output = Result<Tensor>;
+            #[track_caller]
+            fn $method(self, right: Tensor) -> Result<Tensor> {
+                $operator::$method(self, &right)
+            }
+        }
+    };
+}
+impl_scalar_lhs_ops!(f64 i64);
+
+impl Neg for &Tensor {
+    type Output = Result<Tensor>;
+    #[track_caller]
+    fn neg(self) -> Result<Tensor> {
+        Tensor::neg(self)
+    }
+}
+
+impl Neg for Tensor {
+    type Output = Result<Tensor>;
+    #[track_caller]
+    fn neg(self) -> Result<Tensor> {
+        Tensor::neg(&self)
+    }
+}

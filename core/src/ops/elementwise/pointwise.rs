@@ -1,0 +1,587 @@
+//! Elementwise operations: one record says everything about one of them, one function runs all of them.
+//!
+//! A [`Pointwise`] is an expression in WGSL over `a`, `b`, `c`, a rule for its types, and an expression for the
+//! gradient of each input, in which `g` is the gradient of the result and `y` the result. Inputs broadcast, may have
+//! any strides, and may be numbers.
+
+use smallvec::{SmallVec, smallvec};
+
+use crate::amp::{AutocastOperand, dispatch_autocast};
+use crate::autograd::{self, InputGrads, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::ops::elementwise::binary;
+use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
+use crate::ops::kernel::launch;
+use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
+use crate::ops::kernel::scalar::ScalarConversion;
+use crate::tensor::layout::broadcast_shapes;
+use crate::tensor::{Dims, Tensor};
+
+/// A number where a tensor could stand.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scalar {
+    /// A float: an integer tensor becomes f32 beside it.
+    Float(f64),
+    /// An integer: takes the tensor's type.
+    Int(i64),
+    /// A truth value.
+    Bool(bool),
+}
+
+impl Scalar {
+    /// The number as a float.
+    pub(crate) fn to_f64(self) -> f64 {
+        match self {
+            Self::Float(v) => v,
+            Self::Int(v) => v as f64,
+            Self::Bool(v) => f64::from(u8::from(v)),
+        }
+    }
+}
+
+/// A tensor or a number.
+#[derive(Clone, Copy, Debug)]
+pub enum Operand<'a> {
+    /// A tensor.
+    Tensor(&'a Tensor),
+    /// A number.
+    Scalar(Scalar),
+}
+
+impl<'a> Operand<'a> {
+    pub(crate) fn as_tensor(&self) -> Option<&'a Tensor> {
+        match *self {
+            Self::Tensor(t) => Some(t),
+            Self::Scalar(_) => None,
+        }
+    }
+}
+
+impl<'a> From<&'a Tensor> for Operand<'a> {
+    fn from(t: &'a Tensor) -> Self {
+        Self::Tensor(t)
+    }
+}
+
+macro_rules! impl_operand_from {
+    ($($t:ty => $v:ident as $into:ty),*) => {$(
+        impl From<$t> for Operand<'_> {
+            fn from(x: $t) -> Self { Self::Scalar(Scalar::$v(x as $into)) }
+        }
+    )*};
+}
+
+impl From<usize> for Operand<'_> {
+    fn from(x: usize) -> Self {
+        // Beyond i64 only a float is as large.
+        Self::Scalar(i64::try_from(x).map_or(Scalar::Float(x as f64), Scalar::Int))
+    }
+}
+impl_operand_from!(f64 => Float as f64, f32 => Float as f64, i64 => Int as i64, i32 => Int as i64, u32 => Int as i64, bool => Bool as bool);
+
+impl AutocastOperand for &[Operand<'_>] {
+    type Cast = SmallVec<[Option<Tensor>; 3]>;
+    fn widest_float(&self) -> Option<DType> {
+        self.iter().filter_map(|arg| arg.as_tensor().widest_float()).reduce(DType::promote)
+    }
+    fn cast_tensors(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self::Cast> {
+        self.iter().map(|arg| arg.as_tensor().map(&cast).transpose()).collect()
+    }
+}
+
+/// Which types an operation takes, computes in and gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum TypeRule {
+    /// Floats; integers and bools become f32.
+    Float,
+    /// Numbers in their promoted type; bools are refused.
+    Number,
+    /// Numbers in their promoted type; bools become i64.
+    NumberBoolToI64,
+    /// Numbers and bools in their promoted type; a bool computes as u32.
+    Any,
+    /// Numbers and bools in their promoted type, to a bool.
+    Compare,
+    /// Floats (others become f32), to a bool.
+    Predicate,
+    /// Truth values, to a bool.
+    Logic,
+    /// Integers and bools in their promoted type.
+    Bits,
+    /// Integers in their promoted type; bools are refused.
+    Integer,
+}
+
+/// What stands in the expression of a gradient.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum GradVar {
+    /// The first input.
+    A,
+    /// The second input.
+    B,
+    /// The third input.
+    C,
+    /// The result.
+    Y,
+}
+
+/// The gradient of one input.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum GradRule {
+    /// There is none, by definition: an input that requires one is an error.
+    None,
+    /// It is zero everywhere (floor, sign).
+    Zero,
+    /// An expression of `g` and the variables named, which are kept for the backward pass.
+    Expr(&'static str, &'static [GradVar]),
+}
+
+/// One elementwise operation.
+#[derive(Debug)]
+pub(crate) struct PointwiseOp {
+    /// PyTorch's name.
+    pub(crate) name: &'static str,
+    /// The WGSL expression of `a`, `b`, `c` and the names of its attributes.
+    pub(crate) expr: &'static str,
+    /// The same for integers and f64, with `base` of `math` at most; empty where `expr` serves, or where there is none.
+    /// NaN is found after a conversion to f32: compilers may take `a != a` for false.
+    pub(crate) int_f64_expr: &'static str,
+    /// Which types it works on.
+    pub(crate) type_rule: TypeRule,
+    /// Files of shaders/wgsl/math that the expressions need, in the order of inclusion.
+    pub(crate) math_files: &'static [&'static str],
+    /// For each input. Empty: none has a gradient.
+    pub(crate) grads: &'static [GradRule],
+}
+
+const INPUT_NAMES: [&str; 3] = ["a", "b", "c"];
+
+/// The type to compute in and the type of the result, from the operands.
+fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DType)> {
+    let mut dtype: Option<DType> = None;
+    // As in PyTorch, a tensor without dimensions does not widen one with dimensions of the same category.
+    let category = |d: DType| if d.is_float() { 2 } else { u8::from(d.is_int()) };
+    let mut of = |zero_dim: bool| {
+        for arg in args {
+            let Operand::Tensor(t) = arg else { continue };
+            if (t.rank() == 0) != zero_dim {
+                continue;
+            }
+            dtype = Some(match dtype {
+                Some(d) if zero_dim && category(d) >= category(t.dtype()) => d,
+                Some(d) => d.promote(t.dtype()),
+                None => t.dtype(),
+            });
+        }
+    };
+    of(false);
+    if args.iter().any(|a| matches!(a, Operand::Tensor(t) if t.rank() > 0)) {
+        of(true);
+    } else {
+        for arg in args {
+            if let Operand::Tensor(t) = arg {
+                dtype = Some(dtype.map_or(t.dtype(), |d| d.promote(t.dtype())));
+            }
+        }
+    }
+    let Some(mut dtype) = dtype else {
+        return Err(Error::argument(op.name, "takes at least one tensor"));
+    };
+    for arg in args {
+        if let Operand::Tensor(t) = arg {
+            launch::check_computable(op.name, t)?;
+        }
+    }
+    if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(power)))) =
+        (op.type_rule, op.name, dtype.is_int(), args.get(1))
+        && Scalar::Int(*power).convert_to(dtype) == ScalarConversion::AboveRange
+    {
+        return Err(Error::argument(
+            op.name,
+            format!(
+                "the power {power} is no number of {dtype}; cast the tensor to a wider type with `to_dtype`"
+            ),
+        ));
+    }
+    if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(..0)))) =
+        (op.type_rule, op.name, dtype.is_int(), args.get(1))
+    {
+        return Err(Error::argument(
+            op.name,
+            "integers have no negative powers; cast them to a float with `to_dtype`",
+        ));
+    }
+    for arg in args {
+        match arg {
+            Operand::Scalar(Scalar::Float(_)) if !dtype.is_float() => dtype = DType::F32,
+            Operand::Scalar(Scalar::Int(_)) if dtype == DType::Bool => dtype = DType::I64,
+            _ => {}
+        }
+    }
+    Ok(match op.type_rule {
+        TypeRule::Float if !dtype.is_float() => (DType::F32, DType::F32),
+        TypeRule::Number if dtype == DType::Bool => {
+            return Err(Error::dtype(op.name, dtype, "takes numbers; cast with `to_dtype`"));
+        }
+        TypeRule::NumberBoolToI64 if dtype == DType::Bool => (DType::I64, DType::I64),
+        TypeRule::Float | TypeRule::Number | TypeRule::NumberBoolToI64 | TypeRule::Any => (dtype, dtype),
+        TypeRule::Compare => (dtype, DType::Bool),
+        TypeRule::Predicate if !dtype.is_float() => (DType::F32, DType::Bool),
+        TypeRule::Predicate => (dtype, DType::Bool),
+        TypeRule::Logic => (DType::Bool, DType::Bool),
+        TypeRule::Bits if dtype.is_float() => {
+            return Err(Error::dtype(op.name, dtype, "takes integers and bools; cast with `to_dtype`"));
+        }
+        TypeRule::Integer if !dtype.is_int() => {
+            return Err(Error::dtype(op.name, dtype, "takes integers; cast with `to_dtype`"));
+        }
+        TypeRule::Bits | TypeRule::Integer => (dtype, dtype),
+    })
+}
+
+/// The files with the functions of f64: `m_exp` of an expression is `m_d_exp` there.
+const F64_MATH: &[&str] = &["base", "double", "doubles"];
+const F64_TRIG_MATH: &[&str] = &["base", "wide", "double", "doubles", "doubles_trig"];
+const F64_SPECIAL_MATH: &[&str] = &["base", "double", "doubles", "doubles_special"];
+
+/// The files that an expression in f64 needs.
+fn f64_math_files(expr: &str) -> &'static [&'static str] {
+    match expr {
+        _ if !expr.contains("m_") && !expr.contains("power(") => &[],
+        _ if ["m_sin(", "m_cos(", "m_tan("].iter().any(|name| expr.contains(name)) => F64_TRIG_MATH,
+        _ if ["m_i0", "m_i1", "ndtr", "m_erfcx("].iter().any(|name| expr.contains(name)) => F64_SPECIAL_MATH,
+        _ => F64_MATH,
+    }
+}
+
+impl PointwiseOp {
+    /// The expression for a type to compute in, and the files it needs.
+    fn select_expr(&self, compute: DType) -> Result<(&'static str, &'static [&'static str])> {
+        match compute {
+            DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math_files)),
+            // What rounds says how in `expr`; its plain form is for integers.
+            DType::F64 if self.math_files.is_empty() => Ok((self.expr, self.math_files)),
+            DType::F64 if self.int_f64_expr.is_empty() => Ok((self.expr, f64_math_files(self.expr))),
+            // Remainders of f64 are exact too; those of integers are what `%` gives.
+            DType::F64 if self.math_files.contains(&"mod") => Ok((self.expr, f64_math_files(self.expr))),
+            DType::F64 if self.int_f64_expr.contains("power(") => {
+                Ok((self.int_f64_expr, f64_math_files(self.int_f64_expr)))
+            }
+            _ if self.int_f64_expr.contains("m_") => Ok((self.int_f64_expr, &["base"])),
+            _ if !self.int_f64_expr.is_empty() => Ok((self.int_f64_expr, &[])),
+            _ if self.math_files.is_empty() => Ok((self.expr, &[])),
+            _ => Err(Error::dtype(self.name, compute, "takes f32, f16 and bf16; cast with `to_dtype`")),
+        }
+    }
+}
+
+/// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.
+#[track_caller]
+pub(crate) fn run_pointwise(
+    op: &'static PointwiseOp,
+    args: &[Operand<'_>],
+    attrs: &[(&'static str, Scalar)],
+) -> Result<Tensor> {
+    dispatch_autocast!(op.name, [args], |cast| {
+        let args: SmallVec<[Operand<'_>; 3]> =
+            args.iter().zip(&cast).map(|(arg, t)| t.as_ref().map_or(*arg, Operand::Tensor)).collect();
+        run_pointwise(op, &args, attrs)
+    });
+    let _op = memory::scope::enter_op(op.name);
+    let (compute, result) = resolve_dtypes(op, args)?;
+    // An integer tensor and a number that its type does not hold: another comparison of the same truth.
+    if let (TypeRule::Compare, &[a, Operand::Scalar(number)]) = (op.type_rule, args)
+        && !compute.is_float()
+        && let Some((name, bound)) = number.rewrite_comparison(op.name, compute)
+    {
+        return run_pointwise(binary::comparison_op(name), &[a, Operand::Scalar(bound)], attrs);
+    }
+    // Pushed one by one: collecting takes a tenth of all that a small operation costs the host.
+    let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::new();
+    args.iter().filter_map(Operand::as_tensor).for_each(|t| tensors.push(t));
+    for t in &tensors[1..] {
+        tensors[0].check_same_device(op.name, t)?;
+    }
+    for (k, arg) in args.iter().enumerate() {
+        // What is no float has no gradient to lose: as in PyTorch, it just has no history.
+        if let Operand::Tensor(t) = arg
+            && matches!(op.grads.get(k), None | Some(GradRule::None))
+            && result.is_float()
+        {
+            autograd::check_no_grad_inputs(op.name, &[t])?;
+        }
+    }
+    let mut shapes: SmallVec<[&[usize]; 4]> = SmallVec::new();
+    tensors.iter().for_each(|t| shapes.push(t.shape()));
+    let shape = broadcast_shapes(op.name, &shapes)?;
+    let made = if result == DType::Bool { DType::Bool } else { compute };
+    let recipe = op.build_spec(args, attrs, compute, made)?;
+    let out = Tensor::empty(&shape, result, tensors[0].device())?;
+    pointwise_kernel::run(&recipe, &out, false)?;
+    Ok(attach_backward(op, args, attrs, compute, out, &tensors))
+}
+
+impl PointwiseOp {
+    /// The operation itself, computed in a type, as a kernel is made of it.
+    fn build_spec<'a>(
+        &self,
+        args: &[Operand<'a>],
+        attrs: &[(&'static str, Scalar)],
+        compute: DType,
+        result: DType,
+    ) -> Result<PointwiseSpec<'a>> {
+        let (expr, math) = self.select_expr(compute)?;
+        let named = args.iter().zip(INPUT_NAMES).map(|(&operand, name)| PointwiseInput { name, operand });
+        let attrs = attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) });
+        let mut inputs = SmallVec::new();
+        named.chain(attrs).for_each(|input| inputs.push(input));
+        Ok(PointwiseSpec {
+            op: self.name,
+            expr,
+            math_files: math,
+            type_rule: self.type_rule,
+            compute,
+            result,
+            inputs,
+        })
+    }
+}
+
+/// A tensor or a number that a gradient keeps.
+enum SavedOperand {
+    Tensor(SavedTensor),
+    Scalar(Scalar),
+}
+
+/// Whether the gradients that these operands require keep a variable.
+fn needs_saved(op: &PointwiseOp, args: &[Operand<'_>], var: GradVar) -> bool {
+    op.grads.iter().enumerate().any(|(k, grad)| {
+        matches!(grad, GradRule::Expr(_, vars) if vars.contains(&var))
+            && matches!(args[k], Operand::Tensor(t) if t.requires_grad())
+    })
+}
+
+fn attach_backward(
+    op: &'static PointwiseOp,
+    args: &[Operand<'_>],
+    attrs: &[(&'static str, Scalar)],
+    compute: DType,
+    out: Tensor,
+    tensors: &[&Tensor],
+) -> Tensor {
+    if !autograd::compute_requires_grad(tensors) || !out.dtype().is_float() {
+        return out;
+    }
+    // Per tensor input: where it stands among the operands, its shape and dtype.
+    let places: SmallVec<[(usize, Dims, DType); 3]> = args
+        .iter()
+        .enumerate()
+        .filter_map(|(k, a)| match a {
+            Operand::Tensor(t) => Some((k, t.shape().into(), t.dtype())),
+            Operand::Scalar(_) => None,
+        })
+        .collect();
+    let used = |var: GradVar| needs_saved(op, args, var);
+    let vars = [GradVar::A, GradVar::B, GradVar::C];
+    let kept: SmallVec<[(GradVar, &'static str, SavedOperand); 4]> = vars
+        .iter()
+        .zip(INPUT_NAMES)
+        .zip(args)
+        .filter(|((var, _), _)| used(**var))
+        .map(|((&var, name), arg)| match arg {
+            Operand::Tensor(t) => (var, name, SavedOperand::Tensor(SavedTensor::input(t))),
+            Operand::Scalar(s) => (var, name, SavedOperand::Scalar(*s)),
+        })
+        .chain(used(GradVar::Y).then(|| (GradVar::Y, "y", SavedOperand::Tensor(SavedTensor::output(&out)))))
+        .collect();
+    let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
+    let grads = op.grads;
+    autograd::differentiable(op.name, out, tensors, move |g, wants| {
+        // Each is looked at once, whichever gradients keep it.
+        let kept = kept
+            .iter()
+            .map(|(var, name, value)| {
+                Ok((
+                    *var,
+                    *name,
+                    match value {
+                        SavedOperand::Tensor(t) => ExprValue::Tensor(t.unpack(wants)?),
+                        SavedOperand::Scalar(s) => ExprValue::Scalar(s.to_f64()),
+                    },
+                ))
+            })
+            .collect::<Result<SmallVec<[(GradVar, &'static str, ExprValue); 4]>>>()?;
+        let mut result = InputGrads::new();
+        for ((k, shape, dtype), &want) in places.iter().zip(wants.iter()) {
+            if !want {
+                result.push(None);
+                continue;
+            }
+            let grad = match grads[*k] {
+                // Refused when the operation ran.
+                GradRule::None => return Err(Error::NoGradient { op: op.name }),
+                GradRule::Zero => Tensor::zeros(shape, *dtype, g.device())?,
+                GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
+                GradRule::Expr(expr, _) if wants.create_graph() => {
+                    let given = std::iter::once(("g", ExprValue::Tensor(g.clone())));
+                    let values = given.chain(kept.iter().map(|(_, name, value)| (*name, value.clone())));
+                    let attrs = attrs.iter().map(|&(name, s)| (name, ExprValue::Scalar(s.to_f64())));
+                    let cast = |(name, value)| match value {
+                        ExprValue::Tensor(t) => Ok((name, ExprValue::Tensor(t.to_dtype(compute)?))),
+                        value => Ok((name, value)),
+                    };
+                    let values = values.chain(attrs).map(cast).collect::<Result<_>>()?;
+                    let names = ExprEnv { op: op.name, values, compute_dtype: compute, device: g.device() };
+                    // It may be smaller: a gradient of zero, or one that depends on numbers alone.
+                    let whole = names.evaluate(expr)?.broadcast_to(g.shape())?;
+                    whole.sum_to(shape)?.to_dtype(*dtype)?
+                }
+                GradRule::Expr(expr, vars) => {
+                    let mut inputs: SmallVec<[PointwiseInput<'_>; 6]> =
+                        smallvec![PointwiseInput { name: "g", operand: Operand::Tensor(g) }];
+                    for (var, name, value) in &kept {
+                        match value {
+                            _ if !vars.contains(var) => {}
+                            ExprValue::Tensor(t) => {
+                                inputs.push(PointwiseInput { name, operand: Operand::Tensor(t) })
+                            }
+                            ExprValue::Scalar(v) => {
+                                inputs.push(PointwiseInput { name, operand: Operand::from(*v) })
+                            }
+                            // Nothing of this kind is kept.
+                            ExprValue::Bool(_) | ExprValue::Mask(_) => {}
+                        }
+                    }
+                    inputs.extend(
+                        attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }),
+                    );
+                    // What is summed is not rounded before: terms of halves may cancel.
+                    let summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
+                    let (made, compute) = if summed { (DType::F32, DType::F32) } else { (*dtype, compute) };
+                    let whole = Tensor::empty(g.shape(), made, g.device())?;
+                    let math = match compute {
+                        DType::F64 => f64_math_files(expr),
+                        _ => op.math_files,
+                    };
+                    let recipe = PointwiseSpec {
+                        op: op.name,
+                        expr,
+                        math_files: math,
+                        type_rule: op.type_rule,
+                        compute,
+                        result: compute,
+                        inputs,
+                    };
+                    pointwise_kernel::run(&recipe, &whole, false)?;
+                    whole.sum_to(shape)?.to_dtype(*dtype)?
+                }
+            };
+            result.push(Some(grad));
+        }
+        Ok(result)
+    })
+}
+
+/// Runs an operation into its first operand, which keeps its dtype.
+#[track_caller]
+pub(crate) fn run_pointwise_inplace(
+    op: &'static PointwiseOp,
+    target: &Tensor,
+    rest: &[Operand<'_>],
+    attrs: &[(&'static str, Scalar)],
+) -> Result<()> {
+    let _op = memory::scope::enter_op(op.name);
+    if target.layout().has_internal_overlap() {
+        return Err(Error::argument(op.name, "the tensor repeats elements (it was expanded); copy it first"));
+    }
+    // Another view of the same memory would be read while it is written.
+    let others: SmallVec<[&Tensor; 3]> = rest.iter().filter_map(Operand::as_tensor).collect();
+    let recorded = autograd::check_inplace(op.name, target, &others)?;
+    let copy = |t: &Tensor| Ok::<_, Error>(t.detach().copy()?.with_grad_edge(t.grad_edge()));
+    let copies: SmallVec<[Option<Tensor>; 3]> = rest
+        .iter()
+        .map(|a| match a {
+            Operand::Tensor(t) if t.shares_storage(target) => copy(t).map(Some),
+            _ => Ok(None),
+        })
+        .collect::<Result<_>>()?;
+    // A gradient by what was there before needs a copy of it; others need none.
+    let given: SmallVec<[Operand<'_>; 4]> =
+        std::iter::once(target.into()).chain(rest.iter().copied()).collect();
+    let before = match recorded && needs_saved(op, &given, GradVar::A) {
+        true => Some(copy(target)?),
+        false => None,
+    };
+    let mut args: SmallVec<[Operand<'_>; 4]> = smallvec![Operand::Tensor(target)];
+    for (arg, copy) in rest.iter().zip(&copies) {
+        args.push(copy.as_ref().map_or(*arg, Operand::Tensor));
+    }
+    for (k, arg) in args.iter().enumerate() {
+        if let Operand::Tensor(t) = arg
+            && matches!(op.grads.get(k), None | Some(GradRule::None))
+        {
+            autograd::check_no_grad_inputs(op.name, &[t])?;
+        }
+    }
+    let (compute, _) = resolve_dtypes(op, &args)?;
+    if compute.is_float() && !target.dtype().is_float() {
+        return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
+    }
+    let recipe = op.build_spec(&args, attrs, compute, compute)?;
+    pointwise_kernel::run(&recipe, target, true)?;
+    if !recorded {
+        return Ok(());
+    }
+    if let Some(before) = &before {
+        args[0] = Operand::Tensor(before);
+    }
+    let tensors: SmallVec<[&Tensor; 4]> = args.iter().filter_map(Operand::as_tensor).collect();
+    let made = attach_backward(op, &args, attrs, compute, target.detach(), &tensors);
+    autograd::rebase_history(op.name, target, &made)
+}
+
+/// A conversion, by the family's kernel: the expression is the input itself.
+#[track_caller]
+pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
+    static CAST: &str = "to_dtype";
+    // The type that loses nothing on the way; i64 in words serves devices without 64-bit integers.
+    let compute = match (from.dtype(), to.dtype()) {
+        (a, b) if a.is_storage_only() || b.is_storage_only() => DType::F32,
+        (a, b) if a.is_float() && b.is_float() => a.promote(b),
+        // As 32 bits where the device has no wider integers.
+        (DType::I64, DType::Bool) | (DType::Bool, DType::I64) if !from.device().info().features.i64 => {
+            DType::I32
+        }
+        (a, DType::Bool) => a,
+        (a, b) if a.is_float() => match b {
+            DType::I64 if from.device().info().features.i64 => DType::I64,
+            DType::I64 => DType::I32,
+            DType::U8 => DType::I32,
+            other => other,
+        },
+        (DType::Bool, b) => b,
+        (DType::I64, b) if b.is_float() && from.device().info().features.i64 => DType::I64,
+        (DType::I64, b) if b.is_float() => DType::I32,
+        (a, b) if b.is_float() => a,
+        (a, b) if a == DType::I64 || b == DType::I64 => {
+            if from.device().info().features.i64 {
+                DType::I64
+            } else {
+                DType::I32
+            }
+        }
+        (_, b) => b,
+    };
+    let recipe = PointwiseSpec {
+        op: CAST,
+        expr: "a",
+        math_files: &[],
+        type_rule: TypeRule::Float,
+        compute,
+        result: compute,
+        inputs: smallvec![PointwiseInput { name: "a", operand: Operand::Tensor(from) }],
+    };
+    pointwise_kernel::run(&recipe, to, false)
+}

@@ -1,0 +1,347 @@
+//! Elementwise operations of one tensor.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
+use crate::ops::elementwise::pointwise::GradVar::{A, Y};
+use crate::ops::elementwise::pointwise::{
+    Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace,
+};
+use crate::tensor::Tensor;
+
+/// One entry an operation: documentation, name (and that in place), what its numbers have to be, types, expression (and the plain one),
+/// files of math, gradient.
+macro_rules! unary {
+    ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)? ($($attr:ident),*) $(where ($holds:expr, $rule:literal))?: $types:ident, $expr:literal $(| $plain:literal)?,
+        [$($math:literal),*], $grad:expr;)*) => {
+        #[allow(non_upper_case_globals, reason = "one record an operation, under its name")]
+        mod records {
+            use super::*;
+            $(
+                pub(super) static $name: PointwiseOp = PointwiseOp {
+                    name: stringify!($name),
+                    expr: $expr,
+                    int_f64_expr: concat!($($plain)?),
+                    type_rule: TypeRule::$types,
+                    math_files: &[$($math),*],
+                    grads: &[$grad],
+                };
+            )*
+        }
+        impl Tensor {
+            $(
+                $(#[$doc])*
+                ///
+                /// # Errors
+                $(#[doc = concat!("It ", $rule, "; others are errors.")])?
+                /// The dtype is not taken; memory runs out.
+                #[track_caller]
+                pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
+                    $(let holds = $holds;
+                    if !holds {
+                        return Err(Error::argument(stringify!($name), $rule));
+                    })?
+                    run_pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
+                }
+                unary!(@inplace $($inplace)?, $name, [$($holds, $rule)?], $($attr),*);
+            )*
+        }
+    };
+    (@inplace , $name:ident, [$($check:tt)*], $($attr:ident),*) => {};
+    (@inplace $inplace:ident, $name:ident, [$($holds:expr, $rule:literal)?], $($attr:ident),*) => {
+        /// The same in place.
+        ///
+        /// # Errors
+        /// The result is a float and the tensor is not; a leaf that requires a gradient is changed while recording is on.
+        #[track_caller]
+        pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
+            $(let holds = $holds;
+            if !holds {
+                return Err(Error::argument(stringify!($inplace), $rule));
+            })?
+            run_pointwise_inplace(&records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
+        }
+    };
+}
+
+pub(crate) use unary;
+
+unary! {
+    /// |a|.
+    abs / abs_(): Number, "abs(a)", [], Expr("g * (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0)))", &[A]);
+    /// -a.
+    neg / neg_(): Number, "-a" | "T(0) - a", [], Expr("-g", &[]);
+    /// -1, 0 or 1.
+    sign(): Any, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
+    /// a²; of bools, as i64.
+    square / square_(): NumberBoolToI64, "a * a", [], Expr("g * 2.0 * a", &[A]);
+    /// 1/a.
+    reciprocal / reciprocal_(): Float, "1.0 / a", [], Expr("-g * y * y", &[Y]);
+    /// √a.
+    sqrt / sqrt_(): Float, "sqrt(a)", [], Expr("g * 0.5 / y", &[Y]);
+    /// 1/√a.
+    rsqrt / rsqrt_(): Float, "m_rsqrt(a)" | "1.0 / sqrt(a)", ["base"], Expr("-0.5 * g * y * y * y", &[Y]);
+    /// eᵃ.
+    exp / exp_(): Float, "m_exp(a)", ["base", "exp"], Expr("g * y", &[Y]);
+    /// 2ᵃ.
+    exp2(): Float, "m_exp2(a)", ["base", "exp"], Expr("g * y * 0.6931471805599453", &[Y]);
+    /// eᵃ - 1, accurate near 0.
+    expm1 / expm1_(): Float, "m_expm1(a)", ["base", "exp"], Expr("g * (y + 1.0)", &[Y]);
+    /// The natural logarithm.
+    log / log_(): Float, "m_log(a)", ["base", "log"], Expr("g / a", &[A]);
+    /// The logarithm to base 2.
+    log2(): Float, "m_log2(a)", ["base", "log"], Expr("g / (a * 0.6931471805599453)", &[A]);
+    /// The logarithm to base 10.
+    log10(): Float, "m_log10(a)", ["base", "log"], Expr("g / (a * 2.302585092994046)", &[A]);
+    /// log(1 + a), accurate near 0.
+    log1p / log1p_(): Float, "m_log1p(a)", ["base", "log"], Expr("g / (a + 1.0)", &[A]);
+    /// The sine of radians.
+    sin / sin_(): Float, "m_sin(a)", ["base", "wide", "trig"], Expr("g * m_cos(a)", &[A]);
+    /// The cosine of radians.
+    cos / cos_(): Float, "m_cos(a)", ["base", "wide", "trig"], Expr("-g * m_sin(a)", &[A]);
+    /// The tangent of radians.
+    tan(): Float, "m_tan(a)", ["base", "wide", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
+    /// The arc sine, in radians.
+    asin(): Float, "m_asin(a)", ["base", "atrig"], Expr("g * m_rsqrt(1.0 - a * a)", &[A]);
+    /// The arc cosine, in radians.
+    acos(): Float, "m_acos(a)", ["base", "atrig"], Expr("-g * m_rsqrt(1.0 - a * a)", &[A]);
+    /// The arc tangent, in radians.
+    atan(): Float, "m_atan(a)", ["base", "atrig"], Expr("g / (1.0 + a * a)", &[A]);
+    /// The hyperbolic sine.
+    sinh(): Float, "m_sinh(a)", ["base", "exp"], Expr("g * m_cosh(a)", &[A]);
+    /// The hyperbolic cosine.
+    cosh(): Float, "m_cosh(a)", ["base", "exp"], Expr("g * m_sinh(a)", &[A]);
+    /// The hyperbolic tangent.
+    tanh / tanh_(): Float, "m_tanh(a)", ["base", "exp"], Expr("g * (1.0 - y * y)", &[Y]);
+    /// The inverse hyperbolic sine.
+    asinh(): Float, "m_asinh(a)", ["base", "log", "ahyp"], Expr("g * m_rsqrt(a * a + 1.0)", &[A]);
+    /// The inverse hyperbolic cosine.
+    acosh(): Float, "m_acosh(a)", ["base", "log", "ahyp"], Expr("g * m_rsqrt(a * a - 1.0)", &[A]);
+    /// The inverse hyperbolic tangent.
+    atanh(): Float, "m_atanh(a)", ["base", "log", "ahyp"], Expr("g / (1.0 - a * a)", &[A]);
+    /// The logarithm of |Γ(a)|.
+    lgamma(): Float, "m_lgamma(a)", ["base", "log", "wide", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
+    /// The derivative of lgamma.
+    digamma(): Float, "m_digamma(a)", ["base", "exp", "log", "pow", "wide", "trig", "gamma", "polygamma"],
+        Expr("g * m_polygamma(a, 1.0, 1.0)", &[A]);
+    /// The error function.
+    erf(): Float, "m_erf(a)", ["base", "exp", "log", "erf"], Expr("g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
+    /// 1 - erf(a), accurate for large a.
+    erfc(): Float, "m_erfc(a)", ["base", "exp", "log", "erf"], Expr("-g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
+    /// The inverse of the error function.
+    erfinv(): Float, "m_erfinv(a)", ["base", "exp", "log", "erf"], Expr("g * 0.886226925452758 * m_exp(y * y)", &[Y]);
+    /// 1 / (1 + e⁻ᵃ).
+    sigmoid / sigmoid_(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
+    /// sin(πa) / πa, and 1 at 0.
+    sinc(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "wide", "trig"],
+        Expr("select(g * ((a * 3.141592653589793 * m_cos(a * 3.141592653589793) - m_sin(a * 3.141592653589793)) / (a * a * 3.141592653589793)), 0.0, a * a == 0.0)", &[A]);
+    /// The normal distribution's Φ: how likely a number below a is. PyTorch's `special.ndtr`.
+    ndtr(): Float, "0.5 * m_erfc(a * -0.7071067811865476)", ["base", "exp", "log", "erf"],
+        Expr("g * 0.3989422804014327 * m_exp(a * a * -0.5)", &[A]);
+    /// ln of the normal distribution's Φ, which does not vanish far below 0. PyTorch's `special.log_ndtr`.
+    log_ndtr(): Float, "m_log_ndtr(a)", ["base", "exp", "log", "erf", "tails"],
+        Expr("g * 0.7978845608028654 / m_erfcx(a * -0.7071067811865476)", &[A]);
+    /// The inverse of [`ndtr`](Self::ndtr): below which number a normal one is with the probability a. PyTorch's `special.ndtri`.
+    ndtri(): Float, "m_ndtri(a)", ["base", "exp", "log", "erf", "tails"],
+        Expr("g * 2.5066282746310002 * m_exp(y * y * 0.5)", &[Y]);
+    /// e^(a²) · [`erfc`](Self::erfc)(a), which does not vanish for large a. PyTorch's `special.erfcx`.
+    erfcx(): Float, "m_erfcx(a)", ["base", "exp", "log", "erf", "tails"], Expr("g * (2.0 * a * m_erfcx(a) - 1.1283791670955126)", &[A]);
+    /// The modified Bessel function of the first kind of order 0.
+    i0(): Float, "m_i0(a)", ["base", "exp", "bessel"], Expr("g * m_i1(a)", &[A]);
+    /// [`i0`](Self::i0)(a) · e^-|a|. PyTorch's `special.i0e`.
+    i0e(): Float, "m_i0e(a)", ["base", "exp", "bessel"],
+        Expr("g * (m_i1e(a) - (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))) * m_i0e(a))", &[A]);
+    /// The modified Bessel function of the first kind of order 1. PyTorch's `special.i1`.
+    i1(): Float, "m_i1(a)", ["base", "exp", "bessel"], Expr("select(g * (m_i0(a) - m_i1(a) / a), g * 0.5, a == 0.0)", &[A]);
+    /// [`i1`](Self::i1)(a) · e^-|a|. PyTorch's `special.i1e`.
+    i1e(): Float, "m_i1e(a)", ["base", "exp", "bessel"],
+        Expr("select(g * (m_i0e(a) - m_i1e(a) * (select(T(-1), T(1), a > T(0)) + 1.0 / a)), g * 0.5, a == 0.0)", &[A]);
+    /// -a · log(a), 0 at 0 and -∞ below. PyTorch's `special.entr`.
+    entr(): Float, "select(select(-a * m_log(a), 0.0, a == 0.0), -m_inf(), a < 0.0)", ["base", "log"],
+        Expr("-g * (m_log(a) + 1.0)", &[A]);
+    /// The largest integer not above a.
+    floor / floor_(): Number, "floor(a)" | "a", [], Zero;
+    /// The smallest integer not below a.
+    ceil / ceil_(): Number, "ceil(a)" | "a", [], Zero;
+    /// The nearest integer, halves to even.
+    round / round_(): Number, "round(a)" | "near(a)", ["base"], Zero;
+    /// The integer part.
+    trunc / trunc_(): Number, "trunc(a)" | "a", [], Zero;
+    /// The fractional part, with the sign of a.
+    frac(): Float, "a - trunc(a)", [], Expr("g", &[]);
+    /// Degrees from radians.
+    rad2deg(): Float, "a * 57.29577951308232", [], Expr("g * 57.29577951308232", &[]);
+    /// Radians from degrees.
+    deg2rad(): Float, "a * 0.017453292519943295", [], Expr("g * 0.017453292519943295", &[]);
+    /// Whether a is NaN.
+    isnan(): Predicate, "m_isnan(a)" | "m_isnan(f32(a))", ["base"], NoGrad;
+    /// Whether a is an infinity.
+    isinf(): Predicate, "m_isinf(a)" | "abs(a) > 1.7976931348623157e308", ["base"], NoGrad;
+    /// Whether a is neither NaN nor an infinity.
+    isfinite(): Predicate, "m_isfinite(a)" | "abs(a) <= 1.7976931348623157e308", ["base"], NoGrad;
+    /// Whether a is ∞.
+    isposinf(): Predicate, "m_isinf(a) && a > 0.0" | "a > 1.7976931348623157e308", ["base"], NoGrad;
+    /// Whether a is -∞.
+    isneginf(): Predicate, "m_isinf(a) && a < 0.0" | "a < -1.7976931348623157e308", ["base"], NoGrad;
+    /// Whether a has the sign of negative numbers, as -0 has.
+    signbit(): Predicate, "m_signbit(a)" | "m_signbit(f32(a))", ["base"], NoGrad;
+    /// Whether a is zero or false.
+    logical_not(): Logic, "!a", [], NoGrad;
+}
+
+/// `factor` is (-1)ⁿ⁺¹ n!.
+static POLYGAMMA: PointwiseOp = PointwiseOp {
+    name: "polygamma",
+    expr: "m_polygamma(a, n, factor)",
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base", "exp", "pow", "polygamma"],
+    grads: &[Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])],
+};
+
+static NAN_TO_NUM: PointwiseOp = PointwiseOp {
+    name: "nan_to_num_with",
+    expr: "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))",
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base"],
+    grads: &[Expr("select(0.0, g, m_isfinite(a))", &[A])],
+};
+
+/// One of `up` and `down` is 1, and changes nothing.
+static ROUND_DECIMALS: PointwiseOp = PointwiseOp {
+    name: "round_decimals",
+    expr: "round(a * up / down) / up * down",
+    int_f64_expr: "near(a * up / down) / up * down",
+    type_rule: TypeRule::Float,
+    math_files: &["base"],
+    grads: &[Zero],
+};
+
+static LOGIT: PointwiseOp = PointwiseOp {
+    name: "logit",
+    expr: "m_log(a / (1.0 - a))",
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base", "log"],
+    grads: &[Expr("select(m_nan(), g / (a * (1.0 - a)), a >= 0.0 && a <= 1.0)", &[A])],
+};
+
+static BITWISE_NOT: PointwiseOp = PointwiseOp {
+    name: "bitwise_not",
+    expr: "~a",
+    int_f64_expr: "",
+    type_rule: TypeRule::Bits,
+    math_files: &[],
+    grads: &[NoGrad],
+};
+
+impl Tensor {
+    /// The derivative of order `n` of [`digamma`](Self::digamma), which is the one of order 0: (-1)ⁿ⁺¹ n! ζ(n + 1, a), with Hurwitz's ζ.
+    /// Infinite at 0 and the negative integers.
+    ///
+    /// # Errors
+    /// `n` is above 170, whose factorial is infinite; the dtype is not taken; memory runs out.
+    #[track_caller]
+    pub fn polygamma(&self, n: usize) -> Result<Tensor> {
+        if n == 0 {
+            return self.digamma();
+        }
+        if n > 170 {
+            return Err(Error::argument(
+                "polygamma",
+                format!("order {n}; that of more than 170 is no number of f64"),
+            ));
+        }
+        let factorial: f64 = (1..=n).map(|k| k as f64).product();
+        let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
+        let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
+        run_pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
+    }
+
+    /// NaN and infinities replaced by the given numbers. Other types have neither: of those, a copy.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn nan_to_num_with(&self, nan: f64, posinf: f64, neginf: f64) -> Result<Tensor> {
+        if !self.dtype().is_float() {
+            return self.copy();
+        }
+        let numbers = [("nan", nan), ("posinf", posinf), ("neginf", neginf)];
+        run_pointwise(
+            &NAN_TO_NUM,
+            &[Operand::Tensor(self)],
+            &numbers.map(|(name, v)| (name, Scalar::Float(v))),
+        )
+    }
+
+    /// The nearest number with so many digits behind the point, before it where `decimals` is negative; halves to even. As `round` of PyTorch
+    /// with `decimals`: a · 10ᵈ is rounded and divided by 10ᵈ, in f32 of 16-bit types.
+    ///
+    /// # Errors
+    /// Of integers, unless `decimals` is 0; memory runs out.
+    #[track_caller]
+    pub fn round_decimals(&self, decimals: i32) -> Result<Tensor> {
+        if decimals == 0 {
+            return self.round();
+        }
+        if !self.dtype().is_float() {
+            return Err(Error::dtype("round_decimals", self.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        let power = |of: i32| Scalar::Float(10f64.powi(of.max(0)));
+        let numbers = [("up", power(decimals)), ("down", power(decimals.saturating_neg()))];
+        run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
+    }
+
+    /// log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid); of a held between `eps` and 1 - `eps` if that is given.
+    ///
+    /// # Errors
+    /// The dtype is not taken; memory runs out.
+    #[track_caller]
+    pub fn logit(&self, eps: Option<f64>) -> Result<Tensor> {
+        let Some(eps) = eps else { return run_pointwise(&LOGIT, &[Operand::Tensor(self)], &[]) };
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        // Where the bounds cross, what is below is raised and all else lowered, as in PyTorch.
+        let held = match eps <= 0.5 {
+            true => x.clamp(eps, 1.0 - eps)?,
+            false => x.mul(0.0)?.add(1.0 - eps)?.masked_fill(&x.lt(eps)?, eps)?,
+        };
+        held.logit(None)
+    }
+
+    /// ln of the multivariate gamma function of dimension `p`: the sum of [`lgamma`](Self::lgamma)(a - k / 2) for k below p, and p (p - 1) / 4 · ln π. PyTorch's
+    /// `mvlgamma`, `special.multigammaln`.
+    ///
+    /// # Errors
+    /// `p` is 0; the dtype is not taken; memory runs out.
+    #[track_caller]
+    pub fn mvlgamma(&self, p: usize) -> Result<Tensor> {
+        const OP: &str = "mvlgamma";
+        if p == 0 {
+            return Err(Error::argument(OP, "takes a dimension of at least 1, got 0"));
+        }
+        // Each is an operation of its own.
+        if p > 10_000 {
+            return Err(Error::argument(OP, format!("takes a dimension of at most 10,000, got {p}")));
+        }
+        let _op = crate::memory::scope::enter_op(OP);
+        let mut sum = self.lgamma()?;
+        for k in 1..p {
+            sum = sum.add(&self.sub(k as f64 / 2.0)?.lgamma()?)?;
+        }
+        sum.add((p * (p - 1)) as f64 / 4.0 * std::f64::consts::PI.ln())
+    }
+
+    /// Every bit flipped; of a bool, the truth.
+    ///
+    /// # Errors
+    /// The dtype is a float; memory runs out.
+    #[track_caller]
+    pub fn bitwise_not(&self) -> Result<Tensor> {
+        match self.dtype() {
+            DType::Bool => self.logical_not(),
+            _ => run_pointwise(&BITWISE_NOT, &[Operand::Tensor(self)], &[]),
+        }
+    }
+}

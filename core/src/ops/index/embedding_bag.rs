@@ -1,0 +1,293 @@
+//! Sums, means and maxima over bags of rows of a table, without the rows in memory.
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use crate::amp;
+use crate::autograd::{self, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::index::embedding::{check_padding_idx, inverse_frequencies};
+use crate::ops::index::{gather_backward, index_dtype_name, select_rows_backward};
+use crate::ops::kernel::index_check::{IndexRange, check_in_range};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::tensor::{Dims, Tensor};
+
+/// What becomes of the rows of a bag.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum EmbeddingBagMode {
+    /// Their sum.
+    Sum,
+    /// Their mean.
+    #[default]
+    Mean,
+    /// The largest of each column.
+    Max,
+}
+
+/// Where the bags of [`embedding_bag`](Tensor::embedding_bag) begin, and what becomes of them. Fields are PyTorch's arguments.
+///
+/// ```
+/// use forebay_core::ops::{BagMode, Bags};
+/// let sums = Bags { mode: BagMode::Sum, padding_idx: Some(0), ..Bags::default() };
+/// assert!(sums.offsets.is_none());
+/// ```
+#[derive(Clone, Copy, Debug, Default)]
+pub struct EmbeddingBagOptions<'a> {
+    /// Where each bag begins in an index of one dimension, the first at 0; not for an index of two, whose rows are the bags.
+    pub offsets: Option<&'a Tensor>,
+    /// What becomes of a bag's rows; the mean.
+    pub mode: EmbeddingBagMode,
+    /// A factor for each sample, in the shape of the index and the type of the table; for sums.
+    pub per_sample_weights: Option<&'a Tensor>,
+    /// Whether `offsets` ends with the number of samples.
+    pub include_last_offset: bool,
+    /// A row that counts in no bag, and gets no gradient.
+    pub padding_idx: Option<usize>,
+    /// Whether the gradient of a row is divided by how often the index names it; not for maxima.
+    pub scale_grad_by_freq: bool,
+}
+
+const OP: &str = "embedding_bag";
+
+/// Samples of a bag that are reduced one after the other.
+const MAX_SEQUENTIAL_SAMPLES: usize = 4096;
+
+/// What the kernel makes.
+struct EmbeddingBagOutput {
+    out: Tensor,
+    /// The bag of each sample; their number where it counts in none.
+    offset2bag: Tensor,
+    /// How many samples each bag has, or which row gave each element.
+    bag_sizes_or_max_indices: Option<Tensor>,
+}
+
+/// Number of bags, and samples of each where all have as many.
+fn bag_count_and_length(
+    table: &Tensor,
+    index: &Tensor,
+    bags: &EmbeddingBagOptions<'_>,
+) -> Result<(usize, usize)> {
+    match (index.shape(), bags.offsets) {
+        (&[rows, length], None) => Ok((rows, length)),
+        (&[_], Some(offsets)) if offsets.rank() == 1 => {
+            let last = usize::from(bags.include_last_offset);
+            offsets.numel().checked_sub(last).map(|n| (n, 0)).ok_or_else(|| {
+                Error::argument(OP, "include_last_offset takes offsets that end with the number of samples")
+            })
+        }
+        _ => Err(Error::shape(
+            OP,
+            "takes an index of one dimension with offsets of one, or an index of two dimensions without",
+            &[table.shape(), index.shape(), bags.offsets.map_or(&[][..], Tensor::shape)],
+        )),
+    }
+}
+
+fn collect_tensors<'a>(inputs: &[&'a Tensor], others: &[Option<&'a Tensor>]) -> SmallVec<[&'a Tensor; 8]> {
+    inputs.iter().copied().chain(others.iter().copied().flatten()).collect()
+}
+
+fn run_embedding_bag(
+    table: &Tensor,
+    index: &Tensor,
+    factors: Option<&Tensor>,
+    bags: &EmbeddingBagOptions<'_>,
+    (count, length): (usize, usize),
+) -> Result<EmbeddingBagOutput> {
+    let (entries, width) = (table.shape()[0], table.shape()[1]);
+    let (dtype, device) = (table.dtype(), table.device());
+    let samples = index.numel();
+    let out = Tensor::empty(&[count, width], dtype, device)?;
+    let wide = if dtype == DType::F64 { DType::F64 } else { DType::F32 };
+    let more = match bags.mode {
+        EmbeddingBagMode::Sum => None,
+        EmbeddingBagMode::Mean => Some(Tensor::empty(&[count], wide, device)?),
+        EmbeddingBagMode::Max => Some(Tensor::empty(&[count, width], DType::I32, device)?),
+    };
+    // Samples before the first bag or behind the last count in none.
+    let bag_of = Tensor::full(&[samples], count as f64, DType::I32, device)?;
+    let offsets = bags.offsets.map(Tensor::contiguous).transpose()?;
+    let (index_name, offsets_name) = (
+        index_dtype_name(OP, index)?,
+        offsets.as_ref().map_or(Ok("none"), |offsets| index_dtype_name(OP, offsets))?,
+    );
+    let spec = |stage: &'static str| {
+        let mode = match bags.mode {
+            EmbeddingBagMode::Sum => "sum",
+            EmbeddingBagMode::Mean => "mean",
+            EmbeddingBagMode::Max => "max",
+        };
+        KernelSpec::new("embedding_bag")
+            .def("dtype", launch::shader_dtype_name(dtype, device))
+            .def("index", index_name)
+            .def("offsets", offsets_name)
+            .def("scaled", factors.is_some())
+            .def("mode", mode)
+            .def("stage", stage)
+    };
+    // How long bags of offsets are is known to the device alone.
+    let longest = if offsets.is_some() { samples } else { length };
+    let chunk = (longest.isqrt() / 2).next_power_of_two().max(512);
+    let start = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
+    let params = KernelParams::new()
+        .size(count)
+        .size(width)
+        .size(samples)
+        .size(entries)
+        .size(length)
+        .size(offsets.as_ref().map_or(0, Tensor::numel))
+        .u32(bags.padding_idx.map_or(u32::MAX, |skip| skip as u32))
+        .size(table.layout().offset())
+        .size(index.layout().offset())
+        .size(start(offsets.as_ref()))
+        .size(start(factors))
+        .size(chunk)
+        .size(MAX_SEQUENTIAL_SAMPLES);
+    let lanes = if dtype.size() == 2 { 4 } else { 1 };
+    let groups = (count * width).div_ceil(lanes * WORKGROUP_SIZE);
+    let inputs: SmallVec<[&Tensor; 8]> =
+        [Some(table), Some(index), offsets.as_ref(), factors].into_iter().flatten().collect();
+    let outputs = [Some(&out), Some(&bag_of), more.as_ref()];
+    if longest <= MAX_SEQUENTIAL_SAMPLES {
+        let params = params.loop_iterations(lanes * (longest + 2));
+        launch::launch(&spec("whole"), &collect_tensors(&inputs, &outputs), params, groups)?;
+    } else {
+        let chunks = samples / chunk;
+        let parts = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            let dtype = if bags.mode == EmbeddingBagMode::Max { DType::U32 } else { wide };
+            let columns = width + usize::from(bags.mode == EmbeddingBagMode::Mean);
+            Tensor::empty(&[(chunks * columns).max(1)], dtype, device)?
+        };
+        let within = collect_tensors(&inputs, &[Some(&bag_of), Some(&parts)]);
+        let params_of_parts = params.clone().loop_iterations(chunk + 64);
+        launch::launch(&spec("parts"), &within, params_of_parts, (chunks * width).div_ceil(WORKGROUP_SIZE))?;
+        let [out, bag_of, more] = outputs;
+        launch::launch(
+            &spec("joined"),
+            &collect_tensors(&inputs, &[Some(&parts), out, bag_of, more]),
+            params.loop_iterations(lanes * (2 * chunk + longest / chunk)),
+            groups,
+        )?;
+    }
+    drop(inputs);
+    Ok(EmbeddingBagOutput { out, offset2bag: bag_of, bag_sizes_or_max_indices: more })
+}
+
+impl Tensor {
+    /// Bags of rows of `self`, a table \[entries, width\], each reduced to one row: \[bags, width\], PyTorch's
+    /// `nn.functional.embedding_bag`. A bag is a row of an index of two dimensions, or what lies between two of `offsets` in an index
+    /// of one. A bag without samples gives zeros. Indices are i64, i32 or u32; those outside the table count as no sample.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{BagMode, Bags}};
+    /// # let device = Device::null(Default::default());
+    /// let table = Tensor::zeros(&[10, 4], DType::F32, &device)?;
+    /// let words = Tensor::from_slice(&[1i32, 5, 5, 2], &[4], &device)?;
+    /// let starts = Tensor::from_slice(&[0i32, 3], &[2], &device)?;
+    /// let bags = Bags { offsets: Some(&starts), mode: BagMode::Sum, ..Bags::default() };
+    /// assert_eq!(table.embedding_bag(&words, &bags)?.shape(), [2, 4]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    ///
+    /// # Errors
+    /// The table has not two dimensions, or is of no floats; index and offsets do not go together; there are factors of another
+    /// shape or type, or in another mode than the sum; `scale_grad_by_freq` goes with maxima; memory runs out.
+    #[track_caller]
+    pub fn embedding_bag(&self, index: &Tensor, bags: &EmbeddingBagOptions<'_>) -> Result<Tensor> {
+        let _op = memory::scope::enter_op(OP);
+        let &[entries, width] = self.shape() else {
+            return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
+        };
+        if !self.dtype().is_float() {
+            return Err(Error::dtype(OP, self.dtype(), "takes a table of floats; cast with `to_dtype`"));
+        }
+        launch::check_device_dtype(OP, self.dtype(), self.device())?;
+        if bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max {
+            let rule = "scale_grad_by_freq goes with the modes Sum and Mean";
+            return Err(Error::argument(OP, rule));
+        }
+        check_padding_idx(OP, bags.padding_idx, entries)?;
+        let counts = bag_count_and_length(self, index, bags)?;
+        for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
+            self.check_same_device(OP, t)?;
+        }
+        let factors = match bags.per_sample_weights {
+            None => None,
+            Some(_) if bags.mode != EmbeddingBagMode::Sum => {
+                return Err(Error::argument(OP, "per_sample_weights go with the mode Sum"));
+            }
+            Some(f) if f.shape() != index.shape() => {
+                let rule = "per_sample_weights have the shape of the index";
+                return Err(Error::shape(OP, rule, &[index.shape(), f.shape()]));
+            }
+            Some(f) if f.dtype() != self.dtype() => {
+                let expected = format!("the table is {}; cast one with `to_dtype`", self.dtype());
+                return Err(Error::dtype(OP, f.dtype(), expected));
+            }
+            Some(f) => Some(f.reshape([-1isize])?),
+        };
+        check_in_range(OP, index, IndexRange::from_dim(self, 0))?;
+        let flat = index.detach().reshape([index.numel()])?.contiguous()?;
+        let table = self.detach().contiguous()?;
+        let plain = factors.as_ref().map(Tensor::detach).map(|f| f.contiguous()).transpose()?;
+        let EmbeddingBagOutput { out, offset2bag: bag_of, bag_sizes_or_max_indices: more } =
+            run_embedding_bag(&table, &flat, plain.as_ref(), bags, counts)?;
+        let inputs: SmallVec<[&Tensor; 2]> = [self].into_iter().chain(factors.as_ref()).collect();
+        // The table is kept for the factors' gradient alone.
+        let kept =
+            factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::substitute(&table, self));
+        let plain =
+            plain.zip(factors.as_ref()).map(|(plain, factors)| SavedTensor::substitute(&plain, factors));
+        drop(table);
+        let shares = match bags.scale_grad_by_freq && autograd::compute_requires_grad(&[self]) {
+            true => Some(inverse_frequencies(&flat, self.shape()[0], self.dtype())?),
+            false => None,
+        };
+        let flat = SavedTensor::input(&flat);
+        let (mode, skip) = (bags.mode, bags.padding_idx);
+        let shape: Dims = self.shape().into();
+        Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
+            let plain = plain.as_ref().map(|factors| factors.unpack(wants)).transpose()?;
+            let flat = flat.unpack(wants)?;
+            let own = match (&more, wants[0]) {
+                (_, false) => None,
+                (Some(places), true) if mode == EmbeddingBagMode::Max => {
+                    Some(gather_backward(OP, g, &shape, 0, (places, places.strides()), None)?)
+                }
+                (counts, true) => {
+                    // Factors are multiplied in f32: what is summed is not rounded before.
+                    let exact = counts.is_some() || plain.is_some() || shares.is_some();
+                    let mut rows = if exact { amp::half_to_f32(g)? } else { g.clone() };
+                    if let Some(counts) = counts {
+                        rows = rows.div(&counts.to_dtype(rows.dtype())?.reshape([-1isize, 1])?)?;
+                    }
+                    rows = rows.index_select(0, &bag_of)?;
+                    let factors = plain.as_ref().map(|f| f.unsqueeze(1)).transpose()?;
+                    for factor in factors.iter().chain(&shares) {
+                        rows = rows.mul(factor)?;
+                    }
+                    let same = rows.dtype() == g.dtype();
+                    let sum = if same { wants.leaf_grad_to_accumulate(0) } else { None };
+                    Some(select_rows_backward(OP, &rows, &shape, &flat, skip, sum)?.to_dtype(g.dtype())?)
+                }
+            };
+            let others = match &kept {
+                Some(table) if wants.get(1) == Some(&true) => {
+                    let table = table.unpack(wants)?;
+                    // In f32: a product of halves would be rounded before it is summed.
+                    let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+                    let rows = g.index_select(0, &bag_of)?.to_dtype(wide)?;
+                    let products = rows.mul(&table.index_select(0, &flat)?.to_dtype(wide)?)?;
+                    Some(products.reshape([flat.numel(), width])?.sum(&[1], false)?.to_dtype(g.dtype())?)
+                }
+                _ => None,
+            };
+            Ok([Some(own), plain.as_ref().map(|_| others)].into_iter().flatten().collect())
+        }))
+    }
+}

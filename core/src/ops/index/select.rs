@@ -1,0 +1,363 @@
+//! What a condition selects, and where values belong in a sorted line. The host reads how many there are, and nothing else.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
+use crate::ops::kernel::index_check::{IndexRange, check_in_range};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::reduce::contiguous_zero_offset;
+use crate::ops::reduce::scan;
+use crate::ops::sort::sort_key_type;
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, collapse_dims, normalize_dim};
+use crate::tensor::{Dims, Tensor};
+
+/// Elements of one workgroup.
+const TILE: usize = 2048;
+
+/// Where elements are not zero, in row-major order: coordinates as i64 [count, rank], or one number each as u32 [count].
+#[track_caller]
+fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
+    let n = x.numel();
+    let out = |count: usize| match coordinates {
+        true => Tensor::empty(&[count, x.rank()], DType::I64, x.device()),
+        false => Tensor::empty(&[count], DType::U32, x.device()),
+    };
+    if n == 0 {
+        return out(0);
+    }
+    let (shape, strides) = if coordinates {
+        (x.shape().into(), smallvec![x.strides().into()])
+    } else {
+        collapse_dims(x.shape(), &[x.strides()])
+    };
+    launch::check_rank(op, shape.len())?;
+    let params = || {
+        let params = KernelParams::new().size(n).size(shape.len()).size(x.layout().offset()).align();
+        params.dims(&shape).dims(&strides[0])
+    };
+    let spec = |stage: &'static str, coordinates: bool| {
+        let spec = KernelSpec::new("compact").def("kind", sort_key_type(x.dtype())).def("stage", stage);
+        spec.def("coordinates", coordinates)
+    };
+    let tiles = n.div_ceil(TILE);
+    let counts = {
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
+        Tensor::empty(&[tiles], DType::U32, x.device())?
+    };
+    launch::launch(&spec("count", false), &[x, &counts], params(), tiles)?;
+    let totals = scan::cumsum_counts(&counts)?;
+    let count = totals.narrow(0, tiles - 1, 1)?.item()? as usize;
+    // One at least, though none may be there: what is launched does not depend on what is read.
+    let places = out(count.max(1))?;
+    if places.numel() > 0 {
+        launch::launch(&spec("write", coordinates), &[x, &totals, &places], params(), tiles)?;
+    }
+    places.narrow(0, 0, count)
+}
+
+/// The coordinates of what is not zero.
+#[track_caller]
+pub(crate) fn nonzero_coordinates(op: &'static str, x: &Tensor) -> Result<Tensor> {
+    find_nonzero(op, x, true)
+}
+
+/// The rows that an index names in a dimension, as u32 of one dimension; inside the rows that `before` names, if it does. With `wraps`
+/// those of -extent to -1 count from the end. Those outside are `u32::MAX`.
+#[track_caller]
+pub(crate) fn linearize_index(
+    op: &'static str,
+    index: &Tensor,
+    extent: usize,
+    before: Option<&Tensor>,
+    wraps: bool,
+) -> Result<Tensor> {
+    check_in_range(op, index, IndexRange { extent, allows_negative: wraps, ignored_index: None })?;
+    let n = index.numel();
+    let rows = Tensor::empty(&[n], DType::U32, index.device())?;
+    let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
+    launch::check_rank(op, shape.len())?;
+    let spec = KernelSpec::new("places")
+        .def("index", index_dtype_name(op, index)?)
+        .def("chained", before.is_some())
+        .def("wraps", wraps)
+        .def("narrow", false);
+    let params = KernelParams::new().size(n).size(shape.len()).size(index.layout().offset()).size(extent);
+    let params = params.dims(&shape).dims(&strides[0]).u32(0).align();
+    let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![index];
+    tensors.extend(before);
+    tensors.push(&rows);
+    launch::launch(&spec, &tensors, params, n.div_ceil(WORKGROUP_SIZE))?;
+    drop(tensors);
+    Ok(rows)
+}
+
+/// Indices, classes or lengths of any integer type as i32. Those that an i32 does not hold become the nearest one but its lowest, which
+/// stands for `ignored` where that is no i32 either.
+#[track_caller]
+pub(crate) fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
+    if index.dtype() == DType::U8 {
+        return index.detach().to_dtype(DType::I32);
+    }
+    if index.dtype() == DType::I32 {
+        return Ok(index.clone());
+    }
+    let out = Tensor::empty(index.shape(), DType::I32, index.device())?;
+    let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
+    launch::check_rank(op, shape.len())?;
+    let spec = KernelSpec::new("places")
+        .def("index", index_dtype_name(op, index)?)
+        .def("chained", false)
+        .def("wraps", false)
+        .def("narrow", true);
+    let ignored = ignored.unwrap_or(0);
+    let params =
+        KernelParams::new().size(index.numel()).size(shape.len()).size(index.layout().offset()).size(0);
+    let params = params.dims(&shape).dims(&strides[0]);
+    let params = params.u32(ignored as u32).u32((ignored >> 32) as u32).align();
+    launch::launch(&spec, &[index, &out], params, index.numel().div_ceil(WORKGROUP_SIZE))?;
+    Ok(out)
+}
+
+/// The number that stands for an ignored class among those that [`narrowed`] gives.
+pub(crate) fn ignore_index_to_i32(ignored: i64) -> i32 {
+    i32::try_from(ignored).unwrap_or(i32::MIN)
+}
+
+impl Tensor {
+    /// The elements where `mask` (bool; both broadcast) is true, in row-major order, as one dimension: PyTorch's
+    /// `masked_select`. The host reads how many there are.
+    ///
+    /// # Errors
+    /// `mask` is no bool; the shapes do not broadcast; the step is being captured; memory runs out.
+    #[track_caller]
+    pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
+        const OP: &str = "masked_select";
+        let _op = memory::scope::enter_op(OP);
+        launch::check_bool_mask(OP, mask)?;
+        self.check_same_device(OP, mask)?;
+        let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
+        let x = self.broadcast_to(&shape)?.reshape([-1])?;
+        let place = find_nonzero(OP, &mask.broadcast_to(&shape)?, false)?;
+        let out = Tensor::empty(place.shape(), x.dtype(), x.device())?;
+        gather_into(OP, &x, 0, &place, place.strides(), &out)?;
+        let n = x.numel();
+        let again = place.clone();
+        let forward = move |x: &Tensor| {
+            let out = Tensor::empty(again.shape(), x.dtype(), x.device())?;
+            gather_into(OP, x, 0, &again, again.strides(), &out)?;
+            Ok(out)
+        };
+        Ok(autograd::linear_differentiable(OP, out, &x, forward, move |g| {
+            let whole = Tensor::zeros(&[n], g.dtype(), g.device())?;
+            scatter_unique_into(OP, &whole, 0, &place, g)?;
+            Ok(whole)
+        }))
+    }
+
+    /// The indices of the elements that are not zero, one row each, as i64 [count, rank]: PyTorch's `nonzero`. The host reads
+    /// how many there are.
+    ///
+    /// # Errors
+    /// The step is being captured; memory runs out.
+    #[track_caller]
+    pub fn nonzero(&self) -> Result<Tensor> {
+        let _op = memory::scope::enter_op("nonzero");
+        nonzero_coordinates("nonzero", self)
+    }
+
+    /// As [`nonzero`](Self::nonzero): PyTorch's `argwhere`.
+    ///
+    /// # Errors
+    /// As [`nonzero`](Self::nonzero).
+    #[track_caller]
+    pub fn argwhere(&self) -> Result<Tensor> {
+        self.nonzero()
+    }
+
+    /// The indices of the elements that are not zero, one tensor for each dimension (for none as for one): PyTorch's
+    /// `nonzero(as_tuple=True)` and `where` of one argument.
+    ///
+    /// # Errors
+    /// As [`nonzero`](Self::nonzero).
+    #[track_caller]
+    pub fn nonzero_tuple(&self) -> Result<Vec<Tensor>> {
+        let places = if self.rank() == 0 { self.reshape([1])?.nonzero()? } else { self.nonzero()? };
+        (0..places.shape()[1]).map(|d| places.select(1, d as isize)?.contiguous()).collect()
+    }
+
+    /// Each index of a dimension as often as `repeats` says, an integer for each or one for all: PyTorch's `repeat_interleave` of a
+    /// tensor. How many there are in all is read from the device, unless it is given; then it is not checked, and the last index fills
+    /// what is missing.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[2, 3], DType::F32, &device)?;
+    /// let repeats = Tensor::from_slice(&[2, 0, 1], &[3], &device)?;
+    /// assert_eq!(x.repeat_interleave_by(&repeats, 1, Some(3))?.shape(), [2, 3]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `dim` is out of range; `repeats` are no integers, are negative, or are not as many as the dimension's extent.
+    #[track_caller]
+    pub fn repeat_interleave_by(
+        &self,
+        repeats: &Tensor,
+        dim: isize,
+        output_size: Option<usize>,
+    ) -> Result<Tensor> {
+        const OP: &str = "repeat_interleave_by";
+        let _op = memory::scope::enter_op(OP);
+        let d = normalize_dim(OP, dim, self.rank())?;
+        let n = self.shape().get(d).copied().unwrap_or(1);
+        self.check_same_device(OP, repeats)?;
+        if !repeats.dtype().is_int() {
+            return Err(Error::dtype(OP, repeats.dtype(), "repeats are integers; cast with `to_dtype`"));
+        }
+        if repeats.rank() > 1 || !matches!(repeats.numel(), 1) && repeats.numel() != n {
+            let rule = "there is one number of repeats for each index of the dimension, or one for all";
+            return Err(Error::shape(OP, rule, &[self.shape(), repeats.shape()]));
+        }
+        let line = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
+        if n == 0 {
+            return Ok(line);
+        }
+        let repeats = repeats.detach();
+        if output_size.is_none() {
+            // An exact sum, by words of the host: on the device it would be one of 32 bits.
+            let listed = repeats.to_integers()?;
+            if let Some(least) = listed.iter().find(|&&n| n < 0) {
+                return Err(Error::argument(
+                    OP,
+                    format!("{least} is no number of repeats; none is negative"),
+                ));
+            }
+            let total = listed.iter().map(|&n| n as i128).sum::<i128>()
+                * if listed.len() == 1 { n as i128 } else { 1 };
+            let elements = total * (line.numel() / n) as i128;
+            if elements > MAX_TENSOR_NUMEL as i128 {
+                return Err(Error::argument(
+                    OP,
+                    format!(
+                        "{total} repeats of {n} indices make {elements} elements; a tensor has at most 4,294,967,295"
+                    ),
+                ));
+            }
+        }
+        let ends = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            scan::cumsum_counts(&repeats.to_dtype(DType::U32)?.broadcast_to(&[n])?.contiguous()?)?
+        };
+        let total = match output_size {
+            Some(total) => total,
+            None => ends.narrow(0, n - 1, 1)?.item()? as usize,
+        };
+        let places = Tensor::arange(0.0, total as f64, 1.0, DType::U32, self.device())?;
+        let index = ends.searchsorted(&places, true, true, None)?.clamp(0, n as i64 - 1)?;
+        line.index_select(d as isize, &index)
+    }
+
+    /// Where `values` would keep `self`, sorted along its last dimension, in order: how many elements are less, or with `right`
+    /// not greater. PyTorch's `searchsorted`, as i64, or as i32 with `out_int32`. A `self` of one dimension serves all
+    /// values; else all dimensions but the last agree. With `sorter` (as of [`argsort`](Self::argsort)) `self` need not be
+    /// sorted. NaN is never found: a search that meets one goes on to the right of it, as PyTorch's does.
+    ///
+    /// # Errors
+    /// The types differ; the shapes do not fit; an input requires a gradient, which there is none of.
+    #[track_caller]
+    pub fn searchsorted(
+        &self,
+        values: &Tensor,
+        out_int32: bool,
+        right: bool,
+        sorter: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        self.run_searchsorted("searchsorted", values, out_int32, right, sorter)
+    }
+
+    /// The numbers of the buckets, whose limits are `boundaries` (sorted, of one dimension), that the elements fall into:
+    /// PyTorch's `bucketize`; see [`searchsorted`](Self::searchsorted).
+    ///
+    /// # Errors
+    /// As [`searchsorted`](Self::searchsorted); `boundaries` has not one dimension.
+    #[track_caller]
+    pub fn bucketize(&self, boundaries: &Tensor, out_int32: bool, right: bool) -> Result<Tensor> {
+        if boundaries.rank() != 1 {
+            return Err(Error::shape(
+                "bucketize",
+                "the boundaries have one dimension",
+                &[boundaries.shape()],
+            ));
+        }
+        boundaries.run_searchsorted("bucketize", self, out_int32, right, None)
+    }
+
+    #[track_caller]
+    fn run_searchsorted(
+        &self,
+        op: &'static str,
+        values: &Tensor,
+        out_int32: bool,
+        right: bool,
+        sorter: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::enter_op(op);
+        self.check_same_device(op, values)?;
+        if values.dtype() != self.dtype() {
+            let rule = format!(
+                "values and what is searched have one type, here {}; cast with `to_dtype`",
+                self.dtype()
+            );
+            return Err(Error::dtype(op, values.dtype(), rule));
+        }
+        let lines =
+            |t: &Tensor| -> Dims { t.shape().iter().take(t.rank().saturating_sub(1)).copied().collect() };
+        let fits = self.rank() == 1 || (self.rank() == values.rank() && lines(self) == lines(values));
+        if self.rank() == 0 || !fits {
+            return Err(Error::shape(
+                op,
+                "what is searched has one dimension, or all but the last agree with those of the values",
+                &[self.shape(), values.shape()],
+            ));
+        }
+        let dtype = if out_int32 { DType::I32 } else { DType::I64 };
+        let out = Tensor::empty(values.shape(), dtype, self.device())?;
+        let sorter = match sorter {
+            Some(sorter) if sorter.shape() != self.shape() => {
+                let rule = "the sorter has the shape of what it sorts";
+                return Err(Error::shape(op, rule, &[self.shape(), sorter.shape()]));
+            }
+            Some(sorter) => {
+                self.check_same_device(op, sorter)?;
+                Some(contiguous_zero_offset(sorter)?)
+            }
+            None => None,
+        };
+        let last = normalize_dim(op, -1, self.rank())?;
+        let extent = self.shape()[last];
+        let n = values.numel();
+        if n > 0 && extent == 0 {
+            return Tensor::zeros(values.shape(), dtype, self.device());
+        }
+        let per_line = if self.rank() == 1 { n } else { values.shape()[last] };
+        let spec = KernelSpec::new("search")
+            .def("kind", sort_key_type(self.dtype()))
+            .def("sorter", sorter.as_ref().map_or(Ok(""), |s| index_dtype_name(op, s))?)
+            .def("out", if out_int32 { "i32" } else { "i64w" });
+        let params = KernelParams::new().size(n).size(extent).size(per_line).u32(u32::from(right));
+        let params = params.u32(0).u32(u32::MAX);
+        let (lines, values) = (contiguous_zero_offset(self)?, contiguous_zero_offset(values)?);
+        let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![&lines, &values];
+        tensors.extend(sorter.as_ref());
+        tensors.push(&out);
+        launch::launch(&spec, &tensors, params, n.div_ceil(WORKGROUP_SIZE))?;
+        drop(tensors);
+        Ok(out)
+    }
+}

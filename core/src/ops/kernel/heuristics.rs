@@ -1,0 +1,193 @@
+//! How kernels that read every element once are spread over a device: threads for a row, reads on their way at a
+//! time, workgroups for one sum. All such choices stand here; they were measured on an H100 (docs/performance.md).
+
+use crate::dtype::DType;
+use crate::ops::kernel::launch::WORKGROUP_SIZE;
+
+/// Workgroups that keep a large device busy.
+const TARGET_WORKGROUPS: usize = 1024;
+
+/// Turns of a loop at which one thread's work is shared with other workgroups, whatever else is to do: some drivers end longer loops, and on
+/// all devices they are slow. Kernels have few loops, one after the other.
+pub(crate) const MAX_LOOP_ITERATIONS: usize = 1 << 13;
+
+/// Workgroups that share each of `outputs` results of `extent` steps, and the steps of one of them. `lanes` threads take steps side by
+/// side, and a step takes `turns` turns of loops.
+pub(crate) fn split_reduction(outputs: usize, extent: usize, lanes: usize, turns: usize) -> (usize, usize) {
+    let wanted =
+        (TARGET_WORKGROUPS / outputs.div_ceil(WORKGROUP_SIZE / lanes).max(1)).min(extent / (16 * lanes));
+    let most = (MAX_LOOP_ITERATIONS / turns).max(1) * lanes;
+    let splits = wanted.max(extent.div_ceil(most)).max(1);
+    let chunk = extent.div_ceil(splits).next_multiple_of(4 * lanes);
+    (extent.div_ceil(chunk.max(1)).max(1), chunk)
+}
+
+/// Neighbours that one aligned access reads.
+pub(crate) const VEC4_WIDTH: usize = 4;
+
+/// Whether elements of this type are read four at a time.
+pub(crate) fn supports_vec4(dtype: DType) -> bool {
+    matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::U32)
+}
+
+/// How the threads of a reduction are laid out. A step is what a thread reads at once, one element or four.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct ReduceConfig {
+    /// Threads that share one output, or four.
+    pub(crate) lanes: usize,
+    /// Steps that a thread has on their way at a time.
+    pub(crate) unroll: usize,
+    /// Steps of one partial result.
+    pub(crate) chunk: usize,
+    /// Partial results of one output.
+    pub(crate) splits: usize,
+}
+
+impl ReduceConfig {
+    /// For `outputs` (or fours of them) of `steps` each. `across`: neighbouring threads hold neighbouring outputs.
+    pub(crate) fn new(outputs: usize, steps: usize, across: bool) -> Self {
+        let lanes = match steps {
+            0..=4 => 1,
+            // Eight fours side by side are a whole line of memory; fewer outputs leave threads for more steps.
+            _ if across => match outputs {
+                0 => 1,
+                1 => WORKGROUP_SIZE,
+                2..=8 => 32,
+                9..=512 if steps >= 64 => 32,
+                _ => 8,
+            },
+            5..=32 => 8,
+            33..=256 => 32,
+            _ => WORKGROUP_SIZE,
+        };
+        let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes).max(1);
+        let turns = steps.div_ceil(lanes);
+        let unroll = match turns {
+            0..=3 => 1,
+            4..=7 => 4,
+            _ => 8,
+        };
+        // Few workgroups with much to do each share it; each part keeps at least two turns of reads.
+        let splits = if groups * 2 <= TARGET_WORKGROUPS {
+            (TARGET_WORKGROUPS / groups).min(turns / 16).max(1)
+        } else {
+            1
+        };
+        // More workgroups than would keep the device busy where a thread's loop would grow too long; each read may take several turns.
+        let splits = splits.max(if steps <= u32::MAX as usize {
+            steps.div_ceil(MAX_LOOP_ITERATIONS * lanes)
+        } else {
+            1
+        });
+        let chunk = steps.div_ceil(splits).next_multiple_of(lanes * unroll);
+        Self { lanes, unroll, chunk, splits: steps.div_ceil(chunk).max(1) }
+    }
+}
+
+/// How rows lie in the registers of the threads that share them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RowConfig {
+    /// Threads for one row.
+    pub(crate) lanes: usize,
+    /// Elements of a step.
+    pub(crate) width: usize,
+    /// Steps that a thread holds; 0 where a row is too long for that.
+    pub(crate) register_steps: usize,
+}
+
+/// Steps in the registers of a thread at which more threads take a row instead.
+const MAX_STEPS_PER_THREAD: usize = 4;
+
+impl RowConfig {
+    /// For rows of `extent` elements side by side, of which a thread holds at most `most` steps of [`QUAD`] elements.
+    pub(crate) fn for_contiguous_rows(extent: usize, quads: bool, most: usize) -> Self {
+        let width = if quads { VEC4_WIDTH } else { 1 };
+        let steps = extent.div_ceil(width).max(1);
+        let lanes = [1, 8, 32, 64, 128]
+            .into_iter()
+            .find(|lanes| steps <= MAX_STEPS_PER_THREAD * lanes)
+            .unwrap_or(WORKGROUP_SIZE);
+        let hold = steps.div_ceil(lanes);
+        Self { lanes, width, register_steps: if hold * width <= most * VEC4_WIDTH { hold } else { 0 } }
+    }
+
+    /// For rows that lie across: neighbouring threads hold elements of neighbouring rows.
+    pub(crate) fn for_strided_rows(extent: usize) -> Self {
+        let lanes = match extent {
+            0..=16 => 1,
+            17..=128 => 8,
+            _ => 32,
+        };
+        let hold = extent.div_ceil(lanes).max(1);
+        Self { lanes, width: 1, register_steps: if hold <= 16 { hold } else { 0 } }
+    }
+
+    /// Workgroups that hold `rows`.
+    pub(crate) fn workgroups(&self, rows: usize) -> usize {
+        rows.div_ceil(WORKGROUP_SIZE / self.lanes)
+    }
+
+    /// Workgroups that take all rows in turns, when each has something to write of its own at the end.
+    pub(crate) fn grid_stride_workgroups(&self, rows: usize) -> usize {
+        // A turn of their loop holds those of sums over the threads of a row.
+        let turns = 1024 * (WORKGROUP_SIZE / self.lanes);
+        self.workgroups(rows).min((TARGET_WORKGROUPS / 2).max(rows.div_ceil(turns)))
+    }
+}
+
+/// Rows of the strips that workgroups take side by side, `tiles` of them for a strip, when each writes sums of its own at the end:
+/// a multiple of `turn`.
+pub(crate) fn rows_per_strip(rows: usize, tiles: usize, turn: usize) -> usize {
+    let strips = (2 * TARGET_WORKGROUPS).div_ceil(tiles.max(1));
+    rows.div_ceil(strips).next_multiple_of(turn).max(4 * turn)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_spread_covers_its_steps_and_does_not_split_short_ones() {
+        for outputs in [1, 3, 8, 9, 100, 2048, 100_000] {
+            for steps in [1, 4, 5, 31, 257, 2048, 8192, 1 << 24] {
+                for across in [false, true] {
+                    let s = ReduceConfig::new(outputs, steps, across);
+                    assert!(s.chunk * s.splits >= steps && s.chunk * (s.splits - 1) < steps, "{s:?}");
+                    assert!(WORKGROUP_SIZE.is_multiple_of(s.lanes) && s.splits <= TARGET_WORKGROUPS, "{s:?}");
+                    assert!(s.splits == 1 || steps / s.splits >= 8 * s.lanes, "{steps}: {s:?}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn shared_results_cover_their_steps_in_loops_of_few_turns() {
+        for outputs in [0, 1, 7, 512, 1025, 1 << 20] {
+            for extent in [0, 1, 255, 4096, 100_000, 20_000_000, u32::MAX as usize] {
+                for lanes in [32, WORKGROUP_SIZE] {
+                    let (splits, chunk) = split_reduction(outputs, extent, lanes, 1);
+                    assert!(
+                        chunk * splits >= extent && (splits == 1 || chunk * (splits - 1) < extent),
+                        "{outputs} of {extent}"
+                    );
+                    assert!(
+                        chunk.div_ceil(lanes) <= MAX_LOOP_ITERATIONS + 4
+                            && splits.div_ceil(lanes) <= MAX_LOOP_ITERATIONS
+                    );
+                    assert!(extent >= 16 * lanes || splits == 1);
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_sum_of_everything_fills_the_device_and_rows_need_no_second_stage() {
+        assert_eq!(ReduceConfig::new(1, 1 << 24, false).splits, TARGET_WORKGROUPS);
+        assert_eq!(
+            ReduceConfig::new(8192, 2048, false),
+            ReduceConfig { lanes: 256, unroll: 8, chunk: 2048, splits: 1 }
+        );
+        let columns = ReduceConfig::new(2048, 8192, true);
+        assert_eq!((columns.lanes, columns.splits), (8, 16));
+    }
+}

@@ -1,0 +1,122 @@
+//! Indices that lie outside: what they do, and how they are found.
+//!
+//! Kernels compare an index with its range in 64 bits, whatever its type (`index` and `place` of shaders/wgsl/types.wgsl). One outside names
+//! nothing. Reading indices back would stop the device at each operation, so it is done only where a program asks for it.
+
+use std::cell::Cell;
+use std::panic::Location;
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use crate::dtype::DType;
+use crate::environment;
+use crate::error::{Error, Result};
+use crate::local::{Get as _, Local, Scoped};
+use crate::memory::scope;
+use crate::tensor::Tensor;
+
+const ENV_VAR: &str = "FOREBAY_CHECK_INDICES";
+
+/// For all threads.
+static ALL_THREADS_ENABLED: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    static THREAD_ENABLED: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
+}
+
+/// While it lives, operations of this thread check their indices. See [`check_indices`].
+#[derive(Debug)]
+pub struct CheckIndicesGuard {
+    _enabled: Scoped<Cell<bool>>,
+}
+
+/// Makes an index outside its range an error, in operations of this thread, until the guard is dropped. The error names the operation, the
+/// index, its place, the range and the line that asked for the operation.
+///
+/// Without it such an index reads as 0, and is passed over in writing and in gradients. The host waits for the indices of every operation: it is
+/// for finding a fault, not for training. `FOREBAY_CHECK_INDICES=1` does the same for the whole program.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, ops, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// # let (table, index) = (Tensor::zeros(&[3, 2], DType::F32, &device)?, Tensor::from_slice(&[0i64], &[1], &device)?);
+/// let guard = ops::check_indices();
+/// let rows = table.embedding(&index, None)?;
+/// drop(guard);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[must_use = "nothing is checked after the guard is dropped"]
+pub fn check_indices() -> CheckIndicesGuard {
+    CheckIndicesGuard { _enabled: Scoped::new(&THREAD_ENABLED, true) }
+}
+
+/// Sets [`check_indices`] for all threads, until it is called again.
+pub fn set_check_indices(on: bool) {
+    ALL_THREADS_ENABLED.store(on, Ordering::Relaxed);
+}
+
+/// Setting of the environment, read once.
+fn is_enabled_by_env() -> Result<bool> {
+    static FROM_ENV: OnceLock<std::result::Result<bool, String>> = OnceLock::new();
+    let asked = FROM_ENV.get_or_init(|| {
+        environment::read_switch(ENV_VAR).map(|on| on == Some(true)).map_err(|e| e.to_string())
+    });
+    asked.clone().map_err(Error::Config)
+}
+
+/// Indices that an operation takes.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct IndexRange {
+    /// The extent of what is indexed.
+    pub(crate) extent: usize,
+    /// If true, `-extent..0` counts from the end.
+    pub(crate) allows_negative: bool,
+    /// An index that is left out.
+    pub(crate) ignored_index: Option<i64>,
+}
+
+impl IndexRange {
+    /// That of a dimension.
+    pub(crate) fn from_dim(x: &Tensor, dim: usize) -> Self {
+        Self { extent: x.shape().get(dim).copied().unwrap_or(1), allows_negative: false, ignored_index: None }
+    }
+}
+
+/// Fails for an index outside its range, where a program asks for that.
+#[track_caller]
+pub(crate) fn check_in_range(op: &'static str, index: &Tensor, range: IndexRange) -> Result<()> {
+    if !THREAD_ENABLED.now() && !ALL_THREADS_ENABLED.load(Ordering::Relaxed) && !is_enabled_by_env()? {
+        return Ok(());
+    }
+    let IndexRange { extent, allows_negative: wraps, ignored_index: skipped } = range;
+    let least = if wraps { -(extent as i128) } else { 0 };
+    let inside = |i: i64| (least..extent as i128).contains(&i128::from(i)) || skipped == Some(i);
+    let found = index.to_integers()?.into_iter().enumerate().find(|&(_, i)| !inside(i));
+    let Some((at, i)) = found else { return Ok(()) };
+    let site = scope::current().site.unwrap_or(Location::caller());
+    let scope_op = scope::current().op;
+    let op = if scope_op.is_empty() { op } else { scope_op };
+    Err(Error::argument(
+        op,
+        format!(
+            "index {i}, number {at} of the index tensor, is outside {least}..{extent}; asked for at {site}"
+        ),
+    ))
+}
+
+impl Tensor {
+    /// The elements of an integer tensor. Waits for the device.
+    pub(crate) fn to_integers(&self) -> Result<Vec<i64>> {
+        let bytes = self.detach().to_bytes()?;
+        fn all<T: bytemuck::Pod + Into<i64>>(bytes: &[u8]) -> Vec<i64> {
+            bytemuck::pod_collect_to_vec::<u8, T>(bytes).into_iter().map(Into::into).collect()
+        }
+        Ok(match self.dtype() {
+            DType::I64 => all::<i64>(&bytes),
+            DType::I32 => all::<i32>(&bytes),
+            DType::U32 => all::<u32>(&bytes),
+            DType::U8 | DType::Bool => all::<u8>(&bytes),
+            other => return Err(Error::dtype("to_integers", other, "takes integers; cast with `to_dtype`")),
+        })
+    }
+}

@@ -1,0 +1,527 @@
+//! The one point where operations meet the backend: parameters, bindings, the grid.
+
+use std::ops::Deref;
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use crate::backend::Slice;
+use crate::capture::ReplayCtx;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::scope;
+use crate::runtime::device::{CompiledKernel, Device, KernelKey};
+use crate::runtime::stream::{Access, DispatchGuard};
+use crate::tensor::Tensor;
+
+/// Invocations in a workgroup of the kernels that handle elements one by one.
+pub(crate) const WORKGROUP_SIZE: usize = 256;
+
+/// Bytes that a thread reads or writes at once, at most.
+pub(crate) const VECTOR_BYTES: usize = 16;
+
+/// Dimensions that kernels index by; more must collapse into these.
+pub(crate) const MAX_RANK: usize = 8;
+
+/// The uniform block of a launch, word by word, in WGSL's layout.
+#[derive(Clone, Debug)]
+pub(crate) struct KernelParams {
+    // On the heap: it is handed on by value with each word.
+    words: Vec<u32>,
+    /// Whether a number did not fit: of a view that repeats its elements 2^32 times or more.
+    exceeds_u32: bool,
+    /// Turns that all loops of one invocation take together, at most.
+    loop_iterations: usize,
+}
+
+impl KernelParams {
+    pub(crate) fn new() -> Self {
+        Self { words: Vec::with_capacity(80), exceeds_u32: false, loop_iterations: 0 }
+    }
+
+    /// A number of elements, an extent, a stride. Tensors have less than 2^32 elements; views with more are not launched.
+    pub(crate) fn size(mut self, value: usize) -> Self {
+        self.exceeds_u32 |= value > u32::MAX as usize;
+        self.words.push(value as u32);
+        self
+    }
+
+    pub(crate) fn u32(mut self, value: u32) -> Self {
+        self.words.push(value);
+        self
+    }
+
+    pub(crate) fn f32(mut self, value: f32) -> Self {
+        self.words.push(value.to_bits());
+        self
+    }
+
+    /// Up to [`MAX_RANK`] extents or strides: `array<vec4<u32>, 2>`.
+    pub(crate) fn dims(mut self, dims: &[usize]) -> Self {
+        debug_assert!(self.words.len().is_multiple_of(4) && dims.len() <= MAX_RANK);
+        let mut words = [0; MAX_RANK];
+        for (word, &extent) in words.iter_mut().zip(dims) {
+            *word = extent as u32;
+            self.exceeds_u32 |= extent > u32::MAX as usize;
+        }
+        self.words.extend_from_slice(&words);
+        self
+    }
+
+    /// States how many turns all loops of one invocation take together, at most. The number is no parameter: a launch with more turns
+    /// than the device finishes is an error. Every kernel whose loops grow with its operands states it.
+    pub(crate) fn loop_iterations(mut self, turns: usize) -> Self {
+        self.loop_iterations = self.loop_iterations.max(turns);
+        self
+    }
+
+    /// How many words there are.
+    pub(crate) fn len(&self) -> usize {
+        self.words.len()
+    }
+
+    /// With other words from one on.
+    pub(crate) fn replace_words(mut self, at: usize, words: [u32; 4]) -> Self {
+        self.words.iter_mut().skip(at).zip(words).for_each(|(to, word)| *to = word);
+        self
+    }
+
+    /// Zeros up to the next multiple of four words, where a `vec4` or an array starts.
+    pub(crate) fn align(mut self) -> Self {
+        while !self.words.len().is_multiple_of(4) {
+            self.words.push(0);
+        }
+        self
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        bytemuck::cast_slice(&self.words)
+    }
+}
+
+/// The dtype's name in shaders, on this device.
+pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
+    if dtype == DType::I64 && !device.info().features.i64 { "i64w" } else { dtype.name() }
+}
+
+/// Fails where a kernel would compute in a type that the device lacks.
+pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
+    let reason = match dtype {
+        DType::I64 if !device.info().features.i64 => "the adapter has no 64-bit integers; cast to i32",
+        DType::F64 if !device.info().features.f64 => "the adapter has no 64-bit floats; cast to f32",
+        _ => return Ok(()),
+    };
+    Err(Error::Unsupported { op, device: device.to_string(), reason: reason.into() })
+}
+
+/// Fails for a tensor of a type that is only stored.
+pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
+    if !t.dtype().is_storage_only() {
+        return Ok(());
+    }
+    Err(Error::dtype(
+        op,
+        t.dtype(),
+        "is only stored and multiplied by `scaled_mm`; cast with `to_dtype` first",
+    ))
+}
+
+/// Fails for a mask that holds no truth values.
+pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
+    if mask.dtype() == DType::Bool {
+        return Ok(());
+    }
+    Err(Error::dtype(op, mask.dtype(), "the mask is bool; compare, or cast with `to_dtype`"))
+}
+
+/// Fails if a shape has more dimensions than kernels index by.
+pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
+    if rank <= MAX_RANK {
+        return Ok(());
+    }
+    Err(Error::argument(
+        op,
+        format!(
+            "{rank} dimensions that do not merge; kernels index by at most {MAX_RANK}: make it contiguous first"
+        ),
+    ))
+}
+
+/// Runs a kernel with `groups` workgroups over the storages of `tensors`, in the order of its bindings.
+pub(crate) fn launch(
+    spec: &KernelSpec,
+    tensors: &[&Tensor],
+    params: KernelParams,
+    groups: usize,
+) -> Result<()> {
+    launch_3d(spec, tensors, params, [groups, 1, 1])
+}
+
+/// As [`launch`] for kernels that small tensors often run: the spec is made the first time alone.
+pub(crate) fn launch_by_key(
+    identity: &KernelKey,
+    spec: impl FnOnce() -> KernelSpec,
+    tensors: &[&Tensor],
+    params: KernelParams,
+    groups: usize,
+) -> Result<()> {
+    let Some(first) = tensors.first() else { return Ok(()) };
+    tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
+    match groups {
+        0 => Ok(()),
+        _ => enqueue(first.device().kernel_by_key(identity, spec)?, tensors, params, [groups, 1, 1]),
+    }
+}
+
+/// As [`launch`] with parameters that are other ones at each run: `make` is called once for each, also for this one.
+pub(crate) fn launch_dynamic(
+    spec: &KernelSpec,
+    tensors: &[&Tensor],
+    make: impl Fn(&ReplayCtx) -> KernelParams + Send + Sync + 'static,
+    groups: usize,
+) -> Result<()> {
+    launch_3d(spec, tensors, make(&ReplayCtx::default()), [groups, 1, 1])?;
+    if groups > 0
+        && let Some(first) = tensors.first()
+    {
+        first.device().capture_recorder().live(make);
+    }
+    Ok(())
+}
+
+/// As [`launch`] with a grid of three dimensions; a long x with a y of 1 is folded.
+pub(crate) fn launch_3d(
+    spec: &KernelSpec,
+    tensors: &[&Tensor],
+    params: KernelParams,
+    groups: [usize; 3],
+) -> Result<()> {
+    let Some(first) = tensors.first() else { return Ok(()) };
+    if groups.contains(&0) {
+        return Ok(());
+    }
+    // Copies move any bytes, and casts are looked up by themselves: other kernels would take these for something else.
+    if spec.template != "copy" {
+        tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
+    }
+    enqueue(first.device().kernel(spec)?, tensors, params, groups)
+}
+
+/// Cuts the `steps` of a kernel into launches whose loops the device finishes. `run` gets the first step of each, their number and their
+/// turns: `fixed` ones, and those that `turns_of` states for every step. A single step of too many turns is left to the check of launches.
+pub(crate) fn launch_in_parts(
+    device: &Device,
+    fixed: usize,
+    steps: usize,
+    turns_of: impl Fn(usize) -> usize,
+    mut run: impl FnMut(usize, usize, usize) -> Result<()>,
+) -> Result<()> {
+    let most = device.info().limits.max_turns as usize;
+    let mut first = 0;
+    while first < steps {
+        let (mut end, mut turns) = (first, fixed);
+        while end < steps {
+            let more = turns.saturating_add(turns_of(end));
+            if end > first && more > most {
+                break;
+            }
+            (end, turns) = (end + 1, more);
+        }
+        run(first, end - first, turns)?;
+        first = end;
+    }
+    Ok(())
+}
+
+/// Runs a kernel that was looked up.
+pub(crate) fn enqueue(
+    kernel: CompiledKernel,
+    tensors: &[&Tensor],
+    params: KernelParams,
+    groups: [usize; 3],
+) -> Result<()> {
+    if params.exceeds_u32 {
+        let why = "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts";
+        return Err(Error::argument(scope::current().op, why));
+    }
+    if let Some(first) = tensors.first()
+        && params.loop_iterations > first.device().info().limits.max_turns as usize
+    {
+        return Err(too_many_iterations_error(first.device(), params.loop_iterations));
+    }
+    enqueue_words(kernel, tensors, &params.align().words, groups)
+}
+
+/// The error of a kernel whose loops the device's driver would end early, without a word.
+#[cold]
+fn too_many_iterations_error(device: &Device, turns: usize) -> Error {
+    let most = device.info().limits.max_turns;
+    let reason = format!(
+        "a loop would take {turns} turns, and its driver ends loops after {most}: use smaller extents, or a GPU"
+    );
+    Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
+}
+
+/// Enqueues as [`enqueue`] does, with the words of the uniform block, a multiple of four of them, for kernels whose loops do not grow with their operands:
+/// turns are not checked.
+pub(crate) fn enqueue_words(
+    kernel: CompiledKernel,
+    tensors: &[&Tensor],
+    words: &[u32],
+    groups: [usize; 3],
+) -> Result<()> {
+    let Some(first) = tensors.first() else { return Ok(()) };
+    let device = first.device();
+    let groups = fit_grid(device, groups)?;
+    let bound = bind_for_kernel(kernel, tensors)?;
+    device.launch(kernel, &bound, bytemuck::cast_slice(words), groups)
+}
+
+/// A grid that the device takes.
+pub(crate) fn fit_grid(device: &Device, groups: [usize; 3]) -> Result<[u32; 3]> {
+    fold_grid(groups, device.info().limits.max_groups as usize).ok_or_else(|| {
+        Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
+    })
+}
+
+/// What an operation touches, for as long as it takes to enqueue it: its order among the queues is kept, and nothing moves.
+#[must_use = "the addresses are good while this lives"]
+pub(crate) struct BoundTensors<'a> {
+    slices: SmallVec<[Slice; 8]>,
+    guard: DispatchGuard<'a>,
+}
+
+impl BoundTensors<'_> {
+    /// What keeps others away.
+    pub(crate) fn dispatch_guard(&self) -> &DispatchGuard<'_> {
+        &self.guard
+    }
+}
+
+impl Deref for BoundTensors<'_> {
+    type Target = [Slice];
+
+    fn deref(&self) -> &[Slice] {
+        &self.slices
+    }
+}
+
+/// What a kernel binds of tensors, in order.
+pub(crate) fn bind_for_kernel<'a>(
+    kernel: CompiledKernel,
+    tensors: &[&'a Tensor],
+) -> Result<BoundTensors<'a>> {
+    let access = |at: usize| match kernel.write_mask.checked_shr(at as u32).unwrap_or(1) & 1 {
+        0 => Access::Read,
+        _ => Access::Write,
+    };
+    bind_tensors(tensors.iter().enumerate().map(|(at, t)| (*t, access(at))))
+}
+
+/// The memory of tensors of one device, in order, for an operation on all of it that this thread enqueues while it holds the
+/// result. It is brought back to the device first, where it is not there.
+pub(crate) fn bind_tensors<'a, T>(tensors: T) -> Result<BoundTensors<'a>>
+where
+    T: IntoIterator<Item = (&'a Tensor, Access)> + Clone,
+{
+    let Some((first, _)) = tensors.clone().into_iter().next() else {
+        return Err(Error::argument("launch", "an operation on no tensors"));
+    };
+    // Before the memory of one of them is bound: on another device the same place is something else.
+    for (t, _) in tensors.clone() {
+        if t.device() != first.device() {
+            let op = scope::current().op;
+            first.check_same_device(if op.is_empty() { "launch" } else { op }, t)?;
+        }
+    }
+    loop {
+        let mut gate = first.device().lock_dispatch();
+        gate.take_failure()?;
+        let mut slices = SmallVec::new();
+        let mut away = false;
+        for (t, access) in tensors.clone() {
+            match t.bind(access, &gate)? {
+                Some(slice) => slices.push(slice),
+                None => {
+                    away = true;
+                    break;
+                }
+            }
+        }
+        if !away {
+            return Ok(BoundTensors { slices, guard: gate });
+        }
+        drop(gate);
+        tensors.clone().into_iter().try_for_each(|(t, _)| t.prefetch_())?;
+    }
+}
+
+/// The bytes of contiguous tensors of one device, for a copy or the like; as [`bind`].
+pub(crate) fn bind_contiguous_bytes<'a, const N: usize>(
+    tensors: [(&'a Tensor, Access); N],
+) -> Result<BoundTensors<'a>> {
+    let mut bound = bind_tensors(tensors)?;
+    for (slice, (t, _)) in bound.slices.iter_mut().zip(tensors) {
+        *slice = t.byte_range_in(*slice);
+    }
+    Ok(bound)
+}
+
+/// Folds x into y where it is longer than a dimension may be; the kernels' `group_index` unfolds it.
+fn fold_grid(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
+    let [x, y, z] = groups;
+    let (x, y) = if x > max && y == 1 {
+        let rows = x.div_ceil(max);
+        (x.div_ceil(rows), rows)
+    } else {
+        (x, y)
+    };
+    (x <= max && y <= max && z <= max).then_some([x as u32, y as u32, z as u32])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{KernelParams, fold_grid, launch, launch_in_parts};
+    use crate::backend::null::Profile;
+    use crate::dtype::DType;
+    use crate::error::{Error, Result};
+    use crate::ops::{AttentionOptions, EmbeddingBagOptions, Pool1dOptions};
+    use crate::runtime::device::Device;
+    use crate::tensor::Tensor;
+    use forebay_shaders::KernelSpec;
+
+    /// A device whose driver ends loops after 1000 turns.
+    fn impatient() -> Device {
+        let mut profile = Profile::default();
+        profile.limits.max_turns = 1000;
+        Device::null(profile)
+    }
+
+    #[test]
+    fn more_turns_than_a_driver_finishes_are_an_error_and_no_wrong_number() {
+        let device = impatient();
+        let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
+        let result = Tensor::empty(&[8], DType::F32, &device).expect("memory");
+        let spec = KernelSpec::new("matmul_sum").def("T", "f32").def("dtype", "f32");
+        let run = |turns| {
+            launch(&spec, &[&sums, &result], KernelParams::new().size(8).size(2).loop_iterations(turns), 1)
+        };
+        assert!(run(1000).is_ok());
+        let error = run(1001).expect_err("too many").to_string();
+        assert!(
+            error.contains("a loop would take 1001 turns, and its driver ends loops after 1000"),
+            "{error}"
+        );
+    }
+
+    fn zeros(shape: &[usize], device: &Device) -> Result<Tensor> {
+        Tensor::zeros(shape, DType::F32, device)
+    }
+
+    fn gradient(x: &Tensor, call: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
+        let y = call(&x.requires_grad_()?)?;
+        y.backward_with(&y.ones_like()?)
+    }
+
+    fn attention(d: &Device, heads: usize, queries: usize, keys: usize, back: bool) -> Result<()> {
+        let [q, k] = [(heads, queries), (1, keys)].map(|(heads, n)| zeros(&[1, heads, n, 64], d));
+        let (q, k) = (q?, k?);
+        let options = AttentionOptions { enable_gqa: true, ..AttentionOptions::default() };
+        let call = |q: &Tensor| q.scaled_dot_product_attention(&k, &k, &options);
+        if back { gradient(&q, call) } else { call(&q).map(drop) }
+    }
+
+    type Case = (&'static str, [usize; 2], fn(&Device, usize) -> Result<()>);
+
+    /// Operations whose loops grow with their operands, with an extent whose loops end, and one whose loops do not.
+    const GROWING: &[Case] = &[
+        ("attention to keys", [64, 4000], |d, n| attention(d, 1, 64, n, false)),
+        ("gradients of attention of queries", [64, 4000], |d, n| attention(d, 1, n, 64, true)),
+        ("gradients of attention of shared keys", [1, 100], |d, n| attention(d, n, 16, 16, true)),
+        ("solve", [40, 1000], |d, n| zeros(&[n, n], d)?.solve(&zeros(&[n, 1], d)?).map(drop)),
+        ("cholesky", [40, 1000], |d, n| zeros(&[n, n], d)?.cholesky().map(drop)),
+        ("solve_triangular", [40, 9000], |d, n| {
+            zeros(&[n, n], d)?.solve_triangular(&zeros(&[n, 32], d)?, true, true, false).map(drop)
+        }),
+        ("qr", [40, 9000], |d, n| zeros(&[n, 40], d)?.qr(false).map(drop)),
+        ("svdvals", [40, 400_000], |d, n| zeros(&[n, 4], d)?.svdvals().map(drop)),
+        ("index_add", [40, 2000], |d, n| {
+            let index = Tensor::zeros(&[n], DType::I32, d)?;
+            zeros(&[10, 8], d)?.index_add(0, &index, &zeros(&[n, 8], d)?, 1.0).map(drop)
+        }),
+        ("the gradient of embedding", [40, 2000], |d, n| {
+            let index = Tensor::zeros(&[n], DType::I32, d)?;
+            gradient(&zeros(&[10, 8], d)?, |x| x.embedding(&index, None))
+        }),
+        ("embedding_bag", [40, 2000], |d, n| {
+            let index = Tensor::zeros(&[1, n], DType::I32, d)?;
+            zeros(&[10, 8], d)?.embedding_bag(&index, &EmbeddingBagOptions::default()).map(drop)
+        }),
+        ("cumsum", [40, 2000], |d, n| zeros(&[20_000, n], d)?.cumsum(1).map(drop)),
+        ("cdist", [40, 20_000], |d, n| {
+            let x = zeros(&[600, n], d)?;
+            x.cdist(&x, 2.0).map(drop)
+        }),
+        ("max_pool1d", [40, 1020], |d, n| {
+            zeros(&[1, 1, 4000], d)?.max_pool1d(Pool1dOptions::new(n)).map(drop)
+        }),
+        ("conv1d by windows", [3, 1500], |d, n| {
+            d.set_im2col_max_bytes(Some(1 << 30));
+            let w = zeros(&[64, 64, n], d)?;
+            zeros(&[1, 64, 4000], d)?.conv1d(&w, None, 2, 0, 1, 1).map(drop)
+        }),
+    ];
+
+    #[test]
+    fn every_operation_refuses_operands_whose_loops_would_not_end() {
+        let device = impatient();
+        for (name, [short, long], run) in GROWING {
+            run(&device, *short).unwrap_or_else(|error| panic!("{name} of {short}: {error}"));
+            match run(&device, *long) {
+                Err(Error::Unsupported { reason, .. }) => {
+                    assert!(reason.contains("ends loops after 1000"), "{name} of {long}: {reason}");
+                }
+                other => panic!("{name} of {long}: {other:?}"),
+            }
+        }
+    }
+
+    #[test]
+    fn parts_of_a_kernel_cover_its_steps_in_order_and_end_their_loops() -> Result<()> {
+        let device = impatient();
+        for (fixed, steps) in [(0, 0), (3, 1), (500, 70), (3, 2000)] {
+            let (mut done, turns_of) = (0, |step: usize| 1 + step % 400);
+            launch_in_parts(&device, fixed, steps, turns_of, |first, count, turns| {
+                assert_eq!(first, done, "a gap");
+                assert!(count > 0 && turns <= 1000, "{count} steps of {turns} turns");
+                assert_eq!(turns, fixed + (first..first + count).map(turns_of).sum::<usize>());
+                done += count;
+                Ok(())
+            })?;
+            assert_eq!(done, steps);
+        }
+        // A step that does not fit stands alone, and the launch says so.
+        let mut parts = Vec::new();
+        launch_in_parts(
+            &device,
+            1,
+            3,
+            |_| 1000,
+            |first, count, turns| {
+                parts.push((first, count, turns));
+                Ok(())
+            },
+        )?;
+        assert_eq!(parts, [(0, 1, 1001), (1, 1, 1001), (2, 1, 1001)]);
+        Ok(())
+    }
+
+    #[test]
+    fn a_long_grid_is_folded_and_covers_every_group() {
+        for x in [1usize, 65_535, 65_536, 65_537, 200_000, 10_000_019] {
+            let [a, b, _] = fold_grid([x, 1, 1], 65_535).expect("it fits");
+            assert!(a as usize * b as usize >= x && a <= 65_535 && b <= 65_535, "{x}: {a} x {b}");
+        }
+        assert!(fold_grid([70_000, 2, 1], 65_535).is_none());
+    }
+}

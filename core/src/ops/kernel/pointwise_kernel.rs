@@ -1,0 +1,349 @@
+//! Launching a kernel of the elementwise family: from an expression, its operands and a place for the result.
+
+use forebay_shaders::KernelSpec;
+use half::{bf16, f16};
+use smallvec::{SmallVec, smallvec};
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::elementwise::fusion;
+use crate::ops::elementwise::pointwise::{Operand, Scalar, TypeRule};
+use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE};
+use crate::runtime::device::{CompiledKernel, Device, KernelKey};
+use crate::tensor::layout::{collapse_dims, is_row_major};
+use crate::tensor::{Dims, Layout, Tensor};
+
+/// The two words of a number in the uniform block, for the type that the kernel computes in. Beside halves it keeps its digits, as they are
+/// computed with in f32; only where it is `compared` with them it is rounded as they are.
+fn encode_scalar(s: Scalar, compute: DType, compared: bool, outside: OutOfRangeRule) -> [u32; 2] {
+    let float = s.to_f64();
+    let int = match (outside, compute) {
+        (OutOfRangeRule::Saturate, _) => s.saturating_cast(compute),
+        (OutOfRangeRule::ShiftOut, DType::U8 | DType::U32 | DType::I32) if s.to_exact(compute).is_none() => {
+            Scalar::Int(i64::MAX).saturating_cast(compute)
+        }
+        _ => s.saturating_cast(DType::I64),
+    };
+    match compute {
+        // Nothing computes in a type that is only stored.
+        DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
+        DType::F16 | DType::BF16 if !compared => [(float as f32).to_bits(), 0],
+        DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
+        DType::BF16 => [bf16::from_f64(float).to_f32().to_bits(), 0],
+        DType::F64 => [(float.to_bits() >> 32) as u32, float.to_bits() as u32],
+        DType::I64 => [(int >> 32) as u32, int as u32],
+        DType::I32 | DType::U32 => [int as u32, 0],
+        DType::U8 => [u32::from(int as u8), 0],
+        DType::Bool => [u32::from(float != 0.0), 0],
+    }
+}
+
+/// Meaning of a number to an operation on integers where their type does not hold it.
+#[derive(Clone, Copy)]
+enum OutOfRangeRule {
+    /// It bounds the type's numbers as the nearest one does.
+    Saturate,
+    /// It shifts all bits out.
+    ShiftOut,
+    /// It wraps modulo what the type holds, as in PyTorch.
+    Wrap,
+}
+
+/// A named input of a kernel.
+pub(crate) struct PointwiseInput<'a> {
+    pub(crate) name: &'static str,
+    pub(crate) operand: Operand<'a>,
+}
+
+/// What a kernel of the family is made of.
+pub(crate) struct PointwiseSpec<'a> {
+    pub(crate) op: &'static str,
+    pub(crate) expr: &'static str,
+    pub(crate) math_files: &'static [&'static str],
+    pub(crate) type_rule: TypeRule,
+    pub(crate) compute: DType,
+    pub(crate) result: DType,
+    pub(crate) inputs: SmallVec<[PointwiseInput<'a>; 6]>,
+}
+
+/// Numbers that a kernel takes, at most.
+const MAX_SCALARS: usize = 4;
+/// The words of the uniform block: sizes, numbers, and eight lists of extents, offsets and strides.
+const PARAM_WORDS: usize = 4 + 2 * MAX_SCALARS + 8 * MAX_RANK;
+
+/// An operation with its operands' types and layouts: what its launch needs besides memory.
+pub(crate) struct PointwiseLaunch {
+    pub(crate) op: &'static str,
+    pub(crate) expr: &'static str,
+    pub(crate) math_files: &'static [&'static str],
+    /// The names of the tensors in the expression, and their dtypes.
+    pub(crate) input_names: SmallVec<[&'static str; 4]>,
+    pub(crate) input_dtypes: SmallVec<[&'static str; 4]>,
+    /// Of the result, and of the tensors, as large.
+    pub(crate) layouts: SmallVec<[Layout; 4]>,
+    /// The names of the numbers, and their words.
+    pub(crate) scalars: SmallVec<[(&'static str, [u32; 2]); MAX_SCALARS]>,
+    /// The dtype of the result.
+    pub(crate) out_dtype: &'static str,
+    /// Whether the expression is computed in f32, f16 or bf16, and gives one.
+    pub(crate) is_float_math: bool,
+    compute: &'static str,
+    result: &'static str,
+    inplace: bool,
+    /// Elements of a vector of 16 bytes; 0 where a type has none.
+    vector_width: usize,
+    /// What all of these make of a kernel.
+    kernel_key: KernelKey,
+}
+
+/// How a kernel reads and writes, which layouts decide.
+#[derive(Clone, Copy)]
+struct AccessPattern {
+    /// Elements lie side by side.
+    dense: bool,
+    /// They are taken in vectors.
+    vectorized: bool,
+    /// The result has its memory to itself, from the first byte on.
+    packed: bool,
+}
+
+impl AccessPattern {
+    /// That of elements side by side.
+    fn for_dense(n: usize, vector: usize, mut offsets: impl Iterator<Item = usize>, packed: bool) -> Self {
+        let whole = vector > 0 && n > 1 && n.is_multiple_of(vector);
+        Self { dense: true, vectorized: whole && offsets.all(|offset| offset.is_multiple_of(vector)), packed }
+    }
+
+    /// Elements that a thread makes.
+    fn elements_per_thread(self, vector: usize) -> usize {
+        if self.vectorized { vector } else { 4 }
+    }
+
+    /// A kernel's identity with this form of it.
+    fn extend_key(self, mut identity: KernelKey) -> KernelKey {
+        let Self { dense, vectorized: vectors, packed } = self;
+        identity.number(usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2);
+        identity
+    }
+}
+
+impl PointwiseLaunch {
+    /// Its kernel, the parameters, and how many workgroups it takes.
+    pub(crate) fn resolve_kernel(&self, device: &Device) -> Result<(CompiledKernel, KernelParams, usize)> {
+        let layouts = &self.layouts;
+        let target = &layouts[0];
+        let n = target.numel();
+        let packed = !self.inplace && target.is_contiguous() && target.offset() == 0;
+        let (form, shape, strides) = if layouts.iter().all(|l| is_row_major(target.shape(), l.strides())) {
+            let form =
+                AccessPattern::for_dense(n, self.vector_width, layouts.iter().map(Layout::offset), packed);
+            (form, if n > 1 { smallvec![n] } else { Dims::new() }, SmallVec::new())
+        } else {
+            let strides: SmallVec<[&[usize]; 6]> = layouts.iter().map(Layout::strides).collect();
+            let (shape, strides) = collapse_dims(target.shape(), &strides);
+            (AccessPattern { dense: false, vectorized: false, packed }, shape, strides)
+        };
+        launch::check_rank(self.op, shape.len())?;
+        let kernel = device.kernel_by_key(&form.extend_key(self.kernel_key), || self.kernel_spec(form))?;
+        let mut params = KernelParams::new().size(n).size(shape.len()).u32(0).u32(0);
+        let words = self.scalars.iter().flat_map(|(_, words)| *words);
+        for word in words.chain(std::iter::repeat(0)).take(2 * MAX_SCALARS) {
+            params = params.u32(word);
+        }
+        params = params.dims(&shape);
+        params = params.dims(&layouts.iter().map(Layout::offset).collect::<SmallVec<[usize; 8]>>());
+        for k in 0..6 {
+            params = params.dims(strides.get(k).map_or(&[], |s| &s[..]));
+        }
+        Ok((kernel, params, n.div_ceil(form.elements_per_thread(self.vector_width) * WORKGROUP_SIZE)))
+    }
+
+    fn kernel_spec(&self, form: AccessPattern) -> KernelSpec {
+        let scalars: SmallVec<[&'static str; MAX_SCALARS]> =
+            self.scalars.iter().map(|(name, _)| *name).collect();
+        let layout = match (form.vectorized, form.dense) {
+            (true, _) => "vec4",
+            (false, true) => "dense",
+            (false, false) => "strided",
+        };
+        KernelSpec::new("pointwise")
+            .def("expr", self.expr)
+            .def("names", &self.input_names[..])
+            .def("inputs", &self.input_dtypes[..])
+            .def("compute", self.compute)
+            .def("result", self.result)
+            .def("out", self.out_dtype)
+            .def("math", self.math_files)
+            .def("scalars", &scalars[..])
+            .def("layout", layout)
+            .def("width", form.elements_per_thread(self.vector_width))
+            .def("mode", if form.packed { "packed" } else { "scattered" })
+            .def("inplace", self.inplace)
+    }
+}
+
+impl PointwiseSpec<'_> {
+    fn tensors(&self) -> impl Iterator<Item = &Tensor> + Clone {
+        self.inputs.iter().filter_map(|input| input.operand.as_tensor())
+    }
+
+    /// The words of a number among its inputs.
+    fn encode_input(&self, number: Scalar) -> [u32; 2] {
+        let outside = match self.op {
+            "maximum" | "minimum" | "fmax" | "fmin" | "clamp" => OutOfRangeRule::Saturate,
+            "bitwise_left_shift" | "bitwise_right_shift" => OutOfRangeRule::ShiftOut,
+            _ => OutOfRangeRule::Wrap,
+        };
+        encode_scalar(number, self.compute, self.result == DType::Bool, outside)
+    }
+
+    /// All that decides its kernel, besides [`Form`].
+    fn kernel_key(&self, out: &Tensor, inplace: bool) -> KernelKey {
+        let mut identity = KernelKey::new("pointwise");
+        identity.word(self.expr);
+        identity.words(self.math_files);
+        let dtypes = [self.compute, self.result, out.dtype()].map(|dtype| dtype as usize);
+        identity.number(
+            dtypes[0]
+                | dtypes[1] << 8
+                | dtypes[2] << 16
+                | (self.type_rule as usize) << 24
+                | usize::from(inplace) << 32,
+        );
+        for input in &self.inputs {
+            identity.word(input.name);
+            identity.number(input.operand.as_tensor().map_or(usize::MAX, |t| t.dtype() as usize));
+        }
+        identity
+    }
+
+    /// Elements of a vector of 16 bytes: four, or eight where a type has 16 bits; 0 where a type has none.
+    fn vector_width(&self, out: &Tensor) -> usize {
+        self.tensors().chain([out]).fold(4, |vector, t| match t.dtype() {
+            DType::F32 | DType::I32 | DType::U32 => vector,
+            DType::F16 | DType::BF16 if vector > 0 => 8,
+            _ => 0,
+        })
+    }
+
+    /// Runs it where elements lie side by side and its kernel is known, which is what most calls are: no layouts are merged, and no
+    /// list is made. Whether it did.
+    fn try_run_dense(&self, vector: usize, out: &Tensor, inplace: bool) -> Result<bool> {
+        let (n, shape) = (out.numel(), out.shape());
+        let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
+        self.tensors().for_each(|t| tensors.push(t));
+        tensors.push(out);
+        // Parameters are 32 bits, and so is where the last element lies.
+        let side_by_side = |t: &&Tensor| {
+            t.shape() == shape
+                && is_row_major(shape, t.layout().strides())
+                && t.layout().offset() <= u32::MAX as usize
+        };
+        if n > u32::MAX as usize || !tensors.iter().all(side_by_side) {
+            return Ok(false);
+        }
+        let offset = |t: &&Tensor| t.layout().offset();
+        let packed = !inplace && out.is_contiguous() && out.layout().offset() == 0;
+        let form = AccessPattern::for_dense(n, vector, tensors.iter().map(offset), packed);
+        let device = out.device();
+        let identity = form.extend_key(self.kernel_key(out, inplace));
+        let Some(kernel) = device.find_kernel(&identity) else { return Ok(false) };
+        let mut words = [0; PARAM_WORDS];
+        words[0] = n as u32;
+        if n > 1 {
+            (words[1], words[4 + 2 * MAX_SCALARS]) = (1, n as u32);
+        }
+        let numbers = self.inputs.iter().filter_map(|input| match input.operand {
+            Operand::Scalar(number) => Some(self.encode_input(number)),
+            Operand::Tensor(_) => None,
+        });
+        words[4..].iter_mut().zip(numbers.flatten()).for_each(|(to, word)| *to = word);
+        // The result's offset comes first.
+        let at = 4 + 2 * MAX_SCALARS + MAX_RANK;
+        words[at] = offset(&out) as u32;
+        let inputs = tensors[..tensors.len() - 1].iter().map(offset);
+        words[at + 1..].iter_mut().zip(inputs).for_each(|(to, offset)| *to = offset as u32);
+        let groups = n.div_ceil(form.elements_per_thread(vector) * WORKGROUP_SIZE);
+        // In place, the first input is the result.
+        launch::enqueue_words(kernel, &tensors[usize::from(inplace)..], &words, [groups, 1, 1]).map(|()| true)
+    }
+}
+
+/// A bool computes as a number where the expression is arithmetic.
+fn compute_dtype_name(op: TypeRule, compute: DType, out: &Tensor) -> &'static str {
+    match (op, compute) {
+        (TypeRule::Any | TypeRule::Compare | TypeRule::Bits, DType::Bool) => "u32",
+        _ => launch::shader_dtype_name(compute, out.device()),
+    }
+}
+
+/// Runs a recipe. `out` is its first input where it is in place, and else was made for it.
+pub(crate) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Result<()> {
+    if out.numel() == 0 {
+        return Ok(());
+    }
+    let device = out.device();
+    recipe.tensors().try_for_each(|t| t.check_same_device(recipe.op, out))?;
+    let vector = recipe.vector_width(out);
+    let waits = !inplace && fusion::reaches_min_bytes(out);
+    if !waits && recipe.try_run_dense(vector, out, inplace)? {
+        return Ok(());
+    }
+    launch::check_device_dtype(recipe.op, recipe.compute, device)?;
+    let truth = matches!(recipe.type_rule, TypeRule::Compare | TypeRule::Predicate | TypeRule::Logic);
+    let compute = compute_dtype_name(recipe.type_rule, recipe.compute, out);
+    let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
+    let mut call = PointwiseLaunch {
+        op: recipe.op,
+        expr: recipe.expr,
+        math_files: recipe.math_files,
+        input_names: SmallVec::new(),
+        input_dtypes: SmallVec::new(),
+        layouts: smallvec![out.layout().clone()],
+        scalars: SmallVec::new(),
+        out_dtype: launch::shader_dtype_name(out.dtype(), device),
+        is_float_math: !truth
+            && recipe.result == recipe.compute
+            && matches!(recipe.compute, DType::F32 | DType::F16 | DType::BF16),
+        compute,
+        result: if truth {
+            // The expression is a truth value, whatever it compares.
+            "bool"
+        } else if recipe.result == recipe.compute {
+            compute
+        } else {
+            launch::shader_dtype_name(recipe.result, device)
+        },
+        inplace,
+        vector_width: vector,
+        kernel_key: recipe.kernel_key(out, inplace),
+    };
+    for input in &recipe.inputs {
+        match input.operand {
+            Operand::Tensor(t) => {
+                call.input_names.push(input.name);
+                call.input_dtypes.push(launch::shader_dtype_name(t.dtype(), device));
+                call.layouts.push(t.layout().broadcast_to(recipe.op, out.shape())?);
+                tensors.push(t);
+            }
+            Operand::Scalar(number) => {
+                if call.scalars.len() >= MAX_SCALARS {
+                    return Err(Error::argument(recipe.op, "takes at most four numbers"));
+                }
+                call.scalars.push((input.name, recipe.encode_input(number)));
+            }
+        }
+    }
+    if waits && fusion::can_defer(&call, &tensors, out) {
+        match fusion::try_defer(call, &tensors, out)? {
+            None => return Ok(()),
+            Some(alone) => call = alone,
+        }
+    }
+    let (kernel, params, groups) = call.resolve_kernel(device)?;
+    if inplace {
+        tensors.remove(0);
+    }
+    tensors.push(out);
+    launch::enqueue(kernel, &tensors, params, [groups, 1, 1])
+}

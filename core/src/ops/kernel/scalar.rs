@@ -1,0 +1,171 @@
+//! The one place where a number of the host meets the element type of a tensor.
+
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::ops::elementwise::pointwise::Scalar;
+
+/// Result of converting a number to an element type.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) enum ScalarConversion {
+    /// The type holds it, floats but for their rounding.
+    Exact(Scalar),
+    /// The integer type holds it without its fraction.
+    Truncated(i64),
+    /// It is less than all numbers of the integer type.
+    BelowRange,
+    /// It is more than all numbers of the integer type.
+    AboveRange,
+    /// It is NaN, which no integer type holds.
+    NotANumber,
+}
+
+/// The least and the largest number of an integer type.
+fn integer_bounds(dtype: DType) -> Option<(i64, i64)> {
+    match dtype {
+        DType::U8 => Some((0, u8::MAX.into())),
+        DType::I32 => Some((i32::MIN.into(), i32::MAX.into())),
+        DType::U32 => Some((0, u32::MAX.into())),
+        DType::I64 => Some((i64::MIN, i64::MAX)),
+        _ => None,
+    }
+}
+
+impl Scalar {
+    /// Converts the number to a type.
+    pub(crate) fn convert_to(self, dtype: DType) -> ScalarConversion {
+        let Some((least, most)) = integer_bounds(dtype) else {
+            // NaN is true.
+            return ScalarConversion::Exact(if dtype == DType::Bool {
+                Self::Bool(self.to_f64() != 0.0)
+            } else {
+                self
+            });
+        };
+        match self {
+            Self::Bool(_) => ScalarConversion::Exact(self),
+            Self::Int(v) if v < least => ScalarConversion::BelowRange,
+            Self::Int(v) if v > most => ScalarConversion::AboveRange,
+            Self::Int(_) => ScalarConversion::Exact(self),
+            Self::Float(v) if v.is_nan() => ScalarConversion::NotANumber,
+            // 2^63 is i64's bound as an f64, and no i64.
+            Self::Float(v) if v.trunc() < least as f64 => ScalarConversion::BelowRange,
+            Self::Float(v) if v.trunc() >= most as f64 + 1.0 => ScalarConversion::AboveRange,
+            Self::Float(v) if v == v.trunc() => ScalarConversion::Exact(Self::Int(v as i64)),
+            Self::Float(v) => ScalarConversion::Truncated(v as i64),
+        }
+    }
+
+    /// The number as one of a type, so that it does not promote a tensor of it; `None` where the type does not hold it.
+    pub(crate) fn to_exact(self, dtype: DType) -> Option<Self> {
+        match self.convert_to(dtype) {
+            ScalarConversion::Exact(number) => Some(number),
+            _ => None,
+        }
+    }
+
+    /// The number as it is written into elements of a type, without a fraction that the type does not hold.
+    ///
+    /// # Errors
+    /// It is outside the type.
+    pub(crate) fn checked_cast(self, op: &'static str, dtype: DType) -> Result<Self> {
+        match self.convert_to(dtype) {
+            ScalarConversion::Exact(number) => Ok(number),
+            ScalarConversion::Truncated(v) => Ok(Self::Int(v)),
+            ScalarConversion::BelowRange | ScalarConversion::AboveRange | ScalarConversion::NotANumber => {
+                let value = match self {
+                    Self::Float(v) => format!("{v:?}"),
+                    Self::Int(v) => v.to_string(),
+                    Self::Bool(v) => v.to_string(),
+                };
+                let (least, most) = integer_bounds(dtype).unwrap_or_default();
+                Err(Error::argument(
+                    op,
+                    format!(
+                        "{value} is no number of {dtype}, which holds {least} to {most}; take another dtype"
+                    ),
+                ))
+            }
+        }
+    }
+
+    /// The nearest number of an integer type.
+    pub(crate) fn saturating_cast(self, dtype: DType) -> i64 {
+        let (least, most) = integer_bounds(dtype).unwrap_or((i64::MIN, i64::MAX));
+        match self.convert_to(dtype) {
+            ScalarConversion::Exact(Self::Int(v)) | ScalarConversion::Truncated(v) => v,
+            ScalarConversion::Exact(other) => other.to_f64() as i64,
+            ScalarConversion::BelowRange => least,
+            ScalarConversion::AboveRange => most,
+            ScalarConversion::NotANumber => 0,
+        }
+    }
+
+    /// The comparison `op` of an integer tensor with this number, where its type does not hold it: another comparison, and a number of the
+    /// type, of the same truth.
+    pub(crate) fn rewrite_comparison(self, op: &str, dtype: DType) -> Option<(&'static str, Self)> {
+        let above = match self.convert_to(dtype) {
+            ScalarConversion::AboveRange => true,
+            ScalarConversion::BelowRange => false,
+            _ => return None,
+        };
+        let (never, always) = if above { ("gt", "le") } else { ("lt", "ge") };
+        let truth = match op {
+            "lt" | "le" => above,
+            "gt" | "ge" => !above,
+            "eq" => false,
+            "ne" => true,
+            _ => return None,
+        };
+        Some((if truth { always } else { never }, Self::Int(self.saturating_cast(dtype))))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn holds(op: &str, a: i128, b: i128) -> bool {
+        match op {
+            "lt" => a < b,
+            "le" => a <= b,
+            "gt" => a > b,
+            "ge" => a >= b,
+            "eq" => a == b,
+            _ => a != b,
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_number_outside_a_type_is_compared_as_it_is(number in any::<i64>(), element in any::<i64>(), kind in 0usize..3, op in 0usize..6) {
+            let (dtype, element) = [(DType::U8, i64::from(element as u8)), (DType::I32, i64::from(element as i32)), (DType::U32, i64::from(element as u32))][kind];
+            let op = ["lt", "le", "gt", "ge", "eq", "ne"][op];
+            if let Some((other, Scalar::Int(bound))) = Scalar::Int(number).rewrite_comparison(op, dtype) {
+                prop_assert_eq!(holds(other, element.into(), bound.into()), holds(op, element.into(), number.into()));
+                prop_assert!(matches!(Scalar::Int(bound).convert_to(dtype), ScalarConversion::Exact(_)));
+            } else {
+                prop_assert!(Scalar::Int(number).to_exact(dtype).is_some());
+            }
+        }
+    }
+
+    #[test]
+    fn numbers_meet_types() {
+        for (number, dtype, fit) in [
+            (Scalar::Float(255.9), DType::U8, ScalarConversion::Truncated(255)),
+            (Scalar::Float(-0.5), DType::U8, ScalarConversion::Truncated(0)),
+            (Scalar::Float(256.0), DType::U8, ScalarConversion::AboveRange),
+            (Scalar::Float(-1.0), DType::U32, ScalarConversion::BelowRange),
+            (Scalar::Float(9.3e18), DType::I64, ScalarConversion::AboveRange),
+            (Scalar::Float(f64::NAN), DType::I32, ScalarConversion::NotANumber),
+            (Scalar::Float(f64::NEG_INFINITY), DType::I32, ScalarConversion::BelowRange),
+            (Scalar::Int(1 << 32), DType::U32, ScalarConversion::AboveRange),
+            (Scalar::Int(i64::MIN), DType::I64, ScalarConversion::Exact(Scalar::Int(i64::MIN))),
+            (Scalar::Int(7), DType::Bool, ScalarConversion::Exact(Scalar::Bool(true))),
+            (Scalar::Float(1e300), DType::F16, ScalarConversion::Exact(Scalar::Float(1e300))),
+        ] {
+            assert_eq!(number.convert_to(dtype), fit, "{number:?} in {dtype}");
+        }
+    }
+}

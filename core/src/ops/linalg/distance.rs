@@ -1,0 +1,219 @@
+//! Distances between all rows of two matrices.
+
+use forebay_shaders::KernelSpec;
+use smallvec::smallvec;
+
+use crate::amp::dispatch_autocast;
+use crate::autograd::{self, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::tensor::layout::broadcast_shapes;
+use crate::tensor::{Dims, Tensor};
+
+const OP: &str = "cdist";
+
+/// Distances in a tile of one workgroup, along each side.
+const TILE_SIZE: usize = 16;
+
+/// Columns from which on several workgroups share a distance.
+const SPLIT_ROW_MIN: usize = 1 << 13;
+/// Pairs of rows that the host lists.
+const MAX_PDIST_PAIRS: u128 = 1 << 27;
+
+fn cdist_spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
+    let norm = match p {
+        0.0 => "zero",
+        1.0 => "one",
+        2.0 => "two",
+        f64::INFINITY => "max",
+        _ => "power",
+    };
+    KernelSpec::new("cdist").def("dtype", dtype.name()).def("norm", norm).def("pass", pass)
+}
+
+/// What both passes are told about rows \[batch, rows, width\] of a and b, and about more matrices [batch, rows of a, rows of b].
+fn cdist_params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -> KernelParams {
+    let (a, b) = (operands[0].shape(), operands[1].shape());
+    let sizes = [a[0], a[1], b[1], a[2]];
+    let mut params = sizes
+        .into_iter()
+        .fold(KernelParams::new(), KernelParams::size)
+        .f32(p as f32)
+        .f32((p - f64::from(p as f32)) as f32)
+        .size(splits)
+        .size(chunk);
+    params = operands.iter().fold(params, |params, t| params.size(t.layout().offset())).align();
+    for d in 0..3 {
+        params = operands.iter().fold(params, |params, t| params.size(t.strides()[d])).align();
+    }
+    params
+}
+
+fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
+    let (batch, rows, cols) = (a.shape()[0], a.shape()[1], b.shape()[1]);
+    let width = a.shape()[2];
+    let groups = batch * rows.div_ceil(TILE_SIZE) * cols.div_ceil(TILE_SIZE);
+    // Long rows in parts, for many workgroups, and of at most 2,048 tiles.
+    let wanted =
+        if width < SPLIT_ROW_MIN { 1 } else { (1024 / groups.max(1)).min(width / (SPLIT_ROW_MIN / 2)) };
+    let splits = wanted.max(width.div_ceil(2048 * TILE_SIZE)).max(1);
+    let chunk = width.div_ceil(splits).next_multiple_of(TILE_SIZE);
+    let splits = width.div_ceil(chunk.max(1)).max(1);
+    let params =
+        cdist_params(p, &[a, b], (splits, chunk)).loop_iterations(chunk / TILE_SIZE * (TILE_SIZE + 1) + 32);
+    let spec = cdist_spec("forward", p, a.dtype()).def("parts", splits > 1);
+    if splits == 1 {
+        let out = Tensor::empty(&[batch, rows, cols], a.dtype(), a.device())?;
+        launch::launch(&spec, &[a, b, &out], params, groups)?;
+        return Ok(out);
+    }
+    let parts = {
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
+        Tensor::empty(&[splits, batch, rows, cols], a.dtype(), a.device())?
+    };
+    launch::launch(&spec, &[a, b, &parts], params, groups * splits)?;
+    match p {
+        0.0 | 1.0 => parts.sum(&[0], false),
+        2.0 => parts.sum(&[0], false)?.sqrt(),
+        f64::INFINITY => parts.amax(&[0], false),
+        p => parts.sum(&[0], false)?.pow(1.0 / p),
+    }
+}
+
+/// The gradient of a, from that of the distances.
+fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Result<Tensor> {
+    if p == 0.0 {
+        return Tensor::zeros(a.shape(), a.dtype(), a.device());
+    }
+    let (rows, elements) = (b.shape()[1], a.numel());
+    // Many rows of b in parts, that loops end.
+    let splits = rows.div_ceil(2 * SPLIT_ROW_MIN).max(1);
+    let chunk = rows.div_ceil(splits);
+    let params = cdist_params(p, &[a, b, g, distance], (splits, chunk)).loop_iterations(chunk + 32);
+    let spec = cdist_spec("backward", p, a.dtype()).def("parts", splits > 1);
+    if splits == 1 {
+        let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
+        launch::launch(&spec, &[a, b, g, distance, &out], params, elements.div_ceil(WORKGROUP_SIZE))?;
+        return Ok(out);
+    }
+    let parts = {
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
+        let shape: Dims = std::iter::once(splits).chain(a.shape().iter().copied()).collect();
+        Tensor::empty(&shape, a.dtype(), a.device())?
+    };
+    launch::launch(
+        &spec,
+        &[a, b, g, distance, &parts],
+        params,
+        (elements * splits).div_ceil(WORKGROUP_SIZE),
+    )?;
+    parts.sum(&[0], false)
+}
+
+impl Tensor {
+    /// The distances of all pairs of rows of a matrix, \[rows · (rows - 1) / 2\]: those of [`cdist`](Self::cdist) above its diagonal. PyTorch's `pdist`.
+    /// The rows of all pairs are in memory.
+    ///
+    /// # Errors
+    /// `self` is no matrix; as [`cdist`](Self::cdist).
+    #[track_caller]
+    pub fn pdist(&self, p: f64) -> Result<Tensor> {
+        let &[rows, _] = self.shape() else {
+            return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
+        };
+        // Pair by pair: half of the distances. The host lists the pairs.
+        if (rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS {
+            let rule = "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts";
+            return Err(Error::shape("pdist", rule, &[self.shape()]));
+        }
+        let of = |first: bool| {
+            let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
+            let numbers: Vec<i32> = pairs.collect();
+            let numbers = Tensor::from_slice(&numbers, &[numbers.len()], self.device())?;
+            self.index_select(0, &numbers)?.unsqueeze(1)
+        };
+        of(true)?.cdist(&of(false)?, p)?.flatten(0, -1)
+    }
+
+    /// The p-norms of the differences between all rows of `self`, \[.., rows, width\], and all rows of `other`, \[.., others, width\]:
+    /// \[.., rows, others\], PyTorch's `cdist`. A `p` of 0 counts what differs, an infinite one takes the largest difference.
+    ///
+    /// Between rows that are the same no gradient flows. 16-bit floats are computed in f32.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros(&[7, 5, 3], DType::F32, &device)?;
+    /// let y = Tensor::zeros(&[4, 3], DType::F32, &device)?;
+    /// assert_eq!(x.cdist(&y, 2.0)?.shape(), [7, 5, 4]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `p` is negative or NaN; there are fewer than two dimensions; widths differ, or what comes before does not broadcast; the
+    /// types differ or are no floats; memory runs out.
+    #[track_caller]
+    pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
+        dispatch_autocast!(OP, [self, other], |x, y| x.cdist(&y, p));
+        let _op = memory::scope::enter_op(OP);
+        self.check_same_device(OP, other)?;
+        if p.is_nan() || p < 0.0 {
+            return Err(Error::argument(OP, format!("p is {p}; it must be at least 0")));
+        }
+        let dtype = self.dtype();
+        if !dtype.is_float() {
+            return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
+        }
+        if other.dtype() != dtype {
+            let expected = format!("the first operand is {dtype}; cast one with `to_dtype`");
+            return Err(Error::dtype(OP, other.dtype(), expected));
+        }
+        launch::check_device_dtype(OP, dtype, self.device())?;
+        let shapes = [self.shape(), other.shape()];
+        let (&[ref lead_a @ .., rows, width], &[ref lead_b @ .., cols, other_width]) = (shapes[0], shapes[1])
+        else {
+            return Err(Error::shape(OP, "takes at least two dimensions", &shapes));
+        };
+        if width != other_width {
+            return Err(Error::shape(OP, "rows of both have one width", &shapes));
+        }
+        if dtype.size() == 2 {
+            return self.to_dtype(DType::F32)?.cdist(&other.to_dtype(DType::F32)?, p)?.to_dtype(dtype);
+        }
+        let lead = broadcast_shapes(OP, &[lead_a, lead_b])?;
+        let batch: usize = lead.iter().product();
+        let stretched = |t: &Tensor, rows: usize| {
+            let whole: Dims = lead.iter().copied().chain([rows, width]).collect();
+            t.broadcast_to(&whole)?.reshape([batch, rows, width])
+        };
+        let (a, b) = (stretched(self, rows)?, stretched(other, cols)?);
+        let out = run_cdist(&a.detach(), &b.detach(), p)?;
+        let (x, y, distance) = (a.detach(), b.detach(), SavedTensor::output(&out));
+        let saved = [&a, &b].into_iter().map(SavedTensor::input).collect();
+        let composed = move |t: &[Tensor]| {
+            let apart = t[0].unsqueeze(2)?.sub(&t[1].unsqueeze(1)?)?;
+            if width == 0 {
+                return apart.norm(p, &[-1], false);
+            }
+            // Where no gradient flows, none of it does.
+            let same = apart.detach().abs()?.amax(&[-1], false)?.eq(0.0)?;
+            apart.masked_fill(&same.unsqueeze(-1)?, 1.0)?.norm(p, &[-1], false)?.masked_fill(&same, 0.0)
+        };
+        let out = autograd::composite_differentiable(OP, out, &[&a, &b], saved, composed, move |g, wants| {
+            let distance = distance.unpack(wants)?;
+            let own = match wants[0] {
+                true => Some(run_cdist_backward(&x, &y, g, &distance, p)?),
+                false => None,
+            };
+            let others = match wants[1] {
+                true => Some(run_cdist_backward(&y, &x, &g.transpose(1, 2)?, &distance.transpose(1, 2)?, p)?),
+                false => None,
+            };
+            Ok(smallvec![own, others])
+        });
+        let shape: Dims = lead.iter().copied().chain([rows, cols]).collect();
+        out.reshape(&shape[..])
+    }
+}

@@ -1,0 +1,326 @@
+//! Numbers of matrices (norms, condition), and what is made of them by products and solutions: PyTorch's `linalg`, composed.
+
+use crate::amp::dispatch_autocast;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::ops::linalg::check_square;
+use crate::ops::linalg::svd::MatrixDims;
+use crate::ops::shape::cat;
+use crate::tensor::layout::normalize_dim;
+use crate::tensor::{Dims, Tensor};
+
+/// A norm of matrices, as PyTorch's `ord`. A number is one of order ±1, ±2 or ±∞.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum MatrixNorm {
+    /// The root of the sum of all squares.
+    Fro,
+    /// The sum of the singular values.
+    Nuc,
+    /// 1 the largest sum of magnitudes in a column, ∞ in a row, 2 the largest singular value; of -1, -∞ and -2 the smallest.
+    Order(f64),
+}
+
+impl From<f64> for MatrixNorm {
+    fn from(order: f64) -> Self {
+        Self::Order(order)
+    }
+}
+
+/// The product of a chain of matrices in the order of the fewest multiplications; the first may be a row and the last a column, of one
+/// dimension. PyTorch's `linalg.multi_dot`.
+///
+/// # Errors
+/// There are fewer than two; one in the middle is no matrix; the shapes or types do not fit; memory runs out.
+#[track_caller]
+pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
+    const OP: &str = "multi_dot";
+    let _op = memory::scope::enter_op(OP);
+    let [first, .., last] = tensors else {
+        return Err(Error::argument(OP, format!("takes at least two tensors, got {}", tensors.len())));
+    };
+    let (row, column) = (first.rank() == 1, last.rank() == 1);
+    let mut chain: Vec<Tensor> = tensors.iter().map(|t| (*t).clone()).collect();
+    if row {
+        chain[0] = first.unsqueeze(0)?;
+    }
+    if column && let Some(end) = chain.last_mut() {
+        *end = last.unsqueeze(1)?;
+    }
+    for t in &chain {
+        if t.rank() != 2 {
+            return Err(Error::shape(OP, "takes matrices, and vectors at both ends only", &[t.shape()]));
+        }
+    }
+    if let Some(two) = chain.windows(2).find(|two| two[0].shape()[1] != two[1].shape()[0]) {
+        let rule = "takes neighbours of which one has as many columns as the next one rows";
+        return Err(Error::shape(OP, rule, &[two[0].shape(), two[1].shape()]));
+    }
+    let n = chain.len();
+    // Least multiplications of i..=j, and behind which matrix that is cut (Cormen et al., Introduction to Algorithms, 15.2).
+    let extent = |k: usize| chain[k.min(n - 1)].shape()[usize::from(k == n)] as f64;
+    let mut cost = vec![vec![0.0f64; n]; n];
+    let mut cut = vec![vec![0usize; n]; n];
+    for length in 1..n {
+        for i in 0..n - length {
+            let j = i + length;
+            cost[i][j] = f64::INFINITY;
+            for k in i..j {
+                let all = cost[i][k] + cost[k + 1][j] + extent(i) * extent(k + 1) * extent(j + 1);
+                if all < cost[i][j] {
+                    (cost[i][j], cut[i][j]) = (all, k);
+                }
+            }
+        }
+    }
+    let out = multiply_chain(&chain, &cut, 0, n - 1)?;
+    match (row, column) {
+        (true, true) => out.reshape([0isize; 0]),
+        (true, false) => out.squeeze(0),
+        (false, true) => out.squeeze(1),
+        (false, false) => Ok(out),
+    }
+}
+
+/// The product of `chain[i..=j]`.
+fn multiply_chain(chain: &[Tensor], cut: &[Vec<usize>], i: usize, j: usize) -> Result<Tensor> {
+    if i == j {
+        return Ok(chain[i].clone());
+    }
+    let k = cut[i][j];
+    multiply_chain(chain, cut, i, k)?.matmul(&multiply_chain(chain, cut, k + 1, j)?)
+}
+
+impl Tensor {
+    /// A norm of the matrices in two dimensions (PyTorch's default: those of order [`MatrixNorm::Fro`] in `[-2, -1]`): PyTorch's `linalg.matrix_norm`.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::MatrixNorm};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[7, 5, 3], DType::F32, &device)?;
+    /// assert_eq!(x.matrix_norm(MatrixNorm::Fro, [-2, -1], false)?.shape(), [7]);
+    /// assert_eq!(x.matrix_norm(f64::INFINITY, [0, 2], true)?.shape(), [1, 5, 1]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// There are fewer than two dimensions, or `dims` are not two different ones; the order is none; the dtype is no float, or 16-bit where singular
+    /// values are asked for; memory runs out.
+    #[track_caller]
+    pub fn matrix_norm(
+        &self,
+        order: impl Into<MatrixNorm>,
+        dims: [isize; 2],
+        keepdim: bool,
+    ) -> Result<Tensor> {
+        const OP: &str = "matrix_norm";
+        let _op = memory::scope::enter_op(OP);
+        let order = order.into();
+        let of = MatrixDims::new(OP, self, dims)?;
+        if !self.dtype().is_float() {
+            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        let out = match order {
+            MatrixNorm::Fro => of.move_to_last(self)?.norm(2.0, &[-2, -1], false)?,
+            MatrixNorm::Nuc => of.move_to_last(self)?.nuclear_norm(&[], false)?,
+            MatrixNorm::Order(p) => {
+                let sums = match p.abs() {
+                    1.0 => of.move_to_last(self)?.abs()?.sum(&[-2], false)?,
+                    2.0 => of.move_to_last(self)?.svdvals()?,
+                    f64::INFINITY => of.move_to_last(self)?.abs()?.sum(&[-1], false)?,
+                    _ => {
+                        let rule =
+                            format!("takes an order of 1, 2 or infinity, or one of them negated, got {p}");
+                        return Err(Error::argument(OP, rule));
+                    }
+                };
+                if p > 0.0 { sums.amax(&[-1], false)? } else { sums.amin(&[-1], false)? }
+            }
+        };
+        of.restore_keepdim(&out, self, keepdim)
+    }
+
+    /// The condition of matrices, \[..\]: for the order 2 (PyTorch's default) the largest singular value of \[.., m, n\] over the smallest, for -2 the inverse of that; for
+    /// others the norm of square matrices times that of their inverses. Infinite, or not finite, where a matrix is singular. PyTorch's `linalg.cond`.
+    ///
+    /// # Errors
+    /// As [`svdvals`](Self::svdvals); the order is none; the matrices are not square, and the order is not ±2.
+    #[track_caller]
+    pub fn cond(&self, order: impl Into<MatrixNorm>) -> Result<Tensor> {
+        const OP: &str = "cond";
+        let order = order.into();
+        dispatch_autocast!(OP, [self], |x| x.cond(order));
+        let _op = memory::scope::enter_op(OP);
+        let MatrixNorm::Order(p @ (2.0 | -2.0)) = order else {
+            let (lead, n) = check_square(OP, self)?;
+            if n == 0 {
+                return Tensor::zeros(lead, self.dtype(), self.device());
+            }
+            let norm = |x: &Tensor| x.matrix_norm(order, [-2, -1], false);
+            return norm(self)?.mul(&norm(&self.inv()?)?);
+        };
+        let values = self.svdvals()?;
+        let (most, least) = (values.amax(&[-1], false)?, values.amin(&[-1], false)?);
+        if p > 0.0 { most.div(&least) } else { least.div(&most) }
+    }
+
+    /// The powers 0 to `n` - 1 of each element, as many as there are elements along the last dimension if `n` is not given: \[.., count\] to \[.., count, n\].
+    /// PyTorch's `linalg.vander`.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn vander(&self, n: Option<usize>) -> Result<Tensor> {
+        const OP: &str = "vander";
+        let _op = memory::scope::enter_op(OP);
+        if self.rank() == 0 {
+            return self.unsqueeze(0)?.vander(n);
+        }
+        let count = self.dim(-1)?;
+        let n = n.unwrap_or(count);
+        let x = if self.dtype() == DType::Bool { self.to_dtype(DType::I64)? } else { self.clone() };
+        let shape: Dims = x.shape().iter().copied().chain([n.saturating_sub(1)]).collect();
+        let powers = x.unsqueeze(-1)?.broadcast_to(&shape)?.cumprod(-1)?;
+        let first: Dims = x.shape().iter().copied().chain([n.min(1)]).collect();
+        cat(&[&Tensor::ones(&first, powers.dtype(), x.device())?, &powers], -1)
+    }
+
+    /// The exponentials of square matrices \[.., n, n\], by their series of matrices that are halved until they are small, and then squared as often.
+    /// PyTorch's `linalg.matrix_exp`. The host reads how often.
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky); the step is being captured.
+    #[track_caller]
+    pub fn matrix_exp(&self) -> Result<Tensor> {
+        const OP: &str = "matrix_exp";
+        dispatch_autocast!(OP, [self], |x| x.matrix_exp());
+        let _op = memory::scope::enter_op(OP);
+        let (_, n) = check_square(OP, self)?;
+        let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
+        if self.numel() == 0 {
+            return self.mul(1.0);
+        }
+        // Up to a norm of 1/2, or 2 in f32, what the series leaves out behind 15 powers is below the type's digits.
+        let norm = self.detach().abs()?.sum(&[-2], true)?.amax(&[-1], true)?;
+        let more = if self.dtype() == DType::F64 { 1.0 } else { -1.0 };
+        let halvings = norm.log2()?.ceil()?.add(more)?.clamp(0.0, 1100.0)?.nan_to_num()?;
+        let most = halvings.max_all()?.item()? as usize;
+        let x = self.mul(&halvings.neg()?.exp2()?)?;
+        let x2 = x.matmul(&x)?;
+        let x3 = x2.matmul(&x)?;
+        let x4 = x2.matmul(&x2)?;
+        let mut factorial = [1.0f64; 16];
+        for k in 1..16 {
+            factorial[k] = factorial[k - 1] * k as f64;
+        }
+        // Four terms at a time, the last ones first (Paterson and Stockmeyer, 1973).
+        let mut out: Option<Tensor> = None;
+        for first in [12usize, 8, 4, 0] {
+            let terms = eye
+                .div(factorial[first])?
+                .add(&x.div(factorial[first + 1])?)?
+                .add(&x2.div(factorial[first + 2])?)?
+                .add(&x3.div(factorial[first + 3])?)?;
+            out = Some(match out {
+                Some(out) => out.matmul(&x4)?.add(&terms)?,
+                None => terms,
+            });
+        }
+        let mut out = out.unwrap_or(eye);
+        for step in 0..most {
+            // Those that were halved less often are done.
+            out = out.matmul(&out)?.where_(&halvings.gt(step as f64)?, &out)?;
+        }
+        Ok(out)
+    }
+
+    /// x with a x = `self`, where `l` is the [Cholesky factor](Self::cholesky) of a, or with `upper` its transpose: PyTorch's `cholesky_solve`.
+    ///
+    /// # Errors
+    /// As [`solve_triangular`](Self::solve_triangular).
+    #[track_caller]
+    pub fn cholesky_solve(&self, l: &Tensor, upper: bool) -> Result<Tensor> {
+        let _op = memory::scope::enter_op("cholesky_solve");
+        check_square("cholesky_solve", l)?;
+        let (lower, lt) =
+            if upper { (l.transpose(-2, -1)?, l.clone()) } else { (l.clone(), l.transpose(-2, -1)?) };
+        lt.solve_triangular(&lower.solve_triangular(self, false, true, false)?, true, true, false)
+    }
+
+    /// The inverse of the matrix whose [Cholesky factor](Self::cholesky) this is, or with `upper` the transpose of it: PyTorch's
+    /// `cholesky_inverse`.
+    ///
+    /// # Errors
+    /// As [`solve_triangular`](Self::solve_triangular).
+    #[track_caller]
+    pub fn cholesky_inverse(&self, upper: bool) -> Result<Tensor> {
+        let (_, n) = check_square("cholesky_inverse", self)?;
+        let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
+        eye.broadcast_to(self.shape())?.cholesky_solve(self, upper)
+    }
+
+    /// The logarithms of determinants, \[..\]; NaN where one is negative.
+    ///
+    /// # Errors
+    /// As [`cholesky`](Self::cholesky).
+    #[track_caller]
+    pub fn logdet(&self) -> Result<Tensor> {
+        let _op = memory::scope::enter_op("logdet");
+        let (sign, size) = self.slogdet()?;
+        size.masked_fill(&sign.lt(0.0)?, f64::NAN)
+    }
+
+    /// The sums of products along a dimension, of shapes that broadcast: PyTorch's `linalg.vecdot`.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; `dim` is out of range; memory runs out.
+    #[track_caller]
+    pub fn vecdot(&self, other: &Tensor, dim: isize) -> Result<Tensor> {
+        let _op = memory::scope::enter_op("vecdot");
+        self.mul(other)?.sum(&[dim], false)
+    }
+
+    /// The inverse of a tensor as a linear map to its first `ind` dimensions from the others, whose extents have the same product: PyTorch's `linalg.tensorinv`.
+    ///
+    /// # Errors
+    /// As [`inv`](Self::inv); `ind` is not between 1 and the number of dimensions; the products differ.
+    #[track_caller]
+    pub fn tensorinv(&self, ind: usize) -> Result<Tensor> {
+        const OP: &str = "tensorinv";
+        let _op = memory::scope::enter_op(OP);
+        if ind == 0 || ind > self.rank() {
+            let rule = format!("takes a number of dimensions from 1 to {}, got {ind}", self.rank());
+            return Err(Error::argument(OP, rule));
+        }
+        let (to, from) = self.shape().split_at(ind);
+        let n: usize = to.iter().product();
+        if n != from.iter().product::<usize>() {
+            let rule = format!("takes as many elements in the first {ind} dimensions as in the others");
+            return Err(Error::shape(OP, rule, &[to, from]));
+        }
+        self.reshape([n, n])?.inv()?.reshape(&[from, to].concat()[..])
+    }
+
+    /// x with `tensordot(self, x)` over all dimensions of x = b, where `dims` of `self` were moved behind the others: PyTorch's `linalg.tensorsolve`.
+    ///
+    /// # Errors
+    /// As [`solve`](Self::solve); a dimension is out of range; the extents' products differ.
+    #[track_caller]
+    pub fn tensorsolve(&self, b: &Tensor, dims: &[isize]) -> Result<Tensor> {
+        const OP: &str = "tensorsolve";
+        let _op = memory::scope::enter_op(OP);
+        let moved = dims.iter().map(|&d| normalize_dim(OP, d, self.rank())).collect::<Result<Vec<_>>>()?;
+        let rest = (0..self.rank()).filter(|d| !moved.contains(d));
+        let order: Vec<isize> = rest.chain(moved.iter().copied()).map(|d| d as isize).collect();
+        let a = self.permute(&order)?;
+        let n = b.numel();
+        let Some(x) =
+            a.shape().get(b.rank()..).filter(|x| x.iter().product::<usize>() == n && a.numel() == n * n)
+        else {
+            let rule = "takes a tensor with the right side's dimensions and others of as many elements";
+            return Err(Error::shape(OP, rule, &[a.shape(), b.shape()]));
+        };
+        let x: Dims = x.into();
+        a.reshape([n, n])?.solve(&b.reshape([n])?)?.reshape(&x[..])
+    }
+}

@@ -1,0 +1,163 @@
+//! Connectionist temporal classification (Graves et al., 2006).
+
+use crate::amp::dispatch_autocast;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::ops::elementwise::pointwise::GradRule::Expr;
+use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
+use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
+use crate::ops::index::select;
+use crate::ops::loss::Reduction;
+use crate::ops::shape::{PadMode, cat, stack};
+use crate::tensor::Tensor;
+
+const OP: &str = "ctc_loss";
+/// A logarithm of zero that may be subtracted from itself.
+const LOG_ZERO: f64 = -1e30;
+
+/// ln(eᵃ + eᵇ + eᶜ).
+static LOGSUMEXP3: PointwiseOp = PointwiseOp {
+    name: "logsumexp of three",
+    expr: "max(a, max(b, c)) + m_log(m_exp(a - max(a, max(b, c))) + m_exp(b - max(a, max(b, c))) + m_exp(c - max(a, max(b, c))))",
+    int_f64_expr: "",
+    type_rule: TypeRule::Float,
+    math_files: &["base", "exp", "log"],
+    grads: &[
+        Expr("g * m_exp(a - y)", &[A, Y]),
+        Expr("g * m_exp(b - y)", &[B, Y]),
+        Expr("g * m_exp(c - y)", &[C, Y]),
+    ],
+};
+
+/// What [`Tensor::ctc_loss`] takes beside the probabilities.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, ops::Ctc, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let scores = Tensor::zeros(&[12, 2, 5], DType::F32, &device)?;
+/// let labels = Tensor::from_slice(&[1i32, 2, 3, 4, 4, 0], &[2, 3], &device)?;
+/// let (inputs, targets) =
+///     (Tensor::from_slice(&[12i32, 10], &[2], &device)?, Tensor::from_slice(&[3i32, 2], &[2], &device)?);
+/// let loss = scores.log_softmax(-1)?.ctc_loss(&Ctc::new(&labels, &inputs, &targets))?;
+/// assert_eq!(loss.rank(), 0);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct CtcLossOptions<'a> {
+    /// Labels, \[batch, longest\]: integers. What stands behind a target's length is not read.
+    pub targets: &'a Tensor,
+    /// Steps of each example, \[batch\]. Of none, an empty target has a loss of 0, and any other an infinite one.
+    pub input_lengths: &'a Tensor,
+    /// Labels of each example, \[batch\].
+    pub target_lengths: &'a Tensor,
+    /// The class that stands for no label; 0.
+    pub blank: usize,
+    /// What becomes of the losses; a mean is of losses over the lengths of their targets.
+    pub reduction: Reduction,
+    /// Whether a target that its input is too short for counts 0, without a gradient.
+    pub zero_infinity: bool,
+}
+
+impl<'a> CtcLossOptions<'a> {
+    /// With PyTorch's defaults.
+    #[must_use]
+    pub fn new(targets: &'a Tensor, input_lengths: &'a Tensor, target_lengths: &'a Tensor) -> Self {
+        Self {
+            targets,
+            input_lengths,
+            target_lengths,
+            blank: 0,
+            reduction: Reduction::Mean,
+            zero_infinity: false,
+        }
+    }
+}
+
+impl Tensor {
+    /// The negative log-likelihood of label sequences under these log-probabilities, \[steps, batch, classes\], over all ways to
+    /// stretch them by blanks and repetitions. The gradient is the true one; PyTorch's is that through a `log_softmax`, behind which
+    /// both are the same.
+    ///
+    /// # Errors
+    /// The shapes or types do not fit; the blank is no class; memory runs out.
+    #[track_caller]
+    pub fn ctc_loss(&self, options: &CtcLossOptions<'_>) -> Result<Tensor> {
+        dispatch_autocast!(OP, [self], |x| x.ctc_loss(options));
+        if matches!(self.dtype(), DType::F16 | DType::BF16) {
+            // Sums over paths need the range and the digits.
+            return self.to_dtype(DType::F32)?.ctc_loss(options)?.to_dtype(self.dtype());
+        }
+        if self.dtype() != DType::F32 {
+            return Err(Error::dtype(OP, self.dtype(), "log-probabilities are f32, f16 or bf16"));
+        }
+        let _op = memory::scope::enter_op(OP);
+        let CtcLossOptions { targets, input_lengths, target_lengths, blank, .. } = *options;
+        let (&[steps, batch, classes], &[rows, longest]) = (self.shape(), targets.shape()) else {
+            let rule = "takes log-probabilities of [steps, batch, classes] and targets of [batch, longest]";
+            return Err(Error::shape(OP, rule, &[self.shape(), targets.shape()]));
+        };
+        let lengths = [input_lengths.shape(), target_lengths.shape()];
+        if rows != batch || lengths != [[batch]; 2] || steps == 0 {
+            let rule =
+                "targets and lengths have the batch of the log-probabilities, whose steps are at least one";
+            return Err(Error::shape(OP, rule, &[self.shape(), targets.shape(), lengths[0], lengths[1]]));
+        }
+        if let Some(other) = [targets, input_lengths, target_lengths].iter().find(|t| !t.dtype().is_int()) {
+            return Err(Error::dtype(OP, other.dtype(), "targets and lengths are integers"));
+        }
+        if blank >= classes {
+            return Err(Error::argument(OP, format!("the blank is class {blank} of {classes}")));
+        }
+        let ints = |t: &Tensor| select::cast_index_to_i32(OP, t, None);
+        let (inputs, counts) = (ints(input_lengths)?.unsqueeze(1)?, ints(target_lengths)?.unsqueeze(1)?);
+        // A blank before each label and behind the last.
+        let labels = ints(targets)?;
+        let blanks = labels.full_like(blank as f64)?;
+        let pairs = stack(&[&blanks, &labels], 2)?.reshape([batch, 2 * longest])?;
+        let last = Tensor::full(&[batch, 1], blank as f64, DType::I32, self.device())?;
+        let states = cat(&[&pairs, &last], 1)?;
+        let width = 2 * longest + 1;
+        let all = states.unsqueeze(0)?.broadcast_to(&[steps, batch, width])?;
+        // What lies behind a target's end may be any number.
+        let named = all.clamp(0, (classes - 1) as i64)?;
+        let scores = self.gather(2, &named)?.maximum(LOG_ZERO)?;
+        // A label may follow another label, if that is not the same.
+        let barred = {
+            let before = states.pad(&[2, 0], PadMode::Constant(blank as f64))?.narrow(1, 0, width)?;
+            states.eq(blank as i64)?.logical_or(&states.eq(&before)?)?
+        };
+        let place = Tensor::arange(0.0, width as f64, 1.0, DType::I32, self.device())?;
+        let mut alpha = scores.select(0, 0)?.masked_fill(&place.gt(1)?, LOG_ZERO)?;
+        for t in 1..steps {
+            let wide = alpha.pad(&[2, 0], PadMode::Constant(LOG_ZERO))?;
+            let [stay, next, skip] = [2, 1, 0].map(|k| wide.narrow(1, k, width));
+            let skip = skip?.masked_fill(&barred, LOG_ZERO)?;
+            let sum = run_pointwise(&LOGSUMEXP3, &[(&stay?).into(), (&next?).into(), (&skip).into()], &[])?;
+            let ended = inputs.le(t as i64)?;
+            alpha = alpha.where_(&ended, &sum.add(&scores.select(0, t as isize)?)?.maximum(LOG_ZERO)?)?;
+        }
+        // The end is the last label or the blank behind it.
+        let end = counts.mul(2)?;
+        let at_blank = alpha.gather(1, &end)?;
+        let at_label = alpha.gather(1, &end.sub(1)?.maximum(0)?)?.masked_fill(&counts.eq(0)?, LOG_ZERO)?;
+        let nothing = at_label.full_like(LOG_ZERO)?;
+        let sum =
+            run_pointwise(&LOGSUMEXP3, &[(&at_blank).into(), (&at_label).into(), (&nothing).into()], &[])?;
+        let losses = sum.neg()?.squeeze(1)?;
+        // Without steps there is one way to nothing, and none to a label.
+        let none = inputs.squeeze(1)?.le(0)?;
+        let losses = losses.masked_fill(&none, 0.0)?;
+        let labelled = none.logical_and(&counts.squeeze(1)?.gt(0)?)?;
+        let impossible = losses.detach().gt(-LOG_ZERO / 2.0)?.logical_or(&labelled)?;
+        let instead = if options.zero_infinity { 0.0 } else { f64::INFINITY };
+        let losses = losses.masked_fill(&impossible, instead)?;
+        match options.reduction {
+            Reduction::Mean => {
+                let counts = counts.squeeze(1)?.maximum(1)?.to_dtype(losses.dtype())?;
+                losses.div(&counts)?.mean_all()
+            }
+            other => other.apply(&losses),
+        }
+    }
+}

@@ -1,0 +1,297 @@
+//! The last layer of a language model and its loss as one operation, in chunks of rows: the logits of all examples never
+//! are in memory at once, and their gradient lies where they lay.
+
+use std::sync::{Mutex, PoisonError};
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use crate::amp::OperandCast;
+use crate::autograd::{self, InputGrads, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::kernel::heuristics::VEC4_WIDTH;
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::loss::Reduction;
+use crate::ops::loss::cross_entropy::{
+    CrossEntropyOptions, CrossEntropyPass, LogitsBatch, check_targets, kernel_ignore_index,
+    narrow_class_targets, target_dtype_name,
+};
+use crate::ops::matmul;
+use crate::ops::norm::softmax::check_f32_f16_bf16;
+use crate::ops::reduce::contiguous_zero_offset;
+use crate::runtime::device::Device;
+use crate::tensor::layout::numel;
+use crate::tensor::{Dims, Tensor};
+
+const OP: &str = "linear_cross_entropy";
+
+/// Bytes of the logits of one chunk: enough rows to keep a device's products busy, little beside what a model takes; a
+/// program that plays a GPU has caches to keep to.
+fn chunk_bytes(device: &Device) -> usize {
+    if device.info().software { 1 << 20 } else { 288 << 20 }
+}
+
+/// Rows that the vendor's products take at a time.
+const GEMM_TILE_ROWS: usize = 128;
+
+/// Rows of a chunk, of `n` where `fit` fit: as few chunks as can be, as even as whole tiles let them be.
+fn chunk_rows(n: usize, fit: usize) -> usize {
+    let fit = if fit > GEMM_TILE_ROWS { fit / GEMM_TILE_ROWS * GEMM_TILE_ROWS } else { fit.max(1) };
+    let even = n.div_ceil(n.div_ceil(fit).max(1));
+    even.next_multiple_of(GEMM_TILE_ROWS).min(fit).min(n).max(1)
+}
+
+/// A row of logits is as long as a multiple of this, for the vendor's products.
+const ROW_ALIGNMENT: usize = 64;
+
+/// x *= scale, a number on the device, in place.
+fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
+    let width = if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
+    let steps = x.numel() / width;
+    const EACH: usize = 8;
+    let spec = KernelSpec::new("scale").def("dtype", x.dtype().name()).def("width", width).def("each", EACH);
+    launch::launch(&spec, &[scale, x], KernelParams::new().size(steps), steps.div_ceil(WORKGROUP_SIZE * EACH))
+}
+
+/// What the losses are divided by, as a number on the device: 1 for their sum.
+fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
+    let device = target.device();
+    match options.reduction {
+        Reduction::None => Err(Error::argument(
+            OP,
+            "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait",
+        )),
+        Reduction::Sum => Tensor::ones(&[], DType::F32, device),
+        Reduction::BatchMean => Tensor::full(&[], target.numel() as f64, DType::F32, device),
+        Reduction::Mean => {
+            let weights = Tensor::empty(&[target.numel()], DType::F32, device)?;
+            let weight = options.weight.map(contiguous_zero_offset).transpose()?;
+            let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
+            let spec = KernelSpec::new("class_weights")
+                .def("goal", target_dtype_name(target))
+                .def("weight", weight.as_ref().map_or("", name));
+            let params = KernelParams::new()
+                .size(target.numel())
+                .size(classes)
+                .u32(kernel_ignore_index(options) as u32);
+            let tensors: SmallVec<[&Tensor; 3]> =
+                std::iter::once(target).chain(&weight).chain([&weights]).collect();
+            launch::launch(&spec, &tensors, params, target.numel().div_ceil(WORKGROUP_SIZE))?;
+            weights.sum_all()
+        }
+    }
+}
+
+/// Rows of x, the numbers of a weight in their type, and the classes of the rows.
+struct LinearCrossEntropy<'a> {
+    x: Tensor,
+    weight: Tensor,
+    target: Tensor,
+    options: &'a CrossEntropyOptions<'a>,
+}
+
+/// The gradients of x and weight, for a gradient of 1 of the loss.
+type HeadGrads = [Option<Tensor>; 2];
+
+impl LinearCrossEntropy<'_> {
+    /// The loss, and the gradients that are wanted; that of the weight in `weight_type`.
+    fn compute_loss_and_grads(&self, wants: [bool; 2], weight_type: DType) -> Result<(Tensor, HeadGrads)> {
+        let Self { x, weight, target, options } = self;
+        let (&[n, features], &[classes, _]) = (x.shape(), weight.shape()) else {
+            return Err(Error::shape(OP, "takes rows of x and a weight of [classes, in]", &[x.shape()]));
+        };
+        let (device, dtype) = (x.device(), x.dtype());
+        let divisor = loss_divisor(target, classes, options)?;
+        let scale = divisor.reciprocal()?;
+        let numbers = || Tensor::empty(&[2, n], DType::F32, device);
+        let losses = numbers()?;
+        let lse = (!wants.contains(&true)).then(&numbers).transpose()?;
+        let dx = wants[0].then(|| Tensor::empty(&[n, features], dtype, device)).transpose()?;
+        // Sums over chunks are made in f32, whatever the types.
+        let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
+        let row = classes.next_multiple_of(ROW_ALIGNMENT);
+        let chunk = chunk_rows(n, chunk_bytes(device) / (row * dtype.size()));
+        let buffer = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            Tensor::empty(&[chunk, row], dtype, device)?
+        };
+        for first in (0..n).step_by(chunk) {
+            let rows = chunk.min(n - first);
+            let part = x.narrow(0, first, rows)?;
+            let logits = buffer.narrow(0, 0, rows)?.narrow(1, 0, classes)?;
+            matmul::gemm_into(OP, &part, &weight.t()?, &logits, false)?;
+            let example = LogitsBatch {
+                x: logits,
+                target: target.clone(),
+                weight: options.weight.map(contiguous_zero_offset).transpose()?,
+                has_soft_targets: false,
+                dim: 1,
+                ignore_index: kernel_ignore_index(options),
+                label_smoothing: options.label_smoothing,
+                first_row: first,
+                total_rows: n,
+                has_padded_rows: true,
+            };
+            if let Some(lse) = &lse {
+                example.run_pass(&CrossEntropyPass::Forward(&losses, lse))?;
+                continue;
+            }
+            example.run_pass(&CrossEntropyPass::ForwardBackward(&losses, &scale))?;
+            let logits = &example.x;
+            if let Some(dx) = &dx {
+                matmul::gemm_into(OP, logits, weight, &dx.narrow(0, first, rows)?, false)?;
+            }
+            if let Some(dw) = &dw {
+                matmul::gemm_into(OP, &logits.t()?, &part, dw, first > 0)?;
+            }
+        }
+        let loss = losses.select(0, 0)?.sum_all()?.div(&divisor)?;
+        let dw = match dw {
+            Some(dw) if n == 0 => Some(Tensor::zeros(dw.shape(), weight_type, device)?),
+            Some(dw) => Some(dw.to_dtype(weight_type)?),
+            None => None,
+        };
+        Ok((loss, [dx, dw]))
+    }
+}
+
+impl Tensor {
+    /// The cross-entropy of `self` · weightᵀ with `target`: [`linear`](Self::linear) and
+    /// [`cross_entropy_with`](Self::cross_entropy_with) of x \[.., in\], a weight of \[classes, in\] and classes of \[..\], in
+    /// f32. The logits are made in chunks of rows of at most 288 MiB, whatever the batch; where gradients are wanted they
+    /// are made in the same pass, the weight's in f32, so that nothing of the size of the logits is kept.
+    ///
+    /// A backward pass that keeps the tape (`backward_retain`) copies these gradients, and one that is recorded (`create_graph`) makes the logits again,
+    /// all at once. Its loss is a sum or a mean; under
+    /// [`autocast`](crate::amp::autocast) the products are of 16-bit numbers.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::CrossEntropy};
+    /// # let device = Device::null(Default::default());
+    /// let hidden = Tensor::ones(&[2, 16, 64], DType::F32, &device)?.requires_grad_()?;
+    /// let head = Tensor::ones(&[1000, 64], DType::F32, &device)?.requires_grad_()?;
+    /// let next = Tensor::zeros(&[2, 16], DType::I64, &device)?;
+    /// hidden.linear_cross_entropy(&head, &next, &CrossEntropy::default())?.backward()?;
+    /// assert_eq!(head.grad().map(|g| g.shape().to_vec()), Some(vec![1000, 64]));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The shapes or dtypes do not fit; the targets are probabilities, or a loss for each example is asked for; the class
+    /// weights do not fit, or require a gradient; memory runs out.
+    #[track_caller]
+    pub fn linear_cross_entropy(
+        &self,
+        weight: &Tensor,
+        target: &Tensor,
+        options: &CrossEntropyOptions<'_>,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::enter_op(OP);
+        let (&[classes, features], Some((&given, before))) = (weight.shape(), self.shape().split_last())
+        else {
+            let rule = "takes x of [.., in] and a weight of [classes, in]";
+            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
+        };
+        if features != given || target.shape() != before {
+            let rule = "takes x of [.., in], a weight of [classes, in] and targets of [..]";
+            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape(), target.shape()]));
+        }
+        if target.dtype().is_float() {
+            return Err(Error::dtype(
+                OP,
+                target.dtype(),
+                "takes classes; of probabilities there is `cross_entropy`",
+            ));
+        }
+        check_f32_f16_bf16(OP, self)?;
+        check_f32_f16_bf16(OP, weight)?;
+        // It is a linear layer, and cast as one.
+        let cast = OperandCast::for_op("linear", &[Some(self.dtype()), Some(weight.dtype())]);
+        let x = match &cast {
+            Some(cast) => &cast.apply(self)?,
+            None => self,
+        };
+        let low = match &cast {
+            Some(cast) => cast.cast_detached(weight)?,
+            None => weight.detach(),
+        };
+        matmul::check_matmul_operands(OP, x, &low)?;
+        let n = numel(before);
+        let rows = contiguous_zero_offset(&x.detach().reshape([n, features])?)?;
+        let target = contiguous_zero_offset(&narrow_class_targets(&target.reshape([n])?, options)?)?;
+        // What is asked of class weights and smoothing, on logits of one row that are not made.
+        check_targets(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
+        let head = LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, options };
+        let wants = match autograd::is_grad_enabled() {
+            true => [x.requires_grad(), weight.requires_grad()],
+            false => [false, false],
+        };
+        let (loss, made) = head.compute_loss_and_grads(wants, weight.dtype())?;
+        if !autograd::compute_requires_grad(&[x, weight]) {
+            return Ok(loss);
+        }
+        let shape: Dims = x.shape().into();
+        let made = Mutex::new(Some(made));
+        let mut saved: SmallVec<[SavedTensor; 4]> =
+            [x, weight].map(SavedTensor::input_for_create_graph).into_iter().collect();
+        saved.extend(
+            [Some(&head.target), options.weight]
+                .into_iter()
+                .flatten()
+                .map(SavedTensor::input_for_create_graph),
+        );
+        let &CrossEntropyOptions { weight: _, ignore_index, reduction, label_smoothing, in_place: _ } =
+            options;
+        let composed = move |t: &[Tensor]| {
+            let logits = t[0].reshape([n, features])?.linear(&t[1].to_dtype(t[0].dtype())?, None)?;
+            let options = CrossEntropyOptions {
+                weight: t.get(3),
+                ignore_index,
+                reduction,
+                label_smoothing,
+                ..CrossEntropyOptions::default()
+            };
+            logits.to_dtype(DType::F32)?.cross_entropy_with(&t[2], &options)
+        };
+        Ok(autograd::composite_differentiable(OP, loss, &[x, weight], saved, composed, move |g, wants| {
+            let mut made = made.lock().unwrap_or_else(PoisonError::into_inner);
+            let of_one = if wants.retain_graph() { made.clone() } else { made.take() };
+            let Some([dx, dw]) = of_one else {
+                return Err(Error::Backward(format!(
+                    "`{OP}` has given its gradients away in an earlier walk; use `backward_retain`, or `retain_graph`, for that"
+                )));
+            };
+            let g = contiguous_zero_offset(g)?;
+            // They lie where the loss's pass made them, unless another walk is to find them there.
+            let scaled = |t: Tensor| match wants.retain_graph() {
+                true => t.mul(&g),
+                false => scale_in_place(&t, &g).map(|()| t),
+            };
+            let (dx, dw) = (dx.map(&scaled).transpose()?, dw.map(&scaled).transpose()?);
+            Ok(smallvec![dx.map(|dx| dx.reshape(&shape[..])).transpose()?, dw] as InputGrads)
+        }))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::chunk_rows;
+
+    #[test]
+    fn chunks_are_few_and_even() {
+        // GPT-2's batch and vocabulary in 288 MiB: three chunks, not four of which the last is a rest.
+        assert_eq!(chunk_rows(8192, 3001), 2816);
+        assert_eq!(chunk_rows(100, 3001), 100);
+        assert_eq!(chunk_rows(3000, 2999), 1536);
+        assert_eq!(chunk_rows(10, 4), 4);
+        assert_eq!((chunk_rows(0, 7), chunk_rows(5, 0)), (1, 1));
+        for n in [1, 127, 128, 129, 1000, 8192] {
+            for fit in [1, 3, 127, 128, 200, 2816] {
+                let rows = chunk_rows(n, fit);
+                assert!(rows <= fit && rows <= n, "{n} rows, {fit} fit: {rows}");
+            }
+        }
+    }
+}

@@ -1,0 +1,212 @@
+//! Losses of counts, of pairs and of several labels, as PyTorch defines them; the others are in `loss.rs`.
+
+use crate::amp::dispatch_in_f32;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::ops::index::select;
+use crate::ops::loss::{Reduction, apply_weight_and_reduce};
+use crate::tensor::Tensor;
+
+/// Scores as \[batch, classes\] and integer targets as \[batch, labels\]: one label, or as many as classes if `several`.
+fn batch_scores_and_targets(
+    op: &'static str,
+    x: &Tensor,
+    target: &Tensor,
+    several: bool,
+) -> Result<(Tensor, Tensor)> {
+    if !target.dtype().is_int() {
+        return Err(Error::dtype(op, target.dtype(), "targets are classes, as integers"));
+    }
+    let labels = if several { x.shape() } else { &x.shape()[..x.rank().saturating_sub(1)] };
+    if !matches!(x.rank(), 1 | 2) || target.shape() != labels {
+        let rule = if several {
+            "takes scores of [batch, classes] or [classes], and targets of the same shape"
+        } else {
+            "takes scores of [batch, classes] and targets of [batch], or both without the batch"
+        };
+        return Err(Error::shape(op, rule, &[x.shape(), target.shape()]));
+    }
+    let batch = if x.rank() == 1 { 1 } else { x.shape()[0] };
+    let classes = x.shape()[x.rank() - 1];
+    let y =
+        select::cast_index_to_i32(op, target, None)?.reshape([batch, if several { classes } else { 1 }])?;
+    Ok((x.reshape([batch, classes])?, y))
+}
+
+/// Without the batch that one example was given.
+fn squeeze_unbatched(losses: Tensor, x: &Tensor, reduction: Reduction) -> Result<Tensor> {
+    if x.rank() == 1 && reduction == Reduction::None { losses.squeeze(0) } else { Ok(losses) }
+}
+
+impl Tensor {
+    /// The negative log-likelihood of the counts `target` under Poisson distributions with these means, or with `log_input` the
+    /// logarithms of means; else `eps` is added under the logarithm. `full` adds Stirling's approximation of the constant term.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn poisson_nll_loss(
+        &self,
+        target: &Tensor,
+        log_input: bool,
+        full: bool,
+        eps: f64,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        dispatch_in_f32!("poisson_nll_loss", [self, target], |x, y| {
+            x.poisson_nll_loss(&y, log_input, full, eps, reduction)
+        });
+        let losses = if log_input {
+            self.exp()?.sub(&target.mul(self)?)?
+        } else {
+            self.sub(&target.mul(&self.add(eps)?.log()?)?)?
+        };
+        if !full {
+            return reduction.apply(&losses);
+        }
+        // Of counts up to 1 the approximation is left out. Without a gradient, as in PyTorch.
+        let y = target.detach();
+        let stirling = y.xlogy(&y)?.sub(&y)?.add(&y.mul(std::f64::consts::TAU)?.log()?.mul(0.5)?)?;
+        let constant = stirling.masked_fill(&y.le(1.0)?, 0.0)?;
+        reduction.apply(&losses.add(&constant)?)
+    }
+
+    /// x where `target` is 1, max(0, margin - x) where it is -1, of distances x.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn hinge_embedding_loss(&self, target: &Tensor, margin: f64, reduction: Reduction) -> Result<Tensor> {
+        dispatch_in_f32!("hinge_embedding_loss", [self, target], |x, y| x
+            .hinge_embedding_loss(&y, margin, reduction));
+        let y = target.detach();
+        let apart = self.rsub(margin)?.clamp_min(0.0)?.masked_fill(&y.eq(1.0)?, 0.0)?;
+        let near = self.masked_fill(&y.eq(-1.0)?, 0.0)?;
+        reduction.apply(&apart.add(&near)?)
+    }
+
+    /// 1 - cos where `target` is 1, max(0, cos - margin) where it is -1, with the cosines of the angles between rows of `self` and
+    /// `other`, \[batch, features\] or \[features\].
+    ///
+    /// # Errors
+    /// The shapes do not fit; memory runs out.
+    #[track_caller]
+    pub fn cosine_embedding_loss(
+        &self,
+        other: &Tensor,
+        target: &Tensor,
+        margin: f64,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        const OP: &str = "cosine_embedding_loss";
+        // PyTorch's, added to squares.
+        const EPS: f64 = 1e-12;
+        dispatch_in_f32!(OP, [self, other, target], |a, b, y| a
+            .cosine_embedding_loss(&b, &y, margin, reduction));
+        if !matches!(self.rank(), 1 | 2) || other.rank() != self.rank() || target.rank() + 1 != self.rank() {
+            return Err(Error::shape(
+                OP,
+                "takes two of [batch, features] and targets of [batch], or all without the batch",
+                &[self.shape(), other.shape(), target.shape()],
+            ));
+        }
+        let square = |t: &Tensor| t.square()?.sum(&[-1], false)?.add(EPS);
+        let cos = self.mul(other)?.sum(&[-1], false)?.div(&square(self)?.mul(&square(other)?)?.sqrt()?)?;
+        let y = target.detach();
+        let alike = cos.rsub(1.0)?.masked_fill(&y.ne(1.0)?, 0.0)?;
+        let apart = cos.sub(margin)?.clamp_min(0.0)?.masked_fill(&y.ne(-1.0)?, 0.0)?;
+        reduction.apply(&alike.add(&apart)?)
+    }
+
+    /// Over the classes i other than the target's, the mean of max(0, margin - x\[target\] + x\[i\])^p, times the `weight` of the
+    /// target's class; \[batch, classes\] with targets of \[batch\], or both without the batch.
+    ///
+    /// # Errors
+    /// The shapes or types do not fit; p is neither 1 nor 2; memory runs out.
+    #[track_caller]
+    pub fn multi_margin_loss(
+        &self,
+        target: &Tensor,
+        p: i32,
+        margin: f64,
+        weight: Option<&Tensor>,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        const OP: &str = "multi_margin_loss";
+        dispatch_in_f32!(OP, [self, weight], |x, w| x.multi_margin_loss(
+            target,
+            p,
+            margin,
+            w.as_ref(),
+            reduction
+        ));
+        let _op = memory::scope::enter_op(OP);
+        if !matches!(p, 1 | 2) {
+            return Err(Error::argument(OP, format!("p is {p}; it must be 1 or 2")));
+        }
+        let (x, y) = batch_scores_and_targets(OP, self, target, false)?;
+        let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
+        let missed = if p == 2 { missed.square()? } else { missed };
+        let own = Tensor::arange(0.0, x.shape()[1] as f64, 1.0, DType::I32, x.device())?.eq(&y)?;
+        let losses = missed.masked_fill(&own, 0.0)?.mean(&[1], false)?;
+        let weight = weight.map(|w| w.index_select(0, &y.reshape([-1])?)).transpose()?;
+        squeeze_unbatched(apply_weight_and_reduce(losses, weight.as_ref(), reduction)?, self, reduction)
+    }
+
+    /// Over the labels j of an example and the classes i that are none of them, the sum of max(0, 1 - x\[j\] + x\[i\]), over the number
+    /// of classes. A row of `target` lists labels, up to the first that is negative; \[batch, classes\] both, or without the batch.
+    ///
+    /// # Errors
+    /// The shapes or types do not fit; memory runs out.
+    #[track_caller]
+    pub fn multilabel_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
+        const OP: &str = "multilabel_margin_loss";
+        dispatch_in_f32!(OP, [self], |x| x.multilabel_margin_loss(target, reduction));
+        let _op = memory::scope::enter_op(OP);
+        let (x, y) = batch_scores_and_targets(OP, self, target, true)?;
+        let classes = x.shape()[1];
+        let listed = y.ge(0)?.to_dtype(DType::F32)?.cumprod(1)?;
+        let labels = y.masked_fill(&y.lt(0)?, 0)?;
+        let labelled = Tensor::zeros(x.shape(), DType::F32, x.device())?.scatter_add(1, &labels, &listed)?;
+        let between = x.unsqueeze(1)?.sub(&x.gather(1, &labels)?.unsqueeze(2)?)?.add(1.0)?.relu()?;
+        let counts = listed.unsqueeze(2)?.mul(&labelled.eq(0.0)?.unsqueeze(1)?)?.to_dtype(x.dtype())?;
+        let losses = between.mul(&counts)?.sum(&[1, 2], false)?.div(classes as f64)?;
+        squeeze_unbatched(reduction.apply(&losses)?, self, reduction)
+    }
+
+    /// The mean over the last dimension of the binary cross-entropies of these logits with `target`, times a `weight` for each class.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn multilabel_soft_margin_loss(
+        &self,
+        target: &Tensor,
+        weight: Option<&Tensor>,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let each = self.binary_cross_entropy_with_logits(target, weight, None, Reduction::None)?;
+        reduction.apply(&each.mean(&[-1], false)?)
+    }
+
+    /// How far these anchors miss being nearer to `positive` than to `negative` by `margin`, by a distance of one's own; `swap` also
+    /// lets the distance of positive and negative count.
+    ///
+    /// # Errors
+    /// What `distance` returns; the distances do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn triplet_margin_with_distance_loss(
+        &self,
+        positive: &Tensor,
+        negative: &Tensor,
+        distance: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+        margin: f64,
+        swap: bool,
+        reduction: Reduction,
+    ) -> Result<Tensor> {
+        let (near, far) = (distance(self, positive)?, distance(self, negative)?);
+        let far = if swap { far.minimum(&distance(positive, negative)?)? } else { far };
+        reduction.apply(&near.sub(&far)?.add(margin)?.clamp_min(0.0)?)
+    }
+}

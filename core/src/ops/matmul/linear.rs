@@ -1,0 +1,404 @@
+//! Linear layers: a product with a weight and a bias, as one operation, so that the vendor's library adds the bias, takes the
+//! GELU and sums the gradients of biases on the way, and the weight's gradient is added in f32 to the one that is there.
+//!
+//! Under autocast the products are of 16-bit numbers while weights and their gradients stay f32 throughout.
+
+use smallvec::smallvec;
+
+use crate::amp::{self, OperandCast, dispatch_in_f32};
+use crate::autograd::{self, BackwardCtx, InputGrads, SavedTensor};
+use crate::backend::GELU_GRAD_ROWS;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::elementwise::activation;
+use crate::ops::matmul::linear_fp8;
+use crate::ops::matmul::{self, EpilogueTensors, add_scaled};
+use crate::ops::reduce::{contiguous_zero_offset, sum_columns, sum_parts};
+use crate::tensor::layout::numel;
+use crate::tensor::{Dims, Tensor};
+
+/// A weight, and a bias, as a product takes them.
+struct LinearOperands {
+    op: &'static str,
+    /// The operands of the tape, in the type that their gradients have.
+    weight: Tensor,
+    bias: Option<Tensor>,
+    /// The numbers that are multiplied, in the type of x, without their history.
+    compute_weight: Tensor,
+    compute_bias: Option<Tensor>,
+}
+
+impl LinearOperands {
+    /// Checks a layer's shapes, and casts its numbers to the type of x.
+    fn new(
+        op: &'static str,
+        x: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        cast: Option<&OperandCast>,
+    ) -> Result<Self> {
+        check_shapes(op, x, weight, bias)?;
+        let cast = |t: &Tensor| match cast {
+            Some(cast) => cast.cast_detached(t),
+            None => Ok(t.detach()),
+        };
+        Ok(Self {
+            op,
+            compute_weight: cast(weight)?,
+            compute_bias: bias.map(&cast).transpose()?,
+            weight: weight.clone(),
+            bias: bias.cloned(),
+        })
+    }
+
+    /// One of its operands, as it is kept: what is multiplied may be a cast of it.
+    fn save_operand(&self, operand: &Tensor) -> SavedTensor {
+        if self.compute_weight.dtype() == operand.dtype() {
+            SavedTensor::input(operand)
+        } else {
+            SavedTensor::input_for_create_graph(operand)
+        }
+    }
+
+    /// x · weightᵀ + bias of rows, without a gradient.
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let weight = self.compute_weight.t()?;
+        let Some(bias) = &self.compute_bias else { return matmul::gemm(self.op, x, &weight) };
+        let out = self.empty_output(x)?;
+        let bias = &contiguous_zero_offset(bias)?;
+        matmul::gemm_bias_into(self.op, x, &weight, &out, bias)?;
+        Ok(out)
+    }
+
+    /// Memory for the result of rows.
+    fn empty_output(&self, x: &Tensor) -> Result<Tensor> {
+        Tensor::empty(&[x.shape()[0], self.compute_weight.shape()[0]], x.dtype(), x.device())
+    }
+
+    /// The gradients of weight and bias, of rows, as far as they are wanted; they are inputs `at` and `at + 1` of the
+    /// operation. `sums` are those of the rows of g, where someone has made them.
+    fn parameter_grads(
+        &self,
+        g: &Tensor,
+        x: Option<&Tensor>,
+        mut sums: Option<Tensor>,
+        wants: &BackwardCtx<'_>,
+        at: usize,
+    ) -> Result<[Option<Tensor>; 2]> {
+        let wants_sums = sums.is_none() && self.bias.is_some() && wants[at + 1];
+        let mut made = false;
+        let dw = match x.filter(|_| wants[at]) {
+            None => None,
+            Some(x) => {
+                let before =
+                    wants.leaf_grad_to_accumulate(at).filter(|sum| sum.dtype() == self.weight.dtype());
+                let add = before.is_some();
+                let dw = before.map_or_else(
+                    || Tensor::empty(self.weight.shape(), self.weight.dtype(), g.device()),
+                    Ok,
+                )?;
+                let gt = g.t()?;
+                if wants_sums {
+                    let row = Tensor::empty(&[g.shape()[1]], g.dtype(), g.device())?;
+                    if matmul::try_gemm_epilogue(self.op, &gt, x, &dw, add, EpilogueTensors::RowSums(&row))? {
+                        (sums, made) = (Some(row), true);
+                    }
+                }
+                if !made {
+                    matmul::gemm_into(self.op, &gt, x, &dw, add)?;
+                }
+                Some(dw)
+            }
+        };
+        let db = match &self.bias {
+            Some(bias) if wants[at + 1] => {
+                let sums = sums.map_or_else(|| sum_columns(g, bias.dtype()), Ok)?;
+                Some(sums.to_dtype(bias.dtype())?)
+            }
+            _ => None,
+        };
+        Ok([dw, db])
+    }
+
+    /// The gradients of x, weight and bias as operations that have gradients.
+    fn differentiable_grads(
+        &self,
+        g: &Tensor,
+        x: Option<Tensor>,
+        weight: Option<Tensor>,
+        x_shape: &[usize],
+        wants: &BackwardCtx<'_>,
+    ) -> Result<InputGrads> {
+        let dx = weight.filter(|_| wants[0]).map(|w| g.mm(&w.to_dtype(g.dtype())?)?.reshape(x_shape));
+        let dw = x.filter(|_| wants[1]).map(|x| g.t()?.mm(&x)?.to_dtype(self.weight.dtype()));
+        let mut grads: InputGrads = smallvec![dx.transpose()?, dw.transpose()?];
+        if let Some(bias) = &self.bias {
+            let db = wants[2].then(|| g.sum_to(&[g.shape()[1]])?.to_dtype(bias.dtype()));
+            grads.push(db.transpose()?);
+        }
+        Ok(grads)
+    }
+}
+
+fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+    let (&[outputs, features], Some(&given)) = (weight.shape(), x.shape().last()) else {
+        return Err(Error::shape(
+            op,
+            "takes x of [.., in] and a weight of [out, in]",
+            &[x.shape(), weight.shape()],
+        ));
+    };
+    if features != given {
+        return Err(Error::shape(
+            op,
+            format!("the weight takes {features} features, the last extent of x is {given}"),
+            &[x.shape(), weight.shape()],
+        ));
+    }
+    if let Some(bias) = bias.filter(|bias| bias.shape() != [outputs]) {
+        let rule = format!("takes a bias of [{outputs}], one number for each output");
+        return Err(Error::shape(op, rule, &[weight.shape(), bias.shape()]));
+    }
+    Ok(())
+}
+
+/// What stands around [`gelu_tanh`](Tensor::gelu_tanh) of x backward, where g is the gradient of the layer behind it, of this weight: that of x,
+/// gelu_tanh(x), and the sums of the first's rows, in f32.
+fn mlp_hidden_backward(
+    op: &'static str,
+    g: &Tensor,
+    weight: &Tensor,
+    x: &Tensor,
+) -> Result<(Tensor, Tensor, Tensor)> {
+    if x.device().info().features.gelu_grad && x.dtype().size() == 2 {
+        let like = || Tensor::empty(x.shape(), x.dtype(), x.device());
+        let (hidden, gelu) = (like()?, like()?);
+        let sums = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            let parts = x.shape()[0].div_ceil(GELU_GRAD_ROWS);
+            Tensor::empty(&[parts, 1, x.shape()[1]], DType::F32, x.device())?
+        };
+        let finish = EpilogueTensors::GeluGrad { x, gelu: &gelu, sums: &sums };
+        if matmul::try_gemm_epilogue(op, g, weight, &hidden, false, finish)? {
+            return Ok((hidden, gelu, sum_parts(&sums)?.remove(0)));
+        }
+    }
+    let hidden = matmul::gemm(op, g, weight)?;
+    let (gelu, sums) = activation::gelu_tanh_backward_recompute(x, &hidden)?;
+    Ok((hidden, gelu, sums))
+}
+
+/// Fails where the parameters of a layer are of another type than its input.
+fn check_same_dtype(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
+    for (name, t) in [("weight", Some(weight)), ("bias", bias)] {
+        if let Some(t) = t.filter(|t| t.dtype() != x.dtype()) {
+            let (shape, own, dtype) = (x.shape(), t.shape(), t.dtype());
+            let rule = format!(
+                "the {name} {own:?} is {dtype}, the input {shape:?} is not; cast the input to {dtype} with `to_dtype`"
+            );
+            return Err(Error::dtype(op, x.dtype(), rule));
+        }
+    }
+    Ok(())
+}
+
+/// Whether layers of this type multiply in 8 bits now.
+fn uses_fp8(dtype: DType) -> bool {
+    amp::is_fp8_enabled() && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
+}
+
+/// A tensor as rows of its last dimension.
+pub(crate) fn flatten_to_rows(t: &Tensor) -> Result<Tensor> {
+    let (last, before) = t.shape().split_last().map_or((1, 1), |(last, before)| (*last, numel(before)));
+    t.reshape([before, last])
+}
+
+fn replace_last_extent(shape: &[usize], last: usize) -> Dims {
+    shape[..shape.len() - 1].iter().copied().chain([last]).collect()
+}
+
+impl Tensor {
+    /// x · weightᵀ + bias: the weight is \[out, in\] (or \[in\], for one output without a dimension), the bias \[out\]. Within
+    /// [`fp8`](crate::amp::fp8()) it multiplies in 8 bits.
+    ///
+    /// # Errors
+    /// The last extent of `self` is not the weight's, or the bias does not fit; memory runs out.
+    #[track_caller]
+    pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        const OP: &str = "linear";
+        let _op = memory::scope::enter_op(OP);
+        if self.rank() == 0 || !matches!(weight.rank(), 1 | 2) {
+            let rule = "takes x of [.., in] and a weight of [out, in] or [in]";
+            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
+        }
+        if weight.rank() == 1 {
+            let out = self.linear(&weight.unsqueeze(0)?, None)?.squeeze(-1)?;
+            return match bias {
+                None => Ok(out),
+                Some(bias) => out.add(bias),
+            };
+        }
+        let cast = OperandCast::for_op(OP, &[Some(self.dtype()), Some(weight.dtype())]);
+        let x = match &cast {
+            Some(cast) => &cast.apply(self)?,
+            None => self,
+        };
+        if cast.is_none() {
+            check_same_dtype(OP, x, weight, bias)?;
+            matmul::check_matmul_operands(OP, x, weight)?;
+            bias.map_or(Ok(()), |bias| matmul::check_matmul_operands(OP, x, bias))?;
+        }
+        if uses_fp8(x.dtype()) {
+            check_shapes(OP, x, weight, bias)?;
+            return linear_fp8::forward_with_grad(OP, x, weight, bias);
+        }
+        let layer = LinearOperands::new(OP, x, weight, bias, cast.as_ref())?;
+        let flat = flatten_to_rows(x)?;
+        let shape = replace_last_extent(x.shape(), weight.shape()[0]);
+        let out = layer.forward(&flat.detach())?.reshape(&shape[..])?;
+        let inputs = [Some(x), Some(weight), bias];
+        let inputs: Vec<&Tensor> = inputs.into_iter().flatten().collect();
+        if !autograd::compute_requires_grad(&inputs) {
+            return Ok(out);
+        }
+        // x is kept for the weight's gradient alone.
+        let kept = weight.requires_grad().then(|| SavedTensor::input(&flat));
+        // In its own type, in which its gradient comes; what is multiplied is the layer's.
+        let own = x.requires_grad().then(|| layer.save_operand(weight));
+        drop(flat);
+        let x_shape: Dims = x.shape().into();
+        Ok(autograd::differentiable(OP, out, &inputs, move |g, wants| {
+            let sums = g.cached_column_sums();
+            let g = flatten_to_rows(g)?;
+            let kept = kept.as_ref().map(|x| x.unpack(wants)).transpose()?;
+            let own = own.as_ref().map(|w| w.unpack(wants)).transpose()?;
+            if wants.create_graph() {
+                return layer.differentiable_grads(&g, kept, own, &x_shape, wants);
+            }
+            let dx = match wants[0] {
+                true => Some(matmul::gemm(OP, &g, &layer.compute_weight)?.reshape(&x_shape[..])?),
+                false => None,
+            };
+            let [dw, db] = layer.parameter_grads(&g, kept.as_ref(), sums, wants, 1)?;
+            let mut grads: InputGrads = smallvec![dx, dw];
+            if layer.bias.is_some() {
+                grads.push(db);
+            }
+            Ok(grads)
+        }))
+    }
+}
+
+impl Tensor {
+    /// gelu(x · upᵀ + up_bias) · downᵀ + down_bias, with GELU in the form of tanh: the two layers of a transformer's block that
+    /// treat each token alone, as one operation. Weights are \[out, in\] as in [`linear`](Self::linear). It keeps x, and what
+    /// GELU is taken of; what GELU gives is made again for the gradients.
+    ///
+    /// # Errors
+    /// As [`linear`](Self::linear).
+    #[track_caller]
+    pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
+        const OP: &str = "mlp";
+        let _op = memory::scope::enter_op(OP);
+        if uses_fp8(self.dtype()) {
+            return self.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
+        }
+        // It is made of linear layers, and cast as they are.
+        let cast = OperandCast::for_op("linear", &[Some(self.dtype()), Some(up.dtype())]);
+        let x = match &cast {
+            Some(cast) => &cast.apply(self)?,
+            None => self,
+        };
+        if cast.is_none() {
+            [up, up_bias, down, down_bias]
+                .iter()
+                .try_for_each(|t| matmul::check_matmul_operands(OP, x, t))?;
+        }
+        // The kernel that makes GELU again computes in f32.
+        if x.dtype() == DType::F64 {
+            return x.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
+        }
+        let first = LinearOperands::new(OP, x, up, Some(up_bias), cast.as_ref())?;
+        let flat = flatten_to_rows(&x.detach())?;
+        let before = first.empty_output(&flat)?;
+        let wide = first.empty_output(&flat)?;
+        let weight = first.compute_weight.t()?;
+        let bias = contiguous_zero_offset(first.compute_bias.as_ref().unwrap_or(up_bias))?;
+        let finish = EpilogueTensors::GeluBias { bias: &bias, pre_activation: &before };
+        let wide = if matmul::try_gemm_epilogue(OP, &flat, &weight, &wide, false, finish)? {
+            wide
+        } else {
+            drop(wide);
+            matmul::gemm_bias_into(OP, &flat, &weight, &before, &bias)?;
+            before.gelu_tanh()?
+        };
+        let second = LinearOperands::new(OP, &wide, down, Some(down_bias), cast.as_ref())?;
+        let shape = replace_last_extent(x.shape(), down.shape()[0]);
+        let out = second.forward(&wide)?.reshape(&shape[..])?;
+        let inputs = [x, up, up_bias, down, down_bias];
+        if !autograd::compute_requires_grad(&inputs) {
+            return Ok(out);
+        }
+        let x_shape: Dims = x.shape().into();
+        let [w1, b1, w2, b2] = [(&first, up), (&first, up_bias), (&second, down), (&second, down_bias)]
+            .map(|(layer, t)| layer.save_operand(t));
+        let saved = [SavedTensor::input(x), w1, b1, w2, b2].into_iter().collect();
+        let composed = |t: &[Tensor]| {
+            let low = |k: usize| t[k].to_dtype(t[0].dtype());
+            t[0].linear(&low(1)?, Some(&low(2)?))?.gelu_tanh()?.linear(&low(3)?, Some(&low(4)?))
+        };
+        Ok(autograd::composite_differentiable(OP, out, &inputs, saved, composed, move |g, wants| {
+            let given = g.cached_column_sums();
+            let g = flatten_to_rows(g)?;
+            let (hidden, wide, sums) = mlp_hidden_backward(OP, &g, &second.compute_weight, &before)?;
+            let [dw2, db2] = second.parameter_grads(&g, Some(&wide), given, wants, 3)?;
+            drop((g, wide));
+            let [dw1, db1] = first.parameter_grads(&hidden, Some(&flat), Some(sums), wants, 1)?;
+            let dx = match wants[0] {
+                true => Some(matmul::gemm(OP, &hidden, &first.compute_weight)?.reshape(&x_shape[..])?),
+                false => None,
+            };
+            Ok(smallvec![dx, dw1, db1, dw2, db2] as InputGrads)
+        }))
+    }
+}
+
+impl Tensor {
+    /// y\[.., o\] = Σ x1\[.., i\] · weight\[o, i, j\] · x2\[.., j\] + bias\[o\], with `self` as x1.
+    ///
+    /// # Errors
+    /// The shapes do not fit or the types differ; memory runs out.
+    #[track_caller]
+    pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        const OP: &str = "bilinear";
+        dispatch_in_f32!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
+        let _op = memory::scope::enter_op(OP);
+        let (&[o, i, j], Some((&given1, batch)), Some((&given2, batch2))) =
+            (weight.shape(), self.shape().split_last(), x2.shape().split_last())
+        else {
+            return Err(Error::shape(
+                OP,
+                "takes x1 of [.., i], x2 of [.., j] and a weight of [out, i, j]",
+                &[self.shape(), x2.shape(), weight.shape()],
+            ));
+        };
+        if (given1, given2) != (i, j) || batch != batch2 {
+            return Err(Error::shape(
+                OP,
+                format!("the weight takes {i} and {j} features of one batch"),
+                &[self.shape(), x2.shape(), weight.shape()],
+            ));
+        }
+        // One product for x1 with all outputs' weights, then one small one for each row.
+        let rows = numel(batch);
+        let left = self.reshape([rows, i])?.mm(&weight.transpose(0, 1)?.reshape([i, o * j])?)?;
+        let out = left.reshape([rows, o, j])?.bmm(&x2.reshape([rows, j, 1])?)?;
+        let shape: Dims = batch.iter().copied().chain([o]).collect();
+        let out = out.reshape(&shape[..])?;
+        match bias {
+            None => Ok(out),
+            Some(bias) => add_scaled(OP, bias, &out, 1.0, 1.0),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Linear layers of 8-bit floats: each operand is divided by what brings its largest number into the type, cast, and multiplied.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use crate::autograd::{self, InputGrads};
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::{self, Tag};
+use crate::ops::kernel::heuristics::VEC4_WIDTH;
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::matmul::linear::flatten_to_rows;
+use crate::ops::matmul::scaled_mm::supports_fp8_extents;
+use crate::ops::reduce::statistics::largest_magnitude;
+use crate::ops::reduce::{contiguous_zero_offset, sum_columns};
+use crate::tensor::{Dims, Tensor};
+
+/// A matrix as 8-bit floats, and the number that it was divided by.
+struct ScaledFp8Matrix {
+    fp8_values: Tensor,
+    /// The same matrix with the elements of a column side by side, as the vendor's products take one operand; else what is there.
+    column_major: Tensor,
+    scale: Tensor,
+}
+
+impl ScaledFp8Matrix {
+    /// NaN is NaN; an infinite number makes NaN of itself, and zeros of the others. `columns`: a product is going to ask for them.
+    fn new(x: &Tensor, dtype: DType, columns: bool) -> Result<Self> {
+        /// Steps of a thread, and extents of a workgroup's tile, as in the kernel.
+        const EACH: usize = 4;
+        const TILE: usize = 64;
+        let x = match x.dtype() {
+            DType::F32 | DType::F16 | DType::BF16 => contiguous_zero_offset(x)?,
+            _ => contiguous_zero_offset(&x.detach().to_dtype(DType::F32)?)?,
+        };
+        let ([rows, across], device) = ([x.shape()[0], x.shape()[1]], x.device());
+        let bytes = Tensor::empty(&[rows, across], dtype, device)?;
+        if x.numel() == 0 {
+            let scale = Tensor::ones(&[], DType::F32, device)?;
+            return Ok(Self { column_major: bytes.clone(), fp8_values: bytes, scale });
+        }
+        let scale = Tensor::empty(&[], DType::F32, device)?;
+        let turned = columns && supports_fp8_extents(device, x.shape());
+        let turned = turned.then(|| Tensor::empty(&[across, rows], dtype, device)).transpose()?;
+        let largest = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            largest_magnitude(&x)?
+        };
+        let spec = KernelSpec::new("scaled_cast")
+            .def("dtype", x.dtype().name())
+            .def("to", dtype.name())
+            .def("width", if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 })
+            .def("turned", turned.is_some())
+            .def("each", EACH);
+        let groups = match turned {
+            Some(_) => rows.div_ceil(TILE) * across.div_ceil(TILE),
+            None => x.numel().div_ceil(VEC4_WIDTH * EACH * WORKGROUP_SIZE),
+        };
+        let tensors: SmallVec<[&Tensor; 5]> =
+            [&x, &largest, &scale, &bytes].into_iter().chain(&turned).collect();
+        let params = KernelParams::new().size(rows).size(across);
+        // A kernel that is made for types that others refuse, as casts are.
+        launch::enqueue(device.kernel(&spec)?, &tensors, params, [groups, 1, 1])?;
+        drop(tensors);
+        let columns = turned.map_or_else(|| Ok(bytes.clone()), |turned| turned.t())?;
+        Ok(Self { fp8_values: bytes, column_major: columns, scale })
+    }
+}
+
+/// x · weightᵀ + bias, of operands that were checked: x in the type of the result, a weight of two dimensions. It keeps x and the weight in
+/// bytes, as far as their gradients need them.
+pub(crate) fn forward_with_grad(
+    op: &'static str,
+    x: &Tensor,
+    weight: &Tensor,
+    bias: Option<&Tensor>,
+) -> Result<Tensor> {
+    let (dtype, weight_type) = (x.dtype(), weight.dtype());
+    let inputs: SmallVec<[&Tensor; 3]> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
+    let wanted = autograd::compute_requires_grad(&inputs);
+    // Each is kept for the gradient of the other one.
+    let [keeps_x, keeps_weight] = [weight, x].map(|t| wanted && t.requires_grad());
+    let low = ScaledFp8Matrix::new(&flatten_to_rows(x)?, DType::F8E4M3, keeps_x)?;
+    let low_weight = ScaledFp8Matrix::new(weight, DType::F8E4M3, keeps_weight)?;
+    let mut shape: Dims = x.shape().into();
+    if let Some(last) = shape.last_mut() {
+        *last = weight.shape()[0];
+    }
+    let added = bias.map(Tensor::detach);
+    let (a, b) = (&low.fp8_values, &low_weight.fp8_values.t()?);
+    let out = a.scaled_mm(b, &low.scale, &low_weight.scale, added.as_ref(), dtype)?.reshape(&shape[..])?;
+    if !wanted {
+        return Ok(out);
+    }
+    let low = keeps_x.then_some((low.column_major, low.scale));
+    let low_weight = keeps_weight.then_some((low_weight.column_major, low_weight.scale));
+    let (x_shape, bias_type): (Dims, _) = (x.shape().into(), bias.map(Tensor::dtype));
+    Ok(autograd::once_differentiable(op, out, &inputs, move |g, wants| {
+        let g = flatten_to_rows(g)?;
+        let low_g = ScaledFp8Matrix::new(&g, DType::F8E5M2, wants[1])?;
+        let dx = low_weight.as_ref().filter(|_| wants[0]).map(|(weight, scale)| {
+            low_g.fp8_values.scaled_mm(weight, &low_g.scale, scale, None, dtype)?.reshape(&x_shape[..])
+        });
+        let dw = low
+            .as_ref()
+            .filter(|_| wants[1])
+            .map(|(x, scale)| low_g.column_major.t()?.scaled_mm(x, &low_g.scale, scale, None, weight_type));
+        let mut grads: InputGrads = smallvec![dx.transpose()?, dw.transpose()?];
+        if let Some(bias_type) = bias_type {
+            grads.push(wants[2].then(|| sum_columns(&g, bias_type)).transpose()?);
+        }
+        Ok(grads)
+    }))
+}

@@ -1,0 +1,365 @@
+//! How a matrix product is cut into workgroups: which kernel of `matmul_body` makes it, and what shares a sum.
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use crate::dtype::DType;
+use crate::error::Result;
+use crate::memory::{self, Tag};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::runtime::device::Device;
+use crate::tensor::Tensor;
+
+/// The extents of `batch` products: c of m x n, sums over k.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct MatmulExtents {
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) batch: usize,
+}
+
+/// Whether neighbours in memory are neighbours along the sum, in each operand.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct KMajorOperands {
+    pub(crate) a: bool,
+    pub(crate) b: bool,
+}
+
+/// A tile: `high` x 256/`high` invocations make `rows` x 4·`cols` elements each, over `depth` of the sum at a time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Tile {
+    thread_rows: usize,
+    rows_per_thread: usize,
+    vec4_cols_per_thread: usize,
+    k_depth: usize,
+}
+
+/// Every tile fits 16 KiB of workgroup memory.
+const TILES: [Tile; 11] = [
+    Tile { thread_rows: 16, rows_per_thread: 8, vec4_cols_per_thread: 2, k_depth: 8 },
+    Tile { thread_rows: 8, rows_per_thread: 8, vec4_cols_per_thread: 2, k_depth: 8 },
+    Tile { thread_rows: 32, rows_per_thread: 8, vec4_cols_per_thread: 2, k_depth: 8 },
+    Tile { thread_rows: 16, rows_per_thread: 4, vec4_cols_per_thread: 1, k_depth: 16 },
+    Tile { thread_rows: 8, rows_per_thread: 4, vec4_cols_per_thread: 1, k_depth: 16 },
+    Tile { thread_rows: 32, rows_per_thread: 4, vec4_cols_per_thread: 1, k_depth: 16 },
+    Tile { thread_rows: 4, rows_per_thread: 4, vec4_cols_per_thread: 1, k_depth: 8 },
+    Tile { thread_rows: 64, rows_per_thread: 4, vec4_cols_per_thread: 1, k_depth: 8 },
+    Tile { thread_rows: 4, rows_per_thread: 8, vec4_cols_per_thread: 2, k_depth: 4 },
+    Tile { thread_rows: 8, rows_per_thread: 4, vec4_cols_per_thread: 2, k_depth: 8 },
+    Tile { thread_rows: 4, rows_per_thread: 4, vec4_cols_per_thread: 2, k_depth: 4 },
+];
+
+impl Tile {
+    fn height(&self) -> usize {
+        self.thread_rows * self.rows_per_thread
+    }
+    fn width(&self) -> usize {
+        WORKGROUP_SIZE / self.thread_rows * 4 * self.vec4_cols_per_thread
+    }
+}
+
+/// What a device is good at, in units of one fused multiply-add of an invocation.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CostModel {
+    /// Workgroups that run side by side; 1 where the sum of all work is what counts.
+    parallel_workgroups: usize,
+    /// Workgroups to split long sums into.
+    split_k_workgroups: usize,
+    /// A number from workgroup memory.
+    shared_load_cost: usize,
+    /// An element of a tensor.
+    global_load_cost: usize,
+    /// Turns that the loops of an invocation may take; sums of more are split.
+    max_iterations: usize,
+}
+
+impl CostModel {
+    /// `gathered`: elements of b are found by divisions, not by strides.
+    pub(crate) fn new(device: &Device, gathered: bool) -> Self {
+        let far = if gathered { 2 } else { 1 };
+        // A program that plays a GPU runs on few cores and loads one lane at a time: measured on lavapipe.
+        let turns = device.info().limits.max_turns as usize / 2;
+        if device.info().software {
+            Self {
+                parallel_workgroups: 1,
+                split_k_workgroups: 8,
+                shared_load_cost: 20,
+                global_load_cost: 30 * far,
+                max_iterations: turns,
+            }
+        } else {
+            Self {
+                parallel_workgroups: 256,
+                split_k_workgroups: 512,
+                shared_load_cost: 2,
+                global_load_cost: 4 * far,
+                max_iterations: turns,
+            }
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum MatmulVariant {
+    Tiled(Tile),
+    /// `lanes` invocations share the sum of one element.
+    Simple {
+        lanes: usize,
+    },
+}
+
+impl MatmulVariant {
+    /// So many terms of a sum take so many turns of loops.
+    fn loop_iterations(self) -> (usize, usize) {
+        match self {
+            Self::Tiled(tile) => {
+                let loads = (tile.k_depth * (tile.height() + tile.width() / 4)).div_ceil(WORKGROUP_SIZE);
+                (tile.k_depth, 2 + tile.k_depth + loads)
+            }
+            Self::Simple { lanes } => (8 * lanes, 9),
+        }
+    }
+}
+
+/// Which kernel multiplies, and how the work is cut.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct TilePlan {
+    extents: MatmulExtents,
+    variant: MatmulVariant,
+    /// Workgroups for each piece of the sums.
+    workgroups_per_split: usize,
+    /// Pieces of a sum.
+    split_k: usize,
+    /// The length of a piece.
+    k_per_split: usize,
+}
+
+/// The shortest piece of a sum that is worth a workgroup of its own.
+const MIN_K_PER_SPLIT: usize = 256;
+
+/// What a second kernel costs before it does anything.
+const LAUNCH_COST: usize = 2000;
+
+impl TilePlan {
+    /// The cheapest way: rounds of workgroups side by side, times the steps of a piece of the sum, times a step's cost.
+    /// Tiles are for f32, f16 and bf16.
+    pub(crate) fn new(e: MatmulExtents, dtype: DType, costs: CostModel) -> Self {
+        let simple = Self::for_simple_kernel(e, costs);
+        if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
+            return simple;
+        }
+        let tiled = TILES.iter().map(|&tile| Self::for_tile(e, tile, costs));
+        tiled.chain([simple]).min_by_key(|plan| plan.estimate_cost(costs)).unwrap_or(simple)
+    }
+
+    fn for_tile(e: MatmulExtents, tile: Tile, costs: CostModel) -> Self {
+        let groups = e.m.div_ceil(tile.height()) * e.n.div_ceil(tile.width()) * e.batch;
+        Self::with_splits(
+            e,
+            MatmulVariant::Tiled(tile),
+            groups,
+            Self::choose_split_k(e, groups, costs),
+            costs,
+        )
+    }
+
+    fn for_simple_kernel(e: MatmulExtents, costs: CostModel) -> Self {
+        let outputs = e.m * e.n * e.batch;
+        let mut lanes = 1;
+        while lanes < WORKGROUP_SIZE
+            && e.k > 32 * lanes
+            && outputs * lanes < costs.split_k_workgroups * WORKGROUP_SIZE
+        {
+            lanes *= 2;
+        }
+        let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes);
+        // Short pieces need no second stage: the lanes share them.
+        let splits = match lanes {
+            WORKGROUP_SIZE => Self::choose_split_k(e, groups, costs).min(e.k.div_ceil(32 * WORKGROUP_SIZE)),
+            _ => 1,
+        };
+        Self::with_splits(e, MatmulVariant::Simple { lanes }, groups, splits, costs)
+    }
+
+    /// Into how many pieces sums are split, so that there is work for the whole device.
+    fn choose_split_k(e: MatmulExtents, groups: usize, costs: CostModel) -> usize {
+        (costs.split_k_workgroups / groups.max(1)).min(e.k / MIN_K_PER_SPLIT).clamp(1, 256)
+    }
+
+    fn with_splits(
+        extents: MatmulExtents,
+        way: MatmulVariant,
+        groups: usize,
+        splits: usize,
+        costs: CostModel,
+    ) -> Self {
+        let (k, turns) = way.loop_iterations();
+        let splits = splits.max((extents.k / k).saturating_mul(turns).div_ceil(costs.max_iterations.max(1)));
+        // Pieces are whole tiles, so that none but the last is half empty.
+        let chunk = extents.k.div_ceil(splits).next_multiple_of(16);
+        Self { extents, variant: way, workgroups_per_split: groups, split_k: splits, k_per_split: chunk }
+    }
+
+    fn estimate_cost(
+        &self,
+        CostModel { parallel_workgroups: units, shared_load_cost: near, global_load_cost: far, .. }: CostModel,
+    ) -> usize {
+        let rounds = |groups: usize| groups.div_ceil(units);
+        let (steps, step) = match self.variant {
+            MatmulVariant::Tiled(t) => {
+                let loads = (t.height() + t.width()).div_ceil(WORKGROUP_SIZE) * far;
+                (
+                    self.k_per_split,
+                    4 * t.rows_per_thread * t.vec4_cols_per_thread
+                        + (t.rows_per_thread + 4 * t.vec4_cols_per_thread) * near
+                        + loads,
+                )
+            }
+            MatmulVariant::Simple { lanes } => (self.k_per_split.div_ceil(lanes), 1 + 2 * far),
+        };
+        let MatmulExtents { m, n, batch, .. } = self.extents;
+        let second = match self.split_k {
+            1 => 0,
+            splits => LAUNCH_COST + rounds((m * n * batch).div_ceil(4 * WORKGROUP_SIZE)) * 4 * splits * far,
+        };
+        rounds(self.workgroups_per_split * self.split_k) * steps * step + second
+    }
+
+    /// Whether rows of c are written four columns at a time.
+    fn is_tiled(&self) -> bool {
+        matches!(self.variant, MatmulVariant::Tiled(_))
+    }
+
+    /// The kernel's definitions. `quads`: columns of c lie in memory in aligned runs of four.
+    pub(crate) fn add_definitions(&self, spec: KernelSpec, along: KMajorOperands, quads: bool) -> KernelSpec {
+        let order = |along: bool| if along { "k" } else { "line" };
+        let spec = spec
+            .def("split", self.split_k > 1)
+            .def("mode", if self.is_tiled() && quads { "packed" } else { "scattered" });
+        match self.variant {
+            MatmulVariant::Tiled(t) => spec
+                .def("way", "tiled")
+                .def("high", t.thread_rows)
+                .def("rows", t.rows_per_thread)
+                .def("cols", t.vec4_cols_per_thread)
+                .def("depth", t.k_depth)
+                .def("a_order", order(along.a))
+                .def("b_order", order(along.b)),
+            MatmulVariant::Simple { lanes } => {
+                // What matters is how the operand with more lines is read.
+                let along = if self.extents.n >= self.extents.m { along.b } else { along.a };
+                spec.def("way", "simple").def("lanes", lanes).def("order", order(lanes > 1 && along))
+            }
+        }
+    }
+
+    /// The first six words of the kernel's parameters.
+    pub(crate) fn params(&self) -> KernelParams {
+        let MatmulExtents { m, n, k, batch } = self.extents;
+        let (terms, turns) = self.variant.loop_iterations();
+        let turns = self.k_per_split.div_ceil(terms) * turns + 16;
+        KernelParams::new()
+            .size(m)
+            .size(n)
+            .size(k)
+            .size(batch)
+            .size(self.k_per_split)
+            .size(self.split_k)
+            .loop_iterations(turns)
+    }
+
+    /// Runs the kernel over `inputs` into the contiguous `out`, and the second stage where pieces of sums remain.
+    pub(crate) fn run(
+        &self,
+        spec: &KernelSpec,
+        inputs: &[&Tensor],
+        params: KernelParams,
+        out: &Tensor,
+    ) -> Result<()> {
+        let with = |out| inputs.iter().copied().chain([out]).collect::<SmallVec<[&Tensor; 4]>>();
+        if self.split_k == 1 {
+            return launch::launch(spec, &with(out), params, self.workgroups_per_split);
+        }
+        let sums = match out.dtype() {
+            DType::F16 | DType::BF16 => DType::F32,
+            DType::U8 => DType::U32,
+            other => other,
+        };
+        let n = out.numel();
+        let parts = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            Tensor::empty(&[self.split_k, n], sums, out.device())?
+        };
+        launch::launch(spec, &with(&parts), params, self.workgroups_per_split * self.split_k)?;
+        let spec = KernelSpec::new("matmul_sum")
+            .def("T", sums.name())
+            .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
+        let params = KernelParams::new().size(n).size(self.split_k).loop_iterations(4 * (self.split_k + 1));
+        launch::launch(&spec, &[&parts, out], params, n.div_ceil(4 * WORKGROUP_SIZE))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_plan_covers_its_product() {
+        let gpu = CostModel {
+            parallel_workgroups: 256,
+            split_k_workgroups: 512,
+            shared_load_cost: 2,
+            global_load_cost: 4,
+            max_iterations: usize::MAX,
+        };
+        let software = CostModel {
+            parallel_workgroups: 1,
+            split_k_workgroups: 8,
+            shared_load_cost: 20,
+            global_load_cost: 30,
+            max_iterations: 32_767,
+        };
+        for m in [1, 5, 16, 64, 100, 1000, 9000] {
+            for n in [1, 10, 17, 64, 300, 9000] {
+                for k in [1, 16, 100, 5000, 1 << 20] {
+                    for (dtype, costs) in [(DType::F32, gpu), (DType::F32, software), (DType::I32, gpu)] {
+                        let e = MatmulExtents { m, n, k, batch: 3 };
+                        let plan = TilePlan::new(e, dtype, costs);
+                        let made = match plan.variant {
+                            MatmulVariant::Tiled(t) => plan.workgroups_per_split * t.height() * t.width(),
+                            MatmulVariant::Simple { lanes } => {
+                                plan.workgroups_per_split * WORKGROUP_SIZE / lanes
+                            }
+                        };
+                        assert!(made >= 3 * m * n && plan.split_k >= 1, "{plan:?}");
+                        assert!(plan.k_per_split * plan.split_k >= k, "{plan:?}");
+                    }
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_long_sum_of_few_elements_is_split_between_tiles() {
+        let gpu = CostModel {
+            parallel_workgroups: 256,
+            split_k_workgroups: 512,
+            shared_load_cost: 2,
+            global_load_cost: 8,
+            max_iterations: usize::MAX,
+        };
+        // The weight's gradient of a convolution of 32 into 64 channels, over 128 images of 14 x 14.
+        let plan = TilePlan::new(MatmulExtents { m: 64, n: 288, k: 25_088, batch: 1 }, DType::F32, gpu);
+        assert!(plan.is_tiled() && plan.split_k > 16, "{plan:?}");
+    }
+
+    #[test]
+    fn every_tile_fits_the_smallest_workgroup_memory() {
+        for t in TILES {
+            let lines = t.height() / 4 + 1 + t.width() / 4 + 1;
+            assert!(lines * t.k_depth * 16 <= 16 << 10, "{t:?}");
+            assert!(t.rows_per_thread.is_multiple_of(4), "{t:?}");
+        }
+    }
+}

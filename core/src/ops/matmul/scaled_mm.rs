@@ -1,0 +1,164 @@
+//! Products of 8-bit floats, each operand with a scale: the vendor's library where it has them, else 16-bit products.
+
+use crate::autograd;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::matmul::{self, EpilogueTensors};
+use crate::ops::reduce::contiguous_zero_offset;
+use crate::runtime::device::Device;
+use crate::tensor::Tensor;
+
+const OP: &str = "scaled_mm";
+/// What the libraries want extents, lines and addresses of 8-bit floats to be multiples of.
+const FP8_ALIGNMENT: usize = 16;
+
+impl Tensor {
+    /// scale_a · scale_b · (`self` · b) + bias, of two matrices of 8-bit floats, as `out_dtype` (f32, f16 or bf16): PyTorch's
+    /// `torch._scaled_mm`.
+    ///
+    /// The scales are f32, what the operands were divided by before they were cast: one number each, or one for each row of
+    /// `self` (\[m, 1\]) and each column of b (\[1, n\]). The bias is \[n\]. Products are exact, and sums f32; matrix units that keep
+    /// fewer bits within one instruction (Hopper's) leave at most 2^-11 of the sum of all |a · b|.
+    ///
+    /// Where [`Features::f8`](crate::backend::Features) is set (CUDA from sm_89 on), at least one type is `f8_e4m3`, and the
+    /// extents of b are multiples of 16, the library multiplies the bytes; it takes `self` by rows and b by columns (the
+    /// transpose of a weight \[n, k\]), and what lies otherwise is copied first. Elsewhere both operands are cast to bf16, which
+    /// holds each of their numbers, in 2 bytes an element of workspace, and the product is f32 before it is scaled.
+    ///
+    /// There is no gradient.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let scale = Tensor::full(&[], 0.5, DType::F32, &device)?;
+    /// let x = Tensor::ones(&[32, 64], DType::F32, &device)?.div(&scale)?.to_dtype(DType::F8E4M3)?;
+    /// let weight = Tensor::ones(&[16, 64], DType::F8E4M3, &device)?;
+    /// let y = x.scaled_mm(&weight.t()?, &scale, &Tensor::ones(&[], DType::F32, &device)?, None, DType::BF16)?;
+    /// assert_eq!((y.shape(), y.dtype()), (&[32, 16][..], DType::BF16));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The operands are not of 8-bit floats, the shapes do not fit, or an input requires a gradient; memory runs out.
+    #[track_caller]
+    pub fn scaled_mm(
+        &self,
+        b: &Tensor,
+        scale_a: &Tensor,
+        scale_b: &Tensor,
+        bias: Option<&Tensor>,
+        out_dtype: DType,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::enter_op(OP);
+        check_scaled_mm(self, b, [scale_a, scale_b], bias, out_dtype)?;
+        let shape = [self.shape()[0], b.shape()[1]];
+        let (a, b) = align_operands(self, b)?;
+        if scale_a.numel() == 1 && scale_b.numel() == 1 {
+            let out = Tensor::empty(&shape, out_dtype, self.device())?;
+            // An epilogue adds a bias of the result's type, which the library has for 16 bits.
+            let fused = bias.filter(|_| out_dtype.size() == 2);
+            let added = fused.map(|bias| contiguous_zero_offset(&bias.to_dtype(out_dtype)?)).transpose()?;
+            let scales = [&contiguous_zero_offset(scale_a)?, &contiguous_zero_offset(scale_b)?];
+            let finish = EpilogueTensors::Scaled { scales: Some(scales), bias: added.as_ref() };
+            if matmul::try_gemm_fp8(OP, &a, &b, &out, finish)? {
+                if let Some(bias) = bias.filter(|_| fused.is_none()) {
+                    out.add_(bias)?;
+                }
+                return Ok(out);
+            }
+        }
+        let product = multiply_unscaled(&a, &b, &shape)?;
+        drop((a, b));
+        // One element of any rank as a number; rows and columns broadcast.
+        let factor =
+            |scale: &Tensor| if scale.numel() == 1 { scale.reshape([0usize; 0]) } else { Ok(scale.clone()) };
+        let scaled = product.mul(&factor(scale_a)?)?.mul(&factor(scale_b)?)?;
+        match bias {
+            Some(bias) => scaled.add(&bias.to_dtype(DType::F32)?)?.to_dtype(out_dtype),
+            None => scaled.to_dtype(out_dtype),
+        }
+    }
+}
+
+fn check_scaled_mm(
+    a: &Tensor,
+    b: &Tensor,
+    scales: [&Tensor; 2],
+    bias: Option<&Tensor>,
+    out: DType,
+) -> Result<()> {
+    for t in [a, b] {
+        if !t.dtype().is_storage_only() {
+            return Err(Error::dtype(
+                OP,
+                t.dtype(),
+                "takes f8_e4m3 and f8_e5m2; scale, and cast with `to_dtype`",
+            ));
+        }
+    }
+    let (&[m, k], &[rows, n]) = (a.shape(), b.shape()) else {
+        return Err(Error::shape(OP, "takes two matrices", &[a.shape(), b.shape()]));
+    };
+    if k != rows {
+        let rule = format!("the first has {k} columns, the second {rows} rows; they must be equal");
+        return Err(Error::shape(OP, rule, &[a.shape(), b.shape()]));
+    }
+    for (scale, lines) in scales.into_iter().zip([[m, 1], [1, n]]) {
+        if scale.dtype() != DType::F32 {
+            return Err(Error::dtype(OP, scale.dtype(), "scales are f32"));
+        }
+        if scale.numel() != 1 && scale.shape() != lines {
+            let rule = format!("a scale is one number, or one for each line: {lines:?}");
+            return Err(Error::shape(OP, rule, &[scale.shape()]));
+        }
+    }
+    if let Some(bias) = bias {
+        if !matches!(bias.dtype(), DType::F32 | DType::F16 | DType::BF16) {
+            return Err(Error::dtype(OP, bias.dtype(), "a bias is f32, f16 or bf16"));
+        }
+        if bias.shape() != [n] {
+            return Err(Error::shape(OP, format!("takes a bias of [{n}]"), &[bias.shape()]));
+        }
+    }
+    if !matches!(out, DType::F32 | DType::F16 | DType::BF16) {
+        return Err(Error::dtype(OP, out, "gives f32, f16 and bf16"));
+    }
+    let all = [Some(a), Some(b), Some(scales[0]), Some(scales[1]), bias];
+    all.into_iter().flatten().try_for_each(|t| a.check_same_device(OP, t))?;
+    autograd::check_no_grad_inputs(OP, &all.into_iter().flatten().collect::<Vec<_>>())
+}
+
+/// Whether the library multiplies bytes of such extents.
+pub(crate) fn supports_fp8_extents(device: &Device, extents: &[usize]) -> bool {
+    device.info().features.f8 && extents.iter().all(|extent| extent.is_multiple_of(FP8_ALIGNMENT))
+}
+
+/// The operands as the library takes them, if it takes these: `self` by rows, b by columns, in lines of 16 bytes.
+fn align_operands(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
+    let (a, b) = (a.detach(), b.detach());
+    if !supports_fp8_extents(a.device(), b.shape()) {
+        return Ok((a, b));
+    }
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    let by_rows = |t: Tensor| {
+        let fits = t.strides()[1] == 1
+            && t.strides()[0] >= t.shape()[1]
+            && t.strides()[0].is_multiple_of(FP8_ALIGNMENT)
+            && t.layout().offset().is_multiple_of(FP8_ALIGNMENT);
+        if fits { Ok(t) } else { t.copy() }
+    };
+    Ok((by_rows(a)?, by_rows(b.t()?)?.t()?))
+}
+
+/// a · b in f32, without the scales.
+fn multiply_unscaled(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
+    let out = Tensor::empty(shape, DType::F32, a.device())?;
+    let finish = EpilogueTensors::Scaled { scales: None, bias: None };
+    if !matmul::try_gemm_fp8(OP, a, b, &out, finish)? {
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
+        let wide = |t: &Tensor| t.to_dtype(DType::BF16);
+        matmul::gemm_into(OP, &wide(a)?, &wide(b)?, &out, false)?;
+    }
+    Ok(out)
+}

@@ -1,0 +1,403 @@
+//! Batch normalisation: each channel over everything else.
+//!
+//! Forward is one read for the statistics and one for the result, backward two reads of the gradient and of the input; what
+//! follows from sums is made in one short kernel. Statistics are kept in f32, whatever the element type.
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use crate::autograd::{self, InputGrads, SavedTensor};
+use crate::check;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::kernel::heuristics::VEC4_WIDTH;
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::norm::softmax::lanes_per_row;
+use crate::ops::norm::{
+    apply_weight_bias, cast_parameters, channel_dims, check_is_f64, check_running_stats, normalize_composite,
+    prepare_parameter, update_running_stat,
+};
+use crate::ops::reduce::contiguous_zero_offset;
+use crate::ops::shape::cat;
+use crate::tensor::{Dims, Tensor};
+
+/// Steps of a channel that a thread holds, at most.
+const MAX_REGISTER_STEPS: usize = 8;
+/// Workgroups that share the sums of a gradient.
+const TARGET_WORKGROUPS: usize = 1024;
+
+/// One normalisation of one tensor, with what all of its kernels need.
+#[derive(Clone)]
+struct BatchNormalization {
+    op: &'static str,
+    fuses_relu: bool,
+    eps: f64,
+    channels: usize,
+    /// Elements of a channel side by side, and in all.
+    run_length: usize,
+    elements_per_channel: usize,
+    /// Contiguous from the start of their storages.
+    x: Tensor,
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+}
+
+/// How the elements of each channel are shared out.
+struct ChannelSplit {
+    lanes: usize,
+    width: usize,
+    register_steps: usize,
+    splits: usize,
+    chunk: usize,
+}
+
+impl BatchNormalization {
+    /// `hold`: a part is what its threads hold.
+    fn split_channels(&self, hold: bool) -> ChannelSplit {
+        let width = if self.run_length.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
+        let steps = self.elements_per_channel / width;
+        let lanes = lanes_per_row(steps, self.has_adjacent_channels());
+        if hold {
+            let hold = steps.div_ceil(lanes).min(MAX_REGISTER_STEPS);
+            let chunk = lanes * hold * width;
+            return ChannelSplit {
+                lanes,
+                width,
+                register_steps: hold,
+                splits: self.elements_per_channel.div_ceil(chunk),
+                chunk,
+            };
+        }
+        let groups = self.channels.div_ceil(WORKGROUP_SIZE / lanes);
+        let splits = (TARGET_WORKGROUPS / groups).clamp(1, steps.div_ceil(lanes * MAX_REGISTER_STEPS));
+        let chunk = steps.div_ceil(splits).next_multiple_of(lanes) * width;
+        ChannelSplit {
+            lanes,
+            width,
+            register_steps: 0,
+            splits: self.elements_per_channel.div_ceil(chunk),
+            chunk,
+        }
+    }
+
+    /// Whether neighbours in memory are of neighbouring channels.
+    fn has_adjacent_channels(&self) -> bool {
+        self.run_length == 1 && self.channels > 1
+    }
+
+    /// A kernel over all parts of all channels.
+    fn run_channel_reduction(
+        &self,
+        pass: &'static str,
+        g: Option<&Tensor>,
+        statistics: Option<&Tensor>,
+    ) -> Result<(Tensor, ChannelSplit)> {
+        let parts = self.split_channels(pass == "moments");
+        let partial = {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            Tensor::empty(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?
+        };
+        let relu = self.fuses_relu && g.is_some();
+        let spec = self
+            .spec(pass, relu, relu)
+            .def("width", parts.width)
+            .def("hold", parts.register_steps)
+            .def("single", self.run_length == 1)
+            .def("lanes", parts.lanes)
+            .def("across", self.has_adjacent_channels());
+        let tensors = self.kernel_tensors(g, statistics, relu, relu, &[&partial]);
+        let groups = (self.channels * parts.splits).div_ceil(WORKGROUP_SIZE / parts.lanes);
+        let turns = parts.chunk.div_ceil(parts.lanes * parts.width) + 128;
+        let params = self.params(parts.splits, parts.chunk, 0.0).loop_iterations(turns);
+        launch::launch(&spec, &tensors, params, groups)?;
+        drop(tensors);
+        Ok((partial, parts))
+    }
+
+    /// A kernel over all elements.
+    fn run_element_kernel(
+        &self,
+        g: Option<&Tensor>,
+        statistics: &Tensor,
+        sums: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let out = Tensor::empty(self.x.shape(), self.x.dtype(), self.x.device())?;
+        let n = out.numel();
+        let width = if n.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
+        let bias = g.is_none() || self.fuses_relu;
+        let spec = self
+            .spec(if g.is_some() { "backward" } else { "forward" }, true, bias)
+            .def("width", width)
+            .def("even", self.run_length.is_multiple_of(VEC4_WIDTH))
+            .def("fixed", sums.is_none());
+        let last: SmallVec<[&Tensor; 2]> = sums.into_iter().chain([&out]).collect();
+        let tensors = self.kernel_tensors(g, Some(statistics), true, bias, &last);
+        launch::launch(
+            &spec,
+            &tensors,
+            self.params(1, self.elements_per_channel, 0.0),
+            n.div_ceil(width * WORKGROUP_SIZE),
+        )?;
+        drop((tensors, last));
+        Ok(out)
+    }
+
+    /// The mean and the reciprocal deviation of each channel, as f32 of [2, channels]. Running ones follow them.
+    fn compute_statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
+        let (partial, parts) = self.run_channel_reduction("moments", None, None)?;
+        let statistics = Tensor::empty(&[2, self.channels], DType::F32, self.x.device())?;
+        let plain = running
+            .map(|(mean, var)| Ok::<_, Error>((contiguous_zero_offset(mean)?, contiguous_zero_offset(var)?)))
+            .transpose()?;
+        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), t.device()));
+        let lanes =
+            lanes_per_row(parts.splits, false).min(if parts.splits < 1 << 15 { 32 } else { WORKGROUP_SIZE });
+        let spec = KernelSpec::new("batch_norm")
+            .def("pass", "finish")
+            .def("mean", name(plain.as_ref().map(|p| &p.0)))
+            .def("var", name(plain.as_ref().map(|p| &p.1)))
+            .def("lanes", lanes)
+            .def("quick", false);
+        let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::from_slice(&[&partial, &statistics]);
+        if let Some((mean, var)) = &plain {
+            tensors.extend([mean, var]);
+        }
+        let params = self.params(parts.splits, parts.chunk, momentum);
+        let params = params.loop_iterations(2 * parts.splits.div_ceil(lanes) + 128);
+        launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / lanes))?;
+        drop(tensors);
+        if let (Some((mean, var)), Some(plain)) = (running, plain) {
+            // Views were copied, and follow by a copy.
+            for (running, made) in [(mean, plain.0), (var, plain.1)] {
+                if !(running.is_contiguous() && running.layout().offset() == 0) {
+                    running.copy_(&made)?;
+                }
+            }
+        }
+        Ok(statistics)
+    }
+
+    fn backward(
+        &self,
+        g: &Tensor,
+        statistics: &Tensor,
+        wants: &[bool],
+        training: bool,
+    ) -> Result<InputGrads> {
+        let g = contiguous_zero_offset(g)?;
+        let sums = if wants[1..].contains(&true) || (training && wants[0]) {
+            Some(match self.x.numel() {
+                0 => Tensor::zeros(&[2, self.channels], DType::F32, g.device())?,
+                _ => self.run_channel_reduction("sums", Some(&g), Some(statistics))?.0.sum(&[0], false)?,
+            })
+        } else {
+            None
+        };
+        let mut grads = InputGrads::new();
+        let dx = || self.run_element_kernel(Some(&g), statistics, sums.as_ref().filter(|_| training));
+        grads.push(wants[0].then(dx).transpose()?);
+        for (k, t) in [&self.weight, &self.bias].into_iter().enumerate() {
+            let Some(t) = t else { continue };
+            let wanted = wants[grads.len()];
+            let grad =
+                sums.as_ref().filter(|_| wanted).map(|sums| sums.select(0, k as isize)?.to_dtype(t.dtype()));
+            grads.push(grad.transpose()?);
+        }
+        Ok(grads)
+    }
+
+    fn spec(&self, pass: &'static str, weight: bool, bias: bool) -> KernelSpec {
+        let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), t.device()));
+        // Elements are divided by runs, whatever they are: the quotients are numbers of planes.
+        let planes = self.x.numel() / self.run_length.max(1);
+        KernelSpec::new("batch_norm")
+            .def("pass", pass)
+            .def("dtype", name(Some(&self.x)))
+            .def("weight", name(self.weight.as_ref().filter(|_| weight)))
+            .def("bias", name(self.bias.as_ref().filter(|_| bias)))
+            .def("relu", self.fuses_relu)
+            .def("quick", planes < 1 << 20 && self.x.numel() < 1 << 31)
+    }
+
+    fn params(&self, splits: usize, chunk: usize, momentum: f64) -> KernelParams {
+        let Self { channels, run_length: run, elements_per_channel: extent, .. } = *self;
+        let params = KernelParams::new().size(self.x.numel()).size(channels).size(run).size(extent);
+        params.size(splits).size(chunk).f32(self.eps as f32).f32(momentum as f32)
+    }
+
+    /// What a kernel binds, in order.
+    fn kernel_tensors<'a>(
+        &'a self,
+        g: Option<&'a Tensor>,
+        statistics: Option<&'a Tensor>,
+        weight: bool,
+        bias: bool,
+        last: &[&'a Tensor],
+    ) -> SmallVec<[&'a Tensor; 8]> {
+        let weight = self.weight.as_ref().filter(|_| weight);
+        let bias = self.bias.as_ref().filter(|_| bias);
+        let first = g.into_iter().chain([&self.x]).chain(statistics).chain(weight).chain(bias);
+        first.chain(last.iter().copied()).collect()
+    }
+}
+
+fn missing_statistics_error(op: &'static str) -> Error {
+    Error::argument(
+        op,
+        "takes running statistics, or makes them from the batch in training; there is neither",
+    )
+}
+
+impl Tensor {
+    /// Each channel of \[batch, channels, ...\] normalised over everything else. In `training`, by the batch's own mean
+    /// and variance, which `running` mean and variance (unbiased) then follow by `momentum`, in place; otherwise by
+    /// `running`.
+    ///
+    /// # Errors
+    /// As [`layer_norm`](Self::layer_norm); a channel has one element only in training; there are no running
+    /// statistics outside it.
+    #[track_caller]
+    pub fn batch_norm(
+        &self,
+        running: Option<(&Tensor, &Tensor)>,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        training: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Tensor> {
+        self.batch_norm_impl("batch_norm", running, [weight, bias], training, momentum, eps)
+    }
+
+    /// [`batch_norm`](Self::batch_norm) and then [`relu`](Self::relu), without a pass of its own in either direction.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::ones(&[8, 16, 4, 4], DType::F32, &device)?;
+    /// assert_eq!(x.batch_norm_relu(None, None, None, true, 0.1, 1e-5)?.shape(), x.shape());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// As [`batch_norm`](Self::batch_norm).
+    #[track_caller]
+    pub fn batch_norm_relu(
+        &self,
+        running: Option<(&Tensor, &Tensor)>,
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        training: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Tensor> {
+        self.batch_norm_impl("batch_norm_relu", running, [weight, bias], training, momentum, eps)
+    }
+
+    #[track_caller]
+    fn batch_norm_impl(
+        &self,
+        op: &'static str,
+        running: Option<(&Tensor, &Tensor)>,
+        [weight, bias]: [Option<&Tensor>; 2],
+        training: bool,
+        momentum: f64,
+        eps: f64,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::enter_op(op);
+        check::finite(op, "momentum", momentum)?;
+        check::finite(op, "eps", eps)?;
+        let double = check_is_f64(op, self)?;
+        let (batch, n, run) = if let [n] = self.shape() { (1, *n, 1) } else { channel_dims(op, self)? };
+        if let Some(running) = running {
+            check_running_stats(op, self, running, n)?;
+        }
+        let extent = batch * run;
+        if training && extent == 1 && n > 0 {
+            return Err(Error::shape(
+                op,
+                "training needs more than one element for each channel",
+                &[self.shape()],
+            ));
+        }
+        if double {
+            let x = self.reshape([batch, n, run])?;
+            let x = match (training, running) {
+                (true, running) => {
+                    if let Some((mean, var)) = running.filter(|_| self.numel() > 0) {
+                        autograd::update_state(|| {
+                            let (v, m) = x.detach().var_mean(&[0, 2], 1.0, false)?;
+                            update_running_stat(mean, &m, momentum)?;
+                            update_running_stat(var, &v, momentum)
+                        })?;
+                    }
+                    normalize_composite(&x, &[0, 2], false, eps)?
+                }
+                (false, Some((mean, var))) => {
+                    let [mean, var] =
+                        [mean, var].map(|t| t.detach().copy()?.to_dtype(DType::F64)?.reshape([n, 1]));
+                    x.sub(&mean?)?.mul(&var?.add(eps)?.rsqrt()?)?
+                }
+                (false, None) => return Err(missing_statistics_error(op)),
+            };
+            let given = cast_parameters(op, self, [weight, bias], &[n])?;
+            let out = apply_weight_bias(&x, &given, weight.is_some(), &[n, 1])?.reshape(self.shape())?;
+            return if op == "batch_norm_relu" { out.relu() } else { Ok(out) };
+        }
+        let norm = BatchNormalization {
+            op,
+            fuses_relu: op == "batch_norm_relu",
+            eps,
+            channels: n,
+            run_length: run,
+            elements_per_channel: extent,
+            x: contiguous_zero_offset(self)?,
+            weight: prepare_parameter(op, weight, self, &[n])?,
+            bias: prepare_parameter(op, bias, self, &[n])?,
+        };
+        let statistics = {
+            let _no_grad = autograd::no_grad();
+            match running {
+                // Of nothing: NaN, as in PyTorch, which nobody reads.
+                _ if training && norm.x.numel() == 0 => {
+                    Tensor::full(&[2, n], f64::NAN, DType::F32, self.device())?
+                }
+                // A checkpoint that runs again finds them moved already.
+                _ if training && autograd::is_recomputing() => norm.compute_statistics(None, momentum)?,
+                _ if training => norm.compute_statistics(running, momentum)?,
+                // Running statistics change with the next batch; the tape keeps these.
+                Some((mean, var)) => {
+                    let [mean, var] = [mean, var].map(|t| t.detach().to_dtype(DType::F32)?.reshape([1, n]));
+                    cat(&[&mean?, &var?.add(eps)?.rsqrt()?], 0)?
+                }
+                None => return Err(missing_statistics_error(op)),
+            }
+        };
+        let out = norm.run_element_kernel(None, &statistics, None)?;
+        let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
+        let made = [Some(&norm.x), norm.weight.as_ref(), norm.bias.as_ref()];
+        let saved = made
+            .into_iter()
+            .flatten()
+            .zip(&inputs)
+            .map(|(made, t)| SavedTensor::substitute(made, t))
+            .collect();
+        let (whole, weighs, relu): (Dims, _, _) = (self.shape().into(), weight.is_some(), norm.fuses_relu);
+        let given = statistics.clone();
+        let composed = move |t: &[Tensor]| {
+            let x = t[0].reshape([batch, n, run])?;
+            let x = if training {
+                normalize_composite(&x, &[0, 2], false, eps)?
+            } else {
+                let [mean, rstd] = [0, 1].map(|k| given.select(0, k)?.reshape([n, 1]));
+                x.to_dtype(DType::F32)?.sub(&mean?)?.mul(&rstd?)?
+            };
+            let out = apply_weight_bias(&x, &t[1..], weighs, &[n, 1])?.reshape(&whole[..])?;
+            if relu { out.relu() } else { Ok(out) }
+        };
+        Ok(autograd::composite_differentiable(norm.op, out, &inputs, saved, composed, move |g, wants| {
+            norm.backward(g, &statistics, wants, training)
+        }))
+    }
+}

@@ -1,0 +1,462 @@
+//! Layer and RMS normalisation of contiguous rows that fit into the registers of a workgroup: each number is read
+//! once and written once, the residual is added on the way in, and in the gradient on the way out.
+//!
+//! Longer rows, and rows of other shapes, are [`norm`](crate::ops::norm)'s.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use crate::amp;
+use crate::autograd::{self, InputGrads, SavedTensor};
+use crate::check;
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::norm::softmax::check_f32_f16_bf16;
+use crate::ops::norm::{apply_weight_bias, normalize_composite, prepare_parameter};
+use crate::ops::reduce::{contiguous_zero_offset, sum_parts};
+use crate::tensor::Tensor;
+
+/// Steps of four elements in the registers of a thread: forward, and backward with three numbers for each.
+const FORWARD_REGISTER_STEPS: usize = 8;
+const BACKWARD_REGISTER_STEPS: usize = 4;
+
+/// A normalisation of rows of `extent` elements.
+#[derive(Clone)]
+pub(crate) struct RowNorm {
+    op: &'static str,
+    rows: usize,
+    extent: usize,
+    is_rms: bool,
+    eps: f64,
+    /// Contiguous from the start of their storages, as all that is normalised.
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    /// Of a sum with a residual, the other one's type, if it needs a gradient: in it the gradient comes too, with the sums of its columns.
+    branch_dtype: Option<DType>,
+}
+
+/// What was normalised, as it is kept for the gradient.
+enum SavedRows {
+    Input(Tensor),
+    /// The two that it is the f32 sum of: a branch in 16 bits, and a residual that others keep anyway.
+    BranchAndResidual(Tensor, Tensor),
+}
+
+impl SavedRows {
+    /// The f32 sum of a branch and a residual, or the two, whichever holds less until the backward pass.
+    fn from_sum(sum: &Tensor, branch: &Tensor, residual: &Tensor) -> Self {
+        let halved = sum.dtype() == DType::F32 && branch.dtype().size() < sum.dtype().size();
+        match halved && residual.dtype() == DType::F32 && residual.is_saved_for_backward() {
+            true => Self::BranchAndResidual(branch.detach(), residual.detach()),
+            false => Self::Input(sum.clone()),
+        }
+    }
+
+    /// As the tape has it: `input` is its tensor there.
+    fn to_saved_tensor(&self, input: &Tensor) -> SavedTensor {
+        match self {
+            Self::Input(x) => SavedTensor::substitute(x, input),
+            Self::BranchAndResidual(branch, residual) => SavedTensor::substitute_sum(residual, branch, input),
+        }
+    }
+
+    fn dtype(&self) -> DType {
+        match self {
+            Self::Input(x) => x.dtype(),
+            Self::BranchAndResidual(_, residual) => residual.dtype(),
+        }
+    }
+
+    /// One tensor, in at most as many bindings as are left.
+    fn kernel_operands(&self, left: usize) -> Result<(Tensor, Option<&Tensor>)> {
+        Ok(match self {
+            Self::Input(x) => (x.clone(), None),
+            Self::BranchAndResidual(branch, residual) if left >= 2 => (branch.clone(), Some(residual)),
+            Self::BranchAndResidual(branch, residual) => {
+                (residual.add(&branch.to_dtype(residual.dtype())?)?, None)
+            }
+        })
+    }
+}
+
+impl RowNorm {
+    /// `None` if the rows are too long.
+    pub(crate) fn new(
+        op: &'static str,
+        (rows, extent): (usize, usize),
+        rms: bool,
+        eps: f64,
+        [weight, bias]: [Option<Tensor>; 2],
+    ) -> Option<Self> {
+        let fits = Self::row_config(extent, FORWARD_REGISTER_STEPS).register_steps > 0
+            && Self::row_config(extent, BACKWARD_REGISTER_STEPS).register_steps > 0;
+        fits.then_some(Self { op, rows, extent, is_rms: rms, eps, weight, bias, branch_dtype: None })
+    }
+
+    fn row_config(extent: usize, most: usize) -> RowConfig {
+        RowConfig::for_contiguous_rows(extent, extent.is_multiple_of(VEC4_WIDTH), most)
+    }
+
+    fn spec(&self, held: RowConfig) -> KernelSpec {
+        let name = |t: &Option<Tensor>| t.as_ref().map_or("", |t| t.dtype().name());
+        KernelSpec::new("layer_norm")
+            .def("weight", name(&self.weight))
+            .def("bias", name(&self.bias))
+            .def("rms", self.is_rms)
+            .def("lanes", held.lanes)
+            .def("width", held.width)
+            .def("hold", held.register_steps)
+    }
+
+    fn params(&self, step: usize) -> KernelParams {
+        KernelParams::new().size(self.rows).size(self.extent).size(step).f32(self.eps as f32)
+    }
+
+    /// The normalised x in `result`, and the statistics; `added` is a residual, and where the sum with it goes.
+    fn forward(
+        &self,
+        x: &Tensor,
+        added: Option<(&Tensor, &Tensor)>,
+        result: DType,
+    ) -> Result<(Tensor, Tensor)> {
+        let out = Tensor::empty(x.shape(), result, x.device())?;
+        let numbers = if self.is_rms { 1 } else { 2 };
+        let statistics = Tensor::empty(&[numbers, self.rows], DType::F32, x.device())?;
+        let (residual, sum) = added.unzip();
+        if out.numel() == 0 {
+            return Ok((out, statistics));
+        }
+        let held = Self::row_config(self.extent, FORWARD_REGISTER_STEPS);
+        let spec = self
+            .spec(held)
+            .def("pass", "forward")
+            .def("x", x.dtype().name())
+            .def("residual", residual.map_or("", |t| t.dtype().name()))
+            .def("sum", sum.map_or("", |t| t.dtype().name()))
+            .def("result", result.name())
+            .def("low", "")
+            .def("partial", 0usize);
+        let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![x];
+        tensors.extend(residual);
+        tensors.extend(&self.weight);
+        tensors.extend(&self.bias);
+        tensors.push(&statistics);
+        tensors.extend(sum);
+        tensors.push(&out);
+        launch::launch(&spec, &tensors, self.params(0), held.workgroups(self.rows))?;
+        drop(tensors);
+        Ok((out, statistics))
+    }
+
+    /// The gradients of x, weight and bias. `more` is a gradient that x has from elsewhere, and whether the sum takes its
+    /// memory.
+    fn backward(
+        &self,
+        g: &Tensor,
+        kept: &SavedRows,
+        statistics: &Tensor,
+        more: Option<(Tensor, bool)>,
+        wants: &[bool],
+    ) -> Result<InputGrads> {
+        let g = contiguous_zero_offset(g)?;
+        let (more, inplace) = more.map_or((None, false), |(more, inplace)| (Some(more), inplace));
+        let more = if inplace { more } else { more.map(|m| contiguous_zero_offset(&m)).transpose()? };
+        let out = match &more {
+            Some(more) if inplace => more.clone(),
+            _ => Tensor::empty(g.shape(), kept.dtype(), g.device())?,
+        };
+        let held = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
+        let sums = wants[1..].contains(&true);
+        let groups = if sums { held.grid_stride_workgroups(self.rows) } else { held.workgroups(self.rows) };
+        // Sums of g times the normalised x, of g, and of the gradient, where its rows are those of the branch.
+        let of_columns = self.branch_dtype.is_some() && g.shape().last() == Some(&self.extent);
+        let sections = if of_columns { 3 } else { 2 };
+        let partial = match sums {
+            true => {
+                let _tag = memory::scope::enter_tag(Tag::Workspace);
+                Some(Tensor::empty(&[groups, sections, self.extent], DType::F32, g.device())?)
+            }
+            false => None,
+        };
+        let low = self.branch_dtype.filter(|&dtype| wants[0] && dtype != out.dtype());
+        let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
+        if out.numel() > 0 {
+            let more = more.as_ref();
+            let mut others: SmallVec<[&Tensor; 6]> = SmallVec::new();
+            others.extend(&self.weight);
+            others.push(statistics);
+            others.extend(more.filter(|_| !inplace));
+            others.push(&out);
+            others.extend(&low);
+            others.extend(&partial);
+            let most = g.device().info().limits.max_bindings as usize;
+            let (x, residual) = kept.kernel_operands(most - others.len() - 1)?;
+            let spec = self
+                .spec(held)
+                .def("pass", "backward")
+                .def("x", x.dtype().name())
+                .def("residual", residual.map_or("", |t| t.dtype().name()))
+                .def("g", g.dtype().name())
+                .def("more", more.map_or("", |m| m.dtype().name()))
+                .def("inplace", inplace)
+                .def("result", out.dtype().name())
+                .def("low", low.as_ref().map_or("", |t| t.dtype().name()))
+                .def("partial", if sums { sections } else { 0 });
+            let mut tensors: SmallVec<[&Tensor; 9]> = smallvec![&g, &x];
+            tensors.extend(residual);
+            tensors.extend(others.iter().copied());
+            let step = groups * (WORKGROUP_SIZE / held.lanes);
+            // Each turn sums over the threads of a row: by few of them, and then by all.
+            let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);
+            launch::launch(&spec, &tensors, params, groups)?;
+        }
+        let mut summed = partial.as_ref().map(sum_parts).transpose()?.into_iter().flatten();
+        let (scaled, plain, given) = (summed.next(), summed.next(), summed.next());
+        drop((partial, more));
+        let out = match (low, given) {
+            (None, None) => out,
+            (Some(low), given) => out.with_grad_extras(Some(low.with_grad_extras(None, given)), None),
+            (None, given) => out.with_grad_extras(None, given),
+        };
+        let mut grads: InputGrads = smallvec![wants[0].then_some(out)];
+        let parameters = [(&self.weight, scaled), (&self.bias, plain)];
+        let parameters = parameters.into_iter().filter_map(|(t, sum)| Some((t.as_ref()?, sum)));
+        for ((t, sum), &want) in parameters.zip(&wants[1..]) {
+            let sum = sum.filter(|_| want).map(|sum| sum.to_dtype(t.dtype())?.reshape(t.shape()));
+            grads.push(sum.transpose()?);
+        }
+        Ok(grads)
+    }
+
+    /// Normalises x, on the tape. `inputs` are x, and weight and bias where there are such.
+    pub(crate) fn forward_with_grad(self, x: Tensor, result: DType, inputs: &[&Tensor]) -> Result<Tensor> {
+        let (out, statistics) = self.forward(&x, None, result)?;
+        Ok(self.attach_backward(out, SavedRows::Input(x), statistics, inputs))
+    }
+
+    fn attach_backward(self, out: Tensor, x: SavedRows, statistics: Tensor, inputs: &[&Tensor]) -> Tensor {
+        if !autograd::compute_requires_grad(inputs) {
+            return out;
+        }
+        let made = [&self.weight, &self.bias].into_iter().flatten();
+        let parameters = made.zip(&inputs[1..]).map(|(made, t)| SavedTensor::substitute(made, t));
+        let saved = std::iter::once(x.to_saved_tensor(inputs[0])).chain(parameters).collect();
+        let (rows, extent, rms, eps, weighs) =
+            (self.rows, self.extent, self.is_rms, self.eps, self.weight.is_some());
+        let composed = move |t: &[Tensor]| {
+            let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
+            apply_weight_bias(&x, &t[1..], weighs, &[extent])?.reshape(t[0].shape())
+        };
+        autograd::composite_differentiable(self.op, out, inputs, saved, composed, move |g, wants| {
+            let whole = |m: &Tensor| m.is_contiguous() && m.layout().offset() == 0 && m.dtype() == x.dtype();
+            let of_node = || {
+                wants.take_pending_grad(0).map(|m| {
+                    let own = m.is_unique() && whole(&m);
+                    (m, own)
+                })
+            };
+            // The same sum for a leaf, such as what enters a checkpoint: in a checkpoint gradients have the same bits.
+            let of_leaf = || wants.leaf_grad_to_accumulate(0).filter(whole).map(|m| (m, true));
+            let more = if wants[0] { of_node().or_else(of_leaf) } else { None };
+            self.backward(g, &x, &statistics, more, wants)
+        })
+    }
+}
+
+/// The operations that take what a normalisation of a sum gives.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NormConsumer {
+    /// Any: it may be the residual stream, which autocast keeps in f32.
+    Any,
+    /// Products alone, which would cast it: under autocast it is written in 16 bits at once.
+    MatmulOnly,
+}
+
+/// Under autocast, the type that [`Tensor::layer_norm`] gives.
+fn autocast_norm_dtype(dtype: DType) -> DType {
+    if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
+}
+
+/// Under autocast, the type of what a normalisation gives if it is to meet products next.
+fn autocast_lower_dtype(dtype: DType) -> DType {
+    amp::autocast_dtype().filter(|_| matches!(dtype, DType::F32 | DType::F16 | DType::BF16)).unwrap_or(dtype)
+}
+
+impl Tensor {
+    #[track_caller]
+    fn add_norm_impl(
+        &self,
+        op: &'static str,
+        residual: &Tensor,
+        shape: &[usize],
+        parameters: [Option<&Tensor>; 2],
+        eps: Option<f64>,
+        next: NormConsumer,
+    ) -> Result<(Tensor, Tensor)> {
+        let _op = memory::scope::enter_op(op);
+        check::finite(op, "eps", eps.unwrap_or(0.0))?;
+        check_f32_f16_bf16(op, self)?;
+        check_f32_f16_bf16(op, residual)?;
+        self.check_same_device(op, residual)?;
+        if self.shape() != residual.shape() {
+            return Err(Error::shape(
+                op,
+                "x and the residual have one shape",
+                &[self.shape(), residual.shape()],
+            ));
+        }
+        if shape.is_empty() || !self.shape().ends_with(shape) {
+            return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
+        }
+        let dtype = self.dtype().promote(residual.dtype());
+        let rms = op == "add_rms_norm";
+        let result = match next {
+            NormConsumer::Any if amp::is_autocast_enabled() && !rms => autocast_norm_dtype(dtype),
+            NormConsumer::Any => dtype,
+            NormConsumer::MatmulOnly => autocast_lower_dtype(dtype),
+        };
+        let eps = eps.unwrap_or_else(|| machine_epsilon(dtype));
+        let extent: usize = shape.iter().product();
+        let [weight, bias] = parameters;
+        let made = [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
+        let Some(mut norm) = RowNorm::new(op, (self.numel() / extent.max(1), extent), rms, eps, made) else {
+            let sum = self.to_dtype(dtype)?.add(&residual.to_dtype(dtype)?)?;
+            let normed = match rms {
+                true => sum.rms_norm(shape, weight, Some(eps))?,
+                false => sum.layer_norm(shape, weight, bias, eps)?,
+            };
+            return Ok((sum, normed.to_dtype(result)?));
+        };
+        let kept = Tensor::empty(self.shape(), dtype, self.device())?;
+        norm.branch_dtype = self.requires_grad().then(|| self.dtype());
+        let types = [self.dtype(), residual.dtype()];
+        let inputs = [self, residual];
+        let (branch, residual) = (contiguous_zero_offset(self)?, contiguous_zero_offset(residual)?);
+        let (normed, statistics) = norm.forward(&branch, Some((&residual, &kept)), result)?;
+        let sum = autograd::differentiable(op, kept.clone(), &inputs, move |g, wants| {
+            let mut grads = InputGrads::new();
+            for (&dtype, &want) in types.iter().zip(wants.iter()) {
+                // Also where nobody wants it: what is taken is not kept. It has no history for a walk that is recorded.
+                let low = g.take_low_precision(dtype).filter(|_| !wants.create_graph());
+                let grad = || low.map_or_else(|| g.to_dtype(dtype), Ok);
+                grads.push(if want { Some(grad()?) } else { None });
+            }
+            Ok(grads)
+        });
+        let normed = {
+            let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(&sum).chain(weight).chain(bias).collect();
+            norm.attach_backward(normed, SavedRows::from_sum(&kept, &branch, &residual), statistics, &inputs)
+        };
+        Ok((sum, normed))
+    }
+
+    /// The sum of a block's output and the residual stream, and that sum with each row over the trailing dimensions
+    /// `normalized_shape` normalised: `x.add(&residual)` and [`layer_norm`](Self::layer_norm) in one pass over memory,
+    /// and in one pass back.
+    ///
+    /// The sum has the wider type of the two; so has the normalised one, but under [`autocast`](crate::amp::autocast) it is f32, as
+    /// that of `layer_norm`: where blocks normalise the sum behind them, it is the residual stream. Inside, all is f32. Where only products
+    /// follow, [`LayerNorm::forward_add_low`](crate::nn::LayerNorm::forward_add_low) writes it in 16 bits at once.
+    ///
+    /// For the backward pass the sum is kept, or, where the residual is f32 and kept by another gradient anyway (in a stream of blocks, that
+    /// of the norm before) and `self` has 16 bits, the two: half as much.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let block = Tensor::ones(&[8, 16, 64], DType::BF16, &device)?;
+    /// let residual = Tensor::ones(&[8, 16, 64], DType::F32, &device)?;
+    /// let weight = Tensor::ones(&[64], DType::F32, &device)?;
+    /// let (sum, normed) = block.add_layer_norm(&residual, &[64], Some(&weight), None, 1e-5)?;
+    /// assert_eq!((sum.dtype(), normed.shape()), (DType::F32, residual.shape()));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The two have different shapes, or do not end with `normalized_shape`; weight or bias has another shape; the dtype
+    /// is not f32, f16 or bf16; memory runs out.
+    #[track_caller]
+    pub fn add_layer_norm(
+        &self,
+        residual: &Tensor,
+        normalized_shape: &[usize],
+        weight: Option<&Tensor>,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        self.add_norm_impl(
+            "add_layer_norm",
+            residual,
+            normalized_shape,
+            [weight, bias],
+            Some(eps),
+            NormConsumer::Any,
+        )
+    }
+
+    /// As [`add_layer_norm`](Self::add_layer_norm) with [`rms_norm`](Self::rms_norm).
+    ///
+    /// # Errors
+    /// As [`add_layer_norm`](Self::add_layer_norm).
+    #[track_caller]
+    pub fn add_rms_norm(
+        &self,
+        residual: &Tensor,
+        normalized_shape: &[usize],
+        weight: Option<&Tensor>,
+        eps: Option<f64>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.add_norm_impl("add_rms_norm", residual, normalized_shape, [weight, None], eps, NormConsumer::Any)
+    }
+
+    /// [`add_layer_norm`](Self::add_layer_norm) before products.
+    #[track_caller]
+    pub(crate) fn add_layer_norm_low_precision(
+        &self,
+        residual: &Tensor,
+        weight: &Tensor,
+        bias: Option<&Tensor>,
+        eps: f64,
+    ) -> Result<(Tensor, Tensor)> {
+        let parameters = [Some(weight), bias];
+        self.add_norm_impl(
+            "add_layer_norm",
+            residual,
+            weight.shape(),
+            parameters,
+            Some(eps),
+            NormConsumer::MatmulOnly,
+        )
+    }
+
+    /// [`add_rms_norm`](Self::add_rms_norm) before products.
+    #[track_caller]
+    pub(crate) fn add_rms_norm_low_precision(
+        &self,
+        residual: &Tensor,
+        weight: &Tensor,
+        eps: Option<f64>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.add_norm_impl(
+            "add_rms_norm",
+            residual,
+            weight.shape(),
+            [Some(weight), None],
+            eps,
+            NormConsumer::MatmulOnly,
+        )
+    }
+}
+
+/// The `eps` of an RMS normalisation that names none.
+pub(crate) fn machine_epsilon(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-10),
+        DType::BF16 => 2f64.powi(-7),
+        DType::F64 => f64::EPSILON,
+        _ => f64::from(f32::EPSILON),
+    }
+}

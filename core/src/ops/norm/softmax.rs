@@ -1,0 +1,287 @@
+//! Softmax and log-softmax: one kernel forward, one backward, for any strides.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use crate::amp::dispatch_autocast;
+use crate::autograd::{self, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH, split_reduction, supports_vec4};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::runtime::device::KernelKey;
+use crate::tensor::layout::{collapse_tensor_dims, normalize_dim};
+use crate::tensor::{Dims, Tensor};
+
+/// The rows of a tensor along one dimension, and how threads share them.
+pub(crate) struct RowLayout {
+    /// Number of rows.
+    pub(crate) rows: usize,
+    /// Elements of a row.
+    pub(crate) extent: usize,
+    /// Elements of the dimensions after that of the rows.
+    pub(crate) inner: usize,
+    /// Whether neighbouring threads hold neighbouring rows.
+    pub(crate) across: bool,
+    stride: usize,
+    shape: Dims,
+    strides: Dims,
+}
+
+impl RowLayout {
+    #[track_caller]
+    pub(crate) fn new(op: &'static str, x: &Tensor, dim: isize) -> Result<Self> {
+        let d = normalize_dim(op, dim, x.rank())?;
+        let extent = x.shape().get(d).copied().unwrap_or(1);
+        let inner: usize = x.shape().iter().skip(d + 1).product();
+        let dims = x.shape().iter().copied().zip(x.strides().iter().copied()).enumerate();
+        let (shape, strides) = collapse_tensor_dims(dims.filter(|(k, _)| *k != d).map(|(_, dim)| dim));
+        launch::check_rank(op, shape.len())?;
+        let across = inner > 1;
+        Ok(Self {
+            rows: x.numel() / extent.max(1),
+            extent,
+            inner,
+            across,
+            stride: x.strides().get(d).copied().unwrap_or(1),
+            shape,
+            strides,
+        })
+    }
+
+    /// The parameters that say where rows lie: eight words, the last two those of `more`, then shape and strides.
+    pub(crate) fn params(&self, x: &Tensor, more: [usize; 2]) -> KernelParams {
+        let params =
+            KernelParams::new().size(self.rows).size(self.extent).size(self.inner).size(self.shape.len());
+        let params = params.size(x.layout().offset()).size(self.stride).size(more[0]).size(more[1]);
+        params.dims(&self.shape).dims(&self.strides)
+    }
+
+    /// How threads hold a row of `x`, at most `most` steps of four each.
+    pub(crate) fn row_config(&self, x: &Tensor, most: usize) -> RowConfig {
+        let quads =
+            supports_vec4(x.dtype()) && self.is_vec4_aligned(x) && self.extent.is_multiple_of(VEC4_WIDTH);
+        if self.across {
+            RowConfig::for_strided_rows(self.extent)
+        } else {
+            RowConfig::for_contiguous_rows(self.extent, quads, most)
+        }
+    }
+
+    /// Whether every row of `x` starts at a multiple of four elements, which lie side by side.
+    pub(crate) fn is_vec4_aligned(&self, x: &Tensor) -> bool {
+        let aligned = |n: &usize| n.is_multiple_of(VEC4_WIDTH);
+        self.stride == 1 && aligned(&x.layout().offset()) && self.strides.iter().all(aligned)
+    }
+}
+
+/// Threads that share a row of `extent` elements.
+pub(crate) fn lanes_per_row(extent: usize, across: bool) -> usize {
+    match extent {
+        0..=8 => 1,
+        9..=64 => 8,
+        65..=1024 => 32,
+        _ if across => 32,
+        _ => WORKGROUP_SIZE,
+    }
+}
+
+/// Floats of at most 32 bits.
+#[track_caller]
+pub(crate) fn check_f32_f16_bf16(op: &'static str, x: &Tensor) -> Result<()> {
+    match x.dtype() {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(()),
+        other => Err(Error::dtype(op, other, "takes f32, f16 and bf16; cast with `to_dtype`")),
+    }
+}
+
+/// The floats that softmax takes.
+#[track_caller]
+fn check_softmax_dtype(op: &'static str, x: &Tensor) -> Result<()> {
+    if x.dtype() == DType::F64 {
+        launch::check_device_dtype(op, DType::F64, x.device())
+    } else {
+        check_f32_f16_bf16(op, x)
+    }
+}
+
+fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
+    let out = Tensor::empty(input.shape(), input.dtype(), input.device())?;
+    if out.numel() == 0 {
+        return Ok(out);
+    }
+    let rows = RowLayout::new(op, input, dim)?;
+    let held = rows.row_config(input, if y.is_some() { 8 } else { 16 });
+    let (dtype, log) = (launch::shader_dtype_name(input.dtype(), input.device()), op == "log_softmax");
+    let (splits, chunk) = split_reduction(rows.rows, rows.extent, held.lanes, 2);
+    // Of what threads hold, nothing is gained by more workgroups.
+    if held.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
+        return run_split_rows(
+            &rows,
+            held,
+            (splits, chunk),
+            [input, y.unwrap_or(input)],
+            log,
+            y.is_some(),
+            out,
+        );
+    }
+    let mut identity = KernelKey::new("softmax");
+    identity.word(dtype);
+    identity.flags(&[y.is_some(), log, rows.across]);
+    identity.number(held.lanes | held.width << 16 | held.register_steps << 32);
+    let spec = || {
+        KernelSpec::new("softmax")
+            .def("stage", "whole")
+            .def("pass", if y.is_some() { "backward" } else { "forward" })
+            .def("log", log)
+            .def("dtype", dtype)
+            .def("lanes", held.lanes)
+            .def("across", rows.across)
+            .def("width", held.width)
+            .def("hold", held.register_steps)
+    };
+    let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
+    if let Some(y) = y {
+        tensors.push(y);
+    }
+    tensors.push(&out);
+    // Read in fours, written one by one, and the loops of sums over the threads of a row.
+    let turns =
+        if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
+    let params = rows.params(input, [0, 0]).loop_iterations(turns);
+    launch::launch_by_key(&identity, spec, &tensors, params, held.workgroups(rows.rows))?;
+    drop(tensors);
+    Ok(out)
+}
+
+/// Elements of a row from which on several workgroups share it, if there are few rows.
+const SPLIT_ROW_MIN: usize = 1 << 16;
+
+/// Few rows that are very long, each by several workgroups. `tensors`: x, or g and y.
+fn run_split_rows(
+    rows: &RowLayout,
+    held: RowConfig,
+    (splits, chunk): (usize, usize),
+    [input, y]: [&Tensor; 2],
+    log: bool,
+    backward: bool,
+    out: Tensor,
+) -> Result<Tensor> {
+    let device = input.device();
+    let sums = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+    let scratch = |shape: &[usize]| {
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
+        Tensor::empty(shape, sums, device)
+    };
+    let spec = |stage: &'static str, held: RowConfig, across: bool| {
+        KernelSpec::new("softmax")
+            .def("stage", stage)
+            .def("pass", if backward { "backward" } else { "forward" })
+            .def("log", log)
+            .def("dtype", launch::shader_dtype_name(input.dtype(), device))
+            .def("lanes", held.lanes)
+            .def("across", across)
+            .def("width", held.width)
+            .def("hold", 0usize)
+    };
+    let params = |turns: usize| rows.params(input, [splits, chunk]).loop_iterations(turns + 128);
+    let step = held.lanes * held.width;
+    let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
+    let groups = held.workgroups(rows.rows * splits);
+    let inputs = [Some(input), backward.then_some(y)];
+    let reading = chunk.div_ceil(4 * step);
+    let bound: SmallVec<[&Tensor; 4]> = inputs.into_iter().flatten().chain([&partial]).collect();
+    launch::launch(&spec("parts", held, rows.across), &bound, params(reading), groups)?;
+    drop(bound);
+    let statistics = match backward {
+        true => partial.sum(&[0], false)?,
+        false => {
+            let statistics = scratch(&[2, rows.rows])?;
+            let whole = RowConfig { lanes: WORKGROUP_SIZE, width: 1, register_steps: 0 };
+            let params = params(2 * splits.div_ceil(WORKGROUP_SIZE));
+            launch::launch(&spec("finish", whole, false), &[&partial, &statistics], params, rows.rows)?;
+            statistics
+        }
+    };
+    let writing = chunk.div_ceil(step);
+    let bound: SmallVec<[&Tensor; 4]> = inputs.into_iter().flatten().chain([&statistics, &out]).collect();
+    launch::launch(&spec("apply", held, rows.across), &bound, params(writing), groups)?;
+    drop(bound);
+    Ok(out)
+}
+
+#[track_caller]
+fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
+    let _op = memory::scope::enter_op(op);
+    check_softmax_dtype(op, x)?;
+    normalize_dim(op, dim, x.rank())?;
+    let out = run_softmax(op, x, None, dim)?;
+    if !autograd::compute_requires_grad(&[x]) {
+        return Ok(out);
+    }
+    let y = SavedTensor::output(&out);
+    Ok(autograd::differentiable(op, out, &[x], move |g, wants| {
+        let y = y.unpack(wants)?;
+        if !wants.create_graph() {
+            return Ok(smallvec![Some(run_softmax(op, g, Some(&y), dim)?)]);
+        }
+        // Rounded to the type at the end, as the kernel does.
+        let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let (given, y) = (g.to_dtype(wide)?, y.to_dtype(wide)?);
+        let grad = match op {
+            "softmax" => y.mul(&given.sub(&given.mul(&y)?.sum(&[dim], true)?)?)?,
+            _ => given.sub(&y.exp()?.mul(&given.sum(&[dim], true)?)?)?,
+        };
+        Ok(smallvec![Some(grad.to_dtype(g.dtype())?)])
+    }))
+}
+
+impl Tensor {
+    /// Exponentials along `dim`, divided by their sum. A row of nothing but -inf is NaN, as in PyTorch.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # let device = Device::null(Default::default());
+    /// let logits = Tensor::zeros(&[2, 10], DType::F32, &device)?;
+    /// assert_eq!(logits.softmax(-1)?.shape(), [2, 10]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// `dim` is out of range; the dtype is no float, or f64 on a device without it; memory runs out.
+    #[track_caller]
+    pub fn softmax(&self, dim: isize) -> Result<Tensor> {
+        dispatch_autocast!("softmax", [self], |x| x.softmax(dim));
+        softmax_with_grad("softmax", self, dim)
+    }
+
+    /// The logarithm of [`softmax`](Self::softmax), without its loss of digits.
+    ///
+    /// # Errors
+    /// As [`softmax`](Self::softmax).
+    #[track_caller]
+    pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
+        dispatch_autocast!("log_softmax", [self], |x| x.log_softmax(dim));
+        softmax_with_grad("log_softmax", self, dim)
+    }
+
+    /// [`softmax`](Self::softmax) of the values cast to `dtype`: halves lose less on the way in f32.
+    ///
+    /// # Errors
+    /// As [`softmax`](Self::softmax).
+    #[track_caller]
+    pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
+        softmax_with_grad("softmax", &self.to_dtype(dtype)?, dim)
+    }
+
+    /// [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
+    ///
+    /// # Errors
+    /// As [`softmax`](Self::softmax).
+    #[track_caller]
+    pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
+        softmax_with_grad("log_softmax", &self.to_dtype(dtype)?, dim)
+    }
+}

@@ -1,0 +1,436 @@
+//! Running totals along one dimension.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use crate::amp::{dispatch_autocast, dispatch_in_f32};
+use crate::autograd::{self, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::{self, Tag};
+use crate::ops::elementwise::pointwise::Operand;
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::reduce::{contiguous_zero_offset, value_selecting_backward};
+use crate::ops::shape::cat;
+use crate::runtime::device::Device;
+use crate::tensor::layout::{collapse_dims, normalize_dim};
+use crate::tensor::{Dims, Tensor};
+
+/// One kind of scan.
+#[derive(Clone, Copy, Default)]
+struct Scan<'a> {
+    op: &'static str,
+    /// sum, prod, max, min or affine.
+    combine: &'static str,
+    exclusive: bool,
+    reverse: bool,
+    /// Counts stay what they are, u32: every device adds those.
+    keeps_u32: bool,
+    /// What `affine` multiplies by.
+    factor: Option<&'a Tensor>,
+}
+
+/// Elements of a chunk that a workgroup's threads go through together.
+const WORKGROUP_CHUNK: usize = 4096;
+
+/// Elements that a thread goes through alone, of chunks of rows that lie across memory.
+const STRIDED_THREAD_CHUNK: usize = 128;
+
+/// Number of threads that go through a part of a row together, and how many elements that has: all, or a chunk of them. No loop takes more turns than
+/// some drivers let it (65,535 of all loops of a thread), and few long rows keep a whole device at work.
+fn split_rows(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
+    let many = rows >= 64 * WORKGROUP_SIZE;
+    if !many && inner >= 32 && extent > 8 * STRIDED_THREAD_CHUNK {
+        // Neighbouring threads read neighbouring rows.
+        return (1, STRIDED_THREAD_CHUNK);
+    }
+    match (extent > 64 && !many, extent) {
+        (true, ..=8192) => (WORKGROUP_SIZE, extent),
+        (true, ..=262_144) if rows >= 512 => (WORKGROUP_SIZE, extent),
+        (true, _) => (WORKGROUP_SIZE, WORKGROUP_CHUNK),
+        (false, ..=16_384) => (1, extent),
+        (false, _) => (1, 8 * STRIDED_THREAD_CHUNK),
+    }
+}
+
+/// Turns of loops for a chunk of a row by `lanes` threads: side by side they combine what they have in steps of twice the reach.
+fn loop_iterations(lanes: usize, chunk: usize) -> usize {
+    chunk.div_ceil(lanes) * if lanes > 1 { lanes.ilog2() as usize + 2 } else { 1 } + 16
+}
+
+/// Splits the results of chunks as [`split`] does.
+fn split_chunk_totals(rows: usize, chunks: usize) -> (usize, usize) {
+    match split_rows(rows, chunks, 1) {
+        (WORKGROUP_SIZE, _) if chunks > WORKGROUP_CHUNK / 2 => (WORKGROUP_SIZE, WORKGROUP_CHUNK / 4),
+        whole => whole,
+    }
+}
+
+/// Results of chunks, [rows, chunks]: one number each, or two.
+struct ChunkTotals {
+    rows: usize,
+    chunks: usize,
+    parts: SmallVec<[Tensor; 2]>,
+}
+
+impl Scan<'_> {
+    fn alloc_totals(
+        &self,
+        compute: DType,
+        device: &Device,
+        rows: usize,
+        chunks: usize,
+    ) -> Result<ChunkTotals> {
+        let wide = if compute.size() == 2 { DType::F32 } else { compute };
+        let second = match self.combine {
+            "max" | "min" => Some(DType::U32),
+            "affine" => Some(wide),
+            _ => None,
+        };
+        let _tag = memory::scope::enter_tag(Tag::Workspace);
+        let parts = [Some(wide), second].into_iter().flatten();
+        let parts = parts.map(|dtype| Tensor::empty(&[rows * chunks], dtype, device));
+        Ok(ChunkTotals { rows, chunks, parts: parts.collect::<Result<_>>()? })
+    }
+
+    /// Scans what chunks come to, in chunks of its own where there are many.
+    fn scan_totals(&self, given: &ChunkTotals, compute: DType, device: &Device) -> Result<ChunkTotals> {
+        let &ChunkTotals { rows, chunks: extent, .. } = given;
+        let (lanes, chunk) = split_chunk_totals(rows, extent);
+        let chunks = extent.div_ceil(chunk);
+        let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &ChunkTotals| {
+            let spec = KernelSpec::new("scan")
+                .def("source", "")
+                .def("compute", launch::shader_dtype_name(compute, device))
+                .def("out", "")
+                .def("index", "")
+                .def("combine", self.combine)
+                .def("exclusive", false)
+                .def("reverse", false)
+                .def("lanes", lanes)
+                .def("stage", stage)
+                .def("level", 1usize);
+            let params = KernelParams::new().size(rows).size(extent).u32(1).u32(0).u32(0).u32(1);
+            let params = params
+                .size(chunks)
+                .size(chunk)
+                .dims(&[])
+                .dims(&[])
+                .loop_iterations(loop_iterations(lanes, chunk));
+            let tensors: SmallVec<[&Tensor; 6]> =
+                [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
+            let threads = rows * chunks;
+            launch::launch(
+                &spec,
+                &tensors,
+                params,
+                if lanes > 1 { threads } else { threads.div_ceil(WORKGROUP_SIZE) },
+            )
+        };
+        let out = self.alloc_totals(compute, device, rows, extent)?;
+        if chunks == 1 {
+            step("whole", None, &out)?;
+            return Ok(out);
+        }
+        let totals = self.alloc_totals(compute, device, rows, chunks)?;
+        step("totals", None, &totals)?;
+        step("carried", Some(&self.scan_totals(&totals, compute, device)?), &out)?;
+        Ok(out)
+    }
+
+    /// Runs along `dim` into a new tensor, and one of the places of extremes. Not recorded.
+    #[track_caller]
+    fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
+        let _op = memory::scope::enter_op(self.op);
+        launch::check_computable(self.op, x)?;
+        let d = normalize_dim(self.op, dim, x.rank())?;
+        let extreme = matches!(self.combine, "max" | "min");
+        let result = match x.dtype() {
+            dtype if dtype.is_float() || extreme || self.keeps_u32 => dtype,
+            _ => DType::I64,
+        };
+        let compute = match (extreme, x.dtype()) {
+            (true, DType::U8 | DType::Bool) => DType::U32,
+            (false, DType::Bool) => DType::I32,
+            (true, dtype) => dtype,
+            _ => result,
+        };
+        launch::check_device_dtype(self.op, compute, x.device())?;
+        let value = Tensor::empty(x.shape(), result, x.device())?;
+        let place = extreme.then(|| Tensor::empty(x.shape(), DType::I64, x.device())).transpose()?;
+        if x.numel() == 0 {
+            return Ok((value, place));
+        }
+        let without = |of: &[usize]| -> Dims {
+            of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
+        };
+        let extent = x.shape().get(d).copied().unwrap_or(1);
+        let inner: usize = x.shape().iter().skip(d + 1).product();
+        let rows = x.numel() / extent;
+        let (shape, strides) = collapse_dims(&without(x.shape()), &[&without(x.strides())]);
+        launch::check_rank(self.op, shape.len())?;
+        let (lanes, chunk) = split_rows(rows, extent, inner);
+        let chunks = extent.div_ceil(chunk);
+        let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), x.device());
+        let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &[&Tensor]| {
+            let spec = KernelSpec::new("scan")
+                .def("source", name(x))
+                .def("compute", launch::shader_dtype_name(compute, x.device()))
+                .def("out", name(&value))
+                .def("index", place.as_ref().map_or("", name))
+                .def("combine", self.combine)
+                .def("exclusive", self.exclusive && stage != "totals")
+                .def("reverse", self.reverse)
+                .def("lanes", lanes)
+                .def("stage", stage)
+                .def("level", 0usize);
+            let params = KernelParams::new().size(rows).size(extent).size(inner).size(shape.len());
+            let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
+            let params = params
+                .size(chunks)
+                .size(chunk)
+                .dims(&shape)
+                .dims(&strides[0])
+                .loop_iterations(loop_iterations(lanes, chunk));
+            let mut tensors: SmallVec<[&Tensor; 6]> = smallvec![x];
+            tensors.extend(self.factor);
+            tensors.extend(before.iter().flat_map(|totals| &totals.parts));
+            tensors.extend(to.iter().copied());
+            let threads = rows * chunks;
+            launch::launch(
+                &spec,
+                &tensors,
+                params,
+                if lanes > 1 { threads } else { threads.div_ceil(WORKGROUP_SIZE) },
+            )
+        };
+        let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(place.as_ref()).collect();
+        if chunks == 1 {
+            step("whole", None, &results)?;
+        } else {
+            let totals = self.alloc_totals(compute, x.device(), rows, chunks)?;
+            step("totals", None, &totals.parts.iter().collect::<SmallVec<[&Tensor; 2]>>())?;
+            step("carried", Some(&self.scan_totals(&totals, compute, x.device())?), &results)?;
+        }
+        drop(results);
+        Ok((value, place))
+    }
+}
+
+/// Running sums of counts, u32 of one dimension. Not recorded.
+#[track_caller]
+pub(crate) fn cumsum_counts(counts: &Tensor) -> Result<Tensor> {
+    Ok(Scan { op: "totals", combine: "sum", keeps_u32: true, ..Scan::default() }.run(counts, 0)?.0)
+}
+
+impl Tensor {
+    #[track_caller]
+    fn scan(&self, op: &'static str, combine: &'static str, dim: isize, reverse: bool) -> Result<Tensor> {
+        Ok(Scan { op, combine, reverse, ..Scan::default() }.run(self, dim)?.0)
+    }
+
+    /// The running sum along `dim`; integers and truth values give i64.
+    ///
+    /// # Errors
+    /// `dim` is out of range; memory runs out; integers on a device without 64-bit ones.
+    #[track_caller]
+    pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
+        dispatch_autocast!("cumsum", [self], |x| x.cumsum(dim));
+        let out = self.scan("cumsum", "sum", dim, false)?;
+        let sum = move |x: &Tensor, reverse: bool| x.scan("cumsum", "sum", dim, reverse);
+        Ok(autograd::linear_differentiable(
+            "cumsum",
+            out,
+            self,
+            move |x| sum(x, false),
+            move |g| sum(g, true),
+        ))
+    }
+
+    /// The running product along `dim`; integers and truth values give i64.
+    ///
+    /// # Errors
+    /// As [`cumsum`](Self::cumsum).
+    #[track_caller]
+    pub fn cumprod(&self, dim: isize) -> Result<Tensor> {
+        dispatch_autocast!("cumprod", [self], |x| x.cumprod(dim));
+        let out = self.scan("cumprod", "prod", dim, false)?;
+        let x = self.detach();
+        let saved = smallvec![SavedTensor::input(self)];
+        let composed = move |x: &[Tensor]| x[0].scan_associative(dim, |a, b| a.mul(b));
+        Ok(autograd::composite_differentiable("cumprod", out, &[self], saved, composed, move |g, _| {
+            // From the end, s[r] = g[r] + x[r + 1] s[r + 1]; then times the product of all before r. No division, so
+            // zeros are no special case.
+            let factor = contiguous_zero_offset(&x)?;
+            let affine = Scan {
+                op: "cumprod",
+                combine: "affine",
+                reverse: true,
+                factor: Some(&factor),
+                ..Scan::default()
+            };
+            let (after, _) = affine.run(g, dim)?;
+            Ok(smallvec![Some(x.exclusive_cumprod(dim, false)?.mul(&after)?)])
+        }))
+    }
+
+    /// What an associative operation makes of the elements so far, of pairs of elements (Hillis and Steele, 1986): differentiable as often
+    /// as the operation is.
+    fn scan_associative(
+        &self,
+        dim: isize,
+        combine: impl Fn(&Tensor, &Tensor) -> Result<Tensor>,
+    ) -> Result<Tensor> {
+        let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
+        let (n, mut reach) = (x.dim(dim)?, 1);
+        while reach < n {
+            let first = x.narrow(dim, 0, reach)?;
+            let rest = combine(&x.narrow(dim, reach, n - reach)?, &x.narrow(dim, 0, n - reach)?)?;
+            x = cat(&[&first, &rest], dim)?;
+            reach *= 2;
+        }
+        x.reshape(self.shape())
+    }
+
+    fn exclusive_cumprod(&self, dim: isize, reverse: bool) -> Result<Tensor> {
+        let scan = Scan { op: "prod", combine: "prod", exclusive: true, reverse, ..Scan::default() };
+        Ok(scan.run(self, dim)?.0)
+    }
+
+    /// The product of all other elements along `dim`, for each element. Not recorded.
+    #[track_caller]
+    pub(crate) fn prod_of_others(&self, dim: isize) -> Result<Tensor> {
+        self.exclusive_cumprod(dim, false)?.mul(&self.exclusive_cumprod(dim, true)?)
+    }
+
+    fn cumulative_extreme(
+        &self,
+        op: &'static str,
+        combine: &'static str,
+        dim: isize,
+    ) -> Result<(Tensor, Tensor)> {
+        let (value, place) = Scan { op, combine, ..Scan::default() }.run(self, dim)?;
+        let Some(place) = place else {
+            return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
+        };
+        let (at, shape): (_, Dims) = (SavedTensor::input(&place), self.shape().into());
+        let value = autograd::differentiable(op, value, &[self], move |g, wants| {
+            let at = at.unpack(wants)?;
+            // Many gradients meet in one element: halves are rounded once.
+            let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
+            Ok(smallvec![Some(value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])
+        });
+        Ok((value, place))
+    }
+
+    /// The logarithm of the running sum of exponentials along `dim`, without overflow.
+    ///
+    /// # Errors
+    /// `dim` is out of range; memory runs out.
+    #[track_caller]
+    pub fn logcumsumexp(&self, dim: isize) -> Result<Tensor> {
+        dispatch_in_f32!("logcumsumexp", [self], |x| x.logcumsumexp(dim));
+        let _op = memory::scope::enter_op("logcumsumexp");
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        x.scan_associative(dim, |a, b| a.logaddexp(b))
+    }
+
+    /// Twice the areas of the trapezoids between neighbours along `dim`, `spacing` apart: a number, or points, along `dim` where
+    /// they have one dimension.
+    fn doubled_trapezoid_areas(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
+        let _op = memory::scope::enter_op(op);
+        let d = normalize_dim(op, dim, self.rank())?;
+        if self.rank() == 0 {
+            return Err(Error::shape(op, "takes at least one dimension", &[self.shape()]));
+        }
+        let y = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        let n = y.shape()[d];
+        let sums =
+            y.narrow(dim, 1.min(n), n.saturating_sub(1))?.add(&y.narrow(dim, 0, n.saturating_sub(1))?)?;
+        let Operand::Tensor(points) = spacing else { return sums.mul(spacing) };
+        if points.rank() == 0 {
+            return Err(Error::shape(
+                op,
+                "takes a number or points of at least one dimension",
+                &[points.shape()],
+            ));
+        }
+        let points = if points.rank() == 1 && self.rank() > 1 {
+            let mut shape: Dims = std::iter::repeat_n(1, self.rank()).collect();
+            shape[d] = points.numel();
+            points.reshape(&shape[..])?
+        } else {
+            points.clone()
+        };
+        // Points of fewer dimensions go with the last ones.
+        let along = if points.rank() == self.rank() { d as isize } else { d as isize - self.rank() as isize };
+        let exact = points.dtype().is_float() && points.dtype().size() > 2;
+        let points = if exact { points } else { points.to_dtype(y.dtype())? };
+        sums.mul(&points.diff(1, along, None, None)?)
+    }
+
+    /// The integral along `dim` by trapezoids, of values that lie `spacing` apart (a number), or at points (a tensor, of one dimension or as `self`).
+    ///
+    /// # Errors
+    /// There are no dimensions; `dim` is out of range; the points do not broadcast; memory runs out.
+    #[track_caller]
+    pub fn trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
+        let spacing = spacing.into();
+        dispatch_in_f32!("trapezoid", [self], |x| x.trapezoid(spacing, dim));
+        self.doubled_trapezoid_areas("trapezoid", spacing, dim)?.sum(&[dim], false)?.mul(0.5)
+    }
+
+    /// The running integral along `dim`, as [`trapezoid`](Self::trapezoid): one element less.
+    ///
+    /// # Errors
+    /// As [`trapezoid`](Self::trapezoid).
+    #[track_caller]
+    pub fn cumulative_trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
+        let spacing = spacing.into();
+        dispatch_in_f32!("cumulative_trapezoid", [self], |x| x.cumulative_trapezoid(spacing, dim));
+        self.doubled_trapezoid_areas("cumulative_trapezoid", spacing, dim)?.cumsum(dim)?.mul(0.5)
+    }
+
+    /// The running maximum along `dim` and where it stands (i64; of equal ones the last).
+    ///
+    /// # Errors
+    /// As [`cumsum`](Self::cumsum).
+    #[track_caller]
+    pub fn cummax(&self, dim: isize) -> Result<(Tensor, Tensor)> {
+        self.cumulative_extreme("cummax", "max", dim)
+    }
+
+    /// The running minimum along `dim` and where it stands (i64; of equal ones the last).
+    ///
+    /// # Errors
+    /// As [`cumsum`](Self::cumsum).
+    #[track_caller]
+    pub fn cummin(&self, dim: isize) -> Result<(Tensor, Tensor)> {
+        self.cumulative_extreme("cummin", "min", dim)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::{WORKGROUP_SIZE, split_chunk_totals, split_rows};
+
+    proptest! {
+        #[test]
+        fn no_thread_takes_more_turns_than_drivers_let_it(rows in 0u32..32, extent in 0u32..32, more in 0usize..1000, inner in 0u32..12) {
+            let (rows, mut extent) = (1usize << rows, (1usize << extent) + more);
+            prop_assume!(rows * extent < 1 << 33);
+            let (mut lanes, mut chunk) = split_rows(rows, extent, 1 << inner);
+            for _level in 0..8 {
+                // In each window of a workgroup, one turn and eight of the loop inside.
+                let turns = if lanes == 1 { chunk } else { chunk.div_ceil(WORKGROUP_SIZE) * 9 };
+                prop_assert!(turns + 8 < 65_535 / 2, "{} turns for {} x {}", turns, rows, extent);
+                if chunk >= extent { return Ok(()); }
+                extent = extent.div_ceil(chunk);
+                (lanes, chunk) = split_chunk_totals(rows, extent);
+            }
+            prop_assert!(false, "chunks of chunks without an end");
+        }
+    }
+}

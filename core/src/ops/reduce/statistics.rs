@@ -1,0 +1,392 @@
+//! Variance, norms and log-sum-exp: reductions in two passes, or of powers.
+
+use smallvec::smallvec;
+
+use crate::amp::{self, dispatch_autocast, dispatch_in_f32};
+use crate::autograd::{self, SavedTensor};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory;
+use crate::ops::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
+use crate::tensor::Tensor;
+use crate::tensor::layout::normalize_dim;
+
+const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'static str]) -> ReduceOp {
+    ReduceOp { name: "norm", map, combine: "sum", post, math_files: math, empty_value: Some(0.0) }
+}
+
+static MEAN: ReduceOp = power_sum("v", "acc / T(p.args.x)", &[]);
+// The squares of the distances from the mean: a second pass, because the difference of two large sums loses digits.
+static VAR: ReduceOp = ReduceOp {
+    name: "var",
+    empty_value: Some(f64::NAN),
+    ..power_sum("(v - m) * (v - m)", "acc / T(p.args.x)", &[])
+};
+static STD: ReduceOp = ReduceOp {
+    name: "std",
+    empty_value: Some(f64::NAN),
+    ..power_sum("(v - m) * (v - m)", "sqrt(acc / T(p.args.x))", &[])
+};
+static NORM_0: ReduceOp = power_sum("nonzero", "acc", &[]);
+static NORM_1: ReduceOp = power_sum("abs(v)", "acc", &[]);
+static NORM_2: ReduceOp = power_sum("v * v", "sqrt(acc)", &[]);
+static NORM_P: ReduceOp =
+    power_sum("m_pow(abs(v), p.args.x)", "m_pow(acc, p.args.y)", &["base", "exp", "log", "pow"]);
+static NORM_MAX: ReduceOp = ReduceOp { combine: "max", ..power_sum("abs(v)", "acc", &[]) };
+static NORM_MIN: ReduceOp = ReduceOp { combine: "min", empty_value: None, ..power_sum("abs(v)", "acc", &[]) };
+static LOGSUMEXP_MAX: ReduceOp = ReduceOp {
+    name: "logsumexp",
+    combine: "max",
+    empty_value: Some(f64::NEG_INFINITY),
+    ..power_sum("v", "acc", &[])
+};
+// An infinite maximum is not subtracted: infinity less itself is NaN.
+static LOGSUMEXP: ReduceOp = ReduceOp {
+    name: "logsumexp",
+    empty_value: Some(f64::NEG_INFINITY),
+    ..power_sum(
+        "m_exp(v - select(0.0, m, m_isfinite(m)))",
+        "select(0.0, m, m_isfinite(m)) + m_log(acc)",
+        &["base", "exp", "log"],
+    )
+};
+
+fn reduce_params(x: f64, y: f64) -> [f32; 4] {
+    [x as f32, y as f32, 0.0, 0.0]
+}
+
+/// The largest magnitude of a tensor that has elements, in its type, whatever autocast says. Not recorded.
+pub(crate) fn largest_magnitude(x: &Tensor) -> Result<Tensor> {
+    reduce_float(&NORM_MAX, x, &ReduceDims::new("norm", x.shape(), &[])?, false, ReduceArgs::default())
+}
+
+impl Tensor {
+    /// The mean over the dimensions in f32 (f64 for f64), kept as extents of 1. Not recorded.
+    fn mean_keepdim(&self, over: &ReduceDims) -> Result<Tensor> {
+        let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
+        let extra = ReduceArgs {
+            params: reduce_params(over.elements_per_output as f64, 0.0),
+            ..ReduceArgs::default()
+        };
+        reduce(&MEAN, self, over, true, self.dtype(), dtype, extra)
+    }
+
+    #[track_caller]
+    fn var_or_std(
+        &self,
+        op: &'static ReduceOp,
+        dims: &[isize],
+        correction: f64,
+        keepdim: bool,
+    ) -> Result<Tensor> {
+        let _op = memory::scope::enter_op(op.name);
+        if !self.dtype().is_float() {
+            return Err(Error::dtype(op.name, self.dtype(), "takes floats; cast with `to_dtype`"));
+        }
+        let over = ReduceDims::new(op.name, self.shape(), dims)?;
+        let center = self.mean_keepdim(&over)?;
+        let freedom = (over.elements_per_output as f64 - correction).max(0.0);
+        let within = |op, divisor| {
+            let extra = ReduceArgs {
+                center: Some(&center),
+                params: reduce_params(divisor, 0.0),
+                ..ReduceArgs::default()
+            };
+            reduce_float(op, self, &over, keepdim, extra)
+        };
+        let out = match self.dtype() {
+            // The kernel's numbers are f32's.
+            DType::F64 if freedom.fract() != 0.0 => {
+                let _no_grad = autograd::no_grad();
+                let out = within(&VAR, 1.0)?.div(freedom)?;
+                if op.name == "std" { out.sqrt()? } else { out }
+            }
+            _ => within(op, freedom)?,
+        };
+        // With none left the result is infinite; where dimensions are named, PyTorch's gradient has the difference as it is.
+        let freedom = match dims.is_empty() || self.rank() == 0 {
+            true => freedom,
+            false => over.elements_per_output as f64 - correction,
+        };
+        let root = op.name == "std";
+        let (x, y) = (SavedTensor::input(self), root.then(|| SavedTensor::output(&out)));
+        Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
+            let dtype = g.dtype();
+            // Halves are rounded once, behind all steps.
+            let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(wants)?)?);
+            let y = y.as_ref().map(|y| amp::half_to_f32(&y.unpack(wants)?)).transpose()?;
+            let mean = match wants.create_graph() {
+                true => x.sum_to(&over.keepdim_shape)?.div(over.elements_per_output as f64)?,
+                false => center.to_dtype(x.dtype())?,
+            };
+            let g = match &y {
+                Some(y) => g.div(&y.mul(freedom)?)?,
+                None => g.mul(2.0 / freedom)?,
+            };
+            let g = over.expand_to_input(&g)?;
+            // Zero where the deviation is zero, as in PyTorch, which divides by it nevertheless.
+            let away = x.sub(&over.expand_to_input(&mean)?)?;
+            let grad = g.mul(&away)?;
+            let grad = match &y {
+                Some(y) => grad.masked_fill(&over.expand_to_input(&y.detach())?.eq(0.0)?, 0.0)?,
+                None => grad,
+            };
+            Ok(smallvec![Some(grad.to_dtype(dtype)?)])
+        }))
+    }
+
+    /// The variance over `dims` (all if there are none), of n - `correction` degrees of freedom: 1 gives the unbiased
+    /// estimate, 0 the mean square.
+    ///
+    /// # Errors
+    /// A dimension is out of range or named twice; the dtype is not a float; memory runs out.
+    #[track_caller]
+    pub fn var(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+        self.var_or_std(&VAR, dims, correction, keepdim)
+    }
+
+    /// The square root of [`var`](Self::var).
+    ///
+    /// # Errors
+    /// As [`var`](Self::var).
+    #[track_caller]
+    pub fn std(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+        self.var_or_std(&STD, dims, correction, keepdim)
+    }
+
+    /// The variance and the mean.
+    ///
+    /// # Errors
+    /// As [`var`](Self::var).
+    #[track_caller]
+    pub fn var_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        // Both gradients are added before they are rounded.
+        let x = amp::half_to_f32(self)?;
+        let (var, mean) = (x.var(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
+        Ok((var.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
+    }
+
+    /// The p-norm over `dims` (all if there are none): the number of elements that are not zero for a `p` of 0, the
+    /// largest or smallest magnitude for an infinite one.
+    ///
+    /// # Errors
+    /// As [`var`](Self::var); `p` is -inf and there are no elements.
+    #[track_caller]
+    pub fn norm(&self, p: f64, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        if autograd::compute_requires_grad(&[self]) {
+            // Its gradient is made of powers of the norm, which would be rounded before.
+            dispatch_in_f32!("norm", [self], |x| x.norm(p, dims, keepdim));
+        }
+        dispatch_autocast!("norm", [self], |x| x.norm(p, dims, keepdim));
+        let over = ReduceDims::new("norm", self.shape(), dims)?;
+        let op = match p {
+            0.0 => &NORM_0,
+            1.0 => &NORM_1,
+            2.0 => &NORM_2,
+            f64::INFINITY => &NORM_MAX,
+            f64::NEG_INFINITY => &NORM_MIN,
+            _ => &NORM_P,
+        };
+        let extra = ReduceArgs { params: reduce_params(p, 1.0 / p), ..ReduceArgs::default() };
+        let out = match self.dtype() {
+            // The kernel's powers are f32's.
+            DType::F64 if std::ptr::eq(op, &raw const NORM_P) => {
+                let _no_grad = autograd::no_grad();
+                self.detach().abs()?.pow(p)?.sum(dims, keepdim)?.pow(1.0 / p)?
+            }
+            _ => reduce_float(op, self, &over, keepdim, extra)?,
+        };
+        let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
+        Ok(autograd::differentiable("norm", out, &[self], move |g, wants| {
+            let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
+            let (g, y) = (over.expand_to_input(g)?, over.expand_to_input(&y)?);
+            // Where something is zero, or largest, does not change with it.
+            let (fixed, whole) = (x.detach(), y.detach());
+            let grad = if p == 0.0 {
+                x.zeros_like()?
+            } else if p == 1.0 {
+                g.mul(&x.sign()?)?
+            } else if p.is_infinite() {
+                let mask = fixed.abs()?.eq_or_both_nan(&whole)?.to_dtype(x.dtype())?;
+                let ties = mask.sum_to(&over.keepdim_shape)?;
+                g.mul(&x.sign()?)?.mul(&mask)?.div(&ties)?
+            } else if p == 2.0 {
+                // A norm of zero has a gradient of zero, as in PyTorch.
+                g.mul(&x)?.div(&y)?.masked_fill(&whole.eq(0.0)?, 0.0)?
+            } else if p < 1.0 {
+                // x |x|^(p - 2) is infinite at zero, where PyTorch has no gradient.
+                let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?.masked_fill(&fixed.eq(0.0)?, 0.0)?;
+                slope.mul(&g)?.mul(&y.pow(1.0 - p)?)?
+            } else {
+                let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?;
+                slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&whole.eq(0.0)?, 0.0)?
+            };
+            Ok(smallvec![Some(grad)])
+        }))
+    }
+
+    /// The standard deviation, as [`std`](Self::std), and the mean.
+    ///
+    /// # Errors
+    /// As [`var`](Self::var).
+    #[track_caller]
+    pub fn std_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        // Both gradients meet in the input.
+        let x = amp::half_to_f32(self)?;
+        let (std, mean) = (x.std(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
+        Ok((std.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
+    }
+
+    /// The sum over `dims` (all if there are none) of what is not NaN.
+    ///
+    /// # Errors
+    /// As [`sum`](Self::sum).
+    #[track_caller]
+    pub fn nansum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        if !self.dtype().is_float() {
+            return self.sum(dims, keepdim);
+        }
+        self.masked_fill(&self.detach().isnan()?, 0.0)?.sum(dims, keepdim)
+    }
+
+    /// The mean over `dims` (all if there are none) of what is not NaN.
+    ///
+    /// # Errors
+    /// As [`mean`](Self::mean).
+    #[track_caller]
+    pub fn nanmean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        dispatch_in_f32!("nanmean", [self], |x| x.nanmean(dims, keepdim));
+        let _op = memory::scope::enter_op("nanmean");
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        let there = x.detach().isnan()?.logical_not()?.to_dtype(x.dtype())?;
+        x.nansum(dims, keepdim)?.div(&there.sum(dims, keepdim)?)
+    }
+
+    /// The covariances of variables, from \[variables, observations\] or the observations of one: PyTorch's `cov`. Observations count as often
+    /// as `fweights` say (integers), and as much as `aweights`; `correction` is 1 for an estimate without bias.
+    ///
+    /// # Errors
+    /// There are more than two dimensions; weights are not one for each observation; memory runs out.
+    #[track_caller]
+    pub fn cov(
+        &self,
+        correction: f64,
+        fweights: Option<&Tensor>,
+        aweights: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        const OP: &str = "cov";
+        dispatch_in_f32!(OP, [self], |x| x.cov(correction, fweights, aweights));
+        let _op = memory::scope::enter_op(OP);
+        if self.rank() > 2 {
+            return Err(Error::shape(OP, "takes at most two dimensions", &[self.shape()]));
+        }
+        let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
+        let x = x.atleast_2d()?;
+        let n = x.shape()[1];
+        for w in [fweights, aweights].into_iter().flatten() {
+            if w.numel() != n || w.rank() > 1 {
+                return Err(Error::shape(
+                    OP,
+                    "takes a weight for each observation",
+                    &[self.shape(), w.shape()],
+                ));
+            }
+        }
+        let weight = |w: Option<&Tensor>| w.map(|w| w.to_dtype(x.dtype())?.reshape([n])).transpose();
+        let (often, much) = (weight(fweights)?, weight(aweights)?);
+        let both = match (&often, &much) {
+            (Some(often), Some(much)) => Some(often.mul(much)?),
+            (Some(one), None) | (None, Some(one)) => Some(one.clone()),
+            (None, None) => None,
+        };
+        let Some(w) = both else {
+            let off = x.sub(&x.mean(&[1], true)?)?;
+            // Too few observations: a division by zero, as in PyTorch.
+            return off.matmul(&off.t()?)?.mul(1.0 / (n as f64 - correction).max(0.0))?.squeeze_all();
+        };
+        let sum = w.sum_all()?;
+        let norm = match &much {
+            Some(much) if correction != 0.0 => {
+                sum.sub(&w.mul(much)?.sum_all()?.mul(correction)?.div(&sum)?)?
+            }
+            _ => sum.sub(correction)?,
+        };
+        let off = x.sub(&x.mul(&w)?.sum(&[1], true)?.div(&sum)?)?;
+        off.mul(&w)?.matmul(&off.t()?)?.div(&norm.maximum(0.0)?)?.squeeze_all()
+    }
+
+    /// The correlations of variables, from \[variables, observations\] or the observations of one: covariances over both standard
+    /// deviations.
+    ///
+    /// # Errors
+    /// As [`cov`](Self::cov).
+    #[track_caller]
+    pub fn corrcoef(&self) -> Result<Tensor> {
+        dispatch_in_f32!("corrcoef", [self], |x| x.corrcoef());
+        let _op = memory::scope::enter_op("corrcoef");
+        let all = self.cov(1.0, None, None)?;
+        if all.rank() == 0 {
+            return all.div(&all);
+        }
+        let deviation = all.diagonal(0, 0, 1)?.sqrt()?;
+        all.div(&deviation.unsqueeze(1)?)?.div(&deviation)?.clamp(-1.0, 1.0)
+    }
+
+    /// The parts along `dim`, each made shorter where its norm is above `most`: PyTorch's `renorm`.
+    ///
+    /// # Errors
+    /// There are fewer than two dimensions; `dim` is out of range; `p` is not above 0, or `most` below 0; the type is no float; memory runs out.
+    #[track_caller]
+    pub fn renorm(&self, p: f64, dim: isize, most: f64) -> Result<Tensor> {
+        const OP: &str = "renorm";
+        dispatch_in_f32!(OP, [self], |x| x.renorm(p, dim, most));
+        let _op = memory::scope::enter_op(OP);
+        let d = normalize_dim(OP, dim, self.rank())?;
+        if self.rank() < 2 {
+            return Err(Error::shape(OP, "takes at least two dimensions", &[self.shape()]));
+        }
+        if !(p > 0.0 && most >= 0.0) {
+            return Err(Error::argument(
+                OP,
+                format!("takes a p above 0 and a bound from 0 on, got {p} and {most}"),
+            ));
+        }
+        let others: Vec<isize> = (0..self.rank()).filter(|&k| k != d).map(|k| k as isize).collect();
+        let norm = self.norm(p, &others, true)?;
+        let long = norm.detach().gt(most)?;
+        let factor = norm.add(1e-7)?.reciprocal()?.mul(most)?;
+        self.mul(&factor.where_(&long, 1.0)?)
+    }
+
+    /// The logarithm of the sum of exponentials over `dims` (all if there are none), without overflow.
+    ///
+    /// # Errors
+    /// As [`var`](Self::var).
+    #[track_caller]
+    pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+        dispatch_autocast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
+        let _op = memory::scope::enter_op("logsumexp");
+        if !self.dtype().is_float() {
+            return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
+        }
+        let over = ReduceDims::new("logsumexp", self.shape(), dims)?;
+        let largest = reduce_float(&LOGSUMEXP_MAX, self, &over, true, ReduceArgs::default())?;
+        if self.dtype() == DType::F64 {
+            // The kernel's exponential is f32's.
+            let shift = largest.where_(&largest.isfinite()?, 0.0)?;
+            let sum = self.sub(&over.expand_to_input(&shift)?)?.exp()?.sum(dims, keepdim)?;
+            return sum.log()?.add(&shift.reshape(sum.shape())?);
+        }
+        let extra = ReduceArgs { center: Some(&largest), ..ReduceArgs::default() };
+        // Of halves the gradient keeps it in f32: its rounding would be a factor of all weights.
+        let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
+        let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
+        let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
+        let out = autograd::differentiable("logsumexp", out, &[self], move |g, wants| {
+            let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
+            let weight = x.to_dtype(y.dtype())?.sub(&over.expand_to_input(&y)?)?.exp()?;
+            Ok(smallvec![Some(over.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())?)])
+        });
+        out.to_dtype(self.dtype())
+    }
+}

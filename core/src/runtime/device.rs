@@ -1,0 +1,469 @@
+//! A device: one backend, one memory pool, the kernels compiled for it, and its random numbers.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
+
+use forebay_shaders::KernelSpec;
+use forebay_shaders::reflection::ModuleInterface;
+use rustc_hash::FxHashMap;
+
+use crate::autograd;
+use crate::backend::handle::Handle;
+use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
+use crate::capture::{CaptureRecorder, PhiloxState};
+use crate::dtype::DType;
+use crate::error::{Error, Result};
+use crate::memory::scope::{self, Scope};
+use crate::memory::{Config, HostSource, Pool, Stats};
+use crate::ops::conv::im2col::{self, Im2colLimit};
+use crate::ops::elementwise::fusion;
+use crate::runtime::profile::{SpanRecorder, WorkItem};
+use crate::runtime::stream::{DeviceMover, StreamSet};
+
+/// A handle on a device; cloning it is cheap. Two handles are equal if they are of the same opened device.
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    // Dropped before the backend they take their segments from.
+    pool: Pool,
+    host: OnceLock<Pool>,
+    backend: Arc<dyn Backend>,
+    /// The backend as programs are given it.
+    handle: OnceLock<Arc<dyn Backend>>,
+    streams: Arc<StreamSet>,
+    kernels: RwLock<FxHashMap<KernelSpec, CompiledKernel>>,
+    /// By their identities.
+    kernels_by_key: RwLock<FxHashMap<Box<[usize]>, CompiledKernel>>,
+    custom_kernels: RwLock<FxHashMap<CustomKernel, (CompiledKernel, Arc<ModuleInterface>)>>,
+    /// By the kernel's number: its label, and which of its bindings it writes.
+    labels: RwLock<Vec<(Arc<str>, u32)>>,
+    random: Mutex<RandomState>,
+    recording: SpanRecorder,
+    capture: CaptureRecorder,
+    im2col: Im2colLimit,
+    name: String,
+}
+
+/// A handle that keeps no device open.
+#[derive(Clone)]
+pub(crate) struct WeakDevice(Weak<Inner>);
+
+impl fmt::Debug for WeakDevice {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "WeakDevice({})", if self.0.strong_count() > 0 { "open" } else { "closed" })
+    }
+}
+
+impl WeakDevice {
+    /// The device, if it is open.
+    pub(crate) fn upgrade(&self) -> Option<Device> {
+        self.0.upgrade().map(|inner| Device { inner })
+    }
+}
+
+/// A compiled kernel, and which of its bindings it writes, a bit each.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CompiledKernel {
+    id: KernelId,
+    pub(crate) write_mask: u32,
+}
+
+/// What a kernel is made of, by the addresses of its words: quicker to look up than its spec, which need not be made then.
+/// One spec may have several.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct KernelKey {
+    words: [usize; Self::WORDS],
+    /// How many there are; more than there is room for make an identity that nothing has.
+    count: usize,
+}
+
+impl KernelKey {
+    const WORDS: usize = 32;
+
+    /// That of no words yet, among the kernels of a template.
+    #[inline]
+    pub(crate) fn new(template: &'static str) -> Self {
+        let mut identity = Self { words: [0; Self::WORDS], count: 0 };
+        identity.word(template);
+        identity
+    }
+
+    /// Adds a word.
+    #[inline]
+    pub(crate) fn word(&mut self, word: &'static str) {
+        // No address takes the upper 16 bits.
+        self.number(word.as_ptr().addr() ^ word.len().rotate_right(16));
+    }
+
+    /// Adds a list of words, or what decides one.
+    #[inline]
+    pub(crate) fn words(&mut self, words: &[&'static str]) {
+        self.number(words.len());
+        words.iter().for_each(|word| self.word(word));
+    }
+
+    /// Adds a number.
+    #[inline]
+    pub(crate) fn number(&mut self, number: usize) {
+        if let Some(word) = self.words.get_mut(self.count) {
+            *word = number;
+        }
+        self.count += 1;
+    }
+
+    /// Adds truth values.
+    #[inline]
+    pub(crate) fn flags(&mut self, flags: &[bool]) {
+        self.number(flags.iter().fold(1, |bits, &flag| bits << 1 | usize::from(flag)));
+    }
+
+    fn as_slice(&self) -> Option<&[usize]> {
+        self.words.get(..self.count)
+    }
+}
+
+/// A user's kernel: its source and the bits of its overrides.
+type CustomKernel = (&'static str, Vec<(&'static str, u64)>);
+
+/// Where a device's stream of random numbers stands: Philox draws number `offset`, `offset + 1`, ... under `seed`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RandomState {
+    /// The key.
+    pub seed: u64,
+    /// Draws made so far, in blocks of four 32-bit numbers.
+    pub offset: u64,
+}
+
+impl PartialEq for Device {
+    fn eq(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+}
+impl Eq for Device {}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Device({})", self.inner.name)
+    }
+}
+
+impl fmt::Display for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.inner.name)
+    }
+}
+
+impl Device {
+    /// A device over a backend, whose pool is configured by the environment (see [`Config::for_device`]).
+    ///
+    /// Programs use `Device::best()` and `Device::open` of the facade crate.
+    ///
+    /// # Errors
+    /// A variable of the environment cannot be understood.
+    pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
+        let info = backend.info();
+        let config = Config::for_device(info.backend, info.index)?;
+        fusion::from_env()?;
+        im2col::im2col_bytes_from_env()?;
+        Ok(Self::with_config(backend, config))
+    }
+
+    /// A device over a backend, with a pool of this configuration. Of the environment counts what can be understood.
+    #[must_use]
+    pub fn with_config(backend: Arc<dyn Backend>, config: Config) -> Self {
+        let info = backend.info();
+        let name = format!("{}:{}", info.backend, info.index);
+        let lanes = Arc::new(StreamSet::new(&backend));
+        let mover = Arc::new(DeviceMover { backend: Arc::clone(&backend), lanes: Arc::clone(&lanes) });
+        let pool = Pool::new(backend.clone(), config).with_device_name(name.clone()).with_mover(mover);
+        let random = Mutex::new(RandomState { seed: 0, offset: 0 });
+        let null = info.backend == "null";
+        let inner = Arc::new(Inner {
+            pool,
+            host: OnceLock::new(),
+            backend,
+            handle: OnceLock::new(),
+            streams: lanes,
+            kernels: RwLock::default(),
+            kernels_by_key: RwLock::default(),
+            custom_kernels: RwLock::default(),
+            labels: RwLock::default(),
+            random,
+            recording: SpanRecorder::default(),
+            capture: CaptureRecorder::default(),
+            im2col: Im2colLimit::from_env_or_default(),
+            name,
+        });
+        // The only one who sets it.
+        let _ = inner.streams.device.set(WeakDevice(Arc::downgrade(&inner)));
+        let device = Self { inner };
+        device.set_fusion_min_bytes(if null { None } else { fusion::min_bytes_or_default() });
+        device
+    }
+
+    /// The null device: shapes, memory and errors of a real one, and no arithmetic.
+    #[must_use]
+    pub fn null(profile: crate::backend::null::Profile) -> Self {
+        let config = profile.config;
+        Self::with_config(Arc::new(crate::backend::null::NullBackend::new(profile)), config)
+    }
+
+    /// What the device is and can do.
+    #[must_use]
+    pub fn info(&self) -> &DeviceInfo {
+        self.inner.backend.info()
+    }
+
+    /// Its backend, which knows segments and kernels, and no tensors. A device holds elementwise operations back, to run several as one
+    /// kernel; each call of this handle that submits or waits launches them before. To wait for the device, take
+    /// [`synchronize`](Self::synchronize) or [`fence`](Self::fence).
+    #[must_use]
+    pub fn backend(&self) -> &Arc<dyn Backend> {
+        let inner = &self.inner;
+        inner.handle.get_or_init(|| {
+            let device = WeakDevice(Arc::downgrade(inner));
+            Arc::new(Handle::new(device, Arc::clone(&inner.backend)))
+        })
+    }
+
+    /// The backend itself, for who holds the gate or need not.
+    #[inline]
+    pub(crate) fn raw(&self) -> &Arc<dyn Backend> {
+        &self.inner.backend
+    }
+
+    /// Its memory pool.
+    #[must_use]
+    pub fn pool(&self) -> &Pool {
+        &self.inner.pool
+    }
+
+    /// The pool of the host's memory that it copies from and to by itself (page-locked, on CUDA): where
+    /// [`Tensor::offload_`](crate::tensor::Tensor::offload_) puts what it takes off the device.
+    #[must_use]
+    pub fn host_pool(&self) -> &Pool {
+        self.inner.host.get_or_init(|| {
+            let source = Arc::new(HostSource(Arc::clone(&self.inner.backend)));
+            // Limits of the device are not the host's.
+            let config =
+                Config { max_memory: None, per_process_memory_fraction: 1.0, ..self.pool().config() };
+            Pool::new(source, config).with_device_name(format!("{} (host)", self.inner.name))
+        })
+    }
+
+    /// What was said of the windows of convolutions.
+    pub(crate) fn im2col_switch(&self) -> &Im2colLimit {
+        &self.inner.im2col
+    }
+
+    pub(crate) fn stream_set(&self) -> &StreamSet {
+        &self.inner.streams
+    }
+
+    pub(crate) fn recording(&self) -> &SpanRecorder {
+        &self.inner.recording
+    }
+
+    /// What is recorded of a step that is being captured.
+    pub(crate) fn capture_recorder(&self) -> &CaptureRecorder {
+        &self.inner.capture
+    }
+
+    /// What tells it from other devices while it lives.
+    pub(crate) fn address(&self) -> usize {
+        Arc::as_ptr(&self.inner).addr()
+    }
+
+    /// Statistics of its memory. Displays as a table.
+    #[must_use]
+    pub fn memory(&self) -> Stats {
+        self.inner.pool.stats()
+    }
+
+    /// Restarts its random numbers.
+    pub fn manual_seed(&self, seed: u64) {
+        self.set_random_state(RandomState { seed, offset: 0 });
+    }
+
+    /// Where its random numbers stand.
+    #[must_use]
+    pub fn random_state(&self) -> RandomState {
+        *self.inner.random.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Puts its random numbers where they once stood.
+    pub fn set_random_state(&self, state: RandomState) {
+        self.capture_recorder().forbid(
+            "set_random_state",
+            "random numbers go on from one replay to the next; seed before the capture",
+        );
+        // A checkpoint that runs its body again draws what it drew before, and leaves the rest alone.
+        if !autograd::is_recomputing() {
+            *self.inner.random.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        }
+    }
+
+    /// Takes the next `blocks` Philox blocks (of four numbers each).
+    pub(crate) fn draw_random(&self, blocks: u64) -> PhiloxState {
+        PhiloxState::new(self.draw_state(blocks))
+    }
+
+    /// The same, with where they stand.
+    pub(crate) fn draw_state(&self, blocks: u64) -> RandomState {
+        if let Some(before) = autograd::replayed_draw(self) {
+            return before;
+        }
+        let taken = {
+            let mut state = self.inner.random.lock().unwrap_or_else(PoisonError::into_inner);
+            let taken = *state;
+            // The counter goes round, as that of Philox.
+            state.offset = state.offset.wrapping_add(blocks);
+            taken
+        };
+        autograd::record_draw(self, taken);
+        taken
+    }
+
+    /// Waits until the device has done everything that was asked of it.
+    ///
+    /// # Errors
+    /// The device was lost, or an earlier call failed on it.
+    pub fn synchronize(&self) -> Result<()> {
+        self.flush_fusion()?;
+        let backend = &self.inner.backend;
+        Ok(backend.wait_fence(backend.record_fence()?)?)
+    }
+
+    /// Whether tensors of this type can be on the device.
+    #[must_use]
+    pub fn supports(&self, dtype: DType) -> bool {
+        dtype != DType::F64 || self.info().features.f64
+    }
+
+    /// Whether the device is the null device, whose tensors have no contents.
+    #[must_use]
+    pub fn is_null(&self) -> bool {
+        self.info().backend == "null"
+    }
+
+    /// The compiled form of a kernel of this workspace.
+    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<CompiledKernel> {
+        let kernels = &self.inner.kernels;
+        if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec) {
+            return Ok(kernel);
+        }
+        let label = spec.label();
+        let wgsl = forebay_shaders::render(spec)
+            .map_err(|e| Error::Kernel { label: label.clone(), message: e.to_string() })?;
+        let source =
+            KernelSource { label: &label, wgsl: &wgsl, entry: "main", overrides: &[], zeroed: false };
+        let kernel = self.compile(&source)?;
+        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), kernel);
+        Ok(kernel)
+    }
+
+    /// The same, by what decides the spec, which is made the first time alone.
+    pub(crate) fn kernel_by_key(
+        &self,
+        identity: &KernelKey,
+        spec: impl FnOnce() -> KernelSpec,
+    ) -> Result<CompiledKernel> {
+        if let Some(kernel) = self.find_kernel(identity) {
+            return Ok(kernel);
+        }
+        let kernel = self.kernel(&spec())?;
+        if let Some(words) = identity.as_slice() {
+            self.inner
+                .kernels_by_key
+                .write()
+                .unwrap_or_else(PoisonError::into_inner)
+                .insert(words.into(), kernel);
+        }
+        Ok(kernel)
+    }
+
+    /// The same, if it was asked for before.
+    #[inline]
+    pub(crate) fn find_kernel(&self, identity: &KernelKey) -> Option<CompiledKernel> {
+        let known = self.inner.kernels_by_key.read().unwrap_or_else(PoisonError::into_inner);
+        known.get(identity.as_slice()?).copied()
+    }
+
+    /// The compiled form of a user's kernel, and what it declares.
+    pub(crate) fn custom_kernel(
+        &self,
+        label: &'static str,
+        wgsl: &'static str,
+        overrides: &'static [(&'static str, f64)],
+    ) -> Result<(CompiledKernel, Arc<ModuleInterface>)> {
+        let key = (wgsl, overrides.iter().map(|&(name, value)| (name, value.to_bits())).collect());
+        let kernels = &self.inner.custom_kernels;
+        if let Some(form) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
+            return Ok(form.clone());
+        }
+        // What is wrong with it is said in the terms of WGSL, before a backend compiles it.
+        let interface = forebay_shaders::reflection::reflect_module(wgsl, "main")
+            .map_err(|message| crate::error::Error::Kernel { label: label.to_owned(), message })?;
+        let kernel = self.compile(&KernelSource { label, wgsl, entry: "main", overrides, zeroed: true })?;
+        // What is wrong with a user's kernel is said where it is first run.
+        self.inner.backend.compiled(kernel.id)?;
+        let form = (kernel, Arc::new(interface));
+        kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, form.clone());
+        Ok(form)
+    }
+
+    fn compile(&self, source: &KernelSource<'_>) -> Result<CompiledKernel> {
+        let id = self.inner.backend.compile(source)?;
+        let mut labels = self.inner.labels.write().unwrap_or_else(PoisonError::into_inner);
+        let at = id.0 as usize;
+        if labels.len() <= at {
+            labels.resize(at + 1, (Arc::from(""), u32::MAX));
+        }
+        let written = forebay_shaders::writable_bindings(source.wgsl);
+        labels[at] = (source.label.into(), written);
+        Ok(CompiledKernel { id, write_mask: written })
+    }
+
+    /// Enqueues a kernel on the queue of this thread.
+    pub(crate) fn launch(
+        &self,
+        kernel: CompiledKernel,
+        bindings: &[Slice],
+        params: &[u8],
+        groups: [u32; 3],
+    ) -> Result<()> {
+        self.launch_on(self.queue(), scope::current(), kernel, bindings, params, groups)
+    }
+
+    /// The same on any queue, in the name of any operation.
+    pub(crate) fn launch_on(
+        &self,
+        queue: u8,
+        scope: Scope,
+        kernel: CompiledKernel,
+        bindings: &[Slice],
+        params: &[u8],
+        groups: [u32; 3],
+    ) -> Result<()> {
+        let launch = Launch { kernel: kernel.id, bindings, params, groups };
+        self.try_enqueue_on(queue, scope, || self.describe_launch(&launch), &Command::Launch(launch))
+            .map(drop)
+    }
+
+    /// A launch for a profile.
+    pub(crate) fn describe_launch(&self, launch: &Launch<'_>) -> WorkItem {
+        let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
+        let name =
+            labels.get(launch.kernel.0 as usize).map_or_else(|| "".into(), |(name, _)| Arc::clone(name));
+        WorkItem { name, bytes: launch.bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
+    }
+
+    /// Which of its bindings a kernel writes, a bit each.
+    pub(crate) fn kernel_write_mask(&self, kernel: KernelId) -> u32 {
+        let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
+        labels.get(kernel.0 as usize).map_or(u32::MAX, |(_, written)| *written)
+    }
+}

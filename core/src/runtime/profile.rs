@@ -1,0 +1,341 @@
+//! What a device does and when: every kernel, product and copy with its operation, module, time, bytes and the memory
+//! allocated at that moment; as a table, and as a timeline for a browser.
+//!
+//! ```
+//! use forebay_core::{device::Device, dtype::DType, profile::Profiler, tensor::Tensor};
+//! # let device = Device::null(Default::default());
+//! let x = Tensor::ones(&[64, 64], DType::F32, &device)?;
+//! let profiler = Profiler::start(&device)?;
+//! x.matmul(&x)?.relu()?;
+//! let profile = profiler.finish()?;
+//! println!("{profile}"); // a line for each kernel: calls, time, GB/s and part of the card's
+//! assert_eq!(profile.spans.last().map(|span| span.op), Some("relu"));
+//! let timeline = profile.chrome_trace(); // for chrome://tracing and Perfetto
+//! # Ok::<(), forebay_core::error::Error>(())
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use serde_json::json;
+
+use crate::backend::{Backend, Command, Peak, Stamp};
+use crate::error::{Error, Result};
+use crate::memory::scope;
+use crate::runtime::device::Device;
+
+/// One thing that the device did.
+#[derive(Clone, Debug)]
+pub struct Span {
+    /// The kernel, or the kind of work: `softmax dtype=f32`, `matmul bf16 8192x768x3072`, `copy`.
+    pub name: Arc<str>,
+    /// The operation that asked for it.
+    pub op: &'static str,
+    /// The path of its module.
+    pub module: String,
+    /// The queue it ran on.
+    pub queue: u8,
+    /// Bytes of all that it binds: what it reads and writes if it touches everything once.
+    pub bytes: u64,
+    /// Operations of a product; 0 for what is not counted.
+    pub flops: u64,
+    /// When the device began, in nanoseconds since the profile's first span; 0 where devices have no clock.
+    pub start: f64,
+    /// Nanoseconds that it took, gaps before it on its queue left out; 0 where devices have no clock.
+    pub duration: f64,
+    /// Bytes allocated of the device's pool when it was enqueued.
+    pub allocated: u64,
+}
+
+/// What one kernel did in all.
+#[derive(Clone, Debug, Default)]
+pub struct KernelTotal {
+    /// The kernel.
+    pub name: Arc<str>,
+    /// How often it ran.
+    pub calls: u64,
+    /// Nanoseconds in all.
+    pub duration: f64,
+    /// Bytes in all.
+    pub bytes: u64,
+    /// Operations of products in all.
+    pub flops: u64,
+}
+
+/// All that a device did while a [`Profiler`] ran. Displays as a table, the longest first.
+#[derive(Clone, Debug)]
+pub struct Profile {
+    /// In the order of the calls.
+    pub spans: Vec<Span>,
+    device: String,
+    peak: Peak,
+}
+
+/// Records what a device does, from [`start`](Self::start) to [`finish`](Self::finish). Reading the clock costs a few
+/// microseconds a kernel, so a profiled program is slower; the spans themselves are as long as without.
+#[derive(Debug)]
+#[must_use = "recording stops when it is dropped"]
+pub struct Profiler {
+    device: Device,
+}
+
+impl Profiler {
+    /// Starts to record, for all threads.
+    ///
+    /// # Errors
+    /// The device is recorded already, or was lost.
+    pub fn start(device: &Device) -> Result<Self> {
+        device.synchronize()?;
+        if device.recording().active.swap(true, Ordering::AcqRel) {
+            return Err(Error::argument("Profiler", format!("{device} is recorded by another profiler")));
+        }
+        device.recording().lock().clear();
+        Ok(Self { device: device.clone() })
+    }
+
+    /// Waits for the device, and gives what was recorded.
+    ///
+    /// # Errors
+    /// The device was lost.
+    pub fn finish(self) -> Result<Profile> {
+        let device = self.device.clone();
+        device.flush_fusion()?;
+        drop(self);
+        let raws = std::mem::take(&mut *device.recording().lock());
+        let times = device.raw().read_stamps()?;
+        let time = |stamp: Stamp| times.get(stamp.0 as usize).copied().unwrap_or(0.0);
+        let first = raws.iter().filter_map(|raw| Some(time(raw.stamps?.0))).fold(f64::INFINITY, f64::min);
+        let mut ends = [f64::NEG_INFINITY; 256];
+        let spans = raws.into_iter().map(|raw| {
+            let (start, end) =
+                raw.stamps.map_or((0.0, 0.0), |(from, to)| (time(from) - first, time(to) - first));
+            // A queue may not have been idle when the first stamp was read.
+            let start = start.max(ends[usize::from(raw.queue)]);
+            ends[usize::from(raw.queue)] = end;
+            Span {
+                name: raw.name,
+                op: raw.scope.op,
+                module: raw.scope.module.to_string(),
+                queue: raw.queue,
+                bytes: raw.bytes,
+                flops: raw.flops,
+                start,
+                duration: (end - start).max(0.0),
+                allocated: raw.allocated,
+            }
+        });
+        let spans = spans.collect();
+        Ok(Profile { spans, device: device.to_string(), peak: device.info().peak })
+    }
+}
+
+impl Drop for Profiler {
+    fn drop(&mut self) {
+        self.device.recording().active.store(false, Ordering::Release);
+    }
+}
+
+impl Profile {
+    /// What each kernel did in all, the longest first.
+    #[must_use]
+    pub fn kernel_totals(&self) -> Vec<KernelTotal> {
+        let mut rows: BTreeMap<&str, KernelTotal> = BTreeMap::new();
+        for span in &self.spans {
+            let row = rows
+                .entry(&span.name)
+                .or_insert_with(|| KernelTotal { name: span.name.clone(), ..KernelTotal::default() });
+            row.calls += 1;
+            row.duration += span.duration;
+            row.bytes += span.bytes;
+            row.flops += span.flops;
+        }
+        let mut rows: Vec<KernelTotal> = rows.into_values().collect();
+        rows.sort_by(|a, b| b.duration.total_cmp(&a.duration).then(b.bytes.cmp(&a.bytes)));
+        rows
+    }
+
+    /// Nanoseconds from the first span's start to the last one's end.
+    #[must_use]
+    pub fn elapsed(&self) -> f64 {
+        self.spans.iter().map(|span| span.start + span.duration).fold(0.0, f64::max)
+    }
+
+    /// Nanoseconds of all spans.
+    #[must_use]
+    pub fn busy(&self) -> f64 {
+        self.spans.iter().map(|span| span.duration).sum()
+    }
+
+    /// A timeline in Chrome's trace format, with a row for each queue, modules and operations as arguments, and
+    /// allocated memory as a curve. `chrome://tracing` and Perfetto show it.
+    #[must_use]
+    pub fn chrome_trace(&self) -> String {
+        let us = |ns: f64| ns / 1e3;
+        let events = self.spans.iter().flat_map(|span| {
+            let kernel = json!({
+                "name": &*span.name, "cat": span.op, "ph": "X", "pid": self.device, "tid": span.queue,
+                "ts": us(span.start), "dur": us(span.duration),
+                "args": { "module": span.module, "op": span.op, "bytes": span.bytes, "flops": span.flops },
+            });
+            let memory = json!({
+                "name": "allocated", "ph": "C", "pid": self.device, "ts": us(span.start), "args": { "bytes": span.allocated },
+            });
+            [kernel, memory]
+        });
+        json!({ "displayTimeUnit": "ns", "traceEvents": events.collect::<Vec<_>>() }).to_string()
+    }
+}
+
+impl fmt::Display for Profile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (elapsed, busy) = (self.elapsed(), self.busy());
+        writeln!(
+            f,
+            "{}: {} launches in {:.3} ms, {:.3} ms of them busy",
+            self.device,
+            self.spans.len(),
+            elapsed / 1e6,
+            busy / 1e6
+        )?;
+        writeln!(
+            f,
+            "{:>9} {:>6} {:>6} {:>9} {:>5} {:>8} {:>5}  kernel",
+            "us", "%", "calls", "GB/s", "%", "TFLOP/s", "%"
+        )?;
+        let percent = |rate: f64, peak: Option<f64>| {
+            peak.map_or(String::new(), |peak| format!("{:.0}", 100.0 * rate / peak))
+        };
+        for row in self.kernel_totals() {
+            let rate = |what: u64| if row.duration > 0.0 { what as f64 / row.duration * 1e9 } else { 0.0 };
+            let (bytes, flops) = (rate(row.bytes), rate(row.flops));
+            let mut products = [String::new(), String::new()];
+            if row.flops > 0 {
+                write!(products[0], "{:.1}", flops / 1e12)?;
+                products[1] = percent(flops, self.peak.flops);
+            }
+            writeln!(
+                f,
+                "{:>9.1} {:>6.1} {:>6} {:>9.1} {:>5} {:>8} {:>5}  {}",
+                row.duration / 1e3,
+                100.0 * row.duration / busy.max(1.0),
+                row.calls,
+                bytes / 1e9,
+                percent(bytes, self.peak.bytes),
+                products[0],
+                products[1],
+                row.name
+            )?;
+        }
+        Ok(())
+    }
+}
+
+/// One span before its times are known.
+pub(crate) struct RawSpan {
+    name: Arc<str>,
+    scope: scope::Scope,
+    queue: u8,
+    bytes: u64,
+    flops: u64,
+    stamps: Option<(Stamp, Stamp)>,
+    allocated: u64,
+}
+
+/// What a device is told to do, for a profile.
+pub(crate) struct WorkItem {
+    pub(crate) name: Arc<str>,
+    pub(crate) bytes: u64,
+    pub(crate) flops: u64,
+}
+
+impl WorkItem {
+    pub(crate) fn bytes(name: &'static str, bytes: u64) -> Self {
+        Self { name: name.into(), bytes, flops: 0 }
+    }
+}
+
+/// What a device keeps for a profiler.
+#[derive(Default)]
+pub(crate) struct SpanRecorder {
+    active: AtomicBool,
+    spans: Mutex<Vec<RawSpan>>,
+}
+
+impl SpanRecorder {
+    fn lock(&self) -> MutexGuard<'_, Vec<RawSpan>> {
+        self.spans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Device {
+    /// Enqueues a command on the queue of this thread: every piece of work goes through here.
+    #[inline]
+    pub(crate) fn enqueue(&self, work: impl FnOnce() -> WorkItem, command: &Command<'_>) -> Result<()> {
+        self.try_enqueue(work, command).map(drop)
+    }
+
+    /// The same for work that the backend may decline, with `false`.
+    #[inline]
+    pub(crate) fn try_enqueue(&self, work: impl FnOnce() -> WorkItem, command: &Command<'_>) -> Result<bool> {
+        self.try_enqueue_on(self.queue(), scope::current(), work, command)
+    }
+
+    /// The same on any queue, in the name of any operation.
+    #[inline]
+    pub(crate) fn try_enqueue_on(
+        &self,
+        queue: u8,
+        scope: scope::Scope,
+        work: impl FnOnce() -> WorkItem,
+        command: &Command<'_>,
+    ) -> Result<bool> {
+        let done = self.enqueue_timed(queue, scope, work, |lane| command.enqueue(&**lane))?;
+        if done && self.capture_recorder().takes() {
+            self.capture_recorder().push(self, queue, scope, command)?;
+        }
+        Ok(done)
+    }
+
+    /// Moves contents from the host or to it, which no captured step does.
+    pub(crate) fn transfer(
+        &self,
+        work: impl FnOnce() -> WorkItem,
+        transfer: impl FnOnce(&Arc<dyn Backend>) -> Result<()>,
+    ) -> Result<()> {
+        self.enqueue_timed(self.queue(), scope::current(), work, |lane| transfer(lane).map(|()| true))
+            .map(drop)
+    }
+
+    /// Enqueues something, with the times at which the device begins and ends it while a profiler runs.
+    #[inline]
+    pub(crate) fn enqueue_timed(
+        &self,
+        queue: u8,
+        scope: scope::Scope,
+        work: impl FnOnce() -> WorkItem,
+        enqueue: impl FnOnce(&Arc<dyn Backend>) -> Result<bool>,
+    ) -> Result<bool> {
+        let lane = self.queue_backend(queue)?;
+        if !self.is_profiled() {
+            return enqueue(lane);
+        }
+        let allocated = self.pool().stats().allocated();
+        let from = lane.stamp()?;
+        let done = enqueue(lane)?;
+        let stamps = from.zip(lane.stamp()?);
+        if done {
+            let WorkItem { name, bytes, flops } = work();
+            let raw = RawSpan { name, scope, queue, bytes, flops, stamps, allocated };
+            self.recording().lock().push(raw);
+        }
+        Ok(done)
+    }
+
+    /// Whether a profiler runs.
+    #[inline]
+    pub(crate) fn is_profiled(&self) -> bool {
+        self.recording().active.load(Ordering::Relaxed)
+    }
+}
