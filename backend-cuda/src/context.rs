@@ -52,7 +52,7 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle; the device came from cuDeviceGet.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
-        // From sm_90 on kernels wait by themselves (`shaders/cuda/follow.cu`).
+        // From sm_90 on kernels wait by themselves (`shaders/cuda/pdl.cuh`).
         let follows = device.compute_capability()?.0 >= 9 && bool_from_env("FOREBAY_CUDA_PDL") != Some(false);
         let units = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);

@@ -1,7 +1,7 @@
 //! Small matrix products of f32 by a kernel of our own: where a device has more multiprocessors than a product has large tiles, cuBLASLt's
 //! kernels reach a third of its rate, and calling it costs more than a launch.
 //!
-//! The kernel is `shaders/cuda/product.cu`. It is chosen by shapes and layouts alone, so that the same product is always the same bits.
+//! The kernel is `shaders/cuda/sgemm_small.cu`. It is chosen by shapes and layouts alone, so that the same product is always the same bits.
 
 use std::ffi::CStr;
 use std::sync::Arc;

@@ -100,7 +100,7 @@ impl CopyFillKernels {
                 let entry = ["copy_words", "copy_quads", "fill_words", "fill_quads"][work as usize];
                 let source = KernelSource {
                     label: entry,
-                    wgsl: include_str!("words.wgsl"),
+                    wgsl: include_str!("copy_fill.wgsl"),
                     entry,
                     overrides: &[],
                     zeroed: true,

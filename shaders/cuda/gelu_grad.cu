@@ -5,7 +5,7 @@
 // product's are, and go on with the next tile, while other warps finish it: they have few registers and wait for memory, the first have
 // many and wait for nothing. What they give each other waits at barriers, stages and the tile alike.
 //
-// Defined before: BF16, 1 or 0 (f16); STAGES of DEPTH, 64, elements of the sum. In front of it stand stages.cu and halves.cu. a has its elements
+// Defined before: BF16, 1 or 0 (f16); STAGES of DEPTH, 64, elements of the sum. In front of it stand tma_pipeline.cuh and packed_halves.cuh. a has its elements
 // side by side along the sum, b along its columns: panels of 64 rows or columns of 128 bytes, whose parts of 16 are swapped (128-byte swizzle).
 
 #define ROWS 128

@@ -286,7 +286,7 @@ mod tests {
         for dtype in ["f32", "f16", "bf16"] {
             for (layout, strided) in [("vec4", 0u8), ("each", 0), ("each", 1)] {
                 for written in [[0u8, 1, 0, 1], [1, 1, 1, 1]] {
-                    let spec = KernelSpec::new("fused")
+                    let spec = KernelSpec::new("fused_pointwise")
                         .def("ops", &["mul", "add", "to_dtype", "exp"][..])
                         .def("math", &["base", "exp"][..])
                         .def("inputs", &[dtype, "f32", "bf16"][..])

@@ -47,6 +47,6 @@ fn attention() {
         }
         check_limits(&KernelSpec::new("attention_delta").def("dtype", dtype).def("value", 64usize), 16 << 10);
     }
-    check_limits(&KernelSpec::new("attention_kept"), 16 << 10);
-    check_limits(&KernelSpec::new("drawn_words"), 16 << 10);
+    check_limits(&KernelSpec::new("attention_dropout_mask"), 16 << 10);
+    check_limits(&KernelSpec::new("philox_state"), 16 << 10);
 }

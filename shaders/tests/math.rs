@@ -35,8 +35,8 @@ fn every_file_is_valid_with_exactly_what_it_says_it_needs() {
             .unwrap_or_else(|e| panic!("{file}: {}", e.emit_to_string(&wgsl)));
         // The files must do on the smallest device, but for what is of f64 itself, and of halves, which every driver that wgpu takes reads.
         let needed = match file {
-            _ if file.starts_with("double") => Capabilities::FLOAT64,
-            "pairs" => Capabilities::SHADER_FLOAT16_IN_FLOAT32,
+            _ if file.starts_with("f64") => Capabilities::FLOAT64,
+            "packed_halves" => Capabilities::SHADER_FLOAT16_IN_FLOAT32,
             _ => Capabilities::empty(),
         };
         Validator::new(ValidationFlags::all(), needed)

@@ -16,7 +16,7 @@ fn sorts() {
     }
     for wide in [false, true] {
         render_valid(&KernelSpec::new("sort_merge").def("wide", wide));
-        render_valid(&KernelSpec::new("sort_pick").def("wide", wide));
+        render_valid(&KernelSpec::new("sort_select").def("wide", wide));
     }
 }
 
@@ -24,7 +24,7 @@ fn sorts() {
 fn placing() {
     for size in [2usize, 4, 8] {
         for index in ["i32", "u32", "i64w"] {
-            render_valid(&KernelSpec::new("place").def("size", size).def("index", index));
+            render_valid(&KernelSpec::new("scatter_unique").def("size", size).def("index", index));
         }
     }
 }
@@ -33,11 +33,13 @@ fn placing() {
 fn selecting() {
     for kind in KINDS {
         for (stage, coordinates) in [("count", false), ("write", false), ("write", true)] {
-            let spec = KernelSpec::new("compact").def("kind", kind).def("stage", stage);
+            let spec = KernelSpec::new("nonzero").def("kind", kind).def("stage", stage);
             render_valid(&spec.def("coordinates", coordinates));
         }
         for (sorter, out) in [("", "i64w"), ("i64w", "i32")] {
-            render_valid(&KernelSpec::new("search").def("kind", kind).def("sorter", sorter).def("out", out));
+            render_valid(
+                &KernelSpec::new("searchsorted").def("kind", kind).def("sorter", sorter).def("out", out),
+            );
         }
     }
 }
@@ -45,7 +47,7 @@ fn selecting() {
 #[test]
 fn scattering_runs() {
     for index in ["i32", "u32", "i64w"] {
-        let of = |chained| KernelSpec::new("places").def("index", index).def("chained", chained);
+        let of = |chained| KernelSpec::new("resolve_indices").def("index", index).def("chained", chained);
         for (chained, wraps) in [(false, false), (false, true), (true, false), (true, true)] {
             render_valid(&of(chained).def("wraps", wraps).def("narrow", false));
         }
@@ -54,7 +56,7 @@ fn scattering_runs() {
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool"] {
         for op in ["add", "set", "mul", "max", "min"] {
             for (more, level) in [(false, 0usize), (true, 0), (false, 1), (true, 1)] {
-                let spec = KernelSpec::new("scatter_runs").def("dtype", dtype).def("op", op);
+                let spec = KernelSpec::new("scatter_sorted").def("dtype", dtype).def("op", op);
                 render_valid(&spec.def("more", more).def("level", level));
             }
         }
@@ -64,6 +66,6 @@ fn scattering_runs() {
 #[test]
 fn counting() {
     for near in [false, true] {
-        render_valid(&KernelSpec::new("counts").def("near", near));
+        render_valid(&KernelSpec::new("bincount").def("near", near));
     }
 }

@@ -62,7 +62,7 @@ fn products_are_valid() {
             "u8" => "u32",
             other => other,
         };
-        render_valid(&KernelSpec::new("matmul_sum").def("T", sums).def("dtype", dtype));
+        render_valid(&KernelSpec::new("splitk_reduce").def("T", sums).def("dtype", dtype));
     }
 }
 
@@ -91,12 +91,11 @@ fn windows_are_valid() {
         for quick in [false, true] {
             for size in [2usize, 4] {
                 render_valid(
-                    &KernelSpec::new("windows").def("size", size).def("rank", rank).def("quick", quick),
+                    &KernelSpec::new("im2col").def("size", size).def("rank", rank).def("quick", quick),
                 );
             }
             for dtype in ["f32", "f16", "bf16"] {
-                let spec =
-                    KernelSpec::new("windows_sum").def("from", "f32").def("dtype", dtype).def("rank", rank);
+                let spec = KernelSpec::new("col2im").def("from", "f32").def("dtype", dtype).def("rank", rank);
                 let spec = spec.def("quick", quick).def("kernel_x", 3).def("kernel_y", 1).def("kernel_z", 2);
                 let spec = spec.def("stride_x", 2).def("stride_y", 2).def("stride_z", 1);
                 render_valid(&spec.def("dilation_x", 1).def("dilation_y", 2).def("dilation_z", 1));

@@ -213,7 +213,7 @@ fn normalisations() {
                     if pass == "forward" && !across {
                         render_valid(&spec.def("stage", "finish").def("width", 1usize));
                     }
-                    let spec = KernelSpec::new("norm_weight")
+                    let spec = KernelSpec::new("norm_weight_grad")
                         .def("dtype", dtype)
                         .def("rms", rms)
                         .def("single", across)
@@ -317,12 +317,14 @@ fn rows_of_tables_and_what_losses_need() {
         }
     }
     for (dtype, width) in [("f32", 4usize), ("bf16", 1), ("f16", 4)] {
-        render_valid(&KernelSpec::new("scale").def("dtype", dtype).def("width", width).def("each", 8usize));
+        render_valid(
+            &KernelSpec::new("scale_inplace").def("dtype", dtype).def("width", width).def("each", 8usize),
+        );
         for to in ["f8_e4m3", "f8_e5m2"] {
-            let spec = KernelSpec::new("scaled_cast").def("dtype", dtype).def("to", to).def("width", width);
+            let spec = KernelSpec::new("fp8_quantize").def("dtype", dtype).def("to", to).def("width", width);
             render_valid(&spec.def("turned", width == 4).def("each", 4usize));
         }
-        render_valid(&KernelSpec::new("part_sums").def("outs", width.min(3)).def("width", width));
-        render_valid(&KernelSpec::new("gelu_again").def("dtype", dtype).def("width", width));
+        render_valid(&KernelSpec::new("sum_partials").def("outs", width.min(3)).def("width", width));
+        render_valid(&KernelSpec::new("gelu_recompute_grad").def("dtype", dtype).def("width", width));
     }
 }

@@ -15,9 +15,9 @@ The gradients of k and v lie in one buffer.
 {% include "math/exp" %}
 {% include "math/log" %}
 {% if dropout %}
-{% include "math/wide" %}
+{% include "math/mul_wide" %}
 {% include "math/philox" %}
-{% include "math/kept" %}
+{% include "math/dropout_mask" %}
 {% endif %}
 {{ t.prelude() }}
 struct Params {

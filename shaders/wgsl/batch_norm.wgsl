@@ -12,7 +12,7 @@ even: a step's elements are of one channel (forward, backward) · single: a run 
 hold: steps in a thread's registers (moments) · lanes, across: see rows · quick: no quotient reaches 2^20
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {% include "math/base" %}
 {{ t.prelude() }}
 struct Params {

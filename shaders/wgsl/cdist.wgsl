@@ -10,7 +10,7 @@ parts: `forward`, of the widths' parts, and `backward`, of parts of the rows of 
 {% include "math/base" %}
 {% if norm == "power" %}
 {% if dtype == "f64" %}
-{% include "math/double" %}{% include "math/doubles" %}
+{% include "math/f64_exp_log" %}{% include "math/f64" %}
 {% else %}
 {% include "math/exp" %}{% include "math/log" %}{% include "math/pow" %}
 {% endif %}

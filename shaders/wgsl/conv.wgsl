@@ -9,7 +9,7 @@ dtype: of all tensors, which are contiguous · rank: spatial dimensions, 2 or 3 
 quick: no quotient reaches 2^20, so that division may go through f32 · way, split, mode: as in `matmul`; packed needs places of c in multiples of four
 -#}
 {%- import "types" as t -%}
-{%- import "matmul_body" as body -%}
+{%- import "matmul_macros" as body -%}
 {%- set T = t.value(dtype) -%}
 {%- set axes = ["x", "y", "z"][:rank] -%}
 {{ t.prelude() }}

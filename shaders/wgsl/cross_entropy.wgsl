@@ -15,7 +15,7 @@ ragged: with a width of 4, the extent is no multiple of it: rows are padded in m
 held: with a width of 4 and at least 256 lanes, elements of workgroup memory that `both` keeps a row in, to read it once; else 0
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {% include "math/base" %}
 {% include "math/exp" %}
 {% include "math/log" %}
@@ -23,7 +23,7 @@ held: with a width of 4 and at least 256 lanes, elements of workgroup memory tha
 {% set near = dtype in ["f16", "bf16"] %}
 {#- They are compared in pairs, as they lie. -#}
 {% set pairs = near and width == 4 and pass != "backward" %}
-{% if pairs %}{% include "math/pairs" %}{% endif %}
+{% if pairs %}{% include "math/packed_halves" %}{% endif %}
 {{ t.prelude() }}
 struct Params {
     rows: u32,

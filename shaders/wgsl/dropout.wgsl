@@ -4,7 +4,7 @@ out[i] = in[i] * scale where the random number of i is kept, else 0. The mask is
 dtype
 -#}
 {%- import "types" as t -%}
-{% include "math/wide" %}
+{% include "math/mul_wide" %}
 {% include "math/philox" %}
 {{ t.prelude() }}
 struct Params {

@@ -9,7 +9,7 @@ adds those rows, eight on their way at a time: with more, registers are left for
 index: dtype of the index · g: dtype · out: dtype, in which all is summed · width: elements of a step, 4 or 1
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {{ t.prelude() }}
 struct Params {
     n: u32,

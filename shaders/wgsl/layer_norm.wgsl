@@ -14,7 +14,7 @@ inplace: the result is written over `more`
 width: elements of a step, 4 where the extent is a multiple of four, else 1 · hold: steps that a thread holds
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {% include "math/base" %}
 {{ t.prelude() }}
 struct Params {

@@ -7,7 +7,7 @@ split: workgroups share one sum; c is [splits][batch][m][n] in the type of the s
 mode: `packed` (tiles only, n is a multiple of 4) or `scattered` output · bias: a number for each column is added before the sum is rounded
 -#}
 {%- import "types" as t -%}
-{%- import "matmul_body" as body -%}
+{%- import "matmul_macros" as body -%}
 {%- set T = t.value(dtype) -%}
 {{ t.prelude() }}
 struct Params {

@@ -12,7 +12,7 @@ rms: no mean is taken off
 flat: a row is one run, so that nothing is divided · lanes, across: see rows · width: 4 where a thread writes four neighbours at once (halves in whole words), else 1
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {% include "math/base" %}
 {{ t.prelude() }}
 struct Params {

@@ -76,7 +76,7 @@ struct Params {
 {% endif %}
 {% endfor %}
 
-{% include "optim_rules" %}
+{% include "optim_algorithms" %}
 // A quad of parameter `k`. What is long, the rule, stands once, between a switch that reads and one that writes.
 fn step(item: Item, k: u32, q: u32) {
     {% if counted %}

@@ -20,7 +20,7 @@ Every thread makes four neighbouring elements (`vec4`: `width`), so that a packe
 {% endfor %}
 {{ t.prelude() }}
 {# Of f64 there is another set of functions. -#}
-{%- set expr = expr | replace("m_", "m_d_") if "doubles" in math else expr -%}
+{%- set expr = expr | replace("m_", "m_d_") if "f64" in math else expr -%}
 alias T = {{ T }};
 struct Params {
     n: u32,

@@ -7,7 +7,7 @@ number of the type i64, but two words of it)
 Uniform numbers and integers that are rounded to a float type are kept between the least and the largest one of it that lies in the range.
 -#}
 {%- import "types" as t -%}
-{% include "math/wide" %}
+{% include "math/mul_wide" %}
 {% include "math/philox" %}
 {% if kind == "normal" %}{% include "math/normal" %}{% endif %}
 {{ t.prelude() }}

@@ -12,11 +12,11 @@ width: elements of a step, 4 where rows are contiguous and in aligned fours, els
 hold: steps that a thread holds; 0: rows are longer
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {% set T = "f64" if dtype == "f64" else "f32" %}
 {% include "math/base" %}
 {% if T == "f64" %}
-{% include "math/double" %}
+{% include "math/f64_exp_log" %}
 {% else %}
 {% include "math/exp" %}
 {% include "math/log" %}

@@ -1,13 +1,13 @@
 {#-
 The order of the elements of lines, or of tiles of long ones: a stable sort of (key, place) in workgroup memory.
 
-kind: see keys.wgsl · tiled: lines have several tiles, whose keys and places are written for `sort_merge`; else the
+kind: see sort_keys.wgsl · tiled: lines have several tiles, whose keys and places are written for `sort_merge`; else the
 places that are wanted are written, as i64
 A tile has 1 << p.shift elements at most, and a workgroup takes tiles of 1 << p.room elements together: a bitonic network,
 which is stable because no two pairs of key and place are equal.
 -#}
 {%- import "types" as t -%}
-{%- import "keys" as k -%}
+{%- import "sort_keys" as k -%}
 {%- set is_wide = k.wide(kind) -%}
 {%- set capacity = 1024 if is_wide else 2048 -%}
 {{ t.prelude() }}

@@ -6,7 +6,7 @@ bisection; in it each thread does the same for a few elements.
 wide: whether keys have two words
 -#}
 {%- import "types" as t -%}
-{%- import "keys" as k -%}
+{%- import "sort_keys" as k -%}
 {%- set tile = 1024 if wide else 2048 -%}
 {%- set each = tile // 256 -%}
 {{ t.prelude() }}

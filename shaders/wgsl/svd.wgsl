@@ -7,10 +7,10 @@ dtype: f32 or f64 · lanes: threads that turn a pair
 Either one workgroup has a matrix (p.groups = 1) and makes many rounds, or each launch is one round.
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {% include "math/base" %}
 {% if dtype == "f64" %}
-{% include "math/double" %}
+{% include "math/f64_exp_log" %}
 {% endif %}
 {{ t.prelude() }}
 {% set T = dtype %}

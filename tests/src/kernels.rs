@@ -454,7 +454,7 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
     ];
     for (head, dtype, (mask, drop)) in forms {
         for pass in [Pass::Forward, Pass::BackwardQueries, Pass::BackwardKeysValues] {
-            let label = format!("attention.cu {pass:?} {dtype} {head} mask {mask:?} drop {drop}");
+            let label = format!("attention_common.cuh {pass:?} {dtype} {head} mask {mask:?} drop {drop}");
             if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
                 continue;
             }
@@ -482,7 +482,7 @@ fn compile_sgemm_small(architectures: &[u32], filters: &[String], report: &mut K
         let finish = if by_lines[0] { SgemmEpilogue::RowSums } else { SgemmEpilogue::Bias };
         let kernel =
             sgemm_small::SgemmKernel { tile, cluster_blocks: share, mn_major: by_lines, epilogue: finish };
-        let label = format!("product.cu {kernel:?}");
+        let label = format!("sgemm_small.cu {kernel:?}");
         if !filters.is_empty() && !filters.iter().any(|f| label.contains(f.as_str())) {
             continue;
         }

@@ -1,7 +1,7 @@
 //! What is looked for in machine code: that a kernel waits for the one in front of it before it touches memory.
 //!
 //! The compiler is told that what a kernel only reads does not change while it runs, so that it might read before the wait
-//! (`shaders/cuda/follow.cu`), which is no part of what it knows of memory.
+//! (`shaders/cuda/pdl.cuh`), which is no part of what it knows of memory.
 
 /// The architecture whose instructions are known here.
 pub(crate) const SASS_ARCH: u32 = 90;

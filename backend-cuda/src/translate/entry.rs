@@ -23,7 +23,7 @@ const PRELUDE: [&str; 9] = [
     include_str!("prelude/math.cuh"),
     include_str!("prelude/bits.cuh"),
     include_str!("prelude/pack.cuh"),
-    include_str!("prelude/native.cuh"),
+    include_str!("prelude/intrinsics.cuh"),
     include_str!("prelude/matrix.cuh"),
     include_str!("prelude/atomic.cuh"),
     include_str!("prelude/subgroup.cuh"),

@@ -19,7 +19,7 @@ use crate::optim::{Optimizer, clip};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
-/// Where the buffer has what, in words. The same in amp_update.wgsl and optim_scale.wgsl.
+/// Where the buffer has what, in words. The same in amp_update.wgsl and grad_scale.wgsl.
 const SCALE_INDEX: usize = 0;
 const INVERSE_SCALE_INDEX: usize = 1;
 const GROWTH_TRACKER_INDEX: usize = 2;

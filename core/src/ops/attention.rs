@@ -414,7 +414,7 @@ impl AttentionDropoutState {
             drawn.words(now).into_iter().fold(params, KernelParams::u32)
         };
         launch::launch_dynamic(
-            &KernelSpec::new("attention_kept"),
+            &KernelSpec::new("attention_dropout_mask"),
             &[&kept],
             params,
             n.div_ceil(WORKGROUP_SIZE),

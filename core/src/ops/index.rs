@@ -142,8 +142,9 @@ pub(super) fn scatter_unique_into(
     let (out_strides, dim_stride) = split_dim_stride(out.strides(), dim);
     let (shape, strides) = collapse_dims(src.shape(), &[src.strides(), index.strides(), &out_strides]);
     launch::check_rank(op, shape.len())?;
-    let spec =
-        KernelSpec::new("place").def("size", out.dtype().size()).def("index", index_dtype_name(op, index)?);
+    let spec = KernelSpec::new("scatter_unique")
+        .def("size", out.dtype().size())
+        .def("index", index_dtype_name(op, index)?);
     let params = KernelParams::new()
         .size(src.numel())
         .size(shape.len())

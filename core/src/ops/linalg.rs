@@ -92,7 +92,7 @@ fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Resu
         return Ok(x);
     }
     let width = columns.min(WORKGROUP_COLUMNS);
-    let spec = KernelSpec::new("triangular")
+    let spec = KernelSpec::new("solve_triangular")
         .def("dtype", x.dtype().name())
         .def("upper", triangle.is_upper)
         .def("unit", triangle.has_unit_diagonal);

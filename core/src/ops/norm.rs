@@ -25,7 +25,7 @@ use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
 use crate::ops::norm::softmax::{check_f32_f16_bf16, lanes_per_row};
 use crate::tensor::{Dims, Tensor};
 
-/// Which elements make a row, and which share a weight: the numbers of `norm.wgsl` and `norm_weight.wgsl`.
+/// Which elements make a row, and which share a weight: the numbers of `norm.wgsl` and `norm_weight_grad.wgsl`.
 #[derive(Clone, Copy, Debug)]
 struct NormGeometry {
     rows: usize,
@@ -267,7 +267,7 @@ impl Normalization {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[splits, 2, at.weights], DType::F32, x.device())?
         };
-        let spec = KernelSpec::new("norm_weight")
+        let spec = KernelSpec::new("norm_weight_grad")
             .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
             .def("rms", self.rms)
             .def("single", at.weight_run_length == 1)

@@ -470,7 +470,7 @@ pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<
     let words = Tensor::empty(&[4], DType::U32, device)?;
     let params =
         move |now: &ReplayCtx| drawn.words(now).into_iter().fold(KernelParams::new(), KernelParams::u32);
-    launch::launch_dynamic(&KernelSpec::new("drawn_words"), &[&words], params, 1)?;
+    launch::launch_dynamic(&KernelSpec::new("philox_state"), &[&words], params, 1)?;
     Ok(words)
 }
 

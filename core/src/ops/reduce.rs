@@ -379,14 +379,14 @@ pub(super) fn sum_columns(x: &Tensor, result: DType) -> Result<Tensor> {
 #[track_caller]
 pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
     let &[parts, sections, extent] = partial.shape() else {
-        return Err(Error::shape("part_sums", "takes [parts, sections, extent]", &[partial.shape()]));
+        return Err(Error::shape("sum_partials", "takes [parts, sections, extent]", &[partial.shape()]));
     };
     let outs: SmallVec<[Tensor; 3]> = (0..sections)
         .map(|_| Tensor::empty(&[extent], DType::F32, partial.device()))
         .collect::<Result<_>>()?;
     if extent > 0 {
         let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
-        let spec = KernelSpec::new("part_sums").def("outs", sections).def("width", width);
+        let spec = KernelSpec::new("sum_partials").def("outs", sections).def("width", width);
         let tiles = extent.div_ceil(4 * width);
         let params = KernelParams::new().size(parts).size(extent).size(tiles).size(sections * tiles);
         let params = params.loop_iterations(parts.div_ceil(512) + 32);

@@ -120,7 +120,7 @@ impl Sorter {
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let params = KernelParams::new().size(rows).size(extent).size(inner).u32(self.nan_key());
         let params = params.size(first).size(self.count).u32(pick);
-        let spec = KernelSpec::new("sort_pick").def("wide", wide);
+        let spec = KernelSpec::new("sort_select").def("wide", wide);
         launch::launch(
             &spec,
             &[&from.0, &from.1, &place],

@@ -108,11 +108,11 @@ pub fn clip_grad_norm_with(
             tensors.push(grad);
         }
         done += groups;
-        let spec = KernelSpec::new("optim_norm").def("stage", "parts").def("norm", kind);
+        let spec = KernelSpec::new("grad_norm").def("stage", "parts").def("norm", kind);
         let spec = spec.def("dtypes", &dtype_names(batch)[..]);
         launch::launch(&spec, &tensors, params, groups)?;
     }
-    let spec = KernelSpec::new("optim_norm").def("stage", "total").def("norm", kind);
+    let spec = KernelSpec::new("grad_norm").def("stage", "total").def("norm", kind);
     let params = KernelParams::new()
         .size(count)
         .f32(max_norm.min(MAX_NORM_LIMIT) as f32)
@@ -233,7 +233,7 @@ fn transform_grads(grads: &[Tensor], how: GradTransform<'_>) -> Result<()> {
             tensors.push(grad);
         }
         let modes: SmallVec<[&'static str; 16]> = batch.iter().map(|g| fused::write_mode(g, None)).collect();
-        let spec = KernelSpec::new("optim_scale")
+        let spec = KernelSpec::new("grad_scale")
             .def("change", name)
             .def("dtypes", &dtype_names(batch)[..])
             .def("modes", &modes[..]);

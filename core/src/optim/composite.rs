@@ -97,7 +97,7 @@ fn compute_step_scalars(
 ) -> Result<Tensor> {
     let numbers = Tensor::empty(&[grads.len(), 4], DType::F32, device)?;
     let counted = group.step_counts.is_some();
-    let spec = KernelSpec::new("optim_numbers")
+    let spec = KernelSpec::new("optim_step_values")
         .def("counted", counted)
         .def("skip", skip.is_some())
         .def("items", grads.len());

@@ -1,4 +1,4 @@
-// needs: wide
+// needs: mul_wide
 //
 // Normal numbers by the inverse of their distribution, in integers: the same bits on every device.
 //

@@ -1,4 +1,4 @@
-// needs: base, wide
+// needs: base, mul_wide
 //
 // sin, cos, tan. Right for every finite argument: what remains of x after the multiples of pi/2 has an error below 1 ulp.
 

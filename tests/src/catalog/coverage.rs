@@ -13,7 +13,7 @@ const NON_OPERATIONS: &[(&str, &str)] = &[
     ("check_indices", "a guard of the program"),
     ("set_check_indices", "a setting of the program"),
     ("set_fusion", "a setting of a device"),
-    ("windows", "a setting of a device"),
+    ("im2col", "a setting of a device"),
     ("set_windows", "a setting of a device"),
     ("gates", "how many gates a recurrent layer has"),
     ("offsets", "an argument"),

@@ -356,14 +356,14 @@ fn ensure_near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Resul
 /// The kernel of linear layers, on every device also as those with products of bytes run it: a tensor's scale, bytes and turned bytes.
 fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Option<Vec<u8>>)> {
     let (&[rows, columns], n) = (x.shape(), x.numel()) else { anyhow::bail!("a matrix") };
-    let spec = KernelSpec::new("scaled_cast")
+    let spec = KernelSpec::new("fp8_quantize")
         .def("dtype", x.dtype().name())
         .def("to", to.name())
         .def("width", if n.is_multiple_of(4) { 4usize } else { 1 })
         .def("turned", turns)
         .def("each", 4usize);
     let text: &'static str = Box::leak(render(&spec)?.into_boxed_str());
-    let op: &'static CustomOp = Box::leak(Box::new(CustomOp::new("scaled_cast", text)));
+    let op: &'static CustomOp = Box::leak(Box::new(CustomOp::new("fp8_quantize", text)));
     // As words: such a kernel says itself what lies in them.
     let words = |t: &Tensor| -> Result<Tensor> {
         let mut bytes = t.to_bytes()?;

@@ -28,7 +28,7 @@ macro_rules! kernel {
             $function,
             concat!(
                 include_str!("../../../shaders/wgsl/math/base.wgsl"),
-                include_str!("../../../shaders/wgsl/math/double.wgsl"),
+                include_str!("../../../shaders/wgsl/math/f64_exp_log.wgsl"),
                 "struct Params { n: u32 }
                 @group(0) @binding(0) var<storage, read> x: array<f64>;
                 @group(0) @binding(1) var<storage, read_write> y: array<f64>;

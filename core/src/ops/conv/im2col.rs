@@ -170,7 +170,7 @@ impl Im2colPlan {
         let quick =
             [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20) && threads.max(live + lanes) < 1 << 31;
         let spec =
-            KernelSpec::new("windows").def("size", dtype.size()).def("rank", self.rank).def("quick", quick);
+            KernelSpec::new("im2col").def("size", dtype.size()).def("rank", self.rank).def("quick", quick);
         let params = KernelParams::new()
             .size(threads)
             .size(vectors)
@@ -406,7 +406,7 @@ impl ConvGeometry {
         let image =
             if chunk.merges_images { windows.output_positions() } else { windows.rows_per_group() * columns };
         let quick = n / self.x_extents[self.rank - 1] < 1 << 20 && n < 1 << 31;
-        let spec = KernelSpec::new("windows_sum")
+        let spec = KernelSpec::new("col2im")
             .def("from", all.dtype().name())
             .def("dtype", part.dtype().name())
             .def("rank", self.rank)

@@ -115,7 +115,7 @@ pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Te
         let _tag = memory::scope::enter_tag(Tag::Workspace);
         Tensor::empty(&[strips, 1, extent], DType::F32, x.device())?
     };
-    let spec = KernelSpec::new("gelu_again").def("dtype", x.dtype().name()).def("width", width);
+    let spec = KernelSpec::new("gelu_recompute_grad").def("dtype", x.dtype().name()).def("width", width);
     let params = KernelParams::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
     let params = params.loop_iterations(strip / 16 + 1);
     launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;

@@ -96,7 +96,7 @@ binary! {
     /// 0 for a < 0, 1 for a > 0, and b where a is 0.
     heaviside: Any, "select(select(T(0), T(1), a > T(0)), b, a == T(0))", [], [NoGrad, NoGrad];
     /// The angle of the point (b, a), in radians. At the origin its gradient is zero, as in PyTorch.
-    atan2: Float, "m_atan2(a, b)", ["base", "atrig"], [
+    atan2: Float, "m_atan2(a, b)", ["base", "inverse_trig"], [
         // Squares would be none of f32 where the point is near or far.
         Expr("select(g * (b / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
         Expr("select(-g * (a / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B])];

@@ -31,7 +31,7 @@ use crate::tensor::{Layout, Tensor, WeakStorage};
 /// Results of fewer bytes are made by kernels that there are anyway: a chain's own costs more to compile than it saves.
 const DEFAULT_MIN_BYTES: u64 = 256 << 10;
 
-/// Steps of a group, tensors that it reads, and numbers in its expressions, at most: what `fused.wgsl` has room for.
+/// Steps of a group, tensors that it reads, and numbers in its expressions, at most: what `fused_pointwise.wgsl` has room for.
 const MAX_STEPS: usize = 16;
 const MAX_INPUTS: usize = 7;
 const MAX_SCALARS: usize = 16;
@@ -251,7 +251,7 @@ fn build_fused_kernel(
     let counts = |of: fn(&PointwiseLaunch) -> usize| {
         calls().map(|call| of(call) as u8).collect::<SmallVec<[u8; 16]>>()
     };
-    let spec = KernelSpec::new("fused")
+    let spec = KernelSpec::new("fused_pointwise")
         .def("ops", &words(&mut calls().map(|call| call.op))[..])
         .def("math", &math[..])
         .def("inputs", &words(&mut inputs.iter().map(|input| input.dtype))[..])

@@ -242,9 +242,9 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
 }
 
 /// The files with the functions of f64: `m_exp` of an expression is `m_d_exp` there.
-const F64_MATH: &[&str] = &["base", "double", "doubles"];
-const F64_TRIG_MATH: &[&str] = &["base", "wide", "double", "doubles", "doubles_trig"];
-const F64_SPECIAL_MATH: &[&str] = &["base", "double", "doubles", "doubles_special"];
+const F64_MATH: &[&str] = &["base", "f64_exp_log", "f64"];
+const F64_TRIG_MATH: &[&str] = &["base", "mul_wide", "f64_exp_log", "f64", "f64_trig"];
+const F64_SPECIAL_MATH: &[&str] = &["base", "f64_exp_log", "f64", "f64_special"];
 
 /// The files that an expression in f64 needs.
 fn f64_math_files(expr: &str) -> &'static [&'static str] {

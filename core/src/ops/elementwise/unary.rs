@@ -96,17 +96,17 @@ unary! {
     /// log(1 + a), accurate near 0.
     log1p / log1p_(): Float, "m_log1p(a)", ["base", "log"], Expr("g / (a + 1.0)", &[A]);
     /// The sine of radians.
-    sin / sin_(): Float, "m_sin(a)", ["base", "wide", "trig"], Expr("g * m_cos(a)", &[A]);
+    sin / sin_(): Float, "m_sin(a)", ["base", "mul_wide", "trig"], Expr("g * m_cos(a)", &[A]);
     /// The cosine of radians.
-    cos / cos_(): Float, "m_cos(a)", ["base", "wide", "trig"], Expr("-g * m_sin(a)", &[A]);
+    cos / cos_(): Float, "m_cos(a)", ["base", "mul_wide", "trig"], Expr("-g * m_sin(a)", &[A]);
     /// The tangent of radians.
-    tan(): Float, "m_tan(a)", ["base", "wide", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
+    tan(): Float, "m_tan(a)", ["base", "mul_wide", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
     /// The arc sine, in radians.
-    asin(): Float, "m_asin(a)", ["base", "atrig"], Expr("g * m_rsqrt(1.0 - a * a)", &[A]);
+    asin(): Float, "m_asin(a)", ["base", "inverse_trig"], Expr("g * m_rsqrt(1.0 - a * a)", &[A]);
     /// The arc cosine, in radians.
-    acos(): Float, "m_acos(a)", ["base", "atrig"], Expr("-g * m_rsqrt(1.0 - a * a)", &[A]);
+    acos(): Float, "m_acos(a)", ["base", "inverse_trig"], Expr("-g * m_rsqrt(1.0 - a * a)", &[A]);
     /// The arc tangent, in radians.
-    atan(): Float, "m_atan(a)", ["base", "atrig"], Expr("g / (1.0 + a * a)", &[A]);
+    atan(): Float, "m_atan(a)", ["base", "inverse_trig"], Expr("g / (1.0 + a * a)", &[A]);
     /// The hyperbolic sine.
     sinh(): Float, "m_sinh(a)", ["base", "exp"], Expr("g * m_cosh(a)", &[A]);
     /// The hyperbolic cosine.
@@ -114,15 +114,15 @@ unary! {
     /// The hyperbolic tangent.
     tanh / tanh_(): Float, "m_tanh(a)", ["base", "exp"], Expr("g * (1.0 - y * y)", &[Y]);
     /// The inverse hyperbolic sine.
-    asinh(): Float, "m_asinh(a)", ["base", "log", "ahyp"], Expr("g * m_rsqrt(a * a + 1.0)", &[A]);
+    asinh(): Float, "m_asinh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a + 1.0)", &[A]);
     /// The inverse hyperbolic cosine.
-    acosh(): Float, "m_acosh(a)", ["base", "log", "ahyp"], Expr("g * m_rsqrt(a * a - 1.0)", &[A]);
+    acosh(): Float, "m_acosh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a - 1.0)", &[A]);
     /// The inverse hyperbolic tangent.
-    atanh(): Float, "m_atanh(a)", ["base", "log", "ahyp"], Expr("g / (1.0 - a * a)", &[A]);
+    atanh(): Float, "m_atanh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g / (1.0 - a * a)", &[A]);
     /// The logarithm of |Γ(a)|.
-    lgamma(): Float, "m_lgamma(a)", ["base", "log", "wide", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
+    lgamma(): Float, "m_lgamma(a)", ["base", "log", "mul_wide", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
     /// The derivative of lgamma.
-    digamma(): Float, "m_digamma(a)", ["base", "exp", "log", "pow", "wide", "trig", "gamma", "polygamma"],
+    digamma(): Float, "m_digamma(a)", ["base", "exp", "log", "pow", "mul_wide", "trig", "gamma", "polygamma"],
         Expr("g * m_polygamma(a, 1.0, 1.0)", &[A]);
     /// The error function.
     erf(): Float, "m_erf(a)", ["base", "exp", "log", "erf"], Expr("g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
@@ -133,19 +133,19 @@ unary! {
     /// 1 / (1 + e⁻ᵃ).
     sigmoid / sigmoid_(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
     /// sin(πa) / πa, and 1 at 0.
-    sinc(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "wide", "trig"],
+    sinc(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "mul_wide", "trig"],
         Expr("select(g * ((a * 3.141592653589793 * m_cos(a * 3.141592653589793) - m_sin(a * 3.141592653589793)) / (a * a * 3.141592653589793)), 0.0, a * a == 0.0)", &[A]);
     /// The normal distribution's Φ: how likely a number below a is. PyTorch's `special.ndtr`.
     ndtr(): Float, "0.5 * m_erfc(a * -0.7071067811865476)", ["base", "exp", "log", "erf"],
         Expr("g * 0.3989422804014327 * m_exp(a * a * -0.5)", &[A]);
     /// ln of the normal distribution's Φ, which does not vanish far below 0. PyTorch's `special.log_ndtr`.
-    log_ndtr(): Float, "m_log_ndtr(a)", ["base", "exp", "log", "erf", "tails"],
+    log_ndtr(): Float, "m_log_ndtr(a)", ["base", "exp", "log", "erf", "normal_tails"],
         Expr("g * 0.7978845608028654 / m_erfcx(a * -0.7071067811865476)", &[A]);
     /// The inverse of [`ndtr`](Self::ndtr): below which number a normal one is with the probability a. PyTorch's `special.ndtri`.
-    ndtri(): Float, "m_ndtri(a)", ["base", "exp", "log", "erf", "tails"],
+    ndtri(): Float, "m_ndtri(a)", ["base", "exp", "log", "erf", "normal_tails"],
         Expr("g * 2.5066282746310002 * m_exp(y * y * 0.5)", &[Y]);
     /// e^(a²) · [`erfc`](Self::erfc)(a), which does not vanish for large a. PyTorch's `special.erfcx`.
-    erfcx(): Float, "m_erfcx(a)", ["base", "exp", "log", "erf", "tails"], Expr("g * (2.0 * a * m_erfcx(a) - 1.1283791670955126)", &[A]);
+    erfcx(): Float, "m_erfcx(a)", ["base", "exp", "log", "erf", "normal_tails"], Expr("g * (2.0 * a * m_erfcx(a) - 1.1283791670955126)", &[A]);
     /// The modified Bessel function of the first kind of order 0.
     i0(): Float, "m_i0(a)", ["base", "exp", "bessel"], Expr("g * m_i1(a)", &[A]);
     /// [`i0`](Self::i0)(a) · e^-|a|. PyTorch's `special.i0e`.

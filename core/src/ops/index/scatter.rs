@@ -56,7 +56,7 @@ pub(crate) fn scatter_sorted_runs(
     launch::check_rank(op, line_shape.len())?;
     let lines = numel(&lines);
     let spec = |more: bool, level: usize| {
-        let spec = KernelSpec::new("scatter_runs")
+        let spec = KernelSpec::new("scatter_sorted")
             .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
         spec.def("op", how.name()).def("more", more).def("level", level)
     };

@@ -41,7 +41,7 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
         params.dims(&shape).dims(&strides[0])
     };
     let spec = |stage: &'static str, coordinates: bool| {
-        let spec = KernelSpec::new("compact").def("kind", sort_key_type(x.dtype())).def("stage", stage);
+        let spec = KernelSpec::new("nonzero").def("kind", sort_key_type(x.dtype())).def("stage", stage);
         spec.def("coordinates", coordinates)
     };
     let tiles = n.div_ceil(TILE);
@@ -81,7 +81,7 @@ pub(crate) fn linearize_index(
     let rows = Tensor::empty(&[n], DType::U32, index.device())?;
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
-    let spec = KernelSpec::new("places")
+    let spec = KernelSpec::new("resolve_indices")
         .def("index", index_dtype_name(op, index)?)
         .def("chained", before.is_some())
         .def("wraps", wraps)
@@ -109,7 +109,7 @@ pub(crate) fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Optio
     let out = Tensor::empty(index.shape(), DType::I32, index.device())?;
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
-    let spec = KernelSpec::new("places")
+    let spec = KernelSpec::new("resolve_indices")
         .def("index", index_dtype_name(op, index)?)
         .def("chained", false)
         .def("wraps", false)
@@ -346,7 +346,7 @@ impl Tensor {
             return Tensor::zeros(values.shape(), dtype, self.device());
         }
         let per_line = if self.rank() == 1 { n } else { values.shape()[last] };
-        let spec = KernelSpec::new("search")
+        let spec = KernelSpec::new("searchsorted")
             .def("kind", sort_key_type(self.dtype()))
             .def("sorter", sorter.as_ref().map_or(Ok(""), |s| index_dtype_name(op, s))?)
             .def("out", if out_int32 { "i32" } else { "i64w" });

@@ -402,7 +402,7 @@ mod tests {
         let device = impatient();
         let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
         let result = Tensor::empty(&[8], DType::F32, &device).expect("memory");
-        let spec = KernelSpec::new("matmul_sum").def("T", "f32").def("dtype", "f32");
+        let spec = KernelSpec::new("splitk_reduce").def("T", "f32").def("dtype", "f32");
         let run = |turns| {
             launch(&spec, &[&sums, &result], KernelParams::new().size(8).size(2).loop_iterations(turns), 1)
         };

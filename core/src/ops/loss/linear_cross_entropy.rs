@@ -51,7 +51,8 @@ fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
     let width = if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
     let steps = x.numel() / width;
     const EACH: usize = 8;
-    let spec = KernelSpec::new("scale").def("dtype", x.dtype().name()).def("width", width).def("each", EACH);
+    let spec =
+        KernelSpec::new("scale_inplace").def("dtype", x.dtype().name()).def("width", width).def("each", EACH);
     launch::launch(&spec, &[scale, x], KernelParams::new().size(steps), steps.div_ceil(WORKGROUP_SIZE * EACH))
 }
 

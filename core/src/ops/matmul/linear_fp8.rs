@@ -46,7 +46,7 @@ impl ScaledFp8Matrix {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             largest_magnitude(&x)?
         };
-        let spec = KernelSpec::new("scaled_cast")
+        let spec = KernelSpec::new("fp8_quantize")
             .def("dtype", x.dtype().name())
             .def("to", dtype.name())
             .def("width", if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 })

@@ -292,7 +292,7 @@ impl TilePlan {
             Tensor::empty(&[self.split_k, n], sums, out.device())?
         };
         launch::launch(spec, &with(&parts), params, self.workgroups_per_split * self.split_k)?;
-        let spec = KernelSpec::new("matmul_sum")
+        let spec = KernelSpec::new("splitk_reduce")
             .def("T", sums.name())
             .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
         let params = KernelParams::new().size(n).size(self.split_k).loop_iterations(4 * (self.split_k + 1));

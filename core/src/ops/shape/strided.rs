@@ -73,7 +73,7 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         return part(0, half)?.add(&part(half, layout.shape()[d] - half)?);
     }
     let column = |k: usize| dims.iter().map(|d| d[k]).collect::<Dims>();
-    let spec = KernelSpec::new("strided_sum")
+    let spec = KernelSpec::new("as_strided_grad")
         .def("dtype", launch::shader_dtype_name(g.dtype(), g.device()))
         .def("rank", dims.len());
     let params = KernelParams::new()

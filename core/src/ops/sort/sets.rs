@@ -70,7 +70,7 @@ fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
     // Workgroups of few numbers add all their counts in the end: each counts more than there are.
     let near = extent <= MAX_SHARED_BINS;
     let tile = if near { 16 * WORKGROUP_SIZE.max(extent) } else { 4 * WORKGROUP_SIZE };
-    let spec = KernelSpec::new("counts").def("near", near);
+    let spec = KernelSpec::new("bincount").def("near", near);
     let params = KernelParams::new().size(n).size(line.layout().offset());
     let params = params.size(line.strides().first().copied().unwrap_or(1)).size(extent).size(tile);
     launch::launch(&spec, &[line, &counts], params, n.div_ceil(tile))?;

@@ -8,7 +8,7 @@ Element q of weight j lies at j * weight_stride + (q / run) * step + q % run, in
 dtype: of g and x · rms: no mean was taken off · single: runs of one element · lanes, across: see rows
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {% include "math/base" %}
 {{ t.prelude() }}
 struct Params {

@@ -2,7 +2,7 @@
 What kernels that work row by row share: `lanes` threads hold one row, and a workgroup 256 / lanes rows, or one of more lanes. Threads that
 lie side by side hold elements of one row or, `across`, elements of neighbouring rows. All threads, with a row or
 without, call row_sum, row_max and row_sums (two sums at once); all lanes of a row get the result. value: what is summed, f32 or f64, which
-needs math/double.
+needs math/f64_exp_log.
 -#}
 {%- macro functions(lanes, across, value="f32") %}
 {% set threads = lanes if lanes > 256 else 256 %}

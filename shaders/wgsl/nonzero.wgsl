@@ -2,10 +2,10 @@
 Where elements are not zero, in row-major order: first how many each tile of 2048 has, then, with these added up, where
 they stand.
 
-kind: see keys.wgsl · stage: `count` or `write` · coordinates: writes an index of each dimension, as i64; else one number, as u32
+kind: see sort_keys.wgsl · stage: `count` or `write` · coordinates: writes an index of each dimension, as i64; else one number, as u32
 -#}
 {%- import "types" as t -%}
-{%- import "keys" as k -%}
+{%- import "sort_keys" as k -%}
 {{ t.prelude() }}
 struct Params {
     n: u32,

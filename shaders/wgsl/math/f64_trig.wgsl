@@ -1,7 +1,7 @@
-// needs: base, wide, double, doubles
+// needs: base, mul_wide, f64_exp_log, f64
 //
 // sin, cos, tan of f64, right for every finite argument: `trig` for those who have 64 bits. The polynomials and the parts of pi/2 are
-// those of FreeBSD's msun (k_sin.c, k_cos.c, e_rem_pio2.c; its notice is in `doubles`).
+// those of FreeBSD's msun (k_sin.c, k_cos.c, e_rem_pio2.c; its notice is in `f64`).
 
 // The angle r + low + quadrant * pi/2; low is what the rounding of r lost, or zero.
 struct m_d_Angle { r: f64, low: f64, quadrant: u32 }

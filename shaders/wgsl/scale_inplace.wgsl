@@ -4,7 +4,7 @@ x *= scale, in place: nothing is read or written where the scale is 1, as it is 
 dtype: of x · width: 4 where its length is a multiple of four, else 1 · each: steps of a thread
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {{ t.prelude() }}
 struct Params {
     steps: u32,

@@ -14,7 +14,7 @@ fn m_mul_wide(a: u32, b: u32) -> vec2<u32> {
     return vec2<u32>(a1 * b1 + (mid >> 16u) + (cross >> 16u), a * b);
 }
 
-// The first 224 bits of 2/pi, word by word; zeros for others. `doubles_trig` has more.
+// The first 224 bits of 2/pi, word by word; zeros for others. `f64_trig` has more.
 fn m_two_over_pi(word: u32) -> u32 {
     switch word {
         case 0u: { return 0xa2f9836eu; }

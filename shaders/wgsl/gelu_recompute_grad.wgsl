@@ -6,7 +6,7 @@ gelu_tanh(x), and result *= the derivative, in place, where result is the gradie
 dtype: of x, again and result · width: elements of a step, 4 where the extent is a multiple of four, else 1
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {%- set both = "m_near_gelu_tanh_both" if dtype in ["f16", "bf16"] else "m_gelu_tanh_both" -%}
 {% include "math/base" %}
 {% include "math/exp" %}

@@ -1,11 +1,11 @@
 {#-
 Where values belong in sorted lines: how many elements of the line are less, or not greater (`right`).
 
-kind: see keys.wgsl · sorter: dtype of the index that sorts the lines, or empty: they are sorted · out: i64w or i32
+kind: see sort_keys.wgsl · sorter: dtype of the index that sorts the lines, or empty: they are sorted · out: i64w or i32
 Lines and values are contiguous, from the start; `per_line` values belong to one line.
 -#}
 {%- import "types" as t -%}
-{%- import "keys" as k -%}
+{%- import "sort_keys" as k -%}
 {{ t.prelude() }}
 struct Params {
     n: u32,

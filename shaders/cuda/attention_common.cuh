@@ -4,7 +4,7 @@
 // copy engine (sm_90a), else mma and cp.async (from sm_80 on); for each kernel, its WARPS, the rows of its inner tiles (COLS), how many of them
 // are in shared memory (STAGES), blocks on a multiprocessor (BLOCKS); ROWS16, how many times 16 rows a warp has
 // (1 with wgmma); MASK, 0 for none, 1 for one of bools, 2 of f32, 3 of the type; DROP, 1 where weights are dropped. In front of it stand
-// stages.cu and halves.cu.
+// tma_pipeline.cuh and packed_halves.cuh.
 //
 // A tile is rows x HEAD elements as panels of 64 elements: a row of a panel has 128 bytes, whose eight parts of 16 bytes
 // are swapped by the row's last three bits. No access to it has a bank conflict, and wgmma knows it as 128-byte swizzle.

@@ -1,4 +1,4 @@
-// needs: base, double
+// needs: base, f64_exp_log
 //
 // What the other files of this folder have for f32, for f64, on devices that have it: `m_d_exp` is what `m_exp` is there. `base` has the
 // rules. A few units of the last place, unless a function says otherwise. The coefficients of erf and of the arc tangent are those

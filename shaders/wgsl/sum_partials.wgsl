@@ -5,7 +5,7 @@ kernels that write partial sums of columns end with: a launch for all of them, w
 outs: sections, 1 to 3 · width: elements of a step, 4 where the extent is a multiple of four, else 1
 -#}
 {%- import "types" as t -%}
-{%- import "rows" as rows -%}
+{%- import "row_reduce" as rows -%}
 {{ t.prelude() }}
 struct Params {
     parts: u32,

@@ -4,7 +4,7 @@ What is wanted of sorted long lines: their places, as i64.
 wide: whether keys have two words
 -#}
 {%- import "types" as t -%}
-{%- import "keys" as k -%}
+{%- import "sort_keys" as k -%}
 {{ t.prelude() }}
 struct Params {
     rows: u32,

@@ -1,4 +1,4 @@
-// needs: wide, philox
+// needs: mul_wide, philox
 
 // What the weight that a query gives a key is multiplied by, where some weights are dropped: `line` numbers the queries of all heads. Eight
 // keys share four numbers, and each has 16 bits; one below the threshold drops the weight.

@@ -5,7 +5,7 @@
 // A_LINES and B_LINES, 1 where the neighbours in memory of an element of a (or b) are of the next line (row of a, column of b), 0
 // where they are the next along the sum; BIAS, 1 for a number added to each column; SUMS, 1 where the sums of a's rows are written
 // too (A_LINES); DEPTH, 32, elements of each line that the copy engine brings at a time; STAGES, how many such stages there are. In
-// front of it stands stages.cu.
+// front of it stands tma_pipeline.cuh.
 //
 // Where neighbours lie along the sum, a line's 128 bytes of a stage stay together, their eight parts of 16 swapped by the line's last
 // three bits, so that eight lines are read at once.

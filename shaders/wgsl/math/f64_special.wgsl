@@ -1,4 +1,4 @@
-// needs: base, double, doubles
+// needs: base, f64_exp_log, f64
 //
 // What `bessel` and `tails` have, for f64.
 

@@ -3,9 +3,9 @@ What attention's weights are multiplied by where some are dropped, [.., queries,
 in memory.
 -#}
 {%- import "types" as t -%}
-{% include "math/wide" %}
+{% include "math/mul_wide" %}
 {% include "math/philox" %}
-{% include "math/kept" %}
+{% include "math/dropout_mask" %}
 {{ t.prelude() }}
 struct Params {
     n: u32,
