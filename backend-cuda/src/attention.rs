@@ -205,7 +205,7 @@ impl NativeKernel for AttentionKernel {
     }
 }
 
-/// `Heads` of the kernels.
+/// `HeadStrides` of the kernels.
 #[repr(C)]
 #[derive(Clone, Copy, Default)]
 struct HeadStrides {

@@ -2,7 +2,7 @@
 //!
 //! [`CudaBackend::open`] gives a device as the core's [`Backend`](forebay_core::backend::Backend). Nothing is
 //! needed to build this crate, and nothing panics where something is missing at run time: without a driver, with
-//! one that is too old and without a device there is an [`Unavailable`], each with its reason; [`probe`] and
+//! one that is too old and without a device there is an [`CudaUnavailable`], each with its reason; [`probe`] and
 //! [`libraries`] list what there is.
 //!
 //! How it works, file by file:
@@ -21,7 +21,7 @@
 //!   several kernels at once beside the program, and what is launched meanwhile waits in `later`.
 //! - `written` has the kernels of `shaders/cuda`, unless portable ones are forced: `attention` runs on the tensor cores, `product` makes small
 //!   products of f32; `tensor_map` describes their operands to the copy engine.
-//! - `matmul` hands all other products to cuBLASLt, unless [`set_portable`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
+//! - `matmul` hands all other products to cuBLASLt, unless [`set_portable_kernels`] or `FOREBAY_PORTABLE_KERNELS=1` forces the
 //!   kernels that run everywhere. `toolkit` finds the libraries where the loader does not look.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};

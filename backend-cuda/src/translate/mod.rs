@@ -7,8 +7,8 @@
 //! The kernel's parameters are, in this order:
 //! 1. one pointer per storage binding of `@group(0)` that the module declares, in the order of the binding numbers:
 //!    `const T* __restrict__` where the kernel only reads, so no slice that it writes may overlap another one;
-//! 2. if [`Translated::needs_lengths`], one struct of as many `u64`, by value: the byte length of every binding;
-//! 3. if [`Translated::params_size`] is not 0, the block of the uniform at `@group(1) @binding(0)`, by value, in
+//! 2. if [`TranslatedKernel::needs_lengths`], one struct of as many `u64`, by value: the byte length of every binding;
+//! 3. if [`TranslatedKernel::params_size`] is not 0, the block of the uniform at `@group(1) @binding(0)`, by value, in
 //!    WGSL's layout.
 
 mod entry;

@@ -113,9 +113,9 @@ impl CastPolicy {
     /// What autocast does with an operation; `None` if it runs in the type its inputs have.
     ///
     /// ```
-    /// use forebay_core::amp::Policy;
-    /// assert_eq!(Policy::of("matmul"), Some(Policy::Low));
-    /// assert_eq!(Policy::of("relu"), None);
+    /// use forebay_core::amp::CastPolicy;
+    /// assert_eq!(CastPolicy::for_op("matmul"), Some(CastPolicy::LowerPrecision));
+    /// assert_eq!(CastPolicy::for_op("relu"), None);
     /// ```
     #[must_use]
     pub fn for_op(op: &str) -> Option<Self> {
@@ -200,7 +200,7 @@ fn clear_cache_if_outside() {
 }
 
 /// Runs the operations of this thread in mixed precision until the guard is dropped: products and convolutions in
-/// `dtype`, what needs the range or the digits in f32 (see [`Policy`]). Scopes nest; [`no_autocast`] ends one for a
+/// `dtype`, what needs the range or the digits in f32 (see [`CastPolicy`]). Scopes nest; [`no_autocast`] ends one for a
 /// while.
 ///
 /// It is meant for the forward pass and the loss. The backward pass runs each operation in the type that the forward

@@ -1,7 +1,7 @@
 //! Mixed precision: what is safe in 16 bits runs in 16 bits, everything else in f32, and so are the weights kept.
 //!
 //! [`autocast`] is a scope around the forward pass, in which every operation chooses its type by PyTorch's lists
-//! ([`Policy`]). Parameters stay f32: what multiplies is a cast of them, made once a scope, and gradients are cast back
+//! ([`CastPolicy`]). Parameters stay f32: what multiplies is a cast of them, made once a scope, and gradients are cast back
 //! on their way. With [`fp8()`] inside, linear layers multiply in 8 bits. In f16, small gradients vanish: [`GradScaler`] multiplies the loss, and divides the gradients again.
 //!
 //! ```no_run

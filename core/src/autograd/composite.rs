@@ -25,7 +25,7 @@ pub fn linear_differentiable(
     linear_differentiable_with(op, out, x, &[], forward, transpose)
 }
 
-/// As [`attach_linear`], of an operation that is linear in `x` and reads `by` as well, as an index does: both closures have these, and
+/// As [`linear_differentiable`], of an operation that is linear in `x` and reads `by` as well, as an index does: both closures have these, and
 /// that one of them was changed in place since is an error.
 #[must_use]
 #[track_caller]

@@ -444,7 +444,7 @@ pub(super) fn run_backward_to(
     run_backward_until(0, roots, options, targets, sink).map(|(found, _)| found)
 }
 
-/// As [`run_to`], without the nodes that are older than `oldest`: gives their gradients back, for the walk around this one.
+/// As [`run_backward_to`], without the nodes that are older than `oldest`: gives their gradients back, for the walk around this one.
 pub(super) fn run_backward_until(
     oldest: u64,
     roots: &[(Tensor, Tensor)],

@@ -2,7 +2,7 @@
 //!
 //! The handle that was written through gets the operation's history, and with it all its clones. Where it is a view, so does
 //! the tensor that it is a view of: a part of that one is now the operation's result. Other views of that tensor get theirs when
-//! they are next asked for it ([`viewed_again`]). Handles that are no such views, as after `detach`, know nothing of it; what is
+//! they are next asked for it ([`regenerate_grad_fn`]). Handles that are no such views, as after `detach`, know nothing of it; what is
 //! recorded of those that have a history, or walked back from them, is an error.
 
 use smallvec::smallvec;

@@ -5,8 +5,8 @@
 //! to the oldest, adds into the leaves' gradients in place, and drops each closure, with the tensors it saved, as
 //! soon as it has run.
 //!
-//! With `create_graph` the walk itself is recorded, and its gradients have gradients: [`attach_twice`],
-//! [`attach_linear`] and [`attach_composed`] are for operations that allow it; what is attached by [`attach`] alone is an
+//! With `create_graph` the walk itself is recorded, and its gradients have gradients: [`differentiable`],
+//! [`linear_differentiable`] and [`composite_differentiable`] are for operations that allow it; what is attached by [`attach`] alone is an
 //! error when a second gradient comes to it, and never a term that is missing.
 
 use std::cell::{Cell, RefCell};
@@ -266,9 +266,9 @@ pub struct NoGradGuard {
 /// ```
 /// # use forebay_core::autograd;
 /// let guard = autograd::no_grad();
-/// assert!(!autograd::is_enabled());
+/// assert!(!autograd::is_grad_enabled());
 /// drop(guard);
-/// assert!(autograd::is_enabled());
+/// assert!(autograd::is_grad_enabled());
 /// ```
 #[must_use = "recording stops only while the guard lives"]
 pub fn no_grad() -> NoGradGuard {

@@ -229,7 +229,7 @@ impl Drop for BatchGuard<'_> {
 impl Pool {
     /// Runs a step, forward and backward, that has so many rows of a batch on the device at once. If it runs out of memory, the
     /// error says how many would fit, by what it had reached, and better by steps before it that ran to their end:
-    /// [`OutOfMemory::fitting_rows`](super::OutOfMemory::fitting_rows). A [`Trainer`](crate::train::Trainer) runs all of its steps so.
+    /// [`OutOfMemory::fitting_batch_size`](super::OutOfMemory::fitting_batch_size). A [`Trainer`](crate::train::Trainer) runs all of its steps so.
     ///
     /// Only the outermost of several counts.
     ///
@@ -242,10 +242,10 @@ impl Pool {
     /// let device = Device::null(Default::default());
     /// device.pool().set_limit(Some(64 << 20));
     /// let step = |rows: usize| Tensor::zeros(&[rows, 1 << 20], DType::F32, &device)?.exp();
-    /// let error = device.pool().with_rows(16, || step(16)).unwrap_err().into_out_of_memory()?;
-    /// let fits = error.fitting_rows().map_or(1, |fits| fits.rows);
+    /// let error = device.pool().with_batch_size(16, || step(16)).unwrap_err().into_out_of_memory()?;
+    /// let fits = error.fitting_batch_size().map_or(1, |fits| fits.batch_size);
     /// assert_eq!(fits, 8);
-    /// device.pool().with_rows(fits, || step(fits))?;
+    /// device.pool().with_batch_size(fits, || step(fits))?;
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     pub fn with_batch_size<T>(&self, rows: usize, step: impl FnOnce() -> Result<T>) -> Result<T> {
@@ -258,7 +258,7 @@ impl Pool {
         result
     }
 
-    /// What the last step of [`with_rows`](Self::with_rows) that ran to its end took.
+    /// What the last step of [`with_batch_size`](Self::with_batch_size) that ran to its end took.
     #[must_use]
     pub fn measured_batch(&self) -> Option<BatchMeasurement> {
         self.shared.lock().batch_memory.measured

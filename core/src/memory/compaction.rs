@@ -1,7 +1,7 @@
 //! Moving blocks that are in use: memory that is free in parts becomes free in one piece, for a copy instead of a growth.
 //!
 //! Contract. A block moves only if whoever holds it said that it may ([`Request::movable`]), and it is neither pinned nor of a
-//! private pool. Its holder keeps a handle, and looks up where it is ([`Pool::locate`]) behind the gate of the pool's [`Mover`], each
+//! private pool. Its holder keeps a handle, and looks up where it is ([`Pool::locate`]) behind the gate of the pool's [`BlockMover`], each
 //! time that blocks have moved ([`Pool::moves`]), up to where its work is enqueued. The copies are enqueued behind the gate too, after
 //! all that any queue was given and before all that it is given next, so nobody sees a block on its way.
 //!

@@ -355,7 +355,7 @@ impl PoolCounters {
         self.tags.map(|tag| tag.current)
     }
 
-    /// Starts a part of the program, whose own peaks are counted until [`end_marks`](Self::end_marks).
+    /// Starts a part of the program, whose own peaks are counted until [`end_scoped_peaks`](Self::end_scoped_peaks).
     pub(super) fn begin_scoped_peaks(&mut self) {
         self.outer_peaks = Some(self.current_peaks());
         self.set_peaks(&ScopedPeaks {

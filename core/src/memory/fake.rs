@@ -17,17 +17,17 @@ pub struct SourceCalls {
     pub free: u64,
     /// `reserve` and `unreserve`
     pub reserve: u64,
-    /// `map` and `arrange`
+    /// `map` and `remap`
     pub map: u64,
-    /// `unmap` and `unmap_pieces`
+    /// `unmap` and `unmap_extents`
     pub unmap: u64,
-    /// Pieces of `arrange` that were moved.
+    /// Pieces of `remap` that were moved.
     pub moved_pieces: u64,
-    /// `arrange_behind`
+    /// `remap_after_submitted`
     pub remaps_after_submitted: u64,
     /// Bytes of blocks that were copied.
     pub copied_bytes: u64,
-    /// `fence_wait`
+    /// `wait_fence`
     pub fence_waits: u64,
 }
 

@@ -119,7 +119,7 @@ pub(super) struct AllocRequest<'a> {
     pub(super) size: u64,
     pub(super) requested: u64,
     pub(super) scope: &'a Scope,
-    /// Held as [`State::Live`] or [`State::Loose`].
+    /// Held as [`State::DynamicParams`] or [`State::Loose`].
     pub(super) state: SlotState,
 }
 
@@ -653,7 +653,7 @@ impl Heap {
         at
     }
 
-    /// Takes free extents out of reach, until [`unmapped`](Self::unmapped) or [`stay`](Self::stay). They lie in the
+    /// Takes free extents out of reach, until [`mark_unmapped`](Self::mark_unmapped) or [`stay`](Self::stay). They lie in the
     /// block at `near`, or after it. Returns their own block.
     pub(super) fn mark_extents_releasing(&mut self, near: u32, offset: u64, size: u64) -> u32 {
         let at = self.find_block_at(near, offset);

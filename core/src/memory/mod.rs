@@ -12,7 +12,7 @@
 //!
 //! # The ladder
 //!
-//! A request that no free block fits climbs rung after rung; each is counted in [`Rungs`], and each that may have
+//! A request that no free block fits climbs rung after rung; each is counted in [`ReclaimStats`], and each that may have
 //! freed something is followed by a search.
 //!
 //! 0. borrow: what is free for another queue serves this one, which waits for it on the device;

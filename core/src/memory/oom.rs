@@ -41,7 +41,7 @@ pub struct OutOfMemory {
     pub capacity: Option<u64>,
     /// The largest segment that the device gives.
     pub max_segment: u64,
-    /// How the need depends on the rows of a batch that run at once, within [`Pool::with_rows`](super::Pool::with_rows).
+    /// How the need depends on the rows of a batch that run at once, within [`Pool::with_batch_size`](super::Pool::with_batch_size).
     pub batch: Option<BatchEstimate>,
     /// Bytes held by the program.
     pub allocated: u64,
@@ -86,7 +86,7 @@ impl OutOfMemory {
 
     /// The largest number of rows that would fit, of the half, the quarter, ... of those that did not: by a step before this
     /// one that ran to its end; else one that may fit, by what this step had reached. `None` outside of
-    /// [`Pool::with_rows`](super::Pool::with_rows), and if not one row would fit.
+    /// [`Pool::with_batch_size`](super::Pool::with_batch_size), and if not one row would fit.
     #[must_use]
     pub fn fitting_batch_size(&self) -> Option<FittingBatch> {
         let rows = self.batch?;

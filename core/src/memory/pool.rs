@@ -111,7 +111,7 @@ pub(super) type LowMemoryCallback = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 ///
 /// Every method may be called from any thread. Work that uses a block runs in the order of its queue, so a freed
 /// block may be lent again at once on the same queue; one that other queues used is freed by
-/// [`free_used`](Self::free_used), and for anything else there is [`free_after`](Self::free_after).
+/// [`free_cross_stream`](Self::free_cross_stream), and for anything else there is [`free_after`](Self::free_after).
 /// When the last handle is dropped, the pool waits for the device and gives everything back.
 #[derive(Clone)]
 pub struct Pool {

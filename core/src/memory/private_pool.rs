@@ -18,7 +18,7 @@ use crate::local::{Get, Local, Scoped};
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// let own = device.pool().private();
+/// let own = device.pool().create_private_pool();
 /// let inside = own.enter();
 /// let a = Tensor::zeros(&[1 << 20], DType::F32, &device)?;
 /// drop(inside);

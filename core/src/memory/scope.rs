@@ -1,14 +1,14 @@
-//! What the memory allocated next is for: a tag, a module's path and an operation, set by scopes on this thread.
+//! What the memory allocated next is for: a enter_tag, a module's path and an operation, set by scopes on this thread.
 //!
 //! A scope is a guard: it sets one field, and puts back what was there when it is dropped. Entering one costs a
 //! thread-local read and a write (a module's also one lookup of its name); allocations copy 32 bytes from it.
 //!
 //! ```
 //! use forebay_core::memory::{Tag, scope};
-//! let _module = scope::module("encoder");
+//! let _module = scope::enter_module("encoder");
 //! {
-//!     let _tag = scope::tag(Tag::Parameter);
-//!     let _layer = scope::module("fc1");
+//!     let _tag = scope::enter_tag(Tag::Parameter);
+//!     let _layer = scope::enter_module("fc1");
 //!     assert_eq!(scope::current().tag, Tag::Parameter);
 //!     assert_eq!(scope::current().module.to_string(), "encoder.fc1");
 //! }

@@ -190,7 +190,7 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// [`arrange`](Self::arrange) behind everything that was submitted so far and in front of all that comes: work may still use
+    /// [`remap`](Self::remap) behind everything that was submitted so far and in front of all that comes: work may still use
     /// what moves.
     fn remap_after_submitted(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         let fence = self.record_fence()?;
@@ -198,7 +198,7 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         self.remap(pieces)
     }
     /// Whether the source holds submitted work back (for a compiler), so that waiting for a fence now would take long and
-    /// [`arrange_behind`](Self::arrange_behind) would not.
+    /// [`remap_after_submitted`](Self::remap_after_submitted) would not.
     fn has_deferred_work(&self) -> bool {
         false
     }

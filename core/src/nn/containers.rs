@@ -267,7 +267,7 @@ impl<M: Module> Module for ModuleDict<M> {
 /// # let device = Device::null(Default::default());
 /// let net = Sequential::new()
 ///     .add(Linear::new(784, 64, &device)?)
-///     .apply(Tensor::relu)
+///     .add_fn(Tensor::relu)
 ///     .add(Linear::new(64, 10, &device)?);
 /// assert!(net.state_dict().contains_key("2.weight"));
 /// # Ok::<(), forebay_core::error::Error>(())

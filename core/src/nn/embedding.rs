@@ -95,9 +95,9 @@ impl Embedding {
 /// A table of vectors, looked up in bags that are each reduced to one vector.
 ///
 /// ```
-/// # use forebay_core::{device::Device, nn::EmbeddingBag, ops::BagMode, tensor::Tensor};
+/// # use forebay_core::{device::Device, nn::EmbeddingBag, ops::EmbeddingBagMode, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// let words = EmbeddingBag::new(100, 8, BagMode::Mean, None, &device)?;
+/// let words = EmbeddingBag::new(100, 8, EmbeddingBagMode::Mean, None, &device)?;
 /// let sentences = Tensor::from_slice(&[1i32, 2, 3, 7, 7, 0], &[2, 3], &device)?;
 /// assert_eq!(words.forward(&sentences, None, None)?.shape(), [2, 8]);
 /// # Ok::<(), forebay_core::error::Error>(())

@@ -37,7 +37,7 @@ impl GptOptions {
     ///     ("wpe.weight".to_owned(), tensor(&[1024, 768])?),
     ///     ("h.0.ln_1.weight".to_owned(), tensor(&[768])?),
     /// ]);
-    /// let sizes = GptOptions::of_gpt2(&file)?;
+    /// let sizes = GptOptions::from_gpt2_state_dict(&file)?;
     /// assert_eq!((sizes.layers, sizes.heads, sizes.context), (1, 12, 1024));
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```

@@ -31,7 +31,7 @@ pub struct DefaultDTypeGuard {
 /// # use forebay_core::{device::Device, dtype::DType, nn::{init, Linear}};
 /// # let device = Device::null(Default::default());
 /// let layer = {
-///     let _halves = init::dtype(DType::BF16)?;
+///     let _halves = init::default_dtype(DType::BF16)?;
 ///     Linear::new(8, 4, &device)?
 /// };
 /// assert_eq!(layer.weight.dtype(), DType::BF16);
@@ -202,8 +202,8 @@ pub enum Nonlinearity {
 /// By how much weights are larger for what is computed behind them: PyTorch's `calculate_gain`.
 ///
 /// ```
-/// use forebay_core::nn::init::{Nonlinearity, gain};
-/// assert_eq!(gain(Nonlinearity::Tanh), 5.0 / 3.0);
+/// use forebay_core::nn::init::{Nonlinearity, calculate_gain};
+/// assert_eq!(calculate_gain(Nonlinearity::Tanh), 5.0 / 3.0);
 /// ```
 #[must_use]
 pub fn calculate_gain(of: Nonlinearity) -> f64 {

@@ -45,7 +45,7 @@ impl<'a> AttentionMasks<'a> {
     }
 }
 
-/// What a [`MultiheadAttention`] is made of. `MultiheadOptions { batch_first: true, ..Default::default() }`.
+/// What a [`MultiheadAttention`] is made of. `MultiheadAttentionOptions { batch_first: true, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MultiheadAttentionOptions {
     /// The probability that a weight is dropped in training; 0.
@@ -81,13 +81,13 @@ impl Default for MultiheadAttentionOptions {
 /// Attention over several heads (Vaswani et al., 2017), with PyTorch's parameters.
 ///
 /// ```
-/// # use forebay_core::{device::Device, dtype::DType, nn::{Masks, MultiheadAttention, MultiheadOptions}, tensor::Tensor};
+/// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions}, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// let options = MultiheadOptions { batch_first: true, ..Default::default() };
+/// let options = MultiheadAttentionOptions { batch_first: true, ..Default::default() };
 /// let attention = MultiheadAttention::new(64, 8, options, &device)?;
 /// let x = Tensor::zeros(&[2, 10, 64], DType::F32, &device)?;
-/// assert_eq!(attention.forward(&x, &x, &x, &Masks::causal())?.shape(), [2, 10, 64]);
-/// let (_, weights) = attention.forward_with_weights(&x, &x, &x, &Masks::default())?;
+/// assert_eq!(attention.forward(&x, &x, &x, &AttentionMasks::causal())?.shape(), [2, 10, 64]);
+/// let (_, weights) = attention.forward_with_weights(&x, &x, &x, &AttentionMasks::default())?;
 /// assert_eq!(weights.shape(), [2, 8, 10, 10]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```

@@ -138,7 +138,7 @@ impl RmsNorm {
         self.scope.run(|| x.add_rms_norm(residual, self.weight.shape(), Some(&self.weight), self.eps))
     }
 
-    /// [`forward_add`](Self::forward_add) where only products take what is normalised: see [`LayerNorm::forward_add_low`].
+    /// [`forward_add`](Self::forward_add) where only products take what is normalised: see [`LayerNorm::forward_add_low_precision`].
     ///
     /// # Errors
     /// Those of [`forward_add`](Self::forward_add).

@@ -55,7 +55,7 @@ fn replace_weight<L: HasWeight>(mut layer: L, weight: Tensor) -> Result<L> {
 /// assert_eq!(layer.forward(&Tensor::zeros(&[2, 8], DType::F32, &device)?)?.shape(), [2, 4]);
 /// assert_eq!(layer.state_dict()["parametrizations.weight.original0"].shape(), [4, 1]);
 /// // The layer with the weight as it is now.
-/// let plain: Linear = layer.fold()?;
+/// let plain: Linear = layer.remove_parametrization()?;
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug)]
@@ -144,7 +144,7 @@ impl<L: HasWeight> Module for WeightNorm<L> {
 /// # let device = Device::null(Default::default());
 /// let critic = Sequential::new()
 ///     .add(SpectralNorm::new(Linear::new(8, 4, &device)?)?)
-///     .apply(|x| x.leaky_relu(0.2))
+///     .add_fn(|x| x.leaky_relu(0.2))
 ///     .add(SpectralNorm::new(Linear::new(4, 1, &device)?)?);
 /// assert_eq!(critic.state_dict()["0.parametrizations.weight.0._v"].shape(), [8]);
 /// # Ok::<(), forebay_core::error::Error>(())

@@ -55,12 +55,12 @@ pub struct LpPool<const N: usize> {
 /// Maxima back at their places, zeros elsewhere: [`max_unpool2d`](Tensor::max_unpool2d), of signals, images and volumes.
 ///
 /// ```
-/// # use forebay_core::{device::Device, dtype::DType, nn::MaxUnpool2d, ops::{Pool, Pool2d}, tensor::Tensor};
+/// # use forebay_core::{device::Device, dtype::DType, nn::MaxUnpool2d, ops::Pool2dOptions, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// let window = Pool2d::new(2);
+/// let options = Pool2dOptions::new(2);
 /// let x = Tensor::zeros(&[1, 3, 8, 6], DType::F32, &device)?;
-/// let (maxima, places) = x.max_pool2d_with_indices(window)?;
-/// assert_eq!(MaxUnpool2d { window }.forward(&maxima, &places, None)?.shape(), x.shape());
+/// let (maxima, places) = x.max_pool2d_with_indices(options)?;
+/// assert_eq!(MaxUnpool2d { options }.forward(&maxima, &places, None)?.shape(), x.shape());
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
@@ -126,7 +126,7 @@ macro_rules! dimensioned_pools {
         }
 
         impl MaxUnpool<$n> {
-            /// `x`, with every element at its place, in these extents; `None` are [those](Pool::unpooled) of which nothing was cut off.
+            /// `x`, with every element at its place, in these extents; `None` are [those](Pool::unpool_output_size) of which nothing was cut off.
             ///
             /// # Errors
             /// As [`max_unpool2d`](Tensor::max_unpool2d).

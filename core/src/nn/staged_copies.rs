@@ -8,8 +8,8 @@ use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// Copies into tensors that are already there. Everything that can fail happens in [`copy`](Self::copy) and
-/// [`seal`](Self::seal): casts, transfers from other devices, and memory for them. Dropped before
-/// [`commit`](Sealed::commit), it has changed nothing.
+/// [`prepare`](Self::prepare): casts, transfers from other devices, and memory for them. Dropped before
+/// [`commit`](PreparedCopies::commit), it has changed nothing.
 #[derive(Default)]
 pub(crate) struct StagedCopies {
     copies: Vec<(Tensor, Option<Tensor>)>,

@@ -106,12 +106,12 @@ fn feedforward_block(
 /// Attention of a sequence to itself, then two layers for each position alone; each added to what it was given, and normalised.
 ///
 /// ```
-/// # use forebay_core::{device::Device, dtype::DType, nn::{Masks, TransformerEncoderLayer, TransformerOptions}, tensor::Tensor};
+/// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, TransformerEncoderLayer, TransformerOptions}, tensor::Tensor};
 /// # let device = Device::null(Default::default());
 /// let options = TransformerOptions { batch_first: true, norm_first: true, ..Default::default() };
 /// let layer = TransformerEncoderLayer::new(64, 8, options, &device)?;
 /// let x = Tensor::zeros(&[2, 10, 64], DType::F32, &device)?;
-/// assert_eq!(layer.forward(&x, &Masks::default())?.shape(), [2, 10, 64]);
+/// assert_eq!(layer.forward(&x, &AttentionMasks::default())?.shape(), [2, 10, 64]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
@@ -181,11 +181,11 @@ impl TransformerEncoderLayer {
 /// Attention of a sequence to itself, attention to the encoder's result, then two layers for each position alone.
 ///
 /// ```
-/// # use forebay_core::{device::Device, dtype::DType, nn::{Masks, TransformerDecoderLayer, TransformerOptions}, tensor::Tensor};
+/// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, TransformerDecoderLayer, TransformerOptions}, tensor::Tensor};
 /// # let device = Device::null(Default::default());
 /// let layer = TransformerDecoderLayer::new(64, 8, TransformerOptions::default(), &device)?;
 /// let (x, memory) = (Tensor::zeros(&[7, 2, 64], DType::F32, &device)?, Tensor::zeros(&[10, 2, 64], DType::F32, &device)?);
-/// assert_eq!(layer.forward(&x, &memory, &Masks::causal(), &Masks::default())?.shape(), [7, 2, 64]);
+/// assert_eq!(layer.forward(&x, &memory, &AttentionMasks::causal(), &AttentionMasks::default())?.shape(), [7, 2, 64]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
@@ -331,12 +331,12 @@ transformer_stack! {
     /// Each layer starts with numbers of its own; PyTorch's starts with copies of one layer.
     ///
     /// ```
-    /// # use forebay_core::{device::Device, dtype::DType, nn::{Masks, TransformerEncoder, TransformerOptions}, tensor::Tensor};
+    /// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, TransformerEncoder, TransformerOptions}, tensor::Tensor};
     /// # let device = Device::null(Default::default());
     /// let encoder = TransformerEncoder::new(64, 8, 2, TransformerOptions::default(), &device)?;
     /// let x = Tensor::zeros(&[10, 2, 64], DType::F32, &device)?;
     /// let padding = Tensor::from_bools(&[false; 20], &[2, 10], &device)?;
-    /// assert_eq!(encoder.forward(&x, &Masks::padding(&padding))?.shape(), [10, 2, 64]);
+    /// assert_eq!(encoder.forward(&x, &AttentionMasks::from_key_padding_mask(&padding))?.shape(), [10, 2, 64]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     TransformerEncoder of TransformerEncoderLayer(masks: &AttentionMasks<'_>)
@@ -350,13 +350,13 @@ transformer_stack! {
 /// An encoder and a decoder, each with a norm behind its layers (Vaswani et al., 2017).
 ///
 /// ```
-/// # use forebay_core::{device::Device, dtype::DType, nn::{Masks, Transformer, TransformerOptions}, tensor::Tensor};
+/// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, Transformer, TransformerOptions}, tensor::Tensor};
 /// # let device = Device::null(Default::default());
 /// let options = TransformerOptions { feedforward: 64, batch_first: true, ..Default::default() };
 /// let model = Transformer::new(32, 4, [2, 2], options, &device)?;
 /// let (from, to) = (Tensor::zeros(&[2, 10, 32], DType::F32, &device)?, Tensor::zeros(&[2, 7, 32], DType::F32, &device)?);
-/// let none = Masks::default();
-/// assert_eq!(model.forward(&from, &to, &none, &Masks::causal(), &none)?.shape(), [2, 7, 32]);
+/// let none = AttentionMasks::default();
+/// assert_eq!(model.forward(&from, &to, &none, &AttentionMasks::causal(), &none)?.shape(), [2, 7, 32]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]

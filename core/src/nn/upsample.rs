@@ -8,9 +8,9 @@ use crate::tensor::Tensor;
 /// Signals, images or volumes at other extents; see [`interpolate`](Tensor::interpolate).
 ///
 /// ```
-/// # use forebay_core::{device::Device, dtype::DType, nn::Upsample, ops::Interpolate, tensor::Tensor};
+/// # use forebay_core::{device::Device, dtype::DType, nn::Upsample, ops::InterpolateOptions, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// let twice = Upsample::new(Interpolate::by(2.0));
+/// let twice = Upsample::new(InterpolateOptions::with_scale_factor(2.0));
 /// let x = Tensor::zeros(&[1, 3, 4, 4], DType::F32, &device)?;
 /// assert_eq!(twice.forward(&x)?.shape(), [1, 3, 8, 8]);
 /// # Ok::<(), forebay_core::error::Error>(())

@@ -41,11 +41,11 @@ const UNBOUNDED_WINDOW: usize = 1 << 30;
 /// How [`Tensor::scaled_dot_product_attention`] weighs; the default is PyTorch's.
 ///
 /// ```
-/// # use forebay_core::{device::Device, dtype::DType, ops::Attention, tensor::Tensor};
+/// # use forebay_core::{device::Device, dtype::DType, ops::AttentionOptions, tensor::Tensor};
 /// # let device = Device::null(Default::default());
 /// let q = Tensor::zeros(&[2, 8, 100, 64], DType::F32, &device)?;
 /// let kv = Tensor::zeros(&[2, 2, 100, 64], DType::F32, &device)?;
-/// let options = Attention { is_causal: true, enable_gqa: true, ..Attention::default() };
+/// let options = AttentionOptions { is_causal: true, enable_gqa: true, ..AttentionOptions::default() };
 /// assert_eq!(q.scaled_dot_product_attention(&kv, &kv, &options)?.shape(), q.shape());
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```

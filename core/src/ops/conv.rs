@@ -2,7 +2,7 @@
 //!
 //! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
 //! [`Geometry`]: a transposed convolution is the input gradient of the convolution with the same weights. Where the vendor's
-//! library multiplies matrices, [`conv_windows`](super::conv_windows) makes all three instead.
+//! library multiplies matrices, [`im2col`](super::im2col) makes all three instead.
 
 pub(crate) mod grid_sample;
 pub(crate) mod im2col;

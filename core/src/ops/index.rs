@@ -264,7 +264,7 @@ pub(super) fn scatter_into(
     }
 }
 
-/// The transpose of [`scatter_grad`]: the elements that `index` names, and zero where that is `skip`.
+/// The transpose of [`gather_backward`]: the elements that `index` names, and zero where that is `skip`.
 fn gather_or_zero(
     op: &'static str,
     x: &Tensor,
@@ -286,7 +286,7 @@ fn gather_or_zero(
     out.masked_fill(&skipped.reshape(&along[..])?, 0.0)
 }
 
-/// What [`scatter_grad`] and [`rows_back`] made of `g`, on the tape where the gradient of a gradient is asked for.
+/// What [`gather_backward`] and [`select_rows_backward`] made of `g`, on the tape where the gradient of a gradient is asked for.
 fn attach_gather_grad(
     op: &'static str,
     back: Tensor,

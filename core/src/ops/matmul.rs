@@ -137,7 +137,7 @@ pub(super) fn gemm_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, 
     }
 }
 
-/// Writes a · b + `bias` over `out`, as [`multiply_into`]; the sum is rounded once. `bias` has a number for each column, side by side, and
+/// Writes a · b + `bias` over `out`, as [`gemm_into`]; the sum is rounded once. `bias` has a number for each column, side by side, and
 /// `out` lies dense at the start of its memory.
 pub(super) fn gemm_bias_into(
     op: &'static str,
@@ -156,7 +156,7 @@ pub(super) fn gemm_bias_into(
     }
 }
 
-/// As [`multiply_into`] of matrices, with an epilogue of the vendor's library; `false`, and nothing done, where there is none.
+/// As [`gemm_into`] of matrices, with an epilogue of the vendor's library; `false`, and nothing done, where there is none.
 pub(super) fn try_gemm_epilogue(
     op: &'static str,
     a: &Tensor,

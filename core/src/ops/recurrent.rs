@@ -66,12 +66,12 @@ impl RecurrentKind {
 /// One direction of one layer over all time steps, for layers of one's own; [`Lstm`](crate::nn::Lstm) and its like are made of these.
 ///
 /// ```
-/// # use forebay_core::{device::Device, dtype::DType, ops::{Recurrent, RecurrentKind}, tensor::Tensor};
+/// # use forebay_core::{device::Device, dtype::DType, ops::{RecurrentOp, RecurrentKind}, tensor::Tensor};
 /// # let device = Device::null(Default::default());
 /// let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
 /// let (input, state, weight) = (zeros(&[10, 2, 3 * 8])?, zeros(&[2, 8])?, zeros(&[3 * 8, 8])?);
-/// let states = Recurrent::new(RecurrentKind::Gru, &input, &state, &weight).run()?;
-/// assert_eq!((states.all.shape(), states.last.shape()), (&[10, 2, 8][..], &[2, 8][..]));
+/// let states = RecurrentOp::new(RecurrentKind::Gru, &input, &state, &weight).run()?;
+/// assert_eq!((states.output.shape(), states.h_n.shape()), (&[10, 2, 8][..], &[2, 8][..]));
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -94,7 +94,7 @@ pub struct RecurrentOp<'a> {
     pub reverse: bool,
 }
 
-/// What a [`Recurrent`] makes.
+/// What a [`RecurrentOp`] makes.
 #[derive(Clone, Debug)]
 pub struct RecurrentOutput {
     /// After each step, in the order of time: \[steps, batch, hidden\]. A sequence that has ended repeats its last.

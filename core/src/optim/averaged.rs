@@ -29,10 +29,10 @@ enum AveragingRule {
 /// let mut average = AveragedModel::ema(&net, 0.999)?;
 /// for _ in 0..10 {
 ///     optimizer.step()?;
-///     average.update(&net)?;
+///     average.update_parameters(&net)?;
 /// }
-/// average.swap(&net)?; // evaluate: the model has the averages
-/// average.swap(&net)?; // and go on
+/// average.swap_parameters(&net)?; // evaluate: the model has the averages
+/// average.swap_parameters(&net)?; // and go on
 /// # Ok(())
 /// # }
 /// ```

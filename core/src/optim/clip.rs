@@ -22,9 +22,9 @@ const MAX_NORM_LIMIT: f64 = 1e32;
 /// How [`clip_grad_norm_with`] measures; the default is PyTorch's.
 ///
 /// ```
-/// # use forebay_core::optim::ClipNorm;
-/// let largest = ClipNorm { norm_type: f64::INFINITY, ..ClipNorm::default() };
-/// assert_eq!((ClipNorm::default().norm_type, largest.error_if_nonfinite), (2.0, false));
+/// # use forebay_core::optim::ClipGradNormOptions;
+/// let largest = ClipGradNormOptions { norm_type: f64::INFINITY, ..ClipGradNormOptions::default() };
+/// assert_eq!((ClipGradNormOptions::default().norm_type, largest.error_if_nonfinite), (2.0, false));
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipGradNormOptions {

@@ -74,7 +74,7 @@ pub(super) trait UpdateRule: Copy + Send + Sync + 'static {
         let _ = (weight_decay, lr);
         [0.0; 8]
     }
-    /// What depends on how many steps a parameter has made, this one included. The kernel has the same as `at_step`, where the
+    /// What depends on how many steps a parameter has made, this one included. The kernel has the same as `step_constants`, where the
     /// device counts.
     fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
         let _ = (step, lr);

@@ -5,8 +5,8 @@
 //! do. [`ReduceLrOnPlateau`] follows a measured value, and keeps what it has seen. Rates reach captured steps as they are set.
 //!
 //! ```
-//! use forebay_core::optim::schedule::{Schedule, WarmupCosine};
-//! let schedule = WarmupCosine::new(3e-4, 100, 1000).to(3e-5);
+//! use forebay_core::optim::schedule::{LrSchedule, WarmupCosine};
+//! let schedule = WarmupCosine::new(3e-4, 100, 1000).min_lr(3e-5);
 //! assert_eq!(schedule.lr(99), 3e-4);
 //! assert!(schedule.lr(999) < schedule.lr(500));
 //! ```
@@ -44,7 +44,7 @@ impl<S: LrSchedule + ?Sized> LrSchedule for &S {
     }
 }
 
-/// A schedule from a function: `Lambda(|step| 0.1 / (1.0 + step as f64))`.
+/// A schedule from a function: `FnSchedule(|step| 0.1 / (1.0 + step as f64))`.
 #[derive(Clone, Copy, Debug)]
 pub struct FnSchedule<F>(pub F);
 
@@ -458,7 +458,7 @@ impl<S: LrSchedule> LrSchedule for Warmup<S> {
 /// # fn main() -> Result<()> {
 /// # let device = Device::null(Default::default());
 /// # let mut optimizer = Sgd::new(vec![Tensor::zeros(&[2], DType::F32, &device)?.requires_grad_()?], 0.1);
-/// let mut scheduler = LrScheduler::new(ExponentialLr { base: 0.1, gamma: 0.5 }, &mut optimizer);
+/// let mut scheduler = LrScheduler::new(ExponentialLr { base_lr: 0.1, gamma: 0.5 }, &mut optimizer);
 /// // After each step of the optimiser, or each epoch:
 /// scheduler.step(&mut optimizer);
 /// assert_eq!(optimizer.lr(), 0.05);

@@ -171,7 +171,7 @@ pub struct StepPlan {
 ///     let mut optimizer = AdamW::new(net.parameters(), 3e-4);
 ///     let device = device.clone();
 ///     Ok(move |choice: &_| -> Result<(), forebay_core::error::Error> {
-///         let choice: &forebay_core::plan::Choice = choice;
+///         let choice: &forebay_core::plan::StepConfig = choice;
 ///         optimizer.offload_state(choice.offload_state);
 ///         for _ in 0..choice.count {
 ///             let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
@@ -227,7 +227,7 @@ impl Budget {
     }
 
     /// Finds the fastest choice that fits. `setup` makes the model and everything that stays, and returns the step: one
-    /// optimiser step of [`Choice::count`] micro-batches of [`Choice::rows`] rows. Peaks are those of three steps.
+    /// optimiser step of [`StepConfig::count`] micro-batches of [`StepConfig::rows`] rows. Peaks are those of three steps.
     ///
     /// # Errors
     /// The batch has no rows, or more than 2^32; what the step returns; [`Error::Budget`] if nothing fits, with the smallest budget that would do.

@@ -333,7 +333,7 @@ pub fn collapse_dims(shape: &[usize], strides: &[&[usize]]) -> (Dims, SmallVec<[
     (out_shape, out)
 }
 
-/// As [`collapse`], of one tensor, whose dimensions come with their strides.
+/// As [`collapse_dims`], of one tensor, whose dimensions come with their strides.
 pub(crate) fn collapse_tensor_dims(dims: impl IntoIterator<Item = (usize, usize)>) -> (Dims, Dims) {
     let (mut shape, mut strides) = (Dims::new(), Dims::new());
     for (extent, stride) in dims {

@@ -146,7 +146,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// Says that the loss is a mean over the targets that are not `target`, as
-    /// [`CrossEntropy::ignore_index`](crate::ops::CrossEntropy) has it: parts of a batch are weighted by those.
+    /// [`CrossEntropyOptions::ignore_index`](crate::ops::CrossEntropyOptions) has it: parts of a batch are weighted by those.
     pub fn ignore_index(self, target: i64) -> Self {
         Self { micro_batch: self.micro_batch.ignore(target), ..self }
     }

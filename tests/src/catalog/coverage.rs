@@ -43,7 +43,7 @@ fn identifiers(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// The operations of a line: `pub fn name(`, or an entry of a family, `name / name_(arg): Types, "expression"` or
+/// The operations of a line: `pub fn name(`, or an entry of a family, `name / name_(arg): TypeRule, "expression"` or
 /// `2 conv2d conv_transpose2d "height, width";`.
 fn public_operations(line: &str) -> Vec<&str> {
     if let Some((_, after)) = line.split_once("pub fn ") {

@@ -546,7 +546,7 @@ impl Device {
     /// ```
     /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
     /// # let device = Device::null(Default::default());
-    /// device.set_windows(Some(1 << 20));
+    /// device.set_im2col_max_bytes(Some(1 << 20));
     /// let x = Tensor::zeros(&[1, 8, 32, 32], DType::F32, &device)?;
     /// let w = Tensor::zeros(&[8, 8, 3, 3], DType::F32, &device)?;
     /// x.conv2d(&w, None, 1, 1, 1, 1)?;

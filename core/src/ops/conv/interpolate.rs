@@ -40,8 +40,8 @@ pub enum InterpolateMode {
 /// To what extents, and how, [`interpolate`](Tensor::interpolate) resizes.
 ///
 /// ```
-/// use forebay_core::ops::{Interpolate, InterpolateMode};
-/// let twice = Interpolate { mode: InterpolateMode::Bilinear, ..Interpolate::by(2.0) };
+/// use forebay_core::ops::{InterpolateOptions, InterpolateMode};
+/// let twice = InterpolateOptions { mode: InterpolateMode::Bilinear, ..InterpolateOptions::with_scale_factor(2.0) };
 /// assert!(!twice.align_corners && twice.size.is_empty());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -403,11 +403,11 @@ impl Tensor {
     /// width\] at other extents: PyTorch's `nn.functional.interpolate`, on f32, f64, f16 and bf16, in the nearest modes also on u8.
     ///
     /// ```
-    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{Interpolate, InterpolateMode}};
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{InterpolateOptions, InterpolateMode}};
     /// # let device = Device::null(Default::default());
     /// let x = Tensor::zeros(&[2, 3, 4, 5], DType::F32, &device)?;
-    /// assert_eq!(x.interpolate(&Interpolate::by(2.0))?.shape(), [2, 3, 8, 10]);
-    /// let smooth = Interpolate { mode: InterpolateMode::Bicubic, ..Interpolate::to(&[6, 6]) };
+    /// assert_eq!(x.interpolate(&InterpolateOptions::with_scale_factor(2.0))?.shape(), [2, 3, 8, 10]);
+    /// let smooth = InterpolateOptions { mode: InterpolateMode::Bicubic, ..InterpolateOptions::with_size(&[6, 6]) };
     /// assert_eq!(x.interpolate(&smooth)?.shape(), [2, 3, 6, 6]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```

@@ -15,7 +15,7 @@ use crate::tensor::{Dims, Tensor};
 /// Elements of a window from which on a workgroup, not a thread, goes through it.
 const WORKGROUP_WINDOW_MIN: usize = 1024;
 
-/// The window of a pooling operation over `N` dimensions, in their order. `Pool2d { stride: [1, 1], ..Pool2d::new(3) }`.
+/// The window of a pooling operation over `N` dimensions, in their order. `Pool2dOptions { stride: [1, 1], ..Pool2dOptions::new(3) }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOptions<const N: usize> {
     /// Extents of the window.
@@ -217,7 +217,7 @@ impl PoolPlan {
         })
     }
 
-    /// See [`Pool::places_of_empty`].
+    /// See [`Pool::empty_window_indices`].
     fn empty_window_indices(&self) -> Option<Vec<i32>> {
         let [height, width, oh, ow] = self.plane_extents();
         let window = self.options;

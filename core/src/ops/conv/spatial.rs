@@ -83,7 +83,7 @@ pub(crate) fn ensure_planar(x: &Tensor) -> Result<Tensor> {
     if x.rank() == 3 { x.unsqueeze(2) } else { Ok(x.clone()) }
 }
 
-/// Undoes [`planar`] and [`batched`].
+/// Undoes [`ensure_planar`] and [`batched`].
 pub(crate) fn restore_rank<const N: usize>(out: &Tensor, unbatched: bool) -> Result<Tensor> {
     let mut shape: Dims = out.shape().into();
     if N == 1 {

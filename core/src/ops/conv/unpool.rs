@@ -45,7 +45,7 @@ macro_rules! impl_max_unpool {
         impl Tensor {$(
             #[doc = concat!("Maxima of [`", stringify!($pool), "`](Self::", stringify!($pool), ") at their places in [.., ", $shape,
                 "], and zeros elsewhere: PyTorch's `", stringify!($op), "`. `output` are the extents that were pooled;")]
-            /// [`Pool::unpooled`] says what they are if nothing was cut off. Of places that come twice, one of the maxima stands there.
+            /// [`Pool::unpool_output_size`] says what they are if nothing was cut off. Of places that come twice, one of the maxima stands there.
             ///
             /// # Errors
             /// The shapes differ or have other dimensions; the places are no integers. What a place outside does is that of
@@ -67,9 +67,9 @@ impl<const N: usize> PoolOptions<N> {
     /// The smallest extents that these windows pool to `pooled`, as PyTorch's `MaxUnpool` has it.
     ///
     /// ```
-    /// # use forebay_core::ops::{Pool, Pool2d};
-    /// let window = Pool { stride: [2, 1], padding: [1, 0], ..Pool2d::new(3) };
-    /// assert_eq!(window.unpooled([4, 5]), [7, 7]);
+    /// # use forebay_core::ops::{Pool2dOptions, PoolOptions};
+    /// let window = PoolOptions { stride: [2, 1], padding: [1, 0], ..Pool2dOptions::new(3) };
+    /// assert_eq!(window.unpool_output_size([4, 5]), [7, 7]);
     /// ```
     #[must_use]
     pub fn unpool_output_size(&self, pooled: [usize; N]) -> [usize; N] {

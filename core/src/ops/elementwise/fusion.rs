@@ -2,7 +2,7 @@
 //!
 //! Contract. An elementwise operation checks its inputs and allocates its result at once; what waits is its launch. It joins
 //! the device's [`Group`] if it reads a result of it, element by element, and the group becomes one launch when anything else
-//! takes the [gate](crate::runtime::stream::Gate): another operation, a copy, a read, an event, blocks that move. So whatever is given to
+//! takes the [gate](crate::runtime::stream::DispatchGuard): another operation, a copy, a read, an event, blocks that move. So whatever is given to
 //! a device finds all that was asked before it there. A result that is dropped by then, and that only served the chain, is
 //! never written; all others are. Memory, errors of arguments and gradients are those of single launches, and so are the
 //! bits: each step rounds to its type.
@@ -386,7 +386,7 @@ impl Device {
     /// ```
     /// use forebay_core::{device::Device, dtype::DType, profile::Profiler, tensor::Tensor};
     /// # let device = Device::null(Default::default());
-    /// device.set_fusion(Some(0));
+    /// device.set_fusion_min_bytes(Some(0));
     /// let [a, b, c] = [1.0, 2.0, 3.0].map(|v| Tensor::full(&[1024], v, DType::F32, &device));
     /// let (a, b, c) = (a?, b?, c?);
     /// let profiler = Profiler::start(&device)?;

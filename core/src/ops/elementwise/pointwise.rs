@@ -1,6 +1,6 @@
 //! Elementwise operations: one record says everything about one of them, one function runs all of them.
 //!
-//! A [`Pointwise`] is an expression in WGSL over `a`, `b`, `c`, a rule for its types, and an expression for the
+//! A [`PointwiseOp`] is an expression in WGSL over `a`, `b`, `c`, a rule for its types, and an expression for the
 //! gradient of each input, in which `g` is the gradient of the result and `y` the result. Inputs broadcast, may have
 //! any strides, and may be numbers.
 

@@ -12,8 +12,8 @@ const OP: &str = "embedding";
 /// What [`embedding_with`](Tensor::embedding_with) is told besides. Fields are PyTorch's arguments.
 ///
 /// ```
-/// use forebay_core::ops::Lookup;
-/// let words = Lookup { padding_idx: Some(0), scale_grad_by_freq: true, ..Lookup::default() };
+/// use forebay_core::ops::EmbeddingOptions;
+/// let words = EmbeddingOptions { padding_idx: Some(0), scale_grad_by_freq: true, ..EmbeddingOptions::default() };
 /// assert_eq!(words.padding_idx, Some(0));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

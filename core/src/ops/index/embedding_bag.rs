@@ -29,8 +29,8 @@ pub enum EmbeddingBagMode {
 /// Where the bags of [`embedding_bag`](Tensor::embedding_bag) begin, and what becomes of them. Fields are PyTorch's arguments.
 ///
 /// ```
-/// use forebay_core::ops::{BagMode, Bags};
-/// let sums = Bags { mode: BagMode::Sum, padding_idx: Some(0), ..Bags::default() };
+/// use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions};
+/// let sums = EmbeddingBagOptions { mode: EmbeddingBagMode::Sum, padding_idx: Some(0), ..EmbeddingBagOptions::default() };
 /// assert!(sums.offsets.is_none());
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
@@ -182,12 +182,12 @@ impl Tensor {
     /// of one. A bag without samples gives zeros. Indices are i64, i32 or u32; those outside the table count as no sample.
     ///
     /// ```
-    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{BagMode, Bags}};
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{EmbeddingBagMode, EmbeddingBagOptions}};
     /// # let device = Device::null(Default::default());
     /// let table = Tensor::zeros(&[10, 4], DType::F32, &device)?;
     /// let words = Tensor::from_slice(&[1i32, 5, 5, 2], &[4], &device)?;
     /// let starts = Tensor::from_slice(&[0i32, 3], &[2], &device)?;
-    /// let bags = Bags { offsets: Some(&starts), mode: BagMode::Sum, ..Bags::default() };
+    /// let bags = EmbeddingBagOptions { offsets: Some(&starts), mode: EmbeddingBagMode::Sum, ..EmbeddingBagOptions::default() };
     /// assert_eq!(table.embedding_bag(&words, &bags)?.shape(), [2, 4]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```

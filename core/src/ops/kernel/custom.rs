@@ -18,7 +18,7 @@
 //!     CUBE.inputs(&[x])
 //!         .output(x.shape(), DType::F32)
 //!         .params(&[n as u32])
-//!         .groups([n.div_ceil(256), 1, 1])
+//!         .workgroups([n.div_ceil(256), 1, 1])
 //!         .gradient(|cx, g| Ok(vec![Some(g.mul(&cx.inputs()[0].square()?)?.mul(3.0)?)]))
 //!         .run()
 //! }

@@ -197,7 +197,7 @@ impl PointwiseSpec<'_> {
         encode_scalar(number, self.compute, self.result == DType::Bool, outside)
     }
 
-    /// All that decides its kernel, besides [`Form`].
+    /// All that decides its kernel, besides [`AccessPattern`].
     fn kernel_key(&self, out: &Tensor, inplace: bool) -> KernelKey {
         let mut identity = KernelKey::new("pointwise");
         identity.word(self.expr);

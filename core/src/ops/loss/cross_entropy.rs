@@ -21,8 +21,8 @@ use crate::tensor::{Dims, Tensor};
 /// How [`Tensor::cross_entropy_with`] weighs and reduces; the default is PyTorch's.
 ///
 /// ```
-/// # use forebay_core::ops::CrossEntropy;
-/// let options = CrossEntropy { label_smoothing: 0.1, ..CrossEntropy::default() };
+/// # use forebay_core::ops::CrossEntropyOptions;
+/// let options = CrossEntropyOptions { label_smoothing: 0.1, ..CrossEntropyOptions::default() };
 /// assert_eq!(options.ignore_index, -100);
 /// ```
 #[derive(Clone, Copy, Debug)]
@@ -80,7 +80,7 @@ fn cached_row_elements(extent: usize, x: &Tensor) -> usize {
     if elements * x.dtype().size() + (7 << 10) <= room { elements } else { 0 }
 }
 
-/// What [`Example::run`] does.
+/// What [`LogitsBatch::run`] does.
 pub(crate) enum CrossEntropyPass<'a> {
     /// Writes losses with their weights, and log-sum-exps.
     Forward(&'a Tensor, &'a Tensor),

@@ -33,13 +33,13 @@ static LOGSUMEXP3: PointwiseOp = PointwiseOp {
 /// What [`Tensor::ctc_loss`] takes beside the probabilities.
 ///
 /// ```
-/// # use forebay_core::{device::Device, dtype::DType, ops::Ctc, tensor::Tensor};
+/// # use forebay_core::{device::Device, dtype::DType, ops::CtcLossOptions, tensor::Tensor};
 /// # let device = Device::null(Default::default());
 /// let scores = Tensor::zeros(&[12, 2, 5], DType::F32, &device)?;
 /// let labels = Tensor::from_slice(&[1i32, 2, 3, 4, 4, 0], &[2, 3], &device)?;
 /// let (inputs, targets) =
 ///     (Tensor::from_slice(&[12i32, 10], &[2], &device)?, Tensor::from_slice(&[3i32, 2], &[2], &device)?);
-/// let loss = scores.log_softmax(-1)?.ctc_loss(&Ctc::new(&labels, &inputs, &targets))?;
+/// let loss = scores.log_softmax(-1)?.ctc_loss(&CtcLossOptions::new(&labels, &inputs, &targets))?;
 /// assert_eq!(loss.rank(), 0);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```

@@ -359,7 +359,7 @@ impl Tensor {
     ///
     /// The sum has the wider type of the two; so has the normalised one, but under [`autocast`](crate::amp::autocast) it is f32, as
     /// that of `layer_norm`: where blocks normalise the sum behind them, it is the residual stream. Inside, all is f32. Where only products
-    /// follow, [`LayerNorm::forward_add_low`](crate::nn::LayerNorm::forward_add_low) writes it in 16 bits at once.
+    /// follow, [`LayerNorm::forward_add_low_precision`](crate::nn::LayerNorm::forward_add_low_precision) writes it in 16 bits at once.
     ///
     /// For the backward pass the sum is kept, or, where the residual is f32 and kept by another gradient anyway (in a stream of blocks, that
     /// of the norm before) and `self` has 16 bits, the two: half as much.
