@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use anyhow::Result;
 use clap::Parser;
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions};
 use forebay::plan::{CARDS, dry_run};
@@ -51,7 +51,7 @@ fn main() -> Result<()> {
         dropout: 0.0,
     };
     let mut parameters = 0;
-    let run = dry_run(&Profile::card(&options.card)?, |device| {
+    let run = dry_run(&CardProfile::from_card(&options.card)?, |device| {
         let net = Gpt::new(&sizes, device)?;
         parameters = net.num_parameters();
         let mut optimizer = AdamW::new(net.parameters(), 1e-4);

@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use anyhow::{Result, ensure};
 use clap::Parser;
-use forebay::backend::null::{NullBackend, Profile};
+use forebay::backend::null::{CardProfile, NullBackend};
 use forebay::memory::{Bytes, Config};
 use forebay::nn::FnLayer;
 use forebay::plan::dry_run;
@@ -83,7 +83,7 @@ impl Workload {
     }
 
     /// The smallest limit under which a device of this profile trains with these rules: by dry runs, to a part in 500.
-    fn find_min_limit(self, profile: &Profile, rules: Config, asked: u64) -> u64 {
+    fn find_min_limit(self, profile: &CardProfile, rules: Config, asked: u64) -> u64 {
         let fits = |limit| {
             let config = Config { max_memory: Some(limit), ..rules };
             let device = Device::with_config(Arc::new(NullBackend::new(profile.clone())), config);
@@ -130,7 +130,7 @@ fn main() -> Result<ExitCode> {
     };
     println!("{}", device.info());
     let sizes = if device.info().software { SMALL } else { LARGE };
-    let profile = Profile::of(&device);
+    let profile = CardProfile::from_device(&device);
     let dry = dry_run(&profile, |dry| {
         sizes.train(dry, &mut Vec::new())?;
         if let Some(path) = &options.memory_snapshot {

@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use anyhow::{Context, Result};
 use clap::Parser;
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::memory::{Bytes, Config};
 use forebay::nn::{Gpt, GptOptions};
 use forebay::plan::{Budget, StepConfig, dry_run};
@@ -59,13 +59,13 @@ impl Training {
     /// One step, run as chosen; which blocks are computed again is for the caller to say.
     fn step(&mut self, choice: &StepConfig) -> Result<(), Error> {
         self.optimizer.offload_state(choice.offload_state);
-        for k in 0..choice.count {
-            let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows);
+        for k in 0..choice.micro_batch_count {
+            let part = |t: &Tensor| t.narrow(0, k * choice.micro_batch_size, choice.micro_batch_size);
             let autocast = choice.autocast()?;
             let logits = self.net.forward(&part(&self.text)?)?;
             let loss = logits.flatten(0, 1)?.cross_entropy(&part(&self.next)?.flatten(0, 1)?)?;
             drop((logits, autocast));
-            loss.div(choice.count as f64)?.backward()?;
+            loss.div(choice.micro_batch_count as f64)?.backward()?;
         }
         self.optimizer.step()?;
         self.optimizer.zero_grad();
@@ -94,7 +94,7 @@ impl SavingsTable {
     /// Two steps, then the timed ones.
     fn train(&self, device: &Device, choice: &StepConfig) -> Result<RunMeasurement, Error> {
         let mut training = Training::new(&self.sizes, self.batch, device)?;
-        let _segments = choice.segments();
+        let _segments = choice.apply_segments();
         for _ in 0..2 {
             training.step(choice)?;
         }
@@ -116,7 +116,7 @@ impl SavingsTable {
     /// Trains as chosen, over a pool of its own of at most `limit` bytes; returns the bytes it took.
     fn measure_row(&mut self, name: &str, choice: &StepConfig, limit: Option<u64>) -> Result<u64> {
         let config = Config { max_memory: limit.or(self.config.max_memory), ..self.config };
-        let profile = Profile::of(&self.device).with_config(config);
+        let profile = CardProfile::from_device(&self.device).with_config(config);
         let dry = dry_run(&profile, |dry| self.train(dry, choice))?;
         let real = Device::with_config(Arc::clone(self.device.backend()), config);
         let RunMeasurement { peak_allocated: held, peak_reserved: taken, seconds } =
@@ -138,17 +138,17 @@ impl SavingsTable {
     /// Trains within so many bytes, as the planner chooses: in f32, and where nothing fits then, with bf16 allowed.
     fn measure_budget(&mut self, percent: u64, bytes: u64) -> Result<()> {
         let batch = self.batch;
-        let profile = Profile::of(&self.device).with_config(self.config);
+        let profile = CardProfile::from_device(&self.device).with_config(self.config);
         let exact = Budget::new(bytes, batch);
-        for (name, budget) in [("", exact.clone()), (", bf16 allowed", exact.allow(DType::BF16))] {
+        for (name, budget) in [("", exact.clone()), (", bf16 allowed", exact.allow_precision(DType::BF16))] {
             let name = format!("budget {percent} %{name}");
             let plan = budget.plan(&profile, |dry| {
                 let mut training = Training::new(&self.sizes, batch, dry)?;
                 Ok(move |choice: &StepConfig| training.step(choice))
             });
             match plan {
-                Ok(plan) => return self.measure_row(&name, &plan.best.choice, Some(bytes)).map(drop),
-                Err(Error::Budget { needed, .. }) => {
+                Ok(plan) => return self.measure_row(&name, &plan.best.config, Some(bytes)).map(drop),
+                Err(Error::BudgetTooSmall { needed, .. }) => {
                     println!("| {name} | refused: the smallest that would do | {needed} | - | - | - |");
                 }
                 Err(error) => return Err(error.into()),
@@ -161,17 +161,17 @@ impl SavingsTable {
 /// `4 x 2 rows, bf16, 12 blocks again, state on the host`.
 fn describe_config(choice: &StepConfig) -> String {
     let precision = choice.precision.map_or("f32".to_owned(), |dtype| dtype.to_string());
-    let again = match choice.recomputed() {
+    let again = match choice.recomputed_count() {
         0 => String::new(),
         blocks => format!(", {blocks} blocks again"),
     };
-    let away = match (choice.offloaded(), choice.offload_state) {
+    let away = match (choice.offloaded_count(), choice.offload_state) {
         (0, false) => String::new(),
         (0, true) => ", state on the host".to_owned(),
         (blocks, false) => format!(", {blocks} blocks on the host"),
         (blocks, true) => format!(", {blocks} blocks and state on the host"),
     };
-    format!("{} x {} rows, {precision}{again}{away}", choice.count, choice.rows)
+    format!("{} x {} rows, {precision}{again}{away}", choice.micro_batch_count, choice.micro_batch_size)
 }
 
 fn main() -> Result<ExitCode> {
@@ -201,18 +201,18 @@ fn main() -> Result<ExitCode> {
         config.large_segment_size = 2 << 20;
     }
     let steps = options.steps.unwrap_or(if software { 1 } else { 10 });
-    let device_offloads = device.backend().reaches_host();
+    let device_offloads = device.backend().supports_pinned_host();
     let mut table =
         SavingsTable { sizes, batch: options.batch, steps, device, config, predictions_match: true };
     let plain = table.measure_row("plain", &whole, None)?;
     table.measure_row("accumulation 4", &parts, None)?;
-    table.measure_row("checkpointing", &whole.clone().recompute(&all), None)?;
+    table.measure_row("checkpointing", &whole.clone().with_recompute(&all), None)?;
     if device_offloads {
-        let away = whole.clone().offload(&all).with_offloaded_state();
+        let away = whole.clone().with_offload(&all).with_offloaded_state();
         table.measure_row("offload", &away, None)?;
     }
     table.measure_row("mixed precision", &whole.with_precision(DType::BF16), None)?;
-    table.measure_row("all three", &parts.recompute(all).with_precision(DType::BF16), None)?;
+    table.measure_row("all three", &parts.with_recompute(all).with_precision(DType::BF16), None)?;
     for percent in &options.budgets {
         table.measure_budget(*percent, plain * percent / 100)?;
     }

@@ -11,7 +11,7 @@ use forebay::amp::GradScaler;
 use forebay::ops::Pool2dOptions;
 use forebay::optim::schedule::OneCycle;
 use forebay::prelude::*;
-use forebay::train::{self, Ended};
+use forebay::train::{self, FitStatus};
 
 /// Trains a small convolutional network on Fashion-MNIST.
 #[derive(Parser)]
@@ -99,7 +99,7 @@ fn load_dataset(folder: Option<&Path>, part: &str) -> forebay::error::Result<Fas
         (None, "train") => FashionMnist::train(),
         (None, _) => FashionMnist::test(),
     };
-    Ok(set?.images())
+    Ok(set?.with_image_shape())
 }
 
 fn main() -> Result<()> {
@@ -153,13 +153,17 @@ fn main() -> Result<()> {
     if let Some(path) = &options.curve {
         history.write_csv(path)?;
     }
-    if ended == Ended::Interrupted {
-        println!("stopped after {} steps; go on with --resume {}", trainer.step(), checkpoint.display());
+    if ended == FitStatus::Interrupted {
+        println!(
+            "stopped after {} steps; go on with --resume {}",
+            trainer.steps_done(),
+            checkpoint.display()
+        );
         return Ok(());
     }
     forebay::io::safetensors::save(&options.save, &net.state_dict(), &Default::default())?;
     println!("curves and weights: {0}.svg, {0}.safetensors", options.save.with_extension("").display());
-    for step in [10, trainer.step()] {
+    for step in [10, trainer.steps_done()] {
         let memory = history.memory_after(step).context("fewer than 10 steps")?;
         println!(
             "memory after step {step}: {} bytes allocated, {} reserved",
@@ -169,6 +173,10 @@ fn main() -> Result<()> {
     println!("{}", device.memory());
 
     let accuracy = train::evaluate(&net, &test.batches(500), |x| net.forward(x))?;
-    println!("test accuracy {:.1} % after {} steps (device {device})", 100.0 * accuracy, trainer.step());
+    println!(
+        "test accuracy {:.1} % after {} steps (device {device})",
+        100.0 * accuracy,
+        trainer.steps_done()
+    );
     Ok(())
 }

@@ -9,13 +9,13 @@ use anyhow::Result;
 use clap::{Parser, ValueEnum};
 use forebay::amp::GradScaler;
 use forebay::autograd::no_grad;
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions, eval_mode};
 use forebay::optim::schedule::WarmupCosine;
 use forebay::plan::{Budget, StepConfig, StepPlan};
 use forebay::prelude::*;
-use forebay::train::Ended;
+use forebay::train::FitStatus;
 
 /// Trains a character-level GPT on Shakespeare, and lets it write.
 #[derive(Parser)]
@@ -97,7 +97,7 @@ fn passage_loss(net: &Gpt, x: &Tensor, y: &Tensor) -> Result<Tensor, Error> {
 
 /// The fastest way to run steps of `batch` passages within so many bytes.
 fn plan_step(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Result<StepPlan, Error> {
-    budget.plan(&Profile::of(device), |dry| {
+    budget.plan(&CardProfile::from_device(device), |dry| {
         let net = Gpt::new(sizes, dry)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
         let (dry, shape) = (dry.clone(), [batch, sizes.context]);
@@ -105,12 +105,12 @@ fn plan_step(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) 
             // The batch that is trained on, and the next one, which is on its way.
             let text = || Tensor::zeros(&shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
-            for k in 0..choice.count {
-                let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows);
+            for k in 0..choice.micro_batch_count {
+                let part = |t: &Tensor| t.narrow(0, k * choice.micro_batch_size, choice.micro_batch_size);
                 let autocast = choice.autocast()?;
                 let loss = passage_loss(&net, &part(&x)?, &part(&y)?)?;
                 drop(autocast);
-                loss.mul(choice.rows as f64 / batch as f64)?.backward()?;
+                loss.mul(choice.micro_batch_size as f64 / batch as f64)?.backward()?;
             }
             clip_grad_norm_(&net.parameters(), 1.0)?;
             optimizer.step()?;
@@ -184,7 +184,7 @@ fn main() -> Result<()> {
     };
     if let Some(Bytes(bytes)) = options.budget {
         let budget = Budget::new(bytes, batch);
-        let budget = options.amp.map_or(budget.clone(), |amp| budget.allow(amp.dtype()));
+        let budget = options.amp.map_or(budget.clone(), |amp| budget.allow_precision(amp.dtype()));
         let plan = plan_step(&sizes, batch, budget, &device)?;
         println!("{plan}");
         trainer = trainer.plan(&plan);
@@ -192,7 +192,7 @@ fn main() -> Result<()> {
     if let Some(path) = &options.resume {
         trainer = trainer.resume(path)?;
     }
-    let passages = text.windows(length).shuffle(options.seed).batches(batch).drop_last();
+    let passages = text.token_windows(length).shuffle(options.seed).batches(batch).drop_last();
     let ended =
         trainer.fit(&passages, |x, y| net.forward(x)?.flatten(0, 1)?.cross_entropy(&y.flatten(0, 1)?));
     // Of a training that ran out of memory too.
@@ -205,15 +205,19 @@ fn main() -> Result<()> {
     if let Some(path) = &options.curve {
         trainer.history().write_csv(path)?;
     }
-    if ended == Ended::Interrupted {
-        println!("stopped after {} steps; go on with --resume {}", trainer.step(), checkpoint.display());
+    if ended == FitStatus::Interrupted {
+        println!(
+            "stopped after {} steps; go on with --resume {}",
+            trainer.steps_done(),
+            checkpoint.display()
+        );
         return Ok(());
     }
     forebay::io::safetensors::save(&options.save, &net.state_dict(), &Default::default())?;
     println!("curves and weights: {0}.svg, {0}.safetensors", options.save.with_extension("").display());
     println!("{}", device.memory());
     if let Some(loss) = trainer.history().losses.last() {
-        println!("loss {loss:.3} after {} steps (device {device})\n", trainer.step());
+        println!("loss {loss:.3} after {} steps (device {device})\n", trainer.steps_done());
     }
     let written = generate_text(&net, &text.encode("\n")?, pick(options.generate, 500, 200), &device)?;
     println!("{}", text.decode(&written).trim());

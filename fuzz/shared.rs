@@ -4,7 +4,7 @@
 use std::collections::BTreeMap;
 
 use forebay_core::amp::GradScaler;
-use forebay_core::data::Cursor;
+use forebay_core::data::LoaderCursor;
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
@@ -76,7 +76,7 @@ fn trace_file() -> Vec<u8> {
 fn read_trace(bytes: &[u8]) -> Result<()> {
     // Packed, and as its text.
     let _ = Trace::read_xz(bytes);
-    Trace::read(bytes).map(drop).map_err(|e| Error::Config(e.to_string()))
+    Trace::read(bytes).map(drop).map_err(|e| Error::InvalidConfig(e.to_string()))
 }
 
 /// The bytes that `save` writes to a file.
@@ -118,7 +118,7 @@ fn checkpoint_file(device: &Device) -> Result<Vec<u8>> {
     let net = model(device)?;
     let optimizer = stepped(&net)?;
     // Without a scaler: memory of the null device has no contents, and a scale of 0 is refused.
-    saved(|path| Checkpoint::new(3, Cursor::default()).save(path, &net, &optimizer))
+    saved(|path| Checkpoint::new(3, LoaderCursor::default()).save(path, &net, &optimizer))
 }
 
 fn read_checkpoint(device: &Device, bytes: &[u8]) -> Result<()> {

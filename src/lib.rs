@@ -14,15 +14,15 @@ pub mod cuda {
     };
 }
 
-mod open;
+mod open_device;
 
-pub use open::{Found, OpenDevice};
+pub use open_device::{OpenDevice, ProbedDevice};
 
 /// What programs import.
 pub mod prelude {
-    pub use crate::open::OpenDevice;
+    pub use crate::open_device::OpenDevice;
     pub use forebay_core::amp::autocast;
-    pub use forebay_core::data::{Dataset, FashionMnist, Loader, Text};
+    pub use forebay_core::data::{DataLoader, Dataset, FashionMnist, Text};
     pub use forebay_core::device::Device;
     pub use forebay_core::dtype::DType;
     pub use forebay_core::error::{Error, Result};

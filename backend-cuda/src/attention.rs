@@ -272,7 +272,7 @@ impl AttentionParams {
                     HeadStrides::new(&b.k)?,
                     HeadStrides::new(&b.v)?,
                 ];
-                let sums = b.sums.map_or(0, |sums| sums.segment.0 + sums.offset);
+                let sums = b.grad_sums.map_or(0, |sums| sums.segment.0 + sums.offset);
                 (heads, b.scratch.segment.0 + b.scratch.offset, sums)
             }
             None => ([HeadStrides::default(); 4], 0, 0),
@@ -286,18 +286,27 @@ impl AttentionParams {
         ];
         let [q, k, v, out] = own;
         // What heads read besides their own rows shall stay in the cache.
-        let bytes = 4 * call.keys * call.head;
+        let bytes = 4 * call.keys * call.head_dim;
         let group = (L2_BUDGET / bytes.max(1)).clamp(1, call.batch * call.heads);
-        let numbers =
-            [call.batch, call.heads, call.kv_heads, call.queries, call.keys, call.left, call.right, group];
+        let numbers = [
+            call.batch,
+            call.heads,
+            call.kv_heads,
+            call.queries,
+            call.keys,
+            call.window_left,
+            call.window_right,
+            group,
+        ];
         let mut all = [0; 8];
         for (to, number) in all.iter_mut().zip(numbers) {
             *to = i32::try_from(number).ok()?;
         }
         let (mask, [batch, head, query, key]) =
             call.mask.map_or((0, [0; 4]), |mask| (mask.segment.0 + mask.offset, mask.strides));
-        let (random, threshold, kept) =
-            call.dropout.map_or((0, 0, 1.0), |d| (d.words.segment.0 + d.words.offset, d.threshold, d.kept));
+        let (random, threshold, kept) = call.dropout.map_or((0, 0, 1.0), |d| {
+            (d.philox_state.segment.0 + d.philox_state.offset, d.threshold, d.keep_scale)
+        });
         Some(Self {
             maps: [TensorMap::NONE; 4],
             heads: [q, k, v, out, g, dq, dk, dv],
@@ -320,7 +329,7 @@ impl AttentionParams {
 /// The maps of q, k, v and the gradient of out; `None` where the copy engine does not reach one of them.
 fn tensor_maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
     let map = |operand: &AttentionOperand, heads: u64, rows: u64| {
-        let sizes = [call.head, rows, heads, call.batch];
+        let sizes = [call.head_dim, rows, heads, call.batch];
         let steps = [operand.row_stride, operand.head_stride, operand.batch_stride].map(|step| 2 * step);
         let elements = if call.dtype == DType::BF16 { TensorMapDtype::Bf16 } else { TensorMapDtype::F16 };
         TensorMap::new(elements, operand.segment.0 + operand.offset, &sizes, &steps, &[64, 64, 1, 1], true)
@@ -351,7 +360,7 @@ fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, V
     }
     let mut params = AttentionParams::new(call)?;
     let mask = MaskKind::from_dtypes(call.mask.map(|mask| mask.dtype), call.dtype)?;
-    let kernel = AttentionKernel::new(Pass::Forward, call.head, call.dtype, arch)?;
+    let kernel = AttentionKernel::new(Pass::Forward, call.head_dim, call.dtype, arch)?;
     let mut kernel = AttentionKernel { mask, has_dropout: call.dropout.is_some(), ..kernel };
     if kernel.uses_wgmma {
         match tensor_maps(call) {
@@ -371,8 +380,8 @@ fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, V
             Pass::Forward | Pass::BackwardQueries => (call.queries, call.heads),
         };
         let of_block = u64::from(kernel.tiling().block_rows());
-        let sums = call.backward.is_some_and(|b| b.sums.is_some());
-        if sums && of_block != AttentionGradients::SUMMED_ROWS {
+        let sums = call.backward.is_some_and(|b| b.grad_sums.is_some());
+        if sums && of_block != AttentionGradients::ROWS_PER_SUM {
             return None;
         }
         let blocks = i32::try_from(rows.div_ceil(of_block) * heads * call.batch).ok()?;
@@ -443,7 +452,7 @@ impl AttentionKernels {
             // Those of the gradients take longer to compile than all that comes before them.
             let ahead = [Pass::BackwardKeysValues, Pass::BackwardQueries]
                 .map(|pass| AttentionKernel { pass, ..kernel });
-            let ahead = if call.wants_gradients && kernel.pass == Pass::Forward { &ahead[..] } else { &[] };
+            let ahead = if call.requires_grad && kernel.pass == Pass::Forward { &ahead[..] } else { &[] };
             match self.kernels.get_or_compile(context, kernels, kernel, ahead, wait)? {
                 NativeKernelLookup::Ready(function) => launches.push((function, blocks, kernel)),
                 NativeKernelLookup::Compiling => compiling = true,

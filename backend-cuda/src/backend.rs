@@ -6,9 +6,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
-    AttentionCall, Backend, Command, DeviceInfo, DeviceMemory, DeviceProcess, Event, Features, Fence,
-    KernelId, KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, PageRemap, Peak, Prepared, SegmentId,
-    SegmentSource, Slice, SourceError, SourceLimits, Stamp,
+    AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event,
+    Features, Fence, KernelId, KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, PageRemap, PeakRates,
+    SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -131,7 +131,7 @@ impl CudaQueue {
     fn drain_deferred(&self, device: &CudaDevice, wait: bool) -> Result<()> {
         self.deferred.drain(|waiting| {
             let command = match waiting {
-                DeferredItem::Command(command) => command.command(),
+                DeferredItem::Command(command) => command.as_command(),
                 DeferredItem::Remap(arrangement) => {
                     self.stream.synchronize()?;
                     device.require_address_space()?.complete_remap(arrangement)?;
@@ -142,7 +142,7 @@ impl CudaQueue {
                 SubmitStatus::Submitted => Ok(true),
                 SubmitStatus::Compiling => Ok(false),
                 // It was accepted, and nobody else is left to do it.
-                SubmitStatus::Declined => Err(Error::Source(SourceError::Driver {
+                SubmitStatus::Declined => Err(Error::Driver(SourceError::Driver {
                     call: "a library's kernel",
                     detail: "what was accepted was then declined, while kernels were compiled; they are on disk now: start again"
                         .to_owned(),
@@ -154,7 +154,7 @@ impl CudaQueue {
     /// All of it, and what waits for others, for callers that know of devices alone.
     fn flush_pending(&self, device: &CudaDevice) -> Result<(), SourceError> {
         self.drain_deferred(device, true).map_err(|error| match error {
-            Error::Source(error) => error,
+            Error::Driver(error) => error,
             error => SourceError::Driver { call: "nvrtcCompileProgram", detail: error.to_string() },
         })?;
         self.stream.flush_pending()
@@ -234,9 +234,9 @@ impl CudaBackend {
         for name in settings::BOOL_VARIABLES {
             environment::read_switch(name)?;
         }
-        Self::new(index)
-            .map(|backend| Arc::new(backend) as Arc<dyn Backend>)
-            .map_err(|error| Error::NoDevice { asked: format!("cuda:{index}"), reason: error.to_string() })
+        Self::new(index).map(|backend| Arc::new(backend) as Arc<dyn Backend>).map_err(|error| {
+            Error::NoDevice { requested: format!("cuda:{index}"), reason: error.to_string() }
+        })
     }
 
     /// Opens device `index`, with an error that says apart what [`open`](Self::open) puts into words.
@@ -265,22 +265,22 @@ impl CudaBackend {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
-                f8: arch >= 89,
-                gelu_grad: arch == gelu_grad::REQUIRED_ARCH,
+                f8_matmul: arch >= 89,
+                gelu_grad_epilogue: arch == gelu_grad::REQUIRED_ARCH,
             },
             limits: Limits {
-                max_binding: total,
+                max_binding_bytes: total,
                 max_bindings: MAX_BINDINGS as u32,
                 max_workgroup_size: device.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
                 max_workgroup_memory: device
                     .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
                 // In y and z; x could have more, but one rule is simpler than two.
-                max_groups: 65_535,
+                max_workgroups_per_dim: 65_535,
                 subgroup_size: (warp, warp),
-                max_params: MAX_PARAM_BYTES as u32,
-                max_turns: u32::MAX,
+                max_params_bytes: MAX_PARAM_BYTES as u32,
+                max_loop_iterations: u32::MAX,
             },
-            peak: peak_throughput(device, arch),
+            peak_rates: peak_throughput(device, arch),
         };
         let context = Context::retain(device)?;
         let addresses = match bool_from_env("FOREBAY_CUDA_VMM") {
@@ -499,7 +499,7 @@ impl Backend for CudaBackend {
         self.device.kernels.compile(&self.device.context, source)
     }
 
-    fn compiled(&self, kernel: KernelId) -> Result<()> {
+    fn wait_compiled(&self, kernel: KernelId) -> Result<()> {
         self.device.kernels.finish_compile(&self.device.context, kernel)
     }
 
@@ -543,21 +543,21 @@ impl Backend for CudaBackend {
         Ok(self.queue.stream.flush_pending()?)
     }
 
-    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+    fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         let queue = Arc::clone(self.device.get_or_create_queue(number)?);
         Ok(Some(Arc::new(Self { queue, device: Arc::clone(&self.device) })))
     }
 
-    fn stamp(&self) -> Result<Option<Stamp>> {
+    fn record_timestamp(&self) -> Result<Option<TimestampId>> {
         self.queue.drain_deferred(&self.device, true)?;
         Ok(Some(self.device.timestamps.record(&self.device.context, &self.queue.stream)?))
     }
 
-    fn read_stamps(&self) -> Result<Vec<f64>> {
+    fn read_timestamps(&self) -> Result<Vec<f64>> {
         Ok(self.device.timestamps.read_all()?)
     }
 
-    fn reaches_host(&self) -> bool {
+    fn supports_pinned_host(&self) -> bool {
         true
     }
 
@@ -585,12 +585,12 @@ impl Backend for CudaBackend {
         self.submit(&Command::Attention(call))
     }
 
-    fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
+    fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
         self.queue.drain_deferred(&self.device, true)?;
         match self.capture_graph(commands) {
             Ok(Some(steps)) => Ok(Some(Box::new(steps))),
             Ok(None) => Ok(None),
-            Err(error @ Error::Source(SourceError::DeviceLost(_))) => Err(error),
+            Err(error @ Error::Driver(SourceError::DeviceLost(_))) => Err(error),
             Err(error) => {
                 log::debug!("a captured step is no graph: {error}");
                 Ok(None)
@@ -598,7 +598,7 @@ impl Backend for CudaBackend {
         }
     }
 
-    fn multiplies(&self) -> bool {
+    fn has_matmul_library(&self) -> bool {
         self.queue.cublaslt.is_available(&self.device.context)
     }
 }
@@ -625,7 +625,7 @@ struct PreparedGraph {
     device: Arc<CudaDevice>,
 }
 
-impl Prepared for PreparedGraph {
+impl CommandSequence for PreparedGraph {
     fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()> {
         let Some(Some((node, kept))) = self.launches.get(at) else {
             return Err(Error::argument("set_params", format!("command {at} is no launch")));
@@ -641,7 +641,7 @@ impl Prepared for PreparedGraph {
         Ok(())
     }
 
-    fn is_graph(&self) -> bool {
+    fn is_driver_graph(&self) -> bool {
         true
     }
 }
@@ -654,7 +654,7 @@ impl Drop for PreparedGraph {
 }
 
 /// By the clocks and widths that the driver tells.
-fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> Peak {
+fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> PeakRates {
     let value = |attribute| device.attribute(attribute).ok().filter(|&value| value > 0).map(f64::from);
     let memory = value(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
         .zip(value(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH));
@@ -668,10 +668,10 @@ fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> Peak {
     };
     let clocks = value(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         .zip(value(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE));
-    Peak {
+    PeakRates {
         // Two transfers a clock; kHz and bits.
-        bytes: memory.map(|(clock, width)| 2.0 * clock * 1e3 * width / 8.0),
-        flops: each.zip(clocks).map(|(each, (count, clock))| each * count * clock * 1e3),
+        bytes_per_second: memory.map(|(clock, width)| 2.0 * clock * 1e3 * width / 8.0),
+        flops_per_second: each.zip(clocks).map(|(each, (count, clock))| each * count * clock * 1e3),
     }
 }
 

@@ -159,7 +159,9 @@ impl EpilogueKind {
         Some(match epilogue {
             Epilogue::None => Self::None,
             Epilogue::Bias(_) => Self::Bias,
-            Epilogue::GeluBias { before, .. } => Self::GeluBias { leading_dim: lead(before)? },
+            Epilogue::GeluBias { pre_activation: before, .. } => {
+                Self::GeluBias { leading_dim: lead(before)? }
+            }
             // A kernel of our own (`gelu_grad.rs`): the library's takes four times as long as the plain product.
             Epilogue::GeluGrad { .. } => return None,
             Epilogue::RowSums(_) => Self::RowSums,
@@ -195,17 +197,17 @@ struct OperandLayout {
 impl CublasLtProblem {
     /// `None` for what the library does not do.
     fn new(call: &MatmulCall) -> Option<Self> {
-        if !call.of_floats() || call.k == 0 || !call.takes_epilogue() {
+        if !call.has_supported_dtypes() || call.k == 0 || !call.supports_epilogue() {
             return None;
         }
-        let c = OperandLayout::new(call, &call.c, call.m, call.n, call.out)?;
+        let c = OperandLayout::new(call, &call.c, call.m, call.n, call.dtype_out)?;
         if c.transposed || (call.batch > 1 && c.batch_stride == 0) {
             return None;
         }
         Some(Self {
             dtype: call.dtype,
             dtype_b: call.dtype_b,
-            dtype_out: call.out,
+            dtype_out: call.dtype_out,
             epilogue: EpilogueKind::new(&call.epilogue)?,
             tf32: call.dtype == DType::F32 && settings::allow_tf32(),
             m: call.m,
@@ -572,7 +574,7 @@ impl CublasLtPlan {
         match epilogue {
             Epilogue::None | Epilogue::GeluGrad { .. } => {}
             Epilogue::Bias(bias) | Epilogue::RowSums(bias) => pointers[0] = Some((BIAS, vector(bias))),
-            Epilogue::GeluBias { bias, before } => {
+            Epilogue::GeluBias { bias, pre_activation: before } => {
                 pointers[0] = Some((BIAS, vector(bias)));
                 pointers[1] = Some((AUX, operand_address(before)));
             }
@@ -662,7 +664,7 @@ pub(crate) mod tests {
         MatmulCall {
             dtype: DType::F32,
             dtype_b: DType::F32,
-            out: DType::F32,
+            dtype_out: DType::F32,
             m: 3,
             n: 5,
             k: 7,

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard};
 
-use forebay_core::backend::{Command, Owned};
+use forebay_core::backend::{Command, OwnedCommand};
 use forebay_core::error::Result;
 
 use crate::lock;
@@ -13,7 +13,7 @@ use crate::virtual_memory::PendingRemap;
 /// What waits.
 #[derive(Debug)]
 pub(crate) enum DeferredItem {
-    Command(Owned),
+    Command(OwnedCommand),
     /// Memory that moves when all in front of it has used it.
     Remap(PendingRemap),
 }
@@ -39,7 +39,7 @@ impl DeferredQueue {
 
     /// Adds a command behind all others.
     pub(crate) fn push_command(&self, command: &Command<'_>) {
-        self.push_item(&mut self.lock_items(), DeferredItem::Command(Owned::new(command)));
+        self.push_item(&mut self.lock_items(), DeferredItem::Command(OwnedCommand::from_command(command)));
     }
 
     /// Adds an arrangement behind what waits; `false` where nothing does.

@@ -8,7 +8,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use forebay_core::error::{Error, Result};
-use forebay_core::io::replace_cached;
+use forebay_core::io::write_atomic_unsynced;
 
 /// What every file begins with; the number changes with the form.
 const MAGIC: &[u8; 16] = b"forebay cubin 1\n";
@@ -137,7 +137,7 @@ fn write_checked(folder: &Path, name: &str, cubin: &[u8]) -> Result<()> {
     let path = folder.join(name);
     let parts = [MAGIC, &Fnv1a::hash(cubin).to_le_bytes()[..], cubin];
     // The checksum tells what a stop of the machine has damaged.
-    replace_cached(&path, |file| {
+    write_atomic_unsynced(&path, |file| {
         parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(|e| Error::File {
             path: path.display().to_string(),
             message: format!("cannot be written: {e}"),

@@ -5,7 +5,7 @@
 
 use std::ffi::CStr;
 
-use forebay_core::backend::{Epilogue, GELU_GRAD_ROWS, MatmulCall, MatrixOperand};
+use forebay_core::backend::{Epilogue, GELU_GRAD_SUM_ROWS, MatmulCall, MatrixOperand};
 use forebay_core::dtype::DType;
 
 use crate::native_kernels::{NativeKernel, with_defines};
@@ -15,7 +15,7 @@ use crate::tensor_map::{TensorMap, TensorMapDtype};
 pub(crate) const REQUIRED_ARCH: u32 = 90;
 
 /// A block's part of c.
-const TILE_ROWS: u32 = GELU_GRAD_ROWS as u32;
+const TILE_ROWS: u32 = GELU_GRAD_SUM_ROWS as u32;
 const TILE_COLS: u32 = 256;
 /// Elements along the sum that a block has at a time, of 128 bytes, and how many such stages are in shared memory.
 const TILE_K: u32 = 64;
@@ -95,8 +95,8 @@ pub(crate) fn plan_gelu_grad(
     arch: u32,
     units: u64,
 ) -> Option<(GeluGradKernel, GeluGradParams, [u32; 3])> {
-    let Epilogue::GeluGrad { x, gelu, sums } = &call.epilogue else { return None };
-    if arch != REQUIRED_ARCH || !call.takes_epilogue() {
+    let Epilogue::GeluGrad { x, gelu, row_block_sums: sums } = &call.epilogue else { return None };
+    if arch != REQUIRED_ARCH || !call.supports_epilogue() {
         return None;
     }
     let (bf16, elements) = match call.dtype {
@@ -146,7 +146,7 @@ mod tests {
         MatmulCall {
             dtype: DType::BF16,
             dtype_b: DType::BF16,
-            out: DType::BF16,
+            dtype_out: DType::BF16,
             m: 8192,
             n: 3072,
             k: 768,
@@ -155,7 +155,7 @@ mod tests {
             b: operand(3072),
             c: operand(3072),
             beta: 0.0,
-            epilogue: Epilogue::GeluGrad { x: operand(3072), gelu: operand(3072), sums },
+            epilogue: Epilogue::GeluGrad { x: operand(3072), gelu: operand(3072), row_block_sums: sums },
         }
     }
 
@@ -164,8 +164,13 @@ mod tests {
         let declined = |call: MatmulCall| plan_gelu_grad(&call, REQUIRED_ARCH, 132).is_none();
         assert!(plan_gelu_grad(&call(), 80, 132).is_none() && plan_gelu_grad(&call(), 100, 132).is_none());
         assert!(declined(MatmulCall { epilogue: Epilogue::None, ..call() }));
-        assert!(declined(MatmulCall { dtype: DType::F32, dtype_b: DType::F32, out: DType::F32, ..call() }));
-        assert!(declined(MatmulCall { out: DType::F32, ..call() }));
+        assert!(declined(MatmulCall {
+            dtype: DType::F32,
+            dtype_b: DType::F32,
+            dtype_out: DType::F32,
+            ..call()
+        }));
+        assert!(declined(MatmulCall { dtype_out: DType::F32, ..call() }));
         assert!(declined(MatmulCall { beta: 1.0, ..call() }));
         assert!(declined(MatmulCall { batch: 2, ..call() }));
         // b by columns, rows that are no multiples of 16 bytes, sizes beyond 32 bits.
@@ -175,9 +180,12 @@ mod tests {
         }));
         assert!(declined(MatmulCall { n: 3070, c: operand(3070), ..call() }));
         assert!(declined(MatmulCall { m: 1 << 40, ..call() }));
-        let Epilogue::GeluGrad { gelu, sums, .. } = call().epilogue else { unreachable!() };
+        let Epilogue::GeluGrad { gelu, row_block_sums: sums, .. } = call().epilogue else { unreachable!() };
         let x = MatrixOperand { offset: 2, ..operand(3072) };
-        assert!(declined(MatmulCall { epilogue: Epilogue::GeluGrad { x, gelu, sums }, ..call() }));
+        assert!(declined(MatmulCall {
+            epilogue: Epilogue::GeluGrad { x, gelu, row_block_sums: sums },
+            ..call()
+        }));
     }
 
     #[test]

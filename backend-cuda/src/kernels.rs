@@ -93,17 +93,19 @@ impl KernelRegistry {
 
     /// The number of a kernel, which may still be compiled: see [`finish`](Self::finish).
     pub(crate) fn compile(&self, context: &Arc<Context>, source: &KernelSource<'_>) -> Result<KernelId> {
-        let content = source.content();
+        let content = source.to_content();
         // Under the lock: who else wants the same waits, and does not begin it too.
         let mut known = lock(&self.ids_by_content);
         if let Some(id) = known.get(&content) {
             return Ok(*id);
         }
-        let refuse = |message: String| Error::Kernel { label: source.label.to_owned(), message };
-        let options =
-            translate::TranslateOptions { zero_workgroup_memory: source.zeroed, ..Default::default() };
+        let refuse = |message: String| Error::KernelCompilation { label: source.label.to_owned(), message };
+        let options = translate::TranslateOptions {
+            zero_workgroup_memory: source.zero_workgroup_memory,
+            ..Default::default()
+        };
         let translated =
-            translate::translate_with_options(source.wgsl, source.entry, source.overrides, &options)
+            translate::translate_with_options(source.wgsl, source.entry_point, source.overrides, &options)
                 .map_err(|error| refuse(error.to_string()))?;
         let (bindings, params) = (translated.bindings.len(), translated.params_size as usize);
         if bindings > MAX_BINDINGS || params > MAX_PARAM_BYTES {
@@ -150,7 +152,8 @@ impl KernelRegistry {
             (unfinished.label.clone(), unfinished.entry.clone(), Arc::clone(&unfinished.code))
         };
         let Some((label, entry, code)) = lock(&self.pending).get(&id.0).map(found) else { return Ok(()) };
-        let cubin = code.wait().map_err(|message| Error::Kernel { label: label.clone(), message })?;
+        let cubin =
+            code.wait().map_err(|message| Error::KernelCompilation { label: label.clone(), message })?;
         let module = CudaModule::load(context, &cubin)?;
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         let Some(kernel) = loaded.get_mut(id.0 as usize) else { return Ok(()) };
@@ -185,8 +188,10 @@ impl KernelRegistry {
                 Err(error) => log::debug!("the kept code of `{label}` is of no use: {error}"),
             }
         }
-        let version = compiler
-            .map_err(|error| Error::Kernel { label: label.to_owned(), message: error.to_string() })?;
+        let version = compiler.map_err(|error| Error::KernelCompilation {
+            label: label.to_owned(),
+            message: error.to_string(),
+        })?;
         Ok(KernelCode::Compiling(self.start_compile(key, version, label, source, options)))
     }
 
@@ -297,12 +302,14 @@ impl LoadedKernel {
     fn resolve_function(&self, module: &CudaModule, entry: &CStr, label: &str) -> Result<Function> {
         let function = module.function(entry)?;
         if self.dynamic_shared_bytes > 0 {
-            function.set_max_dynamic_shared(self.dynamic_shared_bytes).map_err(|error| Error::Kernel {
-                label: label.to_owned(),
-                message: format!(
-                    "it takes {} bytes of workgroup memory, which the device refuses: {error}",
-                    self.dynamic_shared_bytes
-                ),
+            function.set_max_dynamic_shared(self.dynamic_shared_bytes).map_err(|error| {
+                Error::KernelCompilation {
+                    label: label.to_owned(),
+                    message: format!(
+                        "it takes {} bytes of workgroup memory, which the device refuses: {error}",
+                        self.dynamic_shared_bytes
+                    ),
+                }
             })?;
         }
         Ok(function)

@@ -273,7 +273,7 @@ fn operand_tensor_map(
 /// What a call is made of: its kernel, the kernel's parameters, the blocks. `None` for what is cuBLASLt's.
 fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<(SgemmKernel, SgemmParams, [u32; 3])> {
     let MatmulCall { m, n, k, batch, .. } = *call;
-    let single = [call.dtype, call.dtype_b, call.out] == [DType::F32; 3];
+    let single = [call.dtype, call.dtype_b, call.dtype_out] == [DType::F32; 3];
     // From Hopper on there are clusters and the copy engine.
     if arch < 90 || !single || settings::allow_tf32() {
         return None;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use forebay_core::backend::{SourceError, Stamp};
+use forebay_core::backend::{SourceError, TimestampId};
 
 use crate::context::{Context, Event, Stream};
 use crate::lock;
@@ -15,12 +15,12 @@ pub(crate) struct Timestamps {
 
 impl Timestamps {
     /// Enqueues a reading.
-    pub(crate) fn record(&self, context: &Arc<Context>, stream: &Stream) -> Result<Stamp, SourceError> {
+    pub(crate) fn record(&self, context: &Arc<Context>, stream: &Stream) -> Result<TimestampId, SourceError> {
         let event = Event::new_timed(context)?;
         event.record(stream)?;
         let mut events = lock(&self.events);
         events.push(event);
-        Ok(Stamp(events.len() as u32 - 1))
+        Ok(TimestampId(events.len() as u32 - 1))
     }
 
     /// All readings, in nanoseconds since the first. Blocking.

@@ -200,7 +200,7 @@ fn a_lost_device_is_an_error() {
         let nowhere = slice(forebay_core::backend::SegmentId(256), 0, 256);
         backend.launch(&Launch { kernel: id, bindings: &[nowhere], params: &[], groups: [1, 1, 1] }).unwrap();
         let error = backend.download(slice(segment, 0, 4), &mut [0; 4]).unwrap_err();
-        assert!(matches!(error, Error::Source(SourceError::DeviceLost(_))), "{error}");
+        assert!(matches!(error, Error::Driver(SourceError::DeviceLost(_))), "{error}");
         assert!(backend.upload(slice(segment, 0, 4), &[0; 4]).is_err());
         assert!(backend.record_fence().and_then(|fence| backend.wait_fence(fence)).is_err());
         drop(backend);

@@ -255,7 +255,7 @@ on_fake! {
         assert!(lost(backend.alloc_segment(4).unwrap_err()));
         assert!(lost(backend.free_segment(segment).unwrap_err()));
         assert!(lost(backend.record_fence().unwrap_err()));
-        assert!(matches!(backend.upload(slice(segment, 0, 4), &[0; 4]), Err(Error::Source(SourceError::DeviceLost(_)))));
+        assert!(matches!(backend.upload(slice(segment, 0, 4), &[0; 4]), Err(Error::Driver(SourceError::DeviceLost(_)))));
         assert!(backend.download(slice(segment, 0, 4), &mut [0; 4]).is_err());
         assert_eq!(backend.device_memory().free, None);
     }

@@ -22,7 +22,7 @@ fn hex(bytes: &[u8]) -> String {
 /// A kernel's number once nobody has to wait for it.
 fn compile_and_wait(backend: &dyn Backend, source: &KernelSource<'_>) -> Result<KernelId> {
     let id = backend.compile(source)?;
-    backend.compiled(id).map(|()| id)
+    backend.wait_compiled(id).map(|()| id)
 }
 
 /// A device, memory of it, and what launches a kernel on that in so many groups.
@@ -216,7 +216,7 @@ on_fake! {
 
     who_waits_for_the_device_waits_for_the_compiler(Compiler, "FAKE_CUDA_PARAMS" = "8", "FAKE_NVRTC_WAITS" = "1") {
         let backend = open();
-        let side = backend.queue(1).unwrap().unwrap();
+        let side = backend.open_queue(1).unwrap().unwrap();
         let segment = backend.alloc_segment(MIB).unwrap();
         let launch = |queue: &dyn Backend, groups: u32, content: &str| {
             let source = DOUBLE.replace("2.0", content);
@@ -244,7 +244,7 @@ on_fake! {
         backend.upload(slice(segment, 0, 64), &pattern(64, 1)).unwrap();
         assert_eq!(launches(), 5);
         launch(&*backend, 6, "7.0");
-        let step = backend.prepare(&[Command::Fill { dst: slice(segment, 0, 8), word: 7 }]).unwrap();
+        let step = backend.prepare_commands(&[Command::Fill { dst: slice(segment, 0, 8), word: 7 }]).unwrap();
         assert!(step.is_some() && launches() == 6);
     }
 
@@ -302,7 +302,7 @@ on_fake! {
         backend.remap_after_submitted(&[moved(0, 1)]).unwrap();
         assert_eq!(count_calls("cuMemMap"), 1);
         release_compiler();
-        let side = backend.queue(1).unwrap().unwrap();
+        let side = backend.open_queue(1).unwrap().unwrap();
         assert_eq!(count_calls("cuMemMap"), 2);
         // With a second one in use, nothing is held back.
         assert!(!backend.has_deferred_work());
@@ -322,7 +322,7 @@ on_fake! {
         backend.fill(slice(segment, PAGE, 8), 7).unwrap();
         release_compiler();
         let error = backend.download(slice(segment, PAGE, 64), &mut [0; 64]).unwrap_err();
-        assert!(matches!(error, Error::Source(SourceError::OutOfMemory { .. })), "{error}");
+        assert!(matches!(error, Error::Driver(SourceError::OutOfMemory { .. })), "{error}");
         let expected = [&7_u32.to_le_bytes().repeat(2), &pattern(64, 3)[8..]].concat();
         assert_eq!(read_back(&*backend, slice(segment, PAGE, 64)), expected);
     }
@@ -370,7 +370,7 @@ on_fake! {
         backend.fill(slice(segment, 0, 8), 7).unwrap();
         release_compiler();
         let error = backend.download(slice(segment, 0, 8), &mut [0; 8]).unwrap_err();
-        assert!(matches!(error, Error::Source(SourceError::Driver { call: "cuModuleLoadData", .. })), "{error}");
+        assert!(matches!(error, Error::Driver(SourceError::Driver { call: "cuModuleLoadData", .. })), "{error}");
         assert_eq!(read_back(&*backend, slice(segment, 0, 8)), 7_u32.to_le_bytes().repeat(2));
         assert!(call_log().iter().any(|line| line.starts_with("launch 3,1,1")));
     }
@@ -413,9 +413,9 @@ on_fake! {
         backend.launch(&launch).unwrap();
         assert_eq!(started(), (1, 0));
         // In a graph one after the other.
-        backend.prepare(&[Command::Launch(launch)]).unwrap().unwrap().enqueue().unwrap();
+        backend.prepare_commands(&[Command::Launch(launch)]).unwrap().unwrap().enqueue().unwrap();
         assert_eq!(started(), (1, 1));
-        backend.queue(1).unwrap().unwrap().launch(&launch).unwrap();
+        backend.open_queue(1).unwrap().unwrap().launch(&launch).unwrap();
         backend.launch(&launch).unwrap();
         assert_eq!(started(), (3, 1));
     }
@@ -442,8 +442,8 @@ on_fake! {
         ];
         let contents = || read_back(&*backend, slice(segment, 64, 8));
         backend.fill(slice(segment, 64, 8), 1).unwrap();
-        let mut step = backend.prepare(&commands).unwrap().unwrap();
-        assert!(step.is_graph());
+        let mut step = backend.prepare_commands(&commands).unwrap().unwrap();
+        assert!(step.is_driver_graph());
         assert_eq!(contents(), 1_u32.to_le_bytes().repeat(2), "preparing runs nothing");
         let runs = || call_log().into_iter().filter(|line| line.starts_with("launch 7,2,1")).collect::<Vec<_>>();
         assert!(runs().is_empty());
@@ -465,9 +465,9 @@ on_fake! {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         let commands = [Command::Fill { dst: slice(segment, 0, 8), word: 7 }];
-        assert!(backend.prepare(&commands).unwrap().is_none());
+        assert!(backend.prepare_commands(&commands).unwrap().is_none());
         assert_eq!((count_calls("cuStreamEndCapture"), count_calls("cuGraphDestroy"), count_calls("cuGraphExecDestroy")), (1, 1, 0));
-        assert!(backend.prepare(&commands).unwrap().is_some());
+        assert!(backend.prepare_commands(&commands).unwrap().is_some());
     }
 
     kernels_are_compiled_once(Compiler) {
@@ -504,7 +504,7 @@ on_fake! {
         let wrong = DOUBLE.replace("double", "fail_to_compile");
         for _ in 0..2 {
             let error = compile_and_wait(&*backend, &kernel(&wrong, "fail_to_compile")).unwrap_err();
-            assert!(matches!(error, Error::Kernel { .. }) && error.to_string().contains("it is wrong"), "{error}");
+            assert!(matches!(error, Error::KernelCompilation { .. }) && error.to_string().contains("it is wrong"), "{error}");
         }
         compile_and_wait(&*backend, &kernel(DOUBLE, "double")).unwrap();
     }

@@ -6,7 +6,7 @@ use forebay_cuda::{CudaBackend, CudaUnavailable};
 #[test]
 fn a_device_that_is_not_there_is_an_error_with_its_reason() {
     let missing = CudaBackend::device_count().unwrap_or(0);
-    let Err(Error::NoDevice { asked, reason }) = CudaBackend::open(missing) else {
+    let Err(Error::NoDevice { requested: asked, reason }) = CudaBackend::open(missing) else {
         panic!("device {missing} of {missing} was opened");
     };
     assert_eq!(asked, format!("cuda:{missing}"));

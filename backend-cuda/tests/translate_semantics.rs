@@ -48,9 +48,9 @@ fn run(backend: &dyn Backend, name: &str, wgsl: &str, words: usize) -> Result<Ve
         let kernel = backend.compile(&KernelSource {
             label: name,
             wgsl,
-            entry: "main",
+            entry_point: "main",
             overrides: &[],
-            zeroed: true,
+            zero_workgroup_memory: true,
         })?;
         let bindings = &[out, zeros][..bindings];
         backend.launch(&Launch { kernel, bindings, params: &[], groups: [1, 1, 1] })?;

@@ -1,6 +1,6 @@
 //! Which adapters there are, what they can do, and how one is opened.
 
-use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, Peak, SourceLimits};
+use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, PeakRates, SourceLimits};
 use forebay_core::error::{Error, Result};
 
 use crate::backend::WgpuBackend;
@@ -132,7 +132,7 @@ pub(crate) fn enumerate() -> Vec<WgpuDeviceInfo> {
 pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
     let mut backend = open_probed(index)?;
     if backend.info_mut().software && !probe::runs_long_loops(&backend)? {
-        backend.info_mut().limits.max_turns = probe::MESA_MAX_ITERATIONS;
+        backend.info_mut().limits.max_loop_iterations = probe::MESA_MAX_ITERATIONS;
     }
     Ok(backend)
 }
@@ -141,7 +141,7 @@ pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
 fn open_probed(index: usize) -> Result<WgpuBackend> {
     let instance = create_instance();
     let found = list_candidates(&instance);
-    let refuse = |reason: String| Error::NoDevice { asked: format!("wgpu:{index}"), reason };
+    let refuse = |reason: String| Error::NoDevice { requested: format!("wgpu:{index}"), reason };
     let Some(candidate) = found.get(index) else {
         let reason = match found.len() {
             0 => describe_missing_device(&instance),
@@ -221,7 +221,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
     };
     let opened = pollster::block_on(candidate.adapter.request_device(&descriptor));
     let (device, queue) = opened.map_err(|error| Error::NoDevice {
-        asked: format!("wgpu:{index}"),
+        requested: format!("wgpu:{index}"),
         reason: format!("{} cannot be opened: {}", candidate.info.name, to_single_line(&error)),
     })?;
     let info = DeviceInfo {
@@ -233,7 +233,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         features: Features { subgroups: features.contains(wgpu::Features::SUBGROUP), ..Features::default() },
         limits: launch_limits(&limits, &candidate.info),
         // No API tells it.
-        peak: Peak::default(),
+        peak_rates: PeakRates::default(),
     };
     let max_segment = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size);
     let alignment = limits.min_storage_buffer_offset_alignment.max(ALIGNMENT);
@@ -251,17 +251,19 @@ fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
     let buffers = limits.max_buffers_and_acceleration_structures_per_shader_stage.saturating_sub(1);
     let bindings = limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group);
     Limits {
-        max_binding: limits.max_storage_buffer_binding_size / 4 * 4,
+        max_binding_bytes: limits.max_storage_buffer_binding_size / 4 * 4,
         max_bindings: if buffers == 0 { bindings } else { bindings.min(buffers) },
         max_workgroup_size: limits
             .max_compute_invocations_per_workgroup
             .min(limits.max_compute_workgroup_size_x),
         max_workgroup_memory: limits.max_compute_workgroup_storage_size,
-        max_groups: limits.max_compute_workgroups_per_dimension,
+        max_workgroups_per_dim: limits.max_compute_workgroups_per_dimension,
         subgroup_size: (info.subgroup_min_size, info.subgroup_max_size),
-        max_params: u32::try_from(limits.max_uniform_buffer_binding_size).unwrap_or(u32::MAX).min(MAX_PARAMS),
+        max_params_bytes: u32::try_from(limits.max_uniform_buffer_binding_size)
+            .unwrap_or(u32::MAX)
+            .min(MAX_PARAMS),
         // Programs that play a GPU are asked by a kernel.
-        max_turns: u32::MAX,
+        max_loop_iterations: u32::MAX,
     }
 }
 

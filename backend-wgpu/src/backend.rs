@@ -4,8 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
 
 use forebay_core::backend::{
-    Backend, Command, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId, KernelSource, Launch,
-    Prepared, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, Stamp,
+    Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, Fence, KernelContent, KernelId,
+    KernelSource, Launch, SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -194,7 +194,7 @@ impl WgpuBackend {
                 format!("`{}` binds {expected} slices; got {got}", kernel.label),
             ));
         }
-        let (params, max) = (launch.params.len(), self.info.limits.max_params);
+        let (params, max) = (launch.params.len(), self.info.limits.max_params_bytes);
         if params > max as usize || (params > 0) != kernel.has_params {
             let expected =
                 if kernel.has_params { format!("takes 1 to {max} bytes of") } else { "has no".to_owned() };
@@ -295,7 +295,7 @@ impl Backend for WgpuBackend {
 
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         self.gpu.check_health()?;
-        let content = source.content();
+        let content = source.to_content();
         let known = || lock(&self.ids_by_content);
         if let Some(&id) = known().get(&content) {
             return Ok(id);
@@ -397,7 +397,7 @@ impl Backend for WgpuBackend {
         Ok(())
     }
 
-    fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
+    fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
         self.gpu.check_health()?;
         let mut steps = Vec::with_capacity(commands.len());
         for command in commands {
@@ -413,14 +413,14 @@ impl Backend for WgpuBackend {
         })))
     }
 
-    fn stamp(&self) -> Result<Option<Stamp>> {
+    fn record_timestamp(&self) -> Result<Option<TimestampId>> {
         if !self.gpu.device.features().contains(wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS) {
             return Ok(None);
         }
         Ok(Some(self.timestamps.record(&self.gpu, lock(&self.state).recorder.copy_encoder())?))
     }
 
-    fn read_stamps(&self) -> Result<Vec<f64>> {
+    fn read_timestamps(&self) -> Result<Vec<f64>> {
         let submit = |resolve: &mut dyn FnMut(&mut wgpu::CommandEncoder)| {
             let recorder = &mut lock(&self.state).recorder;
             resolve(recorder.copy_encoder());
@@ -430,12 +430,12 @@ impl Backend for WgpuBackend {
         Ok(self.timestamps.read_all(&self.gpu, &self.readbacks, submit)?)
     }
 
-    fn reaches_host(&self) -> bool {
+    fn supports_pinned_host(&self) -> bool {
         self.gpu.device.features().contains(wgpu::Features::MAPPABLE_PRIMARY_BUFFERS)
     }
 
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        if !self.reaches_host() {
+        if !self.supports_pinned_host() {
             let detail =
                 "this adapter's buffers are either the host's to map or the device's to copy".to_owned();
             return Err(SourceError::Driver { call: "alloc_host", detail });
@@ -465,8 +465,13 @@ mod tests {
     fn a_lost_device_is_an_error_of_every_call_and_never_a_panic() {
         for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
             let device = WgpuBackend::new(found.index).unwrap();
-            let source =
-                KernelSource { label: "one", wgsl: KERNEL, entry: "main", overrides: &[], zeroed: true };
+            let source = KernelSource {
+                label: "one",
+                wgsl: KERNEL,
+                entry_point: "main",
+                overrides: &[],
+                zero_workgroup_memory: true,
+            };
             let kernel = device.compile(&source).unwrap();
             let segment = device.alloc_segment(4096).unwrap();
             let x = Slice { segment, offset: 0, bytes: 4 };
@@ -480,7 +485,7 @@ mod tests {
             let _ = device.gpu.device.poll(wgpu::PollType::wait_indefinitely());
             let lost = |result: Result<()>| {
                 let error = result.unwrap_err();
-                assert!(matches!(error, Error::Source(SourceError::DeviceLost(_))), "{error}");
+                assert!(matches!(error, Error::Driver(SourceError::DeviceLost(_))), "{error}");
                 assert!(error.to_string().ends_with("open it again to go on"), "{error}");
             };
             lost(device.launch(&launch));

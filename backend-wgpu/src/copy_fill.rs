@@ -101,9 +101,9 @@ impl CopyFillKernels {
                 let source = KernelSource {
                     label: entry,
                     wgsl: include_str!("copy_fill.wgsl"),
-                    entry,
+                    entry_point: entry,
                     overrides: &[],
-                    zeroed: true,
+                    zero_workgroup_memory: true,
                 };
                 let kernel = backend.compile(&source)?;
                 *slot.get_or_init(|| kernel)
@@ -115,7 +115,7 @@ impl CopyFillKernels {
             to.copy_from_slice(&from.to_ne_bytes());
         }
         let groups = place[2].div_ceil(WORKGROUP_SIZE);
-        let x = groups.min(backend.info().limits.max_groups.into());
+        let x = groups.min(backend.info().limits.max_workgroups_per_dim.into());
         let groups = [x as u32, groups.div_ceil(x) as u32, 1];
         Ok(CopyFillLaunch { kernel, whole, params, groups })
     }

@@ -35,10 +35,10 @@ pub(crate) fn compile(
     limits: &Limits,
     source: &KernelSource<'_>,
 ) -> Result<CompiledKernel> {
-    let refuse = |message: String| Error::Kernel { label: source.label.to_owned(), message };
+    let refuse = |message: String| Error::KernelCompilation { label: source.label.to_owned(), message };
     let mut module = naga::front::wgsl::parse_str(source.wgsl)
         .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
-    check_entry(&module, source.entry).map_err(refuse)?;
+    check_entry(&module, source.entry_point).map_err(refuse)?;
     // Checked as it was written, for messages that quote it; the device's own features are wgpu's to check.
     Validator::new(ValidationFlags::all(), Capabilities::all())
         .validate(&module)
@@ -62,10 +62,10 @@ pub(crate) fn compile(
             label,
             layout: Some(&layout),
             module: &module,
-            entry_point: Some(source.entry),
+            entry_point: Some(source.entry_point),
             compilation_options: wgpu::PipelineCompilationOptions {
                 constants: source.overrides,
-                zero_initialize_workgroup_memory: source.zeroed,
+                zero_initialize_workgroup_memory: source.zero_workgroup_memory,
             },
             cache: None,
         })
@@ -124,8 +124,8 @@ fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, 
             (AddressSpace::Storage { .. }, 0, number) => storage.push(number),
             (AddressSpace::Uniform, 1, 0) => {
                 let size = module.types[variable.ty].inner.size(module.to_ctx());
-                if size > limits.max_params {
-                    let max = limits.max_params;
+                if size > limits.max_params_bytes {
+                    let max = limits.max_params_bytes;
                     return Err(format!("the parameters `{name}` have {size} bytes; at most {max} fit"));
                 }
                 params = true;

@@ -2,7 +2,7 @@
 
 use std::sync::{Arc, Mutex};
 
-use forebay_core::backend::{KernelId, Prepared};
+use forebay_core::backend::{CommandSequence, KernelId};
 use forebay_core::error::{Error, Result};
 
 use crate::backend::QueueState;
@@ -40,7 +40,7 @@ pub(crate) struct PreparedCommands {
     pub(crate) steps: Vec<PreparedCommand>,
 }
 
-impl Prepared for PreparedCommands {
+impl CommandSequence for PreparedCommands {
     fn set_params(&mut self, at: usize, new: &[u8]) -> Result<()> {
         match self.steps.get_mut(at) {
             Some(PreparedCommand::Dispatch { params, .. }) if params.len() == new.len() => {
@@ -79,7 +79,7 @@ impl Prepared for PreparedCommands {
         Ok(self.gpu.check_health()?)
     }
 
-    fn is_graph(&self) -> bool {
+    fn is_driver_graph(&self) -> bool {
         false
     }
 }

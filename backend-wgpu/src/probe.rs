@@ -98,8 +98,13 @@ pub(crate) fn run_probes(backend: &WgpuBackend, probes: &[TypeProbe], features: 
     wgsl.push('}');
 
     let label = "a probe of the device's types";
-    let kernel =
-        backend.compile(&KernelSource { label, wgsl: &wgsl, entry: "main", overrides: &[], zeroed: true })?;
+    let kernel = backend.compile(&KernelSource {
+        label,
+        wgsl: &wgsl,
+        entry_point: "main",
+        overrides: &[],
+        zero_workgroup_memory: true,
+    })?;
     let step = backend.limits().alignment;
     let segment = backend.alloc_segment(step * probes.len() as u64)?;
     let slices = probes.iter().zip(0..).map(|(probe, at)| Slice {
@@ -145,8 +150,13 @@ pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
             x[1] = value;
         }";
     let label = "a probe of long loops";
-    let kernel =
-        backend.compile(&KernelSource { label, wgsl, entry: "main", overrides: &[], zeroed: true })?;
+    let kernel = backend.compile(&KernelSource {
+        label,
+        wgsl,
+        entry_point: "main",
+        overrides: &[],
+        zero_workgroup_memory: true,
+    })?;
     let segment = backend.alloc_segment(backend.limits().alignment)?;
     let slice = Slice { segment, offset: 0, bytes: 8 };
     backend.upload(slice, &[TURNS, 0].map(u32::to_le_bytes).concat())?;

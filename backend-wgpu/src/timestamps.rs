@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use forebay_core::backend::{SourceError, Stamp};
+use forebay_core::backend::{SourceError, TimestampId};
 
 use crate::gpu::{Gpu, lock, to_single_line};
 use crate::staging::ReadbackPool;
@@ -26,7 +26,11 @@ struct QuerySets {
 
 impl Timestamps {
     /// Records a reading, after everything that the encoder holds.
-    pub(crate) fn record(&self, gpu: &Gpu, encoder: &mut wgpu::CommandEncoder) -> Result<Stamp, SourceError> {
+    pub(crate) fn record(
+        &self,
+        gpu: &Gpu,
+        encoder: &mut wgpu::CommandEncoder,
+    ) -> Result<TimestampId, SourceError> {
         let state = &mut *lock(&self.state);
         let (set, at) = ((state.used / QUERIES_PER_SET) as usize, state.used % QUERIES_PER_SET);
         if state.sets.len() == set {
@@ -44,7 +48,7 @@ impl Timestamps {
         }
         encoder.write_timestamp(&state.sets[set], at);
         state.used += 1;
-        Ok(Stamp(state.used - 1))
+        Ok(TimestampId(state.used - 1))
     }
 
     /// All readings, in nanoseconds. `submit` records what it is given, and hands it to the device.

@@ -53,7 +53,13 @@ fn open_fresh_devices() -> Vec<WgpuBackend> {
 
 fn compile(device: &WgpuBackend, wgsl: &str) -> KernelId {
     device
-        .compile(&KernelSource { label: "test", wgsl, entry: "main", overrides: &[], zeroed: true })
+        .compile(&KernelSource {
+            label: "test",
+            wgsl,
+            entry_point: "main",
+            overrides: &[],
+            zero_workgroup_memory: true,
+        })
         .unwrap()
 }
 
@@ -204,8 +210,14 @@ fn ten_thousand_launches_and_uploads_leave_memory_as_it_was() {
 fn a_broken_kernel_is_an_error_that_quotes_it() {
     for device in devices() {
         let refused = |wgsl: &str, entry: &str| {
-            let source = KernelSource { label: "broken", wgsl, entry, overrides: &[], zeroed: true };
-            let Error::Kernel { label, message } = device.compile(&source).unwrap_err() else {
+            let source = KernelSource {
+                label: "broken",
+                wgsl,
+                entry_point: entry,
+                overrides: &[],
+                zero_workgroup_memory: true,
+            };
+            let Error::KernelCompilation { label, message } = device.compile(&source).unwrap_err() else {
                 panic!("not a kernel's")
             };
             assert_eq!(label, "broken");
@@ -251,7 +263,13 @@ fn overrides_specialise_a_kernel() {
         for (size, value) in [(32.0, 2.0), (128.0, 3.0)] {
             let overrides = &[("size", size), ("value", value)];
             let kernel = device
-                .compile(&KernelSource { label: "sum", wgsl, entry: "main", overrides, zeroed: true })
+                .compile(&KernelSource {
+                    label: "sum",
+                    wgsl,
+                    entry_point: "main",
+                    overrides,
+                    zero_workgroup_memory: true,
+                })
                 .unwrap();
             let bindings = &[slice(segment, 0, 4)];
             device.launch(&Launch { kernel, bindings, params: &[], groups: [1, 1, 1] }).unwrap();
@@ -396,9 +414,9 @@ fn more_parameters_than_one_submission_holds_arrive_whole() {
                 .compile(&KernelSource {
                     label: "large",
                     wgsl: &large,
-                    entry: "main",
+                    entry_point: "main",
                     overrides: &[],
-                    zeroed: true
+                    zero_workgroup_memory: true
                 })
                 .is_err()
         );

@@ -81,13 +81,13 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
     ];
     for (k, (variant, low, again, capture)) in variants.into_iter().enumerate() {
         let in_fp8 = variant.starts_with("fp8");
-        if in_fp8 && !b.device.info().features.f8 {
+        if in_fp8 && !b.device.info().features.f8_matmul {
             continue;
         }
         // A pool of its own: the peak is this way's.
         let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
-        let choice = StepConfig::new(batch, 1).recompute(vec![true; sizes.layers]);
-        let _segments = again.then(|| choice.segments());
+        let choice = StepConfig::new(batch, 1).with_recompute(vec![true; sizes.layers]);
+        let _segments = again.then(|| choice.apply_segments());
         let start = Instant::now();
         let mut training = Training::new(&sizes, batch, (low, !again), device)?;
         training.fp8 = in_fp8;
@@ -107,7 +107,7 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
             if low.is_some() { "bf16" } else { "f32" },
             json!({
                 "variant": variant, "median_ms": m, "tok_s": (batch * sizes.context) as f64 * 1e3 / m,
-                "capture": captured.as_ref().map(|c| format!("{}, graph: {}", c.stats(), c.is_graph())),
+                "capture": captured.as_ref().map(|c| format!("{}, graph: {}", c.stats(), c.is_driver_graph())),
                 "first_ms": first_ms, "first_loss": first_loss, "last_loss": last,
                 "peak_mem_mb": mb(memory.peak_allocated()), "peak_reserved_mb": mb(memory.peak_reserved()),
             }),

@@ -48,7 +48,7 @@ fn bench_forward_backward(
 }
 
 pub(crate) fn long_reductions(b: &Bench<'_>) -> Result<()> {
-    let most = b.device.info().limits.max_binding as usize / 4;
+    let most = b.device.info().limits.max_binding_bytes as usize / 4;
     let sized = |full: usize, tiny: usize| if b.tiny { tiny } else { full.min(most) };
     let dtype = DType::F32;
 

@@ -41,7 +41,7 @@ pub(crate) fn write_loss_curves(device: &Device, folder: &Path, steps: usize, ti
         let losses = train_losses(device, &sizes, &weights, &text, (steps, captured))?;
         let way = if captured { "captured" } else { "eager" };
         let path = folder.join(format!("forebay-{}-{way}.json", device.info().backend));
-        forebay::io::write(&path, json!(losses).to_string())?;
+        forebay::io::write_bytes(&path, json!(losses).to_string())?;
         println!("{}: {:.4} at first, {:.4} at the end", path.display(), losses[0], losses[steps - 1]);
     }
     Ok(())

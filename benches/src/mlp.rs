@@ -82,7 +82,7 @@ pub(crate) fn mlp(b: &Bench<'_>) -> Result<()> {
             json!({
                 "median_ms": m, "steps_s": 1e3 / m, "first_ms": first_ms, "first_loss": first_loss, "last_loss": last,
                 "peak_mem_mb": (stats.peak_allocated() - before) as f64 / f64::from(1 << 20),
-                "graph": captured.as_ref().map(|c| c.is_graph()),
+                "graph": captured.as_ref().map(|c| c.is_driver_graph()),
             }),
         );
     }

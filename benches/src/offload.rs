@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::timing::Bench;
 
 pub(crate) fn offload(b: &Bench<'_>) -> Result<()> {
-    if !b.device.backend().reaches_host() {
+    if !b.device.backend().supports_pinned_host() {
         eprintln!("copies: the device reaches no memory of the host");
         return Ok(());
     }

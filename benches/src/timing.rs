@@ -52,7 +52,7 @@ impl<'a> Bench<'a> {
         step()?;
         let profile = profiler.finish()?;
         eprintln!("{row}\n{profile}");
-        Ok(forebay::io::write(&path, profile.chrome_trace())?)
+        Ok(forebay::io::write_bytes(&path, profile.chrome_trace())?)
     }
 
     /// The first call alone, a warm-up, then samples of as many calls as take about 10 ms, at most `max_inner`.

@@ -3,33 +3,36 @@
 use std::fmt::Write as _;
 
 use anyhow::Result;
-use forebay::Found;
+use forebay::ProbedDevice;
 use forebay::backend::DeviceProcess;
 use forebay::memory::Bytes;
 use forebay::prelude::*;
 
 pub(crate) fn run() -> Result<()> {
-    for found in Device::available() {
-        print!("{}", describe(&found, Device::open));
+    for found in Device::enumerate() {
+        print!("{}", describe_device(&found, Device::open));
     }
     Ok(())
 }
 
 /// A device's lines. It is opened, for drivers tell its memory only then.
-fn describe(found: &Found, open: impl FnOnce(&str) -> forebay::error::Result<Device>) -> String {
-    let Found { id, name, driver, why_not, .. } = found;
+fn describe_device(
+    found: &ProbedDevice,
+    open: impl FnOnce(&str) -> forebay::error::Result<Device>,
+) -> String {
+    let ProbedDevice { id, name, driver, unavailable_reason: why_not, .. } = found;
     if let Some(reason) = why_not {
         return format!("{id:<8} cannot be used: {reason}\n");
     }
     let mut text = format!("{id:<8} {name} ({driver})\n");
     let _ = match open(id) {
-        Ok(device) => writeln!(text, "{:<8} {}", "", memory(&device)),
+        Ok(device) => writeln!(text, "{:<8} {}", "", describe_memory(&device)),
         Err(error) => writeln!(text, "{:<8} cannot be opened: {error}", ""),
     };
     text
 }
 
-fn memory(device: &Device) -> String {
+fn describe_memory(device: &Device) -> String {
     let memory = device.backend().device_memory();
     let mut text = match (memory.total, memory.free) {
         (Some(total), Some(free)) => format!("{} free of {}", Bytes(free), Bytes(total)),
@@ -49,19 +52,19 @@ mod tests {
 
     #[test]
     fn a_device_has_its_memory_or_the_reason_why_not() {
-        let found = |why_not: Option<&str>| Found {
+        let found = |why_not: Option<&str>| ProbedDevice {
             id: "null".into(),
             name: "a card".into(),
             driver: "none".into(),
-            software: false,
-            why_not: why_not.map(str::to_owned),
+            is_software: false,
+            unavailable_reason: why_not.map(str::to_owned),
         };
         let open = |_: &str| Ok(Device::null(Default::default()));
-        let text = describe(&found(None), open);
+        let text = describe_device(&found(None), open);
         assert_eq!(text, "null     a card (none)\n         80.0 GiB free of 80.0 GiB\n");
-        let text = describe(&found(Some("no driver")), open);
+        let text = describe_device(&found(Some("no driver")), open);
         assert_eq!(text, "null     cannot be used: no driver\n");
-        let text = describe(&found(None), |_| Device::open("cuda:x"));
+        let text = describe_device(&found(None), |_| Device::open("cuda:x"));
         assert!(text.contains("\n         cannot be opened: no device `cuda:x`: an id is"), "{text}");
     }
 }

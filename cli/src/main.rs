@@ -20,11 +20,11 @@ enum Command {
     /// The devices of this machine, how full they are and by whom, and what cannot be used and why.
     Devices,
     /// The fastest way to train a model within given bytes on a card, and a table of the others.
-    Plan(plan::Plan),
+    Plan(plan::PlanArgs),
     /// What the pool would make of a recorded workload, under one configuration or several.
-    Replay(replay::Replay),
+    Replay(replay::ReplayArgs),
     /// What snapshots of a pool say: as text, as a page for a browser, and what two of them differ in.
-    Memory(memory::Memory),
+    Memory(memory::MemoryArgs),
 }
 
 fn main() -> Result<()> {

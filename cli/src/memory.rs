@@ -10,13 +10,13 @@ use clap::{Args, Subcommand};
 use forebay::memory::Snapshot;
 
 #[derive(Args)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryArgs {
     #[command(subcommand)]
-    question: Question,
+    command: MemoryCommand,
 }
 
 #[derive(Subcommand)]
-enum Question {
+enum MemoryCommand {
     /// Who holds memory, now and when most was held; what is free, and in how many pieces.
     Report {
         /// What `Snapshot::save` wrote.
@@ -42,15 +42,17 @@ enum Question {
     },
 }
 
-impl Memory {
+impl MemoryArgs {
     pub(crate) fn run(self) -> Result<()> {
-        match self.question {
-            Question::Report { snapshot, top } => print!("{}", report::text(&Snapshot::load(snapshot)?, top)),
-            Question::View { snapshot, out } => {
-                view::write(&Snapshot::load(snapshot)?, &out)?;
+        match self.command {
+            MemoryCommand::Report { snapshot, top } => {
+                print!("{}", report::format_report(&Snapshot::load(snapshot)?, top))
+            }
+            MemoryCommand::View { snapshot, out } => {
+                view::write_page(&Snapshot::load(snapshot)?, &out)?;
                 println!("{}", out.display());
             }
-            Question::Diff { before, after } => {
+            MemoryCommand::Diff { before, after } => {
                 println!("{}", Snapshot::load(before)?.diff(&Snapshot::load(after)?));
             }
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::Args;
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Error;
@@ -19,27 +19,27 @@ use forebay::tensor::Tensor;
 use serde_json::Value;
 
 #[derive(Args)]
-pub(crate) struct Plan {
+pub(crate) struct PlanArgs {
     /// The model: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1.5b, gpt3-6.7b, or a safetensors file of a model of that form.
     #[arg(long, default_value = "gpt2-124m")]
     model: String,
     /// Blocks; with this and the four below, a GPT of any size. What is not given is the model's.
-    #[arg(long, value_parser = some)]
+    #[arg(long, value_parser = parse_positive)]
     layers: Option<usize>,
     /// Features of a token.
-    #[arg(long, value_parser = some)]
+    #[arg(long, value_parser = parse_positive)]
     width: Option<usize>,
     /// Heads of a block's attention; of 64 features if only the width is given.
-    #[arg(long, value_parser = some)]
+    #[arg(long, value_parser = parse_positive)]
     heads: Option<usize>,
     /// Different tokens.
-    #[arg(long, value_parser = some)]
+    #[arg(long, value_parser = parse_positive)]
     vocab: Option<usize>,
     /// Passages in a step.
-    #[arg(long, default_value_t = 8, value_parser = some)]
+    #[arg(long, default_value_t = 8, value_parser = parse_positive)]
     batch: usize,
     /// Tokens in a passage; all that the model takes if not given.
-    #[arg(long, value_parser = some)]
+    #[arg(long, value_parser = parse_positive)]
     context: Option<usize>,
     /// Bytes that training may take, as 4GiB; all of the card's if not given.
     #[arg(long)]
@@ -51,7 +51,7 @@ pub(crate) struct Plan {
     #[arg(long)]
     wgpu: bool,
     /// Also allows a 16-bit precision: bf16 or f16.
-    #[arg(long, value_name = "DTYPE", value_parser = half)]
+    #[arg(long, value_name = "DTYPE", value_parser = parse_half)]
     allow: Vec<DType>,
     /// Keeps everything on the card: nothing goes to memory of the host.
     #[arg(long)]
@@ -65,15 +65,15 @@ pub(crate) struct Plan {
 }
 
 /// Bytes of a header at most; the format's own limit.
-const HEADER: u64 = 100_000_000;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// The sizes of the model in a safetensors file, by the shapes in its header: its tensors are not read.
-fn sizes_of(path: &Path) -> Result<GptOptions> {
+fn read_model_sizes(path: &Path) -> Result<GptOptions> {
     let mut file = File::open(path)?;
     let mut length = [0; 8];
     file.read_exact(&mut length).context("it is cut short")?;
     let length = u64::from_le_bytes(length);
-    ensure!(length <= HEADER, "it is no safetensors file: its header would take {length} bytes");
+    ensure!(length <= MAX_HEADER_BYTES, "it is no safetensors file: its header would take {length} bytes");
     let mut header = Vec::new();
     file.take(length).read_to_end(&mut header)?;
     ensure!(
@@ -82,7 +82,7 @@ fn sizes_of(path: &Path) -> Result<GptOptions> {
         header.len()
     );
     let header: BTreeMap<String, Value> = serde_json::from_slice(&header).context("its header")?;
-    let device = Device::null(Profile::default());
+    let device = Device::null(CardProfile::default());
     let mut shapes = BTreeMap::new();
     for (name, info) in header {
         // Only their shapes count, on a device without contents; a table tells its sizes, a norm that there is a block.
@@ -95,7 +95,7 @@ fn sizes_of(path: &Path) -> Result<GptOptions> {
     Ok(GptOptions::from_gpt2_state_dict(&shapes)?)
 }
 
-fn half(name: &str) -> Result<DType, String> {
+fn parse_half(name: &str) -> Result<DType, String> {
     match name {
         "bf16" => Ok(DType::BF16),
         "f16" => Ok(DType::F16),
@@ -104,16 +104,16 @@ fn half(name: &str) -> Result<DType, String> {
 }
 
 /// A number of rows or tokens.
-fn some(text: &str) -> Result<usize, String> {
+fn parse_positive(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
         _ => Err(format!("expected a whole number of at least 1, got `{text}`")),
     }
 }
 
-impl Plan {
+impl PlanArgs {
     pub(crate) fn run(self) -> Result<()> {
-        let (card, options, context, plan) = self.made()?;
+        let (card, options, context, plan) = self.compute_plan()?;
         let GptOptions { layers, width, heads, vocabulary, .. } = options;
         println!(
             "{} ({layers} layers, width {width}, {heads} heads, {vocabulary} tokens), {} passages of {context} tokens a step, AdamW, on {}",
@@ -128,10 +128,10 @@ impl Plan {
     }
 
     /// The sizes of the model: those of its name or file, and what is given in place of them.
-    fn sizes(&self) -> Result<GptOptions> {
+    fn model_options(&self) -> Result<GptOptions> {
         let path = Path::new(&self.model);
         let mut options = if path.extension().is_some_and(|end| end == "safetensors") {
-            sizes_of(path).with_context(|| format!("`{}`", path.display()))?
+            read_model_sizes(path).with_context(|| format!("`{}`", path.display()))?
         } else {
             GptOptions::preset(&self.model)?
         };
@@ -151,18 +151,18 @@ impl Plan {
     }
 
     /// The card, the tokens of a passage, and the plan: of the step that `train_gpt` makes.
-    fn made(&self) -> Result<(Profile, GptOptions, usize, plan::StepPlan)> {
-        let options = self.sizes()?;
+    fn compute_plan(&self) -> Result<(CardProfile, GptOptions, usize, plan::StepPlan)> {
+        let options = self.model_options()?;
         let context = self.context.unwrap_or(options.context);
         let options = GptOptions { context: context.max(options.context), ..options };
-        let mut card = Profile::card(&self.card)?;
+        let mut card = CardProfile::from_card(&self.card)?;
         if self.wgpu {
-            card = card.through_wgpu();
+            card = card.with_wgpu_limits();
         }
-        let budget = self.budget.map_or(card.room(), |b| b.0);
+        let budget = self.budget.map_or(card.available_bytes(), |b| b.0);
         let mut budget = Budget::new(budget, self.batch);
         for dtype in &self.allow {
-            budget = budget.allow(*dtype);
+            budget = budget.allow_precision(*dtype);
         }
         if self.no_offload {
             budget = budget.without_offload();
@@ -177,13 +177,13 @@ impl Plan {
             let device = device.clone();
             Ok(move |choice: &StepConfig| {
                 optimizer.offload_state(choice.offload_state);
-                for _ in 0..choice.count {
-                    let text = || Tensor::zeros(&[choice.rows, context], DType::I64, &device);
+                for _ in 0..choice.micro_batch_count {
+                    let text = || Tensor::zeros(&[choice.micro_batch_size, context], DType::I64, &device);
                     let autocast = choice.autocast()?;
                     let loss = net.loss(&text()?, &text()?)?;
                     drop(autocast);
                     // As `train_gpt` steps: what parts add up to is the gradient of the whole batch.
-                    loss.mul(choice.rows as f64 / batch as f64)?.backward()?;
+                    loss.mul(choice.micro_batch_size as f64 / batch as f64)?.backward()?;
                 }
                 optimizer.step()?;
                 optimizer.zero_grad();
@@ -192,7 +192,7 @@ impl Plan {
         });
         let plan = plan.map_err(|error| match error {
             // Another one may do.
-            Error::Budget { .. } => anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")),
+            Error::BudgetTooSmall { .. } => anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")),
             error => error.into(),
         });
         Ok((card, options, context, plan?))
@@ -208,13 +208,13 @@ mod tests {
     #[derive(Parser)]
     struct Command {
         #[command(flatten)]
-        plan: Plan,
+        plan: PlanArgs,
     }
 
     #[test]
     fn a_plan_is_of_the_step_that_training_makes() -> Result<()> {
         let given = ["plan", "--card", "h100", "--context", "1024", "--allow", "bf16", "--quick"];
-        let (_, _, _, plan) = Command::try_parse_from(given)?.plan.made()?;
+        let (_, _, _, plan) = Command::try_parse_from(given)?.plan.compute_plan()?;
         // About what `forebay-bench run gpt` takes: the scores of all positions would be 1.6 GiB more.
         let peak = plan.best.peak.map(|bytes| bytes >> 20);
         assert!(peak.is_some_and(|mib| (3_950..4_100).contains(&mib)), "{peak:?} MiB");
@@ -227,7 +227,7 @@ mod tests {
 
     fn made(given: &[&str]) -> Result<(GptOptions, usize, plan::StepPlan)> {
         let (_, options, context, plan) =
-            Command::try_parse_from(["plan"].iter().chain(given))?.plan.made()?;
+            Command::try_parse_from(["plan"].iter().chain(given))?.plan.compute_plan()?;
         Ok((options, context, plan))
     }
 
@@ -258,14 +258,14 @@ mod tests {
             assert!(first.starts_with("within 64.0 MiB on ") && first.contains("rows, f32"), "{text}");
             assert!(lines.next().is_some_and(|line| line.starts_with("  peak ")), "{text}");
         }
-        let measured = plan.table.iter().filter(|e| e.peak.is_some()).count();
+        let measured = plan.estimates.iter().filter(|e| e.peak.is_some()).count();
         assert_eq!(all.lines().count(), measured + 4, "{all}");
         let front = plan.pareto();
         assert_eq!(few.lines().count(), front.len() + 4, "{few}");
         assert!(front.len() < measured);
         for (k, one) in front.iter().enumerate() {
             let beaten = |by: &&plan::Estimate| by.seconds <= one.seconds && by.peak < one.peak;
-            assert!(!plan.table.iter().any(|by| by.peak.is_some() && beaten(&by)), "row {k} of {few}");
+            assert!(!plan.estimates.iter().any(|by| by.peak.is_some() && beaten(&by)), "row {k} of {few}");
         }
         let wrong = made(&["--width", "100", "--heads", "3"]).err().map(|e| e.to_string());
         assert!(wrong.is_some_and(|e| e.contains("`--heads`")));

@@ -9,14 +9,14 @@ use forebay::memory::trace::{ReplayReport, SegmentMode, Trace, replay};
 use forebay::memory::{Bytes, Config};
 
 #[derive(Args)]
-pub(crate) struct Replay {
+pub(crate) struct ReplayArgs {
     /// Traces: text with a line of JSON first, then `a ID BYTES QUEUE` and `f ID` lines; packed if the name ends in .xz.
     #[arg(required = true)]
     traces: Vec<PathBuf>,
     /// Settings in PyTorch's syntax, as `max_split_size_mb:256,growth_slack:0.1`. Several give a line each; without any,
     /// the environment's are used, as a device does. `pytorch` stands for PyTorch's own defaults.
-    #[arg(long, value_parser = parse)]
-    config: Vec<Setting>,
+    #[arg(long, value_parser = parse_config)]
+    config: Vec<NamedConfig>,
     /// Only with plain segments, as on wgpu.
     #[arg(long, conflicts_with = "virtual_memory")]
     plain: bool,
@@ -30,12 +30,12 @@ pub(crate) struct Replay {
 
 /// A configuration, and how it was written.
 #[derive(Clone)]
-struct Setting {
-    text: String,
+struct NamedConfig {
+    name: String,
     config: Config,
 }
 
-fn parse(text: &str) -> Result<Setting> {
+fn parse_config(text: &str) -> Result<NamedConfig> {
     let (base, rest) = match text.strip_prefix("pytorch") {
         Some(rest) => (Config::pytorch(), rest.trim_start_matches(',')),
         None => (Config::for_device("null", 0)?, text),
@@ -45,20 +45,20 @@ fn parse(text: &str) -> Result<Setting> {
         "" => "as the environment says",
         text => text,
     };
-    Ok(Setting { text: name.to_owned(), config: base.with_settings(rest)? })
+    Ok(NamedConfig { name: name.to_owned(), config: base.with_settings(rest)? })
 }
 
-impl Replay {
+impl ReplayArgs {
     pub(crate) fn run(mut self) -> Result<()> {
         if self.config.is_empty() {
-            self.config.push(parse("")?);
+            self.config.push(parse_config("")?);
         }
         let traces = self.traces.iter().map(|path| Ok(Trace::load(path)?)).collect::<Result<Vec<_>>>()?;
-        print!("{}", table(&traces, &self.config, &self.modes(), self.time));
+        print!("{}", format_table(&traces, &self.config, &self.segment_modes(), self.time));
         Ok(())
     }
 
-    fn modes(&self) -> Vec<SegmentMode> {
+    fn segment_modes(&self) -> Vec<SegmentMode> {
         match (self.plain, self.virtual_memory) {
             (true, _) => vec![SegmentMode::Plain],
             (_, true) => vec![SegmentMode::Virtual],
@@ -68,7 +68,7 @@ impl Replay {
 }
 
 /// One line for each trace, mode and configuration, and the means of each configuration.
-fn table(traces: &[Trace], settings: &[Setting], modes: &[SegmentMode], runs: u32) -> String {
+fn format_table(traces: &[Trace], settings: &[NamedConfig], modes: &[SegmentMode], runs: u32) -> String {
     let mut text = format!(
         "{:<20} {:>10} {:>10} {:>10} {:>6} {:>6} {:>10} {:>9} {:>13} {:>11}",
         "workload",
@@ -85,14 +85,14 @@ fn table(traces: &[Trace], settings: &[Setting], modes: &[SegmentMode], runs: u3
     text += if runs > 0 { "   ns/pair\n" } else { "\n" };
     for &mode in modes {
         for setting in settings {
-            let _ = write!(text, "\n{mode}, {}\n", setting.text);
+            let _ = write!(text, "\n{mode}, {}\n", setting.name);
             let mut logs = Vec::new();
             for trace in traces {
                 let _ = write!(text, "{:<20} ", trace.baseline.workload);
                 match replay(trace, setting.config, mode, runs) {
                     Ok(report) => {
                         logs.push(report.ratio().ln());
-                        text += &line(&report, runs > 0);
+                        text += &format_row(&report, runs > 0);
                     }
                     Err(error) => {
                         let error = error.to_string();
@@ -110,7 +110,7 @@ fn table(traces: &[Trace], settings: &[Setting], modes: &[SegmentMode], runs: u3
     text
 }
 
-fn line(report: &ReplayReport, timed: bool) -> String {
+fn format_row(report: &ReplayReport, timed: bool) -> String {
     let mut line = format!(
         "{:>10} {:>10} {:>10} {:>6.3} {:>6} {:>10} {:>9} {:>13} {:>9.0} %",
         Bytes(report.peak_requested),
@@ -137,15 +137,16 @@ mod tests {
     fn a_trace_under_two_configurations() -> Result<()> {
         let text = "{\"workload\": \"grow\", \"peak_requested\": 1, \"peak_reserved\": 1, \"device_allocs\": 1}\n\
             a 1 62914560 0\na 2 1000 0\nf 1\na 3 83886080 0\nf 3\nf 2";
-        let settings = [parse("growth_slack:0.02")?, parse("pytorch")?, parse("max_memory_mb:70")?];
-        let table = table(&[Trace::read(text.as_bytes())?], &settings, &[SegmentMode::Plain], 0);
+        let settings =
+            [parse_config("growth_slack:0.02")?, parse_config("pytorch")?, parse_config("max_memory_mb:70")?];
+        let table = format_table(&[Trace::read(text.as_bytes())?], &settings, &[SegmentMode::Plain], 0);
         let lines = table.lines().collect::<Vec<_>>();
         assert_eq!(lines.len(), 10, "{table}");
         // 60 MiB go back before 80 MiB are taken; PyTorch holds both.
         assert!(lines[3].contains(" 82.0 MiB "), "{table}");
         assert!(lines[6].contains(" 142.0 MiB "), "{table}");
         assert!(lines[9].contains("out of memory"), "{table}");
-        assert!(parse("no_such_key:1").is_err_and(|e| e.to_string().contains("valid keys")));
+        assert!(parse_config("no_such_key:1").is_err_and(|e| e.to_string().contains("valid keys")));
         Ok(())
     }
 }

@@ -3,7 +3,7 @@
 use std::process::Command;
 
 /// Runs the program, which must fail, and returns its message.
-fn fails(arguments: &[&str], variable: Option<(&str, &str)>) -> std::io::Result<String> {
+fn run_failing(arguments: &[&str], variable: Option<(&str, &str)>) -> std::io::Result<String> {
     let mut command = Command::new(env!("CARGO_BIN_EXE_forebay"));
     let output = command.args(arguments).envs(variable).env_remove("RUST_BACKTRACE").output()?;
     assert!(!output.status.success(), "{arguments:?} with {variable:?}");
@@ -22,7 +22,7 @@ fn variables_that_cannot_be_understood_end_every_what_if() -> std::io::Result<()
     let trace = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/traces/gnn_varsize.trace.xz");
     for (name, value, reason) in wrong {
         for arguments in [&["plan", "--quick"][..], &["replay", trace]] {
-            let message = fails(arguments, Some((name, value)))?;
+            let message = run_failing(arguments, Some((name, value)))?;
             assert!(message.contains(name) && message.contains(reason), "{arguments:?}: {message}");
         }
     }
@@ -35,9 +35,9 @@ fn a_report_of_another_kind_of_file_says_what_it_is() -> std::io::Result<()> {
     std::fs::create_dir_all(&folder)?;
     let path = folder.join("x.pickle");
     std::fs::write(&path, b"\x80\x02}(X\x08\0\0\0segments")?;
-    let pickle = fails(&["memory", "report", &path.to_string_lossy()], None);
+    let pickle = run_failing(&["memory", "report", &path.to_string_lossy()], None);
     std::fs::write(&path, b"{\"workload\": \"w\"}\n")?;
-    let trace = fails(&["memory", "view", &path.to_string_lossy()], None);
+    let trace = run_failing(&["memory", "view", &path.to_string_lossy()], None);
     std::fs::remove_dir_all(&folder)?;
     let pickle = pickle?;
     assert!(pickle.contains("x.pickle: no snapshot of memory: it is a Python pickle"), "{pickle}");

@@ -13,13 +13,13 @@ use std::sync::Arc;
 use forebay::memory::fake::FakeSource;
 use forebay::memory::{Config, Pool, Request, Tag, scope};
 
-type Outcome = Result<(), Box<dyn Error>>;
+type TestResult = Result<(), Box<dyn Error>>;
 
 const MIB: u64 = 1 << 20;
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
 /// What a person would do, and what they would see then. Blocks lie in one segment: 40 MiB, 60 MiB, and what is free.
-const VISITOR: &str = r##"<pre id="seen"></pre><script>
+const PROBE_SCRIPT: &str = r##"<pre id="seen"></pre><script>
 const seen = [], tell = (what) => seen.push(what);
 const words = (id) => get(id).innerText.split(/\s+/).join(" ").trim();
 window.onerror = (message) => tell("error: " + message);
@@ -65,13 +65,13 @@ tell("requests: " + performance.getEntriesByType("resource").length);
 get("seen").textContent = seen.join("\n");
 </script></body>"##;
 
-fn browser() -> Option<PathBuf> {
+fn find_browser() -> Option<PathBuf> {
     let path = env::var_os("PATH").unwrap_or_default();
     let places: Vec<PathBuf> = env::split_paths(&path).collect();
     BROWSERS.iter().flat_map(|name| places.iter().map(move |p| p.join(name))).find(|p| p.is_file())
 }
 
-fn snapshot(path: &Path) -> Outcome {
+fn save_snapshot(path: &Path) -> TestResult {
     let pool =
         Pool::new(Arc::new(FakeSource::paged(200 * MIB)), Config::default()).with_device_name("fake:0");
     pool.start_recording(100);
@@ -87,15 +87,15 @@ fn snapshot(path: &Path) -> Outcome {
     Ok(pool.snapshot().save(path)?)
 }
 
-fn check(browser: &Path, folder: &Path) -> Outcome {
+fn check_page(browser: &Path, folder: &Path) -> TestResult {
     let (json, page) = (folder.join("snapshot.json"), folder.join("memory.html"));
-    snapshot(&json)?;
+    save_snapshot(&json)?;
     let written = Command::new(env!("CARGO_BIN_EXE_forebay"))
         .args(["memory", "view"])
         .args([json.as_os_str(), "-o".as_ref(), page.as_os_str()])
         .output()?;
     assert!(written.status.success(), "{}", String::from_utf8_lossy(&written.stderr));
-    let visited = fs::read_to_string(&page)?.replace("</body>", VISITOR);
+    let visited = fs::read_to_string(&page)?.replace("</body>", PROBE_SCRIPT);
     fs::write(&page, visited)?;
     let output = Command::new(browser)
         .args(["--headless", "--no-sandbox", "--disable-gpu", "--window-size=1400,900", "--dump-dom"])
@@ -108,7 +108,7 @@ fn check(browser: &Path, folder: &Path) -> Outcome {
     let Some((seen, _)) = seen else {
         return Err(format!("the page did not open:\n{}", String::from_utf8_lossy(&output.stderr)).into());
     };
-    let lines: Vec<String> = seen.lines().map(without_lines_and_times).collect();
+    let lines: Vec<String> = seen.lines().map(strip_lines_and_times).collect();
     let expected = [
         "opened at: after event 4 of 10: the peak",
         "tags: parameter 40.0 MiB activation 60.0 MiB all 100.0 MiB free or waiting 0 B",
@@ -133,7 +133,7 @@ fn check(browser: &Path, folder: &Path) -> Outcome {
 }
 
 /// The same text for every version of this file, and every run.
-fn without_lines_and_times(line: &str) -> String {
+fn strip_lines_and_times(line: &str) -> String {
     let words = line.split(' ').map(|word| match word.split_once(".rs:") {
         Some((file, number)) => {
             let end = number.trim_start_matches(|c: char| c.is_ascii_digit());
@@ -148,7 +148,7 @@ fn without_lines_and_times(line: &str) -> String {
 fn main() -> ExitCode {
     const TEST: &str = "the_page_shows_what_is_clicked";
     let required = env::var("FOREBAY_REQUIRE").is_ok_and(|v| v.split(',').any(|w| w.trim() == "browser"));
-    let Some(browser) = browser() else {
+    let Some(browser) = find_browser() else {
         let verdict = if required { "FAILED" } else { "ignored" };
         println!("test {TEST} ... {verdict}, no browser was found ({})", BROWSERS.join(", "));
         let (word, failed) = if required { ("FAILED", 1) } else { ("ok", 0) };
@@ -156,7 +156,8 @@ fn main() -> ExitCode {
         return ExitCode::from(failed);
     };
     let folder = env::temp_dir().join(format!("forebay-viewer-{}", std::process::id()));
-    let outcome = fs::create_dir_all(&folder).map_err(Into::into).and_then(|()| check(&browser, &folder));
+    let outcome =
+        fs::create_dir_all(&folder).map_err(Into::into).and_then(|()| check_page(&browser, &folder));
     // What is left behind is in the folder of temporary files.
     let _ = fs::remove_dir_all(&folder);
     match outcome {

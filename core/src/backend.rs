@@ -17,10 +17,10 @@ pub use crate::memory::source::{
 };
 
 pub(crate) mod command;
-pub(crate) mod handle;
+pub(crate) mod flushing;
 pub mod null;
 
-pub use command::{Command, Owned, Prepared};
+pub use command::{Command, CommandSequence, OwnedCommand};
 
 /// What a device is.
 #[derive(Clone, Debug, PartialEq)]
@@ -40,22 +40,22 @@ pub struct DeviceInfo {
     /// What its launches must keep within.
     pub limits: Limits,
     /// What it can do at most, by its data sheet.
-    pub peak: Peak,
+    pub peak_rates: PeakRates,
 }
 
 /// What a device can do in a second at most, where the driver tells enough to know: what profiles are set against.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Peak {
+pub struct PeakRates {
     /// Bytes of its memory.
-    pub bytes: Option<f64>,
+    pub bytes_per_second: Option<f64>,
     /// Operations of dense products of 16-bit floats, at the highest clock (data sheets may assume a lower one: 989 TFLOP/s of
     /// 1,070 for an H100).
-    pub flops: Option<f64>,
+    pub flops_per_second: Option<f64>,
 }
 
 /// A reading of a device's clock, when a queue has come to it: the number of those since they were last read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Stamp(pub u32);
+pub struct TimestampId(pub u32);
 
 /// What kernels may use on a device. Every one has been tried, where a driver's word is not enough.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -73,16 +73,16 @@ pub struct Features {
     /// Bits of transcendental functions on f64 (CUDA): the shading languages have none.
     pub f64_math: bool,
     /// Products of 8-bit floats by the vendor's library, if it is there (CUDA from sm_89 on).
-    pub f8: bool,
+    pub f8_matmul: bool,
     /// Products with [`Epilogue::GeluGrad`], where the vendor's library is there (CUDA on Hopper).
-    pub gelu_grad: bool,
+    pub gelu_grad_epilogue: bool,
 }
 
 /// What launches must keep within.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Largest slice that one binding can hold, in bytes.
-    pub max_binding: u64,
+    pub max_binding_bytes: u64,
     /// Storage bindings in one kernel.
     pub max_bindings: u32,
     /// Invocations in one workgroup.
@@ -90,14 +90,14 @@ pub struct Limits {
     /// Bytes of workgroup memory.
     pub max_workgroup_memory: u32,
     /// Workgroups along one dimension.
-    pub max_groups: u32,
+    pub max_workgroups_per_dim: u32,
     /// Smallest and largest number of invocations in a subgroup.
     pub subgroup_size: (u32, u32),
     /// Bytes of parameters for one launch.
-    pub max_params: u32,
+    pub max_params_bytes: u32,
     /// Turns that all loops of one invocation may take together; `u32::MAX` where nothing ends them. Mesa's software driver ends
     /// loops after 65,535 turns without an error, and the results are wrong.
-    pub max_turns: u32,
+    pub max_loop_iterations: u32,
 }
 
 /// A range of a segment: what a kernel binds and a copy touches.
@@ -122,32 +122,32 @@ pub struct KernelSource<'a> {
     /// The module.
     pub wgsl: &'a str,
     /// The entry point.
-    pub entry: &'a str,
+    pub entry_point: &'a str,
     /// Values of `override` constants.
     pub overrides: &'a [(&'a str, f64)],
     /// Whether workgroup memory starts as zeros, as WGSL says. Kernels that write every element before they read it do
     /// without: zeros cost each workgroup a pass over that memory, and some compilers seconds.
-    pub zeroed: bool,
+    pub zero_workgroup_memory: bool,
 }
 
 /// All of a kernel but its label: what backends know one by that they have compiled before, for another device.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelContent {
     wgsl: String,
-    entry: String,
+    entry_point: String,
     overrides: Vec<(String, u64)>,
-    zeroed: bool,
+    zero_workgroup_memory: bool,
 }
 
 impl KernelSource<'_> {
     /// What the kernel is, whatever it is called.
     #[must_use]
-    pub fn content(&self) -> KernelContent {
+    pub fn to_content(&self) -> KernelContent {
         KernelContent {
             wgsl: self.wgsl.to_owned(),
-            entry: self.entry.to_owned(),
+            entry_point: self.entry_point.to_owned(),
             overrides: self.overrides.iter().map(|(name, v)| ((*name).to_owned(), v.to_bits())).collect(),
-            zeroed: self.zeroed,
+            zero_workgroup_memory: self.zero_workgroup_memory,
         }
     }
 }
@@ -165,7 +165,7 @@ pub struct Launch<'a> {
     pub bindings: &'a [Slice],
     /// The bytes of the uniform block, in WGSL's layout; empty if the kernel has none.
     pub params: &'a [u8],
-    /// Workgroups in x, y, z, each within `Limits::max_groups`; none zero.
+    /// Workgroups in x, y, z, each within `Limits::max_workgroups_per_dim`; none zero.
     pub groups: [u32; 3],
 }
 
@@ -185,7 +185,7 @@ pub struct MatrixOperand {
 }
 
 /// Rows that [`Epilogue::GeluGrad`] sums up together.
-pub const GELU_GRAD_ROWS: usize = 128;
+pub const GELU_GRAD_SUM_ROWS: usize = 128;
 
 /// What a library product does besides, on its way out. Slices hold a number for each element, without gaps.
 #[derive(Clone, Copy, Debug, Default)]
@@ -200,7 +200,7 @@ pub enum Epilogue {
         /// n numbers of c's type.
         bias: Slice,
         /// What GELU is taken of.
-        before: MatrixOperand,
+        pre_activation: MatrixOperand,
     },
     /// Multiplies by the derivative of GELU (in the form of tanh) at x, and writes the GELU of x besides; both are matrices of c's type and
     /// strides. Where there is one: see [`Features::gelu_grad`].
@@ -210,7 +210,7 @@ pub enum Epilogue {
         /// GELU of x.
         gelu: MatrixOperand,
         /// The sums of c's rows before they are rounded, n numbers of f32 for each [`GELU_GRAD_ROWS`] rows (the last may be fewer).
-        sums: Slice,
+        row_block_sums: Slice,
     },
     /// The sums of a's rows, over k, go to m numbers of a's type.
     RowSums(Slice),
@@ -231,7 +231,7 @@ pub struct MatmulCall {
     /// Element type of b: 8-bit floats mix.
     pub dtype_b: DType,
     /// Element type of c: that of a and b, or f32 for 16-bit ones; a wider float for 8-bit ones.
-    pub out: DType,
+    pub dtype_out: DType,
     /// Rows of a and c.
     pub m: u64,
     /// Columns of b and c.
@@ -255,23 +255,23 @@ pub struct MatmulCall {
 impl MatmulCall {
     /// Whether the library takes the types: floats, f32 from 16-bit ones, and from 8-bit ones, of which one is e4m3.
     #[must_use]
-    pub fn of_floats(&self) -> bool {
+    pub fn has_supported_dtypes(&self) -> bool {
         if self.dtype.is_storage_only() {
             let types = [self.dtype, self.dtype_b];
             return types.contains(&DType::F8E4M3)
                 && self.dtype_b.is_storage_only()
-                && matches!(self.out, DType::F32 | DType::F16 | DType::BF16);
+                && matches!(self.dtype_out, DType::F32 | DType::F16 | DType::BF16);
         }
-        let widened = self.dtype.size() == 2 && self.out == DType::F32;
-        self.dtype.is_float() && self.dtype_b == self.dtype && (self.out == self.dtype || widened)
+        let widened = self.dtype.size() == 2 && self.dtype_out == DType::F32;
+        self.dtype.is_float() && self.dtype_b == self.dtype && (self.dtype_out == self.dtype || widened)
     }
 
     /// Whether the library takes the epilogue, which wants lines of 16 bytes: of 16-bit floats, for its matrix units, and of f32
     /// for a bias or sums.
     #[must_use]
-    pub fn takes_epilogue(&self) -> bool {
+    pub fn supports_epilogue(&self) -> bool {
         if self.dtype.is_storage_only() || matches!(self.epilogue, Epilogue::Scaled { .. }) {
-            return self.takes_scales();
+            return self.supports_fp8_scales();
         }
         let line = |o: &MatrixOperand| {
             (o.row_stride.max(o.col_stride) * self.dtype.size() as u64).is_multiple_of(16)
@@ -286,9 +286,13 @@ impl MatmulCall {
         let wide = self.dtype == DType::F32 && !with_gelu;
         match self.epilogue {
             Epilogue::None => true,
-            Epilogue::GeluGrad { x, gelu, .. } if !(self.is_plain() && line(&x) && line(&gelu)) => false,
+            Epilogue::GeluGrad { x, gelu, .. }
+                if !(self.is_row_major_overwrite() && line(&x) && line(&gelu)) =>
+            {
+                false
+            }
             // Sums of rows are not there beside results of another type.
-            Epilogue::RowSums(_) if self.out != self.dtype => false,
+            Epilogue::RowSums(_) if self.dtype_out != self.dtype => false,
             _ => {
                 let narrow = self.dtype.size() == 2 && self.dtype.is_float();
                 self.batch == 1 && (narrow || wide) && aligned()
@@ -297,15 +301,15 @@ impl MatmulCall {
     }
 
     /// Whether a and b lie by rows, and c is written over in their type.
-    fn is_plain(&self) -> bool {
+    fn is_row_major_overwrite(&self) -> bool {
         [&self.a, &self.b].iter().all(|o| o.col_stride == 1)
             && self.dtype == self.dtype_b
-            && self.dtype == self.out
+            && self.dtype == self.dtype_out
             && self.beta == 0.0
     }
 
     /// The same for 8-bit floats: a lies by rows, b by columns, in lines of 16 bytes.
-    fn takes_scales(&self) -> bool {
+    fn supports_fp8_scales(&self) -> bool {
         let Epilogue::Scaled { bias, .. } = self.epilogue else { return false };
         let line = |stride: u64, side: u64, o: &MatrixOperand| {
             side == 1 && stride >= self.k && stride.is_multiple_of(16) && o.offset.is_multiple_of(16)
@@ -317,14 +321,14 @@ impl MatmulCall {
             && line(self.a.row_stride, self.a.col_stride, &self.a)
             && line(self.b.col_stride, self.b.row_stride, &self.b)
             && self.c.offset.is_multiple_of(16)
-            && (self.c.row_stride * self.out.size() as u64).is_multiple_of(16)
-            && (bias.is_none() || self.out.size() == 2)
+            && (self.c.row_stride * self.dtype_out.size() as u64).is_multiple_of(16)
+            && (bias.is_none() || self.dtype_out.size() == 2)
     }
 
     /// Whether each operand lies by rows or by columns, which do not overlap: what libraries take. (A backend may be
     /// handed others, and declines.)
     #[must_use]
-    pub fn by_lines(&self) -> bool {
+    pub fn is_row_or_column_major(&self) -> bool {
         let lines = |o: &MatrixOperand, rows: u64, cols: u64| {
             let by_rows = (o.col_stride == 1 || cols == 1) && (o.row_stride >= cols || rows == 1);
             let by_columns = (o.row_stride == 1 || rows == 1) && (o.col_stride >= rows || cols == 1);
@@ -367,11 +371,11 @@ pub struct AttentionMask {
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionDropout {
     /// Two words of the generator's offset, two of its seed.
-    pub words: Slice,
+    pub philox_state: Slice,
     /// Weights whose 16 bits are below it are dropped.
     pub threshold: u32,
     /// What the others are multiplied by.
-    pub kept: f32,
+    pub keep_scale: f32,
 }
 
 /// softmax(scale · q kᵀ + mask) · v for each head, where query i sees keys i - `left` to i + `right`; or its gradients.
@@ -390,11 +394,11 @@ pub struct AttentionCall {
     /// Keys of a head.
     pub keys: u64,
     /// Elements of a row of q, k, v and out.
-    pub head: u64,
+    pub head_dim: u64,
     /// Keys before its own that a query sees, at most 2^30.
-    pub left: u64,
+    pub window_left: u64,
     /// Keys behind its own that a query sees, at most 2^30.
-    pub right: u64,
+    pub window_right: u64,
     /// What products are multiplied by.
     pub scale: f32,
     /// The queries.
@@ -413,7 +417,7 @@ pub struct AttentionCall {
     /// What is dropped, if anything is.
     pub dropout: Option<AttentionDropout>,
     /// Whether its gradients will be asked for, so that a backend may compile their kernels meanwhile.
-    pub wants_gradients: bool,
+    pub requires_grad: bool,
     /// What a backward call has besides.
     pub backward: Option<AttentionGradients>,
 }
@@ -433,12 +437,12 @@ pub struct AttentionGradients {
     pub scratch: Slice,
     /// Where to write the sums of the gradients over [`SUMMED_ROWS`](Self::SUMMED_ROWS) rows each, if they are wanted: of q, k and v of one
     /// length, \[batch, blocks of rows, heads of q, of k and of v, elements\] of f32.
-    pub sums: Option<Slice>,
+    pub grad_sums: Option<Slice>,
 }
 
 impl AttentionGradients {
     /// Rows of one of the `sums`.
-    pub const SUMMED_ROWS: u64 = 64;
+    pub const ROWS_PER_SUM: u64 = 64;
 }
 
 impl AttentionCall {
@@ -453,9 +457,9 @@ impl AttentionCall {
             let full = (m - bound).clamp(first, n);
             (bound + first + bound + full - 1.0) / 2.0 * (full - first) + (n - full) * m
         };
-        let pairs = (below(self.right as f64 + 1.0) - below(-(self.left as f64))).max(0.0);
+        let pairs = (below(self.window_right as f64 + 1.0) - below(-(self.window_left as f64))).max(0.0);
         let products = if self.backward.is_some() { 5.0 } else { 2.0 };
-        products * 2.0 * (self.batch * self.heads * self.head) as f64 * pairs
+        products * 2.0 * (self.batch * self.heads * self.head_dim) as f64 * pairs
     }
 
     /// Bytes that are read and written if each is touched once.
@@ -463,7 +467,7 @@ impl AttentionCall {
     pub fn bytes(&self) -> u64 {
         let rows = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys;
         let times = if self.backward.is_some() { 2 } else { 1 };
-        times * self.batch * rows * self.head * self.dtype.size() as u64
+        times * self.batch * rows * self.head_dim * self.dtype.size() as u64
     }
 }
 
@@ -476,7 +480,7 @@ pub trait Backend: SegmentSource {
     /// it, with all that is enqueued behind them, and what the compiler says against it is an error of whoever waits for the device.
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId>;
     /// Waits until a kernel is compiled. Blocking.
-    fn compiled(&self, kernel: KernelId) -> Result<()> {
+    fn wait_compiled(&self, kernel: KernelId) -> Result<()> {
         let _ = kernel;
         Ok(())
     }
@@ -496,23 +500,23 @@ pub trait Backend: SegmentSource {
     fn flush(&self) -> Result<()>;
 
     /// Enqueues a reading of the device's clock; `None` where it has none.
-    fn stamp(&self) -> Result<Option<Stamp>> {
+    fn record_timestamp(&self) -> Result<Option<TimestampId>> {
         Ok(None)
     }
     /// What all stamps of all queues have read, in nanoseconds on one scale, in the order of their numbers; they are
     /// forgotten then. Blocking.
-    fn read_stamps(&self) -> Result<Vec<f64>> {
+    fn read_timestamps(&self) -> Result<Vec<f64>> {
         Ok(Vec::new())
     }
 
     /// One of the device's [queues](SegmentSource::queues): a backend that enqueues there, over the same segments and
     /// kernels. `None` where it is this one, for a device with one queue.
-    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+    fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         let _ = number;
         Ok(None)
     }
     /// Whether [`alloc_host`](Self::alloc_host) gives anything.
-    fn reaches_host(&self) -> bool {
+    fn supports_pinned_host(&self) -> bool {
         false
     }
     /// Memory of the host that the device copies from and to by itself (page-locked): a segment for [`copy`](Self::copy)
@@ -542,13 +546,13 @@ pub trait Backend: SegmentSource {
     /// Commands that this queue will be given again and again, in a form that is quicker to enqueue; `None` where there is
     /// none. What they name stays where it is until the result is dropped, and each has run before, at the same places.
     /// Enqueues nothing.
-    fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
+    fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
         let _ = commands;
         Ok(None)
     }
     /// Whether [`matmul`](Self::matmul) takes products of floats now. A dry run must know it: the core's own kernels need
     /// scratch memory.
-    fn multiplies(&self) -> bool {
+    fn has_matmul_library(&self) -> bool {
         false
     }
 }

@@ -3,63 +3,63 @@
 use crate::error::{Error, Result};
 
 /// Reports whether a number is finite as kernels compute with it.
-fn in_f32(value: f64) -> bool {
+fn is_finite_f32(value: f64) -> bool {
     (value as f32).is_finite()
 }
 
-fn within(op: &'static str, name: &str, value: f64, fits: bool, range: &str) -> Result<()> {
+fn check_range(op: &'static str, name: &str, value: f64, fits: bool, range: &str) -> Result<()> {
     if fits { Ok(()) } else { Err(Error::argument(op, format!("`{name}` is {value}, expected {range}"))) }
 }
 
 /// Fails unless a number is finite.
 pub(crate) fn finite(op: &'static str, name: &str, value: f64) -> Result<()> {
-    within(op, name, value, in_f32(value), "a finite number, in f32")
+    check_range(op, name, value, is_finite_f32(value), "a finite number, in f32")
 }
 
 /// Fails unless a number is finite and 0 or more.
 pub(crate) fn non_negative(op: &'static str, name: &str, value: f64) -> Result<()> {
-    within(op, name, value, in_f32(value) && value >= 0.0, "a finite number of 0 or more, in f32")
+    check_range(op, name, value, is_finite_f32(value) && value >= 0.0, "a finite number of 0 or more, in f32")
 }
 
 /// Fails unless a number is finite and 0 or less.
 pub(crate) fn non_positive(op: &'static str, name: &str, value: f64) -> Result<()> {
-    within(op, name, value, in_f32(value) && value <= 0.0, "a finite number of 0 or less, in f32")
+    check_range(op, name, value, is_finite_f32(value) && value <= 0.0, "a finite number of 0 or less, in f32")
 }
 
 /// Fails unless a number is finite and above 0.
 pub(crate) fn positive(op: &'static str, name: &str, value: f64) -> Result<()> {
-    within(op, name, value, in_f32(value) && value > 0.0, "a finite number above 0, in f32")
+    check_range(op, name, value, is_finite_f32(value) && value > 0.0, "a finite number above 0, in f32")
 }
 
 /// Fails unless a number is finite and 1 or more.
 pub(crate) fn at_least_one(op: &'static str, name: &str, value: f64) -> Result<()> {
-    within(op, name, value, in_f32(value) && value >= 1.0, "a finite number of 1 or more, in f32")
+    check_range(op, name, value, is_finite_f32(value) && value >= 1.0, "a finite number of 1 or more, in f32")
 }
 
 /// Fails unless a number is a bound: 0 or more, infinity included.
-pub(crate) fn bound(op: &'static str, name: &str, value: f64) -> Result<()> {
-    within(op, name, value, value >= 0.0, "0 or more; infinity bounds nothing")
+pub(crate) fn non_negative_or_infinite(op: &'static str, name: &str, value: f64) -> Result<()> {
+    check_range(op, name, value, value >= 0.0, "0 or more; infinity bounds nothing")
 }
 
 /// Fails unless a number is between 0 and 1, both included.
-pub(crate) fn unit(op: &'static str, name: &str, value: f64) -> Result<()> {
-    within(op, name, value, (0.0..=1.0).contains(&value), "a number from 0 to 1")
+pub(crate) fn unit_interval(op: &'static str, name: &str, value: f64) -> Result<()> {
+    check_range(op, name, value, (0.0..=1.0).contains(&value), "a number from 0 to 1")
 }
 
 /// Fails unless a number is 0 or more and below 1: a factor by which a running mean fades.
-pub(crate) fn fading(op: &'static str, name: &str, value: f64) -> Result<()> {
-    within(op, name, value, (0.0..1.0).contains(&value), "a number of 0 or more and below 1")
+pub(crate) fn decay_factor(op: &'static str, name: &str, value: f64) -> Result<()> {
+    check_range(op, name, value, (0.0..1.0).contains(&value), "a number of 0 or more and below 1")
 }
 
 /// Fails unless both factors of running means are 0 or more and below 1.
 pub(crate) fn betas(op: &'static str, betas: (f64, f64)) -> Result<()> {
-    fading(op, "betas.0", betas.0)?;
-    fading(op, "betas.1", betas.1)
+    decay_factor(op, "betas.0", betas.0)?;
+    decay_factor(op, "betas.1", betas.1)
 }
 
 /// Fails unless a count is 1 or more.
-pub(crate) fn count(op: &'static str, name: &str, value: u64) -> Result<()> {
-    within(op, name, value as f64, value > 0, "1 or more")
+pub(crate) fn positive_count(op: &'static str, name: &str, value: u64) -> Result<()> {
+    check_range(op, name, value as f64, value > 0, "1 or more")
 }
 
 #[cfg(test)]
@@ -77,9 +77,9 @@ mod tests {
             (non_positive, &[-1.0, 0.0], &[f64::NAN, f64::NEG_INFINITY, 1.0]),
             (positive, &[1e-300], &[f64::NAN, f64::INFINITY, -1.0, 0.0]),
             (at_least_one, &[1.0, 7.0], &[f64::NAN, f64::INFINITY, 0.99]),
-            (bound, &[0.0, f64::INFINITY], &[f64::NAN, f64::NEG_INFINITY, -1e-300]),
-            (unit, &[0.0, 1.0], &[f64::NAN, f64::INFINITY, -0.1, 1.1]),
-            (fading, &[0.0, 0.999], &[f64::NAN, f64::INFINITY, -0.1, 1.0]),
+            (non_negative_or_infinite, &[0.0, f64::INFINITY], &[f64::NAN, f64::NEG_INFINITY, -1e-300]),
+            (unit_interval, &[0.0, 1.0], &[f64::NAN, f64::INFINITY, -0.1, 1.1]),
+            (decay_factor, &[0.0, 0.999], &[f64::NAN, f64::INFINITY, -0.1, 1.0]),
         ];
         for (check, inside, outside) in all {
             assert!(inside.iter().all(|&x| check("op", "x", x).is_ok()));
@@ -88,6 +88,6 @@ mod tests {
                 assert!(error.contains(&format!("`x` is {x}, expected ")), "{x}: {error}");
             }
         }
-        assert!(count("op", "n", 1).is_ok() && count("op", "n", 0).is_err());
+        assert!(positive_count("op", "n", 1).is_ok() && positive_count("op", "n", 0).is_err());
     }
 }

@@ -39,7 +39,7 @@ impl DType {
 
     /// The types that are only stored: cast from and to, moved, and multiplied by
     /// [`scaled_mm`](crate::tensor::Tensor::scaled_mm). Every other operation refuses them.
-    pub const STORED: [Self; 2] = [Self::F8E4M3, Self::F8E5M2];
+    pub const STORAGE_ONLY: [Self; 2] = [Self::F8E4M3, Self::F8E5M2];
 
     /// Whether it is one of [`STORED`](Self::STORED).
     #[must_use]
@@ -127,10 +127,10 @@ pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug {
     const DTYPE: DType;
 }
 
-macro_rules! elements {
+macro_rules! impl_element {
     ($($t:ty => $d:ident),*) => { $(impl Element for $t { const DTYPE: DType = DType::$d; })* };
 }
-elements!(f32 => F32, f16 => F16, bf16 => BF16, f64 => F64, i32 => I32, u32 => U32, i64 => I64, u8 => U8);
+impl_element!(f32 => F32, f16 => F16, bf16 => BF16, f64 => F64, i32 => I32, u32 => U32, i64 => I64, u8 => U8);
 
 #[cfg(test)]
 mod tests {
@@ -138,7 +138,7 @@ mod tests {
 
     #[test]
     fn promotion_is_symmetric_and_idempotent() {
-        let all = || DType::ALL.into_iter().chain(DType::STORED);
+        let all = || DType::ALL.into_iter().chain(DType::STORAGE_ONLY);
         for a in all() {
             assert_eq!(a.promote(a), a);
             for b in all() {

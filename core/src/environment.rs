@@ -92,7 +92,7 @@ fn check_variable(name: &str, value: &OsStr) -> Result<()> {
     });
     let known = KNOWN_VARIABLES.iter().find(|(known, _)| *known == name).map(|(_, kind)| *kind);
     let Some(kind) = known.or(of_device.then_some(ValueKind::AllocatorConfig)) else {
-        return Err(Error::Config(unknown_variable_message(name)));
+        return Err(Error::InvalidConfig(unknown_variable_message(name)));
     };
     let understood = |expected, parse: &dyn Fn(&str) -> bool| {
         parse_value(name, value, expected, |text| parse(text).then_some(())).map(drop)
@@ -112,7 +112,7 @@ fn check_variable(name: &str, value: &OsStr) -> Result<()> {
             Config::from_env()?
                 .with_settings(&text)
                 .map(drop)
-                .map_err(|e| Error::Config(format!("{name}: {e}")))
+                .map_err(|e| Error::InvalidConfig(format!("{name}: {e}")))
         }
         ValueKind::Requirements => {
             understood("some of wgpu, cuda, nvrtc and browser, with commas", &|text| {
@@ -196,7 +196,7 @@ fn parse_value<T>(
         Some("") => Ok(None),
         text => text.and_then(parse).map(Some).ok_or_else(|| {
             let value = value.display();
-            Error::Config(format!("{name}={value}: expected {expected}; correct it, or unset it"))
+            Error::InvalidConfig(format!("{name}={value}: expected {expected}; correct it, or unset it"))
         }),
     }
 }

@@ -42,7 +42,7 @@ pub enum Error {
         message: String,
     },
     /// Tensors of different devices met.
-    #[error("{op}: tensors are on {left} and {}", other_device(left, right))]
+    #[error("{op}: tensors are on {left} and {}", describe_other_device(left, right))]
     Device {
         /// The operation.
         op: &'static str,
@@ -99,7 +99,7 @@ pub enum Error {
     OutOfMemory(#[from] Box<OutOfMemory>),
     /// Steps left memory behind.
     #[error(transparent)]
-    Growth(#[from] Box<MemoryGrowth>),
+    MemoryGrowth(#[from] Box<MemoryGrowth>),
     /// A snapshot of memory that cannot be read.
     #[error("{0}")]
     Snapshot(String),
@@ -108,7 +108,7 @@ pub enum Error {
         "no way to run this step fits {} on {card}; the smallest budget that would do is {} ({needed} bytes): {choice}",
         Bytes(*budget), Bytes(*needed)
     )]
-    Budget {
+    BudgetTooSmall {
         /// The card's name.
         card: String,
         /// The bytes that were given.
@@ -120,18 +120,18 @@ pub enum Error {
     },
     /// A driver call failed.
     #[error(transparent)]
-    Source(#[from] SourceError),
+    Driver(#[from] SourceError),
     /// A device that could not be opened.
-    #[error("no device `{asked}`: {reason}")]
+    #[error("no device `{requested}`: {reason}")]
     NoDevice {
         /// What was asked for.
-        asked: String,
+        requested: String,
         /// What was found instead, and what is missing.
         reason: String,
     },
     /// A kernel that does not compile.
     #[error("kernel `{label}` does not compile: {message}")]
-    Kernel {
+    KernelCompilation {
         /// The kernel.
         label: String,
         /// The compiler's message.
@@ -147,7 +147,7 @@ pub enum Error {
     },
     /// A configuration string that could not be understood.
     #[error("{0}")]
-    Config(String),
+    InvalidConfig(String),
     /// Another error, with where it happened in front of it: a module's path, usually.
     #[error("in {place}: {error}")]
     Context {
@@ -159,7 +159,7 @@ pub enum Error {
 }
 
 /// What is said of the second device, which has the name of the first where it was opened twice.
-fn other_device(left: &str, right: &str) -> String {
+fn describe_other_device(left: &str, right: &str) -> String {
     if left != right {
         return format!("{right}; move one with `to_device`");
     }
@@ -188,7 +188,7 @@ impl Error {
 
     /// Puts a place in front of the error.
     #[must_use]
-    pub fn at(self, place: impl Into<String>) -> Self {
+    pub fn with_context(self, place: impl Into<String>) -> Self {
         Self::Context { place: place.into(), error: Box::new(self) }
     }
 

@@ -115,11 +115,11 @@ impl Storage {
     #[track_caller]
     pub(crate) fn new(device: &Device, bytes: u64) -> Result<Self> {
         let seen = device.pool().move_count();
-        let block = device.pool().alloc(Request::new(bytes).queue(device.queue()).movable())?;
+        let block = device.pool().alloc(Request::new(bytes).queue(device.current_queue()).movable())?;
         let mut uses = StreamUses::default();
         if device.uses_streams() {
             device.order_access(
-                &device.lock_dispatch_of(block.queue),
+                &device.lock_dispatch_on_queue(block.queue),
                 &mut uses,
                 Access::Write,
                 block.queue,
@@ -173,7 +173,7 @@ impl Storage {
             state.mark_written();
         }
         if self.device.uses_streams() {
-            self.device.order_access(gate, &mut state.uses, access, self.device.queue())?;
+            self.device.order_access(gate, &mut state.uses, access, self.device.current_queue())?;
         }
         Ok(Some(binding_slice(&block)))
     }
@@ -224,7 +224,7 @@ impl Storage {
     pub(crate) fn order_after_enqueue(&self, access: Access) -> Result<()> {
         if self.device.uses_streams() {
             let gate = self.device.lock_dispatch();
-            self.device.order_access(&gate, &mut self.lock().uses, access, self.device.queue())?;
+            self.device.order_access(&gate, &mut self.lock().uses, access, self.device.current_queue())?;
         }
         Ok(())
     }
@@ -234,7 +234,7 @@ impl Storage {
         let device = &self.device;
         device
             .capture_recorder()
-            .refuse("offload", "a replay finds everything on the device; keep it there")?;
+            .check_not_recording("offload", "a replay finds everything on the device; keep it there")?;
         {
             let state = self.lock();
             // What a captured step uses stays.
@@ -302,7 +302,7 @@ impl Storage {
                 Residency::Host(_, scope) => *scope,
             }
         };
-        let queue = device.queue();
+        let queue = device.current_queue();
         let (pool, seen) = (device.pool(), device.pool().move_count());
         let mut block = pool.alloc(Request::new(self.bytes).queue(queue).scope(scope).movable())?;
         let (_, back) = device.copy_queues();

@@ -136,7 +136,7 @@ fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
 fn a_tensor_of_a_type_that_nobody_has_is_an_error_only_where_it_is_asked_for() -> Result<()> {
     let (device, path) = (device(), temp_path("types"));
     let header = r#"{"a":{"dtype":"F32","shape":[2],"data_offsets":[0,8]},"b":{"dtype":"F8_E8M0","shape":[2],"data_offsets":[8,10]},"c":{"dtype":"U8","shape":[2],"data_offsets":[10,12]},"d":{"dtype":"NEW_1","shape":[9],"data_offsets":[12,15]}}"#;
-    io::write(&path, safetensors_bytes(header, &[1; 15]))?;
+    io::write_bytes(&path, safetensors_bytes(header, &[1; 15]))?;
     let mut file = safetensors::open(&path)?;
     assert_eq!(file.keys().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
     assert_eq!((file.dtype("b"), file.shape("d")), (Some("F8_E8M0"), Some(&[9][..])));
@@ -152,7 +152,7 @@ fn a_tensor_of_a_type_that_nobody_has_is_an_error_only_where_it_is_asked_for() -
             }
         }
     }
-    assert_eq!(file.tensors(&device, |name| "ac".contains(name))?.len(), 2);
+    assert_eq!(file.get_tensors(&device, |name| "ac".contains(name))?.len(), 2);
     assert!(safetensors::load(&path, &device).is_err());
     std::fs::remove_file(&path).expect("it is there");
     Ok(())
@@ -189,8 +189,8 @@ fn what_is_saved_is_loaded_and_replaces_the_old_file() -> Result<()> {
     let path = temp_path("save").join("below").join("weights.safetensors");
     let tensors: BTreeMap<String, Tensor> = DType::ALL
         .into_iter()
-        .chain(DType::STORED)
-        .filter(|d| device.supports(*d))
+        .chain(DType::STORAGE_ONLY)
+        .filter(|d| device.supports_dtype(*d))
         .map(|d| Ok((format!("w.{d}"), Tensor::zeros(&[3, 5], d, &device)?)))
         .chain([
             Ok(("empty".into(), Tensor::zeros(&[0, 5], DType::F32, &device)?)),
@@ -222,9 +222,9 @@ fn what_is_saved_is_loaded_and_replaces_the_old_file() -> Result<()> {
 fn a_write_that_fails_leaves_the_old_file() -> std::io::Result<()> {
     let path = temp_path("old");
     std::fs::write(&path, "old")?;
-    let failed = io::replace(&path, |out| {
+    let failed = io::write_atomic(&path, |out| {
         let _ = out.write_all(b"half");
-        Err(forebay_core::error::Error::Config("stopped".into()))
+        Err(forebay_core::error::Error::InvalidConfig("stopped".into()))
     });
     assert!(failed.is_err());
     assert_eq!(std::fs::read(&path)?, b"old");

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_core::backend::null::{NullBackend, Profile};
+use forebay_core::backend::null::{CardProfile, NullBackend};
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
@@ -59,8 +59,8 @@ fn an_operation_without_a_gradient_refuses() -> Result<()> {
 #[test]
 fn gelus_gradient_is_part_of_a_product_where_a_backend_has_it() -> Result<()> {
     let step = |gelu_grad: bool, dtype: DType| -> Result<(u64, u64)> {
-        let mut profile = Profile::card("h100")?;
-        profile.features.gelu_grad &= gelu_grad;
+        let mut profile = CardProfile::from_card("h100")?;
+        profile.features.gelu_grad_epilogue &= gelu_grad;
         let backend = Arc::new(NullBackend::new(profile));
         let device = Device::new(backend.clone())?;
         let ones =
@@ -68,9 +68,9 @@ fn gelus_gradient_is_part_of_a_product_where_a_backend_has_it() -> Result<()> {
         let (x, up, up_bias) = (ones(&[256, 64])?, ones(&[512, 64])?, ones(&[512])?);
         let (down, down_bias) = (ones(&[64, 512])?, ones(&[64])?);
         let y = x.mlp(&up, &up_bias, &down, &down_bias)?;
-        let (seed, before) = (y.ones_like()?, backend.work());
+        let (seed, before) = (y.ones_like()?, backend.estimated_work());
         y.backward_with(&seed)?;
-        Ok(((backend.work() - before).launches, device.memory().peak_allocated()))
+        Ok(((backend.estimated_work() - before).launches, device.memory().peak_allocated()))
     };
     let (with, without) = (step(true, DType::BF16)?, step(false, DType::BF16)?);
     assert_eq!((with.0 + 1, with.1), without);

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
-use forebay_core::backend::null::{NullBackend, Profile};
+use forebay_core::backend::null::{CardProfile, NullBackend};
 use forebay_core::backend::{
     Backend, DeviceInfo, DeviceMemory, Event, Fence, KernelId, KernelSource, Launch, MAX_QUEUES, MatmulCall,
     PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
@@ -188,7 +188,7 @@ impl Backend for RaceCheckBackend {
     fn flush(&self) -> Result<()> {
         Ok(())
     }
-    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+    fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         Ok(Some(Arc::new(Self {
             inner: Arc::clone(&self.inner),
             queue: usize::from(number),
@@ -196,7 +196,7 @@ impl Backend for RaceCheckBackend {
             write_masks: Arc::clone(&self.write_masks),
         })))
     }
-    fn reaches_host(&self) -> bool {
+    fn supports_pinned_host(&self) -> bool {
         true
     }
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
@@ -219,9 +219,9 @@ fn assert_no_races(work: impl Fn(&Device) -> Result<()>) -> Result<()> {
 
 fn assert_no_races_with(config: &str, work: impl Fn(&Device) -> Result<()>) -> Result<()> {
     for (virtual_memory, fusion) in [(true, None), (false, None), (true, Some(0)), (false, Some(0))] {
-        let mut profile = Profile::default();
+        let mut profile = CardProfile::default();
         if !virtual_memory {
-            profile.source.virtual_memory = None;
+            profile.source_limits.virtual_memory = None;
         }
         let backend = Arc::new(RaceCheckBackend {
             inner: Arc::new(NullBackend::new(profile)),
@@ -258,7 +258,7 @@ fn tensors_that_go_and_come_are_waited_for() -> Result<()> {
 #[test]
 fn streams_that_share_tensors_and_memory_wait_for_each_other() -> Result<()> {
     assert_no_races(|device| {
-        let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
+        let streams = [Stream::default_stream(device), Stream::new(device), Stream::new(device)];
         let mut all = vec![Tensor::ones(&[64, 64], DType::F32, device)?; 3];
         for k in 0..60 {
             let _on = streams[k % 3].enter();
@@ -313,7 +313,7 @@ fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
 fn blocks_that_move_are_waited_for() -> Result<()> {
     assert_no_races_with("max_memory_mb:24,large_segment_size_mb:2", |device| {
         let work = |seed: u64| -> Result<()> {
-            let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
+            let streams = [Stream::default_stream(device), Stream::new(device), Stream::new(device)];
             let (mut state, mut kept) = (seed, Vec::<Tensor>::new());
             for _ in 0..300 {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
@@ -366,7 +366,7 @@ fn chains_that_wait_are_waited_for() -> Result<()> {
     assert_no_races(|device| {
         let shared = Tensor::ones(&[1 << 10], DType::F32, device)?;
         let work = |seed: usize| -> Result<()> {
-            let streams = [Stream::default_of(device), Stream::new(device), Stream::new(device)];
+            let streams = [Stream::default_stream(device), Stream::new(device), Stream::new(device)];
             let mut kept = vec![shared.add(1.0)?];
             for k in 0..300 {
                 let random = ((k + 1) * (seed + 7) * 40_503) >> 4;
@@ -396,11 +396,11 @@ fn a_training_step_with_offload_is_in_order() -> Result<()> {
     assert_no_races(|device| {
         let net = Gpt::new(&options, device)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
-        let choice = StepConfig::new(8, 2).offload([true; 5]).with_offloaded_state();
+        let choice = StepConfig::new(8, 2).with_offload([true; 5]).with_offloaded_state();
         optimizer.offload_state(choice.offload_state);
-        let _segments = choice.segments();
+        let _segments = choice.apply_segments();
         for _ in 0..3 {
-            for _ in 0..choice.count {
+            for _ in 0..choice.micro_batch_count {
                 let text = Tensor::zeros(&[8, 64], DType::I64, device)?;
                 net.forward(&text)?.flatten(0, 1)?.cross_entropy(&text.flatten(0, 1)?)?.backward()?;
             }

@@ -2,7 +2,7 @@
 
 use std::sync::Mutex;
 
-use forebay_core::backend::null::Profile;
+use forebay_core::backend::null::CardProfile;
 use forebay_core::data::Dataset;
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
@@ -96,7 +96,7 @@ fn train_step(
 }
 
 /// Runs a model, then with a part of the memory it took: if it has advice, that is taken. Whether it had.
-fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: Profile) -> Result<bool> {
+fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: CardProfile) -> Result<bool> {
     let device = Device::null(card);
     let net = TestModel::new(model, &device)?;
     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
@@ -128,9 +128,9 @@ fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: P
     }
 }
 
-fn card_profile(plain: bool) -> Result<Profile> {
-    let card = Profile::card("h100")?;
-    Ok(if plain { card.through_wgpu() } else { card })
+fn card_profile(plain: bool) -> Result<CardProfile> {
+    let card = CardProfile::from_card("h100")?;
+    Ok(if plain { card.with_wgpu_limits() } else { card })
 }
 
 fn any_model() -> impl Strategy<Value = ModelSpec> {

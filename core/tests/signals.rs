@@ -11,7 +11,7 @@ use forebay_core::device::Device;
 use forebay_core::error::Result;
 use forebay_core::nn::{Linear, Module};
 use forebay_core::optim::{Optimizer, Sgd};
-use forebay_core::train::{Ended, Trainer};
+use forebay_core::train::{FitStatus, Trainer};
 
 /// Names the checkpoint to the program that is signalled.
 const CHECKPOINT: &str = "FOREBAY_TEST_CHECKPOINT";
@@ -58,7 +58,7 @@ fn trains() -> Result<()> {
         }
         net.forward(x)?.cross_entropy(y)
     })?;
-    println!("{}", if ended == Ended::Interrupted { "interrupted" } else { "finished" });
+    println!("{}", if ended == FitStatus::Interrupted { "interrupted" } else { "finished" });
     Ok(())
 }
 
@@ -67,7 +67,7 @@ fn trains() -> Result<()> {
 fn saves() -> Result<()> {
     let file = std::env::var_os(CHECKPOINT).map(PathBuf::from).expect("the tests name a file");
     loop {
-        forebay_core::io::replace(&file, |out| {
+        forebay_core::io::write_atomic(&file, |out| {
             println!("step");
             (0..64).try_for_each(|_| out.write_all(&[7; 1 << 16])).expect("it can be written");
             Ok(())
@@ -156,7 +156,11 @@ fn every_signal_that_ends_a_program_saves_a_checkpoint_first() -> Result<()> {
         assert!(said.contains("interrupted") && status.success(), "{name}: {said} {status}");
         let net = Linear::new(3, 2, &Device::null(Default::default()))?;
         let resumed = trainer(&net).resume(&file)?;
-        assert!((1..STEPS).contains(&resumed.step()), "{name}: stopped after step {}", resumed.step());
+        assert!(
+            (1..STEPS).contains(&resumed.steps_done()),
+            "{name}: stopped after step {}",
+            resumed.steps_done()
+        );
     }
     Ok(())
 }
@@ -193,7 +197,7 @@ fn writers_that_are_killed_leave_whole_files_and_little_else() -> std::io::Resul
         }
         assert!(std::fs::read_dir(folder.path())?.count() <= 2, "more than one leftover");
     }
-    forebay_core::io::write(&file, b"whole").expect("it can be written");
+    forebay_core::io::write_bytes(&file, b"whole").expect("it can be written");
     assert_eq!(std::fs::read_dir(folder.path())?.count(), 1);
     Ok(())
 }

@@ -30,28 +30,28 @@ use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, Index, LitStr, Pat
 #[proc_macro_derive(Module, attributes(module))]
 pub fn derive_module(input: proc_macro::TokenStream) -> proc_macro::TokenStream {
     let input = syn::parse_macro_input!(input as DeriveInput);
-    expand(&input).unwrap_or_else(Error::into_compile_error).into()
+    expand_module(&input).unwrap_or_else(Error::into_compile_error).into()
 }
 
-fn expand(input: &DeriveInput) -> Result<TokenStream> {
-    let root = root(&input.attrs)?;
+fn expand_module(input: &DeriveInput) -> Result<TokenStream> {
+    let root = crate_root(&input.attrs)?;
     let nn = quote!(#root::nn);
     let mut seen: Vec<&syn::Type> = Vec::new();
     let (body, paths) = match &input.data {
         Data::Struct(data) => {
             let (mut visits, mut paths) = (TokenStream::new(), TokenStream::new());
-            for Kept { k, field, name } in visited(&data.fields)? {
+            for VisitedField { index: k, field, name } in visited_fields(&data.fields)? {
                 seen.push(&field.ty);
-                let member = member(k, field);
+                let member = field_member(k, field);
                 visits.extend(visit(&nn, &quote!(&self.#member), &name));
-                paths.extend(path(&nn, &quote!(&self.#member), &name));
+                paths.extend(path_lookup(&nn, &quote!(&self.#member), &name));
             }
             (visits, paths)
         }
         Data::Enum(data) => {
             let (mut visits, mut paths) = (TokenStream::new(), TokenStream::new());
             for variant in &data.variants {
-                let (visit, path) = arm(&nn, variant, &mut seen)?;
+                let (visit, path) = match_arms(&nn, variant, &mut seen)?;
                 visits.extend(visit);
                 paths.extend(path);
             }
@@ -96,10 +96,10 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
 /// ```
 #[proc_macro_attribute]
 pub fn forward(args: proc_macro::TokenStream, method: proc_macro::TokenStream) -> proc_macro::TokenStream {
-    entered(args.into(), method.into()).unwrap_or_else(Error::into_compile_error).into()
+    expand_forward(args.into(), method.into()).unwrap_or_else(Error::into_compile_error).into()
 }
 
-fn entered(args: TokenStream, method: TokenStream) -> Result<TokenStream> {
+fn expand_forward(args: TokenStream, method: TokenStream) -> Result<TokenStream> {
     let mut root = quote!(::forebay);
     if !args.is_empty() {
         let named = |input: syn::parse::ParseStream<'_>| {
@@ -131,7 +131,7 @@ fn entered(args: TokenStream, method: TokenStream) -> Result<TokenStream> {
 }
 
 /// The crate where `nn` is.
-fn root(attrs: &[Attribute]) -> Result<TokenStream> {
+fn crate_root(attrs: &[Attribute]) -> Result<TokenStream> {
     let mut root = quote!(::forebay);
     for attr in attrs.iter().filter(|a| a.path().is_ident("module")) {
         attr.parse_nested_meta(|meta| {
@@ -147,17 +147,17 @@ fn root(attrs: &[Attribute]) -> Result<TokenStream> {
 }
 
 /// A field that is not skipped: its number, and its name in paths.
-struct Kept<'a> {
-    k: usize,
+struct VisitedField<'a> {
+    index: usize,
     field: &'a Field,
     name: String,
 }
 
-fn visited(fields: &Fields) -> Result<Vec<Kept<'_>>> {
+fn visited_fields(fields: &Fields) -> Result<Vec<VisitedField<'_>>> {
     let mut kept = Vec::new();
     for (k, field) in fields.iter().enumerate() {
         let mut skip = false;
-        let mut name = field.ident.as_ref().map_or_else(|| k.to_string(), unraw);
+        let mut name = field.ident.as_ref().map_or_else(|| k.to_string(), strip_raw_prefix);
         for attr in field.attrs.iter().filter(|a| a.path().is_ident("module")) {
             attr.parse_nested_meta(|meta| {
                 if meta.path.is_ident("skip") {
@@ -171,14 +171,14 @@ fn visited(fields: &Fields) -> Result<Vec<Kept<'_>>> {
             })?;
         }
         if !skip {
-            kept.push(Kept { k, field, name });
+            kept.push(VisitedField { index: k, field, name });
         }
     }
     Ok(kept)
 }
 
 /// How a field is reached.
-fn member(k: usize, field: &Field) -> TokenStream {
+fn field_member(k: usize, field: &Field) -> TokenStream {
     match &field.ident {
         Some(ident) => ident.to_token_stream(),
         None => Index { index: k as u32, span: field.span() }.to_token_stream(),
@@ -186,7 +186,7 @@ fn member(k: usize, field: &Field) -> TokenStream {
 }
 
 /// `type`, where the program has to write `r#type`.
-fn unraw(ident: &syn::Ident) -> String {
+fn strip_raw_prefix(ident: &syn::Ident) -> String {
     let name = ident.to_string();
     name.strip_prefix("r#").map_or(name.clone(), str::to_owned)
 }
@@ -196,7 +196,7 @@ fn visit(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
 }
 
 /// Returns the path of the module that has this field, if the field knows it.
-fn path(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
+fn path_lookup(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
     quote! {
         let path = #nn::Module::parent_path(#place, #name);
         if !path.is_root() {
@@ -206,30 +206,30 @@ fn path(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
 }
 
 /// The arms of a variant: in the walk, and in the search for its path.
-fn arm<'a>(
+fn match_arms<'a>(
     nn: &TokenStream,
     variant: &'a Variant,
     seen: &mut Vec<&'a syn::Type>,
 ) -> Result<(TokenStream, TokenStream)> {
     let name = &variant.ident;
-    let kept = visited(&variant.fields)?;
+    let kept = visited_fields(&variant.fields)?;
     seen.extend(kept.iter().map(|kept| &kept.field.ty));
     let bound = |k: usize| format_ident!("field_{k}");
-    let patterns = kept.iter().map(|Kept { k, field, .. }| {
-        let (member, bound) = (member(*k, field), bound(*k));
+    let patterns = kept.iter().map(|VisitedField { index: k, field, .. }| {
+        let (member, bound) = (field_member(*k, field), bound(*k));
         quote!(#member: #bound,)
     });
     let patterns = patterns.collect::<TokenStream>();
     let alone = variant.fields.len() == 1 && matches!(variant.fields, Fields::Unnamed(_));
     let (mut visits, mut paths) = (TokenStream::new(), TokenStream::new());
-    for Kept { k, name, .. } in &kept {
+    for VisitedField { index: k, name, .. } in &kept {
         let bound = bound(*k).to_token_stream();
         if alone {
             visits.extend(quote!(#nn::Module::visit(#bound, path, f);));
-            paths.extend(path(nn, &bound, ""));
+            paths.extend(path_lookup(nn, &bound, ""));
         } else {
             visits.extend(visit(nn, &bound, name));
-            paths.extend(path(nn, &bound, name));
+            paths.extend(path_lookup(nn, &bound, name));
         }
     }
     let arm = |body: TokenStream| quote!(Self::#name { #patterns .. } => { #body });

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use anyhow::Result;
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::memory::{Bytes, Config};
 use forebay::plan::{Budget, StepConfig};
 use forebay::prelude::*;
@@ -14,7 +14,7 @@ use crate::training::{BATCH_SIZE, Training};
 pub(crate) fn answer(device: &Device) -> Result<()> {
     // So small a model fits into one segment of the usual size, where segments are plain.
     let config = Config { large_segment_size: 2 * MIB, ..Config::default() };
-    let profile = Profile::of(device).with_config(config);
+    let profile = CardProfile::from_device(device).with_config(config);
     let plan = |bytes: u64| {
         Budget::new(bytes, BATCH_SIZE).plan(&profile, |dry| {
             let mut training = Training::new(dry)?;
@@ -28,14 +28,14 @@ pub(crate) fn answer(device: &Device) -> Result<()> {
         let limited = Config { max_memory: Some(bytes), ..config };
         let real = Device::with_config(Arc::clone(device.backend()), limited);
         let mut training = Training::new(&real)?;
-        let _segments = best.choice.segments();
+        let _segments = best.config.apply_segments();
         for _ in 0..2 {
-            training.step(&best.choice)?;
+            training.step(&best.config)?;
         }
         let [budget, predicted, taken] =
             [bytes, best.peak.unwrap_or(0), real.memory().peak_reserved()].map(Bytes);
         println!("within {budget}, {percent} % of the plain step's:");
-        println!("  {}; predicted {predicted}, taken {taken}", best.choice);
+        println!("  {}; predicted {predicted}, taken {taken}", best.config);
     }
     match plan(MIB) {
         Ok(_) => println!("1 MiB was said to be enough"),

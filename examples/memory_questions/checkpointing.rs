@@ -7,8 +7,9 @@ use forebay::prelude::*;
 use crate::training::{BATCH_SIZE, BLOCKS, compare_strategies};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
-    let first =
-        |blocks: usize| StepConfig::new(BATCH_SIZE, 1).recompute([0, 1, 2, 3].map(|block| block < blocks));
+    let first = |blocks: usize| {
+        StepConfig::new(BATCH_SIZE, 1).with_recompute([0, 1, 2, 3].map(|block| block < blocks))
+    };
     compare_strategies(
         device,
         &[

@@ -7,7 +7,7 @@ use forebay::prelude::*;
 use crate::training::{BATCH_SIZE, BLOCKS, compare_strategies};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
-    if !device.backend().reaches_host() {
+    if !device.backend().supports_pinned_host() {
         println!("the device reaches no memory of the host");
         return Ok(());
     }
@@ -17,8 +17,8 @@ pub(crate) fn answer(device: &Device) -> Result<()> {
         &[
             ("everything on the device", whole()),
             ("the optimiser's state on the host", whole().with_offloaded_state()),
-            ("what every block keeps", whole().offload([true; BLOCKS])),
-            ("both", whole().offload([true; BLOCKS]).with_offloaded_state()),
+            ("what every block keeps", whole().with_offload([true; BLOCKS])),
+            ("both", whole().with_offload([true; BLOCKS]).with_offloaded_state()),
         ],
     )
 }

@@ -14,7 +14,10 @@ pub(crate) fn answer(device: &Device) -> Result<()> {
             ("f32", whole.clone()),
             ("bf16", whole.clone().with_precision(DType::BF16)),
             ("f16", whole.with_precision(DType::F16)),
-            ("bf16, every block again, 4 x 2", parts.recompute([true; BLOCKS]).with_precision(DType::BF16)),
+            (
+                "bf16, every block again, 4 x 2",
+                parts.with_recompute([true; BLOCKS]).with_precision(DType::BF16),
+            ),
         ],
     )
 }

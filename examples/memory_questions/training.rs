@@ -35,12 +35,12 @@ impl Training {
     /// One step, run as chosen; which blocks are computed again is for the caller to say.
     pub(crate) fn step(&mut self, choice: &StepConfig) -> Result<(), Error> {
         self.optimizer.offload_state(choice.offload_state);
-        for part in 0..choice.count {
-            let text = self.text.narrow(0, part * choice.rows, choice.rows)?;
+        for part in 0..choice.micro_batch_count {
+            let text = self.text.narrow(0, part * choice.micro_batch_size, choice.micro_batch_size)?;
             let autocast = choice.autocast()?;
             let loss = self.net.forward(&text)?.flatten(0, 1)?.cross_entropy(&text.flatten(0, 1)?)?;
             drop(autocast);
-            loss.div(choice.count as f64)?.backward()?;
+            loss.div(choice.micro_batch_count as f64)?.backward()?;
         }
         self.optimizer.step()?;
         self.optimizer.zero_grad();
@@ -60,7 +60,7 @@ pub(crate) struct StepMeasurement {
 pub(crate) fn measure_step(device: &Device, choice: &StepConfig) -> Result<StepMeasurement> {
     let device = with_empty_pool(device, Config::default());
     let mut training = Training::new(&device)?;
-    let _segments = choice.segments();
+    let _segments = choice.apply_segments();
     training.step(choice)?;
     device.pool().reset_peak_stats();
     let steps = if device.info().software { 1 } else { 20 };

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use anyhow::{Result, ensure};
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::error::{Error, Result as ForebayResult};
 use forebay::tensor::Tensor;
@@ -76,7 +76,7 @@ pub fn run(rounds: u64, seed: u64, filter: &str, before: impl Fn(&str)) -> Resul
     let mut counts = FuzzCounts::default();
     let mut found = Vec::new();
     for call in ops::all_ops().filter(|call| matches_filter(call.name, filter)) {
-        let device = Device::null(Profile { total: DEVICE_BYTES, ..Profile::default() });
+        let device = Device::null(CardProfile { total_bytes: DEVICE_BYTES, ..CardProfile::default() });
         for round in 0..rounds {
             let mut draw = ArgGenerator::new(seed, call.name, round);
             before(&format!("{} round {round}", call.name));

@@ -14,7 +14,7 @@ use std::time::Instant;
 
 use anyhow::{Result, bail};
 use forebay::amp::{GradScaler, autocast, fp8};
-use forebay::backend::null::{Compiled, NullBackend, Profile};
+use forebay::backend::null::{CardProfile, NullBackend, NullKernel};
 use forebay::backend::{Backend, Features};
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -114,7 +114,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     let mut report = KernelReport::default();
     let mut translated = Vec::new();
     let mut seen = BTreeSet::new();
-    let everything = Features { f8: true, ..Profile::default().features };
+    let everything = Features { f8_matmul: true, ..CardProfile::default().features };
     // Reading halves as bits is no optional type: every driver that wgpu takes for whole has it.
     let bare = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     for (features, software, allowed) in
@@ -151,10 +151,11 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
 }
 
 /// What a null device with these features is asked to compile; `software` ones choose other tiles.
-fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<Vec<Compiled>> {
-    let backend = Arc::new(NullBackend::new(Profile { features, software, ..Profile::default() }));
+fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<Vec<NullKernel>> {
+    let backend =
+        Arc::new(NullBackend::new(CardProfile { features, is_software: software, ..CardProfile::default() }));
     let device = Device::with_config(backend.clone() as Arc<dyn Backend>, Config::default());
-    let types: Vec<DType> = DType::ALL.into_iter().filter(|&d| device.supports(d)).collect();
+    let types: Vec<DType> = DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)).collect();
     for &dtype in &types {
         for case in catalog::cases().filter(|_| dtype.is_float()) {
             // Types that an operation does not take are refused before anything is compiled.
@@ -181,14 +182,14 @@ fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<
     exercise_fp8_linear(&device)?;
     exercise_optimizers(&device)?;
     GoldenSet::load(golden)?.run(&CallConfig { device: &device, dtype: None }, &[])?;
-    Ok(backend.compiled())
+    Ok(backend.compiled_kernels())
 }
 
 /// What casts and moves elements of types that are only stored, and the parts of their products.
 fn exercise_storage_dtypes(device: &Device, types: &[DType]) -> Result<()> {
-    for dtype in DType::STORED {
+    for dtype in DType::STORAGE_ONLY {
         let x = Tensor::zeros(&[8, 4], dtype, device)?;
-        for &other in types.iter().chain(&DType::STORED) {
+        for &other in types.iter().chain(&DType::STORAGE_ONLY) {
             let y = Tensor::zeros(&[8, 4], other, device)?;
             drop((x.to_dtype(other)?, x.t()?.to_dtype(other)?, y.to_dtype(dtype)?, y.t()?.to_dtype(dtype)?));
         }
@@ -384,14 +385,17 @@ fn exercise_case(case: &catalog::OpCase, dtype: DType, device: &Device) -> Resul
 }
 
 /// Validates a kernel and writes it as CUDA C++.
-fn validate_and_translate(kernel: &Compiled, allowed: Capabilities) -> Result<TranslatedKernel, String> {
+fn validate_and_translate(kernel: &NullKernel, allowed: Capabilities) -> Result<TranslatedKernel, String> {
     let module = naga::front::wgsl::parse_str(&kernel.wgsl).map_err(|e| e.emit_to_string(&kernel.wgsl))?;
     Validator::new(ValidationFlags::all(), allowed)
         .validate(&module)
         .map_err(|e| e.emit_to_string(&kernel.wgsl))?;
     let overrides: Vec<(&str, f64)> = kernel.overrides.iter().map(|(n, v)| (n.as_str(), *v)).collect();
-    let options = TranslateOptions { zero_workgroup_memory: kernel.zeroed, ..TranslateOptions::default() };
-    translate_with_options(&kernel.wgsl, &kernel.entry, &overrides, &options).map_err(|e| e.to_string())
+    let options = TranslateOptions {
+        zero_workgroup_memory: kernel.zero_workgroup_memory,
+        ..TranslateOptions::default()
+    };
+    translate_with_options(&kernel.wgsl, &kernel.entry_point, &overrides, &options).map_err(|e| e.to_string())
 }
 
 /// Where a translation's prelude ends and its own text begins.

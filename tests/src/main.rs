@@ -111,10 +111,10 @@ fn select_devices(asked: Option<&str>) -> Result<Vec<Device>> {
     if std::env::var("FOREBAY_DEVICE").is_ok_and(|id| !id.is_empty()) {
         return Ok(vec![Device::best()?]);
     }
-    let found = Device::available();
+    let found = Device::enumerate();
     let mut devices: Vec<Device> = Vec::new();
     for f in &found {
-        match &f.why_not {
+        match &f.unavailable_reason {
             Some(reason) => println!("not found: {}: {reason}", f.id),
             None if devices.iter().any(|d| f.id.starts_with(d.info().backend)) => {}
             None => devices.push(Device::open(&f.id)?),
@@ -135,8 +135,8 @@ fn select_devices(asked: Option<&str>) -> Result<Vec<Device>> {
 fn main() -> Result<()> {
     match Cli::parse().command {
         Command::Devices => {
-            for f in Device::available() {
-                match f.why_not {
+            for f in Device::enumerate() {
+                match f.unavailable_reason {
                     None => println!("{:8} {} ({})", f.id, f.name, f.driver),
                     Some(reason) => println!("{:8} not found: {reason}", f.id),
                 }
@@ -201,7 +201,7 @@ fn main() -> Result<()> {
         }
         Command::Operators { file } => {
             let page = golden::render_page(&golden::GoldenSet::load(&data_dir("golden"))?)?;
-            forebay::io::write(&file, page)?;
+            forebay::io::write_bytes(&file, page)?;
         }
         Command::Kernels { architectures, dir, filter } => {
             let report = kernels::check(&dir.unwrap_or_else(|| data_dir("golden")), &architectures, &filter)?;

@@ -8,7 +8,7 @@ use forebay::prelude::*;
 /// The first device of every backend that is there.
 fn devices() -> Vec<Device> {
     let mut devices: Vec<Device> = Vec::new();
-    for found in Device::available().into_iter().filter(|f| f.why_not.is_none()) {
+    for found in Device::enumerate().into_iter().filter(|f| f.unavailable_reason.is_none()) {
         if !devices.iter().any(|d| found.id.starts_with(d.info().backend)) {
             devices.push(Device::open(&found.id).expect("it was found"));
         }

@@ -147,7 +147,13 @@ pub(crate) const SCALE: &str = "
     }";
 
 pub(crate) fn kernel<'a>(wgsl: &'a str, entry: &'a str) -> KernelSource<'a> {
-    KernelSource { label: "a test's kernel", wgsl, entry, overrides: &[], zeroed: true }
+    KernelSource {
+        label: "a test's kernel",
+        wgsl,
+        entry_point: entry,
+        overrides: &[],
+        zero_workgroup_memory: true,
+    }
 }
 
 /// A matrix product, on the device and on the host.
@@ -216,7 +222,7 @@ impl MatmulCase {
         let call = MatmulCall {
             dtype,
             dtype_b: dtype,
-            out: dtype,
+            dtype_out: dtype,
             m: m64,
             n: n64,
             k: k64,

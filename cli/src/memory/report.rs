@@ -6,14 +6,14 @@ use std::fmt::{self, Write as _};
 use forebay::memory::{BlockState, Bytes, SegmentInfo, Snapshot, Tag, TimelinePoint};
 
 /// The whole report; every table has at most `top` lines.
-pub(super) fn text(snapshot: &Snapshot, top: usize) -> String {
+pub(super) fn format_report(snapshot: &Snapshot, top: usize) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.
-    let _ = write(&mut text, snapshot, top);
+    let _ = write_report(&mut text, snapshot, top);
     text
 }
 
-fn write(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
+fn write_report(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
     let stat = |key: &str| Bytes(snapshot.stats.get(key).copied().unwrap_or(0));
     let device = if snapshot.device.is_empty() { "a pool" } else { &snapshot.device };
     writeln!(
@@ -42,18 +42,19 @@ fn write(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
     }
 
     writeln!(out, "\n{:<44} {:>12} {:>12}", "by tag", "now", "at the peak")?;
-    let now = sums(snapshot.totals_by_holder().into_iter().map(|(who, held)| (who.tag, held.bytes)));
+    let now = sum_by_key(snapshot.totals_by_holder().into_iter().map(|(who, held)| (who.tag, held.bytes)));
     for tag in Tag::ALL {
         let now = now.get(&tag).copied().unwrap_or(0);
-        line(out, tag.name(), now, peak.map(|p: TimelinePoint| p.by_tag[tag as usize]))?;
+        write_row(out, tag.name(), now, peak.map(|p: TimelinePoint| p.by_tag[tag as usize]))?;
     }
 
     writeln!(out, "\nby module")?;
     let module = |m: &str| if m.is_empty() { "no module".to_owned() } else { m.to_owned() };
-    let now =
-        sums(snapshot.totals_by_holder().into_iter().map(|(who, held)| (module(&who.module), held.bytes)));
+    let now = sum_by_key(
+        snapshot.totals_by_holder().into_iter().map(|(who, held)| (module(&who.module), held.bytes)),
+    );
     let then = peak.map(|p| {
-        sums(snapshot.holders_at(p.event).into_iter().map(|(who, bytes)| (module(&who.module), bytes)))
+        sum_by_key(snapshot.holders_at(p.event).into_iter().map(|(who, bytes)| (module(&who.module), bytes)))
     });
     let bytes = |of: &BTreeMap<String, u64>, name: &str| of.get(name).copied().unwrap_or(0);
     let most = |name: &str| bytes(&now, name).max(then.as_ref().map_or(0, |then| bytes(then, name)));
@@ -61,15 +62,15 @@ fn write(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
     names.sort_by_key(|name| (std::cmp::Reverse(most(name)), *name));
     names.dedup();
     for name in names.iter().take(top) {
-        line(out, name, bytes(&now, name), then.as_ref().map(|then| bytes(then, name)))?;
+        write_row(out, name, bytes(&now, name), then.as_ref().map(|then| bytes(then, name)))?;
     }
-    rest(out, names.len(), top)?;
+    write_omitted_count(out, names.len(), top)?;
 
-    holders(out, snapshot, peak, top)?;
-    segments(out, snapshot, top)
+    write_holders(out, snapshot, peak, top)?;
+    write_segments(out, snapshot, top)
 }
 
-fn sums<K: Ord>(parts: impl Iterator<Item = (K, u64)>) -> BTreeMap<K, u64> {
+fn sum_by_key<K: Ord>(parts: impl Iterator<Item = (K, u64)>) -> BTreeMap<K, u64> {
     let mut sums = BTreeMap::new();
     for (key, bytes) in parts {
         *sums.entry(key).or_default() += bytes;
@@ -77,7 +78,7 @@ fn sums<K: Ord>(parts: impl Iterator<Item = (K, u64)>) -> BTreeMap<K, u64> {
     sums
 }
 
-fn line(out: &mut String, name: &str, now: u64, then: Option<u64>) -> fmt::Result {
+fn write_row(out: &mut String, name: &str, now: u64, then: Option<u64>) -> fmt::Result {
     if now == 0 && then.unwrap_or(0) == 0 {
         return Ok(());
     }
@@ -89,37 +90,42 @@ fn line(out: &mut String, name: &str, now: u64, then: Option<u64>) -> fmt::Resul
 }
 
 /// What a table has no lines for.
-fn rest(out: &mut String, all: usize, top: usize) -> fmt::Result {
+fn write_omitted_count(out: &mut String, all: usize, top: usize) -> fmt::Result {
     if all > top { writeln!(out, "({} more: --top)", all - top) } else { Ok(()) }
 }
 
-fn holders(out: &mut String, snapshot: &Snapshot, peak: Option<TimelinePoint>, top: usize) -> fmt::Result {
+fn write_holders(
+    out: &mut String,
+    snapshot: &Snapshot,
+    peak: Option<TimelinePoint>,
+    top: usize,
+) -> fmt::Result {
     let held = snapshot.totals_by_holder();
     writeln!(out, "\ntop holders now")?;
     for (who, held) in held.iter().take(top) {
         writeln!(out, "{:>12} {:>6} blocks  {who}", Bytes(held.bytes).to_string(), held.blocks)?;
     }
-    rest(out, held.len(), top)?;
+    write_omitted_count(out, held.len(), top)?;
     let Some(peak) = peak else { return Ok(()) };
     let held = snapshot.holders_at(peak.event);
     writeln!(out, "\ntop holders at the peak")?;
     for (who, bytes) in held.iter().take(top) {
         writeln!(out, "{:>12}  {who}", Bytes(*bytes).to_string())?;
     }
-    rest(out, held.len(), top)
+    write_omitted_count(out, held.len(), top)
 }
 
 /// Free bytes of a segment, and the largest free piece.
-fn free(segment: &SegmentInfo) -> (u64, u64) {
+fn free_bytes(segment: &SegmentInfo) -> (u64, u64) {
     let pieces = segment.blocks.iter().filter(|b| b.state == BlockState::Inactive).map(|b| b.size);
     pieces.fold((0, 0), |(sum, largest), size| (sum + size, largest.max(size)))
 }
 
-fn segments(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
+fn write_segments(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
     let (sum, largest) = snapshot
         .segments
         .iter()
-        .map(free)
+        .map(free_bytes)
         .fold((0, 0), |(sum, most), (free, largest)| (sum + free, most.max(largest)));
     let fragmentation = if sum == 0 { 0.0 } else { 100.0 * (1.0 - largest as f64 / sum as f64) };
     writeln!(
@@ -136,7 +142,7 @@ fn segments(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
     let mut segments: Vec<&SegmentInfo> = snapshot.segments.iter().collect();
     segments.sort_by_key(|s| (std::cmp::Reverse(s.total_size), s.address));
     for segment in segments.iter().take(top) {
-        let (sum, largest) = free(segment);
+        let (sum, largest) = free_bytes(segment);
         let kind = if segment.small { "small" } else { "large" };
         let mapped = if segment.is_expandable { ", mapped" } else { "" };
         let sizes = [segment.total_size, segment.allocated_size, sum].map(|n| Bytes(n).to_string());
@@ -149,7 +155,7 @@ fn segments(out: &mut String, snapshot: &Snapshot, top: usize) -> fmt::Result {
             segment.blocks.len()
         )?;
     }
-    rest(out, segments.len(), top)
+    write_omitted_count(out, segments.len(), top)
 }
 
 #[cfg(test)]
@@ -173,7 +179,7 @@ mod tests {
         let _layer = scope::enter_module("fc1");
         let value = pool.alloc(Request::new(60 * MIB).tag(Tag::Activation).op("relu"))?;
         pool.free(value);
-        let report = text(&pool.snapshot(), 10);
+        let report = format_report(&pool.snapshot(), 10);
         let has = |line: &str| assert!(report.contains(line), "{line}\n{report}");
         has(
             "memory of fake:0: 40.0 MiB allocated, 0 B pending, 100.0 MiB reserved; peak 100.0 MiB allocated",
@@ -189,7 +195,7 @@ mod tests {
         has("     60.0 MiB          0 B     60.0 MiB      60.0 MiB       1  large");
 
         pool.stop_recording();
-        let report = text(&pool.snapshot(), 1);
+        let report = format_report(&pool.snapshot(), 1);
         assert!(report.contains("nothing was recorded"), "{report}");
         assert!(report.contains("(1 more: --top)"), "{report}");
         Ok(())

@@ -3,22 +3,23 @@
 use std::path::Path;
 
 use anyhow::{Context, Result};
-use forebay::io::write as write_file;
+use forebay::io::write_bytes as write_file;
 use forebay::memory::Snapshot;
 
 /// Everything but the snapshot.
 const TEMPLATE: &str = include_str!("viewer.html");
 /// Where it goes.
-const PLACE: &str = "{{snapshot}}";
+const PLACEHOLDER: &str = "{{snapshot}}";
 
-pub(super) fn write(snapshot: &Snapshot, path: &Path) -> Result<()> {
-    Ok(write_file(path, page(snapshot)?)?)
+pub(super) fn write_page(snapshot: &Snapshot, path: &Path) -> Result<()> {
+    Ok(write_file(path, render_page(snapshot)?)?)
 }
 
-fn page(snapshot: &Snapshot) -> Result<String> {
+fn render_page(snapshot: &Snapshot) -> Result<String> {
     // `<` stands in text only; written so, nothing in a name can end the script that it lies in.
     let json = serde_json::to_string(snapshot)?.replace('<', "\\u003c");
-    let (before, after) = TEMPLATE.split_once(PLACE).context("the template has no place for the snapshot")?;
+    let (before, after) =
+        TEMPLATE.split_once(PLACEHOLDER).context("the template has no place for the snapshot")?;
     Ok([before, &json, after].concat())
 }
 
@@ -32,7 +33,7 @@ mod tests {
     fn no_name_ends_the_script() -> Result<()> {
         let who =
             AllocationSite { module: "</script><script>alert(1)".to_owned(), ..AllocationSite::default() };
-        let page = page(&Snapshot { holders: vec![who], ..Snapshot::default() })?;
+        let page = render_page(&Snapshot { holders: vec![who], ..Snapshot::default() })?;
         assert!(!page.contains("</script><script>alert"));
         assert_eq!(page.matches("</script>").count(), TEMPLATE.matches("</script>").count());
         assert!(!page.contains("http:") && !page.contains("https:"), "the page needs no network");

@@ -14,7 +14,7 @@ use super::{fp8, low_precision_copy};
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::local::{Get, InPlace, Local, LocalSlot, Scoped};
+use crate::scoped_local::{GetCurrent, NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
 use crate::storage::Storage;
 use crate::tensor::{Layout, Tensor};
 
@@ -167,21 +167,21 @@ impl CachedCast {
 
 thread_local! {
     /// The 16-bit type; `None` while operations run as they are given.
-    static AUTOCAST_DTYPE: Local<Cell<Option<DType>>> = const { Local::new(Cell::new(None)) };
+    static AUTOCAST_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };
     /// The casts live as long as any scope does.
-    static CAST_CACHE: Local<LocalSlot<CastCache>> = const { Local::new(LocalSlot::new(BTreeMap::new())) };
+    static CAST_CACHE: ScopedLocal<NoDropCell<CastCache>> = const { ScopedLocal::new(NoDropCell::new(BTreeMap::new())) };
 }
 
 /// While it lives, operations of this thread choose their types; see [`autocast`]. Guards may be dropped in any order: the innermost
 /// one that lives counts.
 #[derive(Debug)]
 pub struct AutocastGuard {
-    dtype: Option<Scoped<Cell<Option<DType>>>>,
+    dtype: Option<ScopedGuard<Cell<Option<DType>>>>,
 }
 
 impl AutocastGuard {
     fn enter(dtype: Option<DType>) -> Self {
-        Self { dtype: Some(Scoped::new(&AUTOCAST_DTYPE, dtype)) }
+        Self { dtype: Some(ScopedGuard::new(&AUTOCAST_DTYPE, dtype)) }
     }
 }
 
@@ -194,7 +194,7 @@ impl Drop for AutocastGuard {
 
 /// Frees the casts where no scope is left.
 fn clear_cache_if_outside() {
-    if AUTOCAST_DTYPE.with(Local::is_outside) {
+    if AUTOCAST_DTYPE.with(ScopedLocal::has_no_guards) {
         clear_autocast_cache();
     }
 }
@@ -243,7 +243,7 @@ pub fn no_autocast() -> AutocastGuard {
 /// The 16-bit type that operations of this thread are cast to; `None` outside of [`autocast`].
 #[must_use]
 pub fn autocast_dtype() -> Option<DType> {
-    AUTOCAST_DTYPE.now()
+    AUTOCAST_DTYPE.current()
 }
 
 /// Whether operations of this thread choose their types.
@@ -256,7 +256,7 @@ pub fn is_autocast_enabled() -> bool {
 /// was changed is never used.
 pub fn clear_autocast_cache() {
     // Taken out first: what drops a tensor must not find the map borrowed.
-    let casts = CAST_CACHE.change(std::mem::take);
+    let casts = CAST_CACHE.with_current_mut(std::mem::take);
     drop(casts);
 }
 
@@ -276,8 +276,8 @@ impl AutocastState {
     /// through this one must not use up, and what is cast here must not outlive the closure.
     pub(crate) fn enter(self) -> AutocastStateGuard {
         AutocastStateGuard {
-            _cast_cache: Scoped::new(&CAST_CACHE, CastCache::new()),
-            _dtype: Scoped::new(&AUTOCAST_DTYPE, self.dtype),
+            _cast_cache: ScopedGuard::new(&CAST_CACHE, CastCache::new()),
+            _dtype: ScopedGuard::new(&AUTOCAST_DTYPE, self.dtype),
             _fp8: fp8::set_fp8_enabled(self.fp8),
         }
     }
@@ -286,15 +286,15 @@ impl AutocastState {
 /// While it lives, a [`Mode`] is that of the thread.
 #[derive(Debug)]
 pub(crate) struct AutocastStateGuard {
-    _dtype: Scoped<Cell<Option<DType>>>,
+    _dtype: ScopedGuard<Cell<Option<DType>>>,
     _fp8: fp8::Fp8Guard,
-    _cast_cache: Scoped<LocalSlot<CastCache>>,
+    _cast_cache: ScopedGuard<NoDropCell<CastCache>>,
 }
 
 /// While it lives, operations run as they are given, and scopes are as they were.
 #[derive(Debug)]
 pub(crate) struct SuspendAutocastGuard {
-    dtype: Option<Scoped<Cell<Option<DType>>>>,
+    dtype: Option<ScopedGuard<Cell<Option<DType>>>>,
 }
 
 impl Drop for SuspendAutocastGuard {
@@ -306,7 +306,7 @@ impl Drop for SuspendAutocastGuard {
 }
 
 pub(crate) fn suspend_autocast() -> SuspendAutocastGuard {
-    SuspendAutocastGuard { dtype: Some(Scoped::new(&AUTOCAST_DTYPE, None)) }
+    SuspendAutocastGuard { dtype: Some(ScopedGuard::new(&AUTOCAST_DTYPE, None)) }
 }
 
 /// What becomes of the operands of an operation that is listed. While it lives, autocast is suspended.
@@ -353,16 +353,17 @@ impl OperandCast {
             return Ok(kept);
         }
         let key = (leaf, self.dtype);
-        let known = CAST_CACHE
-            .read(|casts| Some(casts.get(&key).filter(|known| known.is_valid_for(&plain))?.cast.clone()));
+        let known = CAST_CACHE.with_current(|casts| {
+            Some(casts.get(&key).filter(|known| known.is_valid_for(&plain))?.cast.clone())
+        });
         if let Some(known) = known {
             return Ok(known);
         }
         // Freed first: the next cast can take its memory.
-        drop(CAST_CACHE.change(|casts| casts.remove(&key)));
+        drop(CAST_CACHE.with_current_mut(|casts| casts.remove(&key)));
         let made = CachedCast::from_leaf(&plain, || plain.to_dtype(self.dtype))?;
         let cast = made.cast.clone();
-        let replaced = CAST_CACHE.change(|casts| casts.insert(key, made));
+        let replaced = CAST_CACHE.with_current_mut(|casts| casts.insert(key, made));
         drop(replaced);
         Ok(cast)
     }

@@ -2,16 +2,16 @@
 
 use std::cell::Cell;
 
-use crate::local::{Get, Local, Scoped};
+use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
 thread_local! {
-    static FP8_ENABLED: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
+    static FP8_ENABLED: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
 }
 
 /// While it lives, linear layers of this thread multiply in 8 bits; see [`fp8()`]. Guards may be dropped in any order.
 #[derive(Debug)]
 pub struct Fp8Guard {
-    _on: Scoped<Cell<bool>>,
+    _on: ScopedGuard<Cell<bool>>,
 }
 
 /// Lets [`linear`](crate::tensor::Tensor::linear), and [`mlp`](crate::tensor::Tensor::mlp), which is made of it then, multiply 8-bit
@@ -49,10 +49,10 @@ pub fn fp8() -> Fp8Guard {
 /// Whether linear layers of this thread multiply in 8 bits.
 #[must_use]
 pub fn is_fp8_enabled() -> bool {
-    FP8_ENABLED.now()
+    FP8_ENABLED.current()
 }
 
 /// Turns it on or off until the guard is dropped.
 pub(super) fn set_fp8_enabled(on: bool) -> Fp8Guard {
-    Fp8Guard { _on: Scoped::new(&FP8_ENABLED, on) }
+    Fp8Guard { _on: ScopedGuard::new(&FP8_ENABLED, on) }
 }

@@ -58,12 +58,12 @@ pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
         LowPrecisionCopy::Ready { copy: numbers, source: of } if numbers.dtype() == to => {
             let good = of.is_current(leaf, numbers);
             if good {
-                leaf.device().capture_recorder().copied(leaf, numbers);
+                leaf.device().capture_recorder().record_cast_read(leaf, numbers);
             }
             good.then(|| numbers.clone())
         }
         // What a step that is recorded has read stays what it is.
-        LowPrecisionCopy::Ready { .. } if leaf.device().capture_recorder().takes() => None,
+        LowPrecisionCopy::Ready { .. } if leaf.device().capture_recorder().is_recording_here() => None,
         _ => {
             *copy = LowPrecisionCopy::Requested(to);
             None
@@ -82,7 +82,7 @@ pub(crate) fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
             return Ok(Some(numbers.clone()));
         }
         // Replays would go on with the memory of before.
-        _ if parameter.device().capture_recorder().takes() => return Ok(None),
+        _ if parameter.device().capture_recorder().is_recording_here() => return Ok(None),
         LowPrecisionCopy::Ready { copy: numbers, .. } => numbers.dtype(),
         LowPrecisionCopy::Requested(dtype) => *dtype,
     };

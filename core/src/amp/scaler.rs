@@ -301,8 +301,8 @@ impl GradScaler {
         check::positive(OP, "init_scale", self.init_scale)?;
         check::at_least_one(OP, "growth_factor", self.growth_factor)?;
         check::positive(OP, "backoff_factor", self.backoff_factor)?;
-        check::unit(OP, "backoff_factor", self.backoff_factor)?;
-        check::count(OP, "growth_interval", self.growth_interval.into())
+        check::unit_interval(OP, "backoff_factor", self.backoff_factor)?;
+        check::positive_count(OP, "growth_interval", self.growth_interval.into())
     }
 
     /// The buffer at the start, or after loading.

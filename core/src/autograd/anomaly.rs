@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::{Node, no_grad};
 use crate::error::{Error, Result};
-use crate::local::{Get, InPlace, Local, LocalSlot, Scoped};
+use crate::scoped_local::{GetCurrent, NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
 use crate::tensor::Tensor;
 
 /// For all threads.
@@ -13,18 +13,18 @@ static ALL_THREADS_ENABLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// Looks at the gradients of this thread.
-    static CHECK_GRADS: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
+    static CHECK_GRADS: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
     /// Looks at results of the forward pass, too.
-    static CHECK_FORWARD: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
+    static CHECK_FORWARD: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
     /// The operation that made the first value that is not finite.
-    static FIRST_NONFINITE: Local<LocalSlot<Option<String>>> = const { Local::new(LocalSlot::new(None)) };
+    static FIRST_NONFINITE: ScopedLocal<NoDropCell<Option<String>>> = const { ScopedLocal::new(NoDropCell::new(None)) };
 }
 
 /// While it lives, backward passes of this thread look for NaN. See [`detect_anomaly`]. Guards may be dropped in any order.
 #[derive(Debug)]
 pub struct DetectAnomalyGuard {
-    _check_grads: Scoped<Cell<bool>>,
-    check_forward: Option<Scoped<Cell<bool>>>,
+    _check_grads: ScopedGuard<Cell<bool>>,
+    check_forward: Option<ScopedGuard<Cell<bool>>>,
 }
 
 impl DetectAnomalyGuard {
@@ -32,21 +32,21 @@ impl DetectAnomalyGuard {
     /// or NaN is an error that names it.
     #[must_use = "nothing is looked for after the guard is dropped"]
     pub fn with_forward(mut self) -> Self {
-        self.check_forward.get_or_insert_with(|| Scoped::new(&CHECK_FORWARD, true));
+        self.check_forward.get_or_insert_with(|| ScopedGuard::new(&CHECK_FORWARD, true));
         self
     }
 
     /// The first operation that gave a value that is not finite since [`with_forward`](Self::with_forward), and where it was asked for.
     #[must_use]
     pub fn first_nonfinite_op(&self) -> Option<String> {
-        FIRST_NONFINITE.read(Clone::clone)
+        FIRST_NONFINITE.with_current(Clone::clone)
     }
 }
 
 impl Drop for DetectAnomalyGuard {
     fn drop(&mut self) {
         self.check_forward = None;
-        if !CHECK_FORWARD.now() {
+        if !CHECK_FORWARD.current() {
             clear_first_nonfinite();
         }
     }
@@ -67,7 +67,7 @@ impl Drop for DetectAnomalyGuard {
 /// ```
 #[must_use = "nothing is looked for after the guard is dropped"]
 pub fn detect_anomaly() -> DetectAnomalyGuard {
-    DetectAnomalyGuard { _check_grads: Scoped::new(&CHECK_GRADS, true), check_forward: None }
+    DetectAnomalyGuard { _check_grads: ScopedGuard::new(&CHECK_GRADS, true), check_forward: None }
 }
 
 /// As [`detect_anomaly`] for all threads, until it is called again.
@@ -77,7 +77,7 @@ pub fn set_detect_anomaly(on: bool) {
 
 /// Forgets the first value that was not finite.
 fn clear_first_nonfinite() {
-    let first = FIRST_NONFINITE.change(Option::take);
+    let first = FIRST_NONFINITE.with_current_mut(Option::take);
     drop(first);
 }
 
@@ -88,22 +88,22 @@ fn any_element(t: &Tensor, what: impl Fn(&Tensor) -> Result<Tensor>) -> Result<b
 
 /// An operation of the forward pass has given `out`.
 pub(super) fn check_forward_output(node: &Node, out: &Tensor) {
-    if !CHECK_FORWARD.now() || FIRST_NONFINITE.read(Option::is_some) {
+    if !CHECK_FORWARD.current() || FIRST_NONFINITE.with_current(Option::is_some) {
         return;
     }
     // What cannot be looked at is no anomaly; the error comes again where it matters.
     if any_element(out, |t| t.isfinite()?.logical_not()).unwrap_or(false) {
         let first = node.describe();
-        FIRST_NONFINITE.change(|slot| *slot = Some(first));
+        FIRST_NONFINITE.with_current_mut(|slot| *slot = Some(first));
     }
 }
 
 /// Whether gradients are looked at; an error if the forward pass has failed before.
 pub(super) fn is_checking_grads() -> Result<bool> {
-    if !CHECK_GRADS.now() && !ALL_THREADS_ENABLED.load(Ordering::Relaxed) {
+    if !CHECK_GRADS.current() && !ALL_THREADS_ENABLED.load(Ordering::Relaxed) {
         return Ok(false);
     }
-    match FIRST_NONFINITE.read(Clone::clone) {
+    match FIRST_NONFINITE.with_current(Clone::clone) {
         None => Ok(true),
         Some(first) => Err(Error::Anomaly(format!(
             "in the forward pass, {first} gave the first value that is not finite"

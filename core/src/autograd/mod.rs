@@ -21,10 +21,10 @@ use smallvec::SmallVec;
 use crate::amp::low_precision_copy::LowPrecisionCopy;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::local::{Get, Local, Scoped};
 use crate::memory::{self, Tag};
 use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
+use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 use crate::tensor::{Dims, Tensor};
 
 mod anomaly;
@@ -252,13 +252,13 @@ pub(crate) fn next_id() -> u64 {
 
 thread_local! {
     /// Recording is stopped.
-    static NO_GRAD: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
+    static NO_GRAD: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
 }
 
 /// While it lives, operations of this thread are not recorded. Guards may be dropped in any order: the innermost one that lives counts.
 #[derive(Debug)]
 pub struct NoGradGuard {
-    _no_grad: Scoped<Cell<bool>>,
+    _no_grad: ScopedGuard<Cell<bool>>,
 }
 
 /// Stops recording on this thread until the guard is dropped.
@@ -272,25 +272,25 @@ pub struct NoGradGuard {
 /// ```
 #[must_use = "recording stops only while the guard lives"]
 pub fn no_grad() -> NoGradGuard {
-    NoGradGuard { _no_grad: Scoped::new(&NO_GRAD, true) }
+    NoGradGuard { _no_grad: ScopedGuard::new(&NO_GRAD, true) }
 }
 
 /// While it lives, operations of this thread are recorded, also inside [`no_grad`].
 #[derive(Debug)]
 pub struct EnableGradGuard {
-    _enable_grad: Scoped<Cell<bool>>,
+    _enable_grad: ScopedGuard<Cell<bool>>,
 }
 
 /// Records on this thread until the guard is dropped, whatever [`no_grad`] stands around it.
 #[must_use = "recording goes on only while the guard lives"]
 pub fn enable_grad() -> EnableGradGuard {
-    EnableGradGuard { _enable_grad: Scoped::new(&NO_GRAD, false) }
+    EnableGradGuard { _enable_grad: ScopedGuard::new(&NO_GRAD, false) }
 }
 
 /// Whether operations of this thread are recorded.
 #[must_use]
 pub fn is_grad_enabled() -> bool {
-    !NO_GRAD.now()
+    !NO_GRAD.current()
 }
 
 /// Whether the result of an operation on these inputs must carry a gradient.
@@ -450,7 +450,7 @@ impl Leaf {
     /// the operation, and comes back, it is there.
     fn accumulate_grad(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
         let mut slot = lock(&self.grad);
-        grad.device().capture_recorder().graded(self, slot.as_ref());
+        grad.device().capture_recorder().record_grad_write(self, slot.as_ref());
         // The gradient stays in its slot until there is another: a sum that fails loses nothing.
         let made = match &*slot {
             // The operation has added to it.
@@ -544,7 +544,7 @@ impl Tensor {
         if let Some(leaf) = self.leaf() {
             // A captured step gives the leaf this gradient at each replay.
             if grad.is_some() {
-                self.device().capture_recorder().graded(leaf, leaf.grad().as_ref());
+                self.device().capture_recorder().record_grad_write(leaf, leaf.grad().as_ref());
             }
             leaf.set_grad(grad);
         }

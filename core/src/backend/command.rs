@@ -47,7 +47,7 @@ impl Command<'_> {
 
 /// A [`Command`] with all that it names.
 #[derive(Debug)]
-pub enum Owned {
+pub enum OwnedCommand {
     /// A kernel.
     Launch {
         /// Which.
@@ -79,10 +79,10 @@ pub enum Owned {
     Attention(Box<AttentionCall>),
 }
 
-impl Owned {
+impl OwnedCommand {
     /// The same command, to keep.
     #[must_use]
-    pub fn new(command: &Command<'_>) -> Self {
+    pub fn from_command(command: &Command<'_>) -> Self {
         match *command {
             Command::Launch(Launch { kernel, bindings, params, groups }) => {
                 Self::Launch { kernel, bindings: bindings.into(), params: params.into(), groups }
@@ -96,7 +96,7 @@ impl Owned {
 
     /// The command, to give.
     #[must_use]
-    pub fn command(&self) -> Command<'_> {
+    pub fn as_command(&self) -> Command<'_> {
         match self {
             Self::Launch { kernel, bindings, params, groups } => {
                 Command::Launch(Launch { kernel: *kernel, bindings, params, groups: *groups })
@@ -109,105 +109,112 @@ impl Owned {
     }
 
     /// Calls `visit` with each place that it names. `written` are the bindings that a kernel writes.
-    pub(crate) fn places(&mut self, written: u32, mut visit: impl FnMut(Place<'_>, Touch)) {
+    pub(crate) fn visit_operands(
+        &mut self,
+        written: u32,
+        mut visit: impl FnMut(OperandAddress<'_>, OperandAccess),
+    ) {
         let mut slice = |slice: &mut Slice, touch| visit((&mut slice.segment, &mut slice.offset), touch);
         match self {
             Self::Launch { bindings, .. } => {
                 for (at, binding) in bindings.iter_mut().enumerate() {
                     let writes = written.checked_shr(at as u32).unwrap_or(1) & 1 == 1;
-                    slice(binding, if writes { Touch::Write } else { Touch::Read });
+                    slice(binding, if writes { OperandAccess::Write } else { OperandAccess::Read });
                 }
             }
             Self::Copy { dst, src } => {
-                slice(src, Touch::Read);
-                slice(dst, Touch::Write);
+                slice(src, OperandAccess::Read);
+                slice(dst, OperandAccess::Write);
             }
-            Self::Fill { dst, .. } => slice(dst, Touch::Write),
-            Self::Matmul(call) => of_product(call, visit),
-            Self::Attention(call) => of_heads(call, visit),
+            Self::Fill { dst, .. } => slice(dst, OperandAccess::Write),
+            Self::Matmul(call) => visit_matmul_operands(call, visit),
+            Self::Attention(call) => visit_attention_operands(call, visit),
         }
     }
 }
 
 /// Commands in a form that is quicker to enqueue than one by one: a graph of the driver, or looked up and bound ahead.
-pub trait Prepared: Send {
+pub trait CommandSequence: Send {
     /// Changes the parameters of a launch, by its place among the commands, for the runs that follow. As many bytes as before.
     fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()>;
     /// Enqueues all commands, in order, on the queue they were prepared for.
     fn enqueue(&mut self) -> Result<()>;
     /// Whether the driver runs them as one graph.
-    fn is_graph(&self) -> bool;
+    fn is_driver_graph(&self) -> bool;
 }
 
 /// Whether memory is read or written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Touch {
+pub(crate) enum OperandAccess {
     Read,
     Write,
 }
 
 /// A place in memory that is named by a command, to look at or to change.
-pub(crate) type Place<'a> = (&'a mut SegmentId, &'a mut u64);
+pub(crate) type OperandAddress<'a> = (&'a mut SegmentId, &'a mut u64);
 
-fn of_slice(slice: &mut Slice) -> Place<'_> {
+fn slice_address(slice: &mut Slice) -> OperandAddress<'_> {
     (&mut slice.segment, &mut slice.offset)
 }
 
-fn of_matrix(operand: &mut MatrixOperand) -> Place<'_> {
+fn matrix_address(operand: &mut MatrixOperand) -> OperandAddress<'_> {
     (&mut operand.segment, &mut operand.offset)
 }
 
-fn of_attention(operand: &mut AttentionOperand) -> Place<'_> {
+fn attention_address(operand: &mut AttentionOperand) -> OperandAddress<'_> {
     (&mut operand.segment, &mut operand.offset)
 }
 
 /// Calls `visit` with each operand of a product, and whether it is written. What is added to is read as well.
-fn of_product(call: &mut MatmulCall, mut visit: impl FnMut(Place<'_>, Touch)) {
-    visit(of_matrix(&mut call.a), Touch::Read);
-    visit(of_matrix(&mut call.b), Touch::Read);
-    visit(of_matrix(&mut call.c), Touch::Write);
+fn visit_matmul_operands(call: &mut MatmulCall, mut visit: impl FnMut(OperandAddress<'_>, OperandAccess)) {
+    visit(matrix_address(&mut call.a), OperandAccess::Read);
+    visit(matrix_address(&mut call.b), OperandAccess::Read);
+    visit(matrix_address(&mut call.c), OperandAccess::Write);
     match &mut call.epilogue {
         Epilogue::None => {}
-        Epilogue::Bias(bias) => visit(of_slice(bias), Touch::Read),
-        Epilogue::GeluBias { bias, before } => {
-            visit(of_slice(bias), Touch::Read);
-            visit(of_matrix(before), Touch::Write);
+        Epilogue::Bias(bias) => visit(slice_address(bias), OperandAccess::Read),
+        Epilogue::GeluBias { bias, pre_activation: before } => {
+            visit(slice_address(bias), OperandAccess::Read);
+            visit(matrix_address(before), OperandAccess::Write);
         }
-        Epilogue::GeluGrad { x, gelu, sums } => {
-            visit(of_matrix(x), Touch::Read);
-            visit(of_matrix(gelu), Touch::Write);
-            visit(of_slice(sums), Touch::Write);
+        Epilogue::GeluGrad { x, gelu, row_block_sums: sums } => {
+            visit(matrix_address(x), OperandAccess::Read);
+            visit(matrix_address(gelu), OperandAccess::Write);
+            visit(slice_address(sums), OperandAccess::Write);
         }
-        Epilogue::RowSums(sums) => visit(of_slice(sums), Touch::Write),
+        Epilogue::RowSums(sums) => visit(slice_address(sums), OperandAccess::Write),
         Epilogue::Scaled { scales, bias } => {
             let all = scales.iter_mut().flatten().chain(bias);
-            all.for_each(|slice| visit(of_slice(slice), Touch::Read));
+            all.for_each(|slice| visit(slice_address(slice), OperandAccess::Read));
         }
     }
 }
 
 /// The same for attention.
-fn of_heads(call: &mut AttentionCall, mut visit: impl FnMut(Place<'_>, Touch)) {
-    let forward = if call.backward.is_some() { Touch::Read } else { Touch::Write };
+fn visit_attention_operands(
+    call: &mut AttentionCall,
+    mut visit: impl FnMut(OperandAddress<'_>, OperandAccess),
+) {
+    let forward = if call.backward.is_some() { OperandAccess::Read } else { OperandAccess::Write };
     for operand in [&mut call.q, &mut call.k, &mut call.v] {
-        visit(of_attention(operand), Touch::Read);
+        visit(attention_address(operand), OperandAccess::Read);
     }
-    visit(of_attention(&mut call.out), forward);
-    visit(of_slice(&mut call.lse), forward);
+    visit(attention_address(&mut call.out), forward);
+    visit(slice_address(&mut call.lse), forward);
     if let Some(mask) = &mut call.mask {
-        visit((&mut mask.segment, &mut mask.offset), Touch::Read);
+        visit((&mut mask.segment, &mut mask.offset), OperandAccess::Read);
     }
     if let Some(dropout) = &mut call.dropout {
-        visit(of_slice(&mut dropout.words), Touch::Read);
+        visit(slice_address(&mut dropout.philox_state), OperandAccess::Read);
     }
     // Each by name: memory that is not visited would stay where it was when a step was recorded.
-    if let Some(AttentionGradients { out, q, k, v, scratch, sums }) = &mut call.backward {
-        visit(of_attention(out), Touch::Read);
+    if let Some(AttentionGradients { out, q, k, v, scratch, grad_sums: sums }) = &mut call.backward {
+        visit(attention_address(out), OperandAccess::Read);
         for operand in [q, k, v] {
-            visit(of_attention(operand), Touch::Write);
+            visit(attention_address(operand), OperandAccess::Write);
         }
         for slice in [scratch].into_iter().chain(sums) {
-            visit(of_slice(slice), Touch::Write);
+            visit(slice_address(slice), OperandAccess::Write);
         }
     }
 }

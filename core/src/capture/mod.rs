@@ -2,7 +2,7 @@
 //!
 //! [`Device::capture`] runs a closure twice: once as ever, so that gradients and the optimiser's state are there and kernels
 //! are compiled, and once while its commands are recorded. **Both are real steps**: behind it, parameters have made two
-//! of them, and the outputs are those of the second. Each [`replay`](Captured::replay) is one more, with the same bits that the closure
+//! of them, and the outputs are those of the second. Each [`replay`](CapturedStep::replay) is one more, with the same bits that the closure
 //! would have given. A CUDA device runs it as one graph from the second replay on; wgpu is given commands that were looked up and
 //! bound ahead. While a profiler runs, commands are given one by one.
 //!
@@ -16,7 +16,7 @@
 //! makes, and that the program keeps without getting it from the step, is an error, because the next replay would read the old one. Two
 //! buffers that trade places at each step are not noticed: copy instead.
 //!
-//! Memory that only the step uses is planned ahead and lies in an arena that the [`Captured`] owns: kernels and products whose results nobody
+//! Memory that only the step uses is planned ahead and lies in an arena that the [`CapturedStep`] owns: kernels and products whose results nobody
 //! needs are dropped, and pieces share a place when they are never needed at once. All else that it touches (parameters, state, inputs, outputs) it
 //! keeps alive and where it is. A dry run on the null device asks its pool for the same bytes.
 //!
@@ -48,8 +48,8 @@ use smallvec::SmallVec;
 
 use crate::amp::{self, low_precision_copy::CapturedCast};
 use crate::autograd::Leaf;
-use crate::backend::command::Touch;
-use crate::backend::{Command, Owned, Prepared, SegmentId, Slice};
+use crate::backend::command::OperandAccess;
+use crate::backend::{Command, CommandSequence, OwnedCommand, SegmentId, Slice};
 use crate::error::{Error, Result};
 use crate::memory::{self, Block, Bytes, Request, Tag};
 use crate::ops::elementwise::fusion;
@@ -60,16 +60,16 @@ use crate::runtime::stream::{Access, DispatchGuard, Stream};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 
-use crate::runtime::capture::plan::{CapturePlan, Piece};
+use crate::runtime::capture::plan::{CapturePlan, CapturedBuffer};
 pub(crate) use crate::runtime::capture::recorder::CaptureRecorder;
-use crate::runtime::capture::recorder::{Record, Recorded, captured};
+use crate::runtime::capture::recorder::{CaptureRecording, RecordedCommand, capture_error};
 pub(crate) use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 
 /// What a captured step gives: tensors, each of which every replay writes again.
-pub trait Outputs: Clone {
+pub trait CaptureOutputs: Clone {
     /// The same without history.
     #[must_use]
-    fn detached(&self) -> Self;
+    fn detach_all(&self) -> Self;
 
     /// Its tensors. With them, a capture finds tensors that a step makes and the program keeps by another way, which is an error.
     /// `None` if they are not known.
@@ -78,16 +78,16 @@ pub trait Outputs: Clone {
     }
 }
 
-impl Outputs for () {
-    fn detached(&self) -> Self {}
+impl CaptureOutputs for () {
+    fn detach_all(&self) -> Self {}
 
     fn tensors(&self) -> Option<Vec<Tensor>> {
         Some(Vec::new())
     }
 }
 
-impl Outputs for Tensor {
-    fn detached(&self) -> Self {
+impl CaptureOutputs for Tensor {
+    fn detach_all(&self) -> Self {
         self.detach()
     }
 
@@ -96,9 +96,9 @@ impl Outputs for Tensor {
     }
 }
 
-impl<T: Outputs> Outputs for Vec<T> {
-    fn detached(&self) -> Self {
-        self.iter().map(T::detached).collect()
+impl<T: CaptureOutputs> CaptureOutputs for Vec<T> {
+    fn detach_all(&self) -> Self {
+        self.iter().map(T::detach_all).collect()
     }
 
     fn tensors(&self) -> Option<Vec<Tensor>> {
@@ -106,9 +106,9 @@ impl<T: Outputs> Outputs for Vec<T> {
     }
 }
 
-impl<T: Outputs> Outputs for Option<T> {
-    fn detached(&self) -> Self {
-        self.as_ref().map(T::detached)
+impl<T: CaptureOutputs> CaptureOutputs for Option<T> {
+    fn detach_all(&self) -> Self {
+        self.as_ref().map(T::detach_all)
     }
 
     fn tensors(&self) -> Option<Vec<Tensor>> {
@@ -116,9 +116,9 @@ impl<T: Outputs> Outputs for Option<T> {
     }
 }
 
-impl<A: Outputs, B: Outputs> Outputs for (A, B) {
-    fn detached(&self) -> Self {
-        (self.0.detached(), self.1.detached())
+impl<A: CaptureOutputs, B: CaptureOutputs> CaptureOutputs for (A, B) {
+    fn detach_all(&self) -> Self {
+        (self.0.detach_all(), self.1.detach_all())
     }
 
     fn tensors(&self) -> Option<Vec<Tensor>> {
@@ -126,9 +126,9 @@ impl<A: Outputs, B: Outputs> Outputs for (A, B) {
     }
 }
 
-impl<A: Outputs, B: Outputs, C: Outputs> Outputs for (A, B, C) {
-    fn detached(&self) -> Self {
-        (self.0.detached(), self.1.detached(), self.2.detached())
+impl<A: CaptureOutputs, B: CaptureOutputs, C: CaptureOutputs> CaptureOutputs for (A, B, C) {
+    fn detach_all(&self) -> Self {
+        (self.0.detach_all(), self.1.detach_all(), self.2.detach_all())
     }
 
     fn tensors(&self) -> Option<Vec<Tensor>> {
@@ -145,16 +145,16 @@ pub struct CaptureStats {
     /// Commands that were recorded and do not run: nobody needs what they make.
     pub dropped: usize,
     /// Commands whose parameters a replay makes anew.
-    pub live: usize,
+    pub dynamic: usize,
     /// Bytes of memory that only the step uses, as planned.
-    pub arena: u64,
+    pub arena_bytes: u64,
     /// The most bytes that the step held at once when it was recorded, besides what was there before.
-    pub eager: u64,
+    pub eager_bytes: u64,
 }
 
 impl fmt::Display for CaptureStats {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { commands, dropped, live, arena, eager } = self;
+        let Self { commands, dropped, dynamic: live, arena_bytes: arena, eager_bytes: eager } = self;
         write!(
             f,
             "{commands} commands, {live} of them live, {dropped} dropped; {} where a step takes {}",
@@ -168,17 +168,17 @@ impl fmt::Display for CaptureStats {
 ///
 /// It owns all that its replays need, also when the model and the optimiser are gone, and gives it back when it is dropped.
 #[must_use = "a captured step is replayed by it"]
-pub struct Captured<O> {
+pub struct CapturedStep<O> {
     // Before the memory that it names.
-    prepared: Option<Box<dyn Prepared>>,
-    stage: Stage,
-    commands: Vec<Recorded>,
-    memory: Memory,
+    prepared: Option<Box<dyn CommandSequence>>,
+    stage: ReplayStage,
+    commands: Vec<RecordedCommand>,
+    replay_memory: ReplayMemory,
     stream: Stream,
     /// Where random numbers stood when it was recorded, and how many blocks it draws.
-    random: (RandomState, u64),
-    leaves: Vec<CapturedGrad>,
-    copies: Vec<CapturedCast>,
+    random_state: (RandomState, u64),
+    grads: Vec<CapturedGrad>,
+    casts: Vec<CapturedCast>,
     inputs: Vec<Tensor>,
     outputs: O,
     stats: CaptureStats,
@@ -186,19 +186,19 @@ pub struct Captured<O> {
 
 /// How often it was replayed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Stage {
+enum ReplayStage {
     /// Never: its places are new to libraries that look for the best algorithm.
-    New,
+    NeverReplayed,
     Replayed,
     /// The backend was asked for a quicker form.
-    Asked,
+    PrepareAttempted,
 }
 
 /// What a replay touches.
-struct Memory {
+struct ReplayMemory {
     device: Device,
     arenas: Vec<Block>,
-    kept: Vec<CapturedState>,
+    states: Vec<CapturedState>,
     _constants: Vec<Tensor>,
 }
 
@@ -206,7 +206,7 @@ struct Memory {
 struct CapturedState {
     storage: Arc<Storage>,
     access: Access,
-    place: Slice,
+    slice: Slice,
 }
 
 /// A leaf whose gradient the step leaves behind.
@@ -214,26 +214,26 @@ struct CapturedGrad {
     leaf: Arc<Leaf>,
     grad: Tensor,
     /// Whether the step adds to the gradient that was there.
-    adds: bool,
+    accumulates: bool,
 }
 
-impl<O> fmt::Debug for Captured<O> {
+impl<O> fmt::Debug for CapturedStep<O> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Captured({})", self.stats)
     }
 }
 
-impl Drop for Memory {
+impl Drop for ReplayMemory {
     fn drop(&mut self) {
-        self.kept.iter().for_each(|kept| kept.storage.unpin_from_capture());
+        self.states.iter().for_each(|kept| kept.storage.unpin_from_capture());
         self.arenas.drain(..).for_each(|block| self.device.pool().free(block));
     }
 }
 
 /// While a step is recorded on the null device, chains fuse there as they do by default elsewhere: memory is planned by commands.
-struct Fused<'a>(&'a Device, bool);
+struct FusionOverride<'a>(&'a Device, bool);
 
-impl<'a> Fused<'a> {
+impl<'a> FusionOverride<'a> {
     fn new(device: &'a Device) -> Self {
         let changed = device.is_null() && device.fusion_min_bytes().is_none();
         if changed {
@@ -243,7 +243,7 @@ impl<'a> Fused<'a> {
     }
 }
 
-impl Drop for Fused<'_> {
+impl Drop for FusionOverride<'_> {
     fn drop(&mut self) {
         if self.1 {
             self.0.set_fusion_min_bytes(None);
@@ -252,7 +252,7 @@ impl Drop for Fused<'_> {
 }
 
 /// Why no step is captured within another.
-const NESTED: &str = "a step inside a step; capture the outer one alone";
+const NESTED_CAPTURE: &str = "a step inside a step; capture the outer one alone";
 
 impl Device {
     /// Captures a step, on the stream that is current: `step` runs twice, and both runs are real. See [`capture`](crate::capture).
@@ -261,38 +261,38 @@ impl Device {
     ///
     /// # Errors
     /// What `step` returns; [`Error::Capture`] if it does what cannot be captured; memory runs out.
-    pub fn capture<O: Outputs>(&self, step: impl FnMut() -> Result<O>) -> Result<Captured<O>> {
-        Captured::new(self, Vec::new(), step)
+    pub fn capture<O: CaptureOutputs>(&self, step: impl FnMut() -> Result<O>) -> Result<CapturedStep<O>> {
+        CapturedStep::new(self, Vec::new(), step)
     }
 
-    /// The same for a step on inputs, which it is given as tensors of its own. [`Captured::run`] copies others into these.
+    /// The same for a step on inputs, which it is given as tensors of its own. [`CapturedStep::run`] copies others into these.
     ///
     /// # Errors
     /// As [`capture`](Self::capture); an input is on another device.
-    pub fn capture_with<O: Outputs>(
+    pub fn capture_with<O: CaptureOutputs>(
         &self,
         inputs: &[&Tensor],
         mut step: impl FnMut(&[Tensor]) -> Result<O>,
-    ) -> Result<Captured<O>> {
-        let own = self.own("capture_with", inputs)?;
-        Captured::new(self, own.clone(), || step(&own))
+    ) -> Result<CapturedStep<O>> {
+        let own = self.copy_inputs("capture_with", inputs)?;
+        CapturedStep::new(self, own.clone(), || step(&own))
     }
 
     /// [`capture_with`](Self::capture_with) for a step that was made before, like this: it runs once, while it is recorded. So each batch of a
-    /// training loop is one step: the first is made eagerly, the second recorded, the others are [run](Captured::run).
+    /// training loop is one step: the first is made eagerly, the second recorded, the others are [run](CapturedStep::run).
     ///
     /// # Errors
     /// As [`capture_with`](Self::capture_with); an optimiser makes its first step, and its state, in it.
-    pub fn record_with<O: Outputs>(
+    pub fn record_with<O: CaptureOutputs>(
         &self,
         inputs: &[&Tensor],
         step: impl FnMut(&[Tensor]) -> Result<O>,
-    ) -> Result<Captured<O>> {
-        Captured::record(self, inputs, step)?.1
+    ) -> Result<CapturedStep<O>> {
+        CapturedStep::record_on_copies(self, inputs, step)?.1
     }
 
     /// Copies of a step's inputs.
-    fn own(&self, op: &'static str, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
+    fn copy_inputs(&self, op: &'static str, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let _tag = memory::scope::enter_tag(Tag::Input);
         let own = inputs.iter().map(|input| {
             if input.device() != self {
@@ -306,7 +306,7 @@ impl Device {
 }
 
 /// The memory of a step's outputs, if they are known.
-fn memories(outputs: &impl Outputs) -> Option<Vec<Weak<Storage>>> {
+fn output_storages(outputs: &impl CaptureOutputs) -> Option<Vec<Weak<Storage>>> {
     Some(outputs.tensors()?.iter().flat_map(Tensor::downgrade_storages).collect())
 }
 
@@ -314,118 +314,135 @@ fn memories(outputs: &impl Outputs) -> Option<Vec<Weak<Storage>>> {
 ///
 /// A tensor of the step that is there beyond it is an output, or a gradient of a leaf. Any other one is the program's, which has put it
 /// somewhere. So is an output of the run before that this run uses and does not give: this run gives another one in its place.
-fn check_state(record: &Record, first: &[Weak<Storage>], outputs: Option<Vec<Weak<Storage>>>) -> Result<()> {
+fn check_state_in_place(
+    record: &CaptureRecording,
+    first: &[Weak<Storage>],
+    outputs: Option<Vec<Weak<Storage>>>,
+) -> Result<()> {
     let Some(outputs) = outputs else { return Ok(()) };
     let is_among = |all: &[Weak<Storage>], one: &Weak<Storage>| all.iter().any(|other| other.ptr_eq(one));
     let grads: Vec<Weak<Storage>> = record
-        .leaves
+        .graded_leaves
         .iter()
         .filter_map(|(leaf, _)| leaf.grad())
         .flat_map(|grad| grad.downgrade_storages())
         .collect();
-    for memory in &record.memories {
+    for memory in &record.buffers {
         let storage = &memory.storage;
         if storage.strong_count() == 0 || is_among(&outputs, storage) || is_among(&grads, storage) {
             continue;
         }
         let advice = "change a state in place (`state.copy_(&new)`), so that the next replay reads what this one leaves";
-        if memory.born {
+        if memory.is_allocated_by_step {
             let reason = format!(
                 "the program keeps {memory} that the step makes and does not return. If it is to be seen behind a replay, return it \
                  from the step; {advice}"
             );
-            return Err(captured("capture", &reason));
+            return Err(capture_error("capture", &reason));
         }
         if is_among(first, storage) {
             let reason = format!(
                 "the step reads what it returned when it ran before, {memory}, and returns another tensor in its place: a replay would \
                  read the old one again; {advice}"
             );
-            return Err(captured("capture", &reason));
+            return Err(capture_error("capture", &reason));
         }
     }
     Ok(())
 }
 
-impl<O: Outputs> Captured<O> {
+impl<O: CaptureOutputs> CapturedStep<O> {
     /// A step that runs once before it is recorded.
     fn new(device: &Device, inputs: Vec<Tensor>, mut step: impl FnMut() -> Result<O>) -> Result<Self> {
-        device.capture_recorder().refuse("capture", NESTED)?;
+        device.capture_recorder().check_not_recording("capture", NESTED_CAPTURE)?;
         let first = {
-            let _fused = Fused::new(device);
+            let _fused = FusionOverride::new(device);
             let outputs = step()?;
-            memories(&outputs)
+            output_storages(&outputs)
         };
-        Self::recorded(device, inputs, &first.unwrap_or_default(), step)?.1
+        Self::record_step(device, inputs, &first.unwrap_or_default(), step)?.1
     }
 
     /// Makes a step, on copies of its inputs, and records it. What it gives is there even if it cannot be captured.
-    pub(crate) fn record(
+    pub(crate) fn record_on_copies(
         device: &Device,
         inputs: &[&Tensor],
         mut step: impl FnMut(&[Tensor]) -> Result<O>,
     ) -> Result<(O, Result<Self>)> {
-        let own = device.own("record_with", inputs)?;
-        Self::recorded(device, own.clone(), &[], || step(&own))
+        let own = device.copy_inputs("record_with", inputs)?;
+        Self::record_step(device, own.clone(), &[], || step(&own))
     }
 
     /// Records a step. `first` is the memory of what it gave when it ran before.
-    fn recorded(
+    fn record_step(
         device: &Device,
         inputs: Vec<Tensor>,
         first: &[Weak<Storage>],
         mut step: impl FnMut() -> Result<O>,
     ) -> Result<(O, Result<Self>)> {
-        device.capture_recorder().refuse("capture", NESTED)?;
-        let _fused = Fused::new(device);
+        device.capture_recorder().check_not_recording("capture", NESTED_CAPTURE)?;
+        let _fused = FusionOverride::new(device);
         // Casts that are kept from one step to the next would never be made again.
         amp::clear_autocast_cache();
         let running = {
             let mut gate = device.lock_dispatch();
             gate.take_failure()?;
-            device.capture_recorder().begin(device, device.queue())?
+            device.capture_recorder().begin_recording(device, device.current_queue())?
         };
-        let outputs = step().map(|outputs| outputs.detached());
+        let outputs = step().map(|outputs| outputs.detach_all());
         amp::clear_autocast_cache();
         let outputs = outputs?;
         device.flush_fusion()?;
-        let captured = running.finish().and_then(|record| {
+        let captured = running.into_recording().and_then(|record| {
             let drawn = device.random_state().offset.wrapping_sub(record.random.offset);
             let random = (record.random, drawn);
-            check_state(&record, first, memories(&outputs))?;
-            Self::planned(device, inputs, outputs.clone(), random, record)
+            check_state_in_place(&record, first, output_storages(&outputs))?;
+            Self::from_recording(device, inputs, outputs.clone(), random, record)
         });
         Ok((outputs, captured))
     }
 
-    fn planned(
+    fn from_recording(
         device: &Device,
         inputs: Vec<Tensor>,
         outputs: O,
         random: (RandomState, u64),
-        record: Record,
+        record: CaptureRecording,
     ) -> Result<Self> {
-        let eager = record.peak();
-        let Record { commands, touched, memories, leaves, copied, constants, .. } = record;
+        let eager = record.peak_bytes();
+        let CaptureRecording {
+            commands,
+            operands: touched,
+            buffers: memories,
+            graded_leaves: leaves,
+            cast_leaves: copied,
+            constants,
+            ..
+        } = record;
         let copies = copied
             .into_iter()
             .map(|(leaf, memory)| CapturedCast::new(leaf, &memory))
             .collect::<Result<_>>()?;
         let storages: Vec<Option<Arc<Storage>>> = memories.iter().map(|m| m.storage.upgrade()).collect();
-        let pieces: Vec<Piece> = memories
+        let pieces: Vec<CapturedBuffer> = memories
             .iter()
             .zip(&storages)
-            .map(|(m, storage)| Piece { bytes: m.bytes.next_multiple_of(16), stays: storage.is_some() })
+            .map(|(m, storage)| CapturedBuffer {
+                bytes: m.bytes.next_multiple_of(16),
+                outlives_step: storage.is_some(),
+            })
             .collect();
-        let source = device.raw().limits();
+        let source = device.raw_backend().limits();
         let touches = touched.iter().map(SmallVec::as_slice);
-        let CapturePlan { runs, places, arenas } = crate::runtime::capture::plan::plan(
-            touches,
-            &pieces,
-            source.alignment.max(16),
-            source.max_segment,
-        );
-        let strange = places.iter().zip(&memories).find(|(place, m)| place.is_some() && !m.born);
+        let CapturePlan { is_needed: runs, placements: places, arena_sizes: arenas } =
+            crate::runtime::capture::plan::plan_capture(
+                touches,
+                &pieces,
+                source.alignment.max(16),
+                source.max_segment,
+            );
+        let strange =
+            places.iter().zip(&memories).find(|(place, m)| place.is_some() && !m.is_allocated_by_step);
         if let Some((_, m)) = strange {
             let reason = format!(
                 "`{}` uses memory of {} that was there before the step and is gone behind it, so a replay would not find it; \
@@ -433,11 +450,11 @@ impl<O: Outputs> Captured<O> {
                 m.op,
                 Bytes(m.bytes)
             );
-            return Err(captured("capture", &reason));
+            return Err(capture_error("capture", &reason));
         }
         let total = commands.len();
         if total == 0 {
-            return Err(captured(
+            return Err(capture_error(
                 "capture",
                 "the step gave this device nothing to do; capture it on the device of its tensors",
             ));
@@ -445,24 +462,28 @@ impl<O: Outputs> Captured<O> {
         let touched = touched.into_iter().zip(&runs).filter_map(|(t, runs)| runs.then_some(t));
         let mut written = vec![None; pieces.len()];
         for (number, touch) in touched.flatten() {
-            let before: &mut Option<Touch> = &mut written[number as usize];
-            if *before != Some(Touch::Write) {
+            let before: &mut Option<OperandAccess> = &mut written[number as usize];
+            if *before != Some(OperandAccess::Write) {
                 *before = Some(touch);
             }
         }
         let commands = commands.into_iter().zip(&runs).filter_map(|(c, runs)| runs.then_some(c));
-        let mut commands: Vec<Recorded> = commands.collect();
+        let mut commands: Vec<RecordedCommand> = commands.collect();
         let stats = CaptureStats {
             commands: commands.len(),
             dropped: total - commands.len(),
-            live: commands.iter().filter(|c| c.live.is_some()).count(),
-            arena: arenas.iter().sum(),
-            eager,
+            dynamic: commands.iter().filter(|c| c.dynamic_params.is_some()).count(),
+            arena_bytes: arenas.iter().sum(),
+            eager_bytes: eager,
         };
-        let mut memory =
-            Memory { device: device.clone(), arenas: Vec::new(), kept: Vec::new(), _constants: constants };
+        let mut memory = ReplayMemory {
+            device: device.clone(),
+            arenas: Vec::new(),
+            states: Vec::new(),
+            _constants: constants,
+        };
         for bytes in arenas {
-            let request = Request::new(bytes).queue(device.queue()).tag(Tag::Workspace).op("capture");
+            let request = Request::new(bytes).queue(device.current_queue()).tag(Tag::Workspace).op("capture");
             memory.arenas.push(device.pool().alloc(request)?);
         }
         let mut at: Vec<Option<(SegmentId, u64)>> = places
@@ -475,13 +496,13 @@ impl<O: Outputs> Captured<O> {
             .collect();
         for ((storage, touch), at) in storages.into_iter().zip(written).zip(&mut at) {
             let (Some(storage), Some(touch)) = (storage, touch) else { continue };
-            let access = if touch == Touch::Write { Access::Write } else { Access::Read };
+            let access = if touch == OperandAccess::Write { Access::Write } else { Access::Read };
             let place = storage.pin_for_capture()?;
             *at = Some((place.segment, place.offset));
-            memory.kept.push(CapturedState { storage, access, place });
+            memory.states.push(CapturedState { storage, access, slice: place });
         }
-        for Recorded { kind, .. } in &mut commands {
-            kind.places(0, |(segment, offset), _| {
+        for RecordedCommand { command: kind, .. } in &mut commands {
+            kind.visit_operands(0, |(segment, offset), _| {
                 if let Some(Some((there, start))) = at.get(segment.0 as usize) {
                     (*segment, *offset) = (*there, start + *offset);
                 }
@@ -492,19 +513,19 @@ impl<O: Outputs> Captured<O> {
             .filter_map(|(leaf, before)| {
                 let grad = leaf.grad()?;
                 let adds = before.is_some_and(|before| before.ptr_eq(&grad.downgrade_storage()));
-                Some(CapturedGrad { leaf, grad, adds })
+                Some(CapturedGrad { leaf, grad, accumulates: adds })
             })
             .collect();
         let stream = Stream::current(device);
         Ok(Self {
             prepared: None,
-            stage: Stage::New,
+            stage: ReplayStage::NeverReplayed,
             commands,
-            memory,
+            replay_memory: memory,
             stream,
-            random,
-            leaves,
-            copies,
+            random_state: random,
+            grads: leaves,
+            casts: copies,
             inputs,
             outputs,
             stats,
@@ -517,27 +538,31 @@ impl<O: Outputs> Captured<O> {
     /// The device was lost; a step is being captured; a gradient that the step adds to was replaced; memory runs out where others have changed
     /// weights that the step has 16-bit copies of.
     pub fn replay(&mut self) -> Result<O> {
-        let device = self.memory.device.clone();
-        device.capture_recorder().refuse("replay", "a captured step inside a step; call what it captured")?;
-        for CapturedGrad { leaf, grad, .. } in self.leaves.iter().filter(|grown| grown.adds) {
+        let device = self.replay_memory.device.clone();
+        device
+            .capture_recorder()
+            .check_not_recording("replay", "a captured step inside a step; call what it captured")?;
+        for CapturedGrad { leaf, grad, .. } in self.grads.iter().filter(|grown| grown.accumulates) {
             match leaf.grad() {
                 Some(now) if now.is_same_view(grad) => {}
                 Some(_) => {
                     let reason = "a gradient that the step adds to is another tensor than when it was captured; capture it again";
-                    return Err(captured("replay", reason));
+                    return Err(capture_error("replay", reason));
                 }
                 // As a first one is added to nothing.
                 None => grad.fill_word(0)?,
             }
         }
         let _on = self.stream.enter();
-        self.copies.iter_mut().try_for_each(CapturedCast::refresh)?;
-        let (then, blocks) = self.random;
-        let now = ReplayCtx::replay(then, device.draw_state(blocks));
+        self.casts.iter_mut().try_for_each(CapturedCast::refresh)?;
+        let (then, blocks) = self.random_state;
+        let now = ReplayCtx::for_replay(then, device.draw_random_state(blocks));
         let profiled = device.is_profiled();
         let mut changed: SmallVec<[usize; 16]> = SmallVec::new();
-        for (at, Recorded { kind, live, .. }) in self.commands.iter_mut().enumerate() {
-            let (Owned::Launch { params, .. }, Some(live)) = (kind, live) else { continue };
+        for (at, RecordedCommand { command: kind, dynamic_params: live, .. }) in
+            self.commands.iter_mut().enumerate()
+        {
+            let (OwnedCommand::Launch { params, .. }, Some(live)) = (kind, live) else { continue };
             let made = live(&now).align();
             if made.bytes() != &params[..] {
                 params.clear();
@@ -547,31 +572,31 @@ impl<O: Outputs> Captured<O> {
         }
         let mut gate = device.lock_dispatch();
         gate.take_failure()?;
-        self.bind(&gate)?;
+        self.bind_states(&gate)?;
         if let Some(prepared) = &mut self.prepared {
             for at in changed {
-                if let Owned::Launch { params, .. } = &self.commands[at].kind {
+                if let OwnedCommand::Launch { params, .. } = &self.commands[at].command {
                     prepared.set_params(at, params)?;
                 }
             }
-        } else if self.stage == Stage::Replayed {
-            self.stage = Stage::Asked;
-            let commands: Vec<Command<'_>> = self.commands.iter().map(|c| c.kind.command()).collect();
-            self.prepared = device.queue_backend(device.queue())?.prepare(&commands)?;
+        } else if self.stage == ReplayStage::Replayed {
+            self.stage = ReplayStage::PrepareAttempted;
+            let commands: Vec<Command<'_>> = self.commands.iter().map(|c| c.command.as_command()).collect();
+            self.prepared = device.queue_backend(device.current_queue())?.prepare_commands(&commands)?;
         }
         match &mut self.prepared {
             Some(prepared) if !profiled => prepared.enqueue()?,
-            _ => self.enqueue(&device)?,
+            _ => self.enqueue_commands(&device)?,
         }
-        self.copies.iter_mut().for_each(CapturedCast::record_versions);
+        self.casts.iter_mut().for_each(CapturedCast::record_versions);
         drop(gate);
-        if self.stage == Stage::New {
-            self.stage = Stage::Replayed;
+        if self.stage == ReplayStage::NeverReplayed {
+            self.stage = ReplayStage::Replayed;
         }
-        for CapturedGrad { leaf, grad, .. } in &self.leaves {
+        for CapturedGrad { leaf, grad, .. } in &self.grads {
             leaf.set_grad(Some(grad.clone()));
         }
-        self.copies.iter().for_each(CapturedCast::publish);
+        self.casts.iter().for_each(CapturedCast::publish);
         Ok(self.outputs.clone())
     }
 
@@ -607,7 +632,7 @@ impl<O: Outputs> Captured<O> {
     }
 
     /// Whether these are as many inputs as it was captured with, of the same shapes and types.
-    pub(crate) fn takes(&self, inputs: &[&Tensor]) -> bool {
+    pub(crate) fn accepts_inputs(&self, inputs: &[&Tensor]) -> bool {
         let same =
             |(own, input): (&Tensor, &&Tensor)| own.shape() == input.shape() && own.dtype() == input.dtype();
         self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(same)
@@ -620,7 +645,7 @@ impl<O: Outputs> Captured<O> {
     }
 }
 
-impl<O> Captured<O> {
+impl<O> CapturedStep<O> {
     /// What it is made of. Displays as one line.
     #[must_use]
     pub fn stats(&self) -> CaptureStats {
@@ -629,34 +654,34 @@ impl<O> Captured<O> {
 
     /// Whether replays run as one graph of the driver: on CUDA, from the second on.
     #[must_use]
-    pub fn is_graph(&self) -> bool {
-        self.prepared.as_ref().is_some_and(|prepared| prepared.is_graph())
+    pub fn is_driver_graph(&self) -> bool {
+        self.prepared.as_ref().is_some_and(|prepared| prepared.is_driver_graph())
     }
 
     /// Puts the replay behind what other queues do with what it touches, and notes it.
-    fn bind(&self, gate: &DispatchGuard<'_>) -> Result<()> {
-        for CapturedState { storage, access, place } in &self.memory.kept {
+    fn bind_states(&self, gate: &DispatchGuard<'_>) -> Result<()> {
+        for CapturedState { storage, access, slice: place } in &self.replay_memory.states {
             if storage.bind(*access, gate)? != Some(*place) {
                 // invariant: what is held does not move
-                return Err(captured("replay", "memory of the step has moved; capture it again"));
+                return Err(capture_error("replay", "memory of the step has moved; capture it again"));
             }
         }
         Ok(())
     }
 
     /// Command by command.
-    fn enqueue(&self, device: &Device) -> Result<()> {
-        for Recorded { kind, scope, .. } in &self.commands {
-            let command = kind.command();
+    fn enqueue_commands(&self, device: &Device) -> Result<()> {
+        for RecordedCommand { command: kind, scope, .. } in &self.commands {
+            let command = kind.as_command();
             let work = || match &command {
                 Command::Launch(launch) => device.describe_launch(launch),
-                Command::Copy { dst, .. } => WorkItem::bytes("copy", 2 * dst.bytes),
-                Command::Fill { dst, .. } => WorkItem::bytes("fill", dst.bytes),
+                Command::Copy { dst, .. } => WorkItem::without_flops("copy", 2 * dst.bytes),
+                Command::Fill { dst, .. } => WorkItem::without_flops("fill", dst.bytes),
                 Command::Matmul(call) => matmul::describe_for_profiler(call),
                 Command::Attention(call) => attention::describe_for_profiler(call),
             };
-            if !device.enqueue_timed(device.queue(), *scope, work, |lane| command.enqueue(&**lane))? {
-                return Err(captured(
+            if !device.enqueue_timed(device.current_queue(), *scope, work, |lane| command.enqueue(&**lane))? {
+                return Err(capture_error(
                     "replay",
                     "the library declines what it took when the step was captured; capture it again",
                 ));
@@ -694,11 +719,11 @@ mod tests {
 
     #[test]
     fn a_dry_run_holds_what_a_device_that_fuses_holds() -> Result<()> {
-        let profile = crate::backend::null::Profile::default();
+        let profile = crate::backend::null::CardProfile::default();
         let dry = bytes(&Device::null(profile.clone()), None)?;
         let real = bytes(&Device::null(profile.clone()), fusion::min_bytes_or_default())?;
         assert_eq!(dry, real);
-        assert!(dry.0.arena < dry.0.eager, "{}", dry.0);
+        assert!(dry.0.arena_bytes < dry.0.eager_bytes, "{}", dry.0);
         let run = dry_run(&profile, |device| bytes(device, None))?;
         assert_eq!(run.peak_allocated, dry.2);
         Ok(())

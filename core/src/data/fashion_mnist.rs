@@ -2,9 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
-use super::{Dataset, find};
+use super::{Dataset, locate};
 use crate::error::Result;
-use crate::io::{file_error, idx, idx::Idx};
+use crate::io::{file_error, idx, idx::IdxArray};
 
 /// Mean and standard deviation of the training pictures' pixels, of which 255 is 1.
 const MEAN: f32 = 0.286;
@@ -12,7 +12,7 @@ const STD: f32 = 0.353;
 const SIDE: usize = 28;
 
 /// A part that the library carries, for programs on machines without the data set.
-macro_rules! built_in {
+macro_rules! embedded_files {
     ($part:literal) => {
         [
             include_bytes!(concat!("../../data/fashion-small/", $part, "-images-idx3-ubyte.gz")).as_slice(),
@@ -21,7 +21,7 @@ macro_rules! built_in {
     };
 }
 /// Stands for a folder where there is none.
-const BUILT_IN: &str = "<built into forebay>";
+const EMBEDDED_PATH: &str = "<built into forebay>";
 
 /// The pictures of Fashion-MNIST, normalised to mean 0 and standard deviation 1, with their classes.
 ///
@@ -35,11 +35,11 @@ const BUILT_IN: &str = "<built into forebay>";
 #[derive(Clone, Debug)]
 pub struct FashionMnist {
     folder: PathBuf,
-    shape: Vec<usize>,
+    sample_shape: Vec<usize>,
     pixels: Vec<u8>,
     labels: Vec<u8>,
     /// The normalised value of every pixel value.
-    values: Vec<f32>,
+    normalized_values: Vec<f32>,
 }
 
 impl FashionMnist {
@@ -62,7 +62,7 @@ impl FashionMnist {
     /// # Errors
     /// `FOREBAY_DATA` names a folder, and they are nowhere (the message says where they were looked for); or a file is damaged.
     pub fn train() -> Result<Self> {
-        Self::found("train")
+        Self::load_split("train")
     }
 
     /// The test pictures: 10,000, or 1,000 of the small part.
@@ -70,30 +70,31 @@ impl FashionMnist {
     /// # Errors
     /// As [`train`](Self::train).
     pub fn test() -> Result<Self> {
-        Self::found("t10k")
+        Self::load_split("t10k")
     }
 
-    fn found(part: &str) -> Result<Self> {
+    fn load_split(part: &str) -> Result<Self> {
         let packed = format!("{part}-images-idx3-ubyte.gz");
         let advice = "FOREBAY_DATA names a folder with train-images-idx3-ubyte.gz, train-labels-idx1-ubyte.gz, \
                       t10k-images-idx3-ubyte.gz and t10k-labels-idx1-ubyte.gz (gzipped or not), from Debian's package \
                       `dataset-fashion-mnist` or https://github.com/zalandoresearch/fashion-mnist; where it names none, the small \
                       part in the library is taken";
         let files = [packed.as_str(), packed.trim_end_matches(".gz")];
-        match find::find(&files, &["fashion-mnist"], advice) {
+        match locate::find_file(&files, &["fashion-mnist"], advice) {
             Ok(path) => Self::open(path.parent().unwrap_or(Path::new(".")), part),
-            Err(error) if find::named().is_some() => Err(error),
+            Err(error) if locate::folder_from_env().is_some() => Err(error),
             Err(_) => {
                 log::info!("Fashion-MNIST is not installed: the small part in the library is taken");
-                Self::built_in(part)
+                Self::load_embedded(part)
             }
         }
     }
 
     /// The small part that the library carries.
-    fn built_in(part: &str) -> Result<Self> {
-        let [pixels, labels] = if part == "train" { built_in!("train") } else { built_in!("t10k") };
-        let path = Path::new(BUILT_IN).to_owned();
+    fn load_embedded(part: &str) -> Result<Self> {
+        let [pixels, labels] =
+            if part == "train" { embedded_files!("train") } else { embedded_files!("t10k") };
+        let path = Path::new(EMBEDDED_PATH).to_owned();
         Self::new(path.clone(), (idx::from_bytes(pixels)?, path.clone()), (idx::from_bytes(labels)?, path))
     }
 
@@ -113,7 +114,11 @@ impl FashionMnist {
     }
 
     /// Checks two arrays, each with the path of its file.
-    fn new(folder: PathBuf, (pixels, path): (Idx, PathBuf), labels: (Idx, PathBuf)) -> Result<Self> {
+    fn new(
+        folder: PathBuf,
+        (pixels, path): (IdxArray, PathBuf),
+        labels: (IdxArray, PathBuf),
+    ) -> Result<Self> {
         if pixels.shape.len() != 3 || pixels.shape[1..] != [SIDE, SIDE] {
             return Err(file_error(
                 path,
@@ -136,17 +141,17 @@ impl FashionMnist {
         }
         Ok(Self {
             folder,
-            shape: vec![SIDE * SIDE],
+            sample_shape: vec![SIDE * SIDE],
             pixels: pixels.data,
             labels: labels.data,
-            values: (0..=255u8).map(|p| (f32::from(p) / 255.0 - MEAN) / STD).collect(),
+            normalized_values: (0..=255u8).map(|p| (f32::from(p) / 255.0 - MEAN) / STD).collect(),
         })
     }
 
     /// With inputs of shape `[1, 28, 28]`, as convolutions take them, instead of `[784]`.
     #[must_use]
-    pub fn images(self) -> Self {
-        Self { shape: vec![1, SIDE, SIDE], ..self }
+    pub fn with_image_shape(self) -> Self {
+        Self { sample_shape: vec![1, SIDE, SIDE], ..self }
     }
 
     /// Where the files are; `<built into forebay>` for the small part.
@@ -165,7 +170,7 @@ impl Dataset for FashionMnist {
     }
 
     fn input_shape(&self) -> &[usize] {
-        &self.shape
+        &self.sample_shape
     }
 
     fn target_shape(&self) -> &[usize] {
@@ -175,7 +180,7 @@ impl Dataset for FashionMnist {
     fn get(&self, index: usize, input: &mut [f32], target: &mut [i64]) -> Result<()> {
         let pixels = &self.pixels[index * SIDE * SIDE..(index + 1) * SIDE * SIDE];
         for (value, &pixel) in input.iter_mut().zip(pixels) {
-            *value = self.values[usize::from(pixel)];
+            *value = self.normalized_values[usize::from(pixel)];
         }
         target[0] = self.labels[index].into();
         Ok(())
@@ -189,9 +194,9 @@ mod tests {
     #[test]
     fn the_shipped_part_is_whole_and_normalised() -> Result<()> {
         // No folder is asked: this is what a program has that is built anywhere.
-        let train = FashionMnist::built_in("train")?.images();
-        let test = FashionMnist::built_in("t10k")?;
-        assert_eq!(test.folder(), Path::new(BUILT_IN));
+        let train = FashionMnist::load_embedded("train")?.with_image_shape();
+        let test = FashionMnist::load_embedded("t10k")?;
+        assert_eq!(test.folder(), Path::new(EMBEDDED_PATH));
         assert_eq!((train.len(), test.len()), (3300, 1000));
         assert_eq!((train.input_shape(), test.input_shape()), (&[1, 28, 28][..], &[784][..]));
         let (mut x, mut y, mut sum, mut squares) = (vec![0.0; 784], [0], 0.0, 0.0);

@@ -16,13 +16,13 @@ use crate::dtype::Element;
 use crate::error::Result;
 
 mod fashion_mnist;
-mod find;
 mod loader;
+mod locate;
 mod text;
 
 pub use fashion_mnist::FashionMnist;
-pub use loader::{Batches, Cursor, Loader};
-pub use text::{Text, Windows};
+pub use loader::{BatchIter, DataLoader, LoaderCursor};
+pub use text::{Text, TokenWindows};
 
 /// A numbered set of samples, each an input and a target of fixed shapes.
 ///
@@ -79,18 +79,18 @@ pub trait Dataset: Send + Sync + 'static {
     }
 
     /// A loader that takes the samples in an order that `seed` determines, another one in each epoch.
-    fn shuffle(self, seed: u64) -> Loader<Self>
+    fn shuffle(self, seed: u64) -> DataLoader<Self>
     where
         Self: Sized,
     {
-        Loader::new(self).shuffle(seed)
+        DataLoader::new(self).shuffle(seed)
     }
 
     /// A loader of batches of `n` samples, in order.
-    fn batches(self, n: usize) -> Loader<Self>
+    fn batches(self, n: usize) -> DataLoader<Self>
     where
         Self: Sized,
     {
-        Loader::new(self).batches(n)
+        DataLoader::new(self).batches(n)
     }
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use super::{Dataset, find};
+use super::{Dataset, locate};
 use crate::error::{Error, Result};
 use crate::io::file_error;
 
@@ -55,7 +55,7 @@ impl Text {
     pub fn shakespeare_file() -> Result<PathBuf> {
         let advice = "it is `tests/data/shakespeare.txt` of the project's repository: name a folder that has it in \
                       FOREBAY_DATA, or open another text with `Text::open`";
-        find::find(&["shakespeare.txt"], &[""], advice)
+        locate::find_file(&["shakespeare.txt"], &[""], advice)
     }
 
     /// How many characters it has.
@@ -105,20 +105,20 @@ impl Text {
 
     /// Every run of `length` characters as an input, with the run that starts one character later as its target.
     #[must_use]
-    pub fn windows(&self, length: usize) -> Windows {
-        Windows::new(self.tokens.clone(), length)
+    pub fn token_windows(&self, length: usize) -> TokenWindows {
+        TokenWindows::new(self.tokens.clone(), length)
     }
 }
 
 /// Runs of tokens, to predict each from those before it: of characters ([`Text::windows`]), or of what another tokenizer made.
 #[derive(Clone, Debug)]
-pub struct Windows {
+pub struct TokenWindows {
     tokens: Arc<[u32]>,
     shape: [usize; 1],
     stride: usize,
 }
 
-impl Windows {
+impl TokenWindows {
     /// Every run of `length` tokens as an input, with the run that starts one token later as its target.
     #[must_use]
     pub fn new(tokens: impl Into<Arc<[u32]>>, length: usize) -> Self {
@@ -127,12 +127,12 @@ impl Windows {
 
     /// Only every `n`-th run; with `n` the length, runs that do not overlap.
     #[must_use]
-    pub fn every(self, n: usize) -> Self {
+    pub fn with_stride(self, n: usize) -> Self {
         Self { stride: n.max(1), ..self }
     }
 }
 
-impl Dataset for Windows {
+impl Dataset for TokenWindows {
     type Input = i64;
     type Target = i64;
 
@@ -175,12 +175,15 @@ mod tests {
     #[test]
     fn windows_are_shifted_by_one_and_end_with_the_text() -> Result<()> {
         let text = Text::new("abcdefg");
-        let windows = text.windows(3);
-        assert_eq!((windows.len(), windows.clone().every(3).len(), text.windows(7).len()), (4, 2, 0));
+        let windows = text.token_windows(3);
+        assert_eq!(
+            (windows.len(), windows.clone().with_stride(3).len(), text.token_windows(7).len()),
+            (4, 2, 0)
+        );
         let (mut x, mut y) = ([0; 3], [0; 3]);
         windows.get(3, &mut x, &mut y)?;
         assert_eq!((text.decode(&x), text.decode(&y)), ("def".into(), "efg".into()));
-        windows.every(3).get(1, &mut x, &mut y)?;
+        windows.with_stride(3).get(1, &mut x, &mut y)?;
         assert_eq!(text.decode(&y), "efg");
         let (first, rest) = text.split(0.5);
         assert_eq!((first.len(), rest.len(), rest.vocabulary().len()), (3, 4, 7));

@@ -5,7 +5,7 @@ use std::path::Path;
 
 use flate2::bufread::MultiGzDecoder;
 
-use super::{file_error, open};
+use super::{file_error, open_file};
 use crate::error::{Error, Result};
 
 /// The most elements an array may have here: a header can claim anything.
@@ -13,7 +13,7 @@ pub const MAX_ELEMENTS: usize = 1 << 30;
 
 /// An array of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Idx {
+pub struct IdxArray {
     /// The extents.
     pub shape: Vec<usize>,
     /// The elements, row-major; as many as the shape says.
@@ -24,25 +24,29 @@ pub struct Idx {
 ///
 /// # Errors
 /// The file cannot be read, is damaged, or holds another type or more than [`MAX_ELEMENTS`].
-pub fn load(path: impl AsRef<Path>) -> Result<Idx> {
+pub fn load(path: impl AsRef<Path>) -> Result<IdxArray> {
     let path = path.as_ref();
-    unpack(BufReader::with_capacity(1 << 16, open(path)?), path)
+    read_maybe_gzipped(BufReader::with_capacity(1 << 16, open_file(path)?), path)
 }
 
 /// As [`load`], from the bytes of a file.
 ///
 /// # Errors
 /// As [`load`]; the messages call the file `<bytes>`.
-pub fn from_bytes(bytes: &[u8]) -> Result<Idx> {
-    unpack(bytes, Path::new("<bytes>"))
+pub fn from_bytes(bytes: &[u8]) -> Result<IdxArray> {
+    read_maybe_gzipped(bytes, Path::new("<bytes>"))
 }
 
-fn unpack(mut file: impl BufRead, path: &Path) -> Result<Idx> {
+fn read_maybe_gzipped(mut file: impl BufRead, path: &Path) -> Result<IdxArray> {
     let start = file.fill_buf().map_err(|e| file_error(path, format!("cannot be read: {e}")))?;
-    if start.starts_with(&[0x1f, 0x8b]) { read(MultiGzDecoder::new(file), path) } else { read(file, path) }
+    if start.starts_with(&[0x1f, 0x8b]) {
+        read_array(MultiGzDecoder::new(file), path)
+    } else {
+        read_array(file, path)
+    }
 }
 
-fn read(mut file: impl Read, path: &Path) -> Result<Idx> {
+fn read_array(mut file: impl Read, path: &Path) -> Result<IdxArray> {
     let damaged = |message: String| file_error(path, message);
     let mut word = || {
         let mut bytes = [0; 4];
@@ -78,5 +82,5 @@ fn read(mut file: impl Read, path: &Path) -> Result<Idx> {
     if data.len() > elements {
         return Err(damaged(format!("has more bytes than the {elements} elements of its shape {shape:?}")));
     }
-    Ok(Idx { shape, data })
+    Ok(IdxArray { shape, data })
 }

@@ -9,11 +9,11 @@ use std::path::Path;
 
 use crate::error::{Error, Result};
 
+mod atomic_write;
 pub mod idx;
-mod replace;
 pub mod safetensors;
 
-pub use replace::{replace, replace_cached, write};
+pub use atomic_write::{write_atomic, write_atomic_unsynced, write_bytes};
 
 /// An error about a file.
 pub(crate) fn file_error(path: impl AsRef<Path>, message: impl Into<String>) -> Error {
@@ -21,6 +21,6 @@ pub(crate) fn file_error(path: impl AsRef<Path>, message: impl Into<String>) -> 
 }
 
 /// Opens a file for reading.
-pub(crate) fn open(path: &Path) -> Result<File> {
+pub(crate) fn open_file(path: &Path) -> Result<File> {
     File::open(path).map_err(|e| file_error(path, format!("cannot be opened: {e}")))
 }

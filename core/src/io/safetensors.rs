@@ -26,23 +26,23 @@ use safetensors::tensor::TensorInfo;
 use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
-use super::{file_error, replace};
+use super::{file_error, write_atomic};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// What a header may take at most; the format's own limit.
-const MAX_HEADER: u64 = 100_000_000;
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 /// Where the header keeps the strings that are no tensors.
-const METADATA: &str = "__metadata__";
+const METADATA_KEY: &str = "__metadata__";
 /// Bytes of a tensor that the host holds at a time.
-const PART: usize = 64 << 20;
+const READ_CHUNK_BYTES: usize = 64 << 20;
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
 /// Strings that a file carries in addition to its tensors.
-pub type Strings = BTreeMap<String, String>;
+pub type Metadata = BTreeMap<String, String>;
 
 /// Reads the tensors of a file onto a device.
 ///
@@ -59,18 +59,18 @@ pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Tensors> {
 ///
 /// # Errors
 /// See [`load`].
-pub fn load_with_metadata(path: impl AsRef<Path>, device: &Device) -> Result<(Tensors, Strings)> {
+pub fn load_with_metadata(path: impl AsRef<Path>, device: &Device) -> Result<(Tensors, Metadata)> {
     let mut reader = open(path)?;
-    Ok((reader.tensors(device, |_| true)?, reader.metadata))
+    Ok((reader.get_tensors(device, |_| true)?, reader.metadata))
 }
 
 /// Reads tensors as [`load_with_metadata`] does, from the bytes of a file.
 ///
 /// # Errors
 /// See [`load`]; the messages call the file `<bytes>`.
-pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Strings)> {
-    let mut reader = Reader::new(Cursor::new(bytes), bytes.len() as u64, Path::new("<bytes>"))?;
-    Ok((reader.tensors(device, |_| true)?, reader.metadata))
+pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Metadata)> {
+    let mut reader = SafetensorsReader::new(Cursor::new(bytes), bytes.len() as u64, Path::new("<bytes>"))?;
+    Ok((reader.get_tensors(device, |_| true)?, reader.metadata))
 }
 
 /// Opens a file, of which only the header is read: PyTorch's users know it as `safe_open`.
@@ -88,7 +88,7 @@ pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Strings)> {
 /// assert_eq!(file.keys().collect::<Vec<_>>(), ["body.weight", "head.weight"]);
 /// assert_eq!((file.dtype("head.weight"), file.shape("head.weight")), (Some("F32"), Some(&[4, 2][..])));
 /// let head = file.get_tensor("head.weight", &device)?;
-/// let body = file.tensors(&device, |name| name.starts_with("body."))?;
+/// let body = file.get_tensors(&device, |name| name.starts_with("body."))?;
 /// # assert_eq!((head.shape(), body.len()), (&[4, 2][..], 1));
 /// # std::fs::remove_file(&path).ok();
 /// # Ok(())
@@ -97,27 +97,27 @@ pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Strings)> {
 ///
 /// # Errors
 /// The file cannot be read, its header is damaged, or it names a tensor twice.
-pub fn open(path: impl AsRef<Path>) -> Result<Reader> {
+pub fn open(path: impl AsRef<Path>) -> Result<SafetensorsReader> {
     let path = path.as_ref();
-    let file = super::open(path)?;
+    let file = super::open_file(path)?;
     let length = file.metadata().map_err(|e| file_error(path, format!("cannot be read: {e}")))?.len();
-    Reader::new(BufReader::with_capacity(1 << 16, file), length, path)
+    SafetensorsReader::new(BufReader::with_capacity(1 << 16, file), length, path)
 }
 
 /// A file whose tensors are read when they are asked for. [`open`] makes it.
 #[derive(Debug)]
-pub struct Reader<R = BufReader<File>> {
+pub struct SafetensorsReader<R = BufReader<File>> {
     source: R,
     path: PathBuf,
     /// Where the first tensor's bytes begin.
-    data: u64,
+    data_start: u64,
     /// Where the source stands, if that is known: a seek would drop what it has buffered.
     position: Option<u64>,
-    entries: BTreeMap<String, Entry>,
-    metadata: Strings,
+    entries: BTreeMap<String, TensorEntry>,
+    metadata: Metadata,
 }
 
-impl<R: Read + Seek> Reader<R> {
+impl<R: Read + Seek> SafetensorsReader<R> {
     fn new(mut source: R, length: u64, path: &Path) -> Result<Self> {
         let damaged = |message: String| file_error(path, message);
         let mut take = |bytes: &mut [u8], what: &str| {
@@ -129,7 +129,7 @@ impl<R: Read + Seek> Reader<R> {
         }
         take(&mut word, "the header's length")?;
         let header = u64::from_le_bytes(word);
-        if header > length - 8 || header > MAX_HEADER {
+        if header > length - 8 || header > MAX_HEADER_BYTES {
             return Err(damaged(format!(
                 "is no safetensors file, or is cut short: its first word asks for a header of {header} bytes, \
                  the file has {length}"
@@ -137,9 +137,9 @@ impl<R: Read + Seek> Reader<R> {
         }
         let mut bytes = vec![0; header as usize];
         take(&mut bytes, "the header")?;
-        let Header { metadata, entries } =
+        let SafetensorsHeader { metadata, entries } =
             serde_json::from_slice(&bytes).map_err(|e| damaged(format!("header: {e}")))?;
-        let (claimed, there) = (check(&entries).map_err(damaged)?, length - 8 - header);
+        let (claimed, there) = (check_layout(&entries).map_err(damaged)?, length - 8 - header);
         if claimed != there {
             return Err(damaged(format!(
                 "is cut short or too long: its tensors take {claimed} bytes, {there} follow"
@@ -148,7 +148,7 @@ impl<R: Read + Seek> Reader<R> {
         Ok(Self {
             source,
             path: path.to_owned(),
-            data: 8 + header,
+            data_start: 8 + header,
             position: Some(8 + header),
             entries,
             metadata,
@@ -161,7 +161,7 @@ impl<R: Read + Seek> Reader<R> {
     }
 
     /// The strings that the file carries in addition to its tensors.
-    pub fn metadata(&self) -> &Strings {
+    pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
@@ -187,17 +187,17 @@ impl<R: Read + Seek> Reader<R> {
             ));
         };
         let damaged = |message: String| file_error(&self.path, message);
-        let (dtype, cast) = dtype_here(&entry.dtype).ok_or_else(|| {
+        let (dtype, cast) = dtype_from_file(&entry.dtype).ok_or_else(|| {
             damaged(format!(
                 "tensor `{name}` is {}, a type that this crate has not; read the other tensors by name, with `open`",
                 entry.dtype
             ))
         })?;
-        let at = |e: Error| e.at(format!("{}, tensor `{name}`", self.path.display()));
+        let at = |e: Error| e.with_context(format!("{}, tensor `{name}`", self.path.display()));
         let cannot = |e: std::io::Error| damaged(format!("tensor `{name}` cannot be read: {e}"));
         let (start, end) = entry.data_offsets;
-        if self.position.replace(self.data + start) != Some(self.data + start) {
-            self.source.seek(SeekFrom::Start(self.data + start)).map_err(cannot)?;
+        if self.position.replace(self.data_start + start) != Some(self.data_start + start) {
+            self.source.seek(SeekFrom::Start(self.data_start + start)).map_err(cannot)?;
         }
         let position = self.position.take();
 
@@ -211,7 +211,7 @@ impl<R: Read + Seek> Reader<R> {
             }
             cast(data).map_err(|why| damaged(format!("tensor `{name}` {why}")))
         };
-        if end - start <= PART as u64 {
+        if end - start <= READ_CHUNK_BYTES as u64 {
             let data = part(elements)?;
             self.position = position.map(|at| at + end - start);
             return Tensor::from_bytes(&data, &entry.shape, dtype, device).map_err(at);
@@ -219,7 +219,7 @@ impl<R: Read + Seek> Reader<R> {
         // Memory of the device first: a tensor that it cannot hold is an error before its bytes are read. The host holds a part.
         let tensor = Tensor::empty(&entry.shape, dtype, device).map_err(at)?;
         let flat = tensor.reshape([elements]).map_err(at)?;
-        let most = PART / width;
+        let most = READ_CHUNK_BYTES / width;
         for first in (0..elements).step_by(most) {
             let n = most.min(elements - first);
             let data = part(n)?;
@@ -235,7 +235,7 @@ impl<R: Read + Seek> Reader<R> {
     ///
     /// # Errors
     /// See [`get_tensor`](Self::get_tensor).
-    pub fn tensors(&mut self, device: &Device, mut wanted: impl FnMut(&str) -> bool) -> Result<Tensors> {
+    pub fn get_tensors(&mut self, device: &Device, mut wanted: impl FnMut(&str) -> bool) -> Result<Tensors> {
         let names = self.entries.iter().filter(|(name, _)| wanted(name));
         let mut order: Vec<(u64, String)> =
             names.map(|(name, entry)| (entry.data_offsets.0, name.clone())).collect();
@@ -246,44 +246,47 @@ impl<R: Read + Seek> Reader<R> {
 
 /// Entry of a header: one tensor.
 #[derive(Debug, Deserialize)]
-struct Entry {
+struct TensorEntry {
     dtype: String,
     shape: Vec<usize>,
     data_offsets: (u64, u64),
 }
 
 /// A header, in which no name is twice.
-struct Header {
-    metadata: Strings,
-    entries: BTreeMap<String, Entry>,
+struct SafetensorsHeader {
+    metadata: Metadata,
+    entries: BTreeMap<String, TensorEntry>,
 }
 
-impl<'de> Deserialize<'de> for Header {
+impl<'de> Deserialize<'de> for SafetensorsHeader {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         struct Names;
 
         impl<'de> Visitor<'de> for Names {
-            type Value = Header;
+            type Value = SafetensorsHeader;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of tensors by name")
             }
 
-            fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> std::result::Result<Header, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<SafetensorsHeader, A::Error> {
                 let (mut metadata, mut entries) = (None, BTreeMap::new());
                 while let Some(name) = map.next_key::<String>()? {
-                    let first = if name == METADATA {
-                        let strings = map.next_value::<Option<UniqueStrings>>()?.unwrap_or_default();
+                    let first = if name == METADATA_KEY {
+                        let strings = map.next_value::<Option<UniqueMetadata>>()?.unwrap_or_default();
                         metadata.replace(strings).is_none()
                     } else {
-                        let entry = map.next_value::<Entry>()?;
+                        let entry = map.next_value::<TensorEntry>()?;
                         entries.insert(name.clone(), entry).is_none()
                     };
                     if !first {
                         return Err(A::Error::custom(format!("`{name}` is there twice")));
                     }
                 }
-                Ok(Header { metadata: metadata.unwrap_or_default().0, entries })
+                Ok(SafetensorsHeader { metadata: metadata.unwrap_or_default().0, entries })
             }
         }
 
@@ -293,14 +296,14 @@ impl<'de> Deserialize<'de> for Header {
 
 /// Strings by names that are there once.
 #[derive(Default)]
-struct UniqueStrings(Strings);
+struct UniqueMetadata(Metadata);
 
-impl<'de> Deserialize<'de> for UniqueStrings {
+impl<'de> Deserialize<'de> for UniqueMetadata {
     fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
         struct Names;
 
         impl<'de> Visitor<'de> for Names {
-            type Value = UniqueStrings;
+            type Value = UniqueMetadata;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("an object of strings")
@@ -309,15 +312,15 @@ impl<'de> Deserialize<'de> for UniqueStrings {
             fn visit_map<A: MapAccess<'de>>(
                 self,
                 mut map: A,
-            ) -> std::result::Result<UniqueStrings, A::Error> {
-                let mut strings = Strings::new();
+            ) -> std::result::Result<UniqueMetadata, A::Error> {
+                let mut strings = Metadata::new();
                 while let Some((name, text)) = map.next_entry::<String, String>()? {
                     if strings.contains_key(&name) {
-                        return Err(A::Error::custom(format!("`{name}` is there twice in `{METADATA}`")));
+                        return Err(A::Error::custom(format!("`{name}` is there twice in `{METADATA_KEY}`")));
                     }
                     strings.insert(name, text);
                 }
-                Ok(UniqueStrings(strings))
+                Ok(UniqueMetadata(strings))
             }
         }
 
@@ -326,11 +329,11 @@ impl<'de> Deserialize<'de> for UniqueStrings {
 }
 
 /// Checks that tensors lie behind one another without gaps, each in as many bytes as its shape takes. Returns the bytes of all.
-fn check(entries: &BTreeMap<String, Entry>) -> std::result::Result<u64, String> {
-    let mut order: Vec<(&String, &Entry)> = entries.iter().collect();
+fn check_layout(entries: &BTreeMap<String, TensorEntry>) -> std::result::Result<u64, String> {
+    let mut order: Vec<(&String, &TensorEntry)> = entries.iter().collect();
     order.sort_unstable_by_key(|(_, entry)| entry.data_offsets);
     let mut at = 0;
-    for (name, Entry { dtype, shape, data_offsets: (start, end) }) in order {
+    for (name, TensorEntry { dtype, shape, data_offsets: (start, end) }) in order {
         if *start != at || end < start {
             return Err(format!(
                 "header: tensor `{name}` lies at {start}..{end}, where byte {at} comes next: tensors have no gaps and share nothing"
@@ -355,7 +358,7 @@ fn check(entries: &BTreeMap<String, Entry>) -> std::result::Result<u64, String> 
 ///
 /// # Errors
 /// The file cannot be written; a tensor is called `__metadata__`; the device was lost.
-pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Strings) -> Result<()> {
+pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> Result<()> {
     let path = path.as_ref();
     // Wide types first keeps every tensor aligned to its element.
     let mut order: Vec<(&String, &Tensor)> = tensors.iter().collect();
@@ -364,12 +367,12 @@ pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Strings) -> Re
     let json = |e: serde_json::Error| file_error(path, format!("header: {e}"));
     let mut start = 0;
     for (name, tensor) in &order {
-        if *name == METADATA {
-            return Err(file_error(path, format!("a tensor cannot be called `{METADATA}`")));
+        if *name == METADATA_KEY {
+            return Err(file_error(path, format!("a tensor cannot be called `{METADATA_KEY}`")));
         }
         let end = start + tensor.numel() * tensor.dtype().size();
         let info = TensorInfo {
-            dtype: dtype_there(tensor.dtype()),
+            dtype: dtype_to_file(tensor.dtype()),
             shape: tensor.shape().to_vec(),
             data_offsets: (start, end),
         };
@@ -377,35 +380,35 @@ pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Strings) -> Re
         start = end;
     }
     if !metadata.is_empty() {
-        header.insert(METADATA.into(), serde_json::to_value(metadata).map_err(json)?);
+        header.insert(METADATA_KEY.into(), serde_json::to_value(metadata).map_err(json)?);
     }
     let mut header = serde_json::to_vec(&header).map_err(json)?;
     header.resize(header.len().next_multiple_of(8), b' ');
-    if header.len() as u64 > MAX_HEADER {
+    if header.len() as u64 > MAX_HEADER_BYTES {
         return Err(file_error(
             path,
-            format!("the header takes {} bytes, more than {MAX_HEADER}", header.len()),
+            format!("the header takes {} bytes, more than {MAX_HEADER_BYTES}", header.len()),
         ));
     }
-    replace(path, |out: &mut dyn Write| {
+    write_atomic(path, |out: &mut dyn Write| {
         let mut put = |bytes: &[u8]| {
             out.write_all(bytes).map_err(|e| file_error(path, format!("cannot be written: {e}")))
         };
         put(&(header.len() as u64).to_le_bytes())?;
         put(&header)?;
         for (name, tensor) in &order {
-            put(&tensor.to_bytes().map_err(|e: Error| e.at(format!("tensor `{name}`")))?)?;
+            put(&tensor.to_bytes().map_err(|e: Error| e.with_context(format!("tensor `{name}`")))?)?;
         }
         Ok(())
     })
 }
 
 /// Makes a type's bytes of those of the file.
-type Cast = fn(Vec<u8>) -> std::result::Result<Vec<u8>, String>;
+type ConvertBytes = fn(Vec<u8>) -> std::result::Result<Vec<u8>, String>;
 
 /// The type that holds all values of a file's type, and how they get there.
-fn dtype_here(dtype: &str) -> Option<(DType, Cast)> {
-    let same = |dtype| Some((dtype, Ok as Cast));
+fn dtype_from_file(dtype: &str) -> Option<(DType, ConvertBytes)> {
+    let same = |dtype| Some((dtype, Ok as ConvertBytes));
     match dtype {
         "F32" => same(DType::F32),
         "F16" => same(DType::F16),
@@ -418,9 +421,9 @@ fn dtype_here(dtype: &str) -> Option<(DType, Cast)> {
         "BOOL" => same(DType::Bool),
         "F8_E4M3" => same(DType::F8E4M3),
         "F8_E5M2" => same(DType::F8E5M2),
-        "I8" => Some((DType::I32, |data| Ok(widened(&data, |b: [u8; 1]| i8::from_le_bytes(b).into())))),
-        "I16" => Some((DType::I32, |data| Ok(widened(&data, |b| i16::from_le_bytes(b).into())))),
-        "U16" => Some((DType::I32, |data| Ok(widened(&data, |b| u16::from_le_bytes(b).into())))),
+        "I8" => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b: [u8; 1]| i8::from_le_bytes(b).into())))),
+        "I16" => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b| i16::from_le_bytes(b).into())))),
+        "U16" => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b| u16::from_le_bytes(b).into())))),
         "U64" => Some((DType::I64, |data| {
             let large = data
                 .as_chunks::<8>()
@@ -435,11 +438,11 @@ fn dtype_here(dtype: &str) -> Option<(DType, Cast)> {
 }
 
 /// Each value of `N` bytes as an i32.
-fn widened<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> i32) -> Vec<u8> {
+fn widen_to_i32<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> i32) -> Vec<u8> {
     data.as_chunks::<N>().0.iter().flat_map(|b| value(*b).to_le_bytes()).collect()
 }
 
-fn dtype_there(dtype: DType) -> Dtype {
+fn dtype_to_file(dtype: DType) -> Dtype {
     match dtype {
         DType::F32 => Dtype::F32,
         DType::F16 => Dtype::F16,

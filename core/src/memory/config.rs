@@ -142,7 +142,7 @@ impl Config {
             if let Some(text) = get(name) {
                 return Self::default()
                     .with_settings(&text)
-                    .map_err(|e| Error::Config(format!("{name}: {e}")));
+                    .map_err(|e| Error::InvalidConfig(format!("{name}: {e}")));
             }
         }
         Ok(Self::default())
@@ -162,7 +162,7 @@ impl Config {
         let config = Self::from_lookup(&get)?;
         let name = format!("{}_{}_{index}", ENV_VARS[0], backend.to_uppercase());
         get(&name).map_or(Ok(config), |text| {
-            config.with_settings(&text).map_err(|e| Error::Config(format!("{name}: {e}")))
+            config.with_settings(&text).map_err(|e| Error::InvalidConfig(format!("{name}: {e}")))
         })
     }
 
@@ -204,7 +204,7 @@ impl Config {
                     log::warn!("allocator setting `{key}` has no meaning here and is ignored");
                 }
                 _ => {
-                    return Err(Error::Config(format!(
+                    return Err(Error::InvalidConfig(format!(
                         "unrecognized key `{key}`; valid keys are {}",
                         CONFIG_KEYS.join(", ")
                     )));
@@ -216,7 +216,7 @@ impl Config {
             self.large_segment_size = self.large_segment_size.min(Self::pytorch().large_segment_size);
         }
         match self.max_split_size {
-            Some(limit) if limit <= self.large_segment_size => Err(Error::Config(format!(
+            Some(limit) if limit <= self.large_segment_size => Err(Error::InvalidConfig(format!(
                 "max_split_size_mb:{} must be larger than large_segment_size_mb:{}, or no large block could be split",
                 limit / MIB,
                 self.large_segment_size / MIB
@@ -319,7 +319,7 @@ struct ConfigSetting<'a> {
 
 impl ConfigSetting<'_> {
     fn invalid_value(&self, expected: &str) -> Error {
-        Error::Config(format!("`{}:{}`: expected {expected}", self.key, self.value))
+        Error::InvalidConfig(format!("`{}:{}`: expected {expected}", self.key, self.value))
     }
 
     fn parse_units(&self, unit: u64) -> Result<u64> {
@@ -381,15 +381,15 @@ fn parse_pairs(text: &str) -> Result<Vec<(String, String)>> {
     let mut pairs = Vec::new();
     let mut rest = text.trim();
     while !rest.is_empty() {
-        let (key, after) = rest
-            .split_once(':')
-            .ok_or_else(|| Error::Config(format!("`{rest}`: expected `key:value`, separated by commas")))?;
+        let (key, after) = rest.split_once(':').ok_or_else(|| {
+            Error::InvalidConfig(format!("`{rest}`: expected `key:value`, separated by commas"))
+        })?;
         let after = after.trim_start();
         let end = if after.starts_with('[') {
             after
                 .find(']')
                 .map(|at| at + 1)
-                .ok_or_else(|| Error::Config(format!("`{rest}`: `]` is missing")))?
+                .ok_or_else(|| Error::InvalidConfig(format!("`{rest}`: `]` is missing")))?
         } else {
             after.find(',').unwrap_or(after.len())
         };
@@ -398,7 +398,7 @@ fn parse_pairs(text: &str) -> Result<Vec<(String, String)>> {
         rest = match tail.trim_start().strip_prefix(',') {
             Some(tail) => tail.trim_start(),
             None if tail.trim().is_empty() => "",
-            None => return Err(Error::Config(format!("`{tail}`: expected `,` between settings"))),
+            None => return Err(Error::InvalidConfig(format!("`{tail}`: expected `,` between settings"))),
         };
     }
     Ok(pairs)

@@ -185,6 +185,10 @@ impl Pool {
         }
         outcome?;
         let diff = before.diff(&after);
-        if diff.bytes() > 0 { Err(Error::Growth(Box::new(MemoryGrowth { steps, diff }))) } else { Ok(()) }
+        if diff.bytes() > 0 {
+            Err(Error::MemoryGrowth(Box::new(MemoryGrowth { steps, diff })))
+        } else {
+            Ok(())
+        }
     }
 }

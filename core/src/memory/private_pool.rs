@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU16, Ordering};
 
 use super::heap::{RETIRED_OWNER, SHARED_OWNER};
 use super::pool::{Pool, PoolShared};
-use crate::local::{Get, Local, Scoped};
+use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
 /// Memory of a [`Pool`] that serves only requests made [inside](Self::enter) it, as PyTorch's `MemPool`.
 ///
@@ -42,20 +42,20 @@ impl fmt::Debug for PrivatePool {
 }
 
 thread_local! {
-    static CURRENT_POOL: Local<Cell<u16>> = const { Local::new(Cell::new(SHARED_OWNER)) };
+    static CURRENT_POOL: ScopedLocal<Cell<u16>> = const { ScopedLocal::new(Cell::new(SHARED_OWNER)) };
 }
 
 /// The private pool that this thread is inside of.
 #[inline]
 pub(super) fn current() -> u16 {
-    CURRENT_POOL.now()
+    CURRENT_POOL.current()
 }
 
 /// While it lives, what this thread allocates comes from a private pool.
 #[derive(Debug)]
 #[must_use = "a private pool serves only while the guard lives"]
 pub struct PrivatePoolGuard {
-    _pool_id: Scoped<Cell<u16>>,
+    _pool_id: ScopedGuard<Cell<u16>>,
 }
 
 impl Pool {
@@ -76,7 +76,7 @@ impl Pool {
 impl PrivatePool {
     /// From here on this thread allocates from it, until the guard is dropped.
     pub fn enter(&self) -> PrivatePoolGuard {
-        PrivatePoolGuard { _pool_id: Scoped::new(&CURRENT_POOL, self.id) }
+        PrivatePoolGuard { _pool_id: ScopedGuard::new(&CURRENT_POOL, self.id) }
     }
 
     /// Bytes that it holds of the device's memory.

@@ -24,7 +24,7 @@ use rustc_hash::FxHashMap;
 use serde::{Deserialize, Serialize};
 
 use super::profiler_ranges::ProfilerRange;
-use crate::local::{Get, Local, Scoped};
+use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
 /// What a block of memory holds. Set when it is allocated, never guessed later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
@@ -193,17 +193,17 @@ impl Scope {
 type OpSite = (&'static str, Option<&'static Location<'static>>);
 
 thread_local! {
-    static CURRENT_TAG: Local<Cell<Tag>> = const { Local::new(Cell::new(Scope::NONE.tag)) };
-    static CURRENT_MODULE: Local<Cell<ModulePath>> = const { Local::new(Cell::new(Scope::NONE.module)) };
-    static CURRENT_OP: Local<Cell<OpSite>> = const { Local::new(Cell::new((Scope::NONE.op, Scope::NONE.site))) };
+    static CURRENT_TAG: ScopedLocal<Cell<Tag>> = const { ScopedLocal::new(Cell::new(Scope::NONE.tag)) };
+    static CURRENT_MODULE: ScopedLocal<Cell<ModulePath>> = const { ScopedLocal::new(Cell::new(Scope::NONE.module)) };
+    static CURRENT_OP: ScopedLocal<Cell<OpSite>> = const { ScopedLocal::new(Cell::new((Scope::NONE.op, Scope::NONE.site))) };
 }
 
 /// What the scopes of this thread say now.
 #[must_use]
 #[inline]
 pub fn current() -> Scope {
-    let (op, site) = CURRENT_OP.now();
-    Scope { tag: CURRENT_TAG.now(), module: CURRENT_MODULE.now(), op, site }
+    let (op, site) = CURRENT_OP.current();
+    Scope { tag: CURRENT_TAG.current(), module: CURRENT_MODULE.current(), op, site }
 }
 
 /// Ends a scope when it is dropped: each field has the value of the innermost scope that lives and sets it. Guards may be dropped in
@@ -211,9 +211,9 @@ pub fn current() -> Scope {
 #[derive(Debug)]
 #[must_use = "a scope ends when its guard is dropped"]
 pub struct ScopeGuard {
-    _tag: Option<Scoped<Cell<Tag>>>,
-    _module: Option<Scoped<Cell<ModulePath>>>,
-    _op: Option<Scoped<Cell<OpSite>>>,
+    _tag: Option<ScopedGuard<Cell<Tag>>>,
+    _module: Option<ScopedGuard<Cell<ModulePath>>>,
+    _op: Option<ScopedGuard<Cell<OpSite>>>,
     profiler_range: ProfilerRange,
 }
 
@@ -236,9 +236,9 @@ impl ScopeGuard {
             site,
         };
         Self {
-            _tag: tag.map(|tag| Scoped::new(&CURRENT_TAG, tag)),
-            _module: module.map(|module| Scoped::new(&CURRENT_MODULE, module)),
-            _op: op.map(|op| Scoped::new(&CURRENT_OP, op)),
+            _tag: tag.map(|tag| ScopedGuard::new(&CURRENT_TAG, tag)),
+            _module: module.map(|module| ScopedGuard::new(&CURRENT_MODULE, module)),
+            _op: op.map(|op| ScopedGuard::new(&CURRENT_OP, op)),
             profiler_range: ProfilerRange::enter(&before, &now),
         }
     }
@@ -251,13 +251,13 @@ pub fn enter_tag(tag: Tag) -> ScopeGuard {
 
 /// Enters a child of the current module.
 pub fn enter_module(name: &str) -> ScopeGuard {
-    ScopeGuard::new(None, Some(CURRENT_MODULE.now().child(name)), None)
+    ScopeGuard::new(None, Some(CURRENT_MODULE.current().child(name)), None)
 }
 
 /// Names the operation that runs. The caller's line is remembered, if no operation or module runs around it.
 #[track_caller]
 pub fn enter_op(name: &'static str) -> ScopeGuard {
-    let site = CURRENT_OP.now().1.or(Some(Location::caller()));
+    let site = CURRENT_OP.current().1.or(Some(Location::caller()));
     ScopeGuard::new(None, None, Some((name, site)))
 }
 
@@ -302,7 +302,7 @@ mod tests {
         assert_eq!((now.tag, now.module, now.op), (Tag::Gradient, ModulePath::ROOT, "matmul"));
         drop(gradient);
         assert_eq!((current().tag, current().op), (Tag::Other, "matmul"));
-        drop(enter_op);
+        drop(op);
         assert_eq!(current(), Scope::NONE);
     }
 

@@ -358,11 +358,11 @@ fn fail_fast_skips_the_rest_of_the_ladder() -> Result<()> {
 fn a_lost_device_is_not_a_full_one() -> Result<()> {
     let (pool, source) = plain_pool(64, "")?;
     source.fail_nth_call(0, SourceError::DeviceLost("reset".to_owned()));
-    assert!(matches!(alloc_mib(&pool, 1), Err(Error::Source(SourceError::DeviceLost(_)))));
+    assert!(matches!(alloc_mib(&pool, 1), Err(Error::Driver(SourceError::DeviceLost(_)))));
     let refusal = SourceError::Driver { call: "cuMemAlloc", detail: "invalid value".to_owned() };
     source.fail_nth_call(1, refusal.clone());
     alloc_mib(&pool, 30)?;
-    assert!(matches!(alloc_mib(&pool, 31), Err(Error::Source(e)) if e == refusal));
+    assert!(matches!(alloc_mib(&pool, 31), Err(Error::Driver(e)) if e == refusal));
     alloc_mib(&pool, 31)?;
     Ok(())
 }

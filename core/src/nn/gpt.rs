@@ -6,7 +6,7 @@ use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::{AttentionOptions, CrossEntropyOptions};
-use crate::plan::{is_planned, segment};
+use crate::plan::{is_segment_pass_active, segment};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
@@ -279,7 +279,7 @@ impl Gpt {
         };
         let mut x = self.scope.run(|| self.wte.forward(text))?;
         let positions = self.wpe.weight.narrow(0, 0, length)?;
-        if !is_planned() {
+        if !is_segment_pass_active() {
             // The first norm adds the positions, as others add what a block gives.
             let mut added = positions.broadcast_to(x.shape())?;
             for block in &self.h {

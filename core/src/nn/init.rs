@@ -6,21 +6,21 @@ use std::cell::Cell;
 use crate::check;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::local::{Get, Local, Scoped};
 use crate::memory::{self, Tag};
 use crate::ops::representable_range;
 use crate::runtime::device::Device;
+use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 use crate::tensor::Tensor;
 
 thread_local! {
-    static DEFAULT_DTYPE: Local<Cell<Option<DType>>> = const { Local::new(Cell::new(None)) };
+    static DEFAULT_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };
 }
 
 /// While it lives, layers that this thread makes have parameters of another type: see [`dtype`].
 #[derive(Debug)]
 #[must_use = "the type counts while the guard lives"]
 pub struct DefaultDTypeGuard {
-    _dtype: Scoped<Cell<Option<DType>>>,
+    _dtype: ScopedGuard<Cell<Option<DType>>>,
 }
 
 /// Layers that this thread makes while the guard lives have parameters of `dtype`, and not of f32: for a model to be evaluated in the two
@@ -44,7 +44,7 @@ pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
         return Err(Error::dtype("init::dtype", dtype, "parameters are f32, f16, bf16 or f64"));
     }
-    Ok(DefaultDTypeGuard { _dtype: Scoped::new(&DEFAULT_DTYPE, Some(dtype)) })
+    Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 
 /// A parameter: tagged as one and recorded for gradients, from `make`, which allocates it. Within [`dtype`] it is of that type.
@@ -55,7 +55,7 @@ pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
 pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let made = create_buffer(|| {
         let made = make()?;
-        match DEFAULT_DTYPE.now() {
+        match DEFAULT_DTYPE.current() {
             Some(dtype) if made.dtype().is_float() => made.to_dtype(dtype),
             _ => Ok(made),
         }

@@ -52,7 +52,7 @@ impl ModuleScope {
             // Named by a module further in, or by its own report.
             Error::Context { .. } | Error::OutOfMemory(_) => error,
             error if self.path().is_root() => error,
-            error => error.at(self.path().to_string()),
+            error => error.with_context(self.path().to_string()),
         })
     }
 

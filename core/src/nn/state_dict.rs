@@ -44,7 +44,7 @@ impl fmt::Display for IncompatibleKeys {
 /// # let device = Device::null(Default::default());
 /// # let tensor = || Tensor::zeros(&[2], DType::F32, &device);
 /// # let file = BTreeMap::from([("module.fc.weight".to_owned(), tensor()?), ("optimizer".to_owned(), tensor()?)]);
-/// // Of DataParallel's file, what is the model's.
+/// // BytesOf DataParallel's file, what is the model's.
 /// let state = rename_keys(&file, |name| Some(name.strip_prefix("module.")?.to_owned()))?;
 /// assert!(state.contains_key("fc.weight") && state.len() == 1);
 /// # Ok::<(), forebay_core::error::Error>(())
@@ -156,11 +156,11 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
         for (name, source) in names.iter().filter_map(|name| Some((name, state.get(name)?))) {
             match &first {
                 None => {
-                    let cast = staged.add_copy(tensor, source).map_err(|e| e.at(name))?;
+                    let cast = staged.add_copy(tensor, source).map_err(|e| e.with_context(name))?;
                     first = Some((name, cast));
                 }
                 // As the model would hold it: a file may have one of them in another type.
-                Some((other, cast)) if !has_same_bits(cast, source).map_err(|e| e.at(name))? => {
+                Some((other, cast)) if !has_same_bits(cast, source).map_err(|e| e.with_context(name))? => {
                     let why = format!(
                         "`{other}` and `{name}` are one tensor of the model, and the state has two that differ: give it \
                          one of them, or a model that does not share them"

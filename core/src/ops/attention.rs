@@ -280,11 +280,12 @@ impl Tensor {
             let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
             let [dq, dk, dv] = parts(&whole)?;
             // The bias of the projection wants the sums of the columns. Kernels that may make them besides are where products are.
-            let rows = length.div_ceil(AttentionGradients::SUMMED_ROWS as usize);
-            let partial = (g.device().raw().multiplies() && g.dtype().size() == 2).then(|| {
-                let _tag = memory::scope::enter_tag(Tag::Workspace);
-                Tensor::empty(&[batch * rows, 1, width], DType::F32, g.device())
-            });
+            let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
+            let partial =
+                (g.device().raw_backend().has_matmul_library() && g.dtype().size() == 2).then(|| {
+                    let _tag = memory::scope::enter_tag(Tag::Workspace);
+                    Tensor::empty(&[batch * rows, 1, width], DType::F32, g.device())
+                });
             let partial = partial.transpose()?;
             let made = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
             let Some(partial) = partial.filter(|_| made) else { return Ok(smallvec![Some(whole)]) };
@@ -411,7 +412,7 @@ impl AttentionDropoutState {
         let &Self { philox_state: drawn, threshold, .. } = self;
         let params = move |now: &ReplayCtx| {
             let params = KernelParams::new().size(n).size(keys).u32(threshold).f32(1.0);
-            drawn.words(now).into_iter().fold(params, KernelParams::u32)
+            drawn.to_words(now).into_iter().fold(params, KernelParams::u32)
         };
         launch::launch_dynamic(
             &KernelSpec::new("attention_dropout_mask"),
@@ -525,9 +526,9 @@ impl AttentionRun {
             kv_heads: k.shape()[1] as u64,
             queries: q.shape()[2] as u64,
             keys: k.shape()[2] as u64,
-            head: q.shape()[3] as u64,
-            left: self.window_sides[0] as u64,
-            right: self.window_sides[1] as u64,
+            head_dim: q.shape()[3] as u64,
+            window_left: self.window_sides[0] as u64,
+            window_right: self.window_sides[1] as u64,
             scale: self.scale,
             q: operand(0),
             k: operand(1),
@@ -541,18 +542,18 @@ impl AttentionRun {
                 AttentionMask { dtype: mask.dtype(), segment, offset, strides }
             }),
             dropout: drop.map(|(_, threshold, kept)| AttentionDropout {
-                words: bound[extra + usize::from(self.mask.is_some())],
+                philox_state: bound[extra + usize::from(self.mask.is_some())],
                 threshold,
-                kept,
+                keep_scale: kept,
             }),
-            wants_gradients: self.needs_grad,
+            requires_grad: self.needs_grad,
             backward: backward.map(|(.., sums)| AttentionGradients {
                 out: operand(5),
                 q: operand(6),
                 k: operand(7),
                 v: operand(8),
                 scratch: bound[9],
-                sums: sums.map(|_| bound[10]),
+                grad_sums: sums.map(|_| bound[10]),
             }),
         };
         q.device().try_enqueue(|| describe_for_profiler(&call), &Command::Attention(&call))
@@ -632,7 +633,7 @@ impl AttentionRun {
         let Some(drawn) = self.dropout.as_ref().map(|drop| drop.philox_state) else {
             return launch::launch(&spec, &tensors, params, groups);
         };
-        let params = move |now: &ReplayCtx| params.clone().replace_words(words, drawn.words(now));
+        let params = move |now: &ReplayCtx| params.clone().replace_words(words, drawn.to_words(now));
         launch::launch_dynamic(&spec, &tensors, params, groups)
     }
 }
@@ -685,7 +686,7 @@ pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {
             call.heads,
             call.queries,
             call.keys,
-            call.head
+            call.head_dim
         )
         .into(),
         bytes: call.bytes(),

@@ -177,7 +177,7 @@ pub(super) fn try_gemm_fp8(
     out: &Tensor,
     finish: EpilogueTensors<'_>,
 ) -> Result<bool> {
-    if !out.device().info().features.f8 {
+    if !out.device().info().features.f8_matmul {
         return Ok(false);
     }
     let product = MatmulProblem::from_checked(op, a, b)?;
@@ -335,10 +335,10 @@ impl MatmulProblem {
             EpilogueTensors::None => Epilogue::None,
             EpilogueTensors::Bias(_) => Epilogue::Bias(bound[3]),
             EpilogueTensors::GeluBias { pre_activation: before, .. } => {
-                Epilogue::GeluBias { bias: bound[4], before: beside(3, before) }
+                Epilogue::GeluBias { bias: bound[4], pre_activation: beside(3, before) }
             }
             EpilogueTensors::GeluGrad { x, gelu, .. } => {
-                Epilogue::GeluGrad { x: beside(3, x), gelu: beside(4, gelu), sums: bound[5] }
+                Epilogue::GeluGrad { x: beside(3, x), gelu: beside(4, gelu), row_block_sums: bound[5] }
             }
             EpilogueTensors::RowSums(_) => Epilogue::RowSums(bound[3]),
             EpilogueTensors::Scaled { scales, bias } => Epilogue::Scaled {
@@ -350,7 +350,7 @@ impl MatmulProblem {
             let call = MatmulCall {
                 dtype: ta.dtype(),
                 dtype_b: tb.dtype(),
-                out: out.dtype(),
+                dtype_out: out.dtype(),
                 m: e.m as u64,
                 n: e.n as u64,
                 k: e.k as u64,
@@ -361,7 +361,7 @@ impl MatmulProblem {
                 beta: if add { 1.0 } else { 0.0 },
                 epilogue,
             };
-            let asked = call.takes_epilogue()
+            let asked = call.supports_epilogue()
                 && out.device().try_enqueue(|| describe_for_profiler(&call), &Command::Matmul(&call))?;
             if !asked {
                 // The kernels then write everything again.
@@ -430,7 +430,7 @@ impl MatrixLayout {
 
 /// What a profile says of a product.
 pub(crate) fn describe_for_profiler(call: &MatmulCall) -> WorkItem {
-    let MatmulCall { dtype, out, m, n, k, batch, epilogue, .. } = *call;
+    let MatmulCall { dtype, dtype_out: out, m, n, k, batch, epilogue, .. } = *call;
     let besides = match epilogue {
         Epilogue::None => "",
         Epilogue::Bias(_) => " + bias",

@@ -141,7 +141,7 @@ fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Devic
     let numel = out.numel();
     let params = move |now: &ReplayCtx| {
         let params = KernelParams::new().size(numel).u32(0).f32(scale).f32(shift);
-        let params = drawn.words(now).into_iter().fold(params, KernelParams::u32);
+        let params = drawn.to_words(now).into_iter().fold(params, KernelParams::u32);
         let params = params.u32(low).u32(range).u32(bound).u32(always.into());
         params.u32(ordered_bits(bounds[0])).u32(ordered_bits(bounds[1])).f32(factor)
     };
@@ -469,7 +469,7 @@ impl Tensor {
 pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<Tensor> {
     let words = Tensor::empty(&[4], DType::U32, device)?;
     let params =
-        move |now: &ReplayCtx| drawn.words(now).into_iter().fold(KernelParams::new(), KernelParams::u32);
+        move |now: &ReplayCtx| drawn.to_words(now).into_iter().fold(KernelParams::new(), KernelParams::u32);
     launch::launch_dynamic(&KernelSpec::new("philox_state"), &[&words], params, 1)?;
     Ok(words)
 }
@@ -489,7 +489,7 @@ fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
             .size(offset)
             .f32((1.0 / (1.0 - p)) as f32)
             .u32(bernoulli_threshold(p).0);
-        drawn.words(now).into_iter().fold(params, KernelParams::u32)
+        drawn.to_words(now).into_iter().fold(params, KernelParams::u32)
     };
     launch::launch_dynamic(&spec, &[&x, &out], params, n.div_ceil(4 * WORKGROUP_SIZE))?;
     Ok(out)

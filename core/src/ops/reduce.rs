@@ -191,10 +191,10 @@ impl ReduceStage<'_> {
         let words = [name(self.input), compute, out, index, self.map, self.op.combine, self.post, center];
         let flags = [value.is_some(), self.args.partial_indices.is_some(), self.reduced.0.len() <= 1, across];
         let mut identity = KernelKey::new("reduce");
-        words.iter().for_each(|word| identity.word(word));
-        identity.words(self.op.math_files);
-        identity.flags(&flags);
-        identity.number(plan.lanes | self.width << 16 | plan.unroll << 32);
+        words.iter().for_each(|word| identity.push_str(word));
+        identity.push_strs(self.op.math_files);
+        identity.push_flags(&flags);
+        identity.push_number(plan.lanes | self.width << 16 | plan.unroll << 32);
         let spec = || {
             KernelSpec::new("reduce")
                 .def("source", name(self.input))

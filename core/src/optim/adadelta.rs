@@ -47,7 +47,7 @@ impl_optimizer!(Adadelta {
 impl UpdateRule for AdadeltaRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Adadelta";
-        check::unit(OP, "rho", self.rho)?;
+        check::unit_interval(OP, "rho", self.rho)?;
         check::non_negative(OP, "eps", self.eps)?;
         check::non_negative(OP, "weight_decay", self.weight_decay)
     }

@@ -130,7 +130,7 @@ impl AveragedModel {
             tensor
                 .device()
                 .capture_recorder()
-                .refuse(OP, "updates are counted by the program; call it behind the step")?;
+                .check_not_recording(OP, "updates are counted by the program; call it behind the step")?;
             let averaged = (parameter || self.use_buffers) && tensor.dtype().is_float();
             if averaged && self.n_averaged > 0 {
                 average.lerp_(&tensor, weight)?;

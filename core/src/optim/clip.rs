@@ -67,7 +67,7 @@ pub fn clip_grad_norm_with(
     options: &ClipGradNormOptions,
 ) -> Result<Tensor> {
     const OP: &str = "clip_grad_norm_";
-    check::bound(OP, "max_norm", max_norm)?;
+    check::non_negative_or_infinite(OP, "max_norm", max_norm)?;
     let power = options.norm_type;
     if power.is_nan() || power <= 0.0 {
         return Err(Error::argument(
@@ -143,7 +143,7 @@ pub fn clip_grad_norm_with(
 pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
     const OP: &str = "clip_grad_value_";
     let _op = memory::scope::enter_op(OP);
-    check::bound(OP, "clip_value", value)?;
+    check::non_negative_or_infinite(OP, "clip_value", value)?;
     let grads = collect_grads(OP, parameters)?;
     if value == f64::INFINITY {
         return Ok(());

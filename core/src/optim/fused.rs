@@ -442,7 +442,7 @@ impl FusedOptimizer {
         let Some(&first) = new.first() else { return Ok(()) };
         if !states.is_empty() {
             let reason = "every replay would begin with new state; make one step before one is recorded";
-            self.parameters[first].device().capture_recorder().refuse("step", reason)?;
+            self.parameters[first].device().capture_recorder().check_not_recording("step", reason)?;
         }
         let _tag = memory::scope::enter_tag(Tag::OptimizerState);
         let mut groups: Vec<FusedGroup> = Vec::new();
@@ -457,7 +457,7 @@ impl FusedOptimizer {
                 usize::from(!states.is_empty()),
             );
             // A binding's bytes, and a tensor's elements.
-            let room = (p.device().info().limits.max_binding as usize / 4).min(u32::MAX as usize);
+            let room = (p.device().info().limits.max_binding_bytes as usize / 4).min(u32::MAX as usize);
             // Each kind has a group that still takes members.
             let settings = self.overrides_for_parameter(k);
             let kind = (settings, rule.has_weight_decay(p));
@@ -610,7 +610,8 @@ pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) 
         let rule = format!("the gradient of parameter {k} has the parameter's type, {}", p.dtype());
         return Err(Error::dtype(op, grad.dtype(), rule));
     }
-    p.check_same_device(op, grad).map_err(|error| error.at(format!("the gradient of parameter {k}")))
+    p.check_same_device(op, grad)
+        .map_err(|error| error.with_context(format!("the gradient of parameter {k}")))
 }
 
 /// The gradients of those members of a group that have any.

@@ -100,7 +100,7 @@ impl MuonRule {
 impl UpdateRule for MuonRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Muon";
-        check::unit(OP, "momentum", self.momentum)?;
+        check::unit_interval(OP, "momentum", self.momentum)?;
         let (a, b, c) = self.ns_coefficients;
         [a, b, c].into_iter().try_for_each(|x| check::finite(OP, "ns_coefficients", x))?;
         check::non_negative(OP, "eps", self.eps)?;

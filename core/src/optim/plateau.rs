@@ -122,7 +122,7 @@ impl ReduceLrOnPlateau {
     /// The factor is not from 0 to below 1; another option is negative or not finite.
     pub fn check(&self) -> Result<()> {
         const OP: &str = "ReduceLrOnPlateau";
-        check::fading(OP, "factor", self.factor)?;
+        check::decay_factor(OP, "factor", self.factor)?;
         check::non_negative(OP, "threshold", self.threshold)?;
         check::non_negative(OP, "min_lr", self.min_lr)?;
         check::non_negative(OP, "eps", self.eps)

@@ -60,7 +60,7 @@ impl_optimizer!(RmsProp {
 impl UpdateRule for RmsPropRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "RmsProp";
-        check::unit(OP, "alpha", self.alpha)?;
+        check::unit_interval(OP, "alpha", self.alpha)?;
         check::non_negative(OP, "eps", self.eps)?;
         check::non_negative(OP, "weight_decay", self.weight_decay)?;
         check::non_negative(OP, "momentum", self.momentum)

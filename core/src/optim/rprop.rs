@@ -44,7 +44,7 @@ impl_optimizer!(Rprop {
 impl UpdateRule for RpropRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Rprop";
-        check::fading(OP, "etas.0", self.etas.0)?;
+        check::decay_factor(OP, "etas.0", self.etas.0)?;
         check::positive(OP, "etas.0", self.etas.0)?;
         check::at_least_one(OP, "etas.1", self.etas.1)?;
         check::non_negative(OP, "step_sizes.0", self.step_sizes.0)?;

@@ -86,7 +86,7 @@ impl LrSchedule for StepLr {
 
     fn check(&self) -> Result<()> {
         check::non_negative("StepLr", "base", self.base_lr)?;
-        check::count("StepLr", "every", self.step_size)?;
+        check::positive_count("StepLr", "every", self.step_size)?;
         check::non_negative("StepLr", "gamma", self.gamma)
     }
 }
@@ -131,7 +131,7 @@ impl LrSchedule for ConstantLr {
 
     fn check(&self) -> Result<()> {
         check::non_negative("ConstantLr", "base", self.base_lr)?;
-        check::unit("ConstantLr", "factor", self.factor)
+        check::unit_interval("ConstantLr", "factor", self.factor)
     }
 }
 
@@ -157,8 +157,8 @@ impl LrSchedule for LinearLr {
     fn check(&self) -> Result<()> {
         check::non_negative("LinearLr", "base", self.base_lr)?;
         check::positive("LinearLr", "start_factor", self.start_factor)?;
-        check::unit("LinearLr", "start_factor", self.start_factor)?;
-        check::unit("LinearLr", "end_factor", self.end_factor)
+        check::unit_interval("LinearLr", "start_factor", self.start_factor)?;
+        check::unit_interval("LinearLr", "end_factor", self.end_factor)
     }
 }
 
@@ -269,7 +269,7 @@ impl LrSchedule for CosineAnnealing {
     fn check(&self) -> Result<()> {
         check::non_negative("CosineAnnealing", "base", self.base_lr)?;
         check::non_negative("CosineAnnealing", "min", self.eta_min)?;
-        check::count("CosineAnnealing", "steps", self.t_max)
+        check::positive_count("CosineAnnealing", "steps", self.t_max)
     }
 }
 
@@ -303,8 +303,8 @@ impl LrSchedule for CosineAnnealingWarmRestarts {
     fn check(&self) -> Result<()> {
         check::non_negative("CosineAnnealingWarmRestarts", "base", self.base_lr)?;
         check::non_negative("CosineAnnealingWarmRestarts", "eta_min", self.eta_min)?;
-        check::count("CosineAnnealingWarmRestarts", "t_0", self.t_0)?;
-        check::count("CosineAnnealingWarmRestarts", "t_mult", self.t_mult)
+        check::positive_count("CosineAnnealingWarmRestarts", "t_0", self.t_0)?;
+        check::positive_count("CosineAnnealingWarmRestarts", "t_mult", self.t_mult)
     }
 }
 
@@ -357,7 +357,11 @@ impl LrSchedule for CyclicLr {
         }
         check::non_negative("CyclicLr", "base", self.base_lr)?;
         check::non_negative("CyclicLr", "max", self.max_lr)?;
-        check::count("CyclicLr", "step_size_up", self.step_size_up.saturating_add(self.step_size_down))
+        check::positive_count(
+            "CyclicLr",
+            "step_size_up",
+            self.step_size_up.saturating_add(self.step_size_down),
+        )
     }
 }
 
@@ -588,8 +592,8 @@ impl LrSchedule for OneCycle {
 
     fn check(&self) -> Result<()> {
         check::non_negative("OneCycle", "max", self.max_lr)?;
-        check::count("OneCycle", "total", self.total_steps)?;
-        check::unit("OneCycle", "rise", self.pct_start)?;
+        check::positive_count("OneCycle", "total", self.total_steps)?;
+        check::unit_interval("OneCycle", "rise", self.pct_start)?;
         check::positive("OneCycle", "div", self.div_factor)?;
         check::positive("OneCycle", "final_div", self.final_div_factor)
     }

@@ -52,7 +52,7 @@ impl UpdateRule for SgdRule {
     fn check_options(&self) -> Result<()> {
         const OP: &str = "Sgd";
         check::non_negative(OP, "momentum", self.momentum)?;
-        check::unit(OP, "dampening", self.dampening)?;
+        check::unit_interval(OP, "dampening", self.dampening)?;
         check::non_negative(OP, "weight_decay", self.weight_decay)?;
         if self.nesterov && self.momentum == 0.0 {
             return Err(Error::argument(

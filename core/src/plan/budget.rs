@@ -3,33 +3,33 @@
 use std::fmt;
 use std::sync::Arc;
 
-use super::dry_run::boundless;
-use super::segment::{ActivationPolicy, Part, Segments, sets};
+use super::dry_run::with_unlimited_memory;
+use super::segment::{ActivationPolicy, SegmentCost, SegmentGuard, pareto_sets};
 use crate::amp::{AutocastGuard, autocast};
-use crate::backend::null::{NullBackend, Profile, Work};
+use crate::backend::null::{CardProfile, NullBackend, WorkEstimate};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{Bytes, Config};
 use crate::runtime::device::Device;
 
 /// Sets of segments that are tried for each micro-batch and precision.
-const SETS: usize = 25;
+const MAX_SEGMENT_SETS: usize = 25;
 
 /// How many sets of segments to offload are tried: the first quarter of them, the first half, ...
-const QUARTERS: usize = 4;
+const OFFLOAD_FRACTIONS: usize = 4;
 
 /// One way to run a step.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepConfig {
     /// Rows of the batch that run at once.
-    pub rows: usize,
+    pub micro_batch_size: usize,
     /// How many micro-batches of so many rows make a step: their gradients add up.
-    pub count: usize,
+    pub micro_batch_count: usize,
     /// The type of [`autocast`]; `None`: everything is f32.
     pub precision: Option<DType>,
     /// What becomes of the values that segments keep, in the order of the forward pass.
-    pub saved: Arc<[ActivationPolicy]>,
+    pub policies: Arc<[ActivationPolicy]>,
     /// Whether the optimiser's state is in memory of the host between steps: a step calls
     /// [`Optimizer::offload_state`](crate::optim::Optimizer::offload_state) with it.
     pub offload_state: bool,
@@ -39,7 +39,13 @@ impl StepConfig {
     /// A step of `count` times `rows` rows in f32 that computes nothing again.
     #[must_use]
     pub fn new(rows: usize, count: usize) -> Self {
-        Self { rows, count, precision: None, saved: Arc::default(), offload_state: false }
+        Self {
+            micro_batch_size: rows,
+            micro_batch_count: count,
+            precision: None,
+            policies: Arc::default(),
+            offload_state: false,
+        }
     }
 
     /// The same in f16 or bf16, by [`autocast`].
@@ -50,14 +56,14 @@ impl StepConfig {
 
     /// The same with these segments computed again, in the order of the forward pass.
     #[must_use]
-    pub fn recompute(self, again: impl AsRef<[bool]>) -> Self {
-        self.with(again.as_ref(), ActivationPolicy::Recomputed)
+    pub fn with_recompute(self, again: impl AsRef<[bool]>) -> Self {
+        self.with_policy(again.as_ref(), ActivationPolicy::Recompute)
     }
 
     /// The same with what these segments keep in memory of the host, in the order of the forward pass.
     #[must_use]
-    pub fn offload(self, away: impl AsRef<[bool]>) -> Self {
-        self.with(away.as_ref(), ActivationPolicy::Offloaded)
+    pub fn with_offload(self, away: impl AsRef<[bool]>) -> Self {
+        self.with_policy(away.as_ref(), ActivationPolicy::Offload)
     }
 
     /// The same with the optimiser's state in memory of the host between steps.
@@ -66,18 +72,18 @@ impl StepConfig {
         Self { offload_state: true, ..self }
     }
 
-    fn with(self, which: &[bool], what: ActivationPolicy) -> Self {
+    fn with_policy(self, which: &[bool], what: ActivationPolicy) -> Self {
         let of = |k: usize| match which.get(k) {
             Some(true) => what,
-            _ => self.saved.get(k).copied().unwrap_or_default(),
+            _ => self.policies.get(k).copied().unwrap_or_default(),
         };
-        let saved = (0..which.len().max(self.saved.len())).map(of).collect();
-        Self { saved, ..self }
+        let saved = (0..which.len().max(self.policies.len())).map(of).collect();
+        Self { policies: saved, ..self }
     }
 
     /// Segments are treated as this says while the guard lives: around forward and backward passes.
-    pub fn segments(&self) -> Segments {
-        Segments::enter(Arc::clone(&self.saved))
+    pub fn apply_segments(&self) -> SegmentGuard {
+        SegmentGuard::apply_policies(Arc::clone(&self.policies))
     }
 
     /// The precision's [`autocast`], for the forward pass and the loss; `None` in f32.
@@ -90,27 +96,27 @@ impl StepConfig {
 
     /// How many segments are computed again.
     #[must_use]
-    pub fn recomputed(&self) -> usize {
-        self.saved.iter().filter(|saved| **saved == ActivationPolicy::Recomputed).count()
+    pub fn recomputed_count(&self) -> usize {
+        self.policies.iter().filter(|saved| **saved == ActivationPolicy::Recompute).count()
     }
 
     /// How many segments keep their values in memory of the host.
     #[must_use]
-    pub fn offloaded(&self) -> usize {
-        self.saved.iter().filter(|saved| **saved == ActivationPolicy::Offloaded).count()
+    pub fn offloaded_count(&self) -> usize {
+        self.policies.iter().filter(|saved| **saved == ActivationPolicy::Offload).count()
     }
 }
 
 impl fmt::Display for StepConfig {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} x {} rows, ", self.count, self.rows)?;
+        write!(f, "{} x {} rows, ", self.micro_batch_count, self.micro_batch_size)?;
         match self.precision {
             Some(dtype) => write!(f, "{dtype}")?,
             None => f.write_str("f32")?,
         }
-        write!(f, ", {} of {} segments computed again", self.recomputed(), self.saved.len())?;
-        if self.offloaded() > 0 {
-            write!(f, ", {} offloaded", self.offloaded())?;
+        write!(f, ", {} of {} segments computed again", self.recomputed_count(), self.policies.len())?;
+        if self.offloaded_count() > 0 {
+            write!(f, ", {} offloaded", self.offloaded_count())?;
         }
         if self.offload_state { f.write_str(", optimiser state offloaded") } else { Ok(()) }
     }
@@ -121,7 +127,7 @@ impl fmt::Display for StepConfig {
 #[non_exhaustive]
 pub struct Estimate {
     /// The way to run the step.
-    pub choice: StepConfig,
+    pub config: StepConfig,
     /// The most bytes that the pool takes from the device: in a pool that is bounded to the budget, if it needs that to fit. `None` if a
     /// faster choice made it needless to know.
     pub peak: Option<u64>,
@@ -142,7 +148,7 @@ pub struct StepPlan {
     /// The fastest choice that fits.
     pub best: Estimate,
     /// All choices, the fastest first.
-    pub table: Vec<Estimate>,
+    pub estimates: Vec<Estimate>,
 }
 
 /// Bytes for a training step, and what may be changed to fit them.
@@ -159,22 +165,22 @@ pub struct StepPlan {
 /// smaller.
 ///
 /// ```
-/// use forebay_core::backend::null::Profile;
+/// use forebay_core::backend::null::CardProfile;
 /// use forebay_core::nn::{Gpt, GptOptions, Module};
 /// use forebay_core::optim::{AdamW, Optimizer};
 /// use forebay_core::plan::Budget;
 /// use forebay_core::{dtype::DType, tensor::Tensor};
 ///
 /// let options = GptOptions { layers: 4, ..GptOptions::preset("gpt2-124m")? };
-/// let plan = Budget::new(2 << 30, 8).plan(&Profile::card("rtx4090")?, |device| {
+/// let plan = Budget::new(2 << 30, 8).plan(&CardProfile::from_card("rtx4090")?, |device| {
 ///     let net = Gpt::new(&options, device)?;
 ///     let mut optimizer = AdamW::new(net.parameters(), 3e-4);
 ///     let device = device.clone();
 ///     Ok(move |choice: &_| -> Result<(), forebay_core::error::Error> {
 ///         let choice: &forebay_core::plan::StepConfig = choice;
 ///         optimizer.offload_state(choice.offload_state);
-///         for _ in 0..choice.count {
-///             let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
+///         for _ in 0..choice.micro_batch_count {
+///             let text = Tensor::zeros(&[choice.micro_batch_size, 256], DType::I64, &device)?;
 ///             let autocast = choice.autocast()?;
 ///             let loss = net.forward(&text)?.flatten(0, 1)?.cross_entropy(&text.flatten(0, 1)?)?;
 ///             drop(autocast);
@@ -192,22 +198,22 @@ pub struct StepPlan {
 #[derive(Clone, Debug)]
 pub struct Budget {
     bytes: u64,
-    batch: usize,
+    batch_size: usize,
     precisions: Vec<Option<DType>>,
-    everything: bool,
-    offload: bool,
+    measures_all: bool,
+    allows_offload: bool,
 }
 
 impl Budget {
     /// A step of `batch` rows may take so many bytes of the device's memory, in f32.
     #[must_use]
     pub fn new(bytes: u64, batch: usize) -> Self {
-        Self { bytes, batch, precisions: vec![None], everything: false, offload: true }
+        Self { bytes, batch_size: batch, precisions: vec![None], measures_all: false, allows_offload: true }
     }
 
     /// Also allows this precision: f16 or bf16. (f16 needs a `GradScaler` to train.)
     #[must_use]
-    pub fn allow(mut self, precision: DType) -> Self {
+    pub fn allow_precision(mut self, precision: DType) -> Self {
         if !self.precisions.contains(&Some(precision)) {
             self.precisions.push(Some(precision));
         }
@@ -217,13 +223,13 @@ impl Budget {
     /// Keeps everything on the device: nothing goes to memory of the host.
     #[must_use]
     pub fn without_offload(self) -> Self {
-        Self { offload: false, ..self }
+        Self { allows_offload: false, ..self }
     }
 
     /// Measures the peaks of all choices, for a table of them; else only of those that are faster than the one that fits.
     #[must_use]
     pub fn measure_all(self) -> Self {
-        Self { everything: true, ..self }
+        Self { measures_all: true, ..self }
     }
 
     /// Finds the fastest choice that fits. `setup` makes the model and everything that stays, and returns the step: one
@@ -233,97 +239,113 @@ impl Budget {
     /// The batch has no rows, or more than 2^32; what the step returns; [`Error::Budget`] if nothing fits, with the smallest budget that would do.
     pub fn plan<S: FnMut(&StepConfig) -> Result<()>>(
         &self,
-        profile: &Profile,
+        profile: &CardProfile,
         setup: impl Fn(&Device) -> Result<S>,
     ) -> Result<StepPlan> {
-        if self.batch == 0 || u32::try_from(self.batch).is_err() {
-            let why = format!("a step has 1 to {} rows, not {}", u32::MAX, self.batch);
+        if self.batch_size == 0 || u32::try_from(self.batch_size).is_err() {
+            let why = format!("a step has 1 to {} rows, not {}", u32::MAX, self.batch_size);
             return Err(Error::argument("plan", why));
         }
-        let card = boundless(profile);
-        let room = self.bytes.min(profile.room()).min(profile.config.max_memory.unwrap_or(u64::MAX));
+        let card = with_unlimited_memory(profile);
+        let room =
+            self.bytes.min(profile.available_bytes()).min(profile.config.max_memory.unwrap_or(u64::MAX));
         let mut table = Vec::new();
-        for rows in (1..=self.batch).rev().filter(|rows| self.batch.is_multiple_of(*rows)) {
+        for rows in (1..=self.batch_size).rev().filter(|rows| self.batch_size.is_multiple_of(*rows)) {
             for &precision in &self.precisions {
-                table.extend(self.ways(rows, precision, &card, &setup)?);
+                table.extend(self.estimate_configs(rows, precision, &card, &setup)?);
             }
         }
-        table.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(b.choice.rows.cmp(&a.choice.rows)));
+        table.sort_by(|a, b| {
+            a.seconds.total_cmp(&b.seconds).then(b.config.micro_batch_size.cmp(&a.config.micro_batch_size))
+        });
         let mut best: Option<usize> = None;
-        let mut tried: Vec<Tried> = Vec::new();
+        let mut tried: Vec<MeasuredConfig> = Vec::new();
         for (k, estimate) in table.iter_mut().enumerate() {
-            let (peaks, fits) = measure(&card, &setup, &estimate.choice, room)?;
+            let (peaks, fits) = measure_peaks(&card, &setup, &estimate.config, room)?;
             (estimate.peak, estimate.fits) = (Some(peaks.reserved), Some(fits));
-            tried.push((peaks.requested.max(room), peaks.reserved, estimate.choice.clone()));
+            tried.push((peaks.requested.max(room), peaks.reserved, estimate.config.clone()));
             if best.is_none() && fits {
                 best = Some(k);
-                if !self.everything {
+                if !self.measures_all {
                     break;
                 }
             }
         }
         if let Some(k) = best {
-            return Ok(StepPlan { card: card.name.clone(), budget: room, best: table[k].clone(), table });
+            return Ok(StepPlan {
+                card: card.name.clone(),
+                budget: room,
+                best: table[k].clone(),
+                estimates: table,
+            });
         }
-        let (needed, choice) = smallest(&card, &setup, tried)?;
-        Err(Error::Budget { card: card.name.clone(), budget: room, needed, choice: choice.to_string() })
+        let (needed, choice) = find_smallest_budget(&card, &setup, tried)?;
+        Err(Error::BudgetTooSmall {
+            card: card.name.clone(),
+            budget: room,
+            needed,
+            choice: choice.to_string(),
+        })
     }
 
     /// The choices of one micro-batch and precision.
-    fn ways<S: FnMut(&StepConfig) -> Result<()>>(
+    fn estimate_configs<S: FnMut(&StepConfig) -> Result<()>>(
         &self,
         rows: usize,
         precision: Option<DType>,
-        card: &Profile,
+        card: &CardProfile,
         setup: &impl Fn(&Device) -> Result<S>,
     ) -> Result<Vec<Estimate>> {
-        let count = self.batch / rows;
-        let mut parts: Vec<Part> = Vec::new();
-        let mut work = |choice: &StepConfig| -> Result<Work> {
-            let measured = run(card, setup, choice, |backend, step| {
-                let probe = Segments::measure(Arc::clone(backend));
-                let before = backend.work();
+        let count = self.batch_size / rows;
+        let mut parts: Vec<SegmentCost> = Vec::new();
+        let mut work = |choice: &StepConfig| -> Result<WorkEstimate> {
+            let measured = run_dry(card, setup, choice, |backend, step| {
+                let probe = SegmentGuard::start_measuring(Arc::clone(backend));
+                let before = backend.estimated_work();
                 step()?;
-                parts = probe.measured();
+                parts = probe.take_costs();
                 // One forward pass' segments, of those of all.
-                parts.truncate(parts.len() / choice.count);
-                Ok(backend.work() - before)
+                parts.truncate(parts.len() / choice.micro_batch_count);
+                Ok(backend.estimated_work() - before)
             });
             Ok(measured?.0)
         };
         let plain = |count: usize| StepConfig { precision, ..StepConfig::new(rows, count) };
-        let offload = self.offload && card.speed.host > 0.0;
+        let offload = self.allows_offload && card.speed.host_bandwidth > 0.0;
         let state = if offload { work(&plain(1).with_offloaded_state())?.host_seconds } else { 0.0 };
         let one = work(&plain(1))?.seconds;
         // Each further micro-batch takes what the second one does.
         let whole = if count > 1 { one + (count - 1) as f64 * (work(&plain(2))?.seconds - one) } else { one };
         let estimate = |choice: StepConfig| {
-            let of = |what: ActivationPolicy, cost: &dyn Fn(&Part) -> f64| -> f64 {
-                let those = parts.iter().zip(&*choice.saved).filter(|(_, saved)| **saved == what);
+            let of = |what: ActivationPolicy, cost: &dyn Fn(&SegmentCost) -> f64| -> f64 {
+                let those = parts.iter().zip(&*choice.policies).filter(|(_, saved)| **saved == what);
                 count as f64 * those.map(|(part, _)| cost(part)).sum::<f64>()
             };
-            let computed = whole + of(ActivationPolicy::Recomputed, &|part| part.seconds);
-            let copied = of(ActivationPolicy::Offloaded, &|part| 2.0 * part.bytes as f64 / card.speed.host);
+            let computed = whole + of(ActivationPolicy::Recompute, &|part| part.seconds);
+            let copied = of(ActivationPolicy::Offload, &|part| {
+                2.0 * part.saved_bytes as f64 / card.speed.host_bandwidth
+            });
             let seconds = computed.max(copied) + if choice.offload_state { state } else { 0.0 };
-            Estimate { choice, peak: None, fits: None, seconds }
+            Estimate { config: choice, peak: None, fits: None, seconds }
         };
         let choice =
-            || StepConfig { saved: vec![ActivationPolicy::Kept; parts.len()].into(), ..plain(count) };
-        let sets = sets(&parts, SETS);
-        let mut choices: Vec<StepConfig> = sets.iter().map(|set| choice().recompute(set)).collect();
+            || StepConfig { policies: vec![ActivationPolicy::Keep; parts.len()].into(), ..plain(count) };
+        let sets = pareto_sets(&parts, MAX_SEGMENT_SETS);
+        let mut choices: Vec<StepConfig> = sets.iter().map(|set| choice().with_recompute(set)).collect();
         if state > 0.0 {
-            let some = sets.iter().rev().step_by(SETS / 5);
-            choices.extend(some.map(|set| choice().recompute(set).with_offloaded_state()));
+            let some = sets.iter().rev().step_by(MAX_SEGMENT_SETS / 5);
+            choices.extend(some.map(|set| choice().with_recompute(set).with_offloaded_state()));
         }
         if offload {
             // The earlier ones have longer to come back.
-            let mut ends: Vec<usize> = (1..=QUARTERS).map(|k| parts.len() * k / QUARTERS).collect();
+            let mut ends: Vec<usize> =
+                (1..=OFFLOAD_FRACTIONS).map(|k| parts.len() * k / OFFLOAD_FRACTIONS).collect();
             ends.dedup();
             for end in ends.into_iter().filter(|end| *end > 0) {
                 let away: Vec<bool> = (0..parts.len()).map(|k| k < end).collect();
-                choices.push(choice().offload(&away));
+                choices.push(choice().with_offload(&away));
                 if state > 0.0 {
-                    choices.push(choice().offload(&away).with_offloaded_state());
+                    choices.push(choice().with_offload(&away).with_offloaded_state());
                 }
             }
         }
@@ -333,63 +355,65 @@ impl Budget {
 
 impl StepConfig {
     /// The same with two micro-batches at most, which hold as much as many.
-    fn short(&self) -> Self {
-        Self { count: self.count.min(2), ..self.clone() }
+    fn with_at_most_two_micro_batches(&self) -> Self {
+        Self { micro_batch_count: self.micro_batch_count.min(2), ..self.clone() }
     }
 }
 
 /// The most bytes of a choice, and whether it fits `room`. What fits has the peak that it has without a bound, if that fits as well.
-fn measure<S: FnMut(&StepConfig) -> Result<()>>(
-    card: &Profile,
+fn measure_peaks<S: FnMut(&StepConfig) -> Result<()>>(
+    card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
     choice: &StepConfig,
     room: u64,
-) -> Result<(Peaks, bool)> {
-    let steps = |choice: &StepConfig| -> Result<Peaks> {
-        Ok(run(card, setup, choice, |_, step| step().and_then(|()| step()))?.1)
+) -> Result<(PoolPeaks, bool)> {
+    let steps = |choice: &StepConfig| -> Result<PoolPeaks> {
+        Ok(run_dry(card, setup, choice, |_, step| step().and_then(|()| step()))?.1)
     };
-    match bounded(card, setup, choice, room)? {
+    match peak_within_limit(card, setup, choice, room)? {
         Some(peak) => {
             // Blocks that lie otherwise in later micro-batches and steps count as well.
-            let short = steps(&choice.short())?;
+            let short = steps(&choice.with_at_most_two_micro_batches())?;
             let free = if short.reserved > room {
                 short.reserved
             } else {
                 short.reserved.max(steps(choice)?.reserved)
             };
-            Ok((Peaks { reserved: if free > room { peak } else { free }, ..short }, true))
+            Ok((PoolPeaks { reserved: if free > room { peak } else { free }, ..short }, true))
         }
         // Two micro-batches show most of it.
-        None => Ok((run(card, setup, &choice.short(), |_, step| step())?.1, false)),
+        None => {
+            Ok((run_dry(card, setup, &choice.with_at_most_two_micro_batches(), |_, step| step())?.1, false))
+        }
     }
 }
 
 /// The most bytes of a choice in a pool that may take no more than `room`, as it will be used on the device: such a pool takes smaller
 /// segments, moves blocks and gives memory back. `None` if it does not fit.
-fn bounded<S: FnMut(&StepConfig) -> Result<()>>(
-    card: &Profile,
+fn peak_within_limit<S: FnMut(&StepConfig) -> Result<()>>(
+    card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
     choice: &StepConfig,
     room: u64,
 ) -> Result<Option<u64>> {
     let bounded = card.clone().with_config(Config { max_memory: Some(room), ..card.config });
-    match run(&bounded, setup, choice, |_, step| step().and_then(|()| step())) {
+    match run_dry(&bounded, setup, choice, |_, step| step().and_then(|()| step())) {
         Ok((_, peaks)) => Ok(Some(peaks.reserved)),
         Err(error) => error.into_out_of_memory().map(|_| None),
     }
 }
 
 /// The least budget that a choice can run with, for what is held at once and what was tried, the most that it takes without a bound, and it.
-type Tried = (u64, u64, StepConfig);
+type MeasuredConfig = (u64, u64, StepConfig);
 
 /// The smallest budget under which one of the choices runs: it was run dry under that limit, and none of them runs with one granule less. None
 /// of them fits `room`.
-fn smallest<S: FnMut(&StepConfig) -> Result<()>>(
-    card: &Profile,
+fn find_smallest_budget<S: FnMut(&StepConfig) -> Result<()>>(
+    card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
-    mut all: Vec<Tried>,
+    mut all: Vec<MeasuredConfig>,
 ) -> Result<(u64, StepConfig)> {
-    let source = &card.source;
+    let source = &card.source_limits;
     let granule = source.virtual_memory.map_or(source.alignment.max(512), |pages| pages.granularity);
     all.sort_by_key(|&(least, reserved, _)| (least, reserved));
     let mut best: Option<(u64, StepConfig)> = None;
@@ -403,9 +427,9 @@ fn smallest<S: FnMut(&StepConfig) -> Result<()>>(
             }
             // It takes no more without a bound, but for what lies otherwise in later steps.
             let most = below.min(reserved.saturating_mul(2));
-            if let Some(peak) = bounded(card, setup, choice, most)? {
+            if let Some(peak) = peak_within_limit(card, setup, choice, most)? {
                 best = Some((
-                    least_limit(card, setup, choice, *least, peak.max(*least), granule)?,
+                    find_smallest_limit(card, setup, choice, *least, peak.max(*least), granule)?,
                     choice.clone(),
                 ));
                 found = true;
@@ -416,15 +440,15 @@ fn smallest<S: FnMut(&StepConfig) -> Result<()>>(
 }
 
 /// The smallest limit of the pool under which a choice runs: a multiple of the granule, at least `low` bytes and about `most` at most.
-fn least_limit<S: FnMut(&StepConfig) -> Result<()>>(
-    card: &Profile,
+fn find_smallest_limit<S: FnMut(&StepConfig) -> Result<()>>(
+    card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
     choice: &StepConfig,
     low: u64,
     most: u64,
     granule: u64,
 ) -> Result<u64> {
-    let runs = |granules: u64| bounded(card, setup, choice, granules * granule);
+    let runs = |granules: u64| peak_within_limit(card, setup, choice, granules * granule);
     let (mut low, mut most) = (low.saturating_sub(1) / granule, most.div_ceil(granule));
     // What it took in a larger pool may lie otherwise in one of that size.
     let mut step = 1;
@@ -446,7 +470,7 @@ fn least_limit<S: FnMut(&StepConfig) -> Result<()>>(
 
 /// The most bytes of a run.
 #[derive(Clone, Copy, Debug)]
-struct Peaks {
+struct PoolPeaks {
     /// Bytes that the pool took from the device.
     reserved: u64,
     /// Bytes held at once, before rounding.
@@ -455,20 +479,20 @@ struct Peaks {
 
 /// Runs a step on a null device, and then `second`, which runs it again, and may look at it. Also the most bytes that the
 /// pool took.
-fn run<S: FnMut(&StepConfig) -> Result<()>, T>(
-    card: &Profile,
+fn run_dry<S: FnMut(&StepConfig) -> Result<()>, T>(
+    card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
     choice: &StepConfig,
     second: impl FnOnce(&Arc<NullBackend>, &mut dyn FnMut() -> Result<()>) -> Result<T>,
-) -> Result<(T, Peaks)> {
+) -> Result<(T, PoolPeaks)> {
     let backend = Arc::new(NullBackend::new(card.clone()));
     let device = Device::with_config(backend.clone(), card.config);
     let mut step = setup(&device)?;
-    let _segments = choice.segments();
+    let _segments = choice.apply_segments();
     step(choice)?;
     let value = second(&backend, &mut || step(choice))?;
     let stats = device.memory();
-    Ok((value, Peaks { reserved: stats.peak_reserved(), requested: stats.requested_bytes.all.peak }))
+    Ok((value, PoolPeaks { reserved: stats.peak_reserved(), requested: stats.requested_bytes.all.peak }))
 }
 
 impl StepPlan {
@@ -482,13 +506,13 @@ impl StepPlan {
             least = least.min(peak);
             better
         };
-        let mut sorted: Vec<&Estimate> = self.table.iter().filter(|e| e.peak.is_some()).collect();
+        let mut sorted: Vec<&Estimate> = self.estimates.iter().filter(|e| e.peak.is_some()).collect();
         sorted.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.peak.cmp(&b.peak)));
         sorted.into_iter().filter(better).collect()
     }
 
-    fn row(&self, f: &mut fmt::Formatter<'_>, estimate: &Estimate) -> fmt::Result {
-        let Estimate { choice, peak, fits, seconds } = estimate;
+    fn write_row(&self, f: &mut fmt::Formatter<'_>, estimate: &Estimate) -> fmt::Result {
+        let Estimate { config: choice, peak, fits, seconds } = estimate;
         let mark = if *estimate == self.best {
             "  <- chosen"
         } else if *fits == Some(false) {
@@ -499,11 +523,11 @@ impl StepPlan {
         write!(
             f,
             "\n{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>9.1} ms{mark}",
-            choice.rows,
-            choice.count,
+            choice.micro_batch_size,
+            choice.micro_batch_count,
             choice.precision.map_or("f32".to_owned(), |d| d.to_string()),
-            format!("{} of {}", choice.recomputed(), choice.saved.len()),
-            match (choice.offloaded(), choice.offload_state) {
+            format!("{} of {}", choice.recomputed_count(), choice.policies.len()),
+            match (choice.offloaded_count(), choice.offload_state) {
                 (0, false) => "-".to_owned(),
                 (0, true) => "state".to_owned(),
                 (n, false) => n.to_string(),
@@ -520,14 +544,14 @@ impl fmt::Display for StepPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (best, budget) = (&self.best, Bytes(self.budget));
         let peak = Bytes(best.peak.unwrap_or(0));
-        write!(f, "within {budget} on {}: {}", self.card, best.choice)?;
+        write!(f, "within {budget} on {}: {}", self.card, best.config)?;
         write!(f, "\n  peak {peak}, at least {:.1} ms a step", best.seconds * 1e3)?;
-        let fastest = self.table.first().filter(|first| first.seconds < best.seconds);
+        let fastest = self.estimates.first().filter(|first| first.seconds < best.seconds);
         if let Some(Estimate { peak: Some(peak), seconds, .. }) = fastest {
             let more = 100.0 * (best.seconds / seconds - 1.0);
             write!(f, ": {more:.0} % more than the fastest of all, which takes {}", Bytes(*peak))?;
         }
-        let measured: Vec<&Estimate> = self.table.iter().filter(|e| e.peak.is_some()).collect();
+        let measured: Vec<&Estimate> = self.estimates.iter().filter(|e| e.peak.is_some()).collect();
         let rows = if f.alternate() { measured.clone() } else { self.pareto() };
         let (few, all) = (rows.len(), measured.len());
         match f.alternate() {
@@ -539,7 +563,7 @@ impl fmt::Display for StepPlan {
             "\n{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>12}",
             "rows", "parts", "precision", "again", "offloaded", "peak", "step"
         )?;
-        rows.into_iter().try_for_each(|estimate| self.row(f, estimate))
+        rows.into_iter().try_for_each(|estimate| self.write_row(f, estimate))
     }
 }
 
@@ -558,8 +582,8 @@ mod tests {
         let device = device.clone();
         Ok(move |choice: &StepConfig| {
             optimizer.offload_state(choice.offload_state);
-            for _ in 0..choice.count {
-                let text = Tensor::zeros(&[choice.rows, 256], DType::I64, &device)?;
+            for _ in 0..choice.micro_batch_count {
+                let text = Tensor::zeros(&[choice.micro_batch_size, 256], DType::I64, &device)?;
                 let autocast = choice.autocast()?;
                 let loss = net.forward(&text)?.mean_all()?;
                 drop(autocast);
@@ -571,24 +595,24 @@ mod tests {
         })
     }
 
-    fn plan_on(card: &Profile, budget: u64) -> Result<StepPlan> {
-        Budget::new(budget, 4).allow(DType::BF16).plan(card, setup)
+    fn plan_on(card: &CardProfile, budget: u64) -> Result<StepPlan> {
+        Budget::new(budget, 4).allow_precision(DType::BF16).plan(card, setup)
     }
 
     fn plan(budget: u64) -> Result<StepPlan> {
-        plan_on(&Profile::card("t4")?, budget)
+        plan_on(&CardProfile::from_card("t4")?, budget)
     }
 
     #[test]
     fn what_is_chosen_runs_in_a_pool_of_the_budget() -> Result<()> {
-        for card in [Profile::card("t4")?, Profile::card("t4")?.through_wgpu()] {
-            let Err(Error::Budget { needed, .. }) = plan_on(&card, 1 << 20) else {
+        for card in [CardProfile::from_card("t4")?, CardProfile::from_card("t4")?.with_wgpu_limits()] {
+            let Err(Error::BudgetTooSmall { needed, .. }) = plan_on(&card, 1 << 20) else {
                 panic!("1 MiB is enough");
             };
             for budget in [needed, needed + needed / 8, needed + needed / 2] {
-                let choice = plan_on(&card, budget)?.best.choice;
+                let choice = plan_on(&card, budget)?.best.config;
                 let bounded = Config { max_memory: Some(budget), ..card.config };
-                let steps = run(&card.clone().with_config(bounded), &setup, &choice, |_, step| {
+                let steps = run_dry(&card.clone().with_config(bounded), &setup, &choice, |_, step| {
                     step().and_then(|()| step()).and_then(|()| step())
                 });
                 assert!(steps?.1.reserved <= budget, "{choice} within {budget}");
@@ -600,13 +624,13 @@ mod tests {
     #[test]
     fn more_memory_is_never_slower_and_less_is_refused_with_what_would_do() -> Result<()> {
         let needed = match plan(1 << 20) {
-            Err(Error::Budget { needed, choice, .. }) => {
+            Err(Error::BudgetTooSmall { needed, choice, .. }) => {
                 assert!(choice.contains("of 3 segments computed again"), "{choice}");
                 needed
             }
             other => panic!("1 MiB is enough: {other:?}"),
         };
-        assert!(matches!(plan(needed - 1), Err(Error::Budget { .. })));
+        assert!(matches!(plan(needed - 1), Err(Error::BudgetTooSmall { .. })));
         let mut before = plan(needed)?.best;
         assert_eq!(before.peak, Some(needed));
         for budget in (1..40).map(|k| needed + k * needed / 16) {
@@ -615,7 +639,10 @@ mod tests {
             assert!(best.seconds <= before.seconds, "{best:?} after {before:?}");
             before = best;
         }
-        assert_eq!(before.choice, StepConfig::new(4, 1).recompute([false; 3]).with_precision(DType::BF16));
+        assert_eq!(
+            before.config,
+            StepConfig::new(4, 1).with_recompute([false; 3]).with_precision(DType::BF16)
+        );
         Ok(())
     }
 
@@ -631,11 +658,11 @@ mod tests {
         for k in 0..6 {
             let (inputs, hidden) = (1 + below(700), 1 + below(900));
             let (layers, batch) = (1 + below(3), 1 + below(4));
-            let card = Profile::card("t4")?;
-            let card = if k % 2 == 0 { card } else { card.through_wgpu() };
-            let granule = match card.source.virtual_memory {
+            let card = CardProfile::from_card("t4")?;
+            let card = if k % 2 == 0 { card } else { card.with_wgpu_limits() };
+            let granule = match card.source_limits.virtual_memory {
                 Some(pages) => pages.granularity,
-                None => card.source.alignment.max(512),
+                None => card.source_limits.alignment.max(512),
             };
             let make = |device: &Device| {
                 let first = Linear::new(inputs, hidden, device)?;
@@ -645,8 +672,8 @@ mod tests {
                 let device = device.clone();
                 Ok(move |choice: &StepConfig| {
                     optimizer.offload_state(choice.offload_state);
-                    for _ in 0..choice.count {
-                        let x = Tensor::zeros(&[100 * choice.rows, inputs], DType::F32, &device)?;
+                    for _ in 0..choice.micro_batch_count {
+                        let x = Tensor::zeros(&[100 * choice.micro_batch_size, inputs], DType::F32, &device)?;
                         let mut x = first.forward(&x)?.relu()?;
                         for layer in &body {
                             let layer = (layer.weight.clone(), layer.bias.clone());
@@ -664,14 +691,17 @@ mod tests {
             let at = format!("{inputs} {hidden} {layers} {batch} on {}", card.name);
             let plan = |bytes: u64| Budget::new(bytes, batch).plan(&card, make);
             let needed = match plan(1) {
-                Err(Error::Budget { needed, .. }) => needed,
+                Err(Error::BudgetTooSmall { needed, .. }) => needed,
                 other => panic!("{at}: {other:?}"),
             };
             let best = plan(needed)?.best;
             assert!(best.peak.is_some_and(|peak| peak <= needed), "{at}: {best:?} within {needed}");
-            assert!(bounded(&card, &make, &best.choice, needed)?.is_some(), "{at}: {needed} is too little");
+            assert!(
+                peak_within_limit(&card, &make, &best.config, needed)?.is_some(),
+                "{at}: {needed} is too little"
+            );
             match plan(needed - granule) {
-                Err(Error::Budget { needed: again, .. }) => assert_eq!(again, needed, "{at}"),
+                Err(Error::BudgetTooSmall { needed: again, .. }) => assert_eq!(again, needed, "{at}"),
                 other => panic!("{at}: {granule} bytes less than {needed} do: {other:?}"),
             }
         }

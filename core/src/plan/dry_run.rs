@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::backend::SourceLimits;
 use crate::backend::VirtualMemory;
-use crate::backend::null::{NullBackend, Profile, Work};
+use crate::backend::null::{CardProfile, NullBackend, WorkEstimate};
 use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::scope::{ModulePath, Scope};
@@ -14,9 +14,9 @@ use crate::memory::{AllocationChange, Bytes, Config, OutOfMemory, RecordingOptio
 use crate::runtime::device::Device;
 
 /// More than any device has: a step that does not fit its card is run with so much, to say what it needs.
-const BOUNDLESS: u64 = 1 << 44;
+const UNLIMITED_BYTES: u64 = 1 << 44;
 /// How many modules are named.
-const TOP: usize = 5;
+const MAX_MODULES: usize = 5;
 
 /// What a step took. Sizes are those of the real device, to the byte.
 #[derive(Clone, Debug)]
@@ -25,7 +25,7 @@ pub struct DryRun {
     /// The card's name.
     pub card: String,
     /// What a pool could have of it.
-    pub room: u64,
+    pub available_bytes: u64,
     /// The most bytes that were held at once.
     pub peak_allocated: u64,
     /// The most bytes that the pool took from the device.
@@ -35,11 +35,11 @@ pub struct DryRun {
     /// The most bytes held at once for each tag, in the order of [`Tag::ALL`]; not all at the same moment.
     pub peak_by_tag: [u64; Tag::COUNT],
     /// The moment at which most was held.
-    pub peak: Peak,
+    pub peak: MemoryPeak,
     /// Every block that was lent or taken back, in order, as far as the step starts no recording of its own.
     pub timeline: Vec<AllocationChange>,
     /// What ran.
-    pub work: Work,
+    pub work: WorkEstimate,
     /// The error that the card would have given, if the step does not fit it. The figures are of a larger card then.
     pub out_of_memory: Option<Box<OutOfMemory>>,
 }
@@ -47,9 +47,9 @@ pub struct DryRun {
 /// The moment at which most memory was held.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
-pub struct Peak {
+pub struct MemoryPeak {
     /// Its place in the timeline.
-    pub at: usize,
+    pub timeline_index: usize,
     /// The module that ran.
     pub module: ModulePath,
     /// The operation that ran.
@@ -71,30 +71,33 @@ pub struct Peak {
 ///
 /// # Errors
 /// The error of `step`, but for a full device; a variable of the environment that cannot be understood.
-pub fn dry_run<T>(profile: &Profile, mut step: impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
-    let refused = match once(profile, &mut step) {
+pub fn dry_run<T>(profile: &CardProfile, mut step: impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
+    let refused = match run_once(profile, &mut step) {
         Err(error) => error.into_out_of_memory()?,
         Ok(done) => return Ok(done),
     };
-    let mut run = once(&boundless(profile), &mut step)?;
-    run.room = profile.room();
+    let mut run = run_once(&with_unlimited_memory(profile), &mut step)?;
+    run.available_bytes = profile.available_bytes();
     run.out_of_memory = Some(refused);
     Ok(run)
 }
 
 /// The same card with more memory than anything needs.
-pub(super) fn boundless(profile: &Profile) -> Profile {
-    let wide = |v: VirtualMemory| VirtualMemory { reservation: 2 * BOUNDLESS, ..v };
-    Profile {
-        total: BOUNDLESS,
-        overhead: 0,
-        source: SourceLimits { virtual_memory: profile.source.virtual_memory.map(wide), ..profile.source },
+pub(super) fn with_unlimited_memory(profile: &CardProfile) -> CardProfile {
+    let wide = |v: VirtualMemory| VirtualMemory { reservation: 2 * UNLIMITED_BYTES, ..v };
+    CardProfile {
+        total_bytes: UNLIMITED_BYTES,
+        overhead_bytes: 0,
+        source_limits: SourceLimits {
+            virtual_memory: profile.source_limits.virtual_memory.map(wide),
+            ..profile.source_limits
+        },
         config: Config { max_memory: None, per_process_memory_fraction: 1.0, ..profile.config },
         ..profile.clone()
     }
 }
 
-fn once<T>(profile: &Profile, step: &mut impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
+fn run_once<T>(profile: &CardProfile, step: &mut impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
     environment::check_variables()?;
     let backend = Arc::new(NullBackend::new(profile.clone()));
     let device = Device::with_config(backend.clone(), profile.config);
@@ -104,14 +107,14 @@ fn once<T>(profile: &Profile, step: &mut impl FnMut(&Device) -> Result<T>) -> Re
     let stats = device.memory();
     Ok(DryRun {
         card: profile.name.clone(),
-        room: device.pool().limit().unwrap_or(u64::MAX).min(profile.room()),
+        available_bytes: device.pool().limit().unwrap_or(u64::MAX).min(profile.available_bytes()),
         peak_allocated: stats.peak_allocated(),
         peak_reserved: stats.peak_reserved(),
         peak_requested: stats.requested_bytes.all.peak,
         peak_by_tag: stats.tags.map(|t| t.peak),
-        peak: Peak::find(&timeline),
+        peak: MemoryPeak::from_timeline(&timeline),
         timeline,
-        work: backend.work(),
+        work: backend.estimated_work(),
         out_of_memory: None,
     })
 }
@@ -124,8 +127,8 @@ impl DryRun {
     }
 }
 
-impl Peak {
-    fn find(timeline: &[AllocationChange]) -> Self {
+impl MemoryPeak {
+    fn from_timeline(timeline: &[AllocationChange]) -> Self {
         // The first of several, as counters see it.
         let Some(at) = (0..timeline.len()).rev().max_by_key(|&k| timeline[k].allocated) else {
             return Self::default();
@@ -140,13 +143,20 @@ impl Peak {
             }
         }
         let Scope { tag, module, op, .. } = timeline[at].scope;
-        let mut by_module = largest(by_module);
-        by_module.truncate(TOP);
-        Self { at, module, op, tag, by_tag: largest(Tag::ALL.into_iter().zip(by_tag)), by_module }
+        let mut by_module = sort_largest_first(by_module);
+        by_module.truncate(MAX_MODULES);
+        Self {
+            timeline_index: at,
+            module,
+            op,
+            tag,
+            by_tag: sort_largest_first(Tag::ALL.into_iter().zip(by_tag)),
+            by_module,
+        }
     }
 }
 
-fn largest<K>(of: impl IntoIterator<Item = (K, i64)>) -> Vec<(K, u64)> {
+fn sort_largest_first<K>(of: impl IntoIterator<Item = (K, i64)>) -> Vec<(K, u64)> {
     let positive = of.into_iter().filter_map(|(key, bytes)| Some((key, u64::try_from(bytes).ok()?)));
     let mut sorted: Vec<(K, u64)> = positive.filter(|(_, bytes)| *bytes > 0).collect();
     sorted.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -154,7 +164,7 @@ fn largest<K>(of: impl IntoIterator<Item = (K, i64)>) -> Vec<(K, u64)> {
 }
 
 /// `activation 3.1 GiB, parameter 500.0 MiB`.
-fn list<K: fmt::Display>(held: &[(K, u64)]) -> String {
+fn format_sizes<K: fmt::Display>(held: &[(K, u64)]) -> String {
     held.iter().map(|(key, bytes)| format!("{key} {}", Bytes(*bytes))).collect::<Vec<_>>().join(", ")
 }
 
@@ -166,17 +176,17 @@ impl fmt::Display for DryRun {
             f,
             "peak {allocated} allocated, {reserved} reserved: {fits} {}, whose pool can have {}",
             self.card,
-            Bytes(self.room)
+            Bytes(self.available_bytes)
         )?;
         write!(f, "  at the peak: {}", if self.peak.op.is_empty() { "an allocation" } else { self.peak.op })?;
         if !self.peak.module.is_root() {
             write!(f, " in {}", self.peak.module)?;
         }
-        write!(f, " ({})\n  held by: {}", self.peak.tag, list(&self.peak.by_tag))?;
+        write!(f, " ({})\n  held by: {}", self.peak.tag, format_sizes(&self.peak.by_tag))?;
         if !self.peak.by_module.is_empty() {
-            write!(f, "\n  modules: {}", list(&self.peak.by_module))?;
+            write!(f, "\n  modules: {}", format_sizes(&self.peak.by_module))?;
         }
-        let Work { launches, flops, seconds, .. } = self.work;
+        let WorkEstimate { launches, flops, seconds, .. } = self.work;
         write!(
             f,
             "\n  work: {launches} launches, {:.1} TFLOP, at least {:.1} ms",

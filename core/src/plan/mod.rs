@@ -3,16 +3,16 @@
 //! - [`dry_run`] runs a step on the null device, through the real pool: its peak is the real one.
 //! - [`Budget`] finds the fastest way to run a step within given bytes; [`segment`] marks what it may compute twice, or
 //!   copy to the host meanwhile.
-//! - [`Profile::card`](crate::backend::null::Profile::card) says what real cards are, without one.
+//! - [`CardProfile::from_card`](crate::backend::null::CardProfile::card) says what real cards are, without one.
 //!
 //! ```
-//! use forebay_core::backend::null::Profile;
+//! use forebay_core::backend::null::CardProfile;
 //! use forebay_core::nn::{Linear, Module};
 //! use forebay_core::optim::{AdamW, Optimizer};
 //! use forebay_core::plan::dry_run;
 //! use forebay_core::{dtype::DType, tensor::Tensor};
 //!
-//! let run = dry_run(&Profile::card("rtx4090")?, |device| {
+//! let run = dry_run(&CardProfile::from_card("rtx4090")?, |device| {
 //!     let net = Linear::new(46_000, 46_000, device)?;
 //!     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
 //!     net.forward(&Tensor::zeros(&[8, 46_000], DType::F32, device)?)?.mean_all()?.backward()?;
@@ -24,12 +24,12 @@
 //! ```
 
 mod budget;
+mod cards;
 mod dry_run;
-mod profile;
 mod segment;
 
 pub use budget::{Budget, Estimate, StepConfig, StepPlan};
-pub use dry_run::{DryRun, Peak, dry_run};
-pub use profile::CARDS;
-pub(crate) use segment::is_planned;
-pub use segment::{ActivationPolicy, Segments, segment};
+pub use cards::CARDS;
+pub use dry_run::{DryRun, MemoryPeak, dry_run};
+pub(crate) use segment::is_segment_pass_active;
+pub use segment::{ActivationPolicy, SegmentGuard, segment};

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use crate::autograd::{self, checkpoint};
 use crate::backend::null::NullBackend;
 use crate::error::Result;
-use crate::local::{InPlace, Local, LocalSlot, Scoped};
+use crate::scoped_local::{NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
 use crate::tensor::Tensor;
 use crate::tensor::offload::OffloadSet;
 
@@ -16,76 +16,79 @@ use crate::tensor::offload::OffloadSet;
 pub enum ActivationPolicy {
     /// They stay on the device.
     #[default]
-    Kept,
+    Keep,
     /// They are dropped, and computed again.
-    Recomputed,
+    Recompute,
     /// They are copied to memory of the host beside the next segment's work, and back beside the backward pass of the one
     /// after it.
-    Offloaded,
+    Offload,
 }
 
 /// What a plan, or the planner, does with the segments of this thread's forward passes.
 #[derive(Debug, Default)]
-struct Pass {
-    saved: Arc<[ActivationPolicy]>,
+struct SegmentPass {
+    policies: Arc<[ActivationPolicy]>,
     /// The number of the next one.
-    next: usize,
-    probe: Option<Probe>,
+    next_segment: usize,
+    probe: Option<SegmentProbe>,
     /// What is being copied to the host: it leaves the device when the next segment has been enqueued.
-    leaving: Option<Arc<OffloadSet>>,
+    pending_offload: Option<Arc<OffloadSet>>,
     /// What the last segment that was offloaded kept.
-    before: Weak<OffloadSet>,
+    last_offload: Weak<OffloadSet>,
 }
 
 /// What one segment costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct Part {
+pub(super) struct SegmentCost {
     /// Bytes that it keeps for the backward pass, its result left out.
-    pub(super) bytes: u64,
+    pub(super) saved_bytes: u64,
     /// Seconds that it takes, at the profile's speed.
     pub(super) seconds: f64,
 }
 
 /// Measures segments.
 #[derive(Clone, Debug)]
-struct Probe {
+struct SegmentProbe {
     backend: Arc<NullBackend>,
-    seen: Rc<RefCell<Vec<Part>>>,
+    costs: Rc<RefCell<Vec<SegmentCost>>>,
 }
 
 thread_local! {
-    static PASS: Local<LocalSlot<Option<Pass>>> = const { Local::new(LocalSlot::new(None)) };
+    static CURRENT_PASS: ScopedLocal<NoDropCell<Option<SegmentPass>>> = const { ScopedLocal::new(NoDropCell::new(None)) };
 }
 
 /// While it lives, a plan says what becomes of segments. Guards may be dropped in any order.
 #[derive(Debug)]
 #[must_use = "segments are computed again only while the guard lives"]
-pub struct Segments {
-    _pass: Scoped<LocalSlot<Option<Pass>>>,
+pub struct SegmentGuard {
+    _scope: ScopedGuard<NoDropCell<Option<SegmentPass>>>,
 }
 
-impl Segments {
-    fn set(pass: Option<Pass>) -> Self {
-        Self { _pass: Scoped::new(&PASS, pass) }
+impl SegmentGuard {
+    fn install_pass(pass: Option<SegmentPass>) -> Self {
+        Self { _scope: ScopedGuard::new(&CURRENT_PASS, pass) }
     }
 
     /// From here on this becomes of segments, in the order in which a forward pass meets them.
-    pub(super) fn enter(saved: Arc<[ActivationPolicy]>) -> Self {
+    pub(super) fn apply_policies(saved: Arc<[ActivationPolicy]>) -> Self {
         // A step may enter its choice by itself: the planner measures it all the same.
-        let probe = PASS.read(|pass| pass.as_ref().and_then(|p| p.probe.clone()));
-        Self::set(Some(Pass { saved, probe, ..Pass::default() }))
+        let probe = CURRENT_PASS.with_current(|pass| pass.as_ref().and_then(|p| p.probe.clone()));
+        Self::install_pass(Some(SegmentPass { policies: saved, probe, ..SegmentPass::default() }))
     }
 
     /// From here on segments are measured, and none is computed again.
-    pub(super) fn measure(backend: Arc<NullBackend>) -> Self {
-        Self::set(Some(Pass { probe: Some(Probe { backend, seen: Rc::default() }), ..Pass::default() }))
+    pub(super) fn start_measuring(backend: Arc<NullBackend>) -> Self {
+        Self::install_pass(Some(SegmentPass {
+            probe: Some(SegmentProbe { backend, costs: Rc::default() }),
+            ..SegmentPass::default()
+        }))
     }
 
     /// What was measured since [`measure`](Self::measure), or the last call of this.
-    pub(super) fn measured(&self) -> Vec<Part> {
-        PASS.read(|pass| {
+    pub(super) fn take_costs(&self) -> Vec<SegmentCost> {
+        CURRENT_PASS.with_current(|pass| {
             let probe = pass.as_ref().and_then(|p| p.probe.as_ref());
-            probe.map(|p| p.seen.take()).unwrap_or_default()
+            probe.map(|p| p.costs.take()).unwrap_or_default()
         })
     }
 }
@@ -122,49 +125,49 @@ pub fn segment(
     if !autograd::is_grad_enabled() || autograd::is_recomputing() {
         return plain(&body);
     }
-    let Some((saved, backend)) = PASS.change(|pass| {
+    let Some((saved, backend)) = CURRENT_PASS.with_current_mut(|pass| {
         let pass = pass.as_mut()?;
-        let saved = pass.saved.get(pass.next).copied().unwrap_or_default();
-        pass.next = (pass.next + 1) % pass.saved.len().max(1);
+        let saved = pass.policies.get(pass.next_segment).copied().unwrap_or_default();
+        pass.next_segment = (pass.next_segment + 1) % pass.policies.len().max(1);
         Some((saved, pass.probe.as_ref().map(|p| Arc::clone(&p.backend))))
     }) else {
         return plain(&body);
     };
     // Segments inside this one are parts of it, now and when it runs again.
     let whole = move |x: &[Tensor]| {
-        let _inside = Segments::set(None);
+        let _inside = SegmentGuard::install_pass(None);
         body(x)
     };
     match saved {
-        ActivationPolicy::Kept => {}
-        ActivationPolicy::Recomputed => {
+        ActivationPolicy::Keep => {}
+        ActivationPolicy::Recompute => {
             return checkpoint(inputs, whole).inspect(|_| evict_previous_segment());
         }
-        ActivationPolicy::Offloaded => return offloaded(inputs, || plain(&whole)),
+        ActivationPolicy::Offload => return run_offloaded(inputs, || plain(&whole)),
     }
     let (Some(backend), Some(device)) = (backend, inputs.first().map(|t| t.device())) else {
         return plain(&whole).inspect(|_| evict_previous_segment());
     };
-    let (held, spent) = (device.memory().allocated(), backend.work().seconds);
+    let (held, spent) = (device.memory().allocated(), backend.estimated_work().seconds);
     let out = plain(&whole)?;
     let bytes = device.memory().allocated().saturating_sub(held + (out.numel() * out.dtype().size()) as u64);
-    let part = Part { bytes, seconds: backend.work().seconds - spent };
-    PASS.read(|pass| {
+    let part = SegmentCost { saved_bytes: bytes, seconds: backend.estimated_work().seconds - spent };
+    CURRENT_PASS.with_current(|pass| {
         if let Some(probe) = pass.as_ref().and_then(|p| p.probe.as_ref()) {
-            probe.seen.borrow_mut().push(part);
+            probe.costs.borrow_mut().push(part);
         }
     });
     Ok(out)
 }
 
 /// Whether a plan decides here what becomes of segments.
-pub(crate) fn is_planned() -> bool {
-    autograd::is_grad_enabled() && PASS.read(Option::is_some)
+pub(crate) fn is_segment_pass_active() -> bool {
+    autograd::is_grad_enabled() && CURRENT_PASS.with_current(Option::is_some)
 }
 
 /// The segment before this one has been copied, or is waited for on the device by what takes its memory: it leaves.
 fn evict_previous_segment() {
-    let leaving = PASS.change(|pass| pass.as_mut().and_then(|p| p.leaving.take()));
+    let leaving = CURRENT_PASS.with_current_mut(|pass| pass.as_mut().and_then(|p| p.pending_offload.take()));
     if let Some(away) = leaving {
         away.evict();
     }
@@ -172,7 +175,7 @@ fn evict_previous_segment() {
 
 /// Runs a segment whose kept values go to the host, its inputs among them. They come back when the backward pass reaches
 /// the segment after it, so that the copy runs beside that one's work.
-fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let (out, mut away) = OffloadSet::track_allocations(body);
     let out = out?;
     for input in inputs.iter().filter(|t| t.requires_grad() && !t.is_leaf()) {
@@ -183,10 +186,10 @@ fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Resul
     evict_previous_segment();
     away.copy_to_host()?;
     let away = Arc::new(away);
-    let before = PASS.change(|pass| {
+    let before = CURRENT_PASS.with_current_mut(|pass| {
         let pass = pass.as_mut()?;
-        pass.leaving = Some(Arc::clone(&away));
-        Some(std::mem::replace(&mut pass.before, Arc::downgrade(&away)))
+        pass.pending_offload = Some(Arc::clone(&away));
+        Some(std::mem::replace(&mut pass.last_offload, Arc::downgrade(&away)))
     });
     let before = before.unwrap_or_default();
     Ok(autograd::differentiable("segment", out.detach(), &[&out], move |g, _| {
@@ -203,7 +206,7 @@ fn offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Resul
 ///
 /// Of equal segments the earlier are taken: when the backward pass comes to them, the later ones have been freed, and what
 /// they compute again stands beside less (a later one's would stand beside everything).
-pub(super) fn sets(parts: &[Part], most: usize) -> Vec<Arc<[bool]>> {
+pub(super) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>> {
     struct Set {
         bytes: u64,
         seconds: f64,
@@ -211,11 +214,11 @@ pub(super) fn sets(parts: &[Part], most: usize) -> Vec<Arc<[bool]>> {
     }
     let none = Set { bytes: 0, seconds: 0.0, chosen: vec![false; parts.len()] };
     let mut front = vec![none];
-    for (k, part) in parts.iter().enumerate().filter(|(_, p)| p.bytes > 0) {
+    for (k, part) in parts.iter().enumerate().filter(|(_, p)| p.saved_bytes > 0) {
         let with = front.iter().map(|set| {
             let mut chosen = set.chosen.clone();
             chosen[k] = true;
-            Set { bytes: set.bytes + part.bytes, seconds: set.seconds + part.seconds, chosen }
+            Set { bytes: set.bytes + part.saved_bytes, seconds: set.seconds + part.seconds, chosen }
         });
         let with: Vec<Set> = with.collect();
         front.extend(with);
@@ -230,14 +233,14 @@ pub(super) fn sets(parts: &[Part], most: usize) -> Vec<Arc<[bool]>> {
             saved = saved.max(Some(set.bytes));
             better
         });
-        thin(&mut front, 4 * most);
+        thin_out_evenly(&mut front, 4 * most);
     }
-    thin(&mut front, most);
+    thin_out_evenly(&mut front, most);
     front.into_iter().map(|set| set.chosen.into()).collect()
 }
 
 /// Keeps at most `most` of them, evenly spread, the first and the last among them.
-fn thin<T>(list: &mut Vec<T>, most: usize) {
+fn thin_out_evenly<T>(list: &mut Vec<T>, most: usize) {
     let n = list.len();
     if n > most.max(2) {
         let most = most.max(2);
@@ -258,13 +261,13 @@ fn thin<T>(list: &mut Vec<T>, most: usize) {
 mod tests {
     use super::*;
 
-    fn part(bytes: u64, seconds: f64) -> Part {
-        Part { bytes, seconds }
+    fn part(bytes: u64, seconds: f64) -> SegmentCost {
+        SegmentCost { saved_bytes: bytes, seconds }
     }
 
     #[test]
     fn equal_segments_are_taken_from_the_front() {
-        let sets = sets(&[part(10, 1.0); 4], 16);
+        let sets = pareto_sets(&[part(10, 1.0); 4], 16);
         let counts: Vec<usize> = sets.iter().map(|s| s.iter().filter(|c| **c).count()).collect();
         assert_eq!(counts, [0, 1, 2, 3, 4]);
         assert_eq!(*sets[2], [true, true, false, false]);
@@ -273,12 +276,12 @@ mod tests {
     #[test]
     fn cheap_bytes_come_first_and_none_is_dominated() {
         let parts = [part(10, 5.0), part(100, 1.0), part(0, 1.0), part(50, 0.5), part(60, 4.0)];
-        let sets = sets(&parts, 64);
+        let sets = pareto_sets(&parts, 64);
         let cost = |set: &[bool]| {
-            let of = |f: fn(&Part) -> f64| -> f64 {
+            let of = |f: fn(&SegmentCost) -> f64| -> f64 {
                 parts.iter().zip(set).filter(|(_, c)| **c).map(|(p, _)| f(p)).sum()
             };
-            (of(|p| p.seconds), of(|p| p.bytes as f64))
+            (of(|p| p.seconds), of(|p| p.saved_bytes as f64))
         };
         // Against every subset.
         for mask in 0..1 << parts.len() {
@@ -296,8 +299,8 @@ mod tests {
 
     #[test]
     fn many_different_segments_stay_manageable() {
-        let parts: Vec<Part> = (0..60).map(|k| part(1 << (k % 13), (k * 7 % 11 + 1) as f64)).collect();
-        let sets = sets(&parts, 24);
+        let parts: Vec<SegmentCost> = (0..60).map(|k| part(1 << (k % 13), (k * 7 % 11 + 1) as f64)).collect();
+        let sets = pareto_sets(&parts, 24);
         assert_eq!(sets.len(), 24);
         assert!(sets[0].iter().all(|c| !c) && sets[23].iter().all(|c| *c));
     }

@@ -8,7 +8,7 @@ use forebay_shaders::reflection::ModuleInterface;
 use rustc_hash::FxHashMap;
 
 use crate::autograd;
-use crate::backend::handle::Handle;
+use crate::backend::flushing::FlushingBackend;
 use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
 use crate::capture::{CaptureRecorder, PhiloxState};
 use crate::dtype::DType;
@@ -23,33 +23,33 @@ use crate::runtime::stream::{DeviceMover, StreamSet};
 /// A handle on a device; cloning it is cheap. Two handles are equal if they are of the same opened device.
 #[derive(Clone)]
 pub struct Device {
-    inner: Arc<Inner>,
+    inner: Arc<DeviceInner>,
 }
 
-struct Inner {
+struct DeviceInner {
     // Dropped before the backend they take their segments from.
     pool: Pool,
-    host: OnceLock<Pool>,
+    host_pool: OnceLock<Pool>,
     backend: Arc<dyn Backend>,
     /// The backend as programs are given it.
-    handle: OnceLock<Arc<dyn Backend>>,
+    flushing_backend: OnceLock<Arc<dyn Backend>>,
     streams: Arc<StreamSet>,
     kernels: RwLock<FxHashMap<KernelSpec, CompiledKernel>>,
     /// By their identities.
     kernels_by_key: RwLock<FxHashMap<Box<[usize]>, CompiledKernel>>,
-    custom_kernels: RwLock<FxHashMap<CustomKernel, (CompiledKernel, Arc<ModuleInterface>)>>,
+    custom_kernels: RwLock<FxHashMap<CustomKernelKey, (CompiledKernel, Arc<ModuleInterface>)>>,
     /// By the kernel's number: its label, and which of its bindings it writes.
-    labels: RwLock<Vec<(Arc<str>, u32)>>,
-    random: Mutex<RandomState>,
-    recording: SpanRecorder,
-    capture: CaptureRecorder,
-    im2col: Im2colLimit,
+    kernel_labels: RwLock<Vec<(Arc<str>, u32)>>,
+    random_state: Mutex<RandomState>,
+    span_recorder: SpanRecorder,
+    capture_recorder: CaptureRecorder,
+    im2col_limit: Im2colLimit,
     name: String,
 }
 
 /// A handle that keeps no device open.
 #[derive(Clone)]
-pub(crate) struct WeakDevice(Weak<Inner>);
+pub(crate) struct WeakDevice(Weak<DeviceInner>);
 
 impl fmt::Debug for WeakDevice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -75,40 +75,40 @@ pub(crate) struct CompiledKernel {
 /// One spec may have several.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelKey {
-    words: [usize; Self::WORDS],
+    parts: [usize; Self::MAX_PARTS],
     /// How many there are; more than there is room for make an identity that nothing has.
     count: usize,
 }
 
 impl KernelKey {
-    const WORDS: usize = 32;
+    const MAX_PARTS: usize = 32;
 
     /// That of no words yet, among the kernels of a template.
     #[inline]
     pub(crate) fn new(template: &'static str) -> Self {
-        let mut identity = Self { words: [0; Self::WORDS], count: 0 };
-        identity.word(template);
+        let mut identity = Self { parts: [0; Self::MAX_PARTS], count: 0 };
+        identity.push_str(template);
         identity
     }
 
     /// Adds a word.
     #[inline]
-    pub(crate) fn word(&mut self, word: &'static str) {
+    pub(crate) fn push_str(&mut self, word: &'static str) {
         // No address takes the upper 16 bits.
-        self.number(word.as_ptr().addr() ^ word.len().rotate_right(16));
+        self.push_number(word.as_ptr().addr() ^ word.len().rotate_right(16));
     }
 
     /// Adds a list of words, or what decides one.
     #[inline]
-    pub(crate) fn words(&mut self, words: &[&'static str]) {
-        self.number(words.len());
-        words.iter().for_each(|word| self.word(word));
+    pub(crate) fn push_strs(&mut self, words: &[&'static str]) {
+        self.push_number(words.len());
+        words.iter().for_each(|word| self.push_str(word));
     }
 
     /// Adds a number.
     #[inline]
-    pub(crate) fn number(&mut self, number: usize) {
-        if let Some(word) = self.words.get_mut(self.count) {
+    pub(crate) fn push_number(&mut self, number: usize) {
+        if let Some(word) = self.parts.get_mut(self.count) {
             *word = number;
         }
         self.count += 1;
@@ -116,17 +116,17 @@ impl KernelKey {
 
     /// Adds truth values.
     #[inline]
-    pub(crate) fn flags(&mut self, flags: &[bool]) {
-        self.number(flags.iter().fold(1, |bits, &flag| bits << 1 | usize::from(flag)));
+    pub(crate) fn push_flags(&mut self, flags: &[bool]) {
+        self.push_number(flags.iter().fold(1, |bits, &flag| bits << 1 | usize::from(flag)));
     }
 
     fn as_slice(&self) -> Option<&[usize]> {
-        self.words.get(..self.count)
+        self.parts.get(..self.count)
     }
 }
 
 /// A user's kernel: its source and the bits of its overrides.
-type CustomKernel = (&'static str, Vec<(&'static str, u64)>);
+type CustomKernelKey = (&'static str, Vec<(&'static str, u64)>);
 
 /// Where a device's stream of random numbers stands: Philox draws number `offset`, `offset + 1`, ... under `seed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -181,20 +181,20 @@ impl Device {
         let pool = Pool::new(backend.clone(), config).with_device_name(name.clone()).with_mover(mover);
         let random = Mutex::new(RandomState { seed: 0, offset: 0 });
         let null = info.backend == "null";
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(DeviceInner {
             pool,
-            host: OnceLock::new(),
+            host_pool: OnceLock::new(),
             backend,
-            handle: OnceLock::new(),
+            flushing_backend: OnceLock::new(),
             streams: lanes,
             kernels: RwLock::default(),
             kernels_by_key: RwLock::default(),
             custom_kernels: RwLock::default(),
-            labels: RwLock::default(),
-            random,
-            recording: SpanRecorder::default(),
-            capture: CaptureRecorder::default(),
-            im2col: Im2colLimit::from_env_or_default(),
+            kernel_labels: RwLock::default(),
+            random_state: random,
+            span_recorder: SpanRecorder::default(),
+            capture_recorder: CaptureRecorder::default(),
+            im2col_limit: Im2colLimit::from_env_or_default(),
             name,
         });
         // The only one who sets it.
@@ -206,7 +206,7 @@ impl Device {
 
     /// The null device: shapes, memory and errors of a real one, and no arithmetic.
     #[must_use]
-    pub fn null(profile: crate::backend::null::Profile) -> Self {
+    pub fn null(profile: crate::backend::null::CardProfile) -> Self {
         let config = profile.config;
         Self::with_config(Arc::new(crate::backend::null::NullBackend::new(profile)), config)
     }
@@ -223,15 +223,15 @@ impl Device {
     #[must_use]
     pub fn backend(&self) -> &Arc<dyn Backend> {
         let inner = &self.inner;
-        inner.handle.get_or_init(|| {
+        inner.flushing_backend.get_or_init(|| {
             let device = WeakDevice(Arc::downgrade(inner));
-            Arc::new(Handle::new(device, Arc::clone(&inner.backend)))
+            Arc::new(FlushingBackend::new(device, Arc::clone(&inner.backend)))
         })
     }
 
     /// The backend itself, for who holds the gate or need not.
     #[inline]
-    pub(crate) fn raw(&self) -> &Arc<dyn Backend> {
+    pub(crate) fn raw_backend(&self) -> &Arc<dyn Backend> {
         &self.inner.backend
     }
 
@@ -245,7 +245,7 @@ impl Device {
     /// [`Tensor::offload_`](crate::tensor::Tensor::offload_) puts what it takes off the device.
     #[must_use]
     pub fn host_pool(&self) -> &Pool {
-        self.inner.host.get_or_init(|| {
+        self.inner.host_pool.get_or_init(|| {
             let source = Arc::new(HostSource(Arc::clone(&self.inner.backend)));
             // Limits of the device are not the host's.
             let config =
@@ -255,21 +255,21 @@ impl Device {
     }
 
     /// What was said of the windows of convolutions.
-    pub(crate) fn im2col_switch(&self) -> &Im2colLimit {
-        &self.inner.im2col
+    pub(crate) fn im2col_limit(&self) -> &Im2colLimit {
+        &self.inner.im2col_limit
     }
 
     pub(crate) fn stream_set(&self) -> &StreamSet {
         &self.inner.streams
     }
 
-    pub(crate) fn recording(&self) -> &SpanRecorder {
-        &self.inner.recording
+    pub(crate) fn span_recorder(&self) -> &SpanRecorder {
+        &self.inner.span_recorder
     }
 
     /// What is recorded of a step that is being captured.
     pub(crate) fn capture_recorder(&self) -> &CaptureRecorder {
-        &self.inner.capture
+        &self.inner.capture_recorder
     }
 
     /// What tells it from other devices while it lives.
@@ -291,33 +291,33 @@ impl Device {
     /// Where its random numbers stand.
     #[must_use]
     pub fn random_state(&self) -> RandomState {
-        *self.inner.random.lock().unwrap_or_else(PoisonError::into_inner)
+        *self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Puts its random numbers where they once stood.
     pub fn set_random_state(&self, state: RandomState) {
-        self.capture_recorder().forbid(
+        self.capture_recorder().fail_capture(
             "set_random_state",
             "random numbers go on from one replay to the next; seed before the capture",
         );
         // A checkpoint that runs its body again draws what it drew before, and leaves the rest alone.
         if !autograd::is_recomputing() {
-            *self.inner.random.lock().unwrap_or_else(PoisonError::into_inner) = state;
+            *self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         }
     }
 
     /// Takes the next `blocks` Philox blocks (of four numbers each).
     pub(crate) fn draw_random(&self, blocks: u64) -> PhiloxState {
-        PhiloxState::new(self.draw_state(blocks))
+        PhiloxState::new(self.draw_random_state(blocks))
     }
 
     /// The same, with where they stand.
-    pub(crate) fn draw_state(&self, blocks: u64) -> RandomState {
+    pub(crate) fn draw_random_state(&self, blocks: u64) -> RandomState {
         if let Some(before) = autograd::replayed_draw(self) {
             return before;
         }
         let taken = {
-            let mut state = self.inner.random.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut state = self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner);
             let taken = *state;
             // The counter goes round, as that of Philox.
             state.offset = state.offset.wrapping_add(blocks);
@@ -339,7 +339,7 @@ impl Device {
 
     /// Whether tensors of this type can be on the device.
     #[must_use]
-    pub fn supports(&self, dtype: DType) -> bool {
+    pub fn supports_dtype(&self, dtype: DType) -> bool {
         dtype != DType::F64 || self.info().features.f64
     }
 
@@ -350,16 +350,21 @@ impl Device {
     }
 
     /// The compiled form of a kernel of this workspace.
-    pub(crate) fn kernel(&self, spec: &KernelSpec) -> Result<CompiledKernel> {
+    pub(crate) fn kernel_for_spec(&self, spec: &KernelSpec) -> Result<CompiledKernel> {
         let kernels = &self.inner.kernels;
         if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec) {
             return Ok(kernel);
         }
         let label = spec.label();
         let wgsl = forebay_shaders::render(spec)
-            .map_err(|e| Error::Kernel { label: label.clone(), message: e.to_string() })?;
-        let source =
-            KernelSource { label: &label, wgsl: &wgsl, entry: "main", overrides: &[], zeroed: false };
+            .map_err(|e| Error::KernelCompilation { label: label.clone(), message: e.to_string() })?;
+        let source = KernelSource {
+            label: &label,
+            wgsl: &wgsl,
+            entry_point: "main",
+            overrides: &[],
+            zero_workgroup_memory: false,
+        };
         let kernel = self.compile(&source)?;
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), kernel);
         Ok(kernel)
@@ -371,10 +376,10 @@ impl Device {
         identity: &KernelKey,
         spec: impl FnOnce() -> KernelSpec,
     ) -> Result<CompiledKernel> {
-        if let Some(kernel) = self.find_kernel(identity) {
+        if let Some(kernel) = self.find_kernel_by_key(identity) {
             return Ok(kernel);
         }
-        let kernel = self.kernel(&spec())?;
+        let kernel = self.kernel_for_spec(&spec())?;
         if let Some(words) = identity.as_slice() {
             self.inner
                 .kernels_by_key
@@ -387,7 +392,7 @@ impl Device {
 
     /// The same, if it was asked for before.
     #[inline]
-    pub(crate) fn find_kernel(&self, identity: &KernelKey) -> Option<CompiledKernel> {
+    pub(crate) fn find_kernel_by_key(&self, identity: &KernelKey) -> Option<CompiledKernel> {
         let known = self.inner.kernels_by_key.read().unwrap_or_else(PoisonError::into_inner);
         known.get(identity.as_slice()?).copied()
     }
@@ -406,10 +411,16 @@ impl Device {
         }
         // What is wrong with it is said in the terms of WGSL, before a backend compiles it.
         let interface = forebay_shaders::reflection::reflect_module(wgsl, "main")
-            .map_err(|message| crate::error::Error::Kernel { label: label.to_owned(), message })?;
-        let kernel = self.compile(&KernelSource { label, wgsl, entry: "main", overrides, zeroed: true })?;
+            .map_err(|message| crate::error::Error::KernelCompilation { label: label.to_owned(), message })?;
+        let kernel = self.compile(&KernelSource {
+            label,
+            wgsl,
+            entry_point: "main",
+            overrides,
+            zero_workgroup_memory: true,
+        })?;
         // What is wrong with a user's kernel is said where it is first run.
-        self.inner.backend.compiled(kernel.id)?;
+        self.inner.backend.wait_compiled(kernel.id)?;
         let form = (kernel, Arc::new(interface));
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, form.clone());
         Ok(form)
@@ -417,7 +428,7 @@ impl Device {
 
     fn compile(&self, source: &KernelSource<'_>) -> Result<CompiledKernel> {
         let id = self.inner.backend.compile(source)?;
-        let mut labels = self.inner.labels.write().unwrap_or_else(PoisonError::into_inner);
+        let mut labels = self.inner.kernel_labels.write().unwrap_or_else(PoisonError::into_inner);
         let at = id.0 as usize;
         if labels.len() <= at {
             labels.resize(at + 1, (Arc::from(""), u32::MAX));
@@ -435,11 +446,11 @@ impl Device {
         params: &[u8],
         groups: [u32; 3],
     ) -> Result<()> {
-        self.launch_on(self.queue(), scope::current(), kernel, bindings, params, groups)
+        self.launch_on_queue(self.current_queue(), scope::current(), kernel, bindings, params, groups)
     }
 
     /// The same on any queue, in the name of any operation.
-    pub(crate) fn launch_on(
+    pub(crate) fn launch_on_queue(
         &self,
         queue: u8,
         scope: Scope,
@@ -455,7 +466,7 @@ impl Device {
 
     /// A launch for a profile.
     pub(crate) fn describe_launch(&self, launch: &Launch<'_>) -> WorkItem {
-        let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
+        let labels = self.inner.kernel_labels.read().unwrap_or_else(PoisonError::into_inner);
         let name =
             labels.get(launch.kernel.0 as usize).map_or_else(|| "".into(), |(name, _)| Arc::clone(name));
         WorkItem { name, bytes: launch.bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
@@ -463,7 +474,7 @@ impl Device {
 
     /// Which of its bindings a kernel writes, a bit each.
     pub(crate) fn kernel_write_mask(&self, kernel: KernelId) -> u32 {
-        let labels = self.inner.labels.read().unwrap_or_else(PoisonError::into_inner);
+        let labels = self.inner.kernel_labels.read().unwrap_or_else(PoisonError::into_inner);
         labels.get(kernel.0 as usize).map_or(u32::MAX, |(_, written)| *written)
     }
 }

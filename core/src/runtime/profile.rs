@@ -21,7 +21,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use serde_json::json;
 
-use crate::backend::{Backend, Command, Peak, Stamp};
+use crate::backend::{Backend, Command, PeakRates, TimestampId};
 use crate::error::{Error, Result};
 use crate::memory::scope;
 use crate::runtime::device::Device;
@@ -70,7 +70,7 @@ pub struct Profile {
     /// In the order of the calls.
     pub spans: Vec<Span>,
     device: String,
-    peak: Peak,
+    peak: PeakRates,
 }
 
 /// Records what a device does, from [`start`](Self::start) to [`finish`](Self::finish). Reading the clock costs a few
@@ -88,10 +88,10 @@ impl Profiler {
     /// The device is recorded already, or was lost.
     pub fn start(device: &Device) -> Result<Self> {
         device.synchronize()?;
-        if device.recording().active.swap(true, Ordering::AcqRel) {
+        if device.span_recorder().active.swap(true, Ordering::AcqRel) {
             return Err(Error::argument("Profiler", format!("{device} is recorded by another profiler")));
         }
-        device.recording().lock().clear();
+        device.span_recorder().lock_spans().clear();
         Ok(Self { device: device.clone() })
     }
 
@@ -103,14 +103,14 @@ impl Profiler {
         let device = self.device.clone();
         device.flush_fusion()?;
         drop(self);
-        let raws = std::mem::take(&mut *device.recording().lock());
-        let times = device.raw().read_stamps()?;
-        let time = |stamp: Stamp| times.get(stamp.0 as usize).copied().unwrap_or(0.0);
-        let first = raws.iter().filter_map(|raw| Some(time(raw.stamps?.0))).fold(f64::INFINITY, f64::min);
+        let raws = std::mem::take(&mut *device.span_recorder().lock_spans());
+        let times = device.raw_backend().read_timestamps()?;
+        let time = |stamp: TimestampId| times.get(stamp.0 as usize).copied().unwrap_or(0.0);
+        let first = raws.iter().filter_map(|raw| Some(time(raw.timestamps?.0))).fold(f64::INFINITY, f64::min);
         let mut ends = [f64::NEG_INFINITY; 256];
         let spans = raws.into_iter().map(|raw| {
             let (start, end) =
-                raw.stamps.map_or((0.0, 0.0), |(from, to)| (time(from) - first, time(to) - first));
+                raw.timestamps.map_or((0.0, 0.0), |(from, to)| (time(from) - first, time(to) - first));
             // A queue may not have been idle when the first stamp was read.
             let start = start.max(ends[usize::from(raw.queue)]);
             ends[usize::from(raw.queue)] = end;
@@ -127,13 +127,13 @@ impl Profiler {
             }
         });
         let spans = spans.collect();
-        Ok(Profile { spans, device: device.to_string(), peak: device.info().peak })
+        Ok(Profile { spans, device: device.to_string(), peak: device.info().peak_rates })
     }
 }
 
 impl Drop for Profiler {
     fn drop(&mut self) {
-        self.device.recording().active.store(false, Ordering::Release);
+        self.device.span_recorder().active.store(false, Ordering::Release);
     }
 }
 
@@ -164,7 +164,7 @@ impl Profile {
 
     /// Nanoseconds of all spans.
     #[must_use]
-    pub fn busy(&self) -> f64 {
+    pub fn busy_time(&self) -> f64 {
         self.spans.iter().map(|span| span.duration).sum()
     }
 
@@ -190,7 +190,7 @@ impl Profile {
 
 impl fmt::Display for Profile {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (elapsed, busy) = (self.elapsed(), self.busy());
+        let (elapsed, busy) = (self.elapsed(), self.busy_time());
         writeln!(
             f,
             "{}: {} launches in {:.3} ms, {:.3} ms of them busy",
@@ -213,7 +213,7 @@ impl fmt::Display for Profile {
             let mut products = [String::new(), String::new()];
             if row.flops > 0 {
                 write!(products[0], "{:.1}", flops / 1e12)?;
-                products[1] = percent(flops, self.peak.flops);
+                products[1] = percent(flops, self.peak.flops_per_second);
             }
             writeln!(
                 f,
@@ -222,7 +222,7 @@ impl fmt::Display for Profile {
                 100.0 * row.duration / busy.max(1.0),
                 row.calls,
                 bytes / 1e9,
-                percent(bytes, self.peak.bytes),
+                percent(bytes, self.peak.bytes_per_second),
                 products[0],
                 products[1],
                 row.name
@@ -239,7 +239,7 @@ pub(crate) struct RawSpan {
     queue: u8,
     bytes: u64,
     flops: u64,
-    stamps: Option<(Stamp, Stamp)>,
+    timestamps: Option<(TimestampId, TimestampId)>,
     allocated: u64,
 }
 
@@ -251,7 +251,7 @@ pub(crate) struct WorkItem {
 }
 
 impl WorkItem {
-    pub(crate) fn bytes(name: &'static str, bytes: u64) -> Self {
+    pub(crate) fn without_flops(name: &'static str, bytes: u64) -> Self {
         Self { name: name.into(), bytes, flops: 0 }
     }
 }
@@ -264,7 +264,7 @@ pub(crate) struct SpanRecorder {
 }
 
 impl SpanRecorder {
-    fn lock(&self) -> MutexGuard<'_, Vec<RawSpan>> {
+    fn lock_spans(&self) -> MutexGuard<'_, Vec<RawSpan>> {
         self.spans.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -279,7 +279,7 @@ impl Device {
     /// The same for work that the backend may decline, with `false`.
     #[inline]
     pub(crate) fn try_enqueue(&self, work: impl FnOnce() -> WorkItem, command: &Command<'_>) -> Result<bool> {
-        self.try_enqueue_on(self.queue(), scope::current(), work, command)
+        self.try_enqueue_on(self.current_queue(), scope::current(), work, command)
     }
 
     /// The same on any queue, in the name of any operation.
@@ -292,19 +292,19 @@ impl Device {
         command: &Command<'_>,
     ) -> Result<bool> {
         let done = self.enqueue_timed(queue, scope, work, |lane| command.enqueue(&**lane))?;
-        if done && self.capture_recorder().takes() {
-            self.capture_recorder().push(self, queue, scope, command)?;
+        if done && self.capture_recorder().is_recording_here() {
+            self.capture_recorder().push_command(self, queue, scope, command)?;
         }
         Ok(done)
     }
 
     /// Moves contents from the host or to it, which no captured step does.
-    pub(crate) fn transfer(
+    pub(crate) fn enqueue_transfer(
         &self,
         work: impl FnOnce() -> WorkItem,
         transfer: impl FnOnce(&Arc<dyn Backend>) -> Result<()>,
     ) -> Result<()> {
-        self.enqueue_timed(self.queue(), scope::current(), work, |lane| transfer(lane).map(|()| true))
+        self.enqueue_timed(self.current_queue(), scope::current(), work, |lane| transfer(lane).map(|()| true))
             .map(drop)
     }
 
@@ -322,13 +322,13 @@ impl Device {
             return enqueue(lane);
         }
         let allocated = self.pool().stats().allocated();
-        let from = lane.stamp()?;
+        let from = lane.record_timestamp()?;
         let done = enqueue(lane)?;
-        let stamps = from.zip(lane.stamp()?);
+        let stamps = from.zip(lane.record_timestamp()?);
         if done {
             let WorkItem { name, bytes, flops } = work();
-            let raw = RawSpan { name, scope, queue, bytes, flops, stamps, allocated };
-            self.recording().lock().push(raw);
+            let raw = RawSpan { name, scope, queue, bytes, flops, timestamps: stamps, allocated };
+            self.span_recorder().lock_spans().push(raw);
         }
         Ok(done)
     }
@@ -336,6 +336,6 @@ impl Device {
     /// Whether a profiler runs.
     #[inline]
     pub(crate) fn is_profiled(&self) -> bool {
-        self.recording().active.load(Ordering::Relaxed)
+        self.span_recorder().active.load(Ordering::Relaxed)
     }
 }

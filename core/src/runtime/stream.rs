@@ -14,10 +14,10 @@ use smallvec::SmallVec;
 
 use crate::backend::{self, Backend, Event, MAX_QUEUES, Slice};
 use crate::error::Result;
-use crate::local::{Get, Local, Scoped};
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::ops::elementwise::fusion::FusionGroup;
 use crate::runtime::device::{Device, WeakDevice};
+use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
 /// The queues of copies to the host and from it, which run side by side; those of streams are 1 up to these.
 const DEVICE_TO_HOST_QUEUE: u8 = MAX_QUEUES - 2;
@@ -62,14 +62,14 @@ impl fmt::Debug for Stream {
 
 thread_local! {
     /// The device, by its address, and the queue of the stream that this thread has entered.
-    static CURRENT: Local<Cell<(usize, u8)>> = const { Local::new(Cell::new((0, 0))) };
+    static CURRENT_STREAM: ScopedLocal<Cell<(usize, u8)>> = const { ScopedLocal::new(Cell::new((0, 0))) };
 }
 
 /// While it lives, operations of this thread run on a stream.
 #[derive(Debug)]
 #[must_use = "a stream is left when its guard is dropped"]
 pub struct StreamGuard {
-    _queue: Scoped<Cell<(usize, u8)>>,
+    _queue: ScopedGuard<Cell<(usize, u8)>>,
     // Keeps the address from being another device's.
     _stream: Stream,
 }
@@ -79,25 +79,25 @@ impl Stream {
     #[must_use]
     pub fn new(device: &Device) -> Self {
         let lanes = device.stream_set();
-        let queues = lanes.queues.min(DEVICE_TO_HOST_QUEUE).saturating_sub(1);
+        let queues = lanes.queue_count.min(DEVICE_TO_HOST_QUEUE).saturating_sub(1);
         if queues == 0 {
-            return Self::default_of(device);
+            return Self::default_stream(device);
         }
-        lanes.active.store(true, Ordering::Release);
-        let queue = 1 + lanes.next.fetch_add(1, Ordering::Relaxed) % queues;
+        lanes.has_active_streams.store(true, Ordering::Release);
+        let queue = 1 + lanes.next_stream.fetch_add(1, Ordering::Relaxed) % queues;
         Self { device: device.clone(), queue }
     }
 
     /// The stream that operations run on where none is entered.
     #[must_use]
-    pub fn default_of(device: &Device) -> Self {
+    pub fn default_stream(device: &Device) -> Self {
         Self { device: device.clone(), queue: 0 }
     }
 
     /// The stream that operations of this thread run on now.
     #[must_use]
     pub fn current(device: &Device) -> Self {
-        Self { device: device.clone(), queue: device.queue() }
+        Self { device: device.clone(), queue: device.current_queue() }
     }
 
     /// Its device.
@@ -108,7 +108,7 @@ impl Stream {
 
     /// From here on operations of this thread on its device run on it, until the guard is dropped.
     pub fn enter(&self) -> StreamGuard {
-        let queue = Scoped::new(&CURRENT, (self.device.address(), self.queue));
+        let queue = ScopedGuard::new(&CURRENT_STREAM, (self.device.address(), self.queue));
         StreamGuard { _queue: queue, _stream: self.clone() }
     }
 
@@ -128,10 +128,10 @@ impl Stream {
 
 /// The queues of a device, and how far each knows of the others.
 pub(crate) struct StreamSet {
-    queues: u8,
+    queue_count: u8,
     /// Whether more than one was ever in use: else everything is in order.
-    active: AtomicBool,
-    next: AtomicU8,
+    has_active_streams: AtomicBool,
+    next_stream: AtomicU8,
     backends: [OnceLock<Arc<dyn Backend>>; MAX_QUEUES as usize],
     sync: Mutex<StreamSync>,
     pub(crate) dispatch: Mutex<FusionGroup>,
@@ -154,7 +154,7 @@ pub(crate) struct DispatchGuard<'a>(MutexGuard<'a, FusionGroup>);
 
 impl<'a> DispatchGuard<'a> {
     /// The gate, with what waits behind it.
-    pub(crate) fn of(group: MutexGuard<'a, FusionGroup>) -> Self {
+    pub(crate) fn from_lock(group: MutexGuard<'a, FusionGroup>) -> Self {
         Self(group)
     }
 }
@@ -217,9 +217,9 @@ pub(crate) enum Access {
 impl StreamSet {
     pub(crate) fn new(backend: &Arc<dyn Backend>) -> Self {
         Self {
-            queues: backend.queue_count(),
-            active: AtomicBool::new(false),
-            next: AtomicU8::new(0),
+            queue_count: backend.queue_count(),
+            has_active_streams: AtomicBool::new(false),
+            next_stream: AtomicU8::new(0),
             backends: Default::default(),
             // What came before streams were in use counts as one operation.
             sync: Mutex::new(StreamSync { tickets: [1; _], ..StreamSync::default() }),
@@ -243,7 +243,7 @@ impl StreamSet {
             return Ok(lane);
         }
         let order = &mut *self.sync.lock().unwrap_or_else(PoisonError::into_inner);
-        let lane = backend.queue(queue)?.unwrap_or_else(|| Arc::clone(backend));
+        let lane = backend.open_queue(queue)?.unwrap_or_else(|| Arc::clone(backend));
         // What runs there first waits for uses of its tensors, and knows of no move.
         if let Some(moved) = order.last_move {
             order.wait_for(backend, queue, moved)?;
@@ -329,7 +329,7 @@ impl Fence {
     /// # Errors
     /// The device was lost.
     pub fn is_ready(&self) -> Result<bool> {
-        Ok(self.device.raw().is_fence_signaled(self.fence)?)
+        Ok(self.device.raw_backend().is_fence_signaled(self.fence)?)
     }
 
     /// Blocks until the device has done all that the fence stands behind. PyTorch's `Event.synchronize`.
@@ -337,7 +337,7 @@ impl Fence {
     /// # Errors
     /// The device was lost.
     pub fn wait(&self) -> Result<()> {
-        Ok(self.device.raw().wait_fence(self.fence)?)
+        Ok(self.device.raw_backend().wait_fence(self.fence)?)
     }
 }
 
@@ -348,7 +348,7 @@ impl Device {
     /// The device was lost, or an earlier launch failed.
     pub fn flush(&self) -> Result<()> {
         self.flush_fusion()?;
-        self.raw().flush()?;
+        self.raw_backend().flush()?;
         self.stream_set().backends.iter().filter_map(OnceLock::get).try_for_each(|queue| queue.flush())
     }
 
@@ -359,38 +359,38 @@ impl Device {
     /// The device was lost, or an earlier launch failed.
     pub fn fence(&self) -> Result<Fence> {
         self.flush()?;
-        let fence = self.raw().record_fence()?;
+        let fence = self.raw_backend().record_fence()?;
         Ok(Fence { device: self.clone(), fence })
     }
 
     /// The queue that operations of this thread run on.
     #[inline]
-    pub(crate) fn queue(&self) -> u8 {
+    pub(crate) fn current_queue(&self) -> u8 {
         if !self.uses_streams() {
             return 0;
         }
-        let (device, queue) = CURRENT.now();
+        let (device, queue) = CURRENT_STREAM.current();
         if device == self.address() { queue } else { 0 }
     }
 
     /// Whether more than one queue is in use.
     #[inline]
     pub(crate) fn uses_streams(&self) -> bool {
-        self.stream_set().active.load(Ordering::Acquire)
+        self.stream_set().has_active_streams.load(Ordering::Acquire)
     }
 
     /// The backend of a queue.
     pub(crate) fn queue_backend(&self, queue: u8) -> Result<&Arc<dyn Backend>> {
-        self.stream_set().stream_backend(self.raw(), queue)
+        self.stream_set().stream_backend(self.raw_backend(), queue)
     }
 
     /// The queues of copies to the host and from it; from here on they count as in use.
     pub(crate) fn copy_queues(&self) -> (u8, u8) {
         let lanes = self.stream_set();
-        if lanes.queues <= HOST_TO_DEVICE_QUEUE {
+        if lanes.queue_count <= HOST_TO_DEVICE_QUEUE {
             return (0, 0);
         }
-        lanes.active.store(true, Ordering::Release);
+        lanes.has_active_streams.store(true, Ordering::Release);
         (DEVICE_TO_HOST_QUEUE, HOST_TO_DEVICE_QUEUE)
     }
 
@@ -406,7 +406,7 @@ impl Device {
 
     /// The same, but what waits on `queue` itself still does: for who enqueues nothing there, and records no event of it.
     #[inline]
-    pub(crate) fn lock_dispatch_of(&self, queue: u8) -> DispatchGuard<'_> {
+    pub(crate) fn lock_dispatch_on_queue(&self, queue: u8) -> DispatchGuard<'_> {
         let mut gate =
             DispatchGuard(self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner));
         if gate.waits_on_other_queue(queue) {
@@ -424,10 +424,10 @@ impl Device {
         queue: u8,
     ) -> Result<()> {
         let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
-        order.wait_for(self.raw(), queue, uses.last_write)?;
+        order.wait_for(self.raw_backend(), queue, uses.last_write)?;
         if access == Access::Write {
             for moment in uses.reads_since.drain(..) {
-                order.wait_for(self.raw(), queue, moment)?;
+                order.wait_for(self.raw_backend(), queue, moment)?;
             }
         }
         let now = order.next_ticket(queue);
@@ -456,14 +456,14 @@ impl Device {
     pub(crate) fn wait_for_queue(&self, _gate: &DispatchGuard<'_>, queue: u8, other: u8) -> Result<()> {
         let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
         let moment = order.next_ticket(other);
-        order.wait_for(self.raw(), queue, moment)
+        order.wait_for(self.raw_backend(), queue, moment)
     }
 
     /// Keeps an event behind what `queue` was given so far: others wait for that, and not for what it gets next.
     pub(crate) fn record_queue_event(&self, _gate: &DispatchGuard<'_>, queue: u8) -> Result<()> {
         if self.uses_streams() {
             let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
-            order.record_event(self.raw(), queue)?;
+            order.record_event(self.raw_backend(), queue)?;
         }
         Ok(())
     }

@@ -67,11 +67,11 @@ impl Tensor {
     #[track_caller]
     pub(crate) fn create_constant<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         let tape = device.capture_recorder();
-        if !tape.takes() {
+        if !tape.is_recording_here() {
             return Self::from_slice(data, shape, device);
         }
-        let kept = tape.outside(|| Self::from_slice(data, shape, device))?;
-        tape.keep(&kept);
+        let kept = tape.run_unrecorded(|| Self::from_slice(data, shape, device))?;
+        tape.keep_constant(&kept);
         // The step may change what it is given.
         kept.copy()
     }
@@ -80,12 +80,15 @@ impl Tensor {
         if data.is_empty() {
             return Ok(());
         }
-        self.device().capture_recorder().refuse(
+        self.device().capture_recorder().check_not_recording(
             "upload",
             "what the host gives would be the same at each replay; make the tensor before, and fill it by `copy_`",
         )?;
         let send = |dst: Slice, data: &[u8]| {
-            self.device().transfer(|| WorkItem::bytes("upload", dst.bytes), |lane| lane.upload(dst, data))
+            self.device().enqueue_transfer(
+                || WorkItem::without_flops("upload", dst.bytes),
+                |lane| lane.upload(dst, data),
+            )
         };
         self.with_pinned_bytes(Access::Write, |mut dst| {
             if data.len().is_multiple_of(4) {
@@ -147,7 +150,7 @@ impl Tensor {
     pub(crate) fn fill_word(&self, word: u32) -> Result<()> {
         let bound = launch::bind_contiguous_bytes([(self, Access::Write)])?;
         let dst = Slice { bytes: bound[0].bytes.next_multiple_of(4), ..bound[0] };
-        self.device().enqueue(|| WorkItem::bytes("fill", dst.bytes), &Command::Fill { dst, word })
+        self.device().enqueue(|| WorkItem::without_flops("fill", dst.bytes), &Command::Fill { dst, word })
     }
 
     fn fill_word_pair(self, words: [u32; 2]) -> Result<Self> {
@@ -242,7 +245,7 @@ impl Tensor {
         if length == 0 {
             return Ok(Vec::new());
         }
-        self.device().capture_recorder().refuse(
+        self.device().capture_recorder().check_not_recording(
             "read",
             "the host would wait for what a replay has not made; return the tensor, and read it behind the replay",
         )?;
@@ -252,9 +255,9 @@ impl Tensor {
         let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
         let mut data = vec![0; length.next_multiple_of(4)];
         let bytes = data.len() as u64;
-        let work = || WorkItem::bytes("download", bytes);
+        let work = || WorkItem::without_flops("download", bytes);
         source.with_pinned_bytes(Access::Read, |src| {
-            self.device().transfer(work, |lane| lane.download(Slice { bytes, ..src }, &mut data))
+            self.device().enqueue_transfer(work, |lane| lane.download(Slice { bytes, ..src }, &mut data))
         })?;
         data.truncate(length);
         Ok(data)

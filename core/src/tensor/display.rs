@@ -108,7 +108,7 @@ fn read_printed_values(tensor: &Tensor, shorten: bool) -> Result<(PrintedValues,
         return Err("<unknown: the null device computes no values>".to_owned());
     }
     // A read that is refused would be a fault of the step; printing is none.
-    if tensor.device().capture_recorder().takes() {
+    if tensor.device().capture_recorder().is_recording_here() {
         return Err("<error: a step is being captured, so its values are not there yet>".to_owned());
     }
     // The thread that formats may hold the dispatch lock already.

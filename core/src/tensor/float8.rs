@@ -72,7 +72,7 @@ mod tests {
 
     #[test]
     fn every_byte_comes_back() {
-        for dtype in DType::STORED {
+        for dtype in DType::STORAGE_ONLY {
             for byte in 0..=255u8 {
                 let value = to_f32(dtype, byte);
                 let back = from_f32(dtype, value);
@@ -86,7 +86,7 @@ mod tests {
 
     #[test]
     fn numbers_go_to_the_nearest_and_ties_to_even() {
-        for dtype in DType::STORED {
+        for dtype in DType::STORAGE_ONLY {
             let all: Vec<(u8, f32)> = finite(dtype).collect();
             assert!(all.windows(2).all(|pair| pair[0].1 < pair[1].1));
             for pair in all.windows(2) {

@@ -111,7 +111,7 @@ impl Tensor {
             "" => "empty",
             op => op,
         };
-        if !device.supports(dtype) {
+        if !device.supports_dtype(dtype) {
             return Err(Error::Unsupported {
                 op: op(),
                 device: device.to_string(),
@@ -127,7 +127,7 @@ impl Tensor {
         };
         // Kernels write whole 32-bit words.
         let bytes = (numel * dtype.size()).next_multiple_of(4).max(4) as u64;
-        let max = device.info().limits.max_binding;
+        let max = device.info().limits.max_binding_bytes;
         if bytes > max {
             return Err(Error::argument(
                 op(),
@@ -139,7 +139,7 @@ impl Tensor {
         }
         let storage = Arc::new(Storage::new(device, bytes)?);
         offload::track_storage(&storage);
-        device.capture_recorder().born(&storage);
+        device.capture_recorder().record_allocation(&storage);
         let inner = TensorImpl::new(storage, Layout::contiguous(shape), dtype, None, Weak::new());
         Ok(Self { inner: Arc::new(inner) })
     }
@@ -376,8 +376,8 @@ impl Tensor {
     /// Tells the step that is recorded, if one is, where the memory is.
     #[inline]
     fn record_binding(&self, slice: Option<Slice>) {
-        if let Some(slice) = slice.filter(|_| self.device().capture_recorder().takes()) {
-            self.device().capture_recorder().bound(&self.inner.storage, slice);
+        if let Some(slice) = slice.filter(|_| self.device().capture_recorder().is_recording_here()) {
+            self.device().capture_recorder().record_binding(&self.inner.storage, slice);
         }
     }
 

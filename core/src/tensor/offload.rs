@@ -4,19 +4,19 @@ use std::sync::{Arc, Weak};
 
 use super::{Storage, Tensor};
 use crate::error::Result;
-use crate::local::{InPlace, Local, LocalSlot, Scoped};
+use crate::scoped_local::{NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
 
 /// Smaller pieces stay: a copy costs more than they take.
 const MIN_OFFLOAD_BYTES: u64 = 16 << 10;
 
 thread_local! {
     /// What was allocated since a collection began, if one is under way.
-    static TRACKED_STORAGES: Local<LocalSlot<Option<Vec<Weak<Storage>>>>> = const { Local::new(LocalSlot::new(None)) };
+    static TRACKED_STORAGES: ScopedLocal<NoDropCell<Option<Vec<Weak<Storage>>>>> = const { ScopedLocal::new(NoDropCell::new(None)) };
 }
 
 /// Notes a new storage, for the collection that is under way.
 pub(super) fn track_storage(storage: &Arc<Storage>) {
-    TRACKED_STORAGES.change(|made| {
+    TRACKED_STORAGES.with_current_mut(|made| {
         if let Some(made) = made {
             made.push(Arc::downgrade(storage));
         }
@@ -38,9 +38,9 @@ impl std::fmt::Debug for OffloadSet {
 impl OffloadSet {
     /// Runs `body`, and collects what it has allocated.
     pub(crate) fn track_allocations<T>(body: impl FnOnce() -> T) -> (T, Self) {
-        let collecting = Scoped::new(&TRACKED_STORAGES, Some(Vec::new()));
+        let collecting = ScopedGuard::new(&TRACKED_STORAGES, Some(Vec::new()));
         let value = body();
-        let storages = TRACKED_STORAGES.change(Option::take).unwrap_or_default();
+        let storages = TRACKED_STORAGES.with_current_mut(Option::take).unwrap_or_default();
         drop(collecting);
         (value, Self { storages })
     }

@@ -5,10 +5,10 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use super::{History, device_of};
+use super::{History, model_device};
 use crate::amp::GradScaler;
 use crate::autograd;
-use crate::data::Cursor;
+use crate::data::LoaderCursor;
 use crate::error::{Error, Result};
 use crate::io::{file_error, safetensors};
 use crate::nn::{self, Module};
@@ -16,18 +16,18 @@ use crate::optim::Optimizer;
 use crate::runtime::device::RandomState;
 
 /// Where the header of the file keeps what is no tensor.
-const KEY: &str = "forebay.checkpoint";
-const VERSION: u32 = 1;
-const MODEL: &str = "model.";
-const OPTIMIZER: &str = "optimizer.";
-const SCALER: &str = "scaler.";
+const HEADER_KEY: &str = "forebay.checkpoint";
+const FORMAT_VERSION: u32 = 1;
+const MODEL_PREFIX: &str = "model.";
+const OPTIMIZER_PREFIX: &str = "optimizer.";
+const SCALER_PREFIX: &str = "scaler.";
 
 /// Where a run stands. Saved with the model's tensors, the optimiser's state and the device's random numbers, it lets
 /// another process go on with the same bits.
 ///
 /// ```no_run
-/// # use forebay_core::{data::Cursor, error::Result, nn::Module, optim::Optimizer, train::Checkpoint};
-/// # fn run(net: &dyn Module, opt: &mut dyn Optimizer, cursor: Cursor) -> Result<()> {
+/// # use forebay_core::{data::LoaderCursor, error::Result, nn::Module, optim::Optimizer, train::Checkpoint};
+/// # fn run(net: &dyn Module, opt: &mut dyn Optimizer, cursor: LoaderCursor) -> Result<()> {
 /// Checkpoint::new(100, cursor).save("run.safetensors", net, opt)?;
 /// // In another process, on a model and an optimiser made in the same way:
 /// let Checkpoint { step, cursor, .. } = Checkpoint::resume("run.safetensors", net, opt)?;
@@ -39,21 +39,21 @@ pub struct Checkpoint {
     /// Steps done.
     pub step: u64,
     /// The batch that comes next.
-    pub cursor: Cursor,
+    pub cursor: LoaderCursor,
     /// What was recorded until here.
     pub history: History,
     /// How the batches are made ([`Loader::description`](crate::data::Loader::description)); empty if that is not known.
-    pub batches: String,
+    pub loader_description: String,
     /// The epoch with which the present call of [`fit`](super::Trainer::fit) began: 0, unless it is not the run's first.
     pub first_epoch: u64,
 }
 
 /// What the header holds.
 #[derive(Serialize, Deserialize)]
-struct Header {
+struct CheckpointHeader {
     version: u32,
     step: u64,
-    cursor: Cursor,
+    cursor: LoaderCursor,
     seed: u64,
     offset: u64,
     batches: String,
@@ -65,7 +65,7 @@ struct Header {
 impl Checkpoint {
     /// After `step` steps, with the batch at `cursor` to come.
     #[must_use]
-    pub fn new(step: u64, cursor: Cursor) -> Self {
+    pub fn new(step: u64, cursor: LoaderCursor) -> Self {
         Self { step, cursor, ..Self::default() }
     }
 
@@ -95,25 +95,25 @@ impl Checkpoint {
     ) -> Result<()> {
         let path = path.as_ref();
         let _no_grad = autograd::no_grad();
-        let device = device_of("save", model)?;
+        let device = model_device("save", model)?;
         let random = device.random_state();
-        let header = Header {
-            version: VERSION,
+        let header = CheckpointHeader {
+            version: FORMAT_VERSION,
             step: self.step,
             cursor: self.cursor,
             seed: random.seed,
             offset: random.offset,
-            batches: self.batches.clone(),
+            batches: self.loader_description.clone(),
             history: self.history.clone(),
             first_epoch: self.first_epoch,
         };
         let header = serde_json::to_string(&header).map_err(|e| file_error(path, format!("header: {e}")))?;
         let named = |prefix: &'static str| move |(name, tensor)| (format!("{prefix}{name}"), tensor);
-        let model = model.state_dict().into_iter().map(named(MODEL));
-        let optimizer = optimizer.state_dict()?.into_iter().map(named(OPTIMIZER));
+        let model = model.state_dict().into_iter().map(named(MODEL_PREFIX));
+        let optimizer = optimizer.state_dict()?.into_iter().map(named(OPTIMIZER_PREFIX));
         let scaler = scaler.map(|s| s.state_dict(&device)).transpose()?.unwrap_or_default();
-        let all = model.chain(optimizer).chain(scaler.into_iter().map(named(SCALER))).collect();
-        safetensors::save(path, &all, &BTreeMap::from([(KEY.into(), header)]))
+        let all = model.chain(optimizer).chain(scaler.into_iter().map(named(SCALER_PREFIX))).collect();
+        safetensors::save(path, &all, &BTreeMap::from([(HEADER_KEY.into(), header)]))
     }
 
     /// Reads the file, and puts model, optimiser and random numbers where they stood.
@@ -141,29 +141,29 @@ impl Checkpoint {
     ) -> Result<Self> {
         let path = path.as_ref();
         let _no_grad = autograd::no_grad();
-        let device = device_of("resume", model)?;
+        let device = model_device("resume", model)?;
         let (tensors, mut strings) = safetensors::load_with_metadata(path, &device)?;
-        let header = strings.remove(KEY).ok_or_else(|| {
+        let header = strings.remove(HEADER_KEY).ok_or_else(|| {
             file_error(
                 path,
                 "is no checkpoint: it has tensors and no training state; load it with `load_state_dict`",
             )
         })?;
-        let header: Header =
+        let header: CheckpointHeader =
             serde_json::from_str(&header).map_err(|e| file_error(path, format!("training state: {e}")))?;
-        if header.version != VERSION {
+        if header.version != FORMAT_VERSION {
             let message =
-                format!("is a checkpoint of version {}; this release reads {VERSION}", header.version);
+                format!("is a checkpoint of version {}; this release reads {FORMAT_VERSION}", header.version);
             return Err(file_error(path, message));
         }
         let (mut of_model, mut of_optimizer) = (BTreeMap::new(), BTreeMap::new());
         let mut of_scaler = BTreeMap::new();
         for (name, tensor) in tensors {
-            if let Some(name) = name.strip_prefix(MODEL) {
+            if let Some(name) = name.strip_prefix(MODEL_PREFIX) {
                 of_model.insert(name.to_owned(), tensor);
-            } else if let Some(name) = name.strip_prefix(OPTIMIZER) {
+            } else if let Some(name) = name.strip_prefix(OPTIMIZER_PREFIX) {
                 of_optimizer.insert(name.to_owned(), tensor);
-            } else if let Some(name) = name.strip_prefix(SCALER) {
+            } else if let Some(name) = name.strip_prefix(SCALER_PREFIX) {
                 of_scaler.insert(name.to_owned(), tensor);
             } else {
                 return Err(file_error(
@@ -172,7 +172,7 @@ impl Checkpoint {
                 ));
             }
         }
-        let at = |e: Error| e.at(path.display().to_string());
+        let at = |e: Error| e.with_context(path.display().to_string());
         // All is prepared before anything changes. The optimiser comes last: its own load changes all or nothing, and what
         // follows it needs no memory.
         let (of_model, _) = nn::stage_state_dict(model, &of_model, true).map_err(at)?;
@@ -194,7 +194,7 @@ impl Checkpoint {
             step: header.step,
             cursor: header.cursor,
             history: header.history,
-            batches: header.batches,
+            loader_description: header.batches,
             first_epoch: header.first_epoch,
         })
     }

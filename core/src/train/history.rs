@@ -5,7 +5,7 @@ use std::path::Path;
 use serde::{Deserialize, Serialize};
 
 use crate::error::Result;
-use crate::io::write;
+use crate::io::write_bytes;
 use crate::memory::{Stats, validation};
 
 /// Losses, accuracies and memory of a run.
@@ -77,7 +77,7 @@ impl History {
             let validation = found.map(|v| v.loss.to_string()).unwrap_or_default();
             text.push_str(&format!("{step},{loss},{accuracy},{validation}\n"));
         }
-        write(path, text)
+        write_bytes(path, text)
     }
 }
 

@@ -18,7 +18,7 @@
 //! ```
 
 use crate::autograd;
-use crate::data::{Dataset, Loader};
+use crate::data::{DataLoader, Dataset};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::nn::{self, Module};
@@ -27,17 +27,17 @@ use crate::tensor::Tensor;
 
 mod checkpoint;
 mod history;
-mod interrupt;
+mod micro_batching;
 #[cfg(feature = "train")]
 mod plot;
 mod progress;
-mod replay;
-mod retry;
+mod signals;
+mod step_capture;
 mod trainer;
 
 pub use checkpoint::Checkpoint;
 pub use history::{History, MemoryPoint, Validation};
-pub use trainer::{Ended, Outcome, Trainer};
+pub use trainer::{FitStatus, LossOutput, Trainer};
 
 /// The part of the rows of `logits` whose largest element is at the class that `target` names; a scalar on the device.
 ///
@@ -55,11 +55,11 @@ pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
 /// Those of the loader and of `forward`; the loader has no samples.
 pub fn evaluate<D: Dataset>(
     model: &(impl Module + ?Sized),
-    loader: &Loader<D>,
+    loader: &DataLoader<D>,
     mut forward: impl FnMut(&Tensor) -> Result<Tensor>,
 ) -> Result<f64> {
     let _no_grad = autograd::no_grad();
-    let device = device_of("evaluate", model)?;
+    let device = model_device("evaluate", model)?;
     let _eval = nn::eval_mode(model);
     let (mut right, mut all) = (0.0, 0.0);
     for batch in loader.prefetch(&device) {
@@ -80,11 +80,11 @@ pub fn evaluate<D: Dataset>(
 /// Those of the loader and of `loss`; the loader has no samples.
 pub fn mean_loss<D: Dataset>(
     model: &(impl Module + ?Sized),
-    loader: &Loader<D>,
+    loader: &DataLoader<D>,
     mut loss: impl FnMut(&Tensor, &Tensor) -> Result<Tensor>,
 ) -> Result<f64> {
     let _no_grad = autograd::no_grad();
-    let device = device_of("mean_loss", model)?;
+    let device = model_device("mean_loss", model)?;
     let _eval = nn::eval_mode(model);
     let (mut sum, mut all) = (0.0, 0.0);
     for batch in loader.prefetch(&device) {
@@ -100,7 +100,7 @@ pub fn mean_loss<D: Dataset>(
 }
 
 /// Where a model is.
-fn device_of(op: &'static str, model: &(impl Module + ?Sized)) -> Result<Device> {
+fn model_device(op: &'static str, model: &(impl Module + ?Sized)) -> Result<Device> {
     let parameters = model.parameters();
     let first = parameters.first().ok_or_else(|| Error::argument(op, "the model has no parameters"))?;
     Ok(first.device().clone())

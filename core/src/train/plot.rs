@@ -7,18 +7,18 @@ use plotters::prelude::*;
 
 use super::History;
 use crate::error::Result;
-use crate::io::{file_error, write};
+use crate::io::{file_error, write_bytes};
 
 const SIZE: (u32, u32) = (960, 640);
 /// Points that a line has at most: more than the picture has columns tell nothing.
-const POINTS: usize = 2000;
+const MAX_POINTS: usize = 2000;
 const FAINT: RGBColor = RGBColor(0xb8, 0xcf, 0xe6);
 const STRONG: RGBColor = RGBColor(0x1f, 0x5f, 0xa8);
-const OTHER: RGBColor = RGBColor(0xc4, 0x5a, 0x1c);
+const ACCENT: RGBColor = RGBColor(0xc4, 0x5a, 0x1c);
 
 type Points = Vec<(f64, f64)>;
-type Lines<'a> = [(&'a str, RGBColor, Points)];
-type Drawn<T = ()> = Result<T, Box<dyn std::error::Error>>;
+type ChartLines<'a> = [(&'a str, RGBColor, Points)];
+type PlotResult<T = ()> = Result<T, Box<dyn std::error::Error>>;
 
 impl History {
     /// Draws the loss and the memory over the steps, as an SVG.
@@ -27,11 +27,11 @@ impl History {
     /// The file cannot be written.
     pub fn write_svg(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let svg = self.draw().map_err(|e| file_error(path, format!("cannot be drawn: {e}")))?;
-        write(path, svg)
+        let svg = self.render_svg().map_err(|e| file_error(path, format!("cannot be drawn: {e}")))?;
+        write_bytes(path, svg)
     }
 
-    fn draw(&self) -> Drawn<String> {
+    fn render_svg(&self) -> PlotResult<String> {
         let mut svg = String::new();
         {
             let all = SVGBackend::with_string(&mut svg, SIZE).into_drawing_area();
@@ -39,17 +39,17 @@ impl History {
             let (upper, lower) = all.split_vertically(SIZE.1 * 3 / 5);
             let losses: Points =
                 self.losses.iter().enumerate().map(|(i, &l)| ((i + 1) as f64, l.into())).collect();
-            let smooth = smoothed(&losses);
-            chart(&upper, "loss", &[("each step", FAINT, losses), ("smoothed", STRONG, smooth)])?;
+            let smooth = smooth_losses(&losses);
+            draw_chart(&upper, "loss", &[("each step", FAINT, losses), ("smoothed", STRONG, smooth)])?;
             let line = |of: fn(&super::MemoryPoint) -> u64| -> Points {
                 self.memory.iter().map(|m| (m.step as f64, of(m) as f64 / f64::from(1 << 20))).collect()
             };
             let memory = [
                 ("reserved", FAINT, line(|m| m.reserved)),
-                ("peak", OTHER, line(|m| m.peak)),
+                ("peak", ACCENT, line(|m| m.peak)),
                 ("allocated", STRONG, line(|m| m.allocated)),
             ];
-            chart(&lower, "memory (MiB)", &memory)?;
+            draw_chart(&lower, "memory (MiB)", &memory)?;
             all.present()?;
         }
         Ok(svg)
@@ -57,7 +57,7 @@ impl History {
 }
 
 /// The exponential mean over about fifty steps, without the pull of its start.
-fn smoothed(points: &[(f64, f64)]) -> Points {
+fn smooth_losses(points: &[(f64, f64)]) -> Points {
     const KEEP: f64 = 0.96;
     let (mut sum, mut weight) = (0.0, 0.0);
     let finite = points.iter().filter(|p| p.1.is_finite());
@@ -70,7 +70,7 @@ fn smoothed(points: &[(f64, f64)]) -> Points {
         .collect()
 }
 
-fn chart(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &Lines<'_>) -> Drawn {
+fn draw_chart(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &ChartLines<'_>) -> PlotResult {
     let points = || lines.iter().flat_map(|(_, _, points)| points).filter(|p| p.1.is_finite());
     let last = points().map(|p| p.0).fold(1.0, f64::max);
     let top = points().map(|p| p.1).fold(0.0, f64::max);
@@ -87,7 +87,7 @@ fn chart(area: &DrawingArea<SVGBackend<'_>, Shift>, title: &str, lines: &Lines<'
         .x_label_formatter(&|x| format!("{x:.0}"))
         .draw()?;
     for (name, color, points) in lines {
-        let every = points.len().div_ceil(POINTS).max(1);
+        let every = points.len().div_ceil(MAX_POINTS).max(1);
         let shown = points.iter().copied().filter(|p| p.1.is_finite()).step_by(every);
         let color = *color;
         chart
@@ -105,7 +105,7 @@ mod tests {
     use crate::train::MemoryPoint;
 
     #[test]
-    fn curves_are_drawn_whatever_they_hold() -> Drawn {
+    fn curves_are_drawn_whatever_they_hold() -> PlotResult {
         let memory = |step| MemoryPoint { step, allocated: 1 << 20, reserved: 4 << 20, peak: 3 << 20 };
         let histories = [
             History::default(),
@@ -118,7 +118,7 @@ mod tests {
             },
         ];
         for history in histories {
-            let svg = history.draw()?;
+            let svg = history.render_svg()?;
             assert!(svg.starts_with("<svg") && svg.contains("memory (MiB)") && !svg.contains("NaN"), "{svg}");
             assert!(svg.len() < 200_000, "{}", svg.len());
         }

@@ -6,10 +6,10 @@ use super::MemoryPoint;
 
 /// Lines that a run prints where there is no terminal.
 #[cfg(feature = "train")]
-const LINES: u64 = 20;
+const PLAIN_LINES: u64 = 20;
 
 /// The state of a run, as one line.
-pub(super) struct Status<'a> {
+pub(super) struct StepStatus<'a> {
     pub(super) loss: f32,
     pub(super) accuracy: Option<f32>,
     pub(super) lr: f64,
@@ -18,7 +18,7 @@ pub(super) struct Status<'a> {
 
 /// What a step is to a model of text.
 #[derive(Clone, Copy)]
-pub(super) struct Tokens {
+pub(super) struct TokenThroughput {
     pub(super) per_step: u64,
     /// Operations of a token, forward and backward.
     pub(super) flops: f64,
@@ -26,16 +26,16 @@ pub(super) struct Tokens {
     pub(super) peak: Option<f64>,
 }
 
-impl Tokens {
-    fn line(&self, steps_per_second: f64) -> String {
+impl TokenThroughput {
+    fn format_rate(&self, steps_per_second: f64) -> String {
         let rate = self.per_step as f64 * steps_per_second;
         let mfu = self.peak.map(|peak| format!(" ({:.1} % MFU)", 100.0 * rate * self.flops / peak));
         format!("  {rate:.0} tokens/s{}", mfu.unwrap_or_default())
     }
 }
 
-impl Status<'_> {
-    fn line(&self, steps_per_second: f64, tokens: &str) -> String {
+impl StepStatus<'_> {
+    fn format_line(&self, steps_per_second: f64, tokens: &str) -> String {
         let accuracy = self.accuracy.map(|a| format!("  accuracy {:5.1} %", 100.0 * a)).unwrap_or_default();
         let mib = |bytes: u64| bytes as f64 / f64::from(1 << 20);
         let MemoryPoint { allocated, reserved, peak, .. } = *self.memory;
@@ -51,42 +51,42 @@ impl Status<'_> {
 }
 
 /// Shows how far a run is.
-pub(super) struct Progress {
-    first: u64,
-    since: Instant,
-    tokens: Option<Tokens>,
+pub(super) struct ProgressReporter {
+    first_step: u64,
+    started: Instant,
+    tokens: Option<TokenThroughput>,
     /// The first and the last look: steps done, and when.
-    looks: Option<[(u64, Instant); 2]>,
+    report_points: Option<[(u64, Instant); 2]>,
     #[cfg(feature = "train")]
-    shown: Option<Shown>,
+    display: Option<ProgressDisplay>,
 }
 
 #[cfg(feature = "train")]
-struct Shown {
+struct ProgressDisplay {
     bar: indicatif::ProgressBar,
     total: Option<u64>,
     next_line: u64,
 }
 
-impl Progress {
+impl ProgressReporter {
     /// A run that has done `first` of `total` steps.
-    pub(super) fn new(quiet: bool, first: u64, total: Option<u64>, tokens: Option<Tokens>) -> Self {
+    pub(super) fn new(quiet: bool, first: u64, total: Option<u64>, tokens: Option<TokenThroughput>) -> Self {
         #[cfg(not(feature = "train"))]
         let _ = (quiet, total);
         Self {
-            first,
-            since: Instant::now(),
+            first_step: first,
+            started: Instant::now(),
             tokens,
-            looks: None,
+            report_points: None,
             #[cfg(feature = "train")]
-            shown: (!quiet).then(|| Shown::new(first, total)),
+            display: (!quiet).then(|| ProgressDisplay::new(first, total)),
         }
     }
 
     /// After every step.
-    pub(super) fn step(&self, step: u64) {
+    pub(super) fn set_step(&self, step: u64) {
         #[cfg(feature = "train")]
-        if let Some(shown) = &self.shown {
+        if let Some(shown) = &self.display {
             shown.bar.set_position(step);
         }
         #[cfg(not(feature = "train"))]
@@ -94,37 +94,37 @@ impl Progress {
     }
 
     /// When there is something to tell.
-    pub(super) fn tell(&mut self, step: u64, status: &Status<'_>) {
+    pub(super) fn report_status(&mut self, step: u64, status: &StepStatus<'_>) {
         let now = (step, Instant::now());
-        let last = self.looks.map_or((self.first, self.since), |[_, last]| last);
-        self.looks = Some([self.looks.map_or(now, |[first, _]| first), now]);
-        let rate = per_second(last, now);
-        let tokens = self.tokens.map(|tokens| tokens.line(rate)).unwrap_or_default();
-        let line = status.line(rate, &tokens);
+        let last = self.report_points.map_or((self.first_step, self.started), |[_, last]| last);
+        self.report_points = Some([self.report_points.map_or(now, |[first, _]| first), now]);
+        let rate = steps_per_second(last, now);
+        let tokens = self.tokens.map(|tokens| tokens.format_rate(rate)).unwrap_or_default();
+        let line = status.format_line(rate, &tokens);
         #[cfg(feature = "train")]
-        if let Some(shown) = &mut self.shown {
-            shown.tell(step, line);
+        if let Some(shown) = &mut self.display {
+            shown.show_line(step, line);
         }
         #[cfg(not(feature = "train"))]
         log::info!("step {step}: {line}");
     }
 
     /// Runs what is no step: its time does not count.
-    pub(super) fn aside<T>(&mut self, work: impl FnOnce() -> T) -> T {
+    pub(super) fn exclude_time<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let done = work();
         let spent: Duration = start.elapsed();
-        self.since += spent;
-        for (_, at) in self.looks.iter_mut().flatten() {
+        self.started += spent;
+        for (_, at) in self.report_points.iter_mut().flatten() {
             *at += spent;
         }
         done
     }
 
     /// A line that stays.
-    pub(super) fn print(&self, line: &str) {
+    pub(super) fn print_line(&self, line: &str) {
         #[cfg(feature = "train")]
-        if let Some(shown) = &self.shown {
+        if let Some(shown) = &self.display {
             match shown.bar.is_hidden() {
                 true => eprintln!("{line}"),
                 false => shown.bar.println(line),
@@ -136,26 +136,26 @@ impl Progress {
 
     /// From the first look to the last.
     pub(super) fn tokens_per_second(&self) -> Option<f64> {
-        let ([first, last], tokens) = self.looks.zip(self.tokens)?;
-        (last.0 > first.0).then(|| tokens.per_step as f64 * per_second(first, last))
+        let ([first, last], tokens) = self.report_points.zip(self.tokens)?;
+        (last.0 > first.0).then(|| tokens.per_step as f64 * steps_per_second(first, last))
     }
 
     /// Leaves the last state on the screen.
-    pub(super) fn end(&self) {
+    pub(super) fn finish(&self) {
         #[cfg(feature = "train")]
-        if let Some(shown) = &self.shown {
+        if let Some(shown) = &self.display {
             shown.bar.abandon();
         }
     }
 }
 
 /// Steps a second between two looks.
-fn per_second(from: (u64, Instant), to: (u64, Instant)) -> f64 {
+fn steps_per_second(from: (u64, Instant), to: (u64, Instant)) -> f64 {
     (to.0 - from.0) as f64 / to.1.duration_since(from.1).as_secs_f64().max(1e-9)
 }
 
 #[cfg(feature = "train")]
-impl Shown {
+impl ProgressDisplay {
     fn new(first: u64, total: Option<u64>) -> Self {
         use indicatif::{ProgressBar, ProgressStyle};
         let (bar, template) = match total {
@@ -171,14 +171,14 @@ impl Shown {
         Self { bar, total, next_line: first }
     }
 
-    fn tell(&mut self, step: u64, line: String) {
+    fn show_line(&mut self, step: u64, line: String) {
         if !self.bar.is_hidden() {
             return self.bar.set_message(line);
         }
         if step >= self.next_line || self.total == Some(step) {
             let of = self.total.map(|n| format!("/{n}")).unwrap_or_default();
             eprintln!("step {step}{of}  {line}");
-            self.next_line = step + self.total.map_or(100, |n| n.div_ceil(LINES));
+            self.next_line = step + self.total.map_or(100, |n| n.div_ceil(PLAIN_LINES));
         }
     }
 }

@@ -2,14 +2,14 @@
 
 use std::path::{Path, PathBuf};
 
-use super::interrupt::Watch;
-use super::progress::{Progress, Status, Tokens};
-use super::replay::Replay;
-use super::retry::MicroBatch;
-use super::{Checkpoint, History, MemoryPoint, Validation, device_of};
+use super::micro_batching::MicroBatching;
+use super::progress::{ProgressReporter, StepStatus, TokenThroughput};
+use super::signals::SignalGuard;
+use super::step_capture::StepCapture;
+use super::{Checkpoint, History, MemoryPoint, Validation, model_device};
 use crate::amp::{self, GradScaler};
 use crate::autograd;
-use crate::data::{Cursor, Dataset, Loader};
+use crate::data::{DataLoader, Dataset, LoaderCursor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::BytesOf;
@@ -21,37 +21,37 @@ use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 /// Steps between two looks at losses and memory on a GPU; a look waits for the device.
-const LOOK_EVERY: u64 = 10;
+const LOG_INTERVAL: u64 = 10;
 /// Steps in a row without a finite loss that a scaler may skip: its scale is 2⁻⁵⁰ of what it was by then.
-const SKIPPED: usize = 50;
+const MAX_SKIPPED_STEPS: usize = 50;
 
 /// What a loss function returns: the loss, a scalar, and an accuracy to record if there is one.
 #[derive(Clone, Debug)]
-pub struct Outcome {
+pub struct LossOutput {
     /// What is minimised.
     pub loss: Tensor,
     /// What is shown and recorded beside it ([`accuracy`](super::accuracy)).
     pub accuracy: Option<Tensor>,
 }
 
-impl From<Tensor> for Outcome {
+impl From<Tensor> for LossOutput {
     fn from(loss: Tensor) -> Self {
         Self { loss, accuracy: None }
     }
 }
 
-impl From<(Tensor, Tensor)> for Outcome {
+impl From<(Tensor, Tensor)> for LossOutput {
     fn from((loss, accuracy): (Tensor, Tensor)) -> Self {
         Self { loss, accuracy: Some(accuracy) }
     }
 }
 
 /// What a run validates by, and after how many steps.
-type Validate<'a> = (u64, Box<dyn FnMut() -> Result<f64> + 'a>);
+type Validator<'a> = (u64, Box<dyn FnMut() -> Result<f64> + 'a>);
 
 /// Why a run ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Ended {
+pub enum FitStatus {
     /// It did its steps, or the loader its epochs.
     Finished,
     /// A signal: Ctrl-C, SIGTERM or SIGHUP. The checkpoint is saved, if there is one.
@@ -64,34 +64,34 @@ pub struct Trainer<'a, M: ?Sized, O> {
     model: &'a M,
     optimizer: O,
     schedule: Option<Box<dyn LrSchedule + 'a>>,
-    clip: Option<f64>,
-    accumulate: u32,
-    micro_batch: MicroBatch,
+    max_grad_norm: Option<f64>,
+    accumulation_steps: u32,
+    micro_batching: MicroBatching,
     autocast: Option<DType>,
     scaler: Option<GradScaler>,
-    budget: Option<(StepConfig, u64)>,
-    replay: Replay,
-    steps: Option<u64>,
-    save: Option<(PathBuf, u64)>,
-    validate: Option<Validate<'a>>,
-    tokens: Option<Tokens>,
+    step_plan: Option<(StepConfig, u64)>,
+    step_capture: StepCapture,
+    max_steps: Option<u64>,
+    checkpoint_every: Option<(PathBuf, u64)>,
+    validation: Option<Validator<'a>>,
+    token_throughput: Option<TokenThroughput>,
     tokens_per_second: Option<f64>,
     quiet: bool,
-    done: Checkpoint,
-    round: Round,
+    position: Checkpoint,
+    fit_state: FitState,
 }
 
 /// Where the last call of `fit` stands.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Round {
+enum FitState {
     /// There was none.
-    Fresh,
+    NotStarted,
     /// It was another process's: a checkpoint tells where it stood.
     Resumed,
     /// It ended midway, by a signal or an error.
-    Open,
+    Unfinished,
     /// It did all that was asked of it.
-    Done,
+    Finished,
 }
 
 impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
@@ -101,21 +101,21 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             model,
             optimizer,
             schedule: None,
-            clip: None,
-            accumulate: 1,
-            micro_batch: MicroBatch::default(),
+            max_grad_norm: None,
+            accumulation_steps: 1,
+            micro_batching: MicroBatching::default(),
             autocast: None,
             scaler: None,
-            budget: None,
-            replay: Replay::Off,
-            steps: None,
-            save: None,
-            validate: None,
-            tokens: None,
+            step_plan: None,
+            step_capture: StepCapture::Disabled,
+            max_steps: None,
+            checkpoint_every: None,
+            validation: None,
+            token_throughput: None,
             tokens_per_second: None,
             quiet: false,
-            done: Checkpoint::default(),
-            round: Round::Fresh,
+            position: Checkpoint::default(),
+            fit_state: FitState::NotStarted,
         }
     }
 
@@ -126,14 +126,14 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
 
     /// Scales the gradients down to a norm of at most `max` before every step.
     pub fn clip_grad_norm(self, max: f64) -> Self {
-        Self { clip: Some(max), ..self }
+        Self { max_grad_norm: Some(max), ..self }
     }
 
     /// Makes a step of `n` batches, whose losses are averaged; 0 is 1. Steps go on across epochs. Where the batches end with
     /// fewer than `n`, those are a step of their own, the mean over them. Each batch has the same weight, also a smaller one, as
     /// in a loop that divides each batch's loss by their number.
     pub fn accumulate(self, n: u32) -> Self {
-        Self { accumulate: n.max(1), ..self }
+        Self { accumulation_steps: n.max(1), ..self }
     }
 
     /// Runs at most `rows` rows of a batch at once, and adds up the gradients of the parts. A step that runs out of memory
@@ -142,13 +142,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// The loss is taken as a mean over the rows (see [`ignore_index`](Self::ignore_index) for one that is not): the
     /// gradients are those of the whole batch, but for the order of sums.
     pub fn micro_batch(self, rows: usize) -> Self {
-        Self { micro_batch: self.micro_batch.at_most(rows), ..self }
+        Self { micro_batching: self.micro_batching.with_max_rows(rows), ..self }
     }
 
     /// Says that the loss is a mean over the targets that are not `target`, as
     /// [`CrossEntropyOptions::ignore_index`](crate::ops::CrossEntropyOptions) has it: parts of a batch are weighted by those.
     pub fn ignore_index(self, target: i64) -> Self {
-        Self { micro_batch: self.micro_batch.ignore(target), ..self }
+        Self { micro_batching: self.micro_batching.with_ignore_index(target), ..self }
     }
 
     /// Runs the loss function under [`autocast`](amp::autocast) to this type, f16 or bf16.
@@ -165,22 +165,22 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// Ends after `n` steps, counted from the very first one, however many epochs they take; else after those that the
     /// loader has. A second [`fit`](Self::fit) needs a larger number.
     pub fn steps(self, n: u64) -> Self {
-        Self { steps: Some(n), ..self }
+        Self { max_steps: Some(n), ..self }
     }
 
     /// Runs every step as a [`Plan`] has chosen, in its micro-batches, precision and segments, and holds the device's pool
     /// to the plan's budget. f16 gets a [`GradScaler`] if there is none.
     pub fn plan(mut self, plan: &StepPlan) -> Self {
-        let choice = &plan.best.choice;
+        let choice = &plan.best.config;
         self.optimizer.offload_state(choice.offload_state);
-        self = self.micro_batch(choice.rows);
+        self = self.micro_batch(choice.micro_batch_size);
         if let Some(dtype) = choice.precision {
             self = self.autocast(dtype);
             if dtype == DType::F16 && self.scaler.is_none() {
                 self = self.scaler(GradScaler::new());
             }
         }
-        Self { budget: Some((choice.clone(), plan.budget)), ..self }
+        Self { step_plan: Some((choice.clone(), plan.budget)), ..self }
     }
 
     /// Replays steps instead of making them anew ([`capture`](crate::capture)), with the same bits: [`fit`](Self::fit) makes its first one eagerly, records
@@ -188,26 +188,26 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// device, such as counting, it does twice; reading a tensor is an error. The step's memory stays its own until `fit` ends, so validation, and steps of
     /// other shapes, need theirs beside it; where that runs out, all steps are made eagerly.
     pub fn capture(self, on: bool) -> Self {
-        Self { replay: if on { Replay::Asked } else { Replay::Off }, ..self }
+        Self { step_capture: if on { StepCapture::Requested } else { StepCapture::Disabled }, ..self }
     }
 
     /// Saves a [`Checkpoint`] after every `every` steps (0 is 1), at the end, and on a signal that ends programs (Ctrl-C, SIGTERM,
     /// SIGHUP).
     pub fn checkpoint(self, path: impl Into<PathBuf>, every: u64) -> Self {
-        Self { save: Some((path.into(), every.max(1))), ..self }
+        Self { checkpoint_every: Some((path.into(), every.max(1))), ..self }
     }
 
     /// Takes the loss on other data after every `every` steps (0 is 1) and after the last one, shows it and records it
     /// ([`History::validations`]): `loss` runs with the model in evaluation mode and without gradients;
     /// [`mean_loss`](super::mean_loss) is what it mostly calls.
     pub fn validate(self, every: u64, loss: impl FnMut() -> Result<f64> + 'a) -> Self {
-        Self { validate: Some((every.max(1), Box::new(loss))), ..self }
+        Self { validation: Some((every.max(1), Box::new(loss))), ..self }
     }
 
     /// Says that a step is so many tokens, each of so many operations (forward and backward: `Gpt::flops_per_token`): the tokens a
     /// second are shown, and where the device's [peak](crate::backend::Peak) is known, the part of it that these operations are (MFU).
     pub fn tokens(self, per_step: u64, flops: f64) -> Self {
-        Self { tokens: Some(Tokens { per_step, flops, peak: None }), ..self }
+        Self { token_throughput: Some(TokenThroughput { per_step, flops, peak: None }), ..self }
     }
 
     /// Shows nothing.
@@ -221,27 +221,27 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// As [`Checkpoint::resume`].
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let Self { model, optimizer, scaler, .. } = &mut self;
-        self.done = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
-        self.round = Round::Resumed;
+        self.position = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
+        self.fit_state = FitState::Resumed;
         Ok(self)
     }
 
     /// Steps done.
     #[must_use]
-    pub fn step(&self) -> u64 {
-        self.done.step
+    pub fn steps_done(&self) -> u64 {
+        self.position.step
     }
 
     /// Rows of a batch that run at once, if they are fewer than all: as asked for, or after a step ran out of memory.
     #[must_use]
     pub fn micro_batch_rows(&self) -> Option<usize> {
-        self.micro_batch.rows()
+        self.micro_batching.max_rows()
     }
 
     /// What was recorded.
     #[must_use]
     pub fn history(&self) -> &History {
-        &self.done.history
+        &self.position.history
     }
 
     /// Tokens a second of the last [`fit`](Self::fit), from its first look at the losses on, validation and saving left out; `None`
@@ -268,7 +268,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// # Errors
     /// As [`Checkpoint::save`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
-        self.done.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
+        self.position.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
 
     /// Runs the loop: `loss` gets the inputs and the targets of a batch. A signal that ends programs (Ctrl-C, SIGTERM, SIGHUP)
@@ -285,25 +285,25 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// as the loader has no batches or an earlier call has made all [`steps`](Self::steps); the batches are
     /// made in another way than those of the checkpoint that was resumed; a loss is NaN or infinite (with a scaler, which skips
     /// such steps, fifty in a row), which is noticed where losses are read, and before a checkpoint is written.
-    pub fn fit<D: Dataset, L: Into<Outcome>>(
+    pub fn fit<D: Dataset, L: Into<LossOutput>>(
         &mut self,
-        loader: &Loader<D>,
+        loader: &DataLoader<D>,
         loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
-    ) -> Result<Ended> {
-        self.replay.restart();
-        let ended = self.run(loader, loss);
+    ) -> Result<FitStatus> {
+        self.step_capture.restart();
+        let ended = self.run_loop(loader, loss);
         // Its memory goes back, and another loss function is another step.
-        self.replay.restart();
+        self.step_capture.restart();
         ended
     }
 
-    fn run<D: Dataset, L: Into<Outcome>>(
+    fn run_loop<D: Dataset, L: Into<LossOutput>>(
         &mut self,
-        loader: &Loader<D>,
+        loader: &DataLoader<D>,
         mut loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
-    ) -> Result<Ended> {
-        let device = device_of("fit", self.model)?;
-        let (loader, total) = self.begin(loader)?;
+    ) -> Result<FitStatus> {
+        let device = model_device("fit", self.model)?;
+        let (loader, total) = self.begin_fit(loader)?;
         let modes = nn::training_modes(self.model);
         if !modes.is_empty() && modes.iter().all(|training| !training) {
             log::warn!(
@@ -311,113 +311,121 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             );
         }
         let mut batches = loader.prefetch(&device);
-        let peak = device.info().peak.flops;
-        let tokens = self.tokens.map(|tokens| Tokens { peak, ..tokens });
-        let mut progress = Progress::new(self.quiet, self.done.step, total, tokens);
-        let mut pending = Pending::default();
-        let watch = Watch::new();
-        if let Some((_, bytes)) = self.budget {
+        let peak = device.info().peak_rates.flops_per_second;
+        let tokens = self.token_throughput.map(|tokens| TokenThroughput { peak, ..tokens });
+        let mut progress = ProgressReporter::new(self.quiet, self.position.step, total, tokens);
+        let mut pending = PendingMetrics::default();
+        let watch = SignalGuard::new();
+        if let Some((_, bytes)) = self.step_plan {
             device.pool().set_limit(Some(bytes));
         }
-        let mut ended = Ended::Finished;
-        while total.is_none_or(|n| self.done.step < n) {
-            if watch.asked() {
-                ended = Ended::Interrupted;
+        let mut ended = FitStatus::Finished;
+        while total.is_none_or(|n| self.position.step < n) {
+            if watch.is_stop_requested() {
+                ended = FitStatus::Interrupted;
                 break;
             }
-            let step = self.done.step + 1;
-            match self.one_step(&mut batches, &mut loss, &mut pending) {
+            let step = self.position.step + 1;
+            match self.step_with_retry(&mut batches, &mut loss, &mut pending) {
                 Ok(true) => {}
                 // Unless it had no batches at all, the loader has as many as were counted.
                 Ok(false) => break,
                 Err(error) => {
                     // The steps before it stay recorded, as far as they can be read.
-                    let _ = pending.read(&mut self.done.history);
-                    return Err(error.at(format!("step {step}")));
+                    let _ = pending.drain_to_history(&mut self.position.history);
+                    return Err(error.with_context(format!("step {step}")));
                 }
             }
-            self.done.step = step;
-            self.done.cursor = batches.cursor();
-            progress.step(step);
-            let every = if device.info().software { 1 } else { LOOK_EVERY };
+            self.position.step = step;
+            self.position.cursor = batches.cursor();
+            progress.set_step(step);
+            let every = if device.info().software { 1 } else { LOG_INTERVAL };
             if step.is_multiple_of(every) || total == Some(step) {
-                self.look(&device, &mut pending, &mut progress)?;
+                self.report_metrics(&device, &mut pending, &mut progress)?;
             }
-            if let Some((every, loss)) = &mut self.validate
+            if let Some((every, loss)) = &mut self.validation
                 && (step.is_multiple_of(*every) || total == Some(step))
             {
-                let loss =
-                    progress.aside(|| evaluated(self.model, loss)).map_err(|e| e.at("validation"))? as f32;
-                self.done.history.validations.push(Validation { step, loss });
-                progress.print(&format!("step {step}  validation loss {loss:.4}"));
+                let loss = progress
+                    .exclude_time(|| run_validation(self.model, loss))
+                    .map_err(|e| e.with_context("validation"))? as f32;
+                self.position.history.validations.push(Validation { step, loss });
+                progress.print_line(&format!("step {step}  validation loss {loss:.4}"));
             }
-            let due =
-                self.save.as_ref().filter(|(_, every)| step.is_multiple_of(*every) && total != Some(step));
+            let due = self
+                .checkpoint_every
+                .as_ref()
+                .filter(|(_, every)| step.is_multiple_of(*every) && total != Some(step));
             if let Some(path) = due.map(|(path, _)| path.clone()) {
                 // What a NaN has made of the model does not replace the checkpoint before it.
-                self.read(&mut pending)?;
-                progress.aside(|| self.save(path))?;
+                self.read_losses(&mut pending)?;
+                progress.exclude_time(|| self.save(path))?;
             }
         }
-        if self.done.history.memory.last().is_none_or(|last| last.step != self.done.step) {
-            self.look(&device, &mut pending, &mut progress)?;
+        if self.position.history.memory.last().is_none_or(|last| last.step != self.position.step) {
+            self.report_metrics(&device, &mut pending, &mut progress)?;
         }
-        progress.end();
+        progress.finish();
         self.tokens_per_second = progress.tokens_per_second();
-        if let Some((path, _)) = &self.save {
+        if let Some((path, _)) = &self.checkpoint_every {
             self.save(path)?;
         }
-        if ended == Ended::Finished {
-            self.round = Round::Done;
+        if ended == FitStatus::Finished {
+            self.fit_state = FitState::Finished;
         }
         Ok(ended)
     }
 
     /// Decides where this call's batches begin, and with which step it ends (`None`: with the loader).
-    fn begin<D: Dataset>(&mut self, loader: &Loader<D>) -> Result<(Loader<D>, Option<u64>)> {
-        let sizes = loader.sizes()?;
-        let (per_epoch, batches) = (loader.per_epoch(sizes.samples), loader.describe(sizes.samples));
-        let done = &self.done;
-        let same = batches == done.batches;
-        let (start, zero) = (loader.start(), Cursor::default());
-        if self.round == Round::Resumed && !done.batches.is_empty() && !same && done.cursor != zero {
+    fn begin_fit<D: Dataset>(&mut self, loader: &DataLoader<D>) -> Result<(DataLoader<D>, Option<u64>)> {
+        let sizes = loader.query_sizes()?;
+        let (per_epoch, batches) =
+            (loader.batches_for_samples(sizes.samples), loader.describe_for_samples(sizes.samples));
+        let done = &self.position;
+        let same = batches == done.loader_description;
+        let (start, zero) = (loader.start_cursor(), LoaderCursor::default());
+        if self.fit_state == FitState::Resumed
+            && !done.loader_description.is_empty()
+            && !same
+            && done.cursor != zero
+        {
             let why = format!(
                 "resumed from batches of {}, but the loader makes {batches}; use the same",
-                done.batches
+                done.loader_description
             );
             return Err(Error::argument("fit", why));
         }
-        let (cursor, first_epoch) = match self.round {
-            Round::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),
-            Round::Open if same => (done.cursor, done.first_epoch),
+        let (cursor, first_epoch) = match self.fit_state {
+            FitState::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),
+            FitState::Unfinished if same => (done.cursor, done.first_epoch),
             // Steps end anywhere in an epoch, which goes on.
-            Round::Done if same && self.steps.is_some() => (done.cursor, done.first_epoch),
-            Round::Done if same => {
+            FitState::Finished if same && self.max_steps.is_some() => (done.cursor, done.first_epoch),
+            FitState::Finished if same => {
                 let first = done.cursor.epoch;
-                (Cursor { epoch: first.saturating_add(start.epoch), ..start }, first)
+                (LoaderCursor { epoch: first.saturating_add(start.epoch), ..start }, first)
             }
             _ => (start, 0),
         };
         let cursor = cursor.normalized(per_epoch);
-        let (loader, total) = match (self.steps, loader.epochs_asked()) {
+        let (loader, total) = match (self.max_steps, loader.epoch_limit()) {
             (Some(n), _) => (loader.clone().forever(), Some(n)),
             (None, None) => (loader.clone(), None),
             (None, Some(n)) => {
                 let end = first_epoch.saturating_add(n);
                 let epochs = end.saturating_sub(cursor.epoch);
                 let left = epochs.saturating_mul(per_epoch).saturating_sub(cursor.batch);
-                let steps = left.div_ceil(u64::from(self.accumulate));
+                let steps = left.div_ceil(u64::from(self.accumulation_steps));
                 (loader.clone().epochs(end), Some(done.step.saturating_add(steps)))
             }
         };
         match total {
-            Some(n) if self.steps.is_some() && n <= done.step && self.round == Round::Done => {
+            Some(n) if self.max_steps.is_some() && n <= done.step && self.fit_state == FitState::Finished => {
                 let why = format!(
                     "all {n} steps are made; for more, set `steps` to a larger number, which counts from the first"
                 );
                 return Err(Error::argument("fit", why));
             }
-            Some(n) if n <= done.step && self.round == Round::Resumed => {
+            Some(n) if n <= done.step && self.fit_state == FitState::Resumed => {
                 log::info!(
                     "the checkpoint is of a run that had ended, after {} steps: nothing is left to do",
                     done.step
@@ -428,33 +436,33 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             }
             _ => {}
         }
-        self.done.batches = batches;
-        self.done.cursor = cursor;
-        self.done.first_epoch = first_epoch;
-        self.round = Round::Open;
+        self.position.loader_description = batches;
+        self.position.cursor = cursor;
+        self.position.first_epoch = first_epoch;
+        self.fit_state = FitState::Unfinished;
         Ok((loader.start_at(cursor), total))
     }
 
     /// One step; `false` if there are no batches left for it.
-    fn one_step<L: Into<Outcome>>(
+    fn step_with_retry<L: Into<LossOutput>>(
         &mut self,
         batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
-        pending: &mut Pending,
+        pending: &mut PendingMetrics,
     ) -> Result<bool> {
         if let Some(schedule) = &self.schedule {
             schedule.check()?;
-            self.optimizer.set_lr(schedule.lr(self.done.step));
+            self.optimizer.set_lr(schedule.lr(self.position.step));
         }
         // Batches are kept until the step is made: one that runs out of memory is made again, of smaller parts.
         let mut taken = Vec::new();
-        let device = device_of("fit", self.model)?;
+        let device = model_device("fit", self.model)?;
         let random = device.random_state();
         let mut again = false;
         loop {
             // Also what an earlier step left that failed midway.
             self.optimizer.zero_grad();
-            let made = self.attempt(batches, &mut taken, loss);
+            let made = self.try_step(batches, &mut taken, loss);
             self.optimizer.zero_grad();
             match made {
                 Ok(Some(outcomes)) => {
@@ -462,14 +470,14 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                         let room = device.pool().capacity().unwrap_or(step.peak);
                         log::info!("micro-batch {} fits: {}", step.batch_size, BytesOf(step.peak, room));
                     }
-                    pending.push(&outcomes);
+                    pending.push_outputs(&outcomes);
                     return Ok(true);
                 }
                 Ok(None) => return Ok(false),
                 Err(error) => {
                     device.set_random_state(random);
-                    if !(error.is_out_of_memory() && self.replay.gives_way()) {
-                        self.micro_batch.halve(error, &taken)?;
+                    if !(error.is_out_of_memory() && self.step_capture.release_memory()) {
+                        self.micro_batching.shrink_after_oom(error, &taken)?;
                     }
                     // Plain segments are cut for the sizes of the step that failed.
                     device.pool().empty_cache()?;
@@ -481,43 +489,43 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
 
     /// Makes a step on the batches that are taken, and on more of them if these are too few. Returns their outcomes; `None` if there
     /// are none. The last batches are a step, though they be fewer.
-    fn attempt<L: Into<Outcome>>(
+    fn try_step<L: Into<LossOutput>>(
         &mut self,
         batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
         taken: &mut Vec<(Tensor, Tensor)>,
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
-    ) -> Result<Option<Vec<Outcome>>> {
-        while taken.len() < self.accumulate as usize {
+    ) -> Result<Option<Vec<LossOutput>>> {
+        while taken.len() < self.accumulation_steps as usize {
             let Some(batch) = batches.next() else { break };
             taken.push(batch?);
         }
         if taken.is_empty() {
             return Ok(None);
         }
-        let device = device_of("fit", self.model)?;
-        let mut replay = std::mem::take(&mut self.replay);
-        let outcomes = replay.step(&device, taken, |taken| self.made(taken, loss));
-        self.replay = replay;
+        let device = model_device("fit", self.model)?;
+        let mut replay = std::mem::take(&mut self.step_capture);
+        let outcomes = replay.run_step(&device, taken, |taken| self.compute_step(taken, loss));
+        self.step_capture = replay;
         outcomes.map(Some)
     }
 
     /// Gradients, clipping, and the optimiser's step, which is the last that can run out of memory and changes nothing
     /// if it does. Returns the outcomes of the batches.
-    fn made<L: Into<Outcome>>(
+    fn compute_step<L: Into<LossOutput>>(
         &mut self,
         batches: &[(Tensor, Tensor)],
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
-    ) -> Result<Vec<Outcome>> {
+    ) -> Result<Vec<LossOutput>> {
         // Anew for each attempt: one that failed midway has left the count of segments anywhere.
-        let _segments = self.budget.as_ref().map(|(choice, _)| choice.segments());
+        let _segments = self.step_plan.as_ref().map(|(choice, _)| choice.apply_segments());
         if let Some(scaler) = &mut self.scaler {
             scaler.discard_step()?;
         }
-        let outcomes = self.gradients(batches, loss)?;
+        let outcomes = self.compute_gradients(batches, loss)?;
         if let Some(scaler) = &mut self.scaler {
             scaler.unscale_(&self.optimizer)?;
         }
-        if let Some(max) = self.clip {
+        if let Some(max) = self.max_grad_norm {
             clip_grad_norm_(self.optimizer.parameters(), max)?;
         }
         match &mut self.scaler {
@@ -532,11 +540,11 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 
     /// The gradients of a step's batches, and their outcomes.
-    fn gradients<L: Into<Outcome>>(
+    fn compute_gradients<L: Into<LossOutput>>(
         &self,
         batches: &[(Tensor, Tensor)],
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
-    ) -> Result<Vec<Outcome>> {
+    ) -> Result<Vec<LossOutput>> {
         let scale = |loss: &Tensor| {
             let share = match batches.len() {
                 1 => loss.clone(),
@@ -548,38 +556,43 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             let _autocast = self.autocast.map(amp::autocast).transpose()?;
             loss(x, y)
         };
-        batches.iter().map(|batch| self.micro_batch.run(batch, scale, &mut loss)).collect()
+        batches.iter().map(|batch| self.micro_batching.forward_backward(batch, scale, &mut loss)).collect()
     }
 
     /// Reads the losses since the last look, and the memory. Waits for the device.
-    fn look(&mut self, device: &Device, pending: &mut Pending, progress: &mut Progress) -> Result<()> {
-        self.read(pending)?;
-        let history = &mut self.done.history;
-        let memory = MemoryPoint::new(self.done.step, &device.memory());
+    fn report_metrics(
+        &mut self,
+        device: &Device,
+        pending: &mut PendingMetrics,
+        progress: &mut ProgressReporter,
+    ) -> Result<()> {
+        self.read_losses(pending)?;
+        let history = &mut self.position.history;
+        let memory = MemoryPoint::new(self.position.step, &device.memory());
         history.memory.push(memory);
         if let Some(&loss) = history.losses.last() {
             let accuracy = history.accuracies.last().copied();
-            let status = Status { loss, accuracy, lr: self.optimizer.lr(), memory: &memory };
-            progress.tell(self.done.step, &status);
+            let status = StepStatus { loss, accuracy, lr: self.optimizer.lr(), memory: &memory };
+            progress.report_status(self.position.step, &status);
         }
         Ok(())
     }
 
     /// Moves losses to the history; one that is no number ends the run.
-    fn read(&mut self, pending: &mut Pending) -> Result<()> {
-        let before = self.done.history.losses.len();
-        pending.read(&mut self.done.history)?;
-        let losses = &self.done.history.losses;
+    fn read_losses(&mut self, pending: &mut PendingMetrics) -> Result<()> {
+        let before = self.position.history.losses.len();
+        pending.drain_to_history(&mut self.position.history)?;
+        let losses = &self.position.history.losses;
         let wrong = match &self.scaler {
             None => losses[before..].iter().position(|loss| !loss.is_finite()).map(|k| before + k),
             // It skips such a step, and halves its scale.
             Some(_) => {
                 let run = losses.iter().rev().take_while(|loss| !loss.is_finite()).count();
-                (run >= SKIPPED).then(|| losses.len() - run)
+                (run >= MAX_SKIPPED_STEPS).then(|| losses.len() - run)
             }
         };
         let Some(at) = wrong else { return Ok(()) };
-        let step = self.done.step + 1 + at as u64 - losses.len() as u64;
+        let step = self.position.step + 1 + at as u64 - losses.len() as u64;
         let why = format!(
             "the loss of step {step} is {}, and no checkpoint is written from here on: try a smaller learning rate, warm-up or \
              `clip_grad_norm`, or look for its cause with `autograd::detect_anomaly`",
@@ -590,7 +603,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
 }
 
 /// A loss in evaluation mode, without gradients.
-fn evaluated<M: Module + ?Sized>(model: &M, loss: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
+fn run_validation<M: Module + ?Sized>(model: &M, loss: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
     let _no_grad = autograd::no_grad();
     let _eval = nn::eval_mode(model);
     loss()
@@ -598,28 +611,28 @@ fn evaluated<M: Module + ?Sized>(model: &M, loss: &mut dyn FnMut() -> Result<f64
 
 /// Losses and accuracies that are still on the device.
 #[derive(Default)]
-struct Pending {
-    losses: Series,
-    accuracies: Series,
+struct PendingMetrics {
+    losses: PendingSeries,
+    accuracies: PendingSeries,
 }
 
 /// Scalars, and how many of them each step has.
 #[derive(Default)]
-struct Series {
+struct PendingSeries {
     values: Vec<Tensor>,
-    steps: Vec<usize>,
+    values_per_step: Vec<usize>,
 }
 
-impl Series {
+impl PendingSeries {
     fn push(&mut self, values: impl Iterator<Item = Tensor>) {
         let before = self.values.len();
         self.values.extend(values);
         // A loss that came without an accuracy has none to record.
-        self.steps.extend(Some(self.values.len() - before).filter(|&n| n > 0));
+        self.values_per_step.extend(Some(self.values.len() - before).filter(|&n| n > 0));
     }
 
     /// Moves the mean of each step to a list.
-    fn read(&mut self, into: &mut Vec<f32>) -> Result<()> {
+    fn drain_means(&mut self, into: &mut Vec<f32>) -> Result<()> {
         if self.values.is_empty() {
             return Ok(());
         }
@@ -631,7 +644,7 @@ impl Series {
             values => values?,
         };
         let mut values = &values[..];
-        for n in std::mem::take(self).steps {
+        for n in std::mem::take(self).values_per_step {
             let (step, rest) = values.split_at(n);
             into.push((step.iter().sum::<f64>() / n as f64) as f32);
             values = rest;
@@ -640,16 +653,16 @@ impl Series {
     }
 }
 
-impl Pending {
+impl PendingMetrics {
     /// Takes the outcomes of a step.
-    fn push(&mut self, outcomes: &[Outcome]) {
+    fn push_outputs(&mut self, outcomes: &[LossOutput]) {
         self.losses.push(outcomes.iter().map(|o| o.loss.detach()));
         self.accuracies.push(outcomes.iter().filter_map(|o| o.accuracy.as_ref().map(Tensor::detach)));
     }
 
     /// Moves all to the history, one number a step.
-    fn read(&mut self, history: &mut History) -> Result<()> {
-        self.losses.read(&mut history.losses)?;
-        self.accuracies.read(&mut history.accuracies)
+    fn drain_to_history(&mut self, history: &mut History) -> Result<()> {
+        self.losses.drain_means(&mut history.losses)?;
+        self.accuracies.drain_means(&mut history.accuracies)
     }
 }

@@ -14,8 +14,8 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
 use forebay::amp::GradScaler;
-use forebay::backend::null::Profile;
-use forebay::data::Windows;
+use forebay::backend::null::CardProfile;
+use forebay::data::TokenWindows;
 use forebay::io::safetensors;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions};
@@ -23,7 +23,7 @@ use forebay::optim::schedule::WarmupCosine;
 use forebay::plan::{Budget, StepConfig, StepPlan};
 use forebay::prelude::*;
 use forebay::profile::Profiler;
-use forebay::train::{Ended, mean_loss};
+use forebay::train::{FitStatus, mean_loss};
 
 use options::{Options, RunConfig};
 use tokenizer::Tokenizer;
@@ -60,7 +60,7 @@ fn main() -> Result<()> {
 
     let ended = run_training(&options, &run, &net, &sizes, [train, valid])?;
     // The trainer and its optimiser are gone: their memory is free for what follows.
-    if ended == Ended::Finished {
+    if ended == FitStatus::Finished {
         let start = tokenizer.encode(&options.prompt)?;
         let written =
             generate::generate_tokens(&net, &start, tokenizer.len(), &options, run.tokens_to_generate)?;
@@ -123,23 +123,24 @@ fn run_training(
     net: &Gpt,
     sizes: &GptOptions,
     text: [Vec<u32>; 2],
-) -> Result<Ended> {
+) -> Result<FitStatus> {
     let &RunConfig { batch, length, steps, lr, .. } = run;
     let device = net.wte.weight.device();
     let [train, valid] = text;
     // Every run of a short text is a sample; of a long one, those that do not overlap are enough.
     let every = if train.len() < 1 << 24 { 1 } else { length };
-    let train = Windows::new(train, length).every(every).shuffle(options.seed).batches(batch).drop_last();
+    let train =
+        TokenWindows::new(train, length).with_stride(every).shuffle(options.seed).batches(batch).drop_last();
     let plan = match options.budget {
         Some(Bytes(bytes)) => Some(plan_step(options, run, sizes, bytes, device)?),
         None => None,
     };
     // What is validated fits where a part of a batch is trained on.
-    let (rows, precision) = match plan.as_ref().map(|plan| &plan.best.choice) {
-        Some(choice) => (choice.rows, choice.precision),
+    let (rows, precision) = match plan.as_ref().map(|plan| &plan.best.config) {
+        Some(choice) => (choice.micro_batch_size, choice.precision),
         None => (batch, run.precision),
     };
-    let valid = Windows::new(valid, length).every(length).batches(rows).drop_last();
+    let valid = TokenWindows::new(valid, length).with_stride(length).batches(rows).drop_last();
 
     let checkpoint = options.save.with_extension("checkpoint");
     let validation = || {
@@ -169,12 +170,12 @@ fn run_training(
     }
     if let Some(path) = &options.resume {
         trainer = trainer.resume(path)?;
-        println!("goes on after step {}", trainer.step());
+        println!("goes on after step {}", trainer.steps_done());
     }
 
     // Blocks are computed again in the backward pass while this lives.
-    let again = StepConfig::new(batch, 1).recompute(vec![true; net.h.len()]);
-    let _segments = options.recompute.then(|| again.segments());
+    let again = StepConfig::new(batch, 1).with_recompute(vec![true; net.h.len()]);
+    let _segments = options.recompute.then(|| again.apply_segments());
     let mut profile = StepProfiler { path: options.profile.as_deref(), calls: 0, profiler: None };
     let ended = trainer.fit(&train, |x, y| {
         profile.on_loss_call(device)?;
@@ -186,8 +187,12 @@ fn run_training(
     }
     let ended = ended?;
     save_outputs(options, net, &trainer)?;
-    if ended == Ended::Interrupted {
-        println!("stopped after {} steps; go on with --resume {}", trainer.step(), checkpoint.display());
+    if ended == FitStatus::Interrupted {
+        println!(
+            "stopped after {} steps; go on with --resume {}",
+            trainer.steps_done(),
+            checkpoint.display()
+        );
     }
     Ok(ended)
 }
@@ -203,7 +208,7 @@ fn save_outputs(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>)
     let format = BTreeMap::from([("format".into(), "pt".into())]);
     safetensors::save(&options.save, &net.gpt2_state_dict()?, &format)?;
     println!("curves, weights and tokenizer: {}.*", options.save.with_extension("").display());
-    for step in [10, trainer.step()] {
+    for step in [10, trainer.steps_done()] {
         if let Some(memory) = history.memory_after(step) {
             let (allocated, reserved) = (memory.allocated, memory.reserved);
             println!("memory after step {step}: {allocated} bytes allocated, {reserved} reserved");
@@ -213,7 +218,7 @@ fn save_outputs(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>)
     let rate = trainer.tokens_per_second().map(|rate| format!(", {rate:.0} tokens/s")).unwrap_or_default();
     let valid = history.validations.last().map(|v| format!(", validation {:.3}", v.loss)).unwrap_or_default();
     if let Some(loss) = history.losses.last() {
-        println!("loss {loss:.3}{valid} after {} steps{rate} (device {device})", trainer.step());
+        println!("loss {loss:.3}{valid} after {} steps{rate} (device {device})", trainer.steps_done());
     }
     Ok(())
 }
@@ -236,10 +241,10 @@ fn plan_step(
 ) -> Result<StepPlan> {
     let mut budget = Budget::new(bytes, run.batch);
     if let Some(low) = run.precision {
-        budget = budget.allow(low);
+        budget = budget.allow_precision(low);
     }
     let shape = [run.batch, run.length];
-    let made = budget.plan(&Profile::of(device), |dry| {
+    let made = budget.plan(&CardProfile::from_device(device), |dry| {
         let net = Gpt::new(sizes, dry)?;
         let mut optimizer = build_optimizer(&net, run.lr, options.weight_decay);
         let dry = dry.clone();
@@ -247,12 +252,12 @@ fn plan_step(
             // The batch that is trained on, and the next one, which is on its way.
             let text = || Tensor::zeros(&shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
-            for k in 0..choice.count {
-                let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows);
+            for k in 0..choice.micro_batch_count {
+                let part = |t: &Tensor| t.narrow(0, k * choice.micro_batch_size, choice.micro_batch_size);
                 let autocast = choice.autocast()?;
                 let loss = net.loss(&part(&x)?, &part(&y)?)?;
                 drop(autocast);
-                loss.mul(choice.rows as f64 / shape[0] as f64)?.backward()?;
+                loss.mul(choice.micro_batch_size as f64 / shape[0] as f64)?.backward()?;
             }
             clip_grad_norm_(&net.parameters(), 1.0)?;
             optimizer.step()?;
@@ -281,7 +286,7 @@ impl StepProfiler<'_> {
         {
             let profile = profiler.finish()?;
             println!("{profile}");
-            forebay::io::write(path, profile.chrome_trace())?;
+            forebay::io::write_bytes(path, profile.chrome_trace())?;
         }
         self.calls += 1;
         Ok(())

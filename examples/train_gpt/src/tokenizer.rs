@@ -67,7 +67,7 @@ impl Tokenizer {
 
     fn save(&self, path: &Path) -> Result<()> {
         let text = self.0.to_string(false).map_err(|e| anyhow!(e))?;
-        Ok(forebay::io::write(path, text)?)
+        Ok(forebay::io::write_bytes(path, text)?)
     }
 
     /// How many tokens there are.

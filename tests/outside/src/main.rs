@@ -57,13 +57,13 @@ impl SegmentSource for Counting {
     counted! {
         alloc_segment(bytes: u64) -> Result<SegmentId, SourceError>;
         free_segment(segment: SegmentId) -> Result<(), SourceError>;
-        reserve(bytes: u64) -> Result<SegmentId, SourceError>;
-        unreserve(segment: SegmentId) -> Result<(), SourceError>;
+        reserve_addresses(bytes: u64) -> Result<SegmentId, SourceError>;
+        free_addresses(segment: SegmentId) -> Result<(), SourceError>;
         map(segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
         unmap(segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
-        fence() -> Result<Fence, SourceError>;
-        fence_done(fence: Fence) -> Result<bool, SourceError>;
-        fence_wait(fence: Fence) -> Result<(), SourceError>;
+        record_fence() -> Result<Fence, SourceError>;
+        is_fence_signaled(fence: Fence) -> Result<bool, SourceError>;
+        wait_fence(fence: Fence) -> Result<(), SourceError>;
     }
 }
 

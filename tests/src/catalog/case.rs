@@ -91,7 +91,7 @@ impl OpCase {
 
     /// The inputs in f64, with that type's own values, where the device and the operation take it.
     pub fn inputs_f64(&self, device: &Device) -> Result<Option<Vec<Tensor>>> {
-        if !self.supports_dtype(DType::F64) || !device.supports(DType::F64) {
+        if !self.supports_dtype(DType::F64) || !device.supports_dtype(DType::F64) {
             return Ok(None);
         }
         self.inputs(DType::F64, device).map(Some)

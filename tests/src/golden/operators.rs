@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 
 use anyhow::Result;
 use forebay::backend::Features;
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 
@@ -102,7 +102,8 @@ pub fn render_page(golden: &GoldenSet) -> Result<String> {
         run(&device, Some(EXTRA_DTYPES[1]))?,
         run(&device, Some(EXTRA_DTYPES[2]))?,
     ];
-    let bare = run(&Device::null(Profile { features: Features::default(), ..Profile::default() }), None)?;
+    let bare =
+        run(&Device::null(CardProfile { features: Features::default(), ..CardProfile::default() }), None)?;
     let file = golden.tensors()?;
     let mut rows: BTreeMap<&str, OperatorStats> = BTreeMap::new();
     for (at, call) in golden.calls.iter().enumerate() {
@@ -168,7 +169,7 @@ fn write_catalog_table(page: &mut String) -> Result<()> {
         operations.entry(case.op_name()).or_default().push(case);
     }
     page.push_str(CATALOG_HEADER);
-    let bare = Device::null(Profile { features: Features::default(), ..Profile::default() });
+    let bare = Device::null(CardProfile { features: Features::default(), ..CardProfile::default() });
     for (name, cases) in operations {
         let taken = EXTRA_DTYPES.iter().filter_map(|&dtype| {
             format_share(

@@ -268,7 +268,7 @@ fn integers_and_explicit_types_stay(device: &Device) -> Result<()> {
     let half = m.to_dtype(DType::F16)?;
     half.add_(&m)?;
     ensure!(half.dtype() == DType::F16);
-    if device.supports(DType::F64) && device.info().features.f64 {
+    if device.supports_dtype(DType::F64) && device.info().features.f64 {
         let wide = m.to_dtype(DType::F64)?;
         ensure!(wide.matmul(&wide)?.dtype() == DType::F64 && wide.sum_all()?.dtype() == DType::F64);
     }

@@ -433,7 +433,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
     let recorded = device.record_with(&[x5, y5], |t| train(&net, &mut first, &t[0], &t[1]));
     let message = recorded.err().context("a first step was recorded")?.to_string();
     ensure!(message.contains("make one step before"), "{message}");
-    if Stream::new(device) != Stream::default_of(device) {
+    if Stream::new(device) != Stream::default_stream(device) {
         let side = Stream::new(device);
         refused("streams", &mut || {
             let y = x.add(1.0)?;
@@ -464,9 +464,9 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
     let mut step = device.capture(chain)?;
     let stats = step.stats();
     ensure!(stats.dropped >= 1, "{stats}");
-    ensure!(stats.arena >= 2 << 20 && stats.arena < stats.eager, "{stats}");
+    ensure!(stats.arena_bytes >= 2 << 20 && stats.arena_bytes < stats.eager_bytes, "{stats}");
     let held = device.memory().allocated() - before;
-    ensure!(held >= stats.arena && held <= stats.arena + 4096, "{held} bytes are held; {stats}");
+    ensure!(held >= stats.arena_bytes && held <= stats.arena_bytes + 4096, "{held} bytes are held; {stats}");
     let expected = step.outputs().item()?;
     for _ in 0..3 {
         ensure!(step.replay()?.item()? == expected);
@@ -508,7 +508,7 @@ fn replays_find_their_memory_whatever_else_happens(device: &Device) -> Result<()
             if numbers.below(2) == 0 { others.push(t.exp()?) } else { others.clear() }
         }
         device.pool().set_limit(Some(device.memory().reserved()));
-        if device.backend().reaches_host() {
+        if device.backend().supports_pinned_host() {
             state.offload_()?;
             ensure!(!state.is_offloaded(), "what a captured step uses stays on the device");
         }

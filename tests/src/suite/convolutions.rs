@@ -4,7 +4,7 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
@@ -127,7 +127,7 @@ fn windows_give_what_gathering_does(device: &Device) -> Result<()> {
 }
 
 fn windows_take_the_predicted_bytes(device: &Device) -> Result<()> {
-    let profile = Profile::of(device);
+    let profile = CardProfile::from_device(device);
     for case in CASES {
         for (dtype, most) in [(DType::F32, CHUNKS[0]), (DType::BF16, CHUNKS[1])] {
             let predicted = dry_run(&profile, |dry| {

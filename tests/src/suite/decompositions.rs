@@ -22,7 +22,7 @@ super::tests![
 ];
 
 fn types(device: &Device) -> impl Iterator<Item = (DType, f64)> + use<> {
-    let wide = device.supports(DType::F64);
+    let wide = device.supports_dtype(DType::F64);
     [(DType::F32, 2e-6), (DType::F64, 1e-14)].into_iter().filter(move |t| t.0 == DType::F32 || wide)
 }
 

@@ -5,7 +5,7 @@ use std::slice::from_ref;
 use anyhow::{Context, Result, ensure};
 use forebay::amp::GradScaler;
 use forebay::autograd::{self, GradOptions, functional, once_differentiable};
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
@@ -27,7 +27,7 @@ tests![
 ];
 
 fn other() -> Device {
-    Device::null(Profile::default())
+    Device::null(CardProfile::default())
 }
 
 /// The error without the places in front of it.

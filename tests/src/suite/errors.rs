@@ -242,7 +242,7 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
          `enable_gqa`; got [1, 8, 4, 16] and [1, 2, 4, 16] and [1, 2, 4, 16]",
     )?;
     let layer = Linear::new(4, 2, device)?;
-    if device.supports(DType::F64) {
+    if device.supports_dtype(DType::F64) {
         ensure_message(
             layer.forward(&Tensor::ones(&[3, 4], DType::F64, device)?),
             "linear: does not take f64; the weight [2, 4] is f32, the input [3, 4] is not; cast the input to f32 with `to_dtype`",
@@ -353,11 +353,11 @@ fn devices_that_are_not_there(device: &Device) -> Result<()> {
         ensure!(!text.contains('\n'), "one line says what is missing: {text}");
     }
     let (backend, index) = (device.info().backend, device.info().index);
-    ensure!(Device::count("tpu") == 0);
+    ensure!(Device::device_count("tpu") == 0);
     // A backend of another crate has no ids.
     if ["cuda", "wgpu"].contains(&backend) {
-        ensure!(Device::count(backend) > index);
-        ensure!(Device::open(&format!("{backend}:{}", Device::count(backend))).is_err());
+        ensure!(Device::device_count(backend) > index);
+        ensure!(Device::open(&format!("{backend}:{}", Device::device_count(backend))).is_err());
     }
     Ok(())
 }

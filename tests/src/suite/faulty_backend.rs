@@ -134,11 +134,11 @@ impl Backend for FaultyBackend {
     fn flush(&self) -> Result<()> {
         self.inner.flush()
     }
-    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
-        self.inner.queue(number)
+    fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+        self.inner.open_queue(number)
     }
-    fn reaches_host(&self) -> bool {
-        self.inner.reaches_host()
+    fn supports_pinned_host(&self) -> bool {
+        self.inner.supports_pinned_host()
     }
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.take_call(bytes)?;
@@ -150,7 +150,7 @@ impl Backend for FaultyBackend {
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
         self.inner.matmul(call)
     }
-    fn multiplies(&self) -> bool {
-        self.inner.multiplies()
+    fn has_matmul_library(&self) -> bool {
+        self.inner.has_matmul_library()
     }
 }

@@ -71,7 +71,7 @@ fn all_bytes(dtype: DType, device: &Device) -> Result<Tensor> {
 }
 
 fn every_byte_has_its_value(device: &Device) -> Result<()> {
-    for dtype in DType::STORED {
+    for dtype in DType::STORAGE_ONLY {
         let x = all_bytes(dtype, device)?;
         for to in [DType::F32, DType::F16, DType::BF16] {
             let got = x.to_dtype(to)?.to_f64s()?;
@@ -99,7 +99,7 @@ fn every_byte_has_its_value(device: &Device) -> Result<()> {
 }
 
 fn numbers_are_rounded_as_in_pytorch(device: &Device) -> Result<()> {
-    for dtype in DType::STORED {
+    for dtype in DType::STORAGE_ONLY {
         let mut numbers =
             vec![f32::NAN, f32::INFINITY, 1e9, 463.9, 464.0, 464.1, 480.0, 65_535.0, 65_536.0, 61_440.0];
         for byte in 0..0x7fu8 {
@@ -128,7 +128,7 @@ fn numbers_are_rounded_as_in_pytorch(device: &Device) -> Result<()> {
 }
 
 fn bytes_are_moved_and_cast_whatever_their_layout(device: &Device) -> Result<()> {
-    for dtype in DType::STORED {
+    for dtype in DType::STORAGE_ONLY {
         let x = all_bytes(dtype, device)?.narrow(0, 0, 0x78)?.reshape([8, 15])?;
         let all = x.to_f64s()?;
         let turned: Vec<f64> = (0..120).map(|k| all[k % 8 * 15 + k / 8]).collect();
@@ -264,7 +264,7 @@ fn products_are_captured(device: &Device) -> Result<()> {
 
 fn other_operations_refuse_them(device: &Device) -> Result<()> {
     let index = Tensor::from_slice(&[0i32, 1], &[2], device)?;
-    for dtype in DType::STORED {
+    for dtype in DType::STORAGE_ONLY {
         let x = matrix([4, 4], dtype, device)?;
         let wide = x.to_dtype(DType::F32)?;
         let refused = [
@@ -390,7 +390,7 @@ fn scaled_casts_are_casts_of_quotients(device: &Device) -> Result<()> {
     let shapes =
         [([64, 128], true), ([80, 112], true), ([16, 16], true), ([7, 12], false), ([70, 61], false)];
     for (dtype, to) in
-        [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(|d| DType::STORED.map(|to| (d, to)))
+        [DType::F32, DType::F16, DType::BF16].into_iter().flat_map(|d| DType::STORAGE_ONLY.map(|to| (d, to)))
     {
         let last = value(to, if to == DType::F8E4M3 { 0x7e } else { 0x7b });
         for (k, (shape, turns)) in shapes.into_iter().enumerate() {

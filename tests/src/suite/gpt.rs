@@ -146,8 +146,8 @@ fn sums_that_wait_for_a_norm_change_no_bit_but_of_biases(device: &Device) -> Res
     for low in [None, Some(DType::BF16)] {
         let mut seen: Vec<Vec<Tensor>> = Vec::new();
         for again in [None, Some(false), Some(true)] {
-            let choice = again.map(|again| StepConfig::new(2, 1).recompute(vec![again; SIZES.layers]));
-            let _segments = choice.as_ref().map(StepConfig::segments);
+            let choice = again.map(|again| StepConfig::new(2, 1).with_recompute(vec![again; SIZES.layers]));
+            let _segments = choice.as_ref().map(StepConfig::apply_segments);
             let loss = {
                 let _autocast = low.map(autocast).transpose()?;
                 net.loss(&text, &text)?

@@ -66,7 +66,7 @@ fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
     for dtype in
         [DType::I64, DType::F64, DType::I32, DType::U32, DType::U8, DType::Bool, DType::F16, DType::BF16]
     {
-        if !device.supports(dtype) {
+        if !device.supports_dtype(dtype) {
             continue;
         }
         let t = Tensor::zeros(&[3, 4], dtype, device)?;
@@ -86,7 +86,7 @@ fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
             &[6e9, 7_294_967_295.0, 3_000_000_007.0],
         )?;
     }
-    if device.supports(DType::F64) {
+    if device.supports_dtype(DType::F64) {
         let t = Tensor::zeros(&[2], DType::F64, device)?;
         t.fill_(0.1)?;
         ensure!(t.to_vec::<f64>()? == [0.1; 2], "{:?}", t.to_vec::<f64>()?);

@@ -93,7 +93,7 @@ fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
 }
 
 fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
-    if !device.supports(DType::F64) {
+    if !device.supports_dtype(DType::F64) {
         let x = Tensor::ones(&[3, 4], DType::F32, device)?;
         let error = x.softmax_with_dtype(1, DType::F64).err().context("it must be refused")?.to_string();
         ensure!(error.contains("f64"), "{error}");
@@ -151,7 +151,7 @@ fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
 
 /// What the device's types of singular values leave as error.
 fn types(device: &Device) -> impl Iterator<Item = (DType, f64)> + use<> {
-    let wide = device.supports(DType::F64);
+    let wide = device.supports_dtype(DType::F64);
     [(DType::F32, 3e-6), (DType::F64, 1e-13)].into_iter().filter(move |t| t.0 == DType::F32 || wide)
 }
 

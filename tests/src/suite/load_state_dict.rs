@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::GradScaler;
-use forebay::data::Cursor;
+use forebay::data::LoaderCursor;
 use forebay::device::{Device, RandomState};
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
@@ -150,7 +150,7 @@ fn a_load_that_runs_out_of_memory_changes_nothing(device: &Device) -> Result<()>
     for (k, make) in OPTIMIZERS.into_iter().enumerate() {
         let saved = TrainingRun::new(device, 3, make, 256.0)?;
         device.manual_seed(99);
-        Checkpoint::new(7, Cursor::default()).save_with_scaler(
+        Checkpoint::new(7, LoaderCursor::default()).save_with_scaler(
             &file.0,
             &saved.net,
             &*saved.optimizer,
@@ -206,7 +206,7 @@ impl RefAverage {
 fn a_refused_resume_changes_nothing(device: &Device) -> Result<()> {
     let file = TempFile::new(device, "refused");
     let saved = TrainingRun::new(device, 3, OPTIMIZERS[0], 256.0)?;
-    Checkpoint::new(7, Cursor::default()).save_with_scaler(
+    Checkpoint::new(7, LoaderCursor::default()).save_with_scaler(
         &file.0,
         &saved.net,
         &*saved.optimizer,
@@ -261,7 +261,7 @@ fn a_refused_resume_changes_nothing(device: &Device) -> Result<()> {
 fn a_damaged_checkpoint_changes_nothing(device: &Device) -> Result<()> {
     let (file, damaged) = (TempFile::new(device, "whole"), TempFile::new(device, "damaged"));
     let saved = TrainingRun::new(device, 3, OPTIMIZERS[0], 256.0)?;
-    Checkpoint::new(7, Cursor::default()).save(&file.0, &saved.net, &*saved.optimizer)?;
+    Checkpoint::new(7, LoaderCursor::default()).save(&file.0, &saved.net, &*saved.optimizer)?;
     let bytes = std::fs::read(&file.0)?;
     let mut run = TrainingRun::new(device, 4, OPTIMIZERS[0], 512.0)?;
     let before = run.state(device)?;

@@ -167,7 +167,7 @@ fn memory_that_is_free_in_parts_comes_together(device: &Device) -> Result<()> {
     // Saved for the gradient before it moves.
     let loss = weight.square()?;
     drop(loss);
-    if device.backend().reaches_host() {
+    if device.backend().supports_pinned_host() {
         all[2].offload_()?;
         all[2].prefetch_()?;
     }

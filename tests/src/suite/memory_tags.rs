@@ -2,7 +2,7 @@
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd::no_grad;
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
@@ -136,14 +136,14 @@ fn a_dry_run_counts_results_of_plain_operations_as_activations(device: &Device) 
         }
         x.sum_all()?.backward()
     };
-    let run = dry_run(&Profile::of(device), step)?;
+    let run = dry_run(&CardProfile::from_device(device), step)?;
     let size = 4 * 1024 * 64;
     let of = |tag: Tag| run.peak_by_tag[tag as usize];
     ensure!(of(Tag::Activation) >= 8 * size, "{run}");
     ensure!(of(Tag::Other) < 2 * size, "the leaf, and what is not tagged: {run}");
     let at_peak = run.peak.by_tag.first().context("nothing held")?;
     ensure!(at_peak.0 == Tag::Activation && at_peak.1 >= 8 * size, "{run}");
-    let real = with_own_pool(device, Profile::of(device).config);
+    let real = with_own_pool(device, CardProfile::from_device(device).config);
     step(&real)?;
     let measured = Tag::ALL.map(|tag| real.memory().tag(tag).peak);
     ensure!(measured == run.peak_by_tag, "{measured:?}, predicted {:?}", run.peak_by_tag);

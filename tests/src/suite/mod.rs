@@ -166,7 +166,7 @@ fn skip<T>(why: impl Into<String>) -> Result<T> {
 fn require_dtype(device: &Device, dtype: DType) -> Result<()> {
     let there = match dtype {
         DType::I64 => device.info().features.i64,
-        other => device.supports(other),
+        other => device.supports_dtype(other),
     };
     if there { Ok(()) } else { skip(format!("the device computes no {dtype}")) }
 }

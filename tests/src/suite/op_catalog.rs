@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd::no_grad;
-use forebay::backend::null::{NullBackend, Profile};
+use forebay::backend::null::{CardProfile, NullBackend};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
@@ -214,14 +214,14 @@ fn calls_cost_what_their_records_say(_: &Device) -> Result<()> {
     let _no_grad = no_grad();
     let mut wrong = Vec::new();
     for case in catalog::cases() {
-        let backend = Arc::new(NullBackend::new(Profile::default()));
+        let backend = Arc::new(NullBackend::new(CardProfile::default()));
         let device = Device::new(backend.clone())?;
         let inputs = case.inputs(DType::F32, &device)?;
         device.synchronize()?;
-        let before = backend.work();
+        let before = backend.estimated_work();
         let out = case.run(&inputs)?;
         device.synchronize()?;
-        let work = backend.work() - before;
+        let work = backend.estimated_work() - before;
         let (bytes, flops) = (case.bytes(&inputs, &out), case.flops(&inputs, &out).unwrap_or(0));
         // Products that no library is asked for are not counted, and of several that it declines the first one is.
         let fits = work.flops == 0.0 || (flops as f64 / work.flops).fract() == 0.0 && flops > 0;
@@ -273,8 +273,8 @@ fn lines_do_not_know_how_many_there_are(device: &Device) -> Result<()> {
 /// One input is something else than what the record has: a result or an error that begins with the name of an operation, never a panic.
 /// The null device has all of the checks, and no kernels.
 fn wrong_inputs_are_refused_by_name(_: &Device) -> Result<()> {
-    let device = Device::null(Profile::default());
-    let elsewhere = Device::null(Profile { name: "another".into(), ..Profile::default() });
+    let device = Device::null(CardProfile::default());
+    let elsewhere = Device::null(CardProfile { name: "another".into(), ..CardProfile::default() });
     let mut refused = 0;
     for case in catalog::cases() {
         let inputs = case.inputs(DType::F32, &device)?;

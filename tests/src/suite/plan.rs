@@ -5,7 +5,7 @@ use std::sync::Arc;
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
 use forebay::autograd::checkpoint;
-use forebay::backend::null::Profile;
+use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
@@ -75,8 +75,8 @@ fn steps(
 
 /// Runs the same on a dry device and on the real one, over a pool of its own, in every way.
 fn compare(device: &Device, run: impl Fn(&Device, MemoryStrategy) -> CoreResult<()>) -> Result<()> {
-    let profile = Profile::of(device);
-    let host = device.backend().reaches_host().then_some(MemoryStrategy::Offloaded);
+    let profile = CardProfile::from_device(device);
+    let host = device.backend().supports_pinned_host().then_some(MemoryStrategy::Offloaded);
     for way in [
         MemoryStrategy::Plain,
         MemoryStrategy::Accumulated,
@@ -164,9 +164,9 @@ fn a_transformer_takes_the_predicted_bytes(device: &Device) -> Result<()> {
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
         let of = |this: MemoryStrategy| [way == this; 2];
         let choice = StepConfig::new(8, 1)
-            .recompute(of(MemoryStrategy::Checkpointed))
-            .offload(of(MemoryStrategy::Offloaded));
-        let _segments = choice.segments();
+            .with_recompute(of(MemoryStrategy::Checkpointed))
+            .with_offload(of(MemoryStrategy::Offloaded));
+        let _segments = choice.apply_segments();
         steps(net.parameters(), &mut optimizer, way, |count| {
             let [text, next] = passages(8 / count, 32, 65, device)?;
             net.forward(&text)?.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?)
@@ -187,11 +187,14 @@ fn training(
     Ok(move |choice: &StepConfig| {
         optimizer.offload_state(choice.offload_state);
         let mut sum = None;
-        for k in 0..choice.count {
-            let part = |t: &Tensor| t.narrow(0, k * choice.rows, choice.rows)?.flatten(0, 1);
+        for k in 0..choice.micro_batch_count {
+            let part =
+                |t: &Tensor| t.narrow(0, k * choice.micro_batch_size, choice.micro_batch_size)?.flatten(0, 1);
             let autocast = choice.autocast()?;
-            let logits = net.forward(&text.narrow(0, k * choice.rows, choice.rows)?)?;
-            let loss = logits.flatten(0, 1)?.cross_entropy(&part(&next)?)?.div(choice.count as f64)?;
+            let logits =
+                net.forward(&text.narrow(0, k * choice.micro_batch_size, choice.micro_batch_size)?)?;
+            let loss =
+                logits.flatten(0, 1)?.cross_entropy(&part(&next)?)?.div(choice.micro_batch_count as f64)?;
             drop((logits, autocast));
             loss.backward()?;
             let loss = loss.detach();
@@ -216,7 +219,7 @@ fn losses(
 ) -> Result<(Vec<f64>, Stats)> {
     let real = Device::with_config(Arc::clone(device.backend()), config);
     let mut step = training(batch, options, &real)?;
-    let _segments = choice.segments();
+    let _segments = choice.apply_segments();
     let losses = [step(choice)?, step(choice)?, step(choice)?];
     Ok((losses.iter().map(|l| Ok(l.item()?)).collect::<Result<_>>()?, real.memory()))
 }
@@ -225,8 +228,8 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
     const BATCH: usize = 8;
     let options = GptOptions { vocabulary: 128, context: 64, layers: 4, heads: 4, width: 64, dropout: 0.0 };
     // In small segments: what a small model takes by one choice and by another are few of them.
-    let config = Config { large_segment_size: 2 << 20, ..Profile::of(device).config };
-    let profile = Profile::of(device).with_config(config);
+    let config = Config { large_segment_size: 2 << 20, ..CardProfile::from_device(device).config };
+    let profile = CardProfile::from_device(device).with_config(config);
     let plan = |bytes| {
         Budget::new(bytes, BATCH).measure_all().plan(&profile, |dry| {
             let mut step = training(BATCH, &options, dry)?;
@@ -234,16 +237,16 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
         })
     };
     let all = plan(u64::MAX)?;
-    let offloads = all.table.iter().any(|e| e.choice.offloaded() > 0 && e.choice.offload_state);
-    ensure!(offloads == device.backend().reaches_host(), "what goes to the host: {all}");
-    ensure!(all.table.iter().any(|e| e.choice.recomputed() > 0), "no segment was found: {all}");
-    let mut peaks: Vec<u64> = all.table.iter().filter_map(|e| e.peak).collect();
+    let offloads = all.estimates.iter().any(|e| e.config.offloaded_count() > 0 && e.config.offload_state);
+    ensure!(offloads == device.backend().supports_pinned_host(), "what goes to the host: {all}");
+    ensure!(all.estimates.iter().any(|e| e.config.recomputed_count() > 0), "no segment was found: {all}");
+    let mut peaks: Vec<u64> = all.estimates.iter().filter_map(|e| e.peak).collect();
     peaks.sort_unstable();
     peaks.dedup();
     ensure!(peaks.len() >= 3, "the choices take the same bytes: {all}");
     let (expected, _) = losses(device, BATCH, &options, &StepConfig::new(BATCH, 1), profile.config)?;
     let least = |bytes| match plan(bytes) {
-        Err(Error::Budget { needed, .. }) => Ok(needed),
+        Err(Error::BudgetTooSmall { needed, .. }) => Ok(needed),
         other => anyhow::bail!("{bytes} bytes are enough: {other:?}"),
     };
     // A pool that is bounded takes less than any choice does without a bound.
@@ -253,11 +256,11 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
         let best = plan(budget)?.best;
         let config = Config { max_memory: Some(budget), ..profile.config };
         let (got, stats) =
-            losses(device, BATCH, &options, &best.choice, config).with_context(|| best.choice.to_string())?;
+            losses(device, BATCH, &options, &best.config, config).with_context(|| best.config.to_string())?;
         ensure!(best.peak == Some(stats.peak_reserved()), "{best:?}, measured {}", stats.peak_reserved());
         for (got, expected) in got.iter().zip(&expected) {
             // Sums of the parts of a batch are taken in another order.
-            ensure!((got - expected).abs() <= 1e-5 * expected, "{}: {got}, expected {expected}", best.choice);
+            ensure!((got - expected).abs() <= 1e-5 * expected, "{}: {got}, expected {expected}", best.config);
         }
     }
     let again = least(needed - 1)?;
@@ -266,22 +269,23 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
 }
 
 fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Result<()> {
-    if !device.backend().reaches_host() {
+    if !device.backend().supports_pinned_host() {
         return skip("the device reaches no memory of the host");
     }
     let options = GptOptions { vocabulary: 128, context: 32, layers: 4, heads: 2, width: 64, dropout: 0.1 };
     // In small segments, of which a small model leaves some.
-    let config = Config { large_segment_size: 2 << 20, ..Profile::of(device).config };
-    let profile = Profile::of(device).with_config(config);
+    let config = Config { large_segment_size: 2 << 20, ..CardProfile::from_device(device).config };
+    let profile = CardProfile::from_device(device).with_config(config);
     let plain = StepConfig::new(8, 1);
     let (expected, on_device) = losses(device, 8, &options, &plain, config)?;
-    let away = [plain.clone().offload([true; 4]), plain.clone().offload([true, false, true, false])];
+    let away =
+        [plain.clone().with_offload([true; 4]), plain.clone().with_offload([true, false, true, false])];
     let ways = away.iter().cloned().chain(away.clone().map(StepConfig::with_offloaded_state));
-    let state = ways.chain([plain.clone().recompute([true; 4]).with_offloaded_state()]);
+    let state = ways.chain([plain.clone().with_recompute([true; 4]).with_offloaded_state()]);
     for choice in state {
         let predicted = dry_run(&profile, |dry| {
             let mut step = training(8, &options, dry)?;
-            let _segments = choice.segments();
+            let _segments = choice.apply_segments();
             [step(&choice)?, step(&choice)?, step(&choice)?].iter().try_for_each(|loss| loss.item().map(drop))
         })?;
         let (got, stats) = losses(device, 8, &options, &choice, config)?;
@@ -294,7 +298,7 @@ fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Res
 }
 
 fn a_step_that_does_not_fit_says_what_it_needs(device: &Device) -> Result<()> {
-    let profile = Profile::of(device).with_total(4 << 20);
+    let profile = CardProfile::from_device(device).with_total_bytes(4 << 20);
     let run = dry_run(&profile, |device| {
         let net = Linear::new(1024, 1024, device)?;
         net.forward(&Tensor::zeros(&[512, 1024], DType::F32, device)?)?.mean_all()?.backward()
@@ -313,7 +317,7 @@ fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
         let gradients = |choice: StepConfig| -> Result<Vec<(String, Vec<u8>)>> {
             device.manual_seed(7);
             let net = Gpt::new(&sizes, device)?;
-            let _segments = choice.segments();
+            let _segments = choice.apply_segments();
             // Twice: the second pass adds to gradients that are there.
             for _ in 0..2 {
                 let loss = {
@@ -329,7 +333,9 @@ fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
         };
         let plain = gradients(StepConfig::new(4, 1))?;
         for again in [[true; 3], [false, true, false]] {
-            for ((name, a), (_, b)) in gradients(StepConfig::new(4, 1).recompute(again))?.iter().zip(&plain) {
+            for ((name, a), (_, b)) in
+                gradients(StepConfig::new(4, 1).with_recompute(again))?.iter().zip(&plain)
+            {
                 ensure!(a == b, "{low:?}, {again:?}: the gradient of {name} has other bits");
             }
         }
@@ -348,15 +354,15 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
     let ways = [
         ("plain", whole.clone()),
         ("bf16", whole.clone().with_precision(DType::BF16)),
-        ("every block again", whole.clone().recompute(&again)),
-        ("bf16, every block again", whole.with_precision(DType::BF16).recompute(&again)),
+        ("every block again", whole.clone().with_recompute(&again)),
+        ("bf16, every block again", whole.with_precision(DType::BF16).with_recompute(&again)),
         ("accumulated", parts.clone()),
         ("accumulated, bf16", parts.clone().with_precision(DType::BF16)),
-        ("accumulated, bf16, every block again", parts.with_precision(DType::BF16).recompute(&again)),
+        ("accumulated, bf16, every block again", parts.with_precision(DType::BF16).with_recompute(&again)),
     ];
     for (name, choice) in ways {
         for fused in [true, false] {
-            let device = Device::null(Profile::card("h200")?);
+            let device = Device::null(CardProfile::from_card("h200")?);
             // What leaves and operations are numbered is another thing in each process: nothing hangs on it.
             for _ in 0..name.len() * 37 {
                 drop(Tensor::zeros(&[1], DType::F32, &device)?.requires_grad_()?);
@@ -364,18 +370,18 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
             let net = Gpt::new(&sizes, &device)?;
             let mut optimizer = AdamW::new(net.parameters(), 3e-4);
             let text = Tensor::randint(0, 50_257, &[BATCH, sizes.context], DType::I64, &device)?;
-            let _segments = choice.segments();
+            let _segments = choice.apply_segments();
             let mut calls = Vec::new();
             for _ in 0..STEPS {
-                for k in 0..choice.count {
+                for k in 0..choice.micro_batch_count {
                     let autocast = choice.autocast()?;
-                    let part = text.narrow(0, k * choice.rows, choice.rows)?;
+                    let part = text.narrow(0, k * choice.micro_batch_size, choice.micro_batch_size)?;
                     let loss = match fused {
                         true => net.loss(&part, &part)?,
                         false => net.forward(&part)?.flatten(0, 1)?.cross_entropy(&part.flatten(0, 1)?)?,
                     };
                     drop(autocast);
-                    loss.div(choice.count as f64)?.backward()?;
+                    loss.div(choice.micro_batch_count as f64)?.backward()?;
                 }
                 optimizer.step()?;
                 optimizer.zero_grad();
@@ -403,24 +409,26 @@ fn steps_go_on_within_what_was_predicted(_device: &Device) -> Result<()> {
     let sizes = GptOptions { context: 512, ..GptOptions::preset("gpt2-124m")? };
     let all = vec![true; sizes.layers];
     let [parts, single] = [(2, 4), (1, 8)].map(|(rows, count)| StepConfig::new(rows, count));
-    let ways =
-        [("accumulated, on the host", parts.offload(&all).with_offloaded_state()), ("one by one", single)];
+    let ways = [
+        ("accumulated, on the host", parts.with_offload(&all).with_offloaded_state()),
+        ("one by one", single),
+    ];
     for (name, choice) in ways {
         let train = |steps: usize, config: Config| -> Result<u64> {
-            let device = Device::null(Profile::card("h100")?.with_config(config));
+            let device = Device::null(CardProfile::from_card("h100")?.with_config(config));
             let net = Gpt::new(&sizes, &device)?;
             let mut optimizer = AdamW::new(net.parameters(), 3e-4);
             optimizer.offload_state(choice.offload_state);
             let text = Tensor::randint(0, 50_257, &[BATCH, sizes.context], DType::I64, &device)?;
-            let _segments = choice.segments();
+            let _segments = choice.apply_segments();
             for step in 0..steps {
-                for k in 0..choice.count {
+                for k in 0..choice.micro_batch_count {
                     let autocast = choice.autocast()?;
-                    let part = text.narrow(0, k * choice.rows, choice.rows)?;
+                    let part = text.narrow(0, k * choice.micro_batch_size, choice.micro_batch_size)?;
                     let logits = net.forward(&part)?;
                     let loss = logits.flatten(0, 1)?.cross_entropy(&part.flatten(0, 1)?)?;
                     drop((logits, autocast));
-                    loss.div(choice.count as f64)?.backward()?;
+                    loss.div(choice.micro_batch_count as f64)?.backward()?;
                 }
                 optimizer.step().with_context(|| format!("{name}: step {step}"))?;
                 optimizer.zero_grad();

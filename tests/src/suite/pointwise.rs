@@ -72,7 +72,7 @@ fn every_pair_of_types_promotes(device: &Device) -> Result<()> {
 }
 
 fn every_pair_of_types_casts(device: &Device) -> Result<()> {
-    let types = DType::ALL.into_iter().filter(|&d| device.supports(d));
+    let types = DType::ALL.into_iter().filter(|&d| device.supports_dtype(d));
     for a in types.clone() {
         for b in types.clone() {
             for n in [1, 2, 3, 5, 8, 259] {
@@ -433,8 +433,8 @@ fn sizes_around_vector_widths(device: &Device) -> Result<()> {
 fn more_workgroups_than_a_dimension_has(device: &Device) -> Result<()> {
     // 1,024 elements a workgroup, 65,535 workgroups a dimension: this grid is folded, and its last row is not full.
     let n: usize = (65_536 << 10) + 5;
-    if device.info().limits.max_binding < n as u64 + 3 {
-        return skip(format!("the device binds at most {} bytes", device.info().limits.max_binding));
+    if device.info().limits.max_binding_bytes < n as u64 + 3 {
+        return skip(format!("the device binds at most {} bytes", device.info().limits.max_binding_bytes));
     }
     let mut numbers = SplitMix64(0);
     let bytes: Vec<u8> = (0..n.div_ceil(8)).flat_map(|_| numbers.next().to_le_bytes()).take(n).collect();

@@ -82,12 +82,12 @@ fn every_type_prints_its_elements(d: &Device) -> Result<()> {
         &Tensor::from_slice(&[bf16::from_f32(0.1), bf16::from_f32(3.0)], &[2], d)?,
         "tensor([0.1001, 3.0000], device='D', dtype=bf16)",
     )?;
-    if d.supports(DType::F16) {
+    if d.supports_dtype(DType::F16) {
         let halves = [f16::from_f32(65504.0), f16::from_f32(-1.0)];
         let text = "tensor([ 6.5504e+04, -1.0000e+00], device='D', dtype=f16)";
         prints(&Tensor::from_slice(&halves, &[2], d)?, text)?;
     }
-    if d.supports(DType::F64) {
+    if d.supports_dtype(DType::F64) {
         prints(
             &Tensor::from_slice(&[1e-300, 1.0], &[2], d)?,
             "tensor([1.0000e-300,  1.0000e+00], device='D', dtype=f64)",

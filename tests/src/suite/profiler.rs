@@ -55,7 +55,11 @@ fn times_lie_within_the_host_s(device: &Device) -> Result<()> {
         ensure!(profile.elapsed() == 0.0, "zeros and times mixed");
         return Ok(());
     }
-    ensure!(profile.busy() > 0.0 && profile.busy() <= host, "busy {} of the host's {host}", profile.busy());
+    ensure!(
+        profile.busy_time() > 0.0 && profile.busy_time() <= host,
+        "busy {} of the host's {host}",
+        profile.busy_time()
+    );
     ensure!(profile.elapsed() <= host, "{} of the host's {host}", profile.elapsed());
     let in_order =
         profile.spans.windows(2).all(|pair| pair[0].start + pair[0].duration <= pair[1].start + 1.0);

@@ -78,7 +78,7 @@ fn check(x: &Tensor, descending: bool) -> Result<()> {
 }
 
 fn every_type_and_size_sorts(device: &Device) -> Result<()> {
-    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         for n in [1, 2, 3, 7, 8, 255, 257, 600, 1024, 1025, 2049] {
             for descending in [false, true] {
                 let x = mixed(&[3, n], dtype, device)?;
@@ -121,7 +121,7 @@ fn not_a_number_comes_last(device: &Device) -> Result<()> {
     let line: Vec<f32> = odd.into_iter().chain(tiny).collect();
     let long: Vec<f32> = (0..5000).map(|i| line[i * 7 % line.len()]).collect();
     for dtype in [DType::F32, DType::F16, DType::BF16, DType::F64] {
-        if !device.supports(dtype) {
+        if !device.supports_dtype(dtype) {
             continue;
         }
         for values in [&line, &long] {
@@ -267,7 +267,7 @@ fn more_lines_than_a_grid_has(device: &Device) -> Result<()> {
 }
 
 fn what_is_not_zero(device: &Device) -> Result<()> {
-    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         let x = iota(&[5, 7, 3], dtype, device)?.transpose(0, 1)?.narrow(2, 1, 2)?;
         let all = x.to_f64s()?;
         let expected: Vec<f64> = (0..all.len())
@@ -289,7 +289,7 @@ fn what_is_not_zero(device: &Device) -> Result<()> {
         ensure_values(&x.masked_select(&mask)?, &expected).with_context(|| format!("{n} elements"))?;
     }
     // Both broadcast, and every type moves.
-    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         let x = iota(&[3, 1], dtype, device)?;
         let mask = Tensor::from_bools(&[true, false, true], &[3], device)?;
         let all = x.to_f64s()?;
@@ -304,7 +304,7 @@ fn values_find_their_places(device: &Device) -> Result<()> {
     let line = Tensor::from_slice(&[1.0f32, f32::NAN], &[2], device)?;
     let wanted = Tensor::from_slice(&[f32::NAN, 2.0, 0.5], &[3], device)?;
     ensure_values(&line.searchsorted(&wanted, true, false, None)?, &[2.0, 2.0, 2.0])?;
-    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d) && d != DType::Bool) {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d) && d != DType::Bool) {
         let (x, values) = (mixed(&[3, 40], dtype, device)?, mixed(&[3, 9], dtype, device)?);
         let (sorted, sorter) = x.sort(1, false)?;
         let (all, seen) = (x.to_f64s()?, values.to_f64s()?);
@@ -330,7 +330,7 @@ fn values_find_their_places(device: &Device) -> Result<()> {
 }
 
 fn elements_meet_in_every_way(device: &Device) -> Result<()> {
-    for dtype in [DType::F32, DType::F64].into_iter().filter(|&d| device.supports(d)) {
+    for dtype in [DType::F32, DType::F64].into_iter().filter(|&d| device.supports_dtype(d)) {
         let odd = Tensor::from_slice(&[f32::NAN, 3.0], &[2], device)?.to_dtype(dtype)?;
         let (place, x) = (Tensor::zeros(&[2], DType::I32, device)?, Tensor::full(&[1], 2.0, dtype, device)?);
         for how in [ScatterReduce::Amax, ScatterReduce::Amin] {

@@ -100,10 +100,10 @@ fn gpt(device: &Device) -> CoreResult<TrainStep> {
 }
 
 fn checkpointed_gpt_step(device: &Device) -> CoreResult<TrainStep> {
-    let choice = StepConfig::new(4, 1).recompute(vec![true; GPT.layers]);
+    let choice = StepConfig::new(4, 1).with_recompute(vec![true; GPT.layers]);
     let mut step = gpt(device)?;
     Ok(Box::new(move || {
-        let _segments = choice.segments();
+        let _segments = choice.apply_segments();
         step()
     }))
 }
@@ -134,7 +134,8 @@ fn steps_cost_what_they_did(device: &Device) -> Result<()> {
     let seen = format_costs(&seen)?;
     let info = device.info();
     // Without the vendor's products a card's steps are others.
-    let products = if info.backend == "cuda" && !device.backend().multiplies() { ", portable" } else { "" };
+    let products =
+        if info.backend == "cuda" && !device.backend().has_matmul_library() { ", portable" } else { "" };
     let name = format!("{}{products} {}", info.backend, info.name);
     let Some((_, known)) = known.iter().find(|(adapter, _)| name.starts_with(adapter.as_str())) else {
         return skip(format!("tests/costs.json has none for {name}: {seen}"));

@@ -72,7 +72,7 @@ fn views_by_hand(device: &Device) -> Result<()> {
 }
 
 fn views_read_what_their_layout_says(device: &Device) -> Result<()> {
-    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         let x = iota(&[4, 3, 6], dtype, device)?;
         let all = x.to_f64s()?;
         for (name, view) in VIEWS {
@@ -330,7 +330,7 @@ fn eight_dimensions(device: &Device) -> Result<()> {
 }
 
 fn joining_undoes_splitting(device: &Device) -> Result<()> {
-    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         let x = iota(&[5, 7, 3], dtype, device)?;
         for dim in 0..3 {
             let parts = x.split(2, dim)?;
@@ -358,7 +358,7 @@ fn padding_by_hand(device: &Device) -> Result<()> {
 }
 
 fn roundtrips_of_every_type(device: &Device) -> Result<()> {
-    for dtype in DType::ALL.into_iter().filter(|&d| device.supports(d)) {
+    for dtype in DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)) {
         for n in (0..10).chain([63, 64, 65, 1023, 4097]) {
             let mut bytes: Vec<u8> = (0..n * dtype.size()).map(|i| (i * 7 + 3) as u8).collect();
             if dtype == DType::Bool {

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use forebay::data::{Dataset, Loader};
+use forebay::data::{DataLoader, Dataset};
 use forebay::device::Device;
 use forebay::error::Result as CoreResult;
 use forebay::io::safetensors;
@@ -12,7 +12,7 @@ use forebay::memory::Config;
 use forebay::nn::{Dropout, Linear, Module};
 use forebay::optim::{Adam, Optimizer, Sgd, schedule::CosineAnnealing};
 use forebay::tensor::Tensor;
-use forebay::train::{Ended, Trainer, mean_loss};
+use forebay::train::{FitStatus, Trainer, mean_loss};
 
 use super::host_reference::ensure_close;
 use super::{compute_dtypes, tests};
@@ -123,7 +123,7 @@ impl Net {
     }
 }
 
-fn loader() -> Loader<PointDataset> {
+fn loader() -> DataLoader<PointDataset> {
     PointDataset::new(50).shuffle(9).batches(8)
 }
 
@@ -186,14 +186,14 @@ fn a_resumed_run_has_the_same_bits(device: &Device) -> Result<()> {
 
     let first = Net::new(device)?;
     let mut run = trainer(&first, 11).checkpoint(&file.0, 4);
-    ensure!(run.fit(&loader(), |x, y| first.loss(x, y))? == Ended::Finished);
+    ensure!(run.fit(&loader(), |x, y| first.loss(x, y))? == FitStatus::Finished);
     drop(run);
     drop(first);
 
     let second = Net::new(device)?;
     device.manual_seed(77);
     let mut run = trainer(&second, 16).resume(&file.0)?;
-    ensure!(run.step() == 11, "resumed at step {}", run.step());
+    ensure!(run.steps_done() == 11, "resumed at step {}", run.steps_done());
     run.fit(&loader(), |x, y| second.loss(x, y))?;
     let bits = |losses: &[f32]| losses.iter().map(|l| l.to_bits()).collect::<Vec<_>>();
     ensure!(bits(&run.history().losses) == bits(&losses), "{:?} became {losses:?}", run.history().losses);
@@ -270,7 +270,7 @@ fn a_loss_that_is_no_number_ends_the_run(device: &Device) -> Result<()> {
     ensure!(text.starts_with("fit: the loss of step 4 is NaN, and no checkpoint is written"), "{text}");
     // The checkpoint is that of before, and what follows from it is sound.
     let mut again = trainer(&net, 6).resume(&file.0)?;
-    ensure!(again.step() == 2, "resumed at step {}", again.step());
+    ensure!(again.steps_done() == 2, "resumed at step {}", again.steps_done());
     again.fit(&loader(), |x, y| net.loss(x, y))?;
     ensure!(again.history().losses.iter().all(|loss| loss.is_finite()));
     Ok(())

@@ -5,14 +5,14 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use anyhow::{Context, Result, bail, ensure};
-use forebay::data::{Cursor, Dataset, Loader};
+use forebay::data::{DataLoader, Dataset, LoaderCursor};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::nn::{Linear, Module};
 use forebay::optim::{Optimizer, Sgd};
 use forebay::tensor::Tensor;
-use forebay::train::{Ended, Trainer, evaluate, mean_loss};
+use forebay::train::{FitStatus, Trainer, evaluate, mean_loss};
 
 use super::host_reference::ensure_close;
 use super::tests;
@@ -63,13 +63,13 @@ fn trainer(net: &Net) -> Trainer<'_, Net, Sgd> {
 /// Losses of the steps and the weights after them.
 fn run(
     device: &Device,
-    loader: &Loader<PointDataset>,
+    loader: &DataLoader<PointDataset>,
     set: impl Fn(Trainer<'_, Net, Sgd>) -> Trainer<'_, Net, Sgd>,
 ) -> Result<(Vec<f64>, Vec<f64>)> {
     let net = Net::new(device)?;
     let mut run = set(trainer(&net));
-    ensure!(run.fit(loader, |x, y| net.loss(x, y))? == Ended::Finished);
-    ensure!(run.step() == run.history().losses.len() as u64, "a step without a loss");
+    ensure!(run.fit(loader, |x, y| net.loss(x, y))? == FitStatus::Finished);
+    ensure!(run.steps_done() == run.history().losses.len() as u64, "a step without a loss");
     ensure!(run.optimizer().parameters().iter().all(|p| p.grad().is_none()), "gradients are left");
     Ok((run.history().losses.iter().map(|&loss| loss.into()).collect(), net.weights()?))
 }
@@ -124,7 +124,11 @@ fn a_second_fit_trains_again(device: &Device) -> Result<()> {
     };
     for (call, steps) in [(&loader, 4), (&loader, 8), (&other, 11), (&loader, 15), (&other, 18)] {
         run.fit(call, &mut loss)?;
-        ensure!(run.step() == steps && run.history().losses.len() as u64 == steps, "{} steps", run.step());
+        ensure!(
+            run.steps_done() == steps && run.history().losses.len() as u64 == steps,
+            "{} steps",
+            run.steps_done()
+        );
     }
     let seen = seen.take();
     // Epochs 0 and 1, then 2 and 3 of the same order of orders; another loader begins with its own first batch.
@@ -153,13 +157,13 @@ fn a_fit_that_ended_midway_is_finished_by_the_next(device: &Device) -> Result<()
     let text = failed.err().context("it must fail")?.to_string();
     ensure!(text.contains("step 3") && text.contains("the third one"), "{text}");
     run.fit(&loader, |x, y| net.loss(x, y))?;
-    ensure!(run.step() == 5, "{} steps of five batches", run.step());
+    ensure!(run.steps_done() == 5, "{} steps of five batches", run.steps_done());
     // With another loader there is nothing to finish, and nothing was resumed.
     let mut run = trainer(&net);
     let failing = run.fit(&loader, |_, _| Err::<Tensor, _>(Error::argument("loss", "never")));
     ensure!(failing.is_err());
     run.fit(&PointDataset::new(8).batches(4), |x, y| net.loss(x, y))?;
-    ensure!(run.step() == 2, "{} steps of two batches", run.step());
+    ensure!(run.steps_done() == 2, "{} steps of two batches", run.steps_done());
     Ok(())
 }
 
@@ -172,7 +176,7 @@ fn a_fit_without_anything_to_do_says_so(device: &Device) -> Result<()> {
     ensure!(text.starts_with("fit: all 3 steps are made; for more, set `steps`"), "{text}");
     let mut run = run.steps(5);
     run.fit(&loader, |x, y| net.loss(x, y))?;
-    ensure!(run.step() == 5, "{} steps", run.step());
+    ensure!(run.steps_done() == 5, "{} steps", run.steps_done());
     let empty = trainer(&net).fit(&PointDataset::new(0).batches(4), |x, y| net.loss(x, y));
     let text = empty.err().context("there are no batches")?.to_string();
     ensure!(text.starts_with("fit: the loader has no batches"), "{text}");
@@ -187,7 +191,7 @@ fn a_second_fit_is_resumed_where_it_stood(device: &Device) -> Result<()> {
     for _ in 0..2 {
         run.fit(&loader, |x, y| whole.loss(x, y))?;
     }
-    ensure!(run.step() == 10, "{} steps", run.step());
+    ensure!(run.steps_done() == 10, "{} steps", run.steps_done());
     let part = Net::new(device)?;
     let mut run = trainer(&part).checkpoint(&file.0, 1);
     run.fit(&loader, |x, y| part.loss(x, y))?;
@@ -199,14 +203,14 @@ fn a_second_fit_is_resumed_where_it_stood(device: &Device) -> Result<()> {
     ensure!(failed.is_err());
     let rest = Net::new(device)?;
     let mut run = trainer(&rest).resume(&file.0)?;
-    ensure!(run.step() == 7, "resumed at step {}", run.step());
+    ensure!(run.steps_done() == 7, "resumed at step {}", run.steps_done());
     run.fit(&loader, |x, y| rest.loss(x, y))?;
-    ensure!(run.step() == 10, "{} steps", run.step());
+    ensure!(run.steps_done() == 10, "{} steps", run.steps_done());
     ensure_close(&rest.weights()?, &whole.weights()?, 0.0, 0.0)?;
     // A loader's own start counts where nothing was resumed.
     let mut run = trainer(&rest);
-    run.fit(&loader.start_at(Cursor { epoch: 0, batch: 3 }), |x, y| rest.loss(x, y))?;
-    ensure!(run.step() == 2, "{} steps from the fourth batch of five on", run.step());
+    run.fit(&loader.start_at(LoaderCursor { epoch: 0, batch: 3 }), |x, y| rest.loss(x, y))?;
+    ensure!(run.steps_done() == 2, "{} steps from the fourth batch of five on", run.steps_done());
     Ok(())
 }
 

@@ -128,12 +128,12 @@ fn check(name: &str, wgsl: &str, device: &Device) -> Result<()> {
     let kernel = match backend.compile(&KernelSource {
         label: name,
         wgsl,
-        entry: "main",
+        entry_point: "main",
         overrides: &[],
-        zeroed: true,
+        zero_workgroup_memory: true,
     }) {
         // No feature of the contract tells these.
-        Err(Error::Kernel { message, .. }) if ["atomic_float", "atomic_wide"].contains(&name) => {
+        Err(Error::KernelCompilation { message, .. }) if ["atomic_float", "atomic_wide"].contains(&name) => {
             return skip(format!("the device has no such atomics: {}", message.lines().next().unwrap_or("")));
         }
         other => other?,

@@ -104,9 +104,9 @@ seven_billion() {
 recorded() {
     local device=$1 folder=$logs/memory-$1
     mkdir -p "$folder"
-    "$example/train_text" --device "$device" --steps 4 --batch 4 --length 32 --layers 2 --width 64 --write 1 \
+    "$example/train_text" --device "$device" --steps 4 --batch 4 --length 32 --layers 2 --width 64 --generate 1 \
         --data "$TESTS/data/shakespeare.txt" --save "$folder/text.safetensors" --memory-snapshot "$folder/a.json" &&
-        "$example/train_text" --device "$device" --steps 2 --batch 4 --length 32 --layers 2 --width 64 --write 1 \
+        "$example/train_text" --device "$device" --steps 2 --batch 4 --length 32 --layers 2 --width 64 --generate 1 \
             --data "$TESTS/data/shakespeare.txt" --save "$folder/text.safetensors" \
             --memory-snapshot "$folder/a.pickle" &&
         "$PROGRAMS/forebay" memory report "$folder/a.json" &&

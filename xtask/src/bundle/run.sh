@@ -141,7 +141,7 @@ command -v ncu >/dev/null && step nvtx bash -c ranges
 writes() {
     local name=$1
     shift
-    step "gpt-$name" "$bin/train_gpt" --device cuda --data "$tests/data/shakespeare.txt" --vocabulary 8192 --write 20 \
+    step "gpt-$name" "$bin/train_gpt" --device cuda --data "$tests/data/shakespeare.txt" --vocabulary 8192 --generate 20 \
         --save "$logs/gpt-$name.safetensors" "$@"
 }
 writes capture --preset gpt2 --steps 120 --capture --checkpoint-every 60

@@ -201,7 +201,7 @@ fn json_gives_the_same_snapshot_back() -> Result<()> {
         message(&json.replace("\"version\":1", "\"version\":9"))
             .contains("version 9; this program reads version 1")
     );
-    assert!(message(&json.replacen("\"who\":0", "\"who\":77", 1)).contains("holder 77 is named"));
+    assert!(message(&json.replacen("\"holder\":0", "\"holder\":77", 1)).contains("holder 77 is named"));
     Ok(())
 }
 
@@ -223,7 +223,7 @@ fn growth_is_an_error_that_names_its_holder() -> Result<()> {
         losses.push(pool.alloc(Request::new(1000).tag(Tag::Activation).op("mean"))?);
         Ok(())
     });
-    let Err(Error::Growth(growth)) = grown else { return Err(Error::Snapshot(format!("{grown:?}"))) };
+    let Err(Error::MemoryGrowth(growth)) = grown else { return Err(Error::Snapshot(format!("{grown:?}"))) };
     assert_eq!((growth.steps, growth.diff.bytes()), (5, 5 * 1024));
     assert_eq!(growth.diff.by_tag().into_iter().collect::<Vec<_>>(), [(Tag::Activation, 5 * 1024)]);
     let text = growth.to_string();

@@ -528,8 +528,8 @@ impl Device {
     /// [`set_windows`](Self::set_windows).
     #[must_use]
     pub fn im2col_max_bytes(&self) -> u64 {
-        match self.im2col_switch().0.load(Ordering::Relaxed) {
-            UNSET_LIMIT if self.raw().multiplies() => DEFAULT_MAX_BYTES,
+        match self.im2col_limit().0.load(Ordering::Relaxed) {
+            UNSET_LIMIT if self.raw_backend().has_matmul_library() => DEFAULT_MAX_BYTES,
             UNSET_LIMIT => 0,
             told => told,
         }
@@ -554,6 +554,6 @@ impl Device {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     pub fn set_im2col_max_bytes(&self, most: Option<u64>) {
-        self.im2col_switch().0.store(most.unwrap_or(UNSET_LIMIT), Ordering::Relaxed);
+        self.im2col_limit().0.store(most.unwrap_or(UNSET_LIMIT), Ordering::Relaxed);
     }
 }

@@ -63,7 +63,7 @@ impl Tensor {
         let fresh = target.is_contiguous() && target.layout().offset() == 0 && target.storage_len() == n;
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
             let bound = launch::bind_contiguous_bytes([(target, Access::Write), (self, Access::Read)])?;
-            let work = || WorkItem::bytes("copy", 2 * bound[1].bytes);
+            let work = || WorkItem::without_flops("copy", 2 * bound[1].bytes);
             return self.device().enqueue(work, &Command::Copy { dst: bound[0], src: bound[1] });
         }
         let (shape, strides) = collapse_dims(self.shape(), &[target.strides(), self.strides()]);

@@ -205,10 +205,10 @@ impl FusionGroup {
             let made = steps.iter().zip(&written).filter(|(_, written)| **written == 1);
             bindings.extend(made.map(|(step, _)| step.slice));
             let (spec, params, groups) = build_fused_kernel(&steps, &inputs, &written)?;
-            (device.kernel(&spec)?, params, groups)
+            (device.kernel_for_spec(&spec)?, params, groups)
         };
         let groups = launch::fit_grid(device, [groups, 1, 1])?;
-        device.launch_on(self.queue, last.scope, kernel, &bindings, params.align().bytes(), groups)
+        device.launch_on_queue(self.queue, last.scope, kernel, &bindings, params.align().bytes(), groups)
     }
 }
 
@@ -304,10 +304,10 @@ pub(crate) fn try_defer(
 ) -> Result<Option<PointwiseLaunch>> {
     let device = out.device();
     tensors.iter().try_for_each(|t| out.check_same_device(call.op, t))?;
-    let queue = device.queue();
-    let mut gate = device.lock_dispatch_of(queue);
+    let queue = device.current_queue();
+    let mut gate = device.lock_dispatch_on_queue(queue);
     gate.take_failure()?;
-    if device.capture_recorder().is_active() && !device.capture_recorder().takes() {
+    if device.capture_recorder().is_active() && !device.capture_recorder().is_recording_here() {
         // Another thread's step is recorded, and so is what waits.
         return Ok(Some(call));
     }
@@ -410,7 +410,7 @@ impl Device {
             return;
         }
         // What waits while a step is recorded is that step's.
-        if let Err(error) = self.capture_recorder().for_recorder(|| gate.launch(self, leaving)) {
+        if let Err(error) = self.capture_recorder().run_recorded(|| gate.launch(self, leaving)) {
             gate.deferred_error.get_or_insert(error);
         }
         gate.id += 1;
@@ -425,8 +425,9 @@ impl Device {
     /// A piece of memory is about to go back to the pool: what waits and uses it is launched first. A result that other steps
     /// have used, and nobody else wanted, is not made any more.
     pub(crate) fn flush_before_free(&self, mark: FusionSlot) {
-        let mut gate =
-            DispatchGuard::of(self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut gate = DispatchGuard::from_lock(
+            self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner),
+        );
         if gate.id != mark.group_id {
             return;
         }

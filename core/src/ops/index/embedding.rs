@@ -85,8 +85,8 @@ impl Tensor {
     pub fn embedding_renorm_(&self, index: &Tensor, max_norm: f64, p: f64) -> Result<()> {
         const OP: &str = "embedding_renorm_";
         let _op = memory::scope::enter_op(OP);
-        check::bound(OP, "max_norm", max_norm)?;
-        check::bound(OP, "norm_type", p)?;
+        check::non_negative_or_infinite(OP, "max_norm", max_norm)?;
+        check::non_negative_or_infinite(OP, "norm_type", p)?;
         let &[entries, _] = self.shape() else {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
         };

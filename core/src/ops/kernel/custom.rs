@@ -244,7 +244,7 @@ impl CustomOpCall<'_> {
         if groups.contains(&0) {
             return Ok(outputs);
         }
-        let max = limits.max_groups as usize;
+        let max = limits.max_workgroups_per_dim as usize;
         let [x, y, z] = groups;
         if x.max(y).max(z) > max {
             return Err(Error::argument(

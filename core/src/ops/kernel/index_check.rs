@@ -11,8 +11,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::dtype::DType;
 use crate::environment;
 use crate::error::{Error, Result};
-use crate::local::{Get as _, Local, Scoped};
 use crate::memory::scope;
+use crate::scoped_local::{GetCurrent as _, ScopedGuard, ScopedLocal};
 use crate::tensor::Tensor;
 
 const ENV_VAR: &str = "FOREBAY_CHECK_INDICES";
@@ -21,13 +21,13 @@ const ENV_VAR: &str = "FOREBAY_CHECK_INDICES";
 static ALL_THREADS_ENABLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    static THREAD_ENABLED: Local<Cell<bool>> = const { Local::new(Cell::new(false)) };
+    static THREAD_ENABLED: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
 }
 
 /// While it lives, operations of this thread check their indices. See [`check_indices`].
 #[derive(Debug)]
 pub struct CheckIndicesGuard {
-    _enabled: Scoped<Cell<bool>>,
+    _enabled: ScopedGuard<Cell<bool>>,
 }
 
 /// Makes an index outside its range an error, in operations of this thread, until the guard is dropped. The error names the operation, the
@@ -47,7 +47,7 @@ pub struct CheckIndicesGuard {
 /// ```
 #[must_use = "nothing is checked after the guard is dropped"]
 pub fn check_indices() -> CheckIndicesGuard {
-    CheckIndicesGuard { _enabled: Scoped::new(&THREAD_ENABLED, true) }
+    CheckIndicesGuard { _enabled: ScopedGuard::new(&THREAD_ENABLED, true) }
 }
 
 /// Sets [`check_indices`] for all threads, until it is called again.
@@ -61,7 +61,7 @@ fn is_enabled_by_env() -> Result<bool> {
     let asked = FROM_ENV.get_or_init(|| {
         environment::read_switch(ENV_VAR).map(|on| on == Some(true)).map_err(|e| e.to_string())
     });
-    asked.clone().map_err(Error::Config)
+    asked.clone().map_err(Error::InvalidConfig)
 }
 
 /// Indices that an operation takes.
@@ -85,7 +85,7 @@ impl IndexRange {
 /// Fails for an index outside its range, where a program asks for that.
 #[track_caller]
 pub(crate) fn check_in_range(op: &'static str, index: &Tensor, range: IndexRange) -> Result<()> {
-    if !THREAD_ENABLED.now() && !ALL_THREADS_ENABLED.load(Ordering::Relaxed) && !is_enabled_by_env()? {
+    if !THREAD_ENABLED.current() && !ALL_THREADS_ENABLED.load(Ordering::Relaxed) && !is_enabled_by_env()? {
         return Ok(());
     }
     let IndexRange { extent, allows_negative: wraps, ignored_index: skipped } = range;

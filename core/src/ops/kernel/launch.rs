@@ -184,7 +184,7 @@ pub(crate) fn launch_dynamic(
     if groups > 0
         && let Some(first) = tensors.first()
     {
-        first.device().capture_recorder().live(make);
+        first.device().capture_recorder().set_dynamic_params(make);
     }
     Ok(())
 }
@@ -204,7 +204,7 @@ pub(crate) fn launch_3d(
     if spec.template != "copy" {
         tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     }
-    enqueue(first.device().kernel(spec)?, tensors, params, groups)
+    enqueue(first.device().kernel_for_spec(spec)?, tensors, params, groups)
 }
 
 /// Cuts the `steps` of a kernel into launches whose loops the device finishes. `run` gets the first step of each, their number and their
@@ -216,7 +216,7 @@ pub(crate) fn launch_in_parts(
     turns_of: impl Fn(usize) -> usize,
     mut run: impl FnMut(usize, usize, usize) -> Result<()>,
 ) -> Result<()> {
-    let most = device.info().limits.max_turns as usize;
+    let most = device.info().limits.max_loop_iterations as usize;
     let mut first = 0;
     while first < steps {
         let (mut end, mut turns) = (first, fixed);
@@ -245,7 +245,7 @@ pub(crate) fn enqueue(
         return Err(Error::argument(scope::current().op, why));
     }
     if let Some(first) = tensors.first()
-        && params.loop_iterations > first.device().info().limits.max_turns as usize
+        && params.loop_iterations > first.device().info().limits.max_loop_iterations as usize
     {
         return Err(too_many_iterations_error(first.device(), params.loop_iterations));
     }
@@ -255,7 +255,7 @@ pub(crate) fn enqueue(
 /// The error of a kernel whose loops the device's driver would end early, without a word.
 #[cold]
 fn too_many_iterations_error(device: &Device, turns: usize) -> Error {
-    let most = device.info().limits.max_turns;
+    let most = device.info().limits.max_loop_iterations;
     let reason = format!(
         "a loop would take {turns} turns, and its driver ends loops after {most}: use smaller extents, or a GPU"
     );
@@ -279,7 +279,7 @@ pub(crate) fn enqueue_words(
 
 /// A grid that the device takes.
 pub(crate) fn fit_grid(device: &Device, groups: [usize; 3]) -> Result<[u32; 3]> {
-    fold_grid(groups, device.info().limits.max_groups as usize).ok_or_else(|| {
+    fold_grid(groups, device.info().limits.max_workgroups_per_dim as usize).ok_or_else(|| {
         Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
     })
 }
@@ -382,7 +382,7 @@ fn fold_grid(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
 #[cfg(test)]
 mod tests {
     use super::{KernelParams, fold_grid, launch, launch_in_parts};
-    use crate::backend::null::Profile;
+    use crate::backend::null::CardProfile;
     use crate::dtype::DType;
     use crate::error::{Error, Result};
     use crate::ops::{AttentionOptions, EmbeddingBagOptions, Pool1dOptions};
@@ -392,8 +392,8 @@ mod tests {
 
     /// A device whose driver ends loops after 1000 turns.
     fn impatient() -> Device {
-        let mut profile = Profile::default();
-        profile.limits.max_turns = 1000;
+        let mut profile = CardProfile::default();
+        profile.limits.max_loop_iterations = 1000;
         Device::null(profile)
     }
 

@@ -122,7 +122,7 @@ impl AccessPattern {
     /// A kernel's identity with this form of it.
     fn extend_key(self, mut identity: KernelKey) -> KernelKey {
         let Self { dense, vectorized: vectors, packed } = self;
-        identity.number(usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2);
+        identity.push_number(usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2);
         identity
     }
 }
@@ -200,10 +200,10 @@ impl PointwiseSpec<'_> {
     /// All that decides its kernel, besides [`AccessPattern`].
     fn kernel_key(&self, out: &Tensor, inplace: bool) -> KernelKey {
         let mut identity = KernelKey::new("pointwise");
-        identity.word(self.expr);
-        identity.words(self.math_files);
+        identity.push_str(self.expr);
+        identity.push_strs(self.math_files);
         let dtypes = [self.compute, self.result, out.dtype()].map(|dtype| dtype as usize);
-        identity.number(
+        identity.push_number(
             dtypes[0]
                 | dtypes[1] << 8
                 | dtypes[2] << 16
@@ -211,8 +211,8 @@ impl PointwiseSpec<'_> {
                 | usize::from(inplace) << 32,
         );
         for input in &self.inputs {
-            identity.word(input.name);
-            identity.number(input.operand.as_tensor().map_or(usize::MAX, |t| t.dtype() as usize));
+            identity.push_str(input.name);
+            identity.push_number(input.operand.as_tensor().map_or(usize::MAX, |t| t.dtype() as usize));
         }
         identity
     }
@@ -247,7 +247,7 @@ impl PointwiseSpec<'_> {
         let form = AccessPattern::for_dense(n, vector, tensors.iter().map(offset), packed);
         let device = out.device();
         let identity = form.extend_key(self.kernel_key(out, inplace));
-        let Some(kernel) = device.find_kernel(&identity) else { return Ok(false) };
+        let Some(kernel) = device.find_kernel_by_key(&identity) else { return Ok(false) };
         let mut words = [0; PARAM_WORDS];
         words[0] = n as u32;
         if n > 1 {

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 
 use crate::amp::{self, OperandCast, dispatch_in_f32};
 use crate::autograd::{self, BackwardCtx, InputGrads, SavedTensor};
-use crate::backend::GELU_GRAD_ROWS;
+use crate::backend::GELU_GRAD_SUM_ROWS;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
@@ -171,12 +171,12 @@ fn mlp_hidden_backward(
     weight: &Tensor,
     x: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    if x.device().info().features.gelu_grad && x.dtype().size() == 2 {
+    if x.device().info().features.gelu_grad_epilogue && x.dtype().size() == 2 {
         let like = || Tensor::empty(x.shape(), x.dtype(), x.device());
         let (hidden, gelu) = (like()?, like()?);
         let sums = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
-            let parts = x.shape()[0].div_ceil(GELU_GRAD_ROWS);
+            let parts = x.shape()[0].div_ceil(GELU_GRAD_SUM_ROWS);
             Tensor::empty(&[parts, 1, x.shape()[1]], DType::F32, x.device())?
         };
         let finish = EpilogueTensors::GeluGrad { x, gelu: &gelu, sums: &sums };

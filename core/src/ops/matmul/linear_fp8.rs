@@ -60,7 +60,7 @@ impl ScaledFp8Matrix {
             [&x, &largest, &scale, &bytes].into_iter().chain(&turned).collect();
         let params = KernelParams::new().size(rows).size(across);
         // A kernel that is made for types that others refuse, as casts are.
-        launch::enqueue(device.kernel(&spec)?, &tensors, params, [groups, 1, 1])?;
+        launch::enqueue(device.kernel_for_spec(&spec)?, &tensors, params, [groups, 1, 1])?;
         drop(tensors);
         let columns = turned.map_or_else(|| Ok(bytes.clone()), |turned| turned.t())?;
         Ok(Self { fp8_values: bytes, column_major: columns, scale })

@@ -79,7 +79,7 @@ impl CostModel {
     pub(crate) fn new(device: &Device, gathered: bool) -> Self {
         let far = if gathered { 2 } else { 1 };
         // A program that plays a GPU runs on few cores and loads one lane at a time: measured on lavapipe.
-        let turns = device.info().limits.max_turns as usize / 2;
+        let turns = device.info().limits.max_loop_iterations as usize / 2;
         if device.info().software {
             Self {
                 parallel_workgroups: 1,

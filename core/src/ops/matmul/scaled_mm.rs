@@ -131,7 +131,7 @@ fn check_scaled_mm(
 
 /// Whether the library multiplies bytes of such extents.
 pub(crate) fn supports_fp8_extents(device: &Device, extents: &[usize]) -> bool {
-    device.info().features.f8 && extents.iter().all(|extent| extent.is_multiple_of(FP8_ALIGNMENT))
+    device.info().features.f8_matmul && extents.iter().all(|extent| extent.is_multiple_of(FP8_ALIGNMENT))
 }
 
 /// The operands as the library takes them, if it takes these: `self` by rows, b by columns, in lines of 16 bytes.

@@ -128,9 +128,9 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
         );
     }
     let mut identity = KernelKey::new("softmax");
-    identity.word(dtype);
-    identity.flags(&[y.is_some(), log, rows.across]);
-    identity.number(held.lanes | held.width << 16 | held.register_steps << 32);
+    identity.push_str(dtype);
+    identity.push_flags(&[y.is_some(), log, rows.across]);
+    identity.push_number(held.lanes | held.width << 16 | held.register_steps << 32);
     let spec = || {
         KernelSpec::new("softmax")
             .def("stage", "whole")

@@ -59,7 +59,7 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
     let turns = around.saturating_mul(lanes) + 4;
     let longest = (0..layout.rank()).max_by_key(|&d| layout.shape()[d]).filter(|&d| layout.shape()[d] > 1);
     if let Some(d) = longest
-        && turns > g.device().info().limits.max_turns as usize
+        && turns > g.device().info().limits.max_loop_iterations as usize
     {
         // Half of the windows after the other.
         let half = layout.shape()[d] / 2;

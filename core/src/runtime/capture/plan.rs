@@ -1,24 +1,24 @@
 //! What a recorded step is made of: commands that somebody needs, and places for memory that only the step uses.
 
-use crate::backend::command::Touch;
+use crate::backend::command::OperandAccess;
 
 /// A piece of memory, as planning sees it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Piece {
+pub(crate) struct CapturedBuffer {
     pub(crate) bytes: u64,
     /// Whether it is there beyond the step.
-    pub(crate) stays: bool,
+    pub(crate) outlives_step: bool,
 }
 
 /// The plan of a step.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct CapturePlan {
     /// Which commands run.
-    pub(crate) runs: Vec<bool>,
+    pub(crate) is_needed: Vec<bool>,
     /// Where each piece of memory lies that is the step's own: an arena, and an offset in it.
-    pub(crate) places: Vec<Option<(usize, u64)>>,
+    pub(crate) placements: Vec<Option<(usize, u64)>>,
     /// The bytes of each arena.
-    pub(crate) arenas: Vec<u64>,
+    pub(crate) arena_sizes: Vec<u64>,
 }
 
 /// The commands from the first that touches a piece to the last, both included.
@@ -29,11 +29,16 @@ struct Lifetime {
 }
 
 /// Plans commands that touch pieces of memory, in arenas of at most `most` bytes whose places are multiples of `alignment`.
-pub(crate) fn plan<'a, C>(commands: C, pieces: &[Piece], alignment: u64, most: u64) -> CapturePlan
+pub(crate) fn plan_capture<'a, C>(
+    commands: C,
+    pieces: &[CapturedBuffer],
+    alignment: u64,
+    most: u64,
+) -> CapturePlan
 where
-    C: DoubleEndedIterator<Item = &'a [(u32, Touch)]> + ExactSizeIterator + Clone,
+    C: DoubleEndedIterator<Item = &'a [(u32, OperandAccess)]> + ExactSizeIterator + Clone,
 {
-    let runs = needed(commands.clone(), pieces);
+    let runs = find_needed_commands(commands.clone(), pieces);
     let mut lives: Vec<Option<Lifetime>> = vec![None; pieces.len()];
     for (at, touched) in commands.enumerate().filter(|(at, _)| runs[*at]) {
         for &(piece, _) in touched {
@@ -42,39 +47,41 @@ where
     }
     // The largest first, which leaves small ones to fill the gaps; of equal ones the earlier.
     let mut order: Vec<usize> =
-        (0..pieces.len()).filter(|&at| !pieces[at].stays && lives[at].is_some()).collect();
+        (0..pieces.len()).filter(|&at| !pieces[at].outlives_step && lives[at].is_some()).collect();
     order.sort_by_key(|&at| (std::cmp::Reverse(pieces[at].bytes), lives[at].map_or(0, |life| life.first)));
-    let mut plan = CapturePlan { runs, places: vec![None; pieces.len()], arenas: Vec::new() };
+    let mut plan =
+        CapturePlan { is_needed: runs, placements: vec![None; pieces.len()], arena_sizes: Vec::new() };
     let mut placed: Vec<Vec<(Lifetime, u64, u64)>> = Vec::new();
     for at in order {
         let Some(life) = lives[at] else { continue };
         let bytes = pieces[at].bytes.next_multiple_of(alignment);
         let found = placed.iter().enumerate().find_map(|(arena, there)| {
-            let offset = gap(there, life, bytes);
+            let offset = find_smallest_gap(there, life, bytes);
             (offset + bytes <= most).then_some((arena, offset))
         });
         let (arena, offset) = found.unwrap_or_else(|| {
             placed.push(Vec::new());
-            plan.arenas.push(0);
+            plan.arena_sizes.push(0);
             (placed.len() - 1, 0)
         });
         let by_offset = placed[arena].partition_point(|(_, start, _)| *start < offset);
         placed[arena].insert(by_offset, (life, offset, offset + bytes));
-        plan.arenas[arena] = plan.arenas[arena].max(offset + bytes);
-        plan.places[at] = Some((arena, offset));
+        plan.arena_sizes[arena] = plan.arena_sizes[arena].max(offset + bytes);
+        plan.placements[at] = Some((arena, offset));
     }
     plan
 }
 
 /// Commands that write what stays, or what such a command touches later.
-fn needed<'a, C>(commands: C, pieces: &[Piece]) -> Vec<bool>
+fn find_needed_commands<'a, C>(commands: C, pieces: &[CapturedBuffer]) -> Vec<bool>
 where
-    C: DoubleEndedIterator<Item = &'a [(u32, Touch)]> + ExactSizeIterator,
+    C: DoubleEndedIterator<Item = &'a [(u32, OperandAccess)]> + ExactSizeIterator,
 {
-    let mut wanted: Vec<bool> = pieces.iter().map(|piece| piece.stays).collect();
+    let mut wanted: Vec<bool> = pieces.iter().map(|piece| piece.outlives_step).collect();
     let mut runs = vec![false; commands.len()];
     for (at, touched) in commands.enumerate().rev() {
-        runs[at] = touched.iter().any(|(piece, touch)| *touch == Touch::Write && wanted[*piece as usize]);
+        runs[at] =
+            touched.iter().any(|(piece, touch)| *touch == OperandAccess::Write && wanted[*piece as usize]);
         if runs[at] {
             // What it writes may be a part, or read before: the command that wrote it first is needed too.
             touched.iter().for_each(|(piece, _)| wanted[*piece as usize] = true);
@@ -84,7 +91,7 @@ where
 }
 
 /// The start of the smallest gap that takes so many bytes beside those that live at the same time; behind them all if there is none.
-fn gap(there: &[(Lifetime, u64, u64)], life: Lifetime, bytes: u64) -> u64 {
+fn find_smallest_gap(there: &[(Lifetime, u64, u64)], life: Lifetime, bytes: u64) -> u64 {
     let mut best: Option<(u64, u64)> = None;
     let mut end = 0;
     for &(other, start, other_end) in there {
@@ -104,45 +111,45 @@ fn gap(there: &[(Lifetime, u64, u64)], life: Lifetime, bytes: u64) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use Touch::{Read, Write};
+    use OperandAccess::{Read, Write};
 
-    fn own(bytes: u64) -> Piece {
-        Piece { bytes, stays: false }
+    fn own(bytes: u64) -> CapturedBuffer {
+        CapturedBuffer { bytes, outlives_step: false }
     }
 
-    const STAYS: Piece = Piece { bytes: 1000, stays: true };
+    const STAYS: CapturedBuffer = CapturedBuffer { bytes: 1000, outlives_step: true };
 
     #[test]
     fn what_nobody_needs_does_not_run_and_takes_no_memory() {
         let pieces = [STAYS, own(100), own(200), own(300)];
         // 1 = f(0); 2 = f(1), for nobody; 3 = f(2), for nobody; 0 += 1.
-        let commands: [&[(u32, Touch)]; 4] = [
+        let commands: [&[(u32, OperandAccess)]; 4] = [
             &[(0, Read), (1, Write)],
             &[(1, Read), (2, Write)],
             &[(2, Read), (3, Write)],
             &[(1, Read), (0, Write)],
         ];
-        let plan = plan(commands.into_iter(), &pieces, 64, 1 << 20);
-        assert_eq!(plan.runs, [true, false, false, true]);
-        assert_eq!(plan.places, [None, Some((0, 0)), None, None]);
-        assert_eq!(plan.arenas, [128]);
+        let plan = plan_capture(commands.into_iter(), &pieces, 64, 1 << 20);
+        assert_eq!(plan.is_needed, [true, false, false, true]);
+        assert_eq!(plan.placements, [None, Some((0, 0)), None, None]);
+        assert_eq!(plan.arena_sizes, [128]);
     }
 
     #[test]
     fn pieces_share_places_when_their_lives_do_not_meet() {
         let pieces = [STAYS, own(256), own(256), own(256), own(64)];
         // A chain, two of which live at once at any time; 4 lives all along.
-        let commands: [&[(u32, Touch)]; 4] = [
+        let commands: [&[(u32, OperandAccess)]; 4] = [
             &[(0, Read), (1, Write), (4, Write)],
             &[(1, Read), (2, Write)],
             &[(2, Read), (3, Write)],
             &[(3, Read), (4, Read), (0, Write)],
         ];
-        let one = plan(commands.into_iter(), &pieces, 64, 1 << 20);
-        assert_eq!(one.arenas, [256 * 2 + 64]);
-        assert_eq!(one.places[1], one.places[3]);
-        let two = plan(commands.into_iter(), &pieces, 64, 512);
-        assert_eq!(two.arenas, [512, 64], "an arena that is full is followed by another");
+        let one = plan_capture(commands.into_iter(), &pieces, 64, 1 << 20);
+        assert_eq!(one.arena_sizes, [256 * 2 + 64]);
+        assert_eq!(one.placements[1], one.placements[3]);
+        let two = plan_capture(commands.into_iter(), &pieces, 64, 512);
+        assert_eq!(two.arena_sizes, [512, 64], "an arena that is full is followed by another");
     }
 
     #[test]
@@ -155,18 +162,19 @@ mod tests {
         };
         let mut pieces = vec![STAYS];
         pieces.extend((0..200).map(|_| own(u64::from(1 + next(5000)))));
-        let commands: Vec<Vec<(u32, Touch)>> = (1..=200)
+        let commands: Vec<Vec<(u32, OperandAccess)>> = (1..=200)
             .map(|k: u32| vec![(k.saturating_sub(1 + next(9)), Read), (k, Write), (0, Write)])
             .collect();
-        let plan = plan(commands.iter().map(Vec::as_slice), &pieces, 256, 1 << 30);
+        let plan = plan_capture(commands.iter().map(Vec::as_slice), &pieces, 256, 1 << 30);
         let life = |piece: u32| {
-            let touches = |c: &Vec<(u32, Touch)>| c.iter().any(|(p, _)| *p == piece);
+            let touches = |c: &Vec<(u32, OperandAccess)>| c.iter().any(|(p, _)| *p == piece);
             (commands.iter().position(touches), commands.iter().rposition(touches))
         };
         for a in 1..=200_u32 {
             for b in 1..a {
                 let [(fa, la), (fb, lb)] = [life(a), life(b)];
-                let place = |p: u32| plan.places[p as usize].map(|(_, o)| (o, o + pieces[p as usize].bytes));
+                let place =
+                    |p: u32| plan.placements[p as usize].map(|(_, o)| (o, o + pieces[p as usize].bytes));
                 let (Some((sa, ea)), Some((sb, eb))) = (place(a), place(b)) else { panic!("{a} {b}") };
                 assert!(la < fb || lb < fa || ea <= sb || eb <= sa, "{a} and {b} overlap");
             }

@@ -9,13 +9,13 @@ pub(crate) struct ReplayCtx {
     /// The seed of the replay; `None` for a run that is no replay.
     seed: Option<u64>,
     /// Blocks of random numbers that were drawn from when the command was recorded to the replay.
-    passed: u64,
+    blocks_since_capture: u64,
 }
 
 impl ReplayCtx {
     /// A replay that begins at `now` of what was recorded from `then` on.
-    pub(crate) fn replay(then: RandomState, now: RandomState) -> Self {
-        Self { seed: Some(now.seed), passed: now.offset.wrapping_sub(then.offset) }
+    pub(crate) fn for_replay(then: RandomState, now: RandomState) -> Self {
+        Self { seed: Some(now.seed), blocks_since_capture: now.offset.wrapping_sub(then.offset) }
     }
 }
 
@@ -30,8 +30,8 @@ impl PhiloxState {
     }
 
     /// The words of the offset and those of the seed, as kernels take them.
-    pub(crate) fn words(&self, now: &ReplayCtx) -> [u32; 4] {
-        let offset = self.0.offset.wrapping_add(now.passed);
+    pub(crate) fn to_words(&self, now: &ReplayCtx) -> [u32; 4] {
+        let offset = self.0.offset.wrapping_add(now.blocks_since_capture);
         let seed = now.seed.unwrap_or(self.0.seed);
         [offset as u32, (offset >> 32) as u32, seed as u32, (seed >> 32) as u32]
     }

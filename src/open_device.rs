@@ -1,6 +1,6 @@
 //! Choosing a device.
 
-use forebay_core::backend::null::Profile;
+use forebay_core::backend::null::CardProfile;
 use forebay_core::device::Device;
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -8,7 +8,7 @@ use forebay_core::memory::Config;
 
 /// A device that is there, or that is not and why.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Found {
+pub struct ProbedDevice {
     /// What [`OpenDevice::open`] takes: `cuda:0`.
     pub id: String,
     /// The card's name, or what was looked for.
@@ -16,9 +16,9 @@ pub struct Found {
     /// The driver, where it is known.
     pub driver: String,
     /// Whether it is a program that plays a GPU.
-    pub software: bool,
+    pub is_software: bool,
     /// Why it cannot be used; `None` if it can.
-    pub why_not: Option<String>,
+    pub unavailable_reason: Option<String>,
 }
 
 /// Ways to get a device, as associated functions of [`Device`].
@@ -37,38 +37,38 @@ pub trait OpenDevice: Sized {
     fn open(id: &str) -> Result<Self>;
 
     /// Every device of every backend, and why those that cannot be used cannot.
-    fn available() -> Vec<Found>;
+    fn enumerate() -> Vec<ProbedDevice>;
 
     /// How many devices of a backend (`cuda`, `wgpu`) can be used: `open` takes the numbers below it. 0 where the backend
     /// is missing, or this crate was built without it. A card that both backends reach is a device of each.
-    fn count(backend: &str) -> usize {
-        let of = |found: &Found| found.id.split(':').next() == Some(backend);
-        Self::available().iter().filter(|found| of(found) && found.why_not.is_none()).count()
+    fn device_count(backend: &str) -> usize {
+        let of = |found: &ProbedDevice| found.id.split(':').next() == Some(backend);
+        Self::enumerate().iter().filter(|found| of(found) && found.unavailable_reason.is_none()).count()
     }
 
     /// Opens every device of a backend that can be used, in order.
     ///
     /// # Errors
     /// One of them cannot be opened.
-    fn all(backend: &str) -> Result<Vec<Self>> {
-        (0..Self::count(backend)).map(|index| Self::open(&format!("{backend}:{index}"))).collect()
+    fn open_all(backend: &str) -> Result<Vec<Self>> {
+        (0..Self::device_count(backend)).map(|index| Self::open(&format!("{backend}:{index}"))).collect()
     }
 }
 
 impl OpenDevice for Device {
     fn best() -> Result<Self> {
         if let Some(id) = environment::read_text("FOREBAY_DEVICE")? {
-            return Self::open(&id).map_err(|e| e.at(format!("FOREBAY_DEVICE={id}")));
+            return Self::open(&id).map_err(|e| e.with_context(format!("FOREBAY_DEVICE={id}")));
         }
-        let found = Self::available();
-        match found.iter().find(|f| f.why_not.is_none()) {
+        let found = Self::enumerate();
+        match found.iter().find(|f| f.unavailable_reason.is_none()) {
             Some(f) => Self::open(&f.id),
             None => {
                 let reasons: Vec<String> = found
                     .iter()
-                    .map(|f| format!("{}: {}", f.id, f.why_not.as_deref().unwrap_or("")))
+                    .map(|f| format!("{}: {}", f.id, f.unavailable_reason.as_deref().unwrap_or("")))
                     .collect();
-                Err(Error::NoDevice { asked: "best".into(), reason: reasons.join("; ") })
+                Err(Error::NoDevice { requested: "best".into(), reason: reasons.join("; ") })
             }
         }
     }
@@ -76,7 +76,7 @@ impl OpenDevice for Device {
     fn open(id: &str) -> Result<Self> {
         let (backend, index) = id.split_once(':').unwrap_or((id, "0"));
         let index: usize = index.parse().map_err(|_| Error::NoDevice {
-            asked: id.into(),
+            requested: id.into(),
             reason: "an id is a backend and a number, as `cuda:0` or `wgpu:1`".into(),
         })?;
         match backend {
@@ -86,62 +86,62 @@ impl OpenDevice for Device {
             "wgpu" => Self::new(forebay_wgpu::WgpuBackend::open(index)?),
             "null" => {
                 let config = Config::for_device("null", index)?;
-                Ok(Self::null(Profile::default().with_config(config)))
+                Ok(Self::null(CardProfile::default().with_config(config)))
             }
             _ => Err(Error::NoDevice {
-                asked: id.into(),
-                reason: format!("backends are {}{}", BACKENDS.join(", "), hint(backend)),
+                requested: id.into(),
+                reason: format!("backends are {}{}", BACKENDS.join(", "), backend_hint(backend)),
             }),
         }
     }
 
-    fn available() -> Vec<Found> {
+    fn enumerate() -> Vec<ProbedDevice> {
         #[allow(unused_mut, reason = "stays empty without backends")]
         let mut all = Vec::new();
         #[cfg(feature = "cuda")]
         all.extend(forebay_cuda::probe().into_iter().map(|probed| match probed {
             Ok(f) => {
                 let (major, minor) = f.compute_capability;
-                Found {
+                ProbedDevice {
                     id: format!("cuda:{}", f.index),
                     name: f.name,
                     driver: format!("CUDA, sm_{major}{minor}, {} MiB", f.memory >> 20),
-                    software: false,
-                    why_not: None,
+                    is_software: false,
+                    unavailable_reason: None,
                 }
             }
-            Err(reason) => Found::missing("cuda", reason.to_string()),
+            Err(reason) => ProbedDevice::unavailable("cuda", reason.to_string()),
         }));
         #[cfg(feature = "wgpu")]
-        all.extend(forebay_wgpu::WgpuBackend::enumerate().into_iter().map(|f| Found {
+        all.extend(forebay_wgpu::WgpuBackend::enumerate().into_iter().map(|f| ProbedDevice {
             id: format!("wgpu:{}", f.index),
             name: f.name,
             driver: f.driver,
-            software: f.software,
-            why_not: f.unavailable_reason,
+            is_software: f.software,
+            unavailable_reason: f.unavailable_reason,
         }));
         #[cfg(feature = "wgpu")]
-        if !all.iter().any(|f: &Found| f.id.starts_with("wgpu")) {
-            all.push(Found::missing("wgpu", forebay_wgpu::WgpuBackend::no_device_reason()));
+        if !all.iter().any(|f: &ProbedDevice| f.id.starts_with("wgpu")) {
+            all.push(ProbedDevice::unavailable("wgpu", forebay_wgpu::WgpuBackend::no_device_reason()));
         }
         all
     }
 }
 
-impl Found {
-    fn missing(id: &str, why_not: String) -> Self {
+impl ProbedDevice {
+    fn unavailable(id: &str, why_not: String) -> Self {
         Self {
             id: id.into(),
             name: String::new(),
             driver: String::new(),
-            software: false,
-            why_not: Some(why_not),
+            is_software: false,
+            unavailable_reason: Some(why_not),
         }
     }
 }
 
 /// What to do about a name that other programs have for a device.
-fn hint(backend: &str) -> &'static str {
+fn backend_hint(backend: &str) -> &'static str {
     match backend.to_ascii_lowercase().as_str() {
         "cpu" => {
             "; on a processor, wgpu runs on a software Vulkan driver, such as Mesa's lavapipe (mesa-vulkan-drivers)"

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{
-    AttentionCall, Backend, Command, DeviceInfo, Event, Fence, KernelId, KernelSource, Launch, MatmulCall,
-    Prepared, SegmentId, Slice, Stamp,
+    AttentionCall, Backend, Command, CommandSequence, DeviceInfo, Event, Fence, KernelId, KernelSource,
+    Launch, MatmulCall, SegmentId, Slice, TimestampId,
 };
 use crate::error::Result;
 use crate::memory::source::{
@@ -14,18 +14,18 @@ use crate::runtime::device::WeakDevice;
 
 /// A backend, or one of its queues, behind the operations that a device has not launched yet.
 #[derive(Debug)]
-pub(crate) struct Handle {
+pub(crate) struct FlushingBackend {
     device: WeakDevice,
     inner: Arc<dyn Backend>,
 }
 
-impl Handle {
+impl FlushingBackend {
     pub(crate) fn new(device: WeakDevice, inner: Arc<dyn Backend>) -> Self {
         Self { device, inner }
     }
 
     /// The backend, after all that was asked of the device.
-    fn behind(&self) -> &dyn Backend {
+    fn flushed_inner(&self) -> &dyn Backend {
         if let Some(device) = self.device.upgrade() {
             // An error of that launch is told to the device's next operation.
             drop(device.lock_dispatch());
@@ -34,7 +34,7 @@ impl Handle {
     }
 }
 
-impl SegmentSource for Handle {
+impl SegmentSource for FlushingBackend {
     fn limits(&self) -> SourceLimits {
         self.inner.limits()
     }
@@ -75,7 +75,7 @@ impl SegmentSource for Handle {
         self.inner.remap(pieces)
     }
     fn remap_after_submitted(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
-        self.behind().remap_after_submitted(pieces)
+        self.flushed_inner().remap_after_submitted(pieces)
     }
     fn has_deferred_work(&self) -> bool {
         self.inner.has_deferred_work()
@@ -84,13 +84,13 @@ impl SegmentSource for Handle {
         self.inner.queue_count()
     }
     fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
-        self.behind().record_event(queue)
+        self.flushed_inner().record_event(queue)
     }
     fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
-        self.behind().wait_event(queue, event)
+        self.flushed_inner().wait_event(queue, event)
     }
     fn record_fence(&self) -> Result<Fence, SourceError> {
-        self.behind().record_fence()
+        self.flushed_inner().record_fence()
     }
     fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
         self.inner.is_fence_signaled(fence)
@@ -100,46 +100,46 @@ impl SegmentSource for Handle {
     }
 }
 
-impl Backend for Handle {
+impl Backend for FlushingBackend {
     fn info(&self) -> &DeviceInfo {
         self.inner.info()
     }
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         self.inner.compile(source)
     }
-    fn compiled(&self, kernel: KernelId) -> Result<()> {
-        self.inner.compiled(kernel)
+    fn wait_compiled(&self, kernel: KernelId) -> Result<()> {
+        self.inner.wait_compiled(kernel)
     }
     fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.behind().launch(launch)
+        self.flushed_inner().launch(launch)
     }
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
-        self.behind().upload(dst, data)
+        self.flushed_inner().upload(dst, data)
     }
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
-        self.behind().download(src, data)
+        self.flushed_inner().download(src, data)
     }
     fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        self.behind().copy(dst, src)
+        self.flushed_inner().copy(dst, src)
     }
     fn fill(&self, dst: Slice, word: u32) -> Result<()> {
-        self.behind().fill(dst, word)
+        self.flushed_inner().fill(dst, word)
     }
     fn flush(&self) -> Result<()> {
-        self.behind().flush()
+        self.flushed_inner().flush()
     }
-    fn stamp(&self) -> Result<Option<Stamp>> {
-        self.behind().stamp()
+    fn record_timestamp(&self) -> Result<Option<TimestampId>> {
+        self.flushed_inner().record_timestamp()
     }
-    fn read_stamps(&self) -> Result<Vec<f64>> {
-        self.behind().read_stamps()
+    fn read_timestamps(&self) -> Result<Vec<f64>> {
+        self.flushed_inner().read_timestamps()
     }
-    fn queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
-        let queue = self.inner.queue(number)?;
+    fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
+        let queue = self.inner.open_queue(number)?;
         Ok(queue.map(|inner| Arc::new(Self::new(self.device.clone(), inner)) as Arc<dyn Backend>))
     }
-    fn reaches_host(&self) -> bool {
-        self.inner.reaches_host()
+    fn supports_pinned_host(&self) -> bool {
+        self.inner.supports_pinned_host()
     }
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.inner.alloc_host(bytes)
@@ -148,15 +148,15 @@ impl Backend for Handle {
         self.inner.free_host(segment)
     }
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        self.behind().matmul(call)
+        self.flushed_inner().matmul(call)
     }
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        self.behind().attention(call)
+        self.flushed_inner().attention(call)
     }
-    fn prepare(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn Prepared>>> {
-        self.inner.prepare(commands)
+    fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
+        self.inner.prepare_commands(commands)
     }
-    fn multiplies(&self) -> bool {
-        self.inner.multiplies()
+    fn has_matmul_library(&self) -> bool {
+        self.inner.has_matmul_library()
     }
 }

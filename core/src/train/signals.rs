@@ -6,61 +6,61 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Loops that run.
-static LOOPS: AtomicUsize = AtomicUsize::new(0);
-static ASKED: AtomicBool = AtomicBool::new(false);
+static ACTIVE_LOOPS: AtomicUsize = AtomicUsize::new(0);
+static STOP_REQUESTED: AtomicBool = AtomicBool::new(false);
 
 /// Guard of a loop: while it lives, a signal is a wish to be asked for.
 #[derive(Debug)]
-pub(super) struct Watch(());
+pub(super) struct SignalGuard(());
 
-impl Watch {
+impl SignalGuard {
     pub(super) fn new() -> Self {
         #[cfg(feature = "train")]
-        install();
-        if LOOPS.fetch_add(1, Ordering::SeqCst) == 0 {
-            ASKED.store(false, Ordering::SeqCst);
+        install_handler();
+        if ACTIVE_LOOPS.fetch_add(1, Ordering::SeqCst) == 0 {
+            STOP_REQUESTED.store(false, Ordering::SeqCst);
         }
         Self(())
     }
 
     /// Reports whether the loop shall end.
-    pub(super) fn asked(&self) -> bool {
-        ASKED.load(Ordering::SeqCst)
+    pub(super) fn is_stop_requested(&self) -> bool {
+        STOP_REQUESTED.load(Ordering::SeqCst)
     }
 }
 
-impl Drop for Watch {
+impl Drop for SignalGuard {
     fn drop(&mut self) {
-        LOOPS.fetch_sub(1, Ordering::SeqCst);
+        ACTIVE_LOOPS.fetch_sub(1, Ordering::SeqCst);
     }
 }
 
 /// Takes note of a signal; true if it ends the program at once.
 #[cfg(feature = "train")]
-fn ends_now() -> bool {
-    LOOPS.load(Ordering::SeqCst) == 0 || ASKED.swap(true, Ordering::SeqCst)
+fn should_exit() -> bool {
+    ACTIVE_LOOPS.load(Ordering::SeqCst) == 0 || STOP_REQUESTED.swap(true, Ordering::SeqCst)
 }
 
 #[cfg(feature = "train")]
-fn install() {
+fn install_handler() {
     static HANDLER: Once = Once::new();
     HANDLER.call_once(|| {
-        if let Err(e) = handle() {
+        if let Err(e) = register_handler() {
             log::warn!("Ctrl-C and termination signals will end the program without saving: {e}");
         }
     });
 }
 
 #[cfg(all(feature = "train", unix))]
-fn handle() -> std::io::Result<()> {
+fn register_handler() -> std::io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-    let mask = ignored();
+    let mask = ignored_signals();
     // What `nohup` or a shell's `&` lets a program ignore stays ignored.
     let heeded = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| mask >> (signal - 1) & 1 == 0);
     let mut signals = signal_hook::iterator::Signals::new(heeded.collect::<Vec<_>>())?;
     let listen = move || {
         for signal in signals.forever() {
-            if ends_now() && signal_hook::low_level::emulate_default_handler(signal).is_err() {
+            if should_exit() && signal_hook::low_level::emulate_default_handler(signal).is_err() {
                 std::process::exit(128 + signal);
             }
         }
@@ -70,7 +70,7 @@ fn handle() -> std::io::Result<()> {
 
 /// Signals that this program was started to ignore, a bit each; none where the system does not tell.
 #[cfg(all(feature = "train", unix))]
-fn ignored() -> u64 {
+fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0)
@@ -79,7 +79,7 @@ fn ignored() -> u64 {
 #[cfg(all(feature = "train", not(unix)))]
 fn handle() -> std::io::Result<()> {
     let handler = || {
-        if ends_now() {
+        if should_exit() {
             std::process::exit(130);
         }
     };

@@ -1,4 +1,4 @@
-//! The one writer of files: every file that this project writes goes through [`replace`].
+//! The one writer of files: every file that this project writes goes through [`write_atomic`].
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -14,13 +14,13 @@ use super::file_error;
 use crate::error::{Error, Result};
 
 /// First letters of a temporary file's name: by them leftovers are known.
-const PREFIX: &str = ".forebay-";
+const TEMPORARY_PREFIX: &str = ".forebay-";
 /// Last letters of a temporary file's name.
-const SUFFIX: &str = ".tmp";
+const TEMPORARY_SUFFIX: &str = ".tmp";
 /// Age from which a leftover is removed on file systems that cannot lock files.
-const STALE: Duration = Duration::from_secs(24 * 3600);
+const STALE_AGE: Duration = Duration::from_secs(24 * 3600);
 /// Links that are followed from one name before it counts as a circle.
-const LINKS: usize = 40;
+const MAX_LINKS: usize = 40;
 
 /// Writes a file through `write`, so that `path` holds either what it held before or all of the new contents, also if
 /// the machine stops midway. Makes the folder if there is none. A symbolic link stays, and its target is replaced.
@@ -31,37 +31,41 @@ const LINKS: usize = 40;
 ///
 /// # Errors
 /// Those of `write`; the file cannot be written or put in place; `path` is there and no file, such as a folder or a device.
-pub fn replace(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
-    put(path.as_ref(), write, true)
+pub fn write_atomic(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    write_through_temporary(path.as_ref(), write, true)
 }
 
-/// Replaces a file as [`replace`] does, for one that can be made again: neither it nor its folder is flushed to the disk. After
+/// Replaces a file as [`write_atomic`] does, for one that can be made again: neither it nor its folder is flushed to the disk. After
 /// the machine stopped it may be damaged, so its reader must notice that. Leftovers are looked for once in a process and folder.
 ///
 /// # Errors
-/// See [`replace`].
-pub fn replace_cached(
+/// See [`write_atomic`].
+pub fn write_atomic_unsynced(
     path: impl AsRef<Path>,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
 ) -> Result<()> {
-    put(path.as_ref(), write, false)
+    write_through_temporary(path.as_ref(), write, false)
 }
 
-/// Replaces a file by these bytes. See [`replace`].
+/// Replaces a file by these bytes. See [`write_atomic`].
 ///
 /// # Errors
-/// See [`replace`].
-pub fn write(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
+/// See [`write_atomic`].
+pub fn write_bytes(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
     let path = path.as_ref();
-    replace(path, |out| out.write_all(bytes.as_ref()).map_err(|e| failed(path, "written", &e)))
+    write_atomic(path, |out| out.write_all(bytes.as_ref()).map_err(|e| write_error(path, "written", &e)))
 }
 
-fn failed(path: &Path, what: &str, e: &io::Error) -> Error {
+fn write_error(path: &Path, what: &str, e: &io::Error) -> Error {
     file_error(path, format!("cannot be {what}: {e}"))
 }
 
-fn put(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>, durable: bool) -> Result<()> {
-    let path = &target(path)?;
+fn write_through_temporary(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+    durable: bool,
+) -> Result<()> {
+    let path = &resolve_links(path)?;
     let there = fs::metadata(path).ok();
     if let Some(there) = there.as_ref().filter(|there| !there.is_file()) {
         let what = if there.is_dir() { "a folder" } else { "no regular file" };
@@ -71,23 +75,23 @@ fn put(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>, durable: b
         return Err(file_error(path, "names no file"));
     }
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
-    fs::create_dir_all(folder).map_err(|e| failed(path, "written", &e))?;
-    if durable || first_visit(folder) {
-        sweep(folder);
+    fs::create_dir_all(folder).map_err(|e| write_error(path, "written", &e))?;
+    if durable || is_first_write_to(folder) {
+        remove_stale_temporaries(folder);
     }
-    let temporary = temporary(folder).map_err(|e| failed(path, "written", &e))?;
+    let temporary = create_temporary(folder).map_err(|e| write_error(path, "written", &e))?;
     let mut out = BufWriter::with_capacity(1 << 20, temporary.as_file());
     write(&mut out)?;
-    out.flush().map_err(|e| failed(path, "written", &e))?;
+    out.flush().map_err(|e| write_error(path, "written", &e))?;
     drop(out);
     if let Some(there) = there {
         // A file system without permissions, or another owner's file: the new file then has those of any new file.
         let _ = temporary.as_file().set_permissions(there.permissions());
     }
     if durable {
-        temporary.as_file().sync_all().map_err(|e| failed(path, "written", &e))?;
+        temporary.as_file().sync_all().map_err(|e| write_error(path, "written", &e))?;
     }
-    temporary.persist(path).map_err(|e| failed(path, "replaced", &e.error))?;
+    temporary.persist(path).map_err(|e| write_error(path, "replaced", &e.error))?;
     if durable {
         sync_folder(folder);
     }
@@ -95,9 +99,9 @@ fn put(path: &Path, write: impl FnOnce(&mut dyn Write) -> Result<()>, durable: b
 }
 
 /// Follows symbolic links, also to a file that is not there yet.
-fn target(path: &Path) -> Result<PathBuf> {
+fn resolve_links(path: &Path) -> Result<PathBuf> {
     let mut path = path.to_owned();
-    for _ in 0..LINKS {
+    for _ in 0..MAX_LINKS {
         let Ok(to) = fs::read_link(&path) else { return Ok(path) };
         // A relative link counts from its own folder; an absolute one replaces it.
         path = path.parent().unwrap_or(Path::new("")).join(to);
@@ -106,9 +110,9 @@ fn target(path: &Path) -> Result<PathBuf> {
 }
 
 /// Makes a temporary file that is locked, so that nobody takes it for a leftover.
-fn temporary(folder: &Path) -> io::Result<NamedTempFile> {
+fn create_temporary(folder: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
-    builder.prefix(PREFIX).suffix(SUFFIX).rand_bytes(12);
+    builder.prefix(TEMPORARY_PREFIX).suffix(TEMPORARY_SUFFIX).rand_bytes(12);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
@@ -128,11 +132,13 @@ fn temporary(folder: &Path) -> io::Result<NamedTempFile> {
 }
 
 /// Removes temporary files whose writers have ended without removing them. Nothing is an error: the next write tries again.
-fn sweep(folder: &Path) {
+fn remove_stale_temporaries(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
         let name = entry.file_name();
-        let ours = name.to_str().is_some_and(|name| name.starts_with(PREFIX) && name.ends_with(SUFFIX));
+        let ours = name
+            .to_str()
+            .is_some_and(|name| name.starts_with(TEMPORARY_PREFIX) && name.ends_with(TEMPORARY_SUFFIX));
         if !ours || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
             continue;
         }
@@ -152,14 +158,14 @@ fn sweep(folder: &Path) {
 
 fn is_stale(file: &File) -> bool {
     let age = file.metadata().and_then(|m| m.modified()).map(|at| at.elapsed());
-    age.is_ok_and(|age| age.is_ok_and(|age| age > STALE))
+    age.is_ok_and(|age| age.is_ok_and(|age| age > STALE_AGE))
 }
 
 /// Reports whether this process writes into a folder for the first time.
-fn first_visit(folder: &Path) -> bool {
-    static SEEN: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+fn is_first_write_to(folder: &Path) -> bool {
+    static WRITTEN_FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
-    SEEN.lock().unwrap_or_else(PoisonError::into_inner).insert(folder)
+    WRITTEN_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).insert(folder)
 }
 
 /// Makes the new name last. The contents are there in any case, so a folder that cannot be flushed is no error.
@@ -187,14 +193,14 @@ mod tests {
     fn leftovers_without_a_writer_go_and_those_of_live_writers_stay() -> Result<()> {
         let folder = tempfile::tempdir().map_err(|e| file_error("tempdir", e.to_string()))?;
         let folder = folder.path();
-        let live = temporary(folder).expect("a file can be made");
+        let live = create_temporary(folder).expect("a file can be made");
         let (left, others) = (folder.join(".forebay-abc.tmp"), folder.join(".other-abc.tmp"));
         for path in [&left, &others] {
             fs::write(path, b"half").expect("it can be written");
         }
         for quick in [false, true] {
             let path = folder.join("file");
-            if quick { replace_cached(&path, |_| Ok(()))? } else { write(&path, b"whole")? }
+            if quick { write_atomic_unsynced(&path, |_| Ok(()))? } else { write_bytes(&path, b"whole")? }
         }
         assert!(!left.exists() && others.exists() && live.path().exists(), "{:?}", names(folder));
         drop(live);
@@ -215,11 +221,11 @@ mod tests {
                         let piece = vec![writer; 1 << 20];
                         let pieces = |out: &mut dyn Write| {
                             for _ in 0..2 {
-                                out.write_all(&piece).map_err(|e| failed(path, "written", &e))?;
+                                out.write_all(&piece).map_err(|e| write_error(path, "written", &e))?;
                             }
                             Ok(())
                         };
-                        replace_cached(path, pieces).expect("a writer fails");
+                        write_atomic_unsynced(path, pieces).expect("a writer fails");
                         let read = fs::read(path).expect("it is there");
                         assert!(read.len() == 2 << 20 && read.iter().all(|b| *b == read[0]), "torn");
                     }
@@ -233,9 +239,9 @@ mod tests {
     fn a_write_that_fails_or_panics_leaves_nothing() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("file");
-        let error = replace(&path, |_| Err(Error::Config("stopped".into())));
+        let error = write_atomic(&path, |_| Err(Error::InvalidConfig("stopped".into())));
         assert!(error.is_err());
-        let panicked = std::panic::catch_unwind(|| replace(&path, |_| panic!("midway")));
+        let panicked = std::panic::catch_unwind(|| write_atomic(&path, |_| panic!("midway")));
         assert!(panicked.is_err());
         assert_eq!(names(folder.path()), [""; 0]);
     }
@@ -247,17 +253,20 @@ mod tests {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let (file, link) = (folder.path().join("below/file"), folder.path().join("link"));
         symlink("below/file", &link).expect("a link can be made");
-        write(&link, b"new")?;
+        write_bytes(&link, b"new")?;
         let mode = |path: &Path| fs::metadata(path).map(|m| m.permissions().mode() & 0o777).unwrap_or(0);
         let fresh = folder.path().join("fresh");
         fs::write(&fresh, b"").expect("it can be written");
         assert_eq!(mode(&file), mode(&fresh), "a new file has the permissions of new files");
         fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("it is ours");
-        write(&link, b"newer")?;
+        write_bytes(&link, b"newer")?;
         assert_eq!((mode(&file), fs::read(&file).ok()), (0o640, Some(b"newer".to_vec())));
         assert!(fs::symlink_metadata(&link).is_ok_and(|m| m.is_symlink()));
         symlink("circle", folder.path().join("circle")).expect("a link can be made");
-        assert!(write(folder.path().join("circle"), b"").is_err_and(|e| e.to_string().contains("circle of")));
+        assert!(
+            write_bytes(folder.path().join("circle"), b"")
+                .is_err_and(|e| e.to_string().contains("circle of"))
+        );
         Ok(())
     }
 }

@@ -6,33 +6,33 @@ use std::path::{Path, PathBuf};
 use crate::error::{Error, Result};
 
 /// The variable that names a folder with data sets, or the folder of one.
-const VARIABLE: &str = "FOREBAY_DATA";
+const DATA_VARIABLE: &str = "FOREBAY_DATA";
 /// Where Debian installs data sets.
-const SYSTEM: &str = "usr/share/datasets";
+const SYSTEM_FOLDER: &str = "usr/share/datasets";
 
 /// The folders that may hold data sets besides the one that `FOREBAY_DATA` names, the preferred ones first: the
 /// system's, and those of a project around the working directory or the program.
-fn roots() -> Vec<PathBuf> {
-    let mut roots = vec![Path::new("/").join(SYSTEM)];
+fn search_roots() -> Vec<PathBuf> {
+    let mut roots = vec![Path::new("/").join(SYSTEM_FOLDER)];
     let starts = [env::current_dir().ok(), env::current_exe().ok()];
     for folder in starts.iter().flatten().flat_map(|start| start.ancestors()) {
         let private = folder.join(".forebay/data");
-        roots.extend([private.join(SYSTEM), private, folder.join("tests/data")]);
+        roots.extend([private.join(SYSTEM_FOLDER), private, folder.join("tests/data")]);
     }
     roots
 }
 
 /// The folder that the variable names, if it names one.
-pub(super) fn named() -> Option<PathBuf> {
-    env::var_os(VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from)
+pub(super) fn folder_from_env() -> Option<PathBuf> {
+    env::var_os(DATA_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from)
 }
 
 /// The first of `files` that is there, in folders called `names` (the preferred name first).
-pub(super) fn find(files: &[&str], names: &[&str], advice: &str) -> Result<PathBuf> {
-    search(named(), roots(), files, names, advice)
+pub(super) fn find_file(files: &[&str], names: &[&str], advice: &str) -> Result<PathBuf> {
+    search_folders(folder_from_env(), search_roots(), files, names, advice)
 }
 
-fn search(
+fn search_folders(
     named: Option<PathBuf>,
     mut roots: Vec<PathBuf>,
     files: &[&str],
@@ -73,11 +73,12 @@ mod tests {
             std::fs::write(root.join(folder).join("x.gz"), [])?;
         }
         let files = ["x", "x.gz"];
-        let found = search(None, roots.clone(), &files, &["whole", "small"], "");
+        let found = search_folders(None, roots.clone(), &files, &["whole", "small"], "");
         assert_eq!(found.ok(), Some(root.join("b/whole/x.gz")));
-        let found = search(Some(root.join("a/small")), roots.clone(), &files, &["whole", "small"], "");
+        let found =
+            search_folders(Some(root.join("a/small")), roots.clone(), &files, &["whole", "small"], "");
         assert_eq!(found.ok(), Some(root.join("a/small/x.gz")), "what the variable names wins");
-        let missing = search(None, roots, &["y"], &["whole"], "do this");
+        let missing = search_folders(None, roots, &["y"], &["whole"], "do this");
         let missing = missing.err().map(|e| e.to_string()).unwrap_or_default();
         std::fs::remove_dir_all(&root)?;
         assert!(missing.contains("y: not found; looked in") && missing.ends_with("do this"), "{missing}");
