@@ -1,4 +1,4 @@
-//! Choosing a device.
+//! Listing and opening devices.
 
 use forebay_core::backend::null::Profile;
 use forebay_core::device::Device;
@@ -6,50 +6,51 @@ use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use forebay_core::memory::Config;
 
-/// A device that is there, or that is not and why.
+/// Device found on this machine, or a backend that is unavailable and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Found {
-    /// What [`OpenDevice::open`] takes: `cuda:0`.
+    /// Id to pass to [`OpenDevice::open`], such as `cuda:0`.
     pub id: String,
-    /// The card's name, or what was looked for.
+    /// Name of the card, or of the backend if no device was found.
     pub name: String,
-    /// The driver, where it is known.
+    /// Description of the driver; empty if unknown.
     pub driver: String,
-    /// Whether it is a program that plays a GPU.
+    /// True for a software driver, which runs on the CPU.
     pub software: bool,
-    /// Why it cannot be used; `None` if it can.
+    /// Reason why the device cannot be used; `None` if it can.
     pub why_not: Option<String>,
 }
 
-/// Ways to get a device, as associated functions of [`Device`].
+/// Constructors of [`Device`] by id, and a list of the devices of this machine.
 pub trait OpenDevice: Sized {
-    /// The device that `FOREBAY_DEVICE` names, else the first CUDA device, else the first wgpu adapter (GPUs before
-    /// programs that play one).
+    /// Opens the device that `FOREBAY_DEVICE` names. Without this variable, opens the first CUDA device, else the
+    /// first wgpu adapter (GPUs before software drivers).
     ///
     /// # Errors
-    /// Nothing was found; the message says what is missing.
+    /// No device was found; the message names the missing parts.
     fn best() -> Result<Self>;
 
-    /// A device by its id: `cuda:0`, `wgpu:1`, `cuda` (the first one), or `null`.
+    /// Opens a device by its id: `cuda:0`, `wgpu:1`, `cuda` (the first one), or `null`.
     ///
     /// # Errors
-    /// There is no such device, or its driver is missing or too old.
+    /// The device does not exist, or its driver is missing or too old.
     fn open(id: &str) -> Result<Self>;
 
-    /// Every device of every backend, and why those that cannot be used cannot.
+    /// Lists the devices of all backends, with the reason for those that cannot be used.
     fn available() -> Vec<Found>;
 
-    /// How many devices of a backend (`cuda`, `wgpu`) can be used: `open` takes the numbers below it. 0 where the backend
-    /// is missing, or this crate was built without it. A card that both backends reach is a device of each.
+    /// Returns the number of usable devices of a backend (`cuda`, `wgpu`); `open` takes indices below this number.
+    /// Returns 0 if the backend is missing or this crate was built without it. A card that both backends reach counts
+    /// in each.
     fn count(backend: &str) -> usize {
         let of = |found: &Found| found.id.split(':').next() == Some(backend);
         Self::available().iter().filter(|found| of(found) && found.why_not.is_none()).count()
     }
 
-    /// Opens every device of a backend that can be used, in order.
+    /// Opens every usable device of a backend, in order of index.
     ///
     /// # Errors
-    /// One of them cannot be opened.
+    /// One of the devices cannot be opened.
     fn all(backend: &str) -> Result<Vec<Self>> {
         (0..Self::count(backend)).map(|index| Self::open(&format!("{backend}:{index}"))).collect()
     }
@@ -140,7 +141,7 @@ impl Found {
     }
 }
 
-/// What to do about a name that other programs have for a device.
+/// Returns advice for a device name that other frameworks use, such as `cpu` or `mps`.
 fn hint(backend: &str) -> &'static str {
     match backend.to_ascii_lowercase().as_str() {
         "cpu" => {
@@ -153,7 +154,7 @@ fn hint(backend: &str) -> &'static str {
     }
 }
 
-/// What ids start with, as this crate was built.
+/// Backend prefixes of device ids in this build.
 const BACKENDS: &[&str] = &[
     #[cfg(feature = "cuda")]
     "cuda",

@@ -1,4 +1,5 @@
-//! `forebay devices`: what this machine has, how full it is and by whom, and why a backend cannot be used.
+//! `forebay devices`: devices of this machine, their memory use by process, and the reason why a backend is
+//! unavailable.
 
 use std::fmt::Write as _;
 
@@ -15,7 +16,7 @@ pub(crate) fn run() -> Result<()> {
     Ok(())
 }
 
-/// A device's lines. It is opened, for drivers tell its memory only then.
+/// Describes a device. Opens the device, because drivers report memory only for an open device.
 fn describe(found: &Found, open: impl FnOnce(&str) -> forebay::error::Result<Device>) -> String {
     let Found { id, name, driver, why_not, .. } = found;
     if let Some(reason) = why_not {

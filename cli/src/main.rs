@@ -1,4 +1,4 @@
-//! `forebay`: answers about memory on the command line. None of them needs a GPU, but for the question what is there.
+//! `forebay`: command-line tools for memory. Only `devices` needs a GPU.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -17,13 +17,14 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The devices of this machine, how full they are and by whom, and what cannot be used and why.
+    /// Lists the devices of this machine, their memory use by process, and unavailable backends with the reason.
     Devices,
-    /// The fastest way to train a model within given bytes on a card, and a table of the others.
+    /// Finds the fastest way to train a model within a memory budget on a card, and prints a table of the
+    /// alternatives.
     Plan(plan::Plan),
-    /// What the pool would make of a recorded workload, under one configuration or several.
+    /// Replays recorded allocations against the pool, under one configuration or several.
     Replay(replay::Replay),
-    /// What snapshots of a pool say: as text, as a page for a browser, and what two of them differ in.
+    /// Reads snapshots of a pool: prints a report, writes a page for a browser, or compares two snapshots.
     Memory(memory::Memory),
 }
 

@@ -1,4 +1,4 @@
-//! `forebay plan`: how to train a model within given bytes, without a GPU.
+//! `forebay plan`: plans the training of a model within a memory budget, without a GPU.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -20,54 +20,54 @@ use serde_json::Value;
 
 #[derive(Args)]
 pub(crate) struct Plan {
-    /// The model: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1.5b, gpt3-6.7b, or a safetensors file of a model of that form.
+    /// Model: gpt2-124m, gpt2-350m, gpt2-774m, gpt2-1.5b, gpt3-6.7b, or a safetensors file of a GPT-2 model.
     #[arg(long, default_value = "gpt2-124m")]
     model: String,
-    /// Blocks; with this and the four below, a GPT of any size. What is not given is the model's.
+    /// Number of blocks. This and the four options below override the model's sizes.
     #[arg(long, value_parser = some)]
     layers: Option<usize>,
     /// Features of a token.
     #[arg(long, value_parser = some)]
     width: Option<usize>,
-    /// Heads of a block's attention; of 64 features if only the width is given.
+    /// Attention heads of a block; 64 features a head if only the width is set.
     #[arg(long, value_parser = some)]
     heads: Option<usize>,
-    /// Different tokens.
+    /// Size of the vocabulary.
     #[arg(long, value_parser = some)]
     vocab: Option<usize>,
-    /// Passages in a step.
+    /// Sequences in a step.
     #[arg(long, default_value_t = 8, value_parser = some)]
     batch: usize,
-    /// Tokens in a passage; all that the model takes if not given.
+    /// Tokens in a sequence; the model's context by default.
     #[arg(long, value_parser = some)]
     context: Option<usize>,
-    /// Bytes that training may take, as 4GiB; all of the card's if not given.
+    /// Bytes that training may take, such as 4GiB; all memory of the card by default.
     #[arg(long)]
     budget: Option<Bytes>,
-    /// The card: rtx4090, h100, t4, ...
+    /// Card: rtx4090, h100, t4, ...
     #[arg(long, default_value = "rtx4090")]
     card: String,
-    /// Through wgpu, on a card that is used through CUDA else.
+    /// Uses wgpu on a card that runs CUDA by default.
     #[arg(long)]
     wgpu: bool,
     /// Also allows a 16-bit precision: bf16 or f16.
     #[arg(long, value_name = "DTYPE", value_parser = half)]
     allow: Vec<DType>,
-    /// Keeps everything on the card: nothing goes to memory of the host.
+    /// Keeps everything on the card: disables offload to host memory.
     #[arg(long)]
     no_offload: bool,
-    /// Only the choices up to the one that fits; else all of them are measured.
+    /// Stops at the first choice that fits; by default all choices are measured.
     #[arg(long)]
     quick: bool,
-    /// All choices that were measured; else those of which none is better in both memory and time.
+    /// Prints all measured choices; by default only those on the Pareto front of memory and time.
     #[arg(long)]
     all: bool,
 }
 
-/// Bytes of a header at most; the format's own limit.
+/// Maximum size of a header in bytes; the safetensors format sets this limit.
 const HEADER: u64 = 100_000_000;
 
-/// The sizes of the model in a safetensors file, by the shapes in its header: its tensors are not read.
+/// Reads the sizes of a model from the shapes in the header of a safetensors file, without reading tensors.
 fn sizes_of(path: &Path) -> Result<GptOptions> {
     let mut file = File::open(path)?;
     let mut length = [0; 8];
@@ -85,7 +85,7 @@ fn sizes_of(path: &Path) -> Result<GptOptions> {
     let device = Device::null(Profile::default());
     let mut shapes = BTreeMap::new();
     for (name, info) in header {
-        // Only their shapes count, on a device without contents; a table tells its sizes, a norm that there is a block.
+        // Only shapes count: tables give sizes, and each norm shows that its block exists.
         let Some(shape) = info["shape"].as_array() else { continue };
         let shape: Vec<usize> = shape.iter().filter_map(|n| usize::try_from(n.as_u64()?).ok()).collect();
         if ["wte.weight", "wpe.weight", "ln_1.weight"].iter().any(|end| name.ends_with(end)) {
@@ -103,7 +103,7 @@ fn half(name: &str) -> Result<DType, String> {
     }
 }
 
-/// A number of rows or tokens.
+/// Parses a positive number of rows or tokens.
 fn some(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if n > 0 => Ok(n),
@@ -127,7 +127,7 @@ impl Plan {
         Ok(())
     }
 
-    /// The sizes of the model: those of its name or file, and what is given in place of them.
+    /// Returns the sizes of the named model or file, with the options that override them.
     fn sizes(&self) -> Result<GptOptions> {
         let path = Path::new(&self.model);
         let mut options = if path.extension().is_some_and(|end| end == "safetensors") {
@@ -150,7 +150,7 @@ impl Plan {
         Ok(options)
     }
 
-    /// The card, the tokens of a passage, and the plan: of the step that `train_gpt` makes.
+    /// Returns the card, the model, the tokens of a sequence, and the plan for a step as `train_gpt` runs it.
     fn made(&self) -> Result<(Profile, GptOptions, usize, plan::StepPlan)> {
         let options = self.sizes()?;
         let context = self.context.unwrap_or(options.context);
@@ -182,7 +182,7 @@ impl Plan {
                     let autocast = choice.autocast()?;
                     let loss = net.loss(&text()?, &text()?)?;
                     drop(autocast);
-                    // As `train_gpt` steps: what parts add up to is the gradient of the whole batch.
+                    // As in `train_gpt`: the parts' gradients add up to the gradient of the whole batch.
                     loss.mul(choice.rows as f64 / batch as f64)?.backward()?;
                 }
                 optimizer.step()?;
@@ -191,7 +191,7 @@ impl Plan {
             })
         });
         let plan = plan.map_err(|error| match error {
-            // Another one may do.
+            // A larger card may be enough.
             Error::Budget { .. } => anyhow::anyhow!("{error}\nknown cards: {}", CARDS.join(", ")),
             error => error.into(),
         });
@@ -215,7 +215,7 @@ mod tests {
     fn a_plan_is_of_the_step_that_training_makes() -> Result<()> {
         let given = ["plan", "--card", "h100", "--context", "1024", "--allow", "bf16", "--quick"];
         let (_, _, _, plan) = Command::try_parse_from(given)?.plan.made()?;
-        // About what `forebay-bench run gpt` takes: the scores of all positions would be 1.6 GiB more.
+        // Close to the peak that `forebay-bench run gpt` measures; logits of all positions would add 1.6 GiB.
         let peak = plan.best.peak.map(|bytes| bytes >> 20);
         assert!(peak.is_some_and(|mib| (3_950..4_100).contains(&mib)), "{peak:?} MiB");
         for nothing in [["plan", "--batch", "0"], ["plan", "--context", "0"], ["plan", "--batch", "x"]] {

@@ -1,4 +1,4 @@
-//! `forebay replay`: what the pool makes of recorded requests, without a device.
+//! `forebay replay`: replays recorded allocations against the pool, without a device.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -10,25 +10,26 @@ use forebay::memory::{Bytes, Config};
 
 #[derive(Args)]
 pub(crate) struct Replay {
-    /// Traces: text with a line of JSON first, then `a ID BYTES QUEUE` and `f ID` lines; packed if the name ends in .xz.
+    /// Traces: text with a line of JSON first, then `a ID BYTES QUEUE` and `f ID` lines; compressed if the name ends
+    /// in .xz.
     #[arg(required = true)]
     traces: Vec<PathBuf>,
-    /// Settings in PyTorch's syntax, as `max_split_size_mb:256,growth_slack:0.1`. Several give a line each; without any,
-    /// the environment's are used, as a device does. `pytorch` stands for PyTorch's own defaults.
+    /// Settings in PyTorch's syntax, such as `max_split_size_mb:256,growth_slack:0.1`. Several settings give one line
+    /// each. The default is the environment's configuration. `pytorch` selects PyTorch's own defaults.
     #[arg(long, value_parser = parse)]
     config: Vec<Setting>,
-    /// Only with plain segments, as on wgpu.
+    /// Replays only with plain segments, as on wgpu.
     #[arg(long, conflicts_with = "virtual_memory")]
     plain: bool,
-    /// Only with virtual memory, as on CUDA.
+    /// Replays only with virtual memory, as on CUDA.
     #[arg(long = "virtual")]
     virtual_memory: bool,
-    /// Also measure the time of a request and its free, by so many runs.
+    /// Also measures the time of an allocation and its free, over this many runs.
     #[arg(long, value_name = "RUNS", default_value_t = 0)]
     time: u32,
 }
 
-/// A configuration, and how it was written.
+/// Configuration, with the text it was parsed from.
 #[derive(Clone)]
 struct Setting {
     text: String,
@@ -67,7 +68,7 @@ impl Replay {
     }
 }
 
-/// One line for each trace, mode and configuration, and the means of each configuration.
+/// Formats one line for each trace, mode and configuration, and the means of each configuration.
 fn table(traces: &[Trace], settings: &[Setting], modes: &[SegmentMode], runs: u32) -> String {
     let mut text = format!(
         "{:<20} {:>10} {:>10} {:>10} {:>6} {:>6} {:>10} {:>9} {:>13} {:>11}",
@@ -141,7 +142,7 @@ mod tests {
         let table = table(&[Trace::read(text.as_bytes())?], &settings, &[SegmentMode::Plain], 0);
         let lines = table.lines().collect::<Vec<_>>();
         assert_eq!(lines.len(), 10, "{table}");
-        // 60 MiB go back before 80 MiB are taken; PyTorch holds both.
+        // The pool returns 60 MiB before it takes 80 MiB; PyTorch holds both.
         assert!(lines[3].contains(" 82.0 MiB "), "{table}");
         assert!(lines[6].contains(" 142.0 MiB "), "{table}");
         assert!(lines[9].contains("out of memory"), "{table}");

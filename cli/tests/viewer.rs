@@ -1,7 +1,8 @@
-//! The page of `forebay memory view`, in a real browser: it is opened, clicked, and asked what it shows.
+//! Tests the page of `forebay memory view` in a real browser: a script clicks on the page and reports its contents.
 //!
-//! It has no harness, because libtest cannot say that something was not run and why: without a browser one test is
-//! ignored, which `cargo xtask test` counts as skipped. `FOREBAY_REQUIRE=browser` makes that a failure.
+//! The test has no libtest harness, because libtest cannot report a skipped test and its reason. Without a browser
+//! the test is ignored, which `cargo xtask test` counts as skipped. `FOREBAY_REQUIRE=browser` makes a missing browser
+//! a failure.
 
 use std::env;
 use std::error::Error;
@@ -18,7 +19,8 @@ type Outcome = Result<(), Box<dyn Error>>;
 const MIB: u64 = 1 << 20;
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
-/// What a person would do, and what they would see then. Blocks lie in one segment: 40 MiB, 60 MiB, and what is free.
+/// Script that acts like a visitor and records the page's texts. The segment holds blocks of 40 MiB and 60 MiB, and
+/// free memory.
 const VISITOR: &str = r##"<pre id="seen"></pre><script>
 const seen = [], tell = (what) => seen.push(what);
 const words = (id) => get(id).innerText.split(/\s+/).join(" ").trim();
@@ -132,7 +134,7 @@ fn check(browser: &Path, folder: &Path) -> Outcome {
     }
 }
 
-/// The same text for every version of this file, and every run.
+/// Replaces line numbers and times, which differ between versions of this file and between runs.
 fn without_lines_and_times(line: &str) -> String {
     let words = line.split(' ').map(|word| match word.split_once(".rs:") {
         Some((file, number)) => {
@@ -157,7 +159,7 @@ fn main() -> ExitCode {
     };
     let folder = env::temp_dir().join(format!("forebay-viewer-{}", std::process::id()));
     let outcome = fs::create_dir_all(&folder).map_err(Into::into).and_then(|()| check(&browser, &folder));
-    // What is left behind is in the folder of temporary files.
+    // The folder is in the temporary directory, so a failure to delete the folder is harmless.
     let _ = fs::remove_dir_all(&folder);
     match outcome {
         Ok(()) => {

@@ -1,12 +1,12 @@
-//! `#[derive(Module)]` for forebay: a struct of modules, tensors and plain values is a module.
+//! `#[derive(Module)]` for forebay: makes a struct of modules, tensors and plain values a module.
 //!
-//! The derived `visit` hands each field to its own, under the field's name (its number in a tuple struct), in the order
-//! of declaration. Every field's type implements `Module`; the trait is there for tensors, layers, containers and plain
-//! values (numbers, strings, devices). Three attributes:
-//! - `#[module(skip)]` on a field leaves it out, whatever its type;
-//! - `#[module(name = "self")]` on a field gives it another name, for files of weights that call it so; an empty one lets what is in the
-//!   field stand under the module's own name, for a layer around a layer;
-//! - `#[module(crate = path)]` on the type names the crate where `nn` is, if it is not `::forebay`.
+//! The derived `visit` calls `visit` of each field in order of declaration. A field's path is its name, or its index
+//! in a tuple struct. Every field's type must implement `Module`: tensors, layers, containers and plain values
+//! (integers, floats, strings, devices) do. Three attributes change this:
+//! - `#[module(skip)]` on a field leaves the field out, whatever its type.
+//! - `#[module(name = "self")]` on a field sets its name, to match the names in weight files. With an empty name,
+//!   entries of the field appear directly under the module's own path, as for a wrapper of one layer.
+//! - `#[module(crate = path)]` on the type names the crate that contains `nn`; the default is `::forebay`.
 
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote};
@@ -15,8 +15,8 @@ use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, Index, LitStr, Pat
 
 /// Implements `Module` for a struct or an enum.
 ///
-/// Of an enum, the fields of the variant at hand are visited; a variant with one unnamed field is that field, without a
-/// name of its own.
+/// For an enum, `visit` visits the fields of the active variant. A variant with one unnamed field adds no name to the
+/// path.
 ///
 /// ```text
 /// #[derive(Module)]
@@ -63,7 +63,8 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
     };
     let mut generics = input.generics.clone();
     if generics.type_params().next().is_some() {
-        // On the fields' types, not on the parameters: a parameter may stand for anything inside a skipped field.
+        // The bound is on the fields' types, not on the type parameters: a skipped field may use a parameter that is
+        // no module.
         let clause = generics.make_where_clause();
         for ty in seen {
             clause.predicates.push(syn::parse_quote!(#ty: #nn::Module));
@@ -87,8 +88,8 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
     })
 }
 
-/// Enters the module whose method this is while the method runs: `nn::enter_module` in front of its body. Memory reports and out-of-memory errors
-/// name the module then, for operations of its own between those of its layers.
+/// Enters the module for the duration of the method, by a call of `nn::enter_module` at the start of its body. Memory
+/// reports and out-of-memory errors then also attribute operations between the module's layers to the module.
 ///
 /// ```text
 /// #[nn::forward]
@@ -130,7 +131,7 @@ fn entered(args: TokenStream, method: TokenStream) -> Result<TokenStream> {
     Ok(quote!(#head { let _scope = #root::nn::enter_module(self); #body }))
 }
 
-/// The crate where `nn` is.
+/// Returns the path of the crate that contains `nn`.
 fn root(attrs: &[Attribute]) -> Result<TokenStream> {
     let mut root = quote!(::forebay);
     for attr in attrs.iter().filter(|a| a.path().is_ident("module")) {
@@ -146,7 +147,7 @@ fn root(attrs: &[Attribute]) -> Result<TokenStream> {
     Ok(root)
 }
 
-/// A field that is not skipped: its number, and its name in paths.
+/// Field that is not skipped, with its index and its name in paths.
 struct Kept<'a> {
     k: usize,
     field: &'a Field,
@@ -177,7 +178,7 @@ fn visited(fields: &Fields) -> Result<Vec<Kept<'_>>> {
     Ok(kept)
 }
 
-/// How a field is reached.
+/// Returns the token that accesses the field: its name, or its index.
 fn member(k: usize, field: &Field) -> TokenStream {
     match &field.ident {
         Some(ident) => ident.to_token_stream(),
@@ -185,7 +186,7 @@ fn member(k: usize, field: &Field) -> TokenStream {
     }
 }
 
-/// `type`, where the program has to write `r#type`.
+/// Strips the prefix of a raw identifier: `r#type` becomes `type`.
 fn unraw(ident: &syn::Ident) -> String {
     let name = ident.to_string();
     name.strip_prefix("r#").map_or(name.clone(), str::to_owned)
@@ -205,7 +206,7 @@ fn path(nn: &TokenStream, place: &TokenStream, name: &str) -> TokenStream {
     }
 }
 
-/// The arms of a variant: in the walk, and in the search for its path.
+/// Returns the match arms of a variant: one for `visit`, one for `module_path`.
 fn arm<'a>(
     nn: &TokenStream,
     variant: &'a Variant,

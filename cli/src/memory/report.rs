@@ -5,10 +5,9 @@ use std::fmt::{self, Write as _};
 
 use forebay::memory::{BlockState, Bytes, SegmentInfo, Snapshot, Tag, TimelinePoint};
 
-/// The whole report; every table has at most `top` lines.
+/// Returns the whole report; every table has at most `top` lines.
 pub(super) fn text(snapshot: &Snapshot, top: usize) -> String {
     let mut text = String::new();
-    // Writing to a string cannot fail.
     let _ = write(&mut text, snapshot, top);
     text
 }
@@ -88,7 +87,7 @@ fn line(out: &mut String, name: &str, now: u64, then: Option<u64>) -> fmt::Resul
     }
 }
 
-/// What a table has no lines for.
+/// Writes how many lines of a table were left out.
 fn rest(out: &mut String, all: usize, top: usize) -> fmt::Result {
     if all > top { writeln!(out, "({} more: --top)", all - top) } else { Ok(()) }
 }
@@ -109,7 +108,7 @@ fn holders(out: &mut String, snapshot: &Snapshot, peak: Option<TimelinePoint>, t
     rest(out, held.len(), top)
 }
 
-/// Free bytes of a segment, and the largest free piece.
+/// Returns the number of free bytes of a segment, and the size of its largest free block.
 fn free(segment: &SegmentInfo) -> (u64, u64) {
     let pieces = segment.blocks.iter().filter(|b| b.state == BlockState::Inactive).map(|b| b.size);
     pieces.fold((0, 0), |(sum, largest), size| (sum + size, largest.max(size)))

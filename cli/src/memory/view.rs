@@ -1,4 +1,4 @@
-//! The page: a template with the snapshot's JSON inside.
+//! The page of `forebay memory view`: an HTML template with the snapshot's JSON inside.
 
 use std::path::Path;
 
@@ -6,9 +6,9 @@ use anyhow::{Context, Result};
 use forebay::io::write as write_file;
 use forebay::memory::Snapshot;
 
-/// Everything but the snapshot.
+/// Page without the snapshot.
 const TEMPLATE: &str = include_str!("viewer.html");
-/// Where it goes.
+/// Placeholder that the snapshot's JSON replaces.
 const PLACE: &str = "{{snapshot}}";
 
 pub(super) fn write(snapshot: &Snapshot, path: &Path) -> Result<()> {
@@ -16,7 +16,7 @@ pub(super) fn write(snapshot: &Snapshot, path: &Path) -> Result<()> {
 }
 
 fn page(snapshot: &Snapshot) -> Result<String> {
-    // `<` stands in text only; written so, nothing in a name can end the script that it lies in.
+    // In JSON, `<` occurs only in strings. Escaped, a name cannot end the surrounding script.
     let json = serde_json::to_string(snapshot)?.replace('<', "\\u003c");
     let (before, after) = TEMPLATE.split_once(PLACE).context("the template has no place for the snapshot")?;
     Ok([before, &json, after].concat())
