@@ -48,7 +48,7 @@ pub(crate) fn matmul(b: &Bench<'_>) -> Result<()> {
 
 pub(crate) fn elementwise(b: &Bench<'_>) -> Result<()> {
     let n: usize = if b.tiny { 1 << 16 } else { 64 << 20 };
-    // An adapter may bind less at once; the line says what was measured.
+    // An adapter may limit binding sizes; the line reports the size that was measured.
     let n = n.min(b.device.info().limits.max_binding as usize / 4);
     let (x, y, z) = (
         b.random_tensor(&[n], DType::F32)?,
@@ -70,7 +70,7 @@ pub(crate) fn elementwise(b: &Bench<'_>) -> Result<()> {
 pub(crate) fn reduce(b: &Bench<'_>) -> Result<()> {
     let n = if b.tiny { 128 } else { 8192 };
     let (rows, cols) = if b.tiny { (64, 128) } else { (8192, 4096) };
-    // An adapter may bind less at once; the line says what was measured.
+    // An adapter may limit binding sizes; the line reports the size that was measured.
     let fit = |r: usize, c: usize| r.min(b.device.info().limits.max_binding as usize / (4 * c));
     let (r1, r2) = (fit(n, n), fit(rows, cols));
     let x = b.random_tensor(&[r1, n], DType::F32)?;
@@ -120,7 +120,7 @@ pub(crate) fn sort(b: &Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The peers' generator: the same sizes in the same order.
+/// Linear congruential generator, equal to the peers', so that sizes and their order agree.
 struct Lcg(u64);
 
 impl Lcg {
