@@ -1,4 +1,4 @@
-//! Dry runs: the null device takes the bytes of the real one, for the models of the examples.
+//! Dry runs: the null device allocates exactly the bytes of the real device, for the models of the examples.
 
 use std::sync::Arc;
 
@@ -30,17 +30,17 @@ tests![
     steps_go_on_within_what_was_predicted,
 ];
 
-/// What is done to save memory.
+/// Technique that saves memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemoryStrategy {
     Plain,
-    /// Two halves of the batch, one after the other.
+    /// Gradient accumulation over two halves of the batch.
     Accumulated,
-    /// Blocks are computed again in the backward pass.
+    /// Blocks are recomputed in the backward pass.
     Checkpointed,
-    /// In 16 bits, by PyTorch's lists.
+    /// 16-bit autocast.
     Mixed,
-    /// Blocks keep their values, and the optimiser its state, in memory of the host.
+    /// Activations of blocks and the optimiser's state are offloaded to the host.
     Offloaded,
 }
 
@@ -50,7 +50,7 @@ impl MemoryStrategy {
     }
 }
 
-/// Two steps: the second one has the optimiser's state beside everything.
+/// Runs two steps; the second one has the optimiser's state in addition.
 fn steps(
     parameters: Vec<Tensor>,
     optimizer: &mut dyn Optimizer,
@@ -73,7 +73,7 @@ fn steps(
     Ok(())
 }
 
-/// Runs the same on a dry device and on the real one, over a pool of its own, in every way.
+/// Compares a dry run with the real device for every technique, each with its own pool.
 fn compare(device: &Device, run: impl Fn(&Device, MemoryStrategy) -> CoreResult<()>) -> Result<()> {
     let profile = Profile::of(device);
     let host = device.backend().reaches_host().then_some(MemoryStrategy::Offloaded);
@@ -151,7 +151,7 @@ fn a_convolutional_network_takes_the_predicted_bytes(device: &Device) -> Result<
     })
 }
 
-/// Tokens and the ones after them.
+/// Returns tokens and their successors.
 fn passages(rows: usize, length: usize, vocabulary: usize, device: &Device) -> CoreResult<[Tensor; 2]> {
     let text = || Tensor::randint(0, vocabulary as i64, &[rows, length], DType::I64, device);
     Ok([text()?, text()?])
@@ -174,7 +174,7 @@ fn a_transformer_takes_the_predicted_bytes(device: &Device) -> Result<()> {
     })
 }
 
-/// A training step of a small GPT by a choice, whose segments the caller enters. It returns the loss.
+/// Returns a training step of a small GPT for a configuration; it returns the loss. The caller enters the segments.
 fn training(
     batch: usize,
     options: &GptOptions,
@@ -206,7 +206,7 @@ fn training(
     })
 }
 
-/// The losses of three steps by a choice, over a pool of their own, and its figures.
+/// Returns the losses of three steps with a configuration and their own pool, and its statistics.
 fn losses(
     device: &Device,
     batch: usize,
@@ -224,7 +224,7 @@ fn losses(
 fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
     const BATCH: usize = 8;
     let options = GptOptions { vocabulary: 128, context: 64, layers: 4, heads: 4, width: 64, dropout: 0.0 };
-    // In small segments: what a small model takes by one choice and by another are few of them.
+    // Small segments, so that configurations of a small model need different numbers of them.
     let config = Config { large_segment_size: 2 << 20, ..Profile::of(device).config };
     let profile = Profile::of(device).with_config(config);
     let plan = |bytes| {
@@ -246,7 +246,7 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
         Err(Error::Budget { needed, .. }) => Ok(needed),
         other => anyhow::bail!("{bytes} bytes are enough: {other:?}"),
     };
-    // A pool that is bounded takes less than any choice does without a bound.
+    // A bounded pool takes at most as much as the smallest unbounded configuration.
     let needed = least(1 << 10)?;
     ensure!(needed <= peaks[0], "{needed} bytes are needed, and {} without a bound", peaks[0]);
     for budget in [needed, peaks[0], peaks[peaks.len() - 1] - 1] {
@@ -256,7 +256,7 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
             losses(device, BATCH, &options, &best.choice, config).with_context(|| best.choice.to_string())?;
         ensure!(best.peak == Some(stats.peak_reserved()), "{best:?}, measured {}", stats.peak_reserved());
         for (got, expected) in got.iter().zip(&expected) {
-            // Sums of the parts of a batch are taken in another order.
+            // Parts of a batch are summed in another order.
             ensure!((got - expected).abs() <= 1e-5 * expected, "{}: {got}, expected {expected}", best.choice);
         }
     }
@@ -270,7 +270,7 @@ fn offload_keeps_every_bit_and_takes_the_predicted_bytes(device: &Device) -> Res
         return skip("the device reaches no memory of the host");
     }
     let options = GptOptions { vocabulary: 128, context: 32, layers: 4, heads: 2, width: 64, dropout: 0.1 };
-    // In small segments, of which a small model leaves some.
+    // Small segments, so that a small model leaves some unused.
     let config = Config { large_segment_size: 2 << 20, ..Profile::of(device).config };
     let profile = Profile::of(device).with_config(config);
     let plain = StepConfig::new(8, 1);
@@ -314,7 +314,7 @@ fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
             device.manual_seed(7);
             let net = Gpt::new(&sizes, device)?;
             let _segments = choice.segments();
-            // Twice: the second pass adds to gradients that are there.
+            // Twice, because the second pass accumulates into existing gradients.
             for _ in 0..2 {
                 let loss = {
                     let _autocast = low.map(autocast).transpose()?;
@@ -337,8 +337,8 @@ fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// A large model on a card that is not there: what moves depends on the requests alone. Its steps are alike, and after some of them none calls
-/// the driver for memory, nor waits for the device.
+/// A large model on a simulated card, where page migration depends only on the allocations. For identical steps,
+/// calls of the driver for memory end after some steps.
 fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
     const STEPS: usize = 32;
     const BATCH: usize = 8;
@@ -357,7 +357,7 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
     for (name, choice) in ways {
         for fused in [true, false] {
             let device = Device::null(Profile::card("h200")?);
-            // What leaves and operations are numbered is another thing in each process: nothing hangs on it.
+            // Ids of leaves and operations differ between processes and must not matter.
             for _ in 0..name.len() * 37 {
                 drop(Tensor::zeros(&[1], DType::F32, &device)?.requires_grad_()?);
             }
@@ -385,7 +385,7 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
             let ratio = stats.peak_reserved() as f64 / stats.peak_allocated() as f64;
             let last = &calls[STEPS - 4..];
             ensure!(last.iter().all(|c| *c == last[0]), "{name}, fused {fused}: calls by step {calls:?}");
-            // The most that is held for it.
+            // Upper bound of reserved over allocated bytes.
             ensure!(
                 ratio <= 1.0 + 1.0 / 12.0,
                 "{name}, fused {fused}: {ratio:.4} of what is allocated is reserved"
@@ -395,7 +395,7 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// What the first steps take is enough for all that follow: where blocks come to lie otherwise, they move.
+/// Later steps fit into the memory of the first ones: blocks at other addresses are compacted.
 fn steps_go_on_within_what_was_predicted(_device: &Device) -> Result<()> {
     const STEPS: usize = 12;
     const BATCH: usize = 8;
