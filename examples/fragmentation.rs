@@ -1,9 +1,7 @@
 //! Trains under a limit just above the bytes that the program requests. Batches grow and shrink, which fragments free
-//! memory. With PyTorch's rules the pool runs out of memory although enough is free; with Forebay's rules training
-//! goes on.
+//! memory. With PyTorch's rules the pool runs out of memory although enough is free; Forebay's rules avoid this.
 //!
-//! `cargo run --release --example fragmentation -- --device wgpu`; benches/peers/fragmentation.py does the same in
-//! PyTorch.
+//! `cargo run --release --example fragmentation -- --device wgpu`; see also benches/peers/fragmentation.py.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

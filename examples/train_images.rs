@@ -1,8 +1,7 @@
 //! Trains a small convolutional network on Fashion-MNIST, tests it, and writes its curves and weights.
 //!
 //! `cargo run --release --example train_images -- --help`, or `cargo xtask train`, which first fetches data and
-//! drivers. On a GPU the training takes seconds and reaches 90 %. On a software driver the network is smaller and the
-//! run shorter.
+//! drivers. On a GPU the training takes seconds and reaches 90 %. A software driver trains a smaller network.
 
 use std::path::{Path, PathBuf};
 

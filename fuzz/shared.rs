@@ -16,8 +16,7 @@ use forebay_core::optim::{Adam, AveragedModel, Optimizer};
 use forebay_core::tensor::Tensor;
 use forebay_core::train::Checkpoint;
 
-/// Loader with its name, a valid file, and a function that reads arbitrary bytes. Reading may fail, but must not
-/// panic.
+/// Loader with a valid file, and a function that reads arbitrary bytes, which may fail but must not panic.
 pub(crate) struct Loader {
     pub(crate) name: &'static str,
     pub(crate) file: fn(&Device) -> Result<Vec<u8>>,

@@ -1,8 +1,6 @@
-//! Forebay: a tensor runtime for Rust. One training loop runs on CUDA and, through wgpu, on every other GPU, under
-//! one memory manager.
+//! Forebay: a tensor runtime for Rust. Runs one training loop on CUDA and, through wgpu, on every other GPU.
 //!
-//! Import [`prelude`] and open a device with `Device::best()`. All other operations are methods of tensors and
-//! modules.
+//! Import [`prelude`] and open a device with `Device::best()`. Tensors and modules have everything else as methods.
 
 pub use forebay_core::*;
 

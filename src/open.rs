@@ -40,8 +40,7 @@ pub trait OpenDevice: Sized {
     fn available() -> Vec<Found>;
 
     /// Returns the number of usable devices of a backend (`cuda`, `wgpu`); `open` takes indices below this number.
-    /// Returns 0 if the backend is missing or this crate was built without it. A card that both backends reach counts
-    /// in each.
+    /// Returns 0 for a missing backend, or one that this build lacks. A card that both backends reach counts in each.
     fn count(backend: &str) -> usize {
         let of = |found: &Found| found.id.split(':').next() == Some(backend);
         Self::available().iter().filter(|found| of(found) && found.why_not.is_none()).count()

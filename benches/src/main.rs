@@ -1,5 +1,4 @@
-//! Benchmarks of single operations, allocation and training steps. Prints JSON lines, and a table that compares them
-//! with a peer's.
+//! Benchmarks of single operations, allocation and training steps. Prints JSON lines, and a table of ours and a peer's.
 //!
 //! `peers/torch_bench.py` prints the same lines for PyTorch, with equal sizes and timing: the median of samples of
 //! about 10 ms, each ended by a synchronisation. Run both on one machine, one after the other.
@@ -54,8 +53,7 @@ enum Command {
         /// alloc, eager, copies, mlp, recurrent, vision, gpt.
         only: Vec<String>,
     },
-    /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` adds
-    /// PyTorch's.
+    /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses for `peers/gpt2_curve.py`.
     Curve {
         /// Folder of the initial weights and the losses.
         folder: PathBuf,

@@ -45,8 +45,7 @@ impl ConvBn {
     }
 }
 
-/// Residual block of ResNet-50: a 3 x 3 convolution between two 1 x 1 convolutions that change the number of
-/// channels.
+/// Bottleneck of ResNet-50: a 3 x 3 convolution between two 1 x 1 convolutions, and a shortcut.
 #[derive(Module)]
 struct Bottleneck {
     reduce: ConvBn,

@@ -1,5 +1,4 @@
-//! `forebay devices`: devices of this machine, their memory use by process, and the reason why a backend is
-//! unavailable.
+//! `forebay devices`: devices of this machine, their memory use by process, and unavailable backends.
 
 use std::fmt::Write as _;
 

@@ -19,8 +19,7 @@ struct Cli {
 enum Command {
     /// Lists the devices of this machine, their memory use by process, and unavailable backends with the reason.
     Devices,
-    /// Finds the fastest way to train a model within a memory budget on a card, and prints a table of the
-    /// alternatives.
+    /// Finds the fastest way to train a model within a memory budget on a card, and prints the alternatives.
     Plan(plan::Plan),
     /// Replays recorded allocations against the pool, under one configuration or several.
     Replay(replay::Replay),

@@ -10,8 +10,8 @@ use forebay::memory::{Bytes, Config};
 
 #[derive(Args)]
 pub(crate) struct Replay {
-    /// Traces: text with a line of JSON first, then `a ID BYTES QUEUE` and `f ID` lines; compressed if the name ends
-    /// in .xz.
+    /// Traces: text with a line of JSON first, then `a ID BYTES QUEUE` and `f ID` lines; compressed with the suffix
+    /// .xz.
     #[arg(required = true)]
     traces: Vec<PathBuf>,
     /// Settings in PyTorch's syntax, such as `max_split_size_mb:256,growth_slack:0.1`. Several settings give one line

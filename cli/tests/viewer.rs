@@ -1,8 +1,7 @@
 //! Tests the page of `forebay memory view` in a real browser: a script clicks on the page and reports its contents.
 //!
-//! The test has no libtest harness, because libtest cannot report a skipped test and its reason. Without a browser
-//! the test is ignored, which `cargo xtask test` counts as skipped. `FOREBAY_REQUIRE=browser` makes a missing browser
-//! a failure.
+//! The test has no libtest harness, because libtest cannot report a skipped test and its reason. Without a browser the
+//! test is ignored, which `cargo xtask test` counts as skipped. `FOREBAY_REQUIRE=browser` requires a browser.
 
 use std::env;
 use std::error::Error;
@@ -19,8 +18,7 @@ type Outcome = Result<(), Box<dyn Error>>;
 const MIB: u64 = 1 << 20;
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
-/// Script that acts like a visitor and records the page's texts. The segment holds blocks of 40 MiB and 60 MiB, and
-/// free memory.
+/// Script that acts like a visitor and records the page's texts. The segment has blocks of 40 and 60 MiB.
 const VISITOR: &str = r##"<pre id="seen"></pre><script>
 const seen = [], tell = (what) => seen.push(what);
 const words = (id) => get(id).innerText.split(/\s+/).join(" ").trim();

@@ -55,8 +55,7 @@ fn an_operation_without_a_gradient_refuses() -> Result<()> {
     Ok(())
 }
 
-/// If a backend computes GELU's gradient in the epilogue of a matrix product, a pass over memory is saved, and no
-/// additional byte is allocated.
+/// GELU's gradient in the epilogue of a matrix product saves a pass over memory and allocates no additional byte.
 #[test]
 fn gelus_gradient_is_part_of_a_product_where_a_backend_has_it() -> Result<()> {
     let step = |gelu_grad: bool, dtype: DType| -> Result<(u64, u64)> {

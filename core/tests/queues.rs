@@ -71,8 +71,7 @@ impl RaceCheckBackend {
                     seen.races.push(format!("{what} on queue {queue} does not wait for {t:?}"));
                 }
             }
-            // Accesses inside this range are ordered before this write, so later accesses need not be compared with
-            // them.
+            // Accesses inside this range are ordered before this write, so later accesses need no comparison with them.
             if *wrote {
                 let inside = |t: &Access| {
                     t.slice.segment == slice.segment
@@ -212,8 +211,7 @@ impl Backend for RaceCheckBackend {
     }
 }
 
-/// Runs `work` on such a device, with and without virtual memory and fusion, and fails on any race. The work must use
-/// several queues.
+/// Runs `work` on such a device, with and without virtual memory and fusion, and fails on a race or a single queue.
 fn assert_no_races(work: impl Fn(&Device) -> Result<()>) -> Result<()> {
     assert_no_races_with("", work)
 }

@@ -95,8 +95,7 @@ fn train_step(
     made
 }
 
-/// Runs a model, then again with `part` percent of its peak memory, and follows the error's advice. Returns whether
-/// there was advice.
+/// Runs a model, then again with `part` percent of its peak memory, and follows the advice; false without advice.
 fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: Profile) -> Result<bool> {
     let device = Device::null(card);
     let net = TestModel::new(model, &device)?;

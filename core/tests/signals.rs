@@ -1,5 +1,4 @@
-//! Signals that end a program: a running training loop saves its checkpoint first, and a killed program leaves no
-//! partial files.
+//! Signals that end a program: a running training loop saves its checkpoint, and a killed one leaves no partial files.
 #![cfg(all(unix, feature = "train"))]
 
 use std::io::{BufRead, BufReader, Write};

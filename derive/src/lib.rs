@@ -15,8 +15,7 @@ use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, Index, LitStr, Pat
 
 /// Implements `Module` for a struct or an enum.
 ///
-/// For an enum, `visit` visits the fields of the active variant. A variant with one unnamed field adds no name to the
-/// path.
+/// For an enum, `visit` visits the fields of the active variant. A variant with one unnamed field adds no name.
 ///
 /// ```text
 /// #[derive(Module)]
@@ -63,8 +62,7 @@ fn expand(input: &DeriveInput) -> Result<TokenStream> {
     };
     let mut generics = input.generics.clone();
     if generics.type_params().next().is_some() {
-        // The bound is on the fields' types, not on the type parameters: a skipped field may use a parameter that is
-        // no module.
+        // The bound is on the fields' types, not on the type parameters: skipped fields may use other types.
         let clause = generics.make_where_clause();
         for ty in seen {
             clause.predicates.push(syn::parse_quote!(#ty: #nn::Module));

@@ -1,8 +1,7 @@
 //! Common questions about GPU memory, one file each, answered by measurements on the current device.
 //! docs/questions.md explains the answers.
 //!
-//! `cargo run --release --example memory_questions -- --device wgpu` answers all questions; pass names to select
-//! some.
+//! `cargo run --release --example memory_questions -- --device wgpu` answers all questions, or the named ones.
 
 mod accumulation;
 mod budget;

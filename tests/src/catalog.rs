@@ -1,6 +1,5 @@
 //! Catalog of operations with inputs. The topic `op_catalog`, the tests of second derivatives and of kernels, the
-//! benchmarks and `docs/operators.md` run its records. A test in `catalog/coverage.rs` finds public operations
-//! without a record.
+//! benchmarks and `docs/operators.md` run its records. `catalog/coverage.rs` finds operations without a record.
 
 use forebay::dtype::DType;
 use forebay::error::Result;

@@ -2,8 +2,7 @@
 //! runs. In f64, our losses must differ from PyTorch's at most five times as much as PyTorch's own f32 losses do.
 //!
 //! Two f32 runs diverge from step to step, and may cross. The difference at a step is therefore the largest relative
-//! difference so far, at least 1e-5 / 5. Model sizes come from the shapes of the weights, everything else from the
-//! JSON file.
+//! difference so far, at least 1e-5 / 5. Model sizes come from the shapes of the weights.
 
 use std::path::{Path, PathBuf};
 
@@ -285,8 +284,7 @@ pub struct CurveReport {
     pub steps: usize,
     /// Largest difference of a loss in units of the tolerance, and its step.
     pub loss: (f64, usize),
-    /// Largest difference of a gradient norm in units of the tolerance, and its step; `None` if norms were not
-    /// recorded.
+    /// Largest difference of a gradient norm in units of the tolerance, and its step; `None` if not recorded.
     pub grad_norm: Option<(f64, usize)>,
     /// Our last loss, and PyTorch's in f64.
     pub last: (f64, f64),

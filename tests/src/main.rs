@@ -63,8 +63,7 @@ enum Command {
     },
     /// Compiles every kernel without a GPU: naga validates it, NVRTC compiles its CUDA translation.
     Kernels {
-        /// Quick check for these architectures, such as 75,90: no optimisation; kernels without architecture checks
-        /// for the first only.
+        /// Quick check for these architectures, such as 75,90: no optimisation; most kernels for the first only.
         #[arg(long, value_delimiter = ',')]
         architectures: Vec<u32>,
         /// Folder of the golden calls, whose kernels are compiled too.

@@ -8,8 +8,7 @@ pub(crate) const SASS_ARCH: u32 = 90;
 
 /// Opcode of `griddepcontrol.wait`, in the low 12 bits of an instruction.
 const OPCODE_GRIDDEP_WAIT: u16 = 0x82e;
-/// Opcodes that access device memory: loads, stores, atomics, reductions and copies to shared memory, as nvdisasm
-/// 13.5 names them.
+/// Opcodes of loads, stores, atomics, reductions and copies to shared memory, as nvdisasm 13.5 names them.
 const MEMORY_OPCODES: [u16; 13] =
     [0x980, 0x981, 0x985, 0x986, 0x98e, 0x3a8, 0x3a9, 0x9a3, 0x9a8, 0x38a, 0x98a, 0xfae, 0x5b4];
 

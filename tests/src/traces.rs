@@ -78,10 +78,10 @@ impl fmt::Display for TraceReport {
 
 /// Replays the traces of a folder, and synthetic workloads.
 ///
-/// A recorded trace passes if it reserves no more and calls the driver no more often than PyTorch in the same mode,
-/// and is within the bounds above. Each mode's geometric mean has a bound as well. The model of PyTorch must agree
-/// with its recorded figures. Synthetic workloads have bounds, too. In total, they must not call the driver more
-/// often than the model of PyTorch does.
+/// A recorded trace must reserve no more and call the driver no more often than PyTorch in the same mode. It must also
+/// be within the bounds above. Each mode's geometric mean has a bound as well. The model of PyTorch must agree with its
+/// recorded figures. Synthetic workloads have bounds, too. In total, they must not call the driver more often than the
+/// model of PyTorch does.
 pub fn check(dir: &Path) -> Result<TraceReport> {
     let mut recorded = replay_all(dir)?;
     for _ in 1..ROUNDS {

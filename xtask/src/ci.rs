@@ -69,8 +69,7 @@ impl TestDependencies {
         })
     }
 
-    /// Returns the environment with the data set and the model. Tests that need a missing model report that they are
-    /// skipped.
+    /// Returns the environment with the data set and the model. Without the model, its tests are skipped.
     fn data_env(&self) -> Environment {
         self.data.environment.clone().merge(env_or_default(&self.model))
     }
@@ -149,8 +148,7 @@ impl StagePlanner<'_> {
         }
         match &self.dependencies.lavapipe {
             Ok(ready) => {
-                // SwiftShader reports Vulkan's minimum limits on its own; the layer's checks are the same on both
-                // drivers.
+                // SwiftShader reports Vulkan's minimum limits on its own; the layer's checks are the same on both.
                 let environment = self
                     .dependencies
                     .unoptimized_adapter_env(ready)
@@ -162,8 +160,7 @@ impl StagePlanner<'_> {
         if let Some((name, ready)) = self.dependencies.preferred_adapter() {
             planned.extend(self.plan_single_driver_stages(name, &self.dependencies.adapter_env(ready))?);
         }
-        // Half-precision types run on one driver only: kernels are the same on both, and SwiftShader is four times
-        // slower.
+        // Half-precision types run on one driver only: kernels are equal on both, and SwiftShader is slow.
         for (name, found, types) in [
             ("SwiftShader", &self.dependencies.swiftshader, &["f32"][..]),
             ("lavapipe", &self.dependencies.lavapipe, &["f32", "bf16", "f16"]),
@@ -205,8 +202,7 @@ impl StagePlanner<'_> {
         ])
     }
 
-    /// Runs some topics of the suite on a backend from a crate outside the workspace, as third parties would write
-    /// one.
+    /// Runs some topics of the suite on a backend from a crate outside the workspace.
     fn external_backend_stage(&self, environment: &Environment) -> Result<PendingStage> {
         let folder = self.workspace.root.join("tests/outside");
         // The same lock file, so that dependencies need no second build.

@@ -4,8 +4,7 @@ use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-/// Runs a program without showing its output, and returns the output. The error of a failure contains the program's
-/// own message.
+/// Runs a program and returns its output without showing it. An error contains the program's own message.
 pub(crate) fn run_captured(command: &mut Command) -> Result<String> {
     let shown = program_name(command);
     let output = command

@@ -22,13 +22,12 @@ enum StageOutcome {
 pub(crate) struct PendingStage {
     name: String,
     command: Command,
-    /// If true, the program's output contains the numbers of passed tests.
+    /// If true, the program prints test counts.
     reports_counts: bool,
 }
 
 impl PendingStage {
-    /// Creates a stage whose program prints the numbers of passed tests. A program that prints none or exits with an
-    /// error has failed.
+    /// Creates a stage whose program prints test counts. A program that prints none or exits with an error has failed.
     pub(crate) fn new(name: impl Into<String>, command: Command) -> Self {
         Self { name: name.into(), command, reports_counts: true }
     }
@@ -148,8 +147,7 @@ mod tests {
 
     #[test]
     fn stages_side_by_side_come_back_in_their_order() {
-        // The first program ends only after the second has started: opening a named pipe blocks until both ends are
-        // open.
+        // The first program ends only after the second has started: opening a named pipe waits for both ends.
         let pipe = std::env::temp_dir().join(format!("forebay-xtask-pipe-{}", std::process::id()));
         let made = Command::new("mkfifo").arg(&pipe).status();
         assert!(made.is_ok_and(|status| status.success()));

@@ -1,4 +1,4 @@
-//! The workspace: building and starting its programs.
+//! Building and starting the workspace's programs.
 
 use crate::environment::Environment;
 use crate::process;

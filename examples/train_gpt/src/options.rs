@@ -16,8 +16,7 @@ pub(crate) struct Options {
     /// Device: cuda:0, wgpu:0, ...; the best one by default.
     #[arg(long, env = "FOREBAY_DEVICE")]
     pub(crate) device: Option<String>,
-    /// Model size: from gpt2 on, 124, 350, 774 or 1558 million parameters; by default gpt2, or tiny on a software
-    /// driver.
+    /// Model size: from gpt2 on, 124, 350, 774 or 1558 million parameters; default: gpt2, tiny on a software driver.
     #[arg(long, value_parser = [TINY, "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])]
     preset: Option<String>,
     /// Starts from a file of GPT-2's weights (model.safetensors) and takes its sizes; requires --tokenizer.
@@ -65,8 +64,7 @@ pub(crate) struct Options {
     /// Recomputes every block in the backward pass, which saves the memory of its activations.
     #[arg(long)]
     pub(crate) recompute: bool,
-    /// Captures the second step and replays it: less work for the host, identical results. Validation cannot use its
-    /// memory.
+    /// Captures the second step and replays it: less host work, identical results. Validation cannot share its memory.
     #[arg(long, conflicts_with_all = ["budget", "profile"])]
     pub(crate) capture: bool,
     /// Bytes that training may take, such as 4GiB. Sequences at once and recomputed blocks are chosen to fit.

@@ -37,8 +37,7 @@ pub struct OpCase {
     pub supports_half: bool,
     /// True for a factory: inputs only determine the type and the device.
     pub is_factory: bool,
-    /// Bit k is set if dimension 0 of input k is a batch: rows of the result depend only on equal rows of these
-    /// inputs. 0 for none.
+    /// Bit k is set if dimension 0 of input k is a batch: rows of the result depend only on its rows. 0 for none.
     pub batched_inputs: u8,
     /// True for an elementwise operation.
     pub is_elementwise: bool,
@@ -49,8 +48,7 @@ pub struct OpCase {
     pub(super) bytes_fn: CostFn,
     /// Floating-point operations of matrix products; `None` if there are none.
     pub(super) flops_fn: Option<CostFn>,
-    /// Tolerances of types that are wider than the type's default, relative to f32 results: absolute, relative, and
-    /// the reason.
+    /// Tolerances that are wider than the type's default: type, absolute, relative, and the reason.
     tolerances: &'static [(DType, f64, f64, &'static str)],
 }
 
@@ -69,8 +67,7 @@ pub(super) const ONE_ROUNDING_NEAR_4: &[(DType, f64, f64, &str)] = &[
     (DType::BF16, 3e-2, 1.6e-2, "the first product is rounded to the type before the second"),
 ];
 
-/// Returns PyTorch's absolute and relative tolerance of a type. f64 has the tolerance of f32, because it is compared
-/// with f32 results.
+/// Returns PyTorch's absolute and relative tolerance of a type. f64 has that of f32, with whose results it is compared.
 fn default_tolerance(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F16 => (1e-5, 1e-3),
@@ -197,8 +194,7 @@ impl OpCase {
         (self.bytes_fn)(inputs, out)
     }
 
-    /// Returns the floating-point operations of a call's matrix products; `None` if the operation is limited by
-    /// memory.
+    /// Returns the floating-point operations of a call's matrix products; `None` if memory limits the call.
     #[must_use]
     pub fn flops(&self, inputs: &[Tensor], out: &Tensor) -> Option<u64> {
         self.flops_fn.map(|flops| flops(inputs, out))

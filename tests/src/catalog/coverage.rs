@@ -1,5 +1,4 @@
-//! Checks that every public operation has a record, by comparing the sources of `core/src/ops` with those of the
-//! catalog.
+//! Checks that every public operation has a record, by comparing `core/src/ops` with the catalog's sources.
 
 use std::collections::BTreeSet;
 use std::path::Path;

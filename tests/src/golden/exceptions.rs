@@ -1,5 +1,4 @@
-//! Expected failures and wider tolerances of golden calls, from `tests/exceptions.json`. An exception that is not
-//! needed is a failure.
+//! Expected failures and wider tolerances of golden calls, from `tests/exceptions.json`. Unneeded entries fail.
 
 use anyhow::{Context, Result};
 use forebay::dtype::DType;
@@ -120,8 +119,7 @@ impl Exceptions {
         self.find(call, how).is_some_and(|e| e.random)
     }
 
-    /// Applies exceptions without a tolerance: a failing call becomes an expected failure with the reason, a passing
-    /// call fails.
+    /// Applies exceptions without a tolerance: a failing call becomes an expected failure, a passing call fails.
     pub(super) fn apply(&self, call: &GoldenCall, how: &CallConfig<'_>, outcome: Outcome) -> Outcome {
         let Some(e) = self.find(call, how).filter(|e| e.tolerance.is_none()) else { return outcome };
         match outcome {

@@ -284,8 +284,7 @@ impl GoldenSet {
             ))
     }
 
-    /// Returns the tolerance of a call. In 16-bit types it is at least twice PyTorch's own error, whose steps round
-    /// as ours do.
+    /// Returns the tolerance of a call. In 16-bit types it is at least twice PyTorch's own error.
     fn tolerance(&self, call: &GoldenCall, how: &CallConfig<'_>) -> (f64, f64) {
         let (absolute, relative) = how.tolerance();
         let own = how.dtype.and_then(|dtype| *self.halves.get(dtype.name())?.get(&call.name())?);

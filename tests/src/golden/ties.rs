@@ -4,8 +4,7 @@ use serde_json::Value;
 
 use super::{GoldenCall, HostTensor};
 
-/// Operations that return indices along a dimension: the index result, and the position of the dimension among the
-/// arguments.
+/// Operations that return indices: the result's position, and the dimension's position among the arguments.
 const INDEX_RESULTS: &[(&str, usize, usize)] =
     &[("sort", 1, 1), ("argsort", 0, 1), ("topk", 1, 2), ("kthvalue", 1, 2), ("median", 1, 1)];
 

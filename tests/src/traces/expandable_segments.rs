@@ -1,6 +1,5 @@
-//! Model of PyTorch's allocator with `expandable_segments:True` (c10/cuda/CUDACachingAllocator.cpp, 2.11), which
-//! agrees with all recorded figures. [`Config::pytorch`](forebay::memory::Config::pytorch) models its default
-//! allocator.
+//! Model of PyTorch's allocator with `expandable_segments:True` (c10/cuda/CUDACachingAllocator.cpp, 2.11), which agrees
+//! with all recorded figures. The default allocator's model is [`Config::pytorch`](forebay::memory::Config::pytorch).
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -238,8 +238,7 @@ pub(super) struct SimulatedAdam {
 }
 
 impl SimulatedAdam {
-    /// Runs a step over parameters of these sizes; with `lists` as foreach operations, which allocate lists of
-    /// temporaries.
+    /// Runs a step over parameters of these sizes; with `lists` as foreach operations, which allocate temporaries.
     pub(super) fn step(&mut self, p: &mut TraceBuilder, elements: &[u64], lists: bool) {
         if self.state.is_empty() {
             for n in elements {

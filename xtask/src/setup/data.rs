@@ -14,8 +14,7 @@ const FILES: [&str; 4] = [
     "t10k-labels-idx1-ubyte.gz",
 ];
 
-/// Finds the data set: the user's folder, the system's, a downloaded one, or the small part that the repository
-/// ships.
+/// Finds the data set: the user's folder, the system's, a downloaded one, or the small shipped part.
 pub(crate) fn find_or_fetch(apt: &Apt, private: &Path, shipped: &Path) -> Result<Dependency> {
     if let Some(folder) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(Dependency::new(format!("{VARIABLE}={}", folder.display())));

@@ -58,8 +58,7 @@ impl Setup {
         Ok(Self { machine, apt, cache_dir: private, bundled_data: workspace.root.join("core/data") })
     }
 
-    /// Returns the environment that lets the workspace's programs find a device and data. Missing dependencies are
-    /// skipped.
+    /// Returns the environment that lets the workspace's programs find a device and data, as far as available.
     pub(crate) fn program_env(&self) -> Result<Environment> {
         Ok(self.device_env().merge(self.ensure_data()?.environment))
     }

