@@ -1,5 +1,4 @@
-//! Catalog of operations with inputs. The topic `op_catalog`, the tests of second derivatives and of kernels, the
-//! benchmarks and `docs/operators.md` run its records. `catalog/coverage.rs` finds operations without a record.
+//! Catalog of operations with inputs, from which checks, benchmarks and `docs/operators.md` are generated.
 
 use forebay::dtype::DType;
 use forebay::error::Result;
@@ -23,7 +22,6 @@ use InputSpec::{Bool, Bounded, Index, Positive, Signed};
 pub use case::{InputSpec, OpCase};
 use case::{S, nondifferentiable, nonsmooth, smooth};
 
-/// Returns a record of an operation that scatters several elements to equal indices.
 const fn scatter_reduce_case(name: &'static str, call: fn(&[Tensor]) -> Result<Tensor>) -> OpCase {
     smooth(name, &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], call)
 }
@@ -545,7 +543,6 @@ fn interpolate_options(mode: InterpolateMode) -> InterpolateOptions {
     InterpolateOptions { mode, ..InterpolateOptions::default() }
 }
 
-/// Resizing, im2col, strided views, distances and embedding bags.
 const RESIZE_CASES: &[OpCase] = &[
     smooth("interpolate to the nearest", &[Signed(&[2, 3, 5])], |x| {
         x[0].interpolate(&InterpolateOptions::with_scale_factor(1.7))
@@ -696,7 +693,6 @@ const RESIZE_CASES: &[OpCase] = &[
 ];
 
 /// Runs one direction of a recurrent layer on input projections, state, weight, bias and, for an LSTM, the cell.
-/// Returns outputs and cells together.
 fn run_recurrent(x: &[Tensor], kind: RecurrentKind, lengths: Option<&[i32]>) -> Result<Tensor> {
     let lengths = lengths.map(|n| Tensor::from_slice(n, &[n.len()], x[0].device())).transpose()?;
     let of = RecurrentOp::new(kind, &x[0], &x[1], &x[2]);
@@ -710,7 +706,6 @@ fn run_recurrent(x: &[Tensor], kind: RecurrentKind, lengths: Option<&[i32]>) -> 
     }
 }
 
-/// Positional embeddings, recurrent layers, and CTC and margin losses.
 const SEQUENCE_CASES: &[OpCase] = &[
     smooth("rotary_embedding", &[Signed(&[2, 3, 5, 6])], |x| {
         let table = Tensor::arange(0.0, 15.0, 1.0, DType::F32, x[0].device())?.reshape([5, 3])?;
@@ -799,7 +794,6 @@ const SEQUENCE_CASES: &[OpCase] = &[
     smooth("channel_shuffle", &[Signed(&[1, 6, 2])], |x| x[0].channel_shuffle(2)),
 ];
 
-/// Returns every record.
 pub fn cases() -> impl Iterator<Item = &'static OpCase> {
     GROUPS.iter().chain(inplace_and_factory::IN_PLACE).flat_map(|group| group.iter())
 }
