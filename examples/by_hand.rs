@@ -1,4 +1,4 @@
-//! A training loop written by hand: a small network on Fashion-MNIST, loss and accuracy as it goes.
+//! A hand-written training loop: a small network on Fashion-MNIST, which prints loss and accuracy.
 //!
 //! `cargo run --release --example by_hand`; `FOREBAY_DEVICE` chooses another device than the best one.
 

@@ -1,4 +1,4 @@
-//! A user's own kernel as an operation: squared ReLU in one WGSL string, with a gradient that is another one.
+//! A user-defined kernel as an operation: squared ReLU as a WGSL string, with a second kernel for its gradient.
 //!
 //! `cargo run --example custom_op` runs it on the best device here; `FOREBAY_DEVICE` chooses another one.
 
@@ -37,7 +37,7 @@ static BACKWARD: CustomOp = CustomOp::new(
     }",
 );
 
-/// `max(x, 0)²`, of any strides.
+/// Returns `max(x, 0)²` for an input of any strides.
 fn squared_relu(x: &Tensor) -> Result<Tensor> {
     let n = x.numel();
     FORWARD
@@ -57,12 +57,12 @@ fn main() -> Result<()> {
     let device = Device::best()?;
     let x = Tensor::randn(&[1000, 100], DType::F32, &device)?.requires_grad_()?;
 
-    // A transposed input works as well: the operation sees it in order.
+    // A transposed input works as well: the operation receives a contiguous copy.
     let y = squared_relu(&x.t()?)?;
     y.backward_with(&y.ones_like()?)?;
     let gradient = x.grad();
 
-    // The same, composed of operations that are there.
+    // The same function, composed of built-in operations.
     x.set_grad(None);
     let composed = x.t()?.relu()?.square()?;
     composed.backward_with(&composed.ones_like()?)?;

@@ -1,4 +1,4 @@
-//! What a transformer takes on a card that is not here: a training step of 7 billion parameters, without its weights.
+//! Predicts the memory of a training step of 7 billion parameters on a card that this machine lacks, without weights.
 //!
 //! `cargo run --release --example dry_run -- --card h200`
 
@@ -13,28 +13,28 @@ use forebay::nn::{Gpt, GptOptions};
 use forebay::plan::{CARDS, dry_run};
 use forebay::prelude::*;
 
-/// Says what a training step of a transformer takes, without running it.
+/// Predicts the memory of a transformer's training step without running it.
 #[derive(Parser)]
 struct Options {
-    /// The card (h200, rtx4090, ...).
+    /// Card (h200, rtx4090, ...).
     #[arg(long, default_value = "h200")]
     card: String,
     /// Blocks of the model.
     #[arg(long, default_value_t = 32)]
     layers: usize,
-    /// Features of a word.
+    /// Features of a token.
     #[arg(long, default_value_t = 4096)]
     width: usize,
-    /// Different words.
+    /// Size of the vocabulary.
     #[arg(long, default_value_t = 32_000)]
     vocabulary: usize,
-    /// Passages in a batch.
+    /// Sequences in a batch.
     #[arg(long, default_value_t = 1)]
     batch: usize,
-    /// Words in a passage.
+    /// Tokens in a sequence.
     #[arg(long, default_value_t = 1024)]
     length: usize,
-    /// Also writes a snapshot of the end of the step, with all that happened, for `forebay memory`.
+    /// Also writes a snapshot of the end of the step, with all recorded events, for `forebay memory`.
     #[arg(long, value_name = "FILE")]
     memory_snapshot: Option<PathBuf>,
 }
@@ -63,7 +63,7 @@ fn main() -> Result<()> {
             optimizer.step()?;
             optimizer.zero_grad();
         }
-        // A dry run records.
+        // A dry run records events.
         if let Some(path) = &options.memory_snapshot {
             device.pool().snapshot().save(path)?;
         }

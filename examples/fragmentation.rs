@@ -1,7 +1,7 @@
-//! Training under a limit just above what it asks for. Batches grow and shrink, which leaves free memory in pieces: with
-//! PyTorch's rules the pool ends out of memory with room to spare, with its own it trains on.
+//! Trains under a limit just above the bytes that the program requests. Batches grow and shrink, which fragments free
+//! memory. With PyTorch's rules the pool runs out of memory although enough is free; Forebay's rules avoid this.
 //!
-//! `cargo run --release --example fragmentation -- --device wgpu`; benches/peers/fragmentation.py does the same in PyTorch.
+//! `cargo run --release --example fragmentation -- --device wgpu`; see also benches/peers/fragmentation.py.
 
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -15,46 +15,46 @@ use forebay::nn::FnLayer;
 use forebay::plan::dry_run;
 use forebay::prelude::*;
 
-/// Trains with growing and shrinking batches under a limit just above what they ask for.
+/// Trains with growing and shrinking batches under a limit just above their peak of requested bytes.
 #[derive(Parser)]
 struct Options {
-    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    /// Device: cuda:0, wgpu:0, ...; the best one by default.
     #[arg(long, env = "FOREBAY_DEVICE")]
     device: Option<String>,
-    /// How much more than is asked for at most the pool may take, in percent.
+    /// Percentage by which the pool's limit exceeds the peak of requested bytes.
     #[arg(long, default_value_t = 10)]
     slack: u64,
-    /// Also writes every request and free as a snapshot, for `forebay memory` and benches/peers/fragmentation.py.
+    /// Also writes every allocation and free as a snapshot, for `forebay memory` and benches/peers/fragmentation.py.
     #[arg(long, value_name = "FILE")]
     memory_snapshot: Option<PathBuf>,
 }
 
-/// A perceptron and its batches.
+/// Multilayer perceptron and its batches.
 #[derive(Clone, Copy)]
 struct Workload {
-    /// Rows of a batch are multiples of this.
+    /// Batch sizes are multiples of this number of rows.
     batch_unit: usize,
     inputs: usize,
     width: usize,
-    /// Each followed by layer norm and GELU.
+    /// Number of linear layers, each followed by layer norm and GELU.
     layers: usize,
     steps: usize,
 }
 
 const LARGE: Workload = Workload { batch_unit: 256, inputs: 784, width: 512, layers: 6, steps: 22 };
-/// For a program that plays a GPU.
+/// Sizes for a software driver.
 const SMALL: Workload = Workload { batch_unit: 128, inputs: 64, width: 96, layers: 8, steps: 11 };
-/// Rows of the batches, in units.
+/// Batch sizes in units.
 const BATCH_UNITS: [usize; 11] = [1, 8, 2, 9, 3, 10, 4, 12, 6, 16, 8];
 const CLASSES: usize = 10;
 
 impl Workload {
-    /// The rows of every step's batch.
+    /// Returns the number of rows of every step's batch.
     fn batch_sizes(self) -> impl Iterator<Item = usize> {
         BATCH_UNITS.iter().cycle().take(self.steps).map(move |units| units * self.batch_unit)
     }
 
-    /// Trains, and adds the loss of every step.
+    /// Trains, and appends the loss of every step to `losses`.
     fn train(self, device: &Device, losses: &mut Vec<f64>) -> Result<(), Error> {
         device.manual_seed(1);
         let mut net = Sequential::new();
@@ -67,7 +67,7 @@ impl Workload {
         }
         let net = net.add(Linear::new(self.width, CLASSES, device)?);
         let mut optimizer = Sgd::new(net.parameters(), 0.05).momentum(0.9);
-        // What is to be told apart: points around one centre for each class.
+        // The classes are points around one centre each.
         let centres = Tensor::randn(&[CLASSES, self.inputs], DType::F32, device)?;
         for rows in self.batch_sizes() {
             let y = Tensor::randint(0, CLASSES as i64, &[rows], DType::I64, device)?;
@@ -97,7 +97,7 @@ impl Workload {
         high
     }
 
-    /// Trains within the limit with these rules; whether it came to the end.
+    /// Trains within the limit with these rules; returns false if memory ran out.
     fn train_within_limit(self, device: &Device, rules: Config, limit: u64) -> Result<bool> {
         let config = Config { max_memory: Some(limit), ..rules };
         let device = Device::with_config(Arc::clone(device.backend()), config);

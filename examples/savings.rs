@@ -1,7 +1,8 @@
-//! What accumulation, checkpointing, mixed precision and budgets save on one model: bytes, predicted and taken, and time.
+//! Measures the savings of accumulation, checkpointing, mixed precision and budgets on one model: predicted bytes,
+//! actual bytes, and time.
 //!
-//! `cargo run --release --example savings -- --model gpt2-124m --device cuda`; benches/peers/savings.py is the same in
-//! PyTorch. It fails if a predicted byte is missing or too much.
+//! `cargo run --release --example savings -- --model gpt2-124m --device cuda`; benches/peers/savings.py is the same
+//! in PyTorch. The program fails unless predicted and actual bytes are equal.
 
 use std::process::ExitCode;
 use std::sync::Arc;
@@ -15,30 +16,30 @@ use forebay::nn::{Gpt, GptOptions};
 use forebay::plan::{Budget, StepConfig, dry_run};
 use forebay::prelude::*;
 
-/// Trains a GPT in every way that saves memory, and says what each takes.
+/// Trains a GPT with each technique that saves memory, and prints the cost of each.
 #[derive(Parser)]
 struct Options {
-    /// The model: tiny, gpt2-124m, ...; gpt2-124m if not given, tiny on a program that plays a GPU.
+    /// Model: tiny, gpt2-124m, ...; by default gpt2-124m, or tiny on a software driver.
     #[arg(long)]
     model: Option<String>,
-    /// Passages in a step, a multiple of 4.
+    /// Sequences in a step, a multiple of 4.
     #[arg(long, default_value_t = 8)]
     batch: usize,
-    /// Tokens in a passage; 512 if not given, 64 for tiny.
+    /// Tokens in a sequence; 512 by default, 64 for tiny.
     #[arg(long)]
     context: Option<usize>,
-    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    /// Device: cuda:0, wgpu:0, ...; the best one by default.
     #[arg(long, env = "FOREBAY_DEVICE")]
     device: Option<String>,
-    /// Steps to time, after two others; 10 if not given, 1 on a program that plays a GPU.
+    /// Steps to time after two warm-up steps; 10 by default, 1 on a software driver.
     #[arg(long)]
     steps: Option<u32>,
-    /// Budgets, in percent of what the plain step takes.
+    /// Budgets, in percent of the plain step's memory.
     #[arg(long, value_delimiter = ',', default_values_t = [75, 50, 35])]
     budgets: Vec<u64>,
 }
 
-/// A model and its batch, on a device.
+/// Model and batch on a device.
 struct Training {
     net: Gpt,
     optimizer: AdamW,
@@ -56,7 +57,7 @@ impl Training {
         Ok(Self { text: text()?, next: text()?, net, optimizer })
     }
 
-    /// One step, run as chosen; which blocks are computed again is for the caller to say.
+    /// Runs one step with this configuration. The caller chooses the blocks that are recomputed.
     fn step(&mut self, choice: &StepConfig) -> Result<(), Error> {
         self.optimizer.offload_state(choice.offload_state);
         for k in 0..choice.micro_batch_count {
@@ -73,14 +74,14 @@ impl Training {
     }
 }
 
-/// What a way of training took: bytes held and bytes taken from the device at most, and seconds a step.
+/// Cost of a run: peak bytes allocated, peak bytes reserved from the device, and seconds a step.
 struct RunMeasurement {
     peak_allocated: u64,
     peak_reserved: u64,
     seconds: f64,
 }
 
-/// The table, and whether its predictions were right.
+/// Printed table, and whether its predictions were right.
 struct SavingsTable {
     sizes: GptOptions,
     batch: usize,
@@ -91,7 +92,7 @@ struct SavingsTable {
 }
 
 impl SavingsTable {
-    /// Two steps, then the timed ones.
+    /// Runs two warm-up steps, then the timed ones.
     fn train(&self, device: &Device, choice: &StepConfig) -> Result<RunMeasurement, Error> {
         let mut training = Training::new(&self.sizes, self.batch, device)?;
         let _segments = choice.apply_segments();
@@ -113,7 +114,7 @@ impl SavingsTable {
         })
     }
 
-    /// Trains as chosen, over a pool of its own of at most `limit` bytes; returns the bytes it took.
+    /// Trains with this configuration and its own pool of at most `limit` bytes; returns the bytes used.
     fn measure_row(&mut self, name: &str, choice: &StepConfig, limit: Option<u64>) -> Result<u64> {
         let config = Config { max_memory: limit.or(self.config.max_memory), ..self.config };
         let profile = CardProfile::from_device(&self.device).with_config(config);
@@ -135,7 +136,7 @@ impl SavingsTable {
         Ok(taken)
     }
 
-    /// Trains within so many bytes, as the planner chooses: in f32, and where nothing fits then, with bf16 allowed.
+    /// Trains within this budget as the planner chooses: in f32, or with bf16 allowed if nothing fits in f32.
     fn measure_budget(&mut self, percent: u64, bytes: u64) -> Result<()> {
         let batch = self.batch;
         let profile = CardProfile::from_device(&self.device).with_config(self.config);
@@ -158,7 +159,7 @@ impl SavingsTable {
     }
 }
 
-/// `4 x 2 rows, bf16, 12 blocks again, state on the host`.
+/// Describes a configuration: `4 x 2 rows, bf16, 12 blocks again, state on the host`.
 fn describe_config(choice: &StepConfig) -> String {
     let precision = choice.precision.map_or("f32".to_owned(), |dtype| dtype.to_string());
     let again = match choice.recomputed_count() {
@@ -197,7 +198,7 @@ fn main() -> Result<ExitCode> {
     let [whole, parts] = [StepConfig::new(options.batch, 1), StepConfig::new(options.batch / 4, 4)];
     let mut config = device.pool().config();
     if model == "tiny" {
-        // All of it would fit into one segment of the usual size.
+        // With usual sizes, everything would fit into one segment.
         config.large_segment_size = 2 << 20;
     }
     let steps = options.steps.unwrap_or(if software { 1 } else { 10 });

@@ -1,7 +1,7 @@
 //! Trains a small convolutional network on Fashion-MNIST, tests it, and writes its curves and weights.
 //!
-//! `cargo run --release --example train_images -- --help`, or `cargo xtask train`, which fetches data and drivers first.
-//! On a GPU it takes seconds and passes 90 %; on a program that plays a GPU it is a smaller network and a shorter run.
+//! `cargo run --release --example train_images -- --help`, or `cargo xtask train`, which first fetches data and
+//! drivers. On a GPU the training takes seconds and reaches 90 %. A software driver trains a smaller network.
 
 use std::path::{Path, PathBuf};
 
@@ -16,48 +16,48 @@ use forebay::train::{self, FitStatus};
 /// Trains a small convolutional network on Fashion-MNIST.
 #[derive(Parser)]
 struct Options {
-    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    /// Device: cuda:0, wgpu:0, ...; the best one by default.
     #[arg(long, env = "FOREBAY_DEVICE")]
     device: Option<String>,
-    /// Steps to train; ten epochs on a GPU.
+    /// Steps to train; ten epochs on a GPU by default.
     #[arg(long)]
     steps: Option<u64>,
     /// Samples in a batch.
     #[arg(long)]
     batch: Option<usize>,
-    /// The highest learning rate.
+    /// Peak learning rate.
     #[arg(long, default_value_t = 3e-3)]
     lr: f64,
-    /// Determines weights, dropout and the order of the data.
+    /// Seed of weights, dropout and the order of the data.
     #[arg(long, default_value_t = 42)]
     seed: u64,
     /// Channels of the first convolution.
     #[arg(long)]
     width: Option<usize>,
-    /// The folder of the data set; else it is looked for.
+    /// Folder of the data set; by default the usual places are searched.
     #[arg(long)]
     data: Option<PathBuf>,
-    /// Where weights go; the curves (.svg) and the checkpoint (.checkpoint) go beside them.
+    /// File of the weights; curves (.svg) and checkpoint (.checkpoint) are next to it.
     #[arg(long, default_value = "out/train_images.safetensors")]
     save: PathBuf,
-    /// Mixed precision: products in f16, with scaled losses, or in bf16.
+    /// Mixed precision: matrix products in f16 with loss scaling, or in bf16.
     #[arg(long)]
     amp: Option<Amp>,
-    /// Batches in a step, whose gradients are added up.
+    /// Batches in a step, whose gradients are accumulated.
     #[arg(long, default_value_t = 1)]
     accumulate: u32,
-    /// Goes on from a checkpoint.
+    /// Resumes from a checkpoint.
     #[arg(long)]
     resume: Option<PathBuf>,
     /// Also writes step, loss and accuracy as CSV.
     #[arg(long)]
     curve: Option<PathBuf>,
-    /// Also records what happens to memory, for `forebay memory`; PyTorch's form if the name ends in .pickle.
+    /// Also records memory events for `forebay memory`; in PyTorch's format if the name ends in .pickle.
     #[arg(long, value_name = "FILE")]
     memory_snapshot: Option<PathBuf>,
 }
 
-/// The type of products in mixed precision.
+/// Type of matrix products in mixed precision.
 #[derive(Clone, Copy, ValueEnum)]
 enum Amp {
     F16,
@@ -142,7 +142,7 @@ fn main() -> Result<()> {
         let logits = net.forward(x)?;
         Ok((logits.cross_entropy(y)?, train::accuracy(&logits, y)?))
     });
-    // Of a training that ran out of memory too.
+    // Written after a run that failed for lack of memory, too.
     if let Some(path) = &options.memory_snapshot {
         device.pool().snapshot().save(path)?;
     }

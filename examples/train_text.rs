@@ -1,7 +1,7 @@
-//! Trains a character-level GPT on Shakespeare, and lets it write.
+//! Trains a character-level GPT on Shakespeare, and generates text.
 //!
-//! `cargo run --release --example train_text -- --help`. On a program that plays a GPU it is a smaller model and a
-//! shorter run. `train_gpt` trains larger models, on pieces of words.
+//! `cargo run --release --example train_text -- --help`. On a software driver the model is smaller and the run
+//! shorter. `train_gpt` trains larger models, with pieces of words as tokens.
 
 use std::path::PathBuf;
 
@@ -17,19 +17,19 @@ use forebay::plan::{Budget, StepConfig, StepPlan};
 use forebay::prelude::*;
 use forebay::train::FitStatus;
 
-/// Trains a character-level GPT on Shakespeare, and lets it write.
+/// Trains a character-level GPT on Shakespeare, and generates text.
 #[derive(Parser)]
 struct Options {
-    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    /// Device: cuda:0, wgpu:0, ...; the best one by default.
     #[arg(long, env = "FOREBAY_DEVICE")]
     device: Option<String>,
     /// Steps to train.
     #[arg(long)]
     steps: Option<u64>,
-    /// Passages in a batch.
+    /// Sequences in a batch.
     #[arg(long)]
     batch: Option<usize>,
-    /// Characters in a passage.
+    /// Characters in a sequence.
     #[arg(long)]
     length: Option<usize>,
     /// Blocks of the model.
@@ -38,43 +38,43 @@ struct Options {
     /// Features of a character.
     #[arg(long)]
     width: Option<usize>,
-    /// The highest learning rate.
+    /// Peak learning rate.
     #[arg(long, default_value_t = 2e-3)]
     lr: f64,
-    /// Determines weights, dropout, the order of the data and what is written.
+    /// Seed of weights, dropout, the order of the data and the generated text.
     #[arg(long, default_value_t = 42)]
     seed: u64,
-    /// Another text.
+    /// Text to train on; Shakespeare by default.
     #[arg(long)]
     data: Option<PathBuf>,
-    /// Where weights go; the curves (.svg) and the checkpoint (.checkpoint) go beside them.
+    /// File of the weights; curves (.svg) and checkpoint (.checkpoint) are next to it.
     #[arg(long, default_value = "out/train_text.safetensors")]
     save: PathBuf,
-    /// Mixed precision: products in f16, with scaled losses, or in bf16.
+    /// Mixed precision: matrix products in f16 with loss scaling, or in bf16.
     #[arg(long)]
     amp: Option<Amp>,
-    /// Batches in a step, whose gradients are added up.
+    /// Batches in a step, whose gradients are accumulated.
     #[arg(long, default_value_t = 1)]
     accumulate: u32,
-    /// Bytes that training may take, as 200MiB: passages at once, segments that are computed again, and the precision, if
-    /// `--amp` allows one, are chosen to fit.
+    /// Bytes that training may take, such as 200MiB. Sequences at once, recomputed segments and, if `--amp` is set,
+    /// the precision are chosen to fit.
     #[arg(long)]
     budget: Option<Bytes>,
-    /// Goes on from a checkpoint.
+    /// Resumes from a checkpoint.
     #[arg(long)]
     resume: Option<PathBuf>,
     /// Also writes step and loss as CSV.
     #[arg(long)]
     curve: Option<PathBuf>,
-    /// Also records what happens to memory, for `forebay memory`; PyTorch's form if the name ends in .pickle.
+    /// Also records memory events for `forebay memory`; in PyTorch's format if the name ends in .pickle.
     #[arg(long, value_name = "FILE")]
     memory_snapshot: Option<PathBuf>,
-    /// Characters to write at the end.
+    /// Characters to generate at the end.
     #[arg(long)]
     generate: Option<usize>,
 }
 
-/// The type of products in mixed precision.
+/// Type of matrix products in mixed precision.
 #[derive(Clone, Copy, ValueEnum)]
 enum Amp {
     F16,
@@ -90,19 +90,19 @@ impl Amp {
     }
 }
 
-/// The loss of passages `x`, whose next characters are `y`.
+/// Returns the loss of sequences `x`, whose next characters are `y`.
 fn passage_loss(net: &Gpt, x: &Tensor, y: &Tensor) -> Result<Tensor, Error> {
     net.forward(x)?.flatten(0, 1)?.cross_entropy(&y.flatten(0, 1)?)
 }
 
-/// The fastest way to run steps of `batch` passages within so many bytes.
+/// Plans the fastest step of `batch` sequences within this budget.
 fn plan_step(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) -> Result<StepPlan, Error> {
     budget.plan(&CardProfile::from_device(device), |dry| {
         let net = Gpt::new(sizes, dry)?;
         let mut optimizer = AdamW::new(net.parameters(), 1e-3);
         let (dry, shape) = (dry.clone(), [batch, sizes.context]);
         Ok(move |choice: &StepConfig| {
-            // The batch that is trained on, and the next one, which is on its way.
+            // Holds the current batch, and the next one, which is being prefetched.
             let text = || Tensor::zeros(&shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
             for k in 0..choice.micro_batch_count {
@@ -120,7 +120,7 @@ fn plan_step(sizes: &GptOptions, batch: usize, budget: Budget, device: &Device) 
     })
 }
 
-/// Goes on from `start` for `n` characters, each drawn by its probability.
+/// Continues `start` by `n` characters, each sampled by its probability.
 fn generate_text(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<Vec<i64>, Error> {
     let _no_grad = no_grad();
     let _eval = eval_mode(net);
@@ -130,7 +130,7 @@ fn generate_text(net: &Gpt, start: &[i64], n: usize, device: &Device) -> Result<
         let seen = &text[text.len().saturating_sub(context)..];
         let scores = net.forward(&Tensor::from_slice(seen, &[1, seen.len()], device)?)?;
         let last = scores.select(1, -1)?.div(0.8)?.softmax(-1)?.to_vec::<f32>()?;
-        // The first character at which the sum of the probabilities passes a random number.
+        // Sampling by the cumulative probability.
         let mut left = Tensor::rand(&[1], DType::F32, device)?.item()? as f32;
         let next = last.iter().position(|p| {
             left -= p;
@@ -195,7 +195,7 @@ fn main() -> Result<()> {
     let passages = text.token_windows(length).shuffle(options.seed).batches(batch).drop_last();
     let ended =
         trainer.fit(&passages, |x, y| net.forward(x)?.flatten(0, 1)?.cross_entropy(&y.flatten(0, 1)?));
-    // Of a training that ran out of memory too.
+    // Written after a run that failed for lack of memory, too.
     if let Some(path) = &options.memory_snapshot {
         device.pool().snapshot().save(path)?;
     }

@@ -1,4 +1,5 @@
-//! Loaders of outside data, files for them, and mutations of files: shared by the fuzz targets and by `core/tests/fuzz.rs`.
+//! Loaders of external data, valid files for each, and mutations of files. Shared by the fuzz targets and
+//! `core/tests/fuzz.rs`.
 #![allow(dead_code, reason = "each user takes a part")]
 
 use std::collections::BTreeMap;
@@ -15,14 +16,14 @@ use forebay_core::optim::{Adam, AveragedModel, Optimizer};
 use forebay_core::tensor::Tensor;
 use forebay_core::train::Checkpoint;
 
-/// One loader: its name, a whole file, and what reads any bytes. Reading is free to fail, and not to panic.
+/// Loader with a valid file, and a function that reads arbitrary bytes, which may fail but must not panic.
 pub(crate) struct Loader {
     pub(crate) name: &'static str,
     pub(crate) file: fn(&Device) -> Result<Vec<u8>>,
     pub(crate) read: fn(&Device, &[u8]) -> Result<()>,
 }
 
-/// Every loader of outside data.
+/// All loaders of external data.
 pub(crate) const LOADERS: &[Loader] = &[
     Loader {
         name: "safetensors",
@@ -49,7 +50,7 @@ const CONF: &str = "max_split_size_mb:200,garbage_collection_threshold:0.8,expan
 const SIZES: GptOptions =
     GptOptions { vocabulary: 3, context: 2, layers: 1, heads: 1, width: 2, dropout: 0.0 };
 
-/// The loader of this name.
+/// Returns the loader of this name.
 pub(crate) fn loader(name: &str) -> &'static Loader {
     LOADERS.iter().find(|loader| loader.name == name).expect("a loader of this file")
 }
@@ -74,12 +75,12 @@ fn trace_file() -> Vec<u8> {
 }
 
 fn read_trace(bytes: &[u8]) -> Result<()> {
-    // Packed, and as its text.
+    // As a compressed trace and as text.
     let _ = Trace::read_xz(bytes);
     Trace::read(bytes).map(drop).map_err(|e| Error::InvalidConfig(e.to_string()))
 }
 
-/// The bytes that `save` writes to a file.
+/// Returns the bytes that `save` writes to a file.
 fn saved(save: impl FnOnce(&std::path::Path) -> Result<()>) -> Result<Vec<u8>> {
     let path = temporary();
     save(&path)?;
@@ -88,7 +89,7 @@ fn saved(save: impl FnOnce(&std::path::Path) -> Result<()>) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// A file of this thread's own.
+/// Returns a path that only this thread uses.
 fn temporary() -> std::path::PathBuf {
     let name = format!("forebay-fuzz-{}-{:?}", std::process::id(), std::thread::current().id());
     std::env::temp_dir().join(name.replace(['(', ')'], ""))
@@ -103,7 +104,7 @@ fn model(device: &Device) -> Result<Linear> {
     Linear::new(2, 2, device)
 }
 
-/// An optimiser that has made a step.
+/// Returns an optimiser after one step.
 fn stepped(net: &Linear) -> Result<Adam> {
     let mut optimizer = Adam::new(net.parameters(), 0.1);
     for p in net.parameters() {
@@ -165,7 +166,7 @@ fn read_states(device: &Device, bytes: &[u8]) -> Result<()> {
     net.load_state_dict(&part(&|name| ["weight", "bias"].contains(&name)))
 }
 
-/// Random numbers of a seed.
+/// Seeded pseudo-random generator.
 pub(crate) struct Random(pub(crate) u64);
 
 impl Random {
@@ -182,7 +183,7 @@ impl Random {
     }
 }
 
-/// Numbers at which sizes, offsets and counts go wrong.
+/// Boundary values for sizes, offsets and counts.
 const NUMBERS: &[&str] = &[
     "0",
     "-1",
@@ -202,7 +203,7 @@ const NUMBERS: &[&str] = &[
     "{}",
 ];
 
-/// Damages a file: bits, bytes, numbers of its text, pieces that go, come twice or change places.
+/// Mutates a file: flips bits, changes bytes and numerals, and removes, duplicates or moves pieces.
 pub(crate) fn mutate(file: &[u8], random: &mut Random) -> Vec<u8> {
     let mut bytes = file.to_vec();
     for _ in 0..=random.below(4) {
@@ -225,7 +226,7 @@ pub(crate) fn mutate(file: &[u8], random: &mut Random) -> Vec<u8> {
                 let number = [u64::MAX, 1 << 63, 1 << 40, 1 << 32, n as u64, 0][random.below(6)];
                 bytes[at..at + 8].copy_from_slice(&number.to_le_bytes());
             }
-            // A number of the text.
+            // Replaces a numeral of the text.
             _ => {
                 let starts =
                     |k: usize| bytes[k].is_ascii_digit() && (k == 0 || !bytes[k - 1].is_ascii_digit());
@@ -236,7 +237,7 @@ pub(crate) fn mutate(file: &[u8], random: &mut Random) -> Vec<u8> {
             }
         }
     }
-    // A header's length that fits again, so that what lies behind it is read.
+    // Corrects the header's length, so that the data after the header is read.
     if random.below(2) == 0 && bytes.len() > 9 && bytes[8] == b'{' && file.len() > 9 && file[8] == b'{' {
         let data = u64::from_le_bytes(file[..8].try_into().expect("eight bytes"));
         let tail = (file.len() as u64 - 8).saturating_sub(data);

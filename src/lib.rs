@@ -1,11 +1,10 @@
-//! Forebay: a tensor runtime for Rust. The same training loop runs on CUDA and, through wgpu, on every other GPU,
-//! under one memory manager.
+//! Forebay: a tensor runtime for Rust. Runs one training loop on CUDA and, through wgpu, on every other GPU.
 //!
-//! Import [`prelude`]; open a device with `Device::best()`; everything else is a method of a tensor or a module.
+//! Import [`prelude`] and open a device with `Device::best()`. Tensors and modules have everything else as methods.
 
 pub use forebay_core::*;
 
-/// What is CUDA's own: switches such as [`set_allow_tf32`](cuda::set_allow_tf32), and what was found of its libraries.
+/// CUDA-specific switches, such as [`set_allow_tf32`](cuda::set_allow_tf32), and information about its libraries.
 #[cfg(feature = "cuda")]
 pub mod cuda {
     pub use forebay_cuda::{
@@ -18,7 +17,7 @@ mod open_device;
 
 pub use open_device::{OpenDevice, ProbedDevice};
 
-/// What programs import.
+/// Common imports of training programs.
 pub mod prelude {
     pub use crate::open_device::OpenDevice;
     pub use forebay_core::amp::autocast;
@@ -37,7 +36,7 @@ pub mod prelude {
     pub use forebay_core::train::{Checkpoint, Trainer};
 }
 
-/// Rust in the documents is compiled with the documentation tests.
+/// Compiles the Rust samples of the documentation pages as documentation tests.
 #[cfg(doctest)]
 mod documents {
     #[doc = include_str!("../README.md")]

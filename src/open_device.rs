@@ -1,4 +1,4 @@
-//! Choosing a device.
+//! Listing and opening devices.
 
 use forebay_core::backend::null::CardProfile;
 use forebay_core::device::Device;
@@ -6,14 +6,14 @@ use forebay_core::environment;
 use forebay_core::error::{Error, Result};
 use forebay_core::memory::Config;
 
-/// A device that is there, or that is not and why.
+/// Device found on this machine, or a backend that is unavailable and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbedDevice {
     /// What [`OpenDevice::open`] takes: `cuda:0`.
     pub id: String,
-    /// The card's name, or what was looked for.
+    /// Name of the card, or of the backend if no device was found.
     pub name: String,
-    /// The driver, where it is known.
+    /// Description of the driver; empty if unknown.
     pub driver: String,
     /// Whether it is a program that plays a GPU.
     pub is_software: bool,
@@ -21,19 +21,19 @@ pub struct ProbedDevice {
     pub unavailable_reason: Option<String>,
 }
 
-/// Ways to get a device, as associated functions of [`Device`].
+/// Constructors of [`Device`] by id, and a list of the devices of this machine.
 pub trait OpenDevice: Sized {
-    /// The device that `FOREBAY_DEVICE` names, else the first CUDA device, else the first wgpu adapter (GPUs before
-    /// programs that play one).
+    /// Opens the device that `FOREBAY_DEVICE` names. Without this variable, opens the first CUDA device, else the
+    /// first wgpu adapter (GPUs before software drivers).
     ///
     /// # Errors
-    /// Nothing was found; the message says what is missing.
+    /// No device was found; the message names the missing parts.
     fn best() -> Result<Self>;
 
-    /// A device by its id: `cuda:0`, `wgpu:1`, `cuda` (the first one), or `null`.
+    /// Opens a device by its id: `cuda:0`, `wgpu:1`, `cuda` (the first one), or `null`.
     ///
     /// # Errors
-    /// There is no such device, or its driver is missing or too old.
+    /// The device does not exist, or its driver is missing or too old.
     fn open(id: &str) -> Result<Self>;
 
     /// Every device of every backend, and why those that cannot be used cannot.
@@ -46,7 +46,7 @@ pub trait OpenDevice: Sized {
         Self::enumerate().iter().filter(|found| of(found) && found.unavailable_reason.is_none()).count()
     }
 
-    /// Opens every device of a backend that can be used, in order.
+    /// Opens every usable device of a backend, in order of index.
     ///
     /// # Errors
     /// One of them cannot be opened.
@@ -153,7 +153,7 @@ fn backend_hint(backend: &str) -> &'static str {
     }
 }
 
-/// What ids start with, as this crate was built.
+/// Backend prefixes of device ids in this build.
 const BACKENDS: &[&str] = &[
     #[cfg(feature = "cuda")]
     "cuda",

@@ -1,9 +1,10 @@
-"""Makes tests/modules/architectures.safetensors: models of well-known architectures, small, with random weights under the names of
-the files that are published: what PyTorch's give, with the gradient of every parameter.
+"""Creates tests/modules/architectures.safetensors: small models of well-known architectures in PyTorch.
+
+The models have random weights with the names of published files; results and the gradients of all parameters are recorded.
 
     python benches/peers/architectures.py [tests/modules/architectures.safetensors]
 
-Needs torch, torchvision and safetensors; runs on the CPU. cases.py says how the tensors are called.
+Needs torch, torchvision and safetensors; runs on the CPU. cases.py documents the names of the tensors.
 """
 import math
 from functools import partial
@@ -25,7 +26,7 @@ R = torch.randn
 BOTH = ("train", "eval")
 
 
-# torchvision's ResNet and VGG have fixed widths: the same modules under the same names, narrower.
+# torchvision's ResNet and VGG have fixed widths, so these are narrower copies with equal names.
 class ResNet(nn.Module):
     def __init__(self, block, planes):
         super().__init__()
@@ -71,7 +72,7 @@ class Vgg(nn.Module):
 
 case("vgg", Vgg, lambda: [R(2, 3, 12, 12)])
 
-# Depthwise convolutions, squeeze and excitation, hardswish.
+# Depthwise convolutions, squeeze-and-excitation, hardswish.
 conf = partial(InvertedResidualConfig, width_mult=1.0)
 case("mobilenet_v3", lambda: MobileNetV3([conf(8, 3, 8, 8, True, "RE", 2, 1), conf(8, 5, 16, 8, True, "HS", 1, 1), conf(8, 3, 16, 8, False, "HS", 2, 1)], 10, num_classes=4, dropout=0.0),
      lambda: [R(3, 3, 24, 24)], modes=BOTH)
@@ -79,7 +80,7 @@ case("densenet", lambda: DenseNet(growth_rate=3, block_config=(2, 2), num_init_f
 mb = partial(MBConvConfig, width_mult=1.0, depth_mult=1.0)
 case("efficientnet", lambda: EfficientNet([mb(1, 3, 1, 8, 8, 1), mb(2, 5, 2, 8, 8, 2)], dropout=0.0, stochastic_depth_prob=0.0, num_classes=4, last_channel=12),
      lambda: [R(2, 3, 16, 16)])
-# A norm over the channels of images, depthwise convolutions, a scale for each layer.
+# Layer norm over channels, depthwise convolutions, a scale for each layer.
 case("convnext", lambda: ConvNeXt([CNBlockConfig(4, 6, 1), CNBlockConfig(6, None, 2)], 0.0, layer_scale=0.5, num_classes=3), lambda: [R(2, 3, 28, 28)])
 case("vit", lambda: VisionTransformer(8, 4, 2, 2, 8, 12, num_classes=3), lambda: [R(2, 3, 8, 8)])
 
@@ -110,7 +111,7 @@ class UNet(nn.Module):
 case("unet", UNet, lambda: [R(1, 2, 8, 12)])
 
 
-# Llama, by the names of its published files; grouped heads, rotary positions, RMS norms, gated layers.
+# Llama, with the names of its published files: grouped-query attention, rotary embeddings, RMS norms, gated MLPs.
 class Rms(nn.Module):
     def __init__(self, n, eps=1e-6):
         super().__init__()
@@ -167,7 +168,7 @@ class Llama(nn.Module):
 case("llama", lambda: Llama(11, 16, 2), lambda: [torch.randint(0, 11, (2, 5))])
 
 
-# T5: biases by distance, which the first layer has for all; no scale; one table for source, target and scores.
+# T5: relative position biases shared by all layers, unscaled attention, one embedding for inputs and logits.
 class T5Attention(nn.Module):
     def __init__(self, d, heads, biased):
         super().__init__()
@@ -185,7 +186,7 @@ class T5Attention(nn.Module):
 
 
 def buckets(n, both):
-    """T5's buckets of distances, 8 of them up to 16."""
+    """Returns T5's relative position buckets: 8 buckets, for distances up to 16."""
     far = torch.arange(n)[None, :] - torch.arange(n)[:, None]
     count, base = 8, torch.zeros_like(far)
     if both:
@@ -274,7 +275,7 @@ case("t5", lambda: T5(9, 8, 2), lambda: [torch.randint(0, 9, (2, 6)), torch.rand
 
 
 class LanguageModel(nn.Module):
-    """PyTorch's word language model: tied weights, layers with a projection."""
+    """PyTorch's word language model: tied weights, LSTM layers with a projection."""
     def __init__(self):
         super().__init__()
         self.encoder = nn.Embedding(13, 6)
@@ -290,7 +291,7 @@ case("lstm_language_model", LanguageModel, lambda: [torch.randint(0, 13, (5, 2))
 
 
 class Tagger(nn.Module):
-    """A bidirectional GRU over sentences of several lengths, and the likelihood of a chain of tags (CRF)."""
+    """Sequence tagger: a bidirectional GRU with a conditional random field, for sentences of several lengths."""
     def __init__(self):
         super().__init__()
         self.words = nn.Embedding(9, 5, padding_idx=0)
@@ -329,7 +330,7 @@ class Seq2Seq(nn.Module):
 
 case("seq2seq", Seq2Seq, lambda: [torch.tensor([[1, 2, 3, 0], [4, 8, 7, 6]]), torch.randint(0, 7, (2, 3))])
 
-# DCGAN's generator, and a discriminator with spectral norms.
+# DCGAN's generator, and a discriminator with spectral norm.
 case("generator", lambda: nn.Sequential(
     nn.ConvTranspose2d(6, 8, 4, 1, 0, bias=False), nn.BatchNorm2d(8), nn.ReLU(True),
     nn.ConvTranspose2d(8, 4, 4, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU(True),
@@ -341,7 +342,7 @@ case("discriminator", lambda: nn.Sequential(
 
 
 class Speech(nn.Module):
-    """As wav2vec 2.0: convolutions over a wave, the first with a norm of groups; positions by a convolution with weight_norm."""
+    """wav2vec 2.0: convolutions over a waveform, the first with group norm; positions by a weight_norm convolution."""
     def __init__(self):
         super().__init__()
         self.conv_layers = nn.ModuleList([nn.ModuleDict({"conv": nn.Conv1d(1, 6, 10, 5, bias=False), "layer_norm": nn.GroupNorm(6, 6)}),
@@ -386,7 +387,7 @@ case("mixer", Mixer, lambda: [R(2, 3, 8, 8)])
 
 
 class Distil(nn.Module):
-    """DistilBERT, by the names of its published files."""
+    """DistilBERT, with the names of its published files."""
     def __init__(self):
         super().__init__()
         d = 8

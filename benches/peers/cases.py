@@ -1,10 +1,11 @@
-"""What modules.py and architectures.py have in common: a case, recorded. A case NAME has
-    NAME/in/K                  inputs, of which floats require gradients (not those under NAME/fixed/K)
+"""Recording of test cases, shared by modules.py and architectures.py. A case NAME has these tensors:
+    NAME/in/K                  float inputs, which require gradients
+    NAME/fixed/K               other inputs
     NAME/state/PARAM           state_dict before the first pass
     NAME/MODE/out/K            results in the modes `train` and `eval`; dropout is off
-    NAME/MODE/grad/in/K        gradients of sum over K of sum(out_K * cos(0.7 i + K)), with i the number of the element
+    NAME/MODE/grad/in/K        gradients of sum over K of sum(out_K * cos(0.7 i + K)), where i is the element's index
     NAME/MODE/grad/PARAM
-    NAME/MODE/state/PARAM      what the pass has changed
+    NAME/MODE/state/PARAM      state that the pass has changed
 """
 import sys
 import zlib
@@ -22,7 +23,7 @@ def floats(t):
 
 
 def case(name, module, inputs, call=None, modes=("train",), fixed=()):
-    """One module or function on inputs; `fixed` are inputs that get no gradient."""
+    """Records a module or function on inputs; `fixed` lists the inputs without a gradient."""
     torch.manual_seed(zlib.crc32(name.encode()))
     if callable(inputs):
         inputs = inputs()
@@ -30,7 +31,7 @@ def case(name, module, inputs, call=None, modes=("train",), fixed=()):
         module = module()
     if isinstance(module, nn.Module):
         for p in module.parameters():
-            # Away from the initial ones and zeros, which hide mistakes.
+            # Initial ones and zeros would hide mistakes.
             with torch.no_grad():
                 p.add_(torch.randn_like(p) * 0.1)
         for n, b in module.named_buffers():
@@ -48,11 +49,11 @@ def case(name, module, inputs, call=None, modes=("train",), fixed=()):
                 x.requires_grad_()
         before = {}
         if isinstance(module, nn.Module):
-            # From the same state in every mode.
+            # Every mode starts from the same state.
             module.load_state_dict({n: data[f"{name}/state/{n}"] for n in module.state_dict()})
             module.train(mode == "train")
             module.zero_grad()
-            # Everything: a table of embeddings may be changed by a pass too.
+            # All of the state: a pass may change even embeddings (`max_norm`).
             before = {n: t.detach().clone() for n, t in module.state_dict().items()}
         out = call(module, *leaves) if call else module(*leaves)
         out = list(out) if isinstance(out, (tuple, list)) else [out]
@@ -77,7 +78,7 @@ def case(name, module, inputs, call=None, modes=("train",), fixed=()):
 
 
 def save(path):
-    """Everything that was recorded."""
+    """Writes everything that was recorded."""
     path = sys.argv[1] if len(sys.argv) > 1 else path
     save_file(data, path, metadata={"torch": torch.__version__})
     print(f"{path}: {len({n.split('/')[0] for n in data} - {'masks'})} cases, {len(data)} tensors")

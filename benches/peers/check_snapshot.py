@@ -2,8 +2,8 @@
 
     python3 benches/peers/check_snapshot.py snapshot.pickle [--out FOLDER]
 
-Runs every tool of torch.cuda._memory_viz on the file, and exits with 1 if one of them fails, or if what they read
-contradicts itself. No GPU is needed, but PyTorch is. The two plots are written to FOLDER, if one is given.
+Runs every tool of torch.cuda._memory_viz on the file. Exits with 1 if one of them fails, or if the contents contradict
+themselves. Needs PyTorch, but no GPU. Writes the two plots to FOLDER, if present.
 """
 
 import argparse
@@ -21,7 +21,7 @@ STATES = {"active_allocated", "active_pending_free", "inactive"}
 
 
 def lines(text):
-    """In place of the flame graph, for which the tools would load a script from the network."""
+    """Replaces the flame graph, for which the tools would load a script from the network."""
     return text
 
 
@@ -44,7 +44,7 @@ def check_contents(data):
 
 
 def check_history(data):
-    """Takes every event back, as the viewer's script does: it fails where an event contradicts what came after it."""
+    """Undoes every event, as the viewer's script does, and fails if an event contradicts later ones."""
     memory, blocks = set(), {}
     for segment in data["segments"]:
         memory.add((segment["address"], segment["address"] + segment["total_size"]))
@@ -65,7 +65,7 @@ def check_history(data):
         elif action in ("segment_free", "segment_unmap"):
             memory.add((start, end))
         elif action in ("segment_alloc", "segment_map"):
-            # Mapped memory is told in stretches; those that meet in a part that goes are one.
+            # Mapped memory is a list of ranges; the ranges that this event removes from are merged first.
             parts = sorted(m for m in memory if m[0] < end and start < m[1])
             assert parts and parts[0][0] <= start and end <= parts[-1][1], f"the memory of {event} is not there"
             assert all(a[1] == b[0] for a, b in zip(parts, parts[1:])), f"the memory of {event} has a gap"
@@ -98,7 +98,7 @@ def main():
     for name, tool in tools.items():
         try:
             result = tool()
-        except Exception as error:  # Whatever a tool raises is what this program is there to tell.
+        except Exception as error:  # Every error of a tool is a finding to report.
             failed += 1
             print(f"{name}: FAILED: {type(error).__name__}: {error}")
             continue

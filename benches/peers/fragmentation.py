@@ -1,10 +1,10 @@
-"""Trains as examples/fragmentation.rs does, in PyTorch, under a limit just above what is asked for.
+"""Trains as examples/fragmentation.rs does, in PyTorch, under a limit just above the requested bytes.
 
-    python3 benches/peers/fragmentation.py                     # the same model, the same batches, PyTorch's allocator
-    python3 benches/peers/fragmentation.py --sizes frag.json   # the very requests of `fragmentation --memory-snapshot frag.json`
+    python3 benches/peers/fragmentation.py                     # the same model and batches, PyTorch's allocator
+    python3 benches/peers/fragmentation.py --sizes frag.json   # exactly the allocations in `fragmentation --memory-snapshot frag.json`
 
-The limit is that of torch.cuda.set_per_process_memory_fraction. The allocator is the default one, unless
-PYTORCH_ALLOC_CONF says otherwise. The exit status is 0 if it ran out of memory, which is what the example says.
+The limit is set by torch.cuda.set_per_process_memory_fraction. PYTORCH_ALLOC_CONF selects another allocator than the
+default. The exit status is 0 if memory ran out, as the example predicts.
 """
 
 import argparse
@@ -55,7 +55,7 @@ def replay(path, done):
 
 
 def attempt(args):
-    """In a process of its own; prints one line of JSON."""
+    """Runs in its own process; prints one line of JSON."""
     total = torch.cuda.get_device_properties(0).total_memory
     if args.limit:
         torch.cuda.set_per_process_memory_fraction(args.limit / total)

@@ -1,10 +1,10 @@
-"""Losses of GPT-2 124M in PyTorch, from the weights and on the text of `forebay-bench curve`, and how far apart they are.
+"""Losses of GPT-2 124M in PyTorch, compared with those of `forebay-bench curve` for equal weights and text.
 
     forebay-bench curve DIR --device cuda:0
-    python3 gpt2_curve.py DIR TEXT          # the text that forebay-bench read: tests/data/shakespeare.txt
+    python3 gpt2_curve.py DIR TEXT          # the text of forebay-bench: tests/data/shakespeare.txt
 
-What bf16 itself does to the losses is measured, not guessed: PyTorch runs with two ways of attention, which differ only in
-how they round, and in f32. Ends with 1 if our losses are farther from PyTorch's than twice what these are from each other.
+The effect of bf16 on the losses is measured: PyTorch runs with two attention backends, which differ only in rounding, and in
+f32. Exits with 1 if our losses differ from PyTorch's more than twice as much as these differ from each other.
 """
 import argparse
 import contextlib
@@ -22,7 +22,7 @@ WARM_UP, RATE, BATCH = 50, 3e-4, 8
 
 
 def weights(path, device):
-    """A safetensors file of f32: a header of JSON behind its length, then the numbers."""
+    """Reads a safetensors file of f32: the length of a JSON header, the header, then the values."""
     data = path.read_bytes()
     (size,) = struct.unpack("<Q", data[:8])
     header = json.loads(data[8 : 8 + size])
@@ -79,7 +79,7 @@ def losses(folder, text, steps, device, low, attention, heads):
 
 
 def apart(a, b):
-    """The root of the mean square, and the most."""
+    """Returns the root mean square of the differences, and their maximum."""
     d = [x - y for x, y in zip(a, b)]
     return math.sqrt(sum(x * x for x in d) / len(d)), max(abs(x) for x in d)
 

@@ -1,8 +1,8 @@
-"""Makes tests/minilm: what sentence-transformers makes of some sentences with MiniLM's published weights.
+"""Creates tests/minilm: tokens and vectors of some sentences by sentence-transformers with MiniLM's published weights.
 
     python benches/peers/minilm.py FOLDER [tests/minilm]
 
-FOLDER is the one that `cargo xtask embed` fetches (.forebay/minilm). Needs sentence-transformers; runs on the CPU.
+FOLDER is the download of `cargo xtask embed` (.forebay/minilm). Needs sentence-transformers; runs on the CPU.
 """
 import json
 import sys
@@ -21,7 +21,7 @@ SENTENCES = [
     "Ünïcödé, CAPITALS and 12,345 numbers: 你好!",
     "a",
 ]
-# Its tokens alone are kept: software devices would take long over it.
+# Only its tokens are recorded: software drivers would take too long to compute its vector.
 LONG = " ".join(["A long text that has to be cut somewhere, because it is longer than the model takes."] * 20)
 
 folder = sys.argv[1]

@@ -1,8 +1,8 @@
-"""Makes tests/modules/modules.safetensors: what PyTorch's modules give, with gradients, for the conformance suite.
+"""Creates tests/modules/modules.safetensors: results and gradients of PyTorch's modules, for the conformance suite.
 
     python benches/peers/modules.py [tests/modules/modules.safetensors]
 
-Needs torch, safetensors and numpy; runs on the CPU. cases.py says how the tensors are called.
+Needs torch, safetensors and numpy; runs on the CPU. cases.py documents the names of the tensors.
 """
 import torch
 import torch.nn as nn
@@ -61,7 +61,7 @@ case("transformer", lambda: nn.Transformer(8, 2, 1, 2, 12, 0.0, batch_first=True
      lambda m, x, y: m(x, y, tgt_mask=CAUSAL))
 
 
-# Positions.
+# Positional encodings.
 def rotate(x, interleaved, turned, start=0):
     n, pairs = x.shape[-2], turned // 2
     angle = torch.arange(start, start + n, dtype=torch.float64)[:, None] * 10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
@@ -134,7 +134,7 @@ case("batch_norm1d_plain", lambda: nn.BatchNorm1d(3, affine=False), lambda: [R(4
 case("batch_norm2d_batch", lambda: nn.BatchNorm2d(3, track_running_stats=False), lambda: [R(2, 3, 4, 3)], modes=BOTH)
 case("layer_norm_no_bias", lambda: nn.LayerNorm(4, eps=1e-3, bias=False), lambda: [R(2, 3, 4)])
 
-# Weights that are computed from others.
+# Parametrised weights.
 WN, SN = parametrizations.weight_norm, parametrizations.spectral_norm
 case("weight_norm", lambda: WN(nn.Linear(4, 3)), lambda: [R(2, 4)])
 case("weight_norm_all", lambda: WN(nn.Conv1d(2, 3, 2, bias=False), dim=None), lambda: [R(2, 2, 5)])
@@ -157,7 +157,7 @@ case("conv_transpose3d", lambda: nn.ConvTranspose3d(2, 3, 2, stride=(1, 2, 1), p
 case("embedding", lambda: nn.Embedding(7, 3, padding_idx=2), lambda: [torch.tensor([[1, 2], [2, 6], [1, 0]])])
 case("bilinear", lambda: nn.Bilinear(3, 4, 2), lambda: [R(5, 3), R(5, 4)])
 
-# Activations. Inputs keep away from where a slope jumps.
+# Activations. Inputs avoid points where the slope jumps.
 X = lambda: [torch.where((x := R(3, 6) * 2).abs() < 0.05, x + 0.2, x)]
 for name, layer in dict(
     relu=nn.ReLU(), relu6=nn.ReLU6(), leaky_relu=nn.LeakyReLU(), elu=nn.ELU(), celu=nn.CELU(1.5), selu=nn.SELU(), gelu=nn.GELU(),
@@ -245,7 +245,7 @@ for n, pool in [(2, (3, 2)), (3, (2, 3, 2))]:
         return getattr(F, f"fractional_max_pool{n}d")(x, 2, **size, return_indices=True, _random_samples=samples)
     case(f"fractional_max_pool{n}d", None, lambda: [R(2, 3, *[8, 6, 7][:n]), torch.rand(2, 3, n)], drawn, fixed=(1,))
 
-# Images read at places. Places keep away from edges, where the slope jumps.
+# Grid sampling. Points avoid pixel edges, where the slope jumps.
 GRID = lambda *n: torch.rand(*n) * 3.1 - 1.55
 for padding in ("zeros", "border", "reflection"):
     for mode in ("bilinear", "nearest"):
@@ -256,7 +256,7 @@ case("grid_sample_volume", None, lambda: [R(2, 2, 3, 4, 5), GRID(2, 2, 3, 2, 3)]
 case("affine_grid", None, lambda: [R(2, 2, 3)], lambda m, x: F.affine_grid(x, (2, 1, 3, 4), align_corners=False))
 case("affine_grid_volume", None, lambda: [R(2, 3, 4)], lambda m, x: F.affine_grid(x, (2, 1, 3, 1, 2), align_corners=True))
 case("pdist", None, lambda: [R(5, 3)], lambda m, x: F.pdist(x))
-# Magnitudes: signs of singular vectors are arbitrary.
+# Absolute values: signs of singular vectors are arbitrary.
 for kind, shape in dict(tall=(2, 5, 3), wide=(3, 4), square=(4, 4)).items():
     def magnitudes(m, x):
         u, s, vh = torch.linalg.svd(x, full_matrices=False)
@@ -264,7 +264,7 @@ for kind, shape in dict(tall=(2, 5, 3), wide=(3, 4), square=(4, 4)).items():
     case(f"svd_{kind}", None, lambda: [R(*shape)], magnitudes)
 case("pdist_ones", None, lambda: [R(4, 3)], lambda m, x: F.pdist(x, 1.0))
 
-# Places.
+# Indices.
 case("zero_pad1d", nn.ZeroPad1d((1, 2)), lambda: [R(2, 2, 3)])
 case("zero_pad2d", nn.ZeroPad2d((1, -1, 0, 2)), lambda: [R(1, 2, 3, 3)])
 case("zero_pad3d", nn.ZeroPad3d(1), lambda: [R(1, 2, 2, 2, 2)])

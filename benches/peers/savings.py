@@ -1,9 +1,9 @@
-"""What accumulation, checkpointing and mixed precision save in PyTorch: the table of examples/savings.rs.
+"""Measures the savings of accumulation, checkpointing and mixed precision in PyTorch: the table of examples/savings.rs.
 
     python3 benches/peers/savings.py --batch 8 --context 512
 
-The same model in plain PyTorch, with attention from separate operations (length x length scores, as in the example), the
-same batch and AdamW. Each way runs in a process of its own; a Markdown table comes out.
+Uses the model of the example in plain PyTorch, with unfused attention (length x length scores), the same batch, and AdamW.
+Each technique runs in its own process. Prints a Markdown table.
 """
 
 import argparse
@@ -26,7 +26,7 @@ MODELS = {
     "gpt2-1.5b": (48, 25, 1600),
 }
 VOCABULARY = 50257
-# Name: micro-batches, blocks computed again, bf16.
+# Name: micro-batches, recomputed blocks, bf16.
 WAYS = {
     "plain": (1, False, False),
     "accumulation 4": (4, False, False),
@@ -72,14 +72,14 @@ class Gpt(nn.Module):
 
 
 def train(args):
-    """One way, in a process of its own; prints one line of JSON."""
+    """Runs one technique in its own process; prints one line of JSON."""
     count, again, half = WAYS[args.way]
     device = torch.device(args.device)
     cuda = device.type == "cuda"
     sync = torch.cuda.synchronize if cuda else lambda: None
     torch.manual_seed(1)
     net = Gpt(*MODELS[args.model], args.context, again).to(device)
-    # Fused: PyTorch's fastest.
+    # Fused: PyTorch's fastest implementation.
     optimizer = torch.optim.AdamW(net.parameters(), lr=3e-4, fused=cuda)
     text, following = torch.randint(0, VOCABULARY, (2, args.batch, args.context), device=device)
 

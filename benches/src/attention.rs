@@ -1,5 +1,5 @@
-//! Attention of 12 heads of 64, causal: 8 x 1024 in every type, and about as many positions at other lengths in bf16. Of 8 x 1024
-//! in bf16 also with weights that are dropped, and with masks, which see everything.
+//! Causal attention of 12 heads of 64 features: 8 x 1024 in every type, and other lengths with about as many
+//! positions in bf16. The 8 x 1024 case in bf16 also runs with dropout and with all-true masks.
 
 use anyhow::Result;
 use forebay::autograd::{self, GradOptions};
@@ -38,7 +38,7 @@ pub(crate) fn attention(b: &Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// Two rows: forward, and forward and backward together.
+/// Prints two lines: forward, and forward plus backward.
 fn bench_attention(
     b: &Bench<'_>,
     kind: &str,
@@ -50,7 +50,7 @@ fn bench_attention(
     let shape = [batch, heads, length, features];
     let [q, k, v] =
         [b.random_tensor(&shape, dtype)?, b.random_tensor(&shape, dtype)?, b.random_tensor(&shape, dtype)?];
-    // As they are commonly counted: of a causal one half of the matrix, two products forward, seven with the gradients.
+    // The usual count: half of the matrix if causal, two matrix products forward, seven including backward.
     let seen = if options.is_causal { 2.0 } else { 4.0 };
     let flops = seen * (batch * heads * length * length * features) as f64;
     let name = format!("{batch}x{heads}x{length}x{features}");

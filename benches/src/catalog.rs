@@ -1,5 +1,5 @@
-//! Every operation of the conformance suite's catalog at a size that fills a device: what it achieves of the bytes that it has to move, or
-//! of the operations that it has to make.
+//! Benchmarks every operation of the conformance suite's catalog at sizes that fill a device. Reports memory
+//! throughput, or floating-point throughput for matrix products.
 
 use anyhow::Result;
 use forebay::autograd::{self, GradOptions};
@@ -9,15 +9,15 @@ use forebay_conformance::catalog::{self, OpCase};
 
 use crate::timing::Bench;
 
-/// Elements of an input that the record leaves open: more than a device's caches hold.
+/// Default number of elements of an input: larger than a device's caches.
 const ELEMENTS: usize = 16 << 20;
 
-/// Those whose name contains one of `only`, or all; with `gradients` also the time of both passes.
+/// Benchmarks the cases whose name contains one of `only`, or all; with `gradients` also forward plus backward.
 pub(crate) fn bench_catalog(b: &Bench<'_>, dtype: DType, gradients: bool, only: &[String]) -> Result<()> {
     let wanted =
         |case: &&OpCase| only.is_empty() || only.iter().any(|part| case.name.contains(part.as_str()));
     for case in catalog::cases().filter(wanted).filter(|case| case.supports_dtype(dtype)) {
-        // One that a device is too small for, or refuses, is no reason to leave the others out.
+        // A case that needs too much memory or is unsupported does not stop the others.
         if let Err(error) = bench_case(b, case, dtype, gradients) {
             eprintln!("{}: {error:#}", case.name);
         }
@@ -33,7 +33,7 @@ fn bench_case(b: &Bench<'_>, case: &OpCase, dtype: DType, gradients: bool) -> Re
     let Some(inputs) = inputs else { return Ok(()) };
     let out = case.run(&inputs)?;
     let (bytes, flops) = (case.bytes(&inputs, &out), case.flops(&inputs, &out));
-    // A view takes no time of the device.
+    // A view moves no bytes.
     if bytes == 0 {
         return Ok(());
     }
@@ -60,7 +60,7 @@ fn bench_case(b: &Bench<'_>, case: &OpCase, dtype: DType, gradients: bool) -> Re
     };
     let t = b.time(inner, both)?;
     let rate = match flops {
-        // Each product has two more for its gradients.
+        // The backward pass has two matrix products for each one of the forward pass.
         Some(flops) => ("tflops", 3.0 * flops as f64 / t.median_ms / 1e9),
         None => ("ms", t.median_ms),
     };

@@ -1,4 +1,4 @@
-//! Two sets of lines side by side.
+//! Comparison of two sets of benchmark lines.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 use serde_json::Value;
 
-/// The figure of a line: its field, and whether more is better.
+/// Metric of a line: its field, and whether higher is better.
 const METRICS: [(&str, bool); 6] = [
     ("tflops", true),
     ("gbps", true),
@@ -29,7 +29,7 @@ fn metric(line: &Value) -> Option<(&'static str, bool, f64)> {
     METRICS.iter().find_map(|&(name, up)| Some((name, up, line.get(name)?.as_f64()?)))
 }
 
-/// What was measured: work, shape, type.
+/// Returns the key of a measurement: benchmark, shape, type.
 fn bench_key(line: &Value) -> [String; 3] {
     ["bench", "shape", "dtype"].map(|field| str_field(line, field).to_owned())
 }
@@ -42,8 +42,8 @@ fn group_by_key(lines: impl IntoIterator<Item = Value>) -> BTreeMap<[String; 3],
     map
 }
 
-/// A row for each of our lines: beside all of the peer's of the same work, and beside ours of the same variant on CUDA. Ratios above 1 mean
-/// that it is the better one.
+/// Formats a row for each of our lines, compared with the peer's lines of the same work and our CUDA line of the same
+/// variant. A ratio above 1 means that our line is better.
 fn format_rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
     let peers = group_by_key(peers);
     let cuda = group_by_key(ours.iter().filter(|line| str_field(line, "backend") == "cuda").cloned());
@@ -82,7 +82,7 @@ fn format_rows(ours: &[Value], peers: Vec<Value>) -> Vec<String> {
     ours.iter().filter_map(row).collect()
 }
 
-/// Prints a table of our lines beside the peer's, and of those on other backends beside ours on CUDA.
+/// Prints a table that compares our lines with the peer's, and lines of other backends with ours on CUDA.
 pub(crate) fn print_table(ours: &[PathBuf], peer: &Path) -> Result<()> {
     let ours = ours.iter().map(|path| read_lines(path)).collect::<Result<Vec<_>>>()?.concat();
     println!(

@@ -1,4 +1,4 @@
-//! What one eager operation costs the host, launch included: tensors are so small that the device is done first.
+//! Host cost of one eager operation, launch included: tensors are so small that the device finishes first.
 
 use anyhow::Result;
 use forebay::dtype::DType;
@@ -6,7 +6,7 @@ use forebay::tensor::Tensor;
 
 use crate::timing::Bench;
 
-/// One operation on two square matrices.
+/// Operation on two square matrices.
 type BinaryFn = fn(&Tensor, &Tensor) -> forebay::error::Result<Tensor>;
 
 const OPS: [(&str, BinaryFn); 6] = [

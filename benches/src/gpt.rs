@@ -1,4 +1,4 @@
-//! A training step of GPT-2 124M: the row that everyone compares.
+//! A training step of GPT-2 124M, the common baseline of frameworks.
 
 use std::time::Instant;
 
@@ -15,7 +15,7 @@ use serde_json::json;
 
 use crate::timing::Bench;
 
-/// Steps before the first that counts, and those that count.
+/// Number of warm-up steps, and of timed steps.
 const WARMUP_STEPS: usize = 5;
 const STEPS: usize = 20;
 
@@ -24,9 +24,9 @@ struct Training {
     optimizer: AdamW,
     text: Tensor,
     target: Tensor,
-    /// The 16-bit type of mixed precision.
+    /// 16-bit type of mixed precision; `None` for f32.
     autocast_dtype: Option<DType>,
-    /// Whether layers multiply in 8 bits.
+    /// If true, linear layers multiply in FP8.
     fp8: bool,
 }
 
@@ -61,11 +61,11 @@ impl Training {
     }
 }
 
-/// One line for each way; a profile of one step of the first, if wanted.
+/// Prints one line for each variant, and a profile of one step of the first variant if requested.
 pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
     let sizes = match b.tiny {
         true => GptOptions { vocabulary: 128, context: 32, layers: 2, heads: 2, width: 32, dropout: 0.0 },
-        // As the peers': a multiple of 128, so that their products are fast.
+        // A multiple of 128, as in the peers: matrix products of this width are faster.
         false => GptOptions { vocabulary: 50_304, ..GptOptions::preset("gpt2-124m")? },
     };
     let (batch, steps) = if b.tiny { (2, 3) } else { (8, STEPS) };
@@ -84,7 +84,7 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
         if in_fp8 && !b.device.info().features.f8_matmul {
             continue;
         }
-        // A pool of its own: the peak is this way's.
+        // Its own pool, so that the peak belongs to this variant only.
         let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
         let choice = StepConfig::new(batch, 1).with_recompute(vec![true; sizes.layers]);
         let _segments = again.then(|| choice.apply_segments());

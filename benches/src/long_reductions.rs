@@ -1,4 +1,4 @@
-//! Rows of millions of elements with few results: pooling to one element, norms, softmax, reductions to a scalar, products of vectors.
+//! Long reductions with few results: global pooling, norms, softmax, reductions to a scalar, vector products.
 
 use anyhow::Result;
 use forebay::dtype::DType;
@@ -7,12 +7,12 @@ use forebay::tensor::Tensor;
 
 use crate::timing::Bench;
 
-/// Names a shape as the other groups do.
+/// Formats a shape as in the other groups.
 fn format_shape(shape: &[usize]) -> String {
     shape.iter().map(usize::to_string).collect::<Vec<_>>().join("x")
 }
 
-/// Times an operation on `x`; `bytes` is the memory that it has to move.
+/// Times the forward pass on `x`, which moves `bytes` bytes.
 fn bench_forward(
     b: &Bench<'_>,
     name: &str,
@@ -26,7 +26,7 @@ fn bench_forward(
     Ok(())
 }
 
-/// Times both passes of an operation on `x`.
+/// Times forward plus backward on `x`.
 fn bench_forward_backward(
     b: &Bench<'_>,
     name: &str,

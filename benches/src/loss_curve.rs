@@ -1,4 +1,5 @@
-//! Losses of GPT-2 124M on a real text, beside PyTorch's from the same weights on the same data: `peers/gpt2_curve.py`.
+//! Loss curves of GPT-2 124M on a real text, for comparison with PyTorch's from equal weights and data:
+//! `peers/gpt2_curve.py`.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -14,13 +15,13 @@ use forebay::optim::{AdamW, Optimizer, clip_grad_norm_};
 use forebay::tensor::Tensor;
 use serde_json::json;
 
-/// Steps of warm-up, after which the learning rate stays.
+/// Number of warm-up steps; afterwards the learning rate is constant.
 const WARMUP_STEPS: usize = 50;
 const LEARNING_RATE: f64 = 3e-4;
 const BATCH: usize = 8;
 
-/// Trains `steps` steps eagerly, and again captured, in bf16; writes the losses of each into `folder`, and, if they are not
-/// there, the weights that all begin with.
+/// Trains `steps` steps in bf16, eagerly and captured, and writes the losses of each run into `folder`. If missing,
+/// the initial weights that all runs share are written as well.
 pub(crate) fn write_loss_curves(device: &Device, folder: &Path, steps: usize, tiny: bool) -> Result<()> {
     let sizes = match tiny {
         true => GptOptions { vocabulary: 256, context: 32, layers: 2, heads: 2, width: 32, dropout: 0.0 },
@@ -36,7 +37,7 @@ pub(crate) fn write_loss_curves(device: &Device, folder: &Path, steps: usize, ti
     let text = std::fs::read(&text).with_context(|| format!("reading {}", text.display()))?;
     ensure!(steps > 2 && text.len() > sizes.context + 1, "at least 3 steps, and a text");
     for captured in [false, true] {
-        // A pool of its own: no step finds the memory of another run.
+        // Its own pool, so that runs do not share memory.
         let device = &Device::with_config(device.backend().clone(), device.pool().config());
         let losses = train_losses(device, &sizes, &weights, &text, (steps, captured))?;
         let way = if captured { "captured" } else { "eager" };
@@ -47,7 +48,7 @@ pub(crate) fn write_loss_curves(device: &Device, folder: &Path, steps: usize, ti
     Ok(())
 }
 
-/// The bytes of the text are its tokens; each row of a batch goes on where the one before ended.
+/// Tokens are the bytes of the text. Each row of a batch continues the same row of the previous batch.
 fn batch(text: &[u8], context: usize, step: usize) -> [Vec<i32>; 2] {
     let shifted = |by: usize| {
         let rows = (0..BATCH).flat_map(|row| {

@@ -1,8 +1,7 @@
-//! What forebay measures: single operations, allocation and a training step, as JSON lines, and the table that sets
-//! them beside a peer's.
+//! Benchmarks of single operations, allocation and training steps. Prints JSON lines, and a table of ours and a peer's.
 //!
-//! `peers/torch_bench.py` prints the same lines for PyTorch, with the same sizes and the same way of timing: the median
-//! of samples of about 10 ms, each ended by a synchronise. Run both on one machine, one after the other.
+//! `peers/torch_bench.py` prints the same lines for PyTorch, with equal sizes and timing: the median of samples of
+//! about 10 ms, each ended by a synchronisation. Run both on one machine, one after the other.
 
 use std::path::PathBuf;
 
@@ -40,56 +39,57 @@ struct Cli {
 enum Command {
     /// Prints a JSON line for each measurement.
     Run {
-        /// A device id: `cuda:0`, `wgpu:0`.
+        /// Device id: `cuda:0`, `wgpu:0`.
         #[arg(long)]
         device: Option<String>,
-        /// Small sizes: does it run at all.
+        /// Small sizes, as a smoke test.
         #[arg(long)]
         tiny: bool,
-        /// Writes a timeline of one step of gpt to this file (Chrome's trace format), those of mlp and vision beside it, and prints their kernels.
+        /// Prints the kernel times of gpt's step and writes its timeline to this file (Chrome's trace format); mlp
+        /// and vision write next to it.
         #[arg(long)]
         profile: Option<PathBuf>,
-        /// Only groups with one of these names: matmul, elementwise, reduce, order, scatter, resize, rows, attention, alloc, eager, copies,
-        /// mlp, recurrent, vision, gpt.
+        /// Only groups with one of these names: matmul, elementwise, reduce, order, scatter, resize, rows, attention,
+        /// alloc, eager, copies, mlp, recurrent, vision, gpt.
         only: Vec<String>,
     },
-    /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses; `peers/gpt2_curve.py` sets PyTorch's beside them.
+    /// Trains GPT-2 124M on a text, eagerly and captured, and writes the losses for `peers/gpt2_curve.py`.
     Curve {
-        /// Where the weights that it begins with and the losses go.
+        /// Folder of the initial weights and the losses.
         folder: PathBuf,
-        /// A device id: `cuda:0`, `wgpu:0`.
+        /// Device id: `cuda:0`, `wgpu:0`.
         #[arg(long)]
         device: Option<String>,
-        /// Steps of 8 passages.
+        /// Number of steps; a batch has 8 sequences.
         #[arg(long, default_value_t = 300)]
         steps: usize,
-        /// A small model: does it run at all.
+        /// Small model, as a smoke test.
         #[arg(long)]
         tiny: bool,
     },
-    /// Measures every operation that the conformance suite has a record of, and prints a JSON line for each: bytes that it has to move a
-    /// second, or operations of its products.
+    /// Benchmarks every operation of the conformance suite's catalog, and prints a JSON line for each: bytes moved,
+    /// or floating-point operations of matrix products, per second.
     Catalog {
-        /// A device id: `cuda:0`, `wgpu:0`.
+        /// Device id: `cuda:0`, `wgpu:0`.
         #[arg(long)]
         device: Option<String>,
-        /// The type of floats: f32, f16, bf16 or f64.
+        /// Float type: f32, f16, bf16 or f64.
         #[arg(long, default_value = "f32")]
         dtype: String,
-        /// Both passes as well.
+        /// Also measures forward plus backward.
         #[arg(long)]
         gradients: bool,
-        /// Small sizes: does it run at all.
+        /// Small sizes, as a smoke test.
         #[arg(long)]
         tiny: bool,
-        /// Only records whose name contains one of these.
+        /// Only cases whose name contains one of these.
         only: Vec<String>,
     },
-    /// Prints a table: each of our lines beside the peer's line for the same work.
+    /// Prints a table that compares our lines with the peer's lines for the same work.
     Compare {
-        /// Our lines.
+        /// Files of our lines.
         ours: Vec<PathBuf>,
-        /// The peer's lines.
+        /// File of the peer's lines.
         #[arg(long)]
         peer: PathBuf,
     },

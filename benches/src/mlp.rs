@@ -1,4 +1,4 @@
-//! A training step of a small network, where the cost of a launch shows.
+//! A training step of a small network, dominated by launch overhead.
 
 use std::time::Instant;
 

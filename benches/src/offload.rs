@@ -1,4 +1,4 @@
-//! Copies to memory of the host and back: alone, and beside work that they should not slow.
+//! Copies to host memory and back: alone, and concurrent with compute that the copies should not slow down.
 
 use anyhow::Result;
 use forebay::dtype::DType;
@@ -13,7 +13,7 @@ pub(crate) fn offload(b: &Bench<'_>) -> Result<()> {
         return Ok(());
     }
     let (n, width) = if b.tiny { (1 << 16, 64) } else { (64 << 20, 8192) };
-    // Two that pass each other, so that both directions are in use.
+    // Two tensors, copied in opposite directions, so that both directions are busy.
     let away = [b.random_tensor(&[n], DType::F32)?, b.random_tensor(&[n], DType::F32)?];
     let x = b.random_tensor(&[width, width], DType::BF16)?;
     let bytes = (2 * 4 * n) as f64;
@@ -25,7 +25,7 @@ pub(crate) fn offload(b: &Bench<'_>) -> Result<()> {
     let alone = b.time(1, copy)?;
     let shape = format!("2 x {n}");
     b.emit_rate("offload_and_back", &shape, "f32", &alone, ("gbps", 2.0 * bytes / alone.median_ms / 1e6));
-    // As many products as take about as long as the copies.
+    // Enough matrix products to take about as long as the copies.
     let one = b.time(1, || Ok(x.matmul(&x)?))?.median_ms;
     let count = (alone.median_ms / one).ceil().max(1.0) as usize;
     let multiply = || -> Result<Tensor> {
@@ -44,7 +44,7 @@ pub(crate) fn offload(b: &Bench<'_>) -> Result<()> {
         "",
         json!({
             "median_ms": both.median_ms, "copies_ms": alone.median_ms, "products_ms": products,
-            // 1: as long as the longer one; 0: as long as one after the other.
+            // 1: fully concurrent; 0: sequential.
             "overlap": (sum - both.median_ms) / (sum - longer),
         }),
     );

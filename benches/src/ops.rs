@@ -120,7 +120,7 @@ pub(crate) fn sort(b: &Bench<'_>) -> Result<()> {
     Ok(())
 }
 
-/// The peers' generator: the same sizes in the same order.
+/// Linear congruential generator, equal to the peers', so that sizes and their order agree.
 struct Lcg(u64);
 
 impl Lcg {

@@ -1,4 +1,4 @@
-//! Recurrent layers over sequences, forward and with their gradients.
+//! Recurrent layers over sequences, forward and forward plus backward.
 
 use anyhow::Result;
 use forebay::amp::autocast;
@@ -10,7 +10,7 @@ use forebay::tensor::Tensor;
 
 use crate::timing::Bench;
 
-/// Times one layer; `run` gives its output.
+/// Times one layer; `run` returns its output.
 fn bench_forward_backward(
     b: &Bench<'_>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Resizing, windows, distances and bags, and their gradients.
+//! Resizing, im2col, distances and embedding bags, with their gradients.
 
 use anyhow::Result;
 use forebay::dtype::DType;
@@ -7,7 +7,7 @@ use forebay::tensor::Tensor;
 
 use crate::timing::Bench;
 
-/// Times an operation, and it with its gradient; `bytes` is what the operation alone has to move.
+/// Times an operation alone, and with its backward pass; `bytes` is the memory traffic of the operation alone.
 fn bench_forward_backward(
     b: &Bench<'_>,
     name: &str,

@@ -1,4 +1,4 @@
-//! Sums into places, counts, running sums, order and draws of long lines: few places that many meet in, and many.
+//! Scatter-adds, histograms, scans, sorts and sampling over long rows, with high and low contention.
 
 use anyhow::Result;
 use forebay::autograd;
@@ -23,7 +23,7 @@ pub(crate) fn scatter(b: &Bench<'_>) -> Result<()> {
             [("one", Tensor::full(&[words], 5.0, DType::I32, b.device)?), ("random", ints(words, entries)?)];
         for (name, index) in &tokens {
             let grad = || -> Result<Tensor> {
-                // Its own forward lies in the time: a gather of the same rows.
+                // The time includes the forward pass: a gather of these rows.
                 let picked = table.embedding(index, None)?;
                 let product = picked.mul(&seed)?.sum_all()?;
                 let mut grads =

@@ -1,4 +1,4 @@
-//! Timing: wall time with a synchronise around each sample, as the peers' programs do it.
+//! Timing: wall time with a synchronisation around each sample, as in the peers' programs.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -9,15 +9,15 @@ use forebay::profile::Profiler;
 use forebay::tensor::Tensor;
 use serde_json::{Map, Value, json};
 
-/// A device to measure, and how large.
+/// Device to benchmark, and the size of the workload.
 pub(crate) struct Bench<'a> {
     pub(crate) device: &'a Device,
     pub(crate) tiny: bool,
-    /// Where the timeline of a step of gpt goes; others lie beside it.
+    /// File of the timeline of gpt's step; other timelines are written next to it.
     profile: Option<PathBuf>,
 }
 
-/// What timing an operation gave, in milliseconds.
+/// Times of an operation in milliseconds.
 pub(crate) struct Timing {
     pub(crate) median_ms: f64,
     min_ms: f64,
@@ -38,7 +38,8 @@ impl<'a> Bench<'a> {
         Self { device, tiny, profile }
     }
 
-    /// Prints the kernels of one step on `device`, and writes its timeline under the name of `row`, if profiles are wanted.
+    /// If profiling was requested, prints the kernel times of one step on `device` and writes its timeline under the
+    /// name of `row`.
     pub(crate) fn write_profile(
         &self,
         device: &Device,
@@ -55,7 +56,8 @@ impl<'a> Bench<'a> {
         Ok(forebay::io::write_bytes(&path, profile.chrome_trace())?)
     }
 
-    /// The first call alone, a warm-up, then samples of as many calls as take about 10 ms, at most `max_inner`.
+    /// Times the first call alone, warms up, then takes samples of as many calls as fit into about 10 ms, at most
+    /// `max_inner`.
     pub(crate) fn time(&self, max_inner: usize, op: impl Fn() -> Result<Tensor>) -> Result<Timing> {
         let sync = || self.device.synchronize();
         let timed = |n: usize| -> Result<f64> {
@@ -81,8 +83,8 @@ impl<'a> Bench<'a> {
         Ok(Timing { median_ms: median(all), min_ms, first_ms, samples, calls_per_sample: inner })
     }
 
-    /// Steps that each read their loss: some that do not count, then the median of the others in milliseconds, and the last loss. The peak
-    /// of memory is theirs.
+    /// Times steps that each read their loss. After the warm-up steps, returns the median in milliseconds and the
+    /// last loss, and measures peak memory.
     pub(crate) fn time_steps(
         device: &Device,
         (warm_up, steps): (usize, usize),
@@ -103,12 +105,12 @@ impl<'a> Bench<'a> {
         Ok((median(ms), loss))
     }
 
-    /// How many results of this many bytes may be alive at once.
+    /// Returns the maximum number of live results of this many bytes.
     pub(crate) fn max_inner(&self, bytes: usize) -> usize {
         ((2usize << 30) / bytes.max(1)).clamp(1, 50)
     }
 
-    /// Prints a line.
+    /// Prints a JSON line.
     pub(crate) fn emit_line(&self, bench: &str, shape: &str, dtype: &str, fields: Value) {
         let mut line = Map::new();
         line.insert("peer".into(), json!("forebay"));
@@ -132,7 +134,7 @@ impl<'a> Bench<'a> {
         self.emit_line(bench, shape, dtype, fields);
     }
 
-    /// Numbers in -1..1.
+    /// Returns a tensor of uniform random values in -1..1.
     pub(crate) fn random_tensor(&self, shape: &[usize], dtype: forebay::dtype::DType) -> Result<Tensor> {
         Ok(Tensor::uniform(shape, -1.0, 1.0, forebay::dtype::DType::F32, self.device)?.to_dtype(dtype)?)
     }

@@ -1,4 +1,4 @@
-//! Training steps on images: ResNet-50 and ViT-B/16, 64 images of 224 x 224 a step.
+//! Training steps on images: ResNet-50 and ViT-B/16, with 64 images of 224 x 224 in a step.
 
 use anyhow::Result;
 use forebay::amp::autocast;
@@ -15,7 +15,7 @@ use crate::timing::Bench;
 
 const CLASSES: usize = 1000;
 
-/// A convolution without bias, and its norm.
+/// Convolution without bias, and its batch norm.
 #[derive(Module)]
 struct ConvBn {
     conv: Conv2d,
@@ -45,7 +45,7 @@ impl ConvBn {
     }
 }
 
-/// A quarter of the channels between two that change their number, beside what came in.
+/// Bottleneck of ResNet-50: a 3 x 3 convolution between two 1 x 1 convolutions, and a shortcut.
 #[derive(Module)]
 struct Bottleneck {
     reduce: ConvBn,
@@ -99,7 +99,7 @@ impl ResNet {
     }
 }
 
-/// A block of a transformer that sees all positions.
+/// Transformer block without a causal mask.
 #[derive(Module)]
 struct Block {
     norm1: LayerNorm,
@@ -157,7 +157,7 @@ impl Vit {
     }
 }
 
-/// What is trained.
+/// Model to train.
 trait Classifier: Module {
     fn logits(&self, x: &Tensor) -> CoreResult<Tensor>;
 }
@@ -181,7 +181,7 @@ impl Classifier for Vit {
     }
 }
 
-/// One line for each model and way; a profile of one eager step of each, if wanted.
+/// Prints one line for each model and variant, and profiles one eager step of each model if requested.
 pub(crate) fn vision(b: &Bench<'_>) -> Result<()> {
     let (batch, side) = if b.tiny { (2, 32) } else { (64, 224) };
     bench_model(b, "resnet50_train", [batch, 3, side, side], |device| match b.tiny {
@@ -203,7 +203,7 @@ fn bench_model<N: Classifier>(
     let low = Some(DType::BF16);
     for (variant, low, capture) in [("f32", None, false), ("bf16", low, false), ("bf16_captured", low, true)]
     {
-        // A pool of its own: the peak is this way's.
+        // Its own pool, so that the peak belongs to this variant only.
         let device = &Device::with_config(b.device.backend().clone(), b.device.pool().config());
         device.manual_seed(1);
         let net = net(device)?;

@@ -1,4 +1,4 @@
-//! `forebay devices`: what this machine has, how full it is and by whom, and why a backend cannot be used.
+//! `forebay devices`: devices of this machine, their memory use by process, and unavailable backends.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! `forebay`: answers about memory on the command line. None of them needs a GPU, but for the question what is there.
+//! `forebay`: command-line tools for memory. Only `devices` needs a GPU.
 
 use anyhow::Result;
 use clap::{Parser, Subcommand};
@@ -17,7 +17,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// The devices of this machine, how full they are and by whom, and what cannot be used and why.
+    /// Lists the devices of this machine, their memory use by process, and unavailable backends with the reason.
     Devices,
     /// The fastest way to train a model within given bytes on a card, and a table of the others.
     Plan(plan::PlanArgs),

@@ -1,4 +1,4 @@
-//! `forebay memory`: what snapshots of a pool say.
+//! `forebay memory`: reports, pages and comparisons of pool snapshots.
 
 mod report;
 mod view;
@@ -19,25 +19,25 @@ pub(crate) struct MemoryArgs {
 enum MemoryCommand {
     /// Who holds memory, now and when most was held; what is free, and in how many pieces.
     Report {
-        /// What `Snapshot::save` wrote.
+        /// Snapshot file written by `Snapshot::save`.
         snapshot: PathBuf,
-        /// Lines of every table.
+        /// Maximum number of lines in each table.
         #[arg(long, default_value_t = 10)]
         top: usize,
     },
-    /// Writes a page that shows it all, for any browser: one file, which needs nothing else.
+    /// Writes a self-contained HTML page that shows the snapshot in any browser.
     View {
-        /// What `Snapshot::save` wrote.
+        /// Snapshot file written by `Snapshot::save`.
         snapshot: PathBuf,
-        /// The page.
+        /// File to write.
         #[arg(long, short, default_value = "memory.html")]
         out: PathBuf,
     },
-    /// Who holds more in the second snapshot than in the first.
+    /// Lists the holders whose memory grew from the first snapshot to the second.
     Diff {
-        /// The earlier one.
+        /// Earlier snapshot.
         before: PathBuf,
-        /// The later one.
+        /// Later snapshot.
         after: PathBuf,
     },
 }

@@ -1,4 +1,4 @@
-//! `forebay plan`: how to train a model within given bytes, without a GPU.
+//! `forebay plan`: plans the training of a model within a memory budget, without a GPU.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -41,25 +41,25 @@ pub(crate) struct PlanArgs {
     /// Tokens in a passage; all that the model takes if not given.
     #[arg(long, value_parser = parse_positive)]
     context: Option<usize>,
-    /// Bytes that training may take, as 4GiB; all of the card's if not given.
+    /// Bytes that training may take, such as 4GiB; all memory of the card by default.
     #[arg(long)]
     budget: Option<Bytes>,
-    /// The card: rtx4090, h100, t4, ...
+    /// Card: rtx4090, h100, t4, ...
     #[arg(long, default_value = "rtx4090")]
     card: String,
-    /// Through wgpu, on a card that is used through CUDA else.
+    /// Uses wgpu on a card that runs CUDA by default.
     #[arg(long)]
     wgpu: bool,
     /// Also allows a 16-bit precision: bf16 or f16.
     #[arg(long, value_name = "DTYPE", value_parser = parse_half)]
     allow: Vec<DType>,
-    /// Keeps everything on the card: nothing goes to memory of the host.
+    /// Keeps everything on the card: disables offload to host memory.
     #[arg(long)]
     no_offload: bool,
-    /// Only the choices up to the one that fits; else all of them are measured.
+    /// Stops at the first choice that fits; by default all choices are measured.
     #[arg(long)]
     quick: bool,
-    /// All choices that were measured; else those of which none is better in both memory and time.
+    /// Prints all measured choices; by default only those on the Pareto front of memory and time.
     #[arg(long)]
     all: bool,
 }
@@ -85,7 +85,7 @@ fn read_model_sizes(path: &Path) -> Result<GptOptions> {
     let device = Device::null(CardProfile::default());
     let mut shapes = BTreeMap::new();
     for (name, info) in header {
-        // Only their shapes count, on a device without contents; a table tells its sizes, a norm that there is a block.
+        // Only shapes count: tables give sizes, and each norm shows that its block exists.
         let Some(shape) = info["shape"].as_array() else { continue };
         let shape: Vec<usize> = shape.iter().filter_map(|n| usize::try_from(n.as_u64()?).ok()).collect();
         if ["wte.weight", "wpe.weight", "ln_1.weight"].iter().any(|end| name.ends_with(end)) {

@@ -1,4 +1,4 @@
-//! `forebay replay`: what the pool makes of recorded requests, without a device.
+//! `forebay replay`: replays recorded allocations against the pool, without a device.
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
@@ -20,15 +20,15 @@ pub(crate) struct ReplayArgs {
     /// Only with plain segments, as on wgpu.
     #[arg(long, conflicts_with = "virtual_memory")]
     plain: bool,
-    /// Only with virtual memory, as on CUDA.
+    /// Replays only with virtual memory, as on CUDA.
     #[arg(long = "virtual")]
     virtual_memory: bool,
-    /// Also measure the time of a request and its free, by so many runs.
+    /// Also measures the time of an allocation and its free, over this many runs.
     #[arg(long, value_name = "RUNS", default_value_t = 0)]
     time: u32,
 }
 
-/// A configuration, and how it was written.
+/// Configuration, with the text it was parsed from.
 #[derive(Clone)]
 struct NamedConfig {
     name: String,
@@ -142,7 +142,7 @@ mod tests {
         let table = format_table(&[Trace::read(text.as_bytes())?], &settings, &[SegmentMode::Plain], 0);
         let lines = table.lines().collect::<Vec<_>>();
         assert_eq!(lines.len(), 10, "{table}");
-        // 60 MiB go back before 80 MiB are taken; PyTorch holds both.
+        // The pool returns 60 MiB before it takes 80 MiB; PyTorch holds both.
         assert!(lines[3].contains(" 82.0 MiB "), "{table}");
         assert!(lines[6].contains(" 142.0 MiB "), "{table}");
         assert!(lines[9].contains("out of memory"), "{table}");

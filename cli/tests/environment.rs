@@ -1,4 +1,4 @@
-//! Errors of the command line: variables of the environment, and files of another kind.
+//! Command-line errors: invalid environment variables, and files of the wrong kind.
 
 use std::process::Command;
 

@@ -1,7 +1,7 @@
-//! The page of `forebay memory view`, in a real browser: it is opened, clicked, and asked what it shows.
+//! Tests the page of `forebay memory view` in a real browser: a script clicks on the page and reports its contents.
 //!
-//! It has no harness, because libtest cannot say that something was not run and why: without a browser one test is
-//! ignored, which `cargo xtask test` counts as skipped. `FOREBAY_REQUIRE=browser` makes that a failure.
+//! The test has no libtest harness, because libtest cannot report a skipped test and its reason. Without a browser the
+//! test is ignored, which `cargo xtask test` counts as skipped. `FOREBAY_REQUIRE=browser` requires a browser.
 
 use std::env;
 use std::error::Error;

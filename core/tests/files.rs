@@ -1,4 +1,4 @@
-//! Files of any bytes are read or refused; nothing panics, and what refuses says why.
+//! Loaders accept or reject arbitrary bytes: none panics, and every error has a message.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -49,7 +49,7 @@ fn xz(bytes: &[u8]) -> std::io::Result<Vec<u8>> {
     out.finish()
 }
 
-/// Every loader on these bytes.
+/// Runs every loader on these bytes.
 fn parse_all(bytes: &[u8]) {
     let _ = safetensors::from_bytes(bytes, &device());
     let _ = idx::from_bytes(bytes);
@@ -57,7 +57,7 @@ fn parse_all(bytes: &[u8]) {
     let _ = Trace::read(bytes);
 }
 
-/// A file with bytes changed, and its end cut off or something put behind it.
+/// Strategy for a file with changed bytes, and with its end truncated or extended.
 fn corrupted(file: Vec<u8>) -> impl Strategy<Value = Vec<u8>> {
     let n = file.len();
     let changes = prop::collection::vec((0..n, any::<u8>()), 0..6);
@@ -127,7 +127,7 @@ fn the_seeds_of_these_tests_are_whole() -> Result<()> {
     Ok(())
 }
 
-/// A file of one header and these bytes.
+/// Builds a safetensors file from a header and its data.
 fn safetensors_bytes(header: &str, data: &[u8]) -> Vec<u8> {
     [&(header.len() as u64).to_le_bytes()[..], header.as_bytes(), data].concat()
 }
@@ -140,7 +140,7 @@ fn a_tensor_of_a_type_that_nobody_has_is_an_error_only_where_it_is_asked_for() -
     let mut file = safetensors::open(&path)?;
     assert_eq!(file.keys().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
     assert_eq!((file.dtype("b"), file.shape("d")), (Some("F8_E8M0"), Some(&[9][..])));
-    // In any order, and again behind an error.
+    // In any order, and again after an error.
     for name in ["c", "a", "b", "a", "d", "c", "e"] {
         let found = file.get_tensor(name, &device);
         match name {
@@ -171,7 +171,7 @@ fn a_huge_sparse_file_is_an_error_and_its_small_tensors_are_read() -> Result<()>
         file.write_all(&safetensors_bytes(&header, &[]))?;
         file.set_len(8 + header.len() as u64 + bytes + 2)
     });
-    // Not every file system has files of this size.
+    // Some file systems do not support files of this size.
     if made.is_ok() {
         let mut file = safetensors::open(&path)?;
         assert_eq!(file.get_tensor("b", &device)?.shape(), [2]);

@@ -1,6 +1,7 @@
-//! Mutated files for every loader of outside data: each is read or refused, without a panic and without memory that it only claims.
+//! Mutated files for every loader of external data. A loader accepts or rejects each file without a panic, and
+//! without allocating memory that the file merely claims.
 //!
-//! `FOREBAY_FUZZ_ROUNDS` is the number of files, `FOREBAY_FUZZ_SEED` where they begin.
+//! `FOREBAY_FUZZ_ROUNDS` sets the number of files, `FOREBAY_FUZZ_SEED` the first seed.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
@@ -12,16 +13,16 @@ mod shared;
 
 use shared::{LOADERS, Random, mutate};
 
-/// Files, if the environment does not say otherwise.
+/// Default number of files.
 const DEFAULT_CASES: u64 = 20_700;
-/// Address space that reading may add: the files have a few hundred bytes.
+/// Maximum growth of the address space: files have a few hundred bytes.
 const MAX_ADDRESS_SPACE_GROWTH: u64 = 1 << 30;
 
 fn env_number(variable: &str, otherwise: u64) -> u64 {
     std::env::var(variable).map_or(otherwise, |text| text.parse().expect("a number in the environment"))
 }
 
-/// The most address space that this process has had, where the system tells.
+/// Returns the peak address space of this process, or 0 if the system does not report it.
 fn peak_address_space() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmPeak:"));

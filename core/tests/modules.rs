@@ -1,4 +1,4 @@
-//! Modules and optimisers without arithmetic: names, sharing, messages, tags, memory; on the null device.
+//! Modules and optimisers without arithmetic, on the null device: names, sharing, messages, tags, memory.
 
 use std::collections::BTreeMap;
 use std::sync::Mutex;
@@ -254,7 +254,7 @@ fn a_sequence_is_asked_for_by_the_line_that_called_it() -> Result<()> {
     let net = Sequential::new().add(Linear::new(8, 8, &device)?).add_fn(Tensor::tanh);
     let x = Tensor::zeros(&[2, 8], DType::F32, &device)?;
     device.pool().set_limit(Some(device.memory().reserved()));
-    // All that the pool has, but for room for the layer's result.
+    // Takes all memory of the pool except room for the layer's result.
     let mut rest = Vec::new();
     while let Ok(block) = Tensor::zeros(&[128], DType::F32, &device) {
         rest.push(block);

@@ -1,4 +1,4 @@
-//! What can be tested without arithmetic: shapes, memory, errors and the tape, on the null device.
+//! Tests that need no arithmetic, on the null device: shapes, memory, errors and the autograd graph.
 
 use std::sync::Arc;
 
@@ -55,7 +55,7 @@ fn an_operation_without_a_gradient_refuses() -> Result<()> {
     Ok(())
 }
 
-/// Where a backend takes GELU's gradient on the product's way out, a pass over memory is saved, and no byte more is held.
+/// GELU's gradient in the epilogue of a matrix product saves a pass over memory and allocates no additional byte.
 #[test]
 fn gelus_gradient_is_part_of_a_product_where_a_backend_has_it() -> Result<()> {
     let step = |gelu_grad: bool, dtype: DType| -> Result<(u64, u64)> {

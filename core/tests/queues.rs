@@ -1,5 +1,5 @@
-//! Streams and offload on a device of eight queues that runs nothing, and checks the order of everything: whoever touches
-//! memory must have waited for all who have written it, and a writer for all who have read it.
+//! Race detection for streams and offload, on a device of eight queues that runs nothing. Each access must be ordered
+//! after all previous writes of its memory, and each write after all previous reads.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 
@@ -20,10 +20,10 @@ use forebay_core::tensor::Tensor;
 
 const QUEUES: usize = MAX_QUEUES as usize;
 
-/// How many operations of each queue are known to be done before a moment.
+/// Number of completed operations of each queue, as known at one point in time.
 type VectorClock = [u64; QUEUES];
 
-/// One operation on a range: who, its number in its queue, and whether it wrote.
+/// Access of one operation to a range: its queue, its sequence number, and whether it writes.
 #[derive(Clone, Debug)]
 struct Access {
     slice: Slice,
@@ -41,13 +41,13 @@ struct AccessLog {
     waits: usize,
 }
 
-/// The device, or one of its queues.
+/// Backend that records accesses, or the view of one of its queues.
 #[derive(Debug)]
 struct RaceCheckBackend {
     inner: Arc<NullBackend>,
     queue: usize,
     log: Arc<Mutex<AccessLog>>,
-    /// Kernels and which bindings they write.
+    /// Bit masks of the bindings that each kernel writes.
     write_masks: Arc<Mutex<Vec<u32>>>,
 }
 
@@ -71,7 +71,7 @@ impl RaceCheckBackend {
                     seen.races.push(format!("{what} on queue {queue} does not wait for {t:?}"));
                 }
             }
-            // What this one comes after need not be looked at again.
+            // Accesses inside this range are ordered before this write, so later accesses need no comparison with them.
             if *wrote {
                 let inside = |t: &Access| {
                     t.slice.segment == slice.segment
@@ -138,7 +138,7 @@ impl SegmentSource for RaceCheckBackend {
         self.wait_fence(fence).map(|()| true)
     }
     fn wait_fence(&self, _fence: Fence) -> Result<(), SourceError> {
-        // The host has waited for all queues, and everything after this is after that.
+        // The host has waited for all queues, so later operations are ordered after everything.
         let mut seen = self.lock_log();
         let all: VectorClock = std::array::from_fn(|queue| seen.clocks[queue][queue]);
         seen.clocks = [all; QUEUES];
@@ -153,7 +153,7 @@ impl Backend for RaceCheckBackend {
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         let id = self.inner.compile(source)?;
         let mut written = self.write_masks.lock().unwrap_or_else(PoisonError::into_inner);
-        // Another thread may have compiled the next one already.
+        // Another thread may have compiled the next kernel already.
         let len = written.len().max(id.0 as usize + 1);
         written.resize(len, u32::MAX);
         written[id.0 as usize] = forebay_shaders::writable_bindings(source.wgsl);
@@ -164,7 +164,7 @@ impl Backend for RaceCheckBackend {
             self.write_masks.lock().unwrap_or_else(PoisonError::into_inner)[launch.kernel.0 as usize];
         let slices: Vec<_> =
             launch.bindings.iter().enumerate().map(|(k, s)| (*s, written >> k & 1 == 1)).collect();
-        // Whatever another thread may do between what the core has decided and this, it does.
+        // Lets other threads run between the core's decision and this call, to expose races.
         std::thread::yield_now();
         self.record_access("a kernel", &slices);
         self.inner.launch(launch)
@@ -206,13 +206,12 @@ impl Backend for RaceCheckBackend {
         self.inner.free_host(segment)
     }
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        // The kernel that follows says what it touches.
+        // The kernel that follows reports its accesses.
         self.inner.matmul(call)
     }
 }
 
-/// Runs `work` on such a device, with and without virtual memory and chains that wait to be launched as one, and fails if
-/// anything was out of order. It must have used several queues.
+/// Runs `work` on such a device, with and without virtual memory and fusion, and fails on a race or a single queue.
 fn assert_no_races(work: impl Fn(&Device) -> Result<()>) -> Result<()> {
     assert_no_races_with("", work)
 }
@@ -273,8 +272,8 @@ fn streams_that_share_tensors_and_memory_wait_for_each_other() -> Result<()> {
     })
 }
 
-/// Threads on streams of their own hand tensors round. An event of one queue that another thread asks for must not count as
-/// behind an operation that the first one has begun, and not enqueued.
+/// Threads on their own streams pass tensors to each other. An event that another thread records must not count as
+/// after an operation that has begun but is not enqueued yet.
 #[test]
 fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
     const THREADS: usize = 4;
@@ -291,7 +290,7 @@ fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
                         let _on = Stream::new(device).enter();
                         let mut own = Tensor::ones(&[64, 64], DType::F32, device)?;
                         for _ in 0..600 {
-                            // Who is done first lets the others find nobody.
+                            // The first thread to finish closes its channel.
                             let _ = next.send(own.add(shared)?);
                             let Ok(handed) = from.recv() else { break };
                             handed.mul_(0.5)?;
@@ -302,13 +301,13 @@ fn threads_on_streams_wait_for_what_they_are_handed() -> Result<()> {
                 })
                 .collect();
             drop(to);
-            // invariant: a panic in a thread is one here
+            // invariant: a panic of a thread fails the test
             workers.into_iter().try_for_each(|w| w.join().expect("a worker panicked"))
         })
     })
 }
 
-/// Memory that is full, and free in parts: blocks move while streams, threads and copies to the host have them in hand.
+/// With full and fragmented memory, blocks are moved while streams, threads and copies to the host use them.
 #[test]
 fn blocks_that_move_are_waited_for() -> Result<()> {
     assert_no_races_with("max_memory_mb:24,large_segment_size_mb:2", |device| {
@@ -345,11 +344,11 @@ fn blocks_that_move_are_waited_for() -> Result<()> {
             }
             Ok(())
         };
-        // How often blocks move depends on which thread comes first, and sometimes none does.
+        // How often blocks move depends on thread scheduling; sometimes no block does.
         for _ in 0..10 {
             std::thread::scope(|threads| {
                 let workers: Vec<_> = (1..4).map(|seed| threads.spawn(move || work(seed))).collect();
-                // invariant: a panic in a thread is one here
+                // invariant: a panic of a thread fails the test
                 workers.into_iter().try_for_each(|w| w.join().expect("a worker panicked"))
             })?;
             if device.memory().num_compactions > 0 {
@@ -360,7 +359,7 @@ fn blocks_that_move_are_waited_for() -> Result<()> {
     })
 }
 
-/// Chains wait on one queue while others take what they read, write it, and get memory that was freed.
+/// Deferred chains wait on one queue while others read or write their inputs, and reuse freed memory.
 #[test]
 fn chains_that_wait_are_waited_for() -> Result<()> {
     assert_no_races(|device| {
@@ -384,7 +383,7 @@ fn chains_that_wait_are_waited_for() -> Result<()> {
         };
         std::thread::scope(|threads| {
             let workers: Vec<_> = (0..3).map(|seed| threads.spawn(move || work(seed))).collect();
-            // invariant: a panic in a thread is one here
+            // invariant: a panic of a thread fails the test
             workers.into_iter().try_for_each(|w| w.join().expect("a worker panicked"))
         })
     })

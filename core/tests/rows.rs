@@ -1,4 +1,4 @@
-//! The advice of an out-of-memory error: rows that would fit do fit, and a trainer goes straight to them.
+//! Advice of out-of-memory errors: the recommended batch size fits, and a trainer switches to it directly.
 
 use std::sync::Mutex;
 
@@ -14,19 +14,19 @@ use forebay_core::tensor::Tensor;
 use forebay_core::train::Trainer;
 use proptest::prelude::*;
 
-/// A model to train, by its sizes.
+/// Sizes of a model to train.
 #[derive(Clone, Debug)]
 enum ModelSpec {
-    /// Layers of these widths.
+    /// Widths of linear layers.
     Layers(Vec<usize>),
     /// Width, layers, context.
     Gpt(usize, usize, usize),
 }
 
-/// Smaller ones are a matter of how many segments of 32 MiB there are, and not of rows.
+/// Minimum peak of a case. Smaller peaks depend on the number of 32 MiB segments rather than on the batch size.
 const MIN_PEAK_BYTES: u64 = 256 << 20;
 
-/// A step of it.
+/// Model built from a `ModelSpec`.
 enum TestModel {
     Layers(Vec<Linear>),
     Gpt(Box<Gpt>, usize),
@@ -76,7 +76,7 @@ fn oom_details(result: Result<()>) -> Result<Option<Box<OutOfMemory>>> {
     result.map_or_else(|error| error.into_out_of_memory().map(Some), |()| Ok(None))
 }
 
-/// A step of a batch of which so many rows run at once.
+/// Runs a step whose batch is split into `parts` of `rows` rows.
 fn train_step(
     net: &TestModel,
     optimizer: &mut AdamW,
@@ -101,7 +101,7 @@ fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: C
     let net = TestModel::new(model, &device)?;
     let mut optimizer = AdamW::new(net.parameters(), 1e-3);
     for _ in 0..2 {
-        // Some are too large for the card, or for one tensor.
+        // Some models are too large for the card, or for one tensor.
         if train_step(&net, &mut optimizer, parts, rows, &device).is_err() {
             return Ok(false);
         }
@@ -120,7 +120,7 @@ fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: C
     let text = error.to_string();
     assert!(text.contains(&format!("try: micro-batch {} would fit: ", fits.batch_size)), "{text}");
     assert!(fits.batch_size <= rows.div_ceil(2) && Some(fits.bytes) <= error.capacity);
-    // Plain segments are cut for the step that failed.
+    // Plain segments were sized for the step that failed.
     device.pool().empty_cache()?;
     match oom_details(train_step(&net, &mut optimizer, parts, fits.batch_size, &device))? {
         Some(again) => panic!("{fits:?} did not fit: {again}\nafter: {text}"),
@@ -168,7 +168,7 @@ fn there_is_advice_where_memory_is_short() -> Result<()> {
     Ok(())
 }
 
-/// So many samples of 1024 numbers, in two classes.
+/// Data set of this many samples of 1024 values, in two classes.
 struct ConstantDataset(usize);
 
 impl Dataset for ConstantDataset {
@@ -194,7 +194,7 @@ impl Dataset for ConstantDataset {
     }
 }
 
-/// What the trainer has logged.
+/// Lines that the trainer has logged.
 static LOG_LINES: Mutex<Vec<String>> = Mutex::new(Vec::new());
 
 struct CapturingLogger;
@@ -219,7 +219,7 @@ fn a_trainer_goes_straight_to_what_fits() -> Result<()> {
         let lines = std::mem::take(&mut *LOG_LINES.lock().unwrap());
         lines.into_iter().filter(|line| line.contains("made again") || line.contains("fits")).collect()
     };
-    // Knowing the whole batch' step, and without.
+    // With and without a measurement of the whole batch's step.
     for knows in [true, false] {
         let device = Device::null(card_profile(false)?);
         let net = TestModel::new(&ModelSpec::Layers(vec![1024, 4096, 4096, 2]), &device)?;

@@ -1,4 +1,4 @@
-//! Signals that end a program: a loop that runs saves its checkpoint first, and what is killed midway leaves whole files.
+//! Signals that end a program: a running training loop saves its checkpoint, and a killed one leaves no partial files.
 #![cfg(all(unix, feature = "train"))]
 
 use std::io::{BufRead, BufReader, Write};
@@ -13,7 +13,7 @@ use forebay_core::nn::{Linear, Module};
 use forebay_core::optim::{Optimizer, Sgd};
 use forebay_core::train::{FitStatus, Trainer};
 
-/// Names the checkpoint to the program that is signalled.
+/// Environment variable that passes the checkpoint's path to the child program.
 const CHECKPOINT: &str = "FOREBAY_TEST_CHECKPOINT";
 const STEPS: u64 = 200_000;
 
@@ -49,7 +49,7 @@ fn trains() -> Result<()> {
     let net = Linear::new(3, 2, &device)?;
     let file = std::env::var_os(CHECKPOINT).map(PathBuf::from).expect("the tests name a file");
     let mut run = trainer(&net).checkpoint(file, u64::MAX);
-    // A step for a line of input; without a wait when the input has ended.
+    // One step for each line of input; free-running after the input has ended.
     let mut open = true;
     let ended = run.fit(&ZeroDataset.batches(4), |x, y| {
         if open {
@@ -75,7 +75,7 @@ fn saves() -> Result<()> {
     }
 }
 
-/// A program of this file.
+/// Child process that runs a test of this file.
 struct ChildProgram {
     child: Child,
     input: ChildStdin,
@@ -85,7 +85,7 @@ struct ChildProgram {
 }
 
 impl ChildProgram {
-    /// Starts it, through a shell that begins with `before`, and waits for its first step.
+    /// Starts the child through a shell that first runs `before`, and waits for its first step.
     fn spawn(before: &str) -> Self {
         Self::spawn_in(tempfile::tempdir().expect("a folder can be made"), before, "trains")
     }
@@ -127,7 +127,7 @@ impl ChildProgram {
         assert!(Command::new("sh").args(["-c", &kill]).status().is_ok_and(|s| s.success()), "{name}");
     }
 
-    /// Lets it run on by itself, and returns all it says and how it ended.
+    /// Closes the child's input, and returns its output, its exit status and its files.
     fn wait(mut self) -> (String, ExitStatus, PathBuf, tempfile::TempDir) {
         drop(self.input);
         let mut said = String::new();
@@ -146,7 +146,7 @@ fn hangup_is_ignored() -> bool {
 #[test]
 fn every_signal_that_ends_a_program_saves_a_checkpoint_first() -> Result<()> {
     for name in ["INT", "TERM", "HUP"] {
-        // A program that is started with the signal ignored, as by nohup, goes on.
+        // A program that starts with the signal ignored, as under nohup, continues.
         if name == "HUP" && hangup_is_ignored() {
             continue;
         }
@@ -169,7 +169,7 @@ fn every_signal_that_ends_a_program_saves_a_checkpoint_first() -> Result<()> {
 fn a_signal_that_the_program_was_started_to_ignore_stays_ignored() {
     let mut program = ChildProgram::spawn("trap '' HUP;");
     if std::fs::metadata("/proc/self/status").is_err() {
-        // This system does not say what is ignored.
+        // This system does not report ignored signals.
         return;
     }
     program.send_signal("HUP");
@@ -186,7 +186,7 @@ fn writers_that_are_killed_leave_whole_files_and_little_else() -> std::io::Resul
     let file = folder.path().join("run.safetensors");
     for turn in 0..10 {
         let mut program = ChildProgram::spawn_in(folder, "", "saves");
-        // At various places of a save.
+        // At various points during a save.
         (0..turn % 4).for_each(|_| program.wait_for("step"));
         program.send_signal("KILL");
         let (_, status, _, kept) = program.wait();

@@ -1,12 +1,12 @@
-//! `#[derive(Module)]` for forebay: a struct of modules, tensors and plain values is a module.
+//! `#[derive(Module)]` for forebay: makes a struct of modules, tensors and plain values a module.
 //!
-//! The derived `visit` hands each field to its own, under the field's name (its number in a tuple struct), in the order
-//! of declaration. Every field's type implements `Module`; the trait is there for tensors, layers, containers and plain
-//! values (numbers, strings, devices). Three attributes:
-//! - `#[module(skip)]` on a field leaves it out, whatever its type;
-//! - `#[module(name = "self")]` on a field gives it another name, for files of weights that call it so; an empty one lets what is in the
-//!   field stand under the module's own name, for a layer around a layer;
-//! - `#[module(crate = path)]` on the type names the crate where `nn` is, if it is not `::forebay`.
+//! The derived `visit` calls `visit` of each field in order of declaration. A field's path is its name, or its index
+//! in a tuple struct. Every field's type must implement `Module`: tensors, layers, containers and plain values
+//! (integers, floats, strings, devices) do. Three attributes change this:
+//! - `#[module(skip)]` on a field leaves the field out, whatever its type.
+//! - `#[module(name = "self")]` on a field sets its name, to match the names in weight files. With an empty name,
+//!   entries of the field appear directly under the module's own path, as for a wrapper of one layer.
+//! - `#[module(crate = path)]` on the type names the crate that contains `nn`; the default is `::forebay`.
 
 use proc_macro2::{Delimiter, Span, TokenStream, TokenTree};
 use quote::{ToTokens, format_ident, quote};
@@ -15,8 +15,7 @@ use syn::{Attribute, Data, DeriveInput, Error, Field, Fields, Index, LitStr, Pat
 
 /// Implements `Module` for a struct or an enum.
 ///
-/// Of an enum, the fields of the variant at hand are visited; a variant with one unnamed field is that field, without a
-/// name of its own.
+/// For an enum, `visit` visits the fields of the active variant. A variant with one unnamed field adds no name.
 ///
 /// ```text
 /// #[derive(Module)]
@@ -63,7 +62,7 @@ fn expand_module(input: &DeriveInput) -> Result<TokenStream> {
     };
     let mut generics = input.generics.clone();
     if generics.type_params().next().is_some() {
-        // On the fields' types, not on the parameters: a parameter may stand for anything inside a skipped field.
+        // The bound is on the fields' types, not on the type parameters: skipped fields may use other types.
         let clause = generics.make_where_clause();
         for ty in seen {
             clause.predicates.push(syn::parse_quote!(#ty: #nn::Module));
@@ -87,8 +86,8 @@ fn expand_module(input: &DeriveInput) -> Result<TokenStream> {
     })
 }
 
-/// Enters the module whose method this is while the method runs: `nn::enter_module` in front of its body. Memory reports and out-of-memory errors
-/// name the module then, for operations of its own between those of its layers.
+/// Enters the module for the duration of the method, by a call of `nn::enter_module` at the start of its body. Memory
+/// reports and out-of-memory errors then also attribute operations between the module's layers to the module.
 ///
 /// ```text
 /// #[nn::forward]

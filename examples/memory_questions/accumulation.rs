@@ -1,4 +1,4 @@
-//! What accumulating gradients over parts of the batch saves.
+//! Memory that gradient accumulation over parts of the batch saves.
 
 use anyhow::Result;
 use forebay::plan::StepConfig;

@@ -1,4 +1,4 @@
-//! A step that is given bytes.
+//! A training step within a memory budget.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::MIB;
 use crate::training::{BATCH_SIZE, Training};
 
 pub(crate) fn answer(device: &Device) -> Result<()> {
-    // So small a model fits into one segment of the usual size, where segments are plain.
+    // So small a model fits into one plain segment of the usual size.
     let config = Config { large_segment_size: 2 * MIB, ..Config::default() };
     let profile = CardProfile::from_device(device).with_config(config);
     let plan = |bytes: u64| {

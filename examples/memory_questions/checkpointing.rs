@@ -1,4 +1,4 @@
-//! What computing blocks again in the backward pass saves.
+//! Memory that recomputing blocks in the backward pass saves.
 
 use anyhow::Result;
 use forebay::plan::StepConfig;

@@ -1,4 +1,4 @@
-//! What emptying the cache costs.
+//! Cost of emptying the cache.
 
 use anyhow::Result;
 use forebay::memory::{Bytes, Config, Pool};

@@ -1,4 +1,4 @@
-//! Free memory in pieces, none of which is large enough.
+//! Fragmentation: free memory in pieces, none of which is large enough.
 
 use anyhow::Result;
 use forebay::memory::{Config, Request};
@@ -6,7 +6,7 @@ use forebay::prelude::*;
 
 use crate::{MIB, print_pool_usage, with_empty_pool};
 
-/// Blocks of 4 MiB, every second one freed; then one of 32 MiB.
+/// Allocates blocks of 4 MiB, frees every second one, then allocates 32 MiB.
 pub(crate) fn answer(device: &Device) -> Result<()> {
     for (name, config) in [("this pool", Config::default()), ("PyTorch's rules", Config::pytorch())] {
         let device = with_empty_pool(device, Config { max_memory: Some(96 * MIB), ..config });

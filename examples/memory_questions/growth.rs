@@ -1,4 +1,4 @@
-//! Whether steps leave something behind.
+//! Detecting memory that grows from step to step.
 
 use anyhow::Result;
 use forebay::plan::StepConfig;

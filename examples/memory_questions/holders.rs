@@ -1,4 +1,4 @@
-//! Who holds memory after a training step.
+//! Holders of memory after a training step.
 
 use anyhow::Result;
 use forebay::memory::{Bytes, Tag};

@@ -1,4 +1,4 @@
-//! A limit, and what a request beyond it is told.
+//! A memory limit, and the error of a request that exceeds it.
 
 use anyhow::Result;
 use forebay::memory::Bytes;

@@ -1,7 +1,7 @@
-//! The questions that people ask about GPU memory, answered by numbers of the device at hand, a file each.
-//! docs/questions.md has the answers in words.
+//! Common questions about GPU memory, one file each, answered by measurements on the current device.
+//! docs/questions.md explains the answers.
 //!
-//! `cargo run --release --example memory_questions -- --device wgpu` asks all of them; name one to ask it alone.
+//! `cargo run --release --example memory_questions -- --device wgpu` answers all questions, or the named ones.
 
 mod accumulation;
 mod budget;
@@ -28,9 +28,9 @@ const MIB: u64 = 1 << 20;
 /// Answers questions about GPU memory by measuring.
 #[derive(Parser)]
 struct Options {
-    /// All of them, if none is named.
+    /// Questions to answer; all of them by default.
     question: Vec<Question>,
-    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    /// Device: cuda:0, wgpu:0, ...; the best one by default.
     #[arg(long, env = "FOREBAY_DEVICE")]
     device: Option<String>,
 }
@@ -90,14 +90,14 @@ fn main() -> Result<()> {
         if options.question.is_empty() || options.question.contains(question) {
             let name = question.to_possible_value().and_then(|v| v.get_help().map(ToString::to_string));
             println!("\n== {}", name.unwrap_or_default());
-            // Each answer over a pool of its own: what one holds does not count in another.
+            // Each answer uses its own pool, so that other answers' memory does not count.
             question.answer(&with_empty_pool(&device, Config::default()))?;
         }
     }
     Ok(())
 }
 
-/// The same device with an empty pool.
+/// Returns the same device with an empty pool.
 fn with_empty_pool(device: &Device, config: Config) -> Device {
     Device::with_config(Arc::clone(device.backend()), config)
 }

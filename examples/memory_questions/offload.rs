@@ -1,4 +1,4 @@
-//! What keeping values and the optimiser's state in memory of the host saves.
+//! Memory that offloading activations and optimiser state to the host saves.
 
 use anyhow::Result;
 use forebay::plan::StepConfig;

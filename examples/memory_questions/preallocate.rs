@@ -1,4 +1,4 @@
-//! Opening a device takes nothing; what was taken stays with the pool.
+//! Opening a device allocates nothing; the pool caches freed memory.
 
 use anyhow::Result;
 use forebay::prelude::*;

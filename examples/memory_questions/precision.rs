@@ -1,4 +1,4 @@
-//! What mixed precision saves, alone and with the others.
+//! Memory that mixed precision saves, alone and combined with the other techniques.
 
 use anyhow::Result;
 use forebay::plan::StepConfig;

@@ -1,4 +1,4 @@
-//! The model of the questions about training: a small GPT.
+//! The model for the questions about training: a small GPT.
 
 use std::time::{Duration, Instant};
 
@@ -10,13 +10,13 @@ use forebay::prelude::*;
 
 use crate::with_empty_pool;
 
-/// Passages in a step.
+/// Sequences in a step.
 pub(crate) const BATCH_SIZE: usize = 8;
 pub(crate) const BLOCKS: usize = 4;
 const SIZES: GptOptions =
     GptOptions { vocabulary: 256, context: 128, layers: BLOCKS, heads: 4, width: 64, dropout: 0.0 };
 
-/// The model, its optimiser and one batch.
+/// Model, optimiser and one batch.
 pub(crate) struct Training {
     net: Gpt,
     optimizer: AdamW,
@@ -25,14 +25,14 @@ pub(crate) struct Training {
 
 impl Training {
     pub(crate) fn new(device: &Device) -> Result<Self, Error> {
-        // A quarter of the length on a program that plays a GPU.
+        // A software driver takes a quarter of the length.
         let context = if device.info().software { SIZES.context / 4 } else { SIZES.context };
         let net = Gpt::new(&GptOptions { context, ..SIZES }, device)?;
         let text = Tensor::randint(0, 256, &[BATCH_SIZE, context], DType::I64, device)?;
         Ok(Self { optimizer: AdamW::new(net.parameters(), 1e-3), net, text })
     }
 
-    /// One step, run as chosen; which blocks are computed again is for the caller to say.
+    /// Runs one step with this configuration. The caller chooses the blocks that are recomputed.
     pub(crate) fn step(&mut self, choice: &StepConfig) -> Result<(), Error> {
         self.optimizer.offload_state(choice.offload_state);
         for part in 0..choice.micro_batch_count {
@@ -48,7 +48,7 @@ impl Training {
     }
 }
 
-/// What a way to run the step takes: bytes held at most, in all and by activations, and the time of a step.
+/// Cost of a step: peak bytes in all, peak bytes of activations, and time.
 #[derive(Clone, Copy)]
 pub(crate) struct StepMeasurement {
     pub(crate) peak: u64,
@@ -56,7 +56,7 @@ pub(crate) struct StepMeasurement {
     pub(crate) time: Duration,
 }
 
-/// Measures the step, run as chosen, over a pool of its own: from the second one on, when the optimiser has its state.
+/// Measures the step with its own pool, from the second step on, when the optimiser's state exists.
 pub(crate) fn measure_step(device: &Device, choice: &StepConfig) -> Result<StepMeasurement> {
     let device = with_empty_pool(device, Config::default());
     let mut training = Training::new(&device)?;
@@ -74,7 +74,7 @@ pub(crate) fn measure_step(device: &Device, choice: &StepConfig) -> Result<StepM
     Ok(StepMeasurement { peak: stats.peak_allocated(), activations: stats.tag(Tag::Activation).peak, time })
 }
 
-/// Measures and shows several ways to run the step, the first of which is what the others are compared with.
+/// Measures and prints several step configurations; the first one is the baseline.
 pub(crate) fn compare_strategies(device: &Device, ways: &[(&str, StepConfig)]) -> Result<()> {
     let mut plain: Option<StepMeasurement> = None;
     for (name, choice) in ways {

@@ -1,4 +1,4 @@
-//! Any bytes as the allocator's settings.
+//! Fuzzes the parser of the allocator's configuration.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! Any bytes as a BERT's configuration.
+//! Fuzzes the parser of BERT configurations.
 #![no_main]
 
 use std::sync::LazyLock;

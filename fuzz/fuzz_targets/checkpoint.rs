@@ -1,4 +1,4 @@
-//! Any bytes as a checkpoint.
+//! Fuzzes the loader of checkpoints.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! Any bytes as a file of GPT-2's weights.
+//! Fuzzes the loader of GPT-2's weights.
 #![no_main]
 
 use std::sync::LazyLock;

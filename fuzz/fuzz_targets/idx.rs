@@ -1,4 +1,4 @@
-//! Any bytes as an idx file, gzipped if they start so.
+//! Fuzzes the loader of idx files, which may be gzipped.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! Any bytes as a safetensors file.
+//! Fuzzes the loader of safetensors files.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! Any bytes as a snapshot of memory.
+//! Fuzzes the loader of memory snapshots.
 #![no_main]
 
 use std::sync::LazyLock;

@@ -1,4 +1,4 @@
-//! Any bytes as states of modules, optimisers, averages and scalers.
+//! Fuzzes the loaders of states: modules, optimisers, averages and scalers.
 #![no_main]
 
 use std::sync::LazyLock;

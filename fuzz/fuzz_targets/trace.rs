@@ -1,4 +1,4 @@
-//! Any bytes as a recorded trace: packed, and as its text.
+//! Fuzzes the loader of allocation traces, compressed and as text.
 #![no_main]
 
 use std::sync::LazyLock;

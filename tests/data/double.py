@@ -1,5 +1,6 @@
-"""Writes double.json: exp and log of f64 arguments of all magnitudes, correctly rounded, by mpmath with 60 digits. As text, which readers
-of JSON do not round.
+"""Writes double.json: exp and log of f64 arguments of all magnitudes, correctly rounded, by mpmath with 60 digits.
+
+Values are strings, because JSON readers may round numbers.
 
     python tests/data/double.py > tests/data/double.json
 """

@@ -1,12 +1,13 @@
-"""Writes optim.json: where 20 steps of each optimiser lead, by PyTorch in f64; Lion and LAMB by their papers, in numpy. Asked for
-states, PyTorch's state behind ten of these steps and the parameters.
+"""Writes optim.json: parameters after 20 steps of each optimiser, by PyTorch in f64; Lion and LAMB by their papers, in numpy.
+
+With the argument `states`, writes PyTorch's state and parameters after ten of these steps.
 
     python tests/data/optim.py > tests/data/optim.json
     python tests/data/optim.py states > tests/data/optim_states.json
 
-Three parameters begin as cos(0.5 i + k) and get the gradients sin(1.7 i + 0.9 t + k) (1 + 0.3 w), i counting the elements, k the
-parameters, t the steps from 1. The learning rate is halved after ten steps, but for ASGD, to which PyTorch gives it a step late. Muon
-computes in bf16, as PyTorch does.
+Three parameters begin as cos(0.5 i + k) and get the gradients sin(1.7 i + 0.9 t + k) (1 + 0.3 w). Here i is the index of the
+element, k of the parameter, and t of the step, from 1. The learning rate is halved after ten steps, except for ASGD, where
+PyTorch applies it one step late. Muon computes in bf16, as in PyTorch.
 """
 import json
 import sys

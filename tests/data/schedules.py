@@ -1,4 +1,4 @@
-"""Writes schedules.json: the learning rates of 40 steps that PyTorch's schedulers give.
+"""Writes schedules.json: the learning rates of PyTorch's schedulers for 40 steps.
 
     python tests/data/schedules.py > tests/data/schedules.json
 """

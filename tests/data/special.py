@@ -1,4 +1,4 @@
-"""Writes special.json: special functions of arguments that f32 holds, small and large, by mpmath with 50 digits.
+"""Writes special.json: special functions of small and large f32 arguments, by mpmath with 50 digits.
 
     python tests/data/special.py > tests/data/special.json
 """
@@ -36,7 +36,7 @@ def ndtri(p):
             y = -mp.sqrt(-2 * mp.log(p))
         for _ in range(60):
             phi = mp.erfc(-y / mp.sqrt(2)) / 2
-            # On the logarithm, which is nearly a square in the tail.
+            # Applied to the logarithm, which is nearly quadratic in the tail.
             y -= (mp.log(phi) - mp.log(p)) * phi * mp.sqrt(2 * mp.pi) * mp.exp(y * y / 2)
         return y
 

@@ -1,11 +1,12 @@
-"""Writes halves.json: how far PyTorch's own results in f16 and bf16 are from those in f32, call by call.
+"""Writes halves.json: errors of PyTorch's own f16 and bf16 results compared with f32, call by call.
 
     python tests/golden/halves.py > tests/golden/halves.json
 
-Every call of golden.json is made by PyTorch on the CPU with its f32 tensors rounded to the type, and again in f32 from the same rounded
-numbers. Kept is, where it is more than 1e-5, the least absolute tolerance that with PyTorch's relative one for the type lets all results and
-gradients pass: sums that cancel, and steps of an operation that are each rounded, are not the type's last digit any more.
-`null` stands for a call that PyTorch does not make in the type. Written with PyTorch 2.15; needs safetensors and expecttest.
+PyTorch runs every call of golden.json on the CPU with its f32 tensors rounded to the type, and again in f32 from the rounded
+values. The entry is the smallest absolute tolerance with which all results and gradients pass, in addition to PyTorch's
+relative tolerance for the type; entries up to 1e-5 are omitted. Cancelling sums and intermediate roundings make errors larger
+than the type's last place. `null` means that PyTorch does not support the call in the type. Written with PyTorch 2.15; needs
+safetensors and expecttest.
 """
 import json
 import math

@@ -1,13 +1,13 @@
-"""Adds calls of PyTorch's operator database to the golden data beside it, in the form of tests/golden/README.md.
+"""Adds calls of PyTorch's operator database to the golden calls in this folder, in the format of tests/golden/README.md.
 
     pip install torch==2.15.0 numpy safetensors expecttest
     python tests/golden_more/golden.py linalg.qr linalg.eigh=6 gcd=3:int64 mode=4:float32 special.i0e=2:reference unique=6
 
-OPERATION=COUNT:KIND takes that many samples (3 without a number), of the database's `sample_inputs`, in a type if one is named, or of
-its `reference_inputs`, or `errors`: what it says that PyTorch refuses. `OPERATION.VARIANT` has one variant only. Samples of many elements are passed over, as are those
-of complex numbers. Calls that are there already, by operation, variant and sample, are not added again.
+OPERATION=COUNT:KIND takes COUNT samples (3 by default). KIND is a type for the database's `sample_inputs`, `reference` for its
+`reference_inputs`, or `errors` for calls that PyTorch rejects. `OPERATION.VARIANT` selects one variant. Samples with many
+elements or complex numbers are skipped, as are calls that exist already, by operation, variant and sample.
 
-`own` in place of an operation adds the calls of `OWN` below: what no sample of the database has.
+`own` instead of an operation adds the calls of `OWN` below, which no sample of the database covers.
 """
 import json
 import math
@@ -25,19 +25,19 @@ KINDS = {"float32": 0, "reference": 2000, "int64": 3000, "bool": 4000, "int32": 
 
 
 def factors(result):
-    """The order of rows in place of the exchanges that lead to it."""
+    """Replaces the row exchanges by the resulting permutation."""
     lu, pivots = result
     return lu, torch.lu_unpack(lu, pivots)[0].argmax(-2)
 
 
-# What is compared where a result is one of several that are right, or ours has another form.
+# Results to compare where several are correct, or ours has another form.
 MADE = {
     "linalg.eigh": lambda r: (r[0], r[1].abs()),
     "linalg.lu_factor": factors,
     "linalg.lstsq": lambda r: r[0],
 }
 
-# What PyTorch itself computes less exactly in f32 than the comparison allows: made in f64, and rounded.
+# PyTorch's own f32 results are less exact than the tolerance, so they are computed in f64 and rounded.
 EXACT = {"linalg.cond", "linalg.eigh", "linalg.lstsq", "linalg.multi_dot", "matrix_exp", "special.log_ndtr"}
 
 
@@ -49,7 +49,7 @@ def t(values, dtype=torch.float32, grad=True):
     return torch.tensor(values, dtype=dtype, requires_grad=grad and dtype.is_floating_point)
 
 
-# Operation, variant, arguments, keywords, and whether PyTorch refuses it. Their sample numbers start at 14000; a new one goes to the end.
+# Operation, variant, arguments, keywords, and whether PyTorch rejects it. Sample indices start at 14000; append new calls.
 OWN = [
     *(case for name in ("fmod", "remainder", "floor_divide") for case in (
         (name, "", lambda: [t(WIDE, F64, False), t([3.0, 7.1, 0.1, 0.1, math.inf, 3.7, 2.0, -0.5, 2.0, 2.0], F64, False)], {}),
@@ -140,7 +140,7 @@ class File:
 
 
 def fresh(value):
-    """The same with leaves of its own."""
+    """Copies the tensors as new leaves."""
     if isinstance(value, torch.Tensor):
         return value.detach().clone().requires_grad_(value.requires_grad)
     if isinstance(value, (list, tuple)):
@@ -149,7 +149,7 @@ def fresh(value):
 
 
 def double(value):
-    """The same in f64, with its history."""
+    """Casts f32 tensors to f64, keeping the history."""
     if isinstance(value, torch.Tensor):
         return value.double() if value.dtype == torch.float32 else value
     return [double(v) for v in value] if isinstance(value, (list, tuple)) else value
@@ -241,7 +241,7 @@ def main():
             made = 0
             found = list(enumerate(samples(op, kind)))
             wanted = int(count or 3)
-            # From all of the list, and then the others where some are passed over.
+            # Spread over the whole list, then the others if some are skipped.
             first = [found[i * len(found) // wanted] for i in range(min(wanted, len(found)))]
             for number, (sample, refused) in first + found:
                 if made < wanted and add(file, op, KINDS[kind] + number, sample, refused):

@@ -1,4 +1,4 @@
-"""Writes values.json beside this file: gradients of gradients by PyTorch (CPU, f64), for tests/src/suite/second.rs."""
+"""Writes values.json next to this file: second derivatives by PyTorch (CPU, f64), for tests/src/suite/double_backward.rs."""
 
 import json
 import pathlib
@@ -10,7 +10,7 @@ torch.set_default_dtype(torch.float64)
 
 
 def numbers(k, *shape):
-    """The golden ratio's multiples in -1..1: the same as `numbers` in second.rs."""
+    """Multiples of the golden ratio in -1..1, equal to `numbers` in double_backward.rs."""
     n = 1
     for extent in shape:
         n *= extent

@@ -1,5 +1,4 @@
-//! Operations, one record each: what the checks of the topic `records`, the tests of second gradients and of kernels, the
-//! measurements and `docs/operators.md` run. A test in `catalog/complete.rs` says which public operation has none.
+//! Catalog of operations with inputs, from which checks, benchmarks and `docs/operators.md` are generated.
 
 use forebay::dtype::DType;
 use forebay::error::Result;
@@ -23,7 +22,6 @@ use InputSpec::{Bool, Bounded, Index, Positive, Signed};
 pub use case::{InputSpec, OpCase};
 use case::{S, nondifferentiable, nonsmooth, smooth};
 
-/// Elements that meet in some places of a tensor.
 const fn scatter_reduce_case(name: &'static str, call: fn(&[Tensor]) -> Result<Tensor>) -> OpCase {
     smooth(name, &[Signed(&[4, 5]), Index(&[3, 5], 4), Signed(&[3, 5])], call)
 }
@@ -545,7 +543,6 @@ fn interpolate_options(mode: InterpolateMode) -> InterpolateOptions {
     InterpolateOptions { mode, ..InterpolateOptions::default() }
 }
 
-/// Resizing, windows and views by strides, distances and bags.
 const RESIZE_CASES: &[OpCase] = &[
     smooth("interpolate to the nearest", &[Signed(&[2, 3, 5])], |x| {
         x[0].interpolate(&InterpolateOptions::with_scale_factor(1.7))
@@ -695,7 +692,7 @@ const RESIZE_CASES: &[OpCase] = &[
     }),
 ];
 
-/// One direction of a recurrent layer: products of the input, state, weight, bias and, of an LSTM, the cell; outputs and cells together.
+/// Runs one direction of a recurrent layer on input projections, state, weight, bias and, for an LSTM, the cell.
 fn run_recurrent(x: &[Tensor], kind: RecurrentKind, lengths: Option<&[i32]>) -> Result<Tensor> {
     let lengths = lengths.map(|n| Tensor::from_slice(n, &[n.len()], x[0].device())).transpose()?;
     let of = RecurrentOp::new(kind, &x[0], &x[1], &x[2]);
@@ -709,7 +706,6 @@ fn run_recurrent(x: &[Tensor], kind: RecurrentKind, lengths: Option<&[i32]>) -> 
     }
 }
 
-/// Positions and recurrent layers; losses over paths and margins.
 const SEQUENCE_CASES: &[OpCase] = &[
     smooth("rotary_embedding", &[Signed(&[2, 3, 5, 6])], |x| {
         let table = Tensor::arange(0.0, 15.0, 1.0, DType::F32, x[0].device())?.reshape([5, 3])?;
@@ -798,7 +794,6 @@ const SEQUENCE_CASES: &[OpCase] = &[
     smooth("channel_shuffle", &[Signed(&[1, 6, 2])], |x| x[0].channel_shuffle(2)),
 ];
 
-/// Every case.
 pub fn cases() -> impl Iterator<Item = &'static OpCase> {
     GROUPS.iter().chain(inplace_and_factory::IN_PLACE).flat_map(|group| group.iter())
 }

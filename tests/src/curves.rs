@@ -1,8 +1,8 @@
-//! Whole training runs: models made of this library's modules, the weights and batches of PyTorch's runs, and losses
-//! that must stay as near to PyTorch's in f64 as PyTorch's own in f32 do, times five.
+//! Training runs compared with PyTorch's loss curves. Models, initial weights and batches are those of the PyTorch
+//! runs. In f64, our losses must differ from PyTorch's at most five times as much as PyTorch's own f32 losses do.
 //!
-//! Two runs in f32 drift apart from step to step and cross now and then, so the distance at a step is the largest
-//! relative one up to it, and at least 1e-5 / 5. Sizes come from the shapes of the weights, everything else from the JSON.
+//! Two f32 runs diverge from step to step, and may cross. The difference at a step is therefore the largest relative
+//! difference so far, at least 1e-5 / 5. Model sizes come from the shapes of the weights.
 
 use std::path::{Path, PathBuf};
 
@@ -16,17 +16,17 @@ use forebay::optim::{Adam, AdamW, LrSchedule, Optimizer, RmsProp, Sgd, clip_grad
 use forebay::tensor::Tensor;
 use serde::Deserialize;
 
-/// How many of PyTorch's own distances a run may be off, and the least relative distance that is allowed.
+/// Allowed multiple of PyTorch's own f32 difference, and the minimum relative tolerance.
 const TOLERANCE_FACTOR: f64 = 5.0;
 const MIN_RELATIVE_ERROR: f64 = 1e-5;
 
-/// A run as its JSON describes it.
+/// Reference curve, as the JSON file describes it.
 #[derive(Debug, Deserialize)]
 struct ReferenceCurve {
     #[serde(default = "default_accumulate")]
     accumulate: usize,
     optimizer: OptimizerConfig,
-    /// Heads of attention, which no weight's shape tells.
+    /// Attention heads, which the shapes of weights do not determine.
     heads: Option<usize>,
     loss_f64: Vec<f64>,
     loss_f32: Vec<f64>,
@@ -101,7 +101,6 @@ impl OptimizerConfig {
         })
     }
 
-    /// The learning rate of a step.
     fn lr_at(&self, step: usize, steps: usize) -> f64 {
         match (self.warmup, self.cosine_to) {
             (None, None) => self.lr,
@@ -113,7 +112,7 @@ impl OptimizerConfig {
     }
 }
 
-/// A model that gives logits for classes in its last dimension.
+/// Model that returns class logits in its last dimension.
 trait Classifier: Module {
     fn logits(&self, x: &Tensor) -> forebay::error::Result<Tensor>;
 
@@ -124,7 +123,7 @@ trait Classifier: Module {
     }
 }
 
-/// Linear layers `fc1`, `fc2`, ... with ReLUs between them.
+/// Linear layers `fc1`, `fc2`, ... with ReLU between them.
 struct Mlp(Vec<Linear>);
 
 impl Module for Mlp {
@@ -182,7 +181,7 @@ impl Block {
     }
 }
 
-/// A GPT whose head is its table of tokens.
+/// GPT whose head shares the token embedding.
 #[derive(Module)]
 struct Gpt {
     wte: Embedding,
@@ -203,7 +202,7 @@ impl Classifier for Gpt {
     }
 }
 
-/// The model that has weights of these names and shapes.
+/// Builds the model that has weights of these names and shapes.
 fn build_model(weights: &Tensors, curve: &ReferenceCurve, device: &Device) -> Result<Box<dyn Classifier>> {
     let shape = |name: &str| {
         weights.get(name).map(|t| t.shape().to_vec()).with_context(|| format!("no weight `init/{name}`"))
@@ -276,32 +275,32 @@ fn build_model(weights: &Tensors, curve: &ReferenceCurve, device: &Device) -> Re
     Ok(Box::new(Mlp((1..=layers).map(|k| linear(&format!("fc{k}"))).collect::<Result<_>>()?)))
 }
 
-/// How a run of ours compares.
+/// Result of comparing a run with its reference curve.
 #[derive(Clone, Debug)]
 pub struct CurveReport {
-    /// The curve.
+    /// Name of the curve.
     pub name: String,
-    /// Steps that were compared.
+    /// Number of compared steps.
     pub steps: usize,
-    /// The largest difference of a loss, in what is allowed, and where it was.
+    /// Largest difference of a loss in units of the tolerance, and its step.
     pub loss: (f64, usize),
-    /// The same of the gradients' norms; `None` where they were not recorded.
+    /// Largest difference of a gradient norm in units of the tolerance, and its step; `None` if not recorded.
     pub grad_norm: Option<(f64, usize)>,
     /// Our last loss, and PyTorch's in f64.
     pub last: (f64, f64),
-    /// Why it did not run to its end.
+    /// Error that ended the run early.
     pub error: Option<String>,
 }
 
 impl CurveReport {
-    /// Whether every value is as near as it must be.
+    /// Reports whether all differences are within tolerance.
     #[must_use]
     pub fn passed(&self) -> bool {
         self.error.is_none() && self.loss.0 <= 1.0 && self.grad_norm.is_none_or(|n| n.0 <= 1.0)
     }
 }
 
-/// The largest difference from `exact`, in units of what is allowed.
+/// Returns the largest difference from `exact` in units of the tolerance, and its step.
 fn max_error(ours: &[f64], exact: &[f64], single: &[f64]) -> (f64, usize) {
     let mut distance = MIN_RELATIVE_ERROR / TOLERANCE_FACTOR;
     let mut worst = (0.0, 0);
@@ -320,7 +319,7 @@ fn batch_tensor<'a>(data: &'a Tensors, kind: &str, k: usize) -> Result<&'a Tenso
     data.get(&format!("{kind}/{k}")).with_context(|| format!("no tensor `{kind}/{k}`"))
 }
 
-/// Trains as PyTorch did; gives losses and norms of gradients.
+/// Trains as PyTorch did; returns losses and gradient norms.
 fn train(curve: &ReferenceCurve, data: &Tensors, device: &Device) -> Result<(Vec<f64>, Vec<f64>)> {
     let weights: Tensors =
         data.iter().filter_map(|(k, t)| Some((k.strip_prefix("init/")?.to_owned(), t.clone()))).collect();
@@ -328,7 +327,7 @@ fn train(curve: &ReferenceCurve, data: &Tensors, device: &Device) -> Result<(Vec
     net.load_state_dict(&weights)?;
     let mut optimizer = curve.optimizer.build_optimizer(net.parameters())?;
     let steps = curve.loss_f64.len();
-    // Read back at the end: a step waits for nothing.
+    // Read back at the end, so that no step waits for the device.
     let (mut losses, mut norms) = (Vec::new(), Vec::new());
     for step in 0..steps {
         optimizer.set_lr(curve.optimizer.lr_at(step, steps));
@@ -346,7 +345,7 @@ fn train(curve: &ReferenceCurve, data: &Tensors, device: &Device) -> Result<(Vec
             });
         }
         losses.extend(total);
-        // A bound that nothing reaches leaves the gradients as they are.
+        // A bound that no norm reaches, so that gradients are not clipped.
         norms.push(clip_grad_norm_(optimizer.parameters(), curve.optimizer.clip.unwrap_or(1e30))?);
         optimizer.step()?;
         optimizer.zero_grad();
@@ -388,7 +387,7 @@ fn run_curve(path: &Path, device: &Device) -> Result<CurveReport> {
 /// Runs every curve of a folder.
 ///
 /// # Errors
-/// There is none, or its files cannot be read.
+/// The folder has no curves, or its files cannot be read.
 pub fn run(dir: &Path, device: &Device) -> Result<Vec<CurveReport>> {
     let entries = std::fs::read_dir(dir).with_context(|| dir.display().to_string())?;
     let mut paths: Vec<PathBuf> = entries.map(|e| Ok(e?.path())).collect::<std::io::Result<Vec<_>>>()?;
@@ -400,7 +399,7 @@ pub fn run(dir: &Path, device: &Device) -> Result<Vec<CurveReport>> {
     paths.iter().map(|path| run_curve(path, device)).collect()
 }
 
-/// Prints a line for each curve and one for all; how many failed.
+/// Prints a line for each curve and a summary; returns the number of failures.
 pub fn print_report(reports: &[CurveReport], device: &Device) -> usize {
     for r in reports {
         let verdict = if r.passed() { "passed" } else { "FAILED" };

@@ -1,6 +1,7 @@
-//! Calls with arguments that nobody would choose: every operation on the null device, which runs nothing and so takes thousands of calls a second.
+//! Fuzzing of every operation with unusual arguments, on the null device. This device runs nothing, so thousands of
+//! calls a second are possible.
 //!
-//! A call may fail with an error. It may not panic, and what it returns must lie within the memory that there is.
+//! A call may fail with an error. A call must not panic, and its results must fit into the device's memory.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -16,17 +17,17 @@ mod ops;
 
 use generator::ArgGenerator;
 
-/// Memory of the null device: what asks for more must fail.
+/// Memory of the null device; larger requests must fail.
 const DEVICE_BYTES: u64 = 64 << 20;
 
-/// An operation: its name, and a call of it with drawn arguments on drawn tensors, the first of which is `self`.
+/// Operation with its name, and a call with random arguments on random tensors, the first of which is `self`.
 #[derive(Clone, Copy)]
 pub(crate) struct FuzzOp {
     name: &'static str,
     run: fn(&mut ArgGenerator, &[Tensor]) -> ForebayResult<Vec<Tensor>>,
 }
 
-/// Tensors that a call returned.
+/// Results of a call as a list of tensors.
 trait IntoTensors {
     fn into_tensors(self) -> Vec<Tensor>;
 }
@@ -55,9 +56,9 @@ outputs! {
 /// Number of calls, and how many of them succeeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct FuzzCounts {
-    /// All calls.
+    /// Number of calls.
     pub calls: u64,
-    /// Calls without an error.
+    /// Number of calls without an error.
     pub succeeded: u64,
 }
 
@@ -65,11 +66,11 @@ thread_local! {
     static LAST_PANIC: RefCell<String> = const { RefCell::new(String::new()) };
 }
 
-/// Makes calls of every operation, or of those whose name contains `filter` (of one alone: `=name`): `rounds` of each, drawn from `seed`.
-/// `before` is told each of them.
+/// Calls every operation, or those whose name contains `filter` (`=name` for one), `rounds` times with arguments
+/// drawn from `seed`. `before` receives a description of each call.
 ///
 /// # Errors
-/// A call panicked, or returned a tensor that is larger than the memory; the messages say how to make the call again.
+/// A call panicked, or returned a tensor that is larger than the memory; the message tells how to repeat the call.
 pub fn run(rounds: u64, seed: u64, filter: &str, before: impl Fn(&str)) -> Result<FuzzCounts> {
     let hook = std::panic::take_hook();
     std::panic::set_hook(Box::new(|info| LAST_PANIC.with(|text| *text.borrow_mut() = info.to_string())));
@@ -104,7 +105,7 @@ fn matches_filter(name: &str, filter: &str) -> bool {
     filter.strip_prefix('=').map_or_else(|| name.contains(filter), |exact| name == exact)
 }
 
-/// One call, its results read, and gradients of them; whether it succeeded.
+/// Runs one call, reads its results, and computes their gradients. Returns whether the call succeeded.
 fn run_call(call: &FuzzOp, draw: &mut ArgGenerator, device: &Device) -> Result<bool> {
     let Ok(inputs) = draw.inputs(device) else { return Ok(false) };
     let outputs = match (call.run)(draw, &inputs) {
@@ -140,7 +141,7 @@ fn run_call(call: &FuzzOp, draw: &mut ArgGenerator, device: &Device) -> Result<b
     Ok(true)
 }
 
-/// Errors that a gradient or a read may give.
+/// Checks that an error of a gradient or a read has a message.
 fn check_error_message(error: Error) -> Result<Vec<u8>> {
     ensure!(!error.to_string().is_empty(), "an error without a message");
     Ok(Vec::new())
@@ -155,7 +156,7 @@ mod tests {
         let rounds = std::env::var("FOREBAY_FUZZ_ROUNDS").ok().and_then(|n| n.parse().ok()).unwrap_or(40);
         let seed = std::env::var("FOREBAY_FUZZ_SEED").ok().and_then(|n| n.parse().ok()).unwrap_or(1);
         let counts = run(rounds, seed, "", |_| ())?;
-        // Arguments that never fit would find nothing behind the first check.
+        // If arguments never fit, no code after the first check would be reached.
         ensure!(counts.succeeded * 20 > counts.calls, "{counts:?}");
         Ok(())
     }

@@ -1,9 +1,9 @@
-//! Every kernel that the catalog and the golden calls need, compiled without a GPU.
+//! Compiles every kernel that the catalog and the golden calls need, without a GPU.
 //!
-//! The operations run on null devices, one with every optional type and one with none, which note what they were asked
-//! to compile. Each kernel is validated by naga (with the optional types of its device only), written as CUDA C++, and
-//! compiled by NVRTC for the architectures that are asked for. Kernels that need the same prelude are compiled together, each in its own
-//! namespace: most of the time goes into the prelude.
+//! Operations run on null devices with all optional types and with none, which record the kernels they are asked to
+//! compile. Each kernel is validated by naga with the types of its device, translated to CUDA C++, and compiled by
+//! NVRTC. Kernels with equal preludes are compiled in one program, each in its own namespace, because the prelude
+//! dominates compilation time.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -37,20 +37,20 @@ use crate::catalog;
 use crate::golden::{CallConfig, GoldenSet};
 use crate::sass;
 
-/// From Turing to Blackwell.
+/// Compute capabilities from Turing to Blackwell.
 pub const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
 
-/// Kernels in one program of NVRTC's.
+/// Number of kernels in one NVRTC program.
 const KERNELS_PER_PROGRAM: usize = 64;
 
-/// What became of all kernels.
+/// Results of all compilations.
 #[derive(Clone, Debug, Default)]
 pub struct KernelReport {
-    /// Kernels.
+    /// Number of kernels.
     pub kernels: usize,
-    /// How many were compiled, for each architecture; empty without NVRTC.
+    /// Number of kernels compiled for each architecture; empty without NVRTC.
     pub compiled: BTreeMap<u32, usize>,
-    /// The kernels that failed, and why.
+    /// Error messages by kernel.
     pub failures: BTreeMap<String, String>,
 }
 
@@ -73,30 +73,32 @@ impl fmt::Display for KernelReport {
 
 const UNOPTIMISED: &[&str] = &["--Ofast-compile=max"];
 
-/// How thoroughly kernels are compiled.
+/// Architectures and thoroughness of the compilation.
 struct CompileOptions<'a> {
     architectures: &'a [u32],
-    /// Optimised on one architecture, and each kernel on all of them.
+    /// If true, compiles with optimisation on one architecture, and each kernel for all of them.
     is_full: bool,
 }
 
 impl CompileOptions<'_> {
-    /// Whether kernels with this prelude are compiled for `arch`: those that ask nothing of their architecture can do with the first.
+    /// Reports whether kernels with this prelude are compiled for `arch`. In quick mode, kernels without architecture
+    /// checks are compiled for the first one only.
     fn should_compile(&self, prelude: &str, arch: u32) -> bool {
-        // How a kernel follows another one is the same text for all.
+        // The prelude of programmatic dependent launch is equal for all kernels, so its checks do not count.
         let own = prelude.replacen(forebay_shaders::cuda::PDL, "", 1);
         self.is_full || self.architectures.first() == Some(&arch) || own.contains("__CUDA_ARCH__")
     }
 
-    /// What can fail on the other architectures, and not on the optimised one, fails unoptimised too.
+    /// Optimises for one architecture only: errors of the others also show without optimisation.
     fn nvrtc_flags(&self, arch: u32) -> &'static [&'static str] {
         if self.is_full && arch == 90 { &[] } else { UNOPTIMISED }
     }
 }
 
-/// Checks all kernels for all of [`ARCHITECTURES`], optimised on one of them; or quickly for `architectures`, where those are
-/// named: unoptimised, and what asks nothing of its architecture for the first one alone. Or those kernels whose
-/// label (template and words) contains one of `filters`. `golden` is the folder of the golden calls.
+/// Checks all kernels. Without `architectures`, compiles for all of [`ARCHITECTURES`], with optimisation for one of
+/// them. With `architectures`, compiles quickly for these: without optimisation, and kernels without architecture
+/// checks for the first one only. `filters` selects kernels whose label (template and parameters) contains one of
+/// them. `golden` is the folder of the golden calls.
 pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result<KernelReport> {
     if let Some(other) = architectures.iter().find(|arch| !ARCHITECTURES.contains(arch)) {
         bail!("--architectures names sm_{other}: expected some of {ARCHITECTURES:?}");
@@ -137,7 +139,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
         }
     }
     report.kernels = translated.len() + report.failures.len();
-    // One kernel of both devices is compiled once.
+    // A kernel of both devices is compiled once.
     let mut sources = BTreeSet::new();
     translated.retain(|(_, cuda)| sources.insert(kernel_body(&cuda.source).to_owned()));
     println!("{} kernels translated in {:.0} s", report.kernels, start.elapsed().as_secs_f64());
@@ -158,7 +160,7 @@ fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<
     let types: Vec<DType> = DType::ALL.into_iter().filter(|&d| device.supports_dtype(d)).collect();
     for &dtype in &types {
         for case in catalog::cases().filter(|_| dtype.is_float()) {
-            // Types that an operation does not take are refused before anything is compiled.
+            // Unsupported types are rejected before any compilation.
             let _ = exercise_case(case, dtype, &device);
         }
         for &to in &types {
@@ -185,7 +187,7 @@ fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<
     Ok(backend.compiled_kernels())
 }
 
-/// What casts and moves elements of types that are only stored, and the parts of their products.
+/// Casts and copies of storage-only types, and their scaled matrix products.
 fn exercise_storage_dtypes(device: &Device, types: &[DType]) -> Result<()> {
     for dtype in DType::STORAGE_ONLY {
         let x = Tensor::zeros(&[8, 4], dtype, device)?;
@@ -200,7 +202,7 @@ fn exercise_storage_dtypes(device: &Device, types: &[DType]) -> Result<()> {
     Ok(())
 }
 
-/// Elementwise chains: by vectors and not, of each type, with a result kept on the way.
+/// Fused elementwise chains: vectorised and scalar, in each type, with an intermediate result that is kept.
 fn exercise_fused_chains(device: &Device) -> Result<()> {
     device.set_fusion_min_bytes(Some(0));
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -216,7 +218,7 @@ fn exercise_fused_chains(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Convolutions over windows, of two and three dimensions, and the sums of windows.
+/// Convolutions by im2col in one, two and three dimensions, and their col2im.
 fn exercise_im2col(device: &Device) -> Result<()> {
     device.set_im2col_max_bytes(Some(1 << 28));
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -235,7 +237,7 @@ fn exercise_im2col(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Losses whose rows a workgroup keeps: in memory that a block has, in what it has to ask for, and padded ones.
+/// Fused linear cross-entropy with rows in static shared memory, in dynamic shared memory, and with padding.
 fn exercise_linear_cross_entropy(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         for classes in [4096, 25_001, 50_304] {
@@ -247,7 +249,7 @@ fn exercise_linear_cross_entropy(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Rows that many workgroups share.
+/// Reductions whose rows are split among workgroups.
 fn exercise_split_rows(device: &Device) -> Result<()> {
     let n = 1 << 17;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -271,7 +273,7 @@ fn exercise_split_rows(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Optimisers, clipping and the scaling of losses, on parameters of every type and alignment.
+/// Optimisers, gradient clipping and loss scaling, with parameters of every type and alignment.
 fn exercise_optimizers(device: &Device) -> Result<()> {
     let mut parameters = Vec::new();
     for dtype in [DType::F32, DType::BF16, DType::F16] {
@@ -290,7 +292,7 @@ fn exercise_optimizers(device: &Device) -> Result<()> {
     }
     clip_grad_value_(&parameters, 1.0)?;
     let all = || parameters.clone();
-    // Types and alignments are the template's, not the algorithm's.
+    // The template handles types and alignments, so two parameters are enough for other algorithms.
     let few = || parameters[..2].to_vec();
     let optimizers: Vec<Box<dyn Optimizer>> = vec![
         Box::new(Sgd::new(all(), 0.1)),
@@ -320,11 +322,11 @@ fn exercise_optimizers(device: &Device) -> Result<()> {
     for mut optimizer in optimizers {
         optimizer.step()?;
         optimizer.step_unless(&skip)?;
-        // The device goes on counting.
+        // After a skippable step, the device keeps the step count.
         optimizer.step()?;
     }
     exercise_low_precision_copies(device)?;
-    // Gradients of f16 are refused.
+    // f16 gradients are rejected elsewhere.
     let mut optimizer = Sgd::new(parameters[..4].to_vec(), 0.1);
     let mut scaler = GradScaler::new();
     scaler.scale(&skip)?;
@@ -332,7 +334,7 @@ fn exercise_optimizers(device: &Device) -> Result<()> {
     Ok(scaler.update()?)
 }
 
-/// Steps that write 16-bit copies of parameters.
+/// Optimiser steps that write 16-bit copies of parameters.
 fn exercise_low_precision_copies(device: &Device) -> Result<()> {
     for low in [DType::BF16, DType::F16] {
         let mut weights = Vec::new();
@@ -351,7 +353,7 @@ fn exercise_low_precision_copies(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Linear layers in 8 bits, of extents that the library multiplies and of others.
+/// FP8 linear layers, with extents that the vendor's library supports and with others.
 fn exercise_fp8_linear(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16, DType::BF16] {
         for extent in [16, 3] {
@@ -363,7 +365,7 @@ fn exercise_fp8_linear(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// A case and its gradients, on dense and on strided inputs.
+/// Runs a record and its gradients, on contiguous and on strided inputs.
 fn exercise_case(case: &catalog::OpCase, dtype: DType, device: &Device) -> Result<()> {
     for strided in if dtype == DType::F32 { &[false, true][..] } else { &[false] } {
         let mut leaves = Vec::new();
@@ -398,20 +400,20 @@ fn validate_and_translate(kernel: &NullKernel, allowed: Capabilities) -> Result<
     translate_with_options(&kernel.wgsl, &kernel.entry_point, &overrides, &options).map_err(|e| e.to_string())
 }
 
-/// Where a translation's prelude ends and its own text begins.
+/// Separator between a translation's prelude and its body.
 const BODY_MARKER: &str = "namespace wgsl {\n";
 
 fn kernel_body(source: &str) -> &str {
     source.rsplit_once(BODY_MARKER).map_or(source, |(_, own)| own)
 }
 
-/// The prelude, without the line that names the kernel.
+/// Returns the prelude, without the line that names the kernel.
 fn kernel_prelude(source: &str) -> &str {
     let prelude = source.rsplit_once(BODY_MARKER).map_or("", |(prelude, _)| prelude);
     prelude.split_once('\n').map_or(prelude, |(_, rest)| rest)
 }
 
-/// Several kernels of one prelude as one source.
+/// Concatenates several kernels with equal preludes.
 fn concat_sources(kernels: &[&(String, TranslatedKernel)]) -> String {
     let mut source = kernels.first().map_or(String::new(), |(_, k)| kernel_prelude(&k.source).to_owned());
     for (i, (_, kernel)) in kernels.iter().enumerate() {
@@ -422,7 +424,8 @@ fn concat_sources(kernels: &[&(String, TranslatedKernel)]) -> String {
     source
 }
 
-/// Compiles a source, and looks into its machine code where that is known: optimised, for only that has all functions in one.
+/// Compiles a source. Optimised code of the known architecture is also disassembled, because only optimised kernels
+/// have inlined all functions.
 fn compile_and_check(source: &str, label: &str, arch: u32, options: &[&str]) -> Result<(), String> {
     let cubin =
         nvrtc::compile_with_options(source, label, arch, options).map_err(|error| error.to_string())?;
@@ -433,7 +436,7 @@ fn compile_and_check(source: &str, label: &str, arch: u32, options: &[&str]) -> 
     }
 }
 
-/// A form of a kernel that is written in CUDA C++.
+/// Compiles one variant of a kernel that is written in CUDA C++.
 fn compile_native(kernel: &impl NativeKernel, label: &str, arch: u32, report: &mut KernelReport) {
     match compile_and_check(&kernel.source(), label, arch, kernel.options()) {
         Ok(()) => *report.compiled.entry(arch).or_default() += 1,
@@ -443,7 +446,7 @@ fn compile_native(kernel: &impl NativeKernel, label: &str, arch: u32, report: &m
     }
 }
 
-/// The attention kernels that are written in CUDA C++, on every architecture that has them.
+/// Compiles the CUDA C++ attention kernels for every architecture that supports them.
 fn compile_attention(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
     let plain = (MaskKind::None, false);
     let forms = [
@@ -466,7 +469,7 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
             for &arch in architectures {
                 let Some(kernel) = attention::AttentionKernel::new(pass, head, dtype, arch) else { continue };
                 let kernel = attention::AttentionKernel { mask, has_dropout: drop, ..kernel };
-                // sm_90 has two forms.
+                // sm_90 has two variants.
                 let plain = attention::AttentionKernel { uses_wgmma: false, ..kernel };
                 for kernel in [Some(kernel), kernel.uses_wgmma.then_some(plain)].into_iter().flatten() {
                     compile_native(&kernel, &label, arch, report);
@@ -476,7 +479,7 @@ fn compile_attention(architectures: &[u32], filters: &[String], report: &mut Ker
     }
 }
 
-/// The product's kernel in CUDA C++, for the architectures that have clusters.
+/// Compiles the CUDA C++ kernel of small matrix products, for architectures with clusters.
 fn compile_sgemm_small(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
     let layouts = [[false, false], [false, true], [true, false], [true, true]];
     let cuts = CONFIGS.iter().filter(|cut| matches!(cut.cluster_blocks, 1 | 8));
@@ -497,7 +500,7 @@ fn compile_sgemm_small(architectures: &[u32], filters: &[String], report: &mut K
     }
 }
 
-/// The gradient's kernel in CUDA C++, for the architecture that has it.
+/// Compiles the CUDA C++ kernel of GELU's gradient, for the architecture that supports it.
 fn compile_gelu_grad(architectures: &[u32], filters: &[String], report: &mut KernelReport) {
     for bf16 in [false, true] {
         let kernel = gelu_grad::GeluGradKernel { bf16 };
@@ -535,7 +538,7 @@ fn compile_translated(
             let mut failures = Vec::new();
             if compile_and_check(&concat_sources(batch), "batch", arch, compiling.nvrtc_flags(arch)).is_err()
             {
-                // One by one, to name those that fail.
+                // One by one, to find the kernels that fail.
                 for (label, kernel) in batch {
                     if let Err(error) =
                         compile_and_check(&kernel.source, &kernel.entry, arch, compiling.nvrtc_flags(arch))

@@ -1,4 +1,4 @@
-//! The conformance suite, as one program that needs nothing but a device.
+//! The conformance suite as one program that needs only a device.
 
 use std::path::PathBuf;
 
@@ -17,62 +17,62 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Command {
-    /// Lists devices, and why those that cannot be used cannot.
+    /// Lists devices, and unavailable backends with the reason.
     Devices,
-    /// Runs the suite's own tests on every backend that is found.
+    /// Runs the suite's own tests on every available backend.
     Test {
-        /// A device id (`cuda:0`, `wgpu`); every backend that is found, if not given.
+        /// Device id (`cuda:0`, `wgpu`); every available backend by default.
         #[arg(long)]
         device: Option<String>,
-        /// Names the tests, and runs none.
+        /// Lists the tests without running them.
         #[arg(long)]
         list: bool,
         /// Only tests whose name (`topic/name/wgpu:0`) contains one of these.
         filter: Vec<String>,
     },
-    /// Trains whole models as PyTorch did, and compares the losses.
+    /// Trains models as PyTorch did, and compares the losses.
     Curves {
-        /// The folder of the curves.
+        /// Folder of the reference curves.
         #[arg(long)]
         dir: Option<PathBuf>,
-        /// A device id (`cuda:0`, `wgpu`); every backend that is found, if not given.
+        /// Device id (`cuda:0`, `wgpu`); every available backend by default.
         #[arg(long)]
         device: Option<String>,
     },
     /// Compares single operations, and their gradients, with PyTorch's results.
     Golden {
-        /// A folder of golden.json and golden.safetensors instead of those of this package.
+        /// Folder of golden.json and golden.safetensors; by default those of this package.
         #[arg(long, env = "FOREBAY_GOLDEN")]
         dir: Option<PathBuf>,
-        /// A device id (`cuda:0`, `wgpu`); every backend that is found, if not given.
+        /// Device id (`cuda:0`, `wgpu`); every available backend by default.
         #[arg(long)]
         device: Option<String>,
-        /// Makes the calls in this type: f16, bf16 or f64.
+        /// Runs the calls in this type: f16, bf16 or f64.
         #[arg(long)]
         dtype: Option<String>,
-        /// Lists what is unsupported, and why.
+        /// Lists unsupported calls with the reason.
         #[arg(long, short)]
         verbose: bool,
         /// Only calls whose name contains one of these.
         filter: Vec<String>,
     },
-    /// Writes docs/operators.md: what there is of PyTorch's operator database.
+    /// Writes docs/operators.md: the coverage of PyTorch's operator database.
     Operators {
-        /// The file.
+        /// File to write.
         file: PathBuf,
     },
-    /// Compiles every kernel without a GPU: naga checks it, NVRTC makes CUDA code of it.
+    /// Compiles every kernel without a GPU: naga validates it, NVRTC compiles its CUDA translation.
     Kernels {
-        /// Quickly, for these architectures alone, such as 75,90: unoptimised, and what asks nothing of its architecture for the first.
+        /// Quick check for these architectures, such as 75,90: no optimisation; most kernels for the first only.
         #[arg(long, value_delimiter = ',')]
         architectures: Vec<u32>,
-        /// The folder of the golden calls, whose kernels are compiled too.
+        /// Folder of the golden calls, whose kernels are compiled too.
         #[arg(long, env = "FOREBAY_GOLDEN")]
         dir: Option<PathBuf>,
         /// Only kernels whose label (`optim algorithm=adam`) contains one of these.
         filter: Vec<String>,
     },
-    /// Calls every operation with arguments that nobody would choose, on the null device: none may panic.
+    /// Calls every operation with unusual arguments on the null device; none may panic.
     Fuzz {
         /// Calls of each operation.
         #[arg(long, default_value_t = 2000)]
@@ -80,21 +80,21 @@ enum Command {
         /// Seed of the arguments.
         #[arg(long, default_value_t = 1)]
         seed: u64,
-        /// Names each call before it is made: the last one is the call that ended the process, or never ends.
+        /// Prints each call before it runs, to find a call that crashes or hangs.
         #[arg(long, short)]
         verbose: bool,
-        /// Only operations whose name contains this; one alone with `=` in front of its name.
+        /// Only operations whose name contains this; `=name` for exactly one.
         filter: Option<String>,
     },
-    /// Replays allocator traces of real workloads, and compares with PyTorch's allocator.
+    /// Replays allocation traces of real workloads, and compares the pool with PyTorch's allocator.
     Traces {
-        /// The folder of the traces and of reserved.jsonl.
+        /// Folder of the traces and of reserved.jsonl.
         #[arg(long, env = "FOREBAY_TRACES")]
         dir: Option<PathBuf>,
     },
 }
 
-/// A folder of this package, wherever the program runs: beside the program in a bundle, else in the sources.
+/// Returns a data folder: next to the program in a bundle, otherwise in the sources of this package.
 fn data_dir(name: &str) -> PathBuf {
     let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("tests").join(name)));
     match beside {
@@ -103,7 +103,7 @@ fn data_dir(name: &str) -> PathBuf {
     }
 }
 
-/// The devices to run on: the one asked for, else the first of every backend.
+/// Opens the requested device, or the first one of every backend.
 fn select_devices(asked: Option<&str>) -> Result<Vec<Device>> {
     if let Some(id) = asked {
         return Ok(vec![Device::open(id)?]);

@@ -1,23 +1,22 @@
-//! What is looked for in machine code: that a kernel waits for the one in front of it before it touches memory.
+//! Check of machine code (SASS): a kernel must wait for the previous kernel before it accesses memory.
 //!
-//! The compiler is told that what a kernel only reads does not change while it runs, so that it might read before the wait
-//! (`shaders/cuda/pdl.cuh`), which is no part of what it knows of memory.
+//! With programmatic dependent launch (`shaders/cuda/pdl.cuh`), a kernel starts before the previous one ends.
+//! The compiler may assume that read-only memory does not change, and move reads before the wait.
 
-/// The architecture whose instructions are known here.
+/// Architecture whose instruction encoding is known here.
 pub(crate) const SASS_ARCH: u32 = 90;
 
-/// The low 12 bits of an instruction are its operation: `griddepcontrol.wait`...
+/// Opcode of `griddepcontrol.wait`, in the low 12 bits of an instruction.
 const OPCODE_GRIDDEP_WAIT: u16 = 0x82e;
-/// ... and what reads and writes the device's memory: loads, stores, atomics, reductions and copies to shared memory, as nvdisasm 13.5
-/// names them.
+/// Opcodes of loads, stores, atomics, reductions and copies to shared memory, as nvdisasm 13.5 names them.
 const MEMORY_OPCODES: [u16; 13] =
     [0x980, 0x981, 0x985, 0x986, 0x98e, 0x3a8, 0x3a9, 0x9a3, 0x9a8, 0x38a, 0x98a, 0xfae, 0x5b4];
 
-/// How many kernels of a cubin wait before they touch memory; why one does not.
+/// Returns the number of kernels in a cubin, or an error for a kernel that accesses memory before its wait.
 pub(crate) fn count_waiting_kernels(cubin: &[u8]) -> Result<usize, String> {
     let mut count = 0;
     for (name, code) in elf_sections(cubin).ok_or("the cubin is no ELF file of 64 bits")? {
-        // Others are functions that a kernel calls.
+        // Names with `_Z` are functions that a kernel calls.
         let Some(name) = name.strip_prefix(".text.").filter(|name| !name.starts_with("_Z")) else { continue };
         let first = code
             .chunks_exact(16)
@@ -36,7 +35,7 @@ pub(crate) fn count_waiting_kernels(cubin: &[u8]) -> Result<usize, String> {
     Ok(count)
 }
 
-/// The names of an ELF file's sections, and what is in them.
+/// Returns the names and contents of an ELF file's sections.
 fn elf_sections(file: &[u8]) -> Option<Vec<(&str, &[u8])>> {
     let number = |at: usize, bytes: usize| {
         let mut word = [0; 8];
@@ -51,7 +50,7 @@ fn elf_sections(file: &[u8]) -> Option<Vec<(&str, &[u8])>> {
     let contents = |section: usize| {
         let header = table + section * each;
         let (start, bytes) = (number(header + 0x18, 8)?, number(header + 0x20, 8)?);
-        // One without contents says a size all the same.
+        // A section of type NOBITS has a size but no contents.
         if number(header + 4, 4)? == 8 { Some(&[][..]) } else { file.get(start..start.checked_add(bytes)?) }
     };
     let names = contents(names)?;
@@ -75,7 +74,7 @@ mod tests {
         if !nvrtc::is_available() {
             return println!("NVRTC was not found: nothing to look at");
         }
-        // Nothing is in the way of reading it at once, and nothing in the kernel writes it.
+        // Without the wait, this read could be moved to the start: nothing in the kernel writes `a`.
         let wgsl = "@group(0) @binding(0) var<storage, read> a: array<vec4<f32>>;
             @group(0) @binding(1) var<storage, read_write> b: array<vec4<f32>>;
             @compute @workgroup_size(64)

@@ -1,4 +1,4 @@
-//! Allocator traces of real workloads and of ones that were made up, beside what PyTorch made of them.
+//! Replays of recorded and synthetic allocation traces, compared with PyTorch's allocator.
 
 mod expandable_segments;
 mod language;
@@ -18,22 +18,22 @@ use forebay::memory::trace::{
     PyTorchBaseline, ReplayRow, ReplayTable, SegmentMode, Trace, replay, replay_folder,
 };
 
-/// Replays of each trace, and rounds of them over all traces; the fastest counts for the time, which is told and not
-/// judged. A processor that is slow for a while is slow for a round, and not for a trace.
+/// Replays of each trace in a round, and rounds over all traces. The fastest replay counts for the time, which is
+/// reported but not checked. Rounds spread a temporary slowdown over all traces.
 const REPLAYS_PER_TRACE: u32 = 10;
 const ROUNDS: usize = 6;
-/// The seed of the workloads that were made up.
+/// Seed of the synthetic workloads.
 const SYNTHETIC_SEED: u64 = 1;
 
-/// What some workloads may come to, reserved over requested.
+/// Upper bounds of reserved over requested bytes.
 struct Bounds {
-    /// Of one.
+    /// Bound of a single workload.
     max_ratio: f64,
-    /// Their geometric mean.
+    /// Bound of the geometric mean.
     max_mean_ratio: f64,
 }
 
-/// Of recorded workloads: what the project has promised.
+/// Returns the bounds of recorded workloads, which the project guarantees.
 fn recorded_bounds(mode: SegmentMode) -> Bounds {
     match mode {
         SegmentMode::Virtual => Bounds { max_ratio: 1.03, max_mean_ratio: 1.01 },
@@ -41,8 +41,8 @@ fn recorded_bounds(mode: SegmentMode) -> Bounds {
     }
 }
 
-/// Of those that were made up: what holds now. In ranges that is the promise, and so is the mean in plain segments, where queues that take turns
-/// are above it.
+/// Returns the bounds of synthetic workloads. With virtual memory these are the guarantee. With plain segments the
+/// mean is within the guarantee, while single workloads on several queues exceed it.
 fn synthetic_bounds(mode: SegmentMode) -> Bounds {
     match mode {
         SegmentMode::Virtual => recorded_bounds(mode),
@@ -50,7 +50,7 @@ fn synthetic_bounds(mode: SegmentMode) -> Bounds {
     }
 }
 
-/// What the traces came to.
+/// Results of all replays.
 #[derive(Debug)]
 pub struct TraceReport {
     recorded: ReplayTable,
@@ -60,7 +60,6 @@ pub struct TraceReport {
 }
 
 impl TraceReport {
-    /// How many checks failed.
     #[must_use]
     pub fn failed(&self) -> usize {
         self.failures.len()
@@ -77,11 +76,12 @@ impl fmt::Display for TraceReport {
     }
 }
 
-/// Replays the traces of a folder, and workloads that were made up.
+/// Replays the traces of a folder, and synthetic workloads.
 ///
-/// A recorded one passes if it holds no more over what was requested and calls the driver no more often than PyTorch in the same mode, and
-/// keeps to the bounds above; and each mode's geometric mean has a bound. The model of PyTorch has to agree with what was recorded. Workloads that were
-/// made up have bounds too, and all of them together call the driver no more often than PyTorch, as its model says.
+/// A recorded trace must reserve no more and call the driver no more often than PyTorch in the same mode. It must also
+/// be within the bounds above. Each mode's geometric mean has a bound as well. The model of PyTorch must agree with its
+/// recorded figures. Synthetic workloads have bounds, too. In total, they must not call the driver more often than the
+/// model of PyTorch does.
 pub fn check(dir: &Path) -> Result<TraceReport> {
     let mut recorded = replay_all(dir)?;
     for _ in 1..ROUNDS {
@@ -105,7 +105,7 @@ fn replay_all(dir: &Path) -> Result<ReplayTable> {
     Ok(replay_folder(dir, Config::default(), REPLAYS_PER_TRACE)?)
 }
 
-/// The workloads that were made up, in both modes.
+/// Replays the synthetic workloads in both modes.
 fn replay_synthetic() -> Result<ReplayTable> {
     let traces: Vec<Trace> = workloads::synthetic_traces(SYNTHETIC_SEED).collect();
     let mut rows = Vec::new();
@@ -119,7 +119,7 @@ fn replay_synthetic() -> Result<ReplayTable> {
     Ok(ReplayTable { rows })
 }
 
-/// What PyTorch makes of a trace, by its rules.
+/// Simulates PyTorch's allocator on a trace.
 fn simulate_pytorch(trace: &Trace, mode: SegmentMode) -> Result<PyTorchBaseline> {
     if mode == SegmentMode::Virtual {
         return Ok(expandable_segments::simulate_expandable_segments(trace));
@@ -129,7 +129,7 @@ fn simulate_pytorch(trace: &Trace, mode: SegmentMode) -> Result<PyTorchBaseline>
     Ok(PyTorchBaseline { peak_reserved, device_allocs, ..trace.baseline.clone() })
 }
 
-/// Compares the model of PyTorch with its figures. Returns how many there were.
+/// Compares the model of PyTorch with PyTorch's recorded figures. Returns the number of comparisons.
 fn check_pytorch_model(dir: &Path, recorded: &ReplayTable, failures: &mut Vec<String>) -> Result<usize> {
     for row in &recorded.rows {
         let Some(told) = &row.pytorch else { continue };
@@ -144,7 +144,7 @@ fn check_pytorch_model(dir: &Path, recorded: &ReplayTable, failures: &mut Vec<St
     Ok(recorded.rows.len())
 }
 
-/// The geometric means that are above their bounds.
+/// Returns failures for geometric means above their bounds.
 fn check_mean_ratios(table: &ReplayTable, bounds: impl Fn(SegmentMode) -> Bounds) -> Vec<String> {
     let above = [SegmentMode::Virtual, SegmentMode::Plain].into_iter().filter_map(|mode| {
         let (mean, bound) = (table.mean_ratio(mode), bounds(mode).max_mean_ratio);
@@ -153,7 +153,7 @@ fn check_mean_ratios(table: &ReplayTable, bounds: impl Fn(SegmentMode) -> Bounds
     above.collect()
 }
 
-/// The modes in which all workloads together call the driver more often than PyTorch.
+/// Returns failures for modes in which all workloads together call the driver more often than PyTorch.
 fn check_driver_calls(table: &ReplayTable) -> Vec<String> {
     let more = [SegmentMode::Virtual, SegmentMode::Plain].into_iter().filter_map(|mode| {
         let rows = || table.rows.iter().filter(|row| row.mode == mode);
@@ -168,14 +168,14 @@ fn driver_calls(recorded: &PyTorchBaseline) -> u64 {
     recorded.device_allocs + recorded.device_frees
 }
 
-/// What is above a bound about a replay.
+/// Returns a failure if a replay exceeds the bound.
 fn check_ratio(row: &ReplayRow, most: f64) -> Option<String> {
     let (workload, mode, ratio) = (&row.workload, row.mode, row.report.ratio());
     (ratio > most)
         .then(|| format!("{workload}, {mode}: reserved over requested is {ratio:.4}, the bound {most}"))
 }
 
-/// What is worse about a replay than PyTorch's own.
+/// Returns a failure if a replay is worse than PyTorch's.
 fn compare_with_pytorch(row: &ReplayRow) -> Option<String> {
     let name = format!("{}, {}", row.workload, row.mode);
     let Some(recorded) = &row.pytorch else {

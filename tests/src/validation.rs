@@ -1,10 +1,9 @@
-//! Counting what Vulkan's validation layer complains about: wgpu hands its messages to `log`.
+//! Counter of errors from Vulkan's validation layer, which wgpu passes to `log`.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use log::{Level, LevelFilter, Log, Metadata, Record};
 
-/// The errors seen so far.
 #[derive(Debug)]
 pub struct ValidationErrorCounter {
     count: AtomicUsize,
@@ -13,7 +12,6 @@ pub struct ValidationErrorCounter {
 static ERROR_COUNTER: ValidationErrorCounter = ValidationErrorCounter { count: AtomicUsize::new(0) };
 
 impl ValidationErrorCounter {
-    /// How many there were.
     pub fn count(&self) -> usize {
         self.count.load(Ordering::Relaxed)
     }
@@ -28,7 +26,7 @@ impl Log for ValidationErrorCounter {
         if !self.enabled(record.metadata()) {
             return;
         }
-        // The layer's own messages come through wgpu's Vulkan instance; other errors are results of calls.
+        // Messages of the layer come through wgpu's Vulkan instance; other errors are results of calls.
         if record.level() == Level::Error && record.target().starts_with("wgpu_hal::vulkan") {
             self.count.fetch_add(1, Ordering::Relaxed);
         }
@@ -38,7 +36,7 @@ impl Log for ValidationErrorCounter {
     fn flush(&self) {}
 }
 
-/// Starts counting, if `FOREBAY_VALIDATION` asks for it; before the first device is opened.
+/// Starts counting if `FOREBAY_VALIDATION` is set; call it before the first device is opened.
 pub fn install_error_counter() -> Option<&'static ValidationErrorCounter> {
     let wanted = std::env::var("FOREBAY_VALIDATION").is_ok_and(|v| !matches!(&*v, "" | "0"));
     if !wanted || log::set_logger(&ERROR_COUNTER).is_err() {

@@ -1,11 +1,11 @@
-//! Reductions, softmax and normalisations at sizes that golden data does not reach: long rows, few outputs made in two
-//! stages, halves written in whole words, any strides. Compared with sums in f64 on the host.
+//! Reductions, softmax and normalisations at sizes that golden calls do not cover: long rows, few outputs in two
+//! stages, packed 16-bit writes, any strides. Results are compared with f64 sums on the host.
 
 use forebay::dtype::DType;
 use forebay::ops::{CrossEntropyOptions, Reduction};
 use forebay::prelude::*;
 
-/// The first device of every backend that is there.
+/// Returns the first device of every available backend.
 fn devices() -> Vec<Device> {
     let mut devices: Vec<Device> = Vec::new();
     for found in Device::enumerate().into_iter().filter(|f| f.unavailable_reason.is_none()) {
@@ -20,7 +20,7 @@ fn devices() -> Vec<Device> {
     devices
 }
 
-/// Numbers without a pattern in [-1, 1): a hash of their place.
+/// Returns pseudo-random values in [-1, 1): a hash of their index.
 fn numbers(n: usize, seed: u32) -> Vec<f32> {
     (0..n as u32)
         .map(|i| {
@@ -41,10 +41,10 @@ fn close(got: &Tensor, wanted: &[f64], (atol, rtol): (f64, f64), what: &str) {
 }
 
 const F32: (f64, f64) = (1e-5, 1.3e-6);
-/// One unit in the last place of an f16 near 1.
+/// Tolerance of about one unit in the last place of an f16 near 1.
 const F16: (f64, f64) = (1e-3, 1e-3);
 
-/// Sums over one side of a matrix of `rows` x `cols`.
+/// Returns sums over one dimension of a matrix of `rows` x `cols`.
 fn sums(x: &[f64], rows: usize, cols: usize, over_rows: bool) -> Vec<f64> {
     if over_rows {
         (0..cols).map(|c| (0..rows).map(|r| x[r * cols + c]).sum()).collect()
@@ -122,7 +122,7 @@ fn running_sums_of_long_rows() {
                     Some(*sum)
                 }));
             }
-            // A running sum is rounded where it stands highest, and stays off by that much when it falls again.
+            // Rounding errors of a running sum depend on its largest value, and remain when the sum falls again.
             let highest = wanted.iter().fold(0.0f64, |m, v| m.max(v.abs()));
             let tolerance = (1e-5 + 1.3e-6 * highest, 0.0);
             close(&x.cumsum(1).expect("scans"), &wanted, tolerance, "running sum");
@@ -130,7 +130,7 @@ fn running_sums_of_long_rows() {
     }
 }
 
-/// Softmax of rows of a matrix, and the gradient of its product with `g`.
+/// Returns softmax of the rows of a matrix, and the gradient of its product with `g`.
 fn softmax(x: &[f64], g: &[f64], cols: usize) -> (Vec<f64>, Vec<f64>) {
     let (mut y, mut dx) = (Vec::new(), Vec::new());
     for (x, g) in x.chunks(cols).zip(g.chunks(cols)) {
@@ -171,7 +171,7 @@ fn softmax_of_long_rows_and_of_halves() {
     }
 }
 
-/// Rows less their mean over their deviation, and the gradient of the product with `g`.
+/// Returns layer norm of the rows without weights, and the gradient of its product with `g`.
 fn layer_norm(x: &[f64], g: &[f64], cols: usize, eps: f64) -> (Vec<f64>, Vec<f64>) {
     let (mut y, mut dx) = (Vec::new(), Vec::new());
     let n = cols as f64;
@@ -212,7 +212,7 @@ fn layer_and_batch_norm_of_many_rows() {
                 close(&ones.grad().expect("reached"), &sums(&products, rows, cols, true), loose, &what);
                 close(&zeros.grad().expect("reached"), &sums(&gs, rows, cols, true), loose, &what);
 
-                // The same numbers as channels: [rows, cols] turned is one row for each channel.
+                // The values as channels: transposed, each channel is one row of [rows, cols].
                 let batch =
                     x.t().and_then(|t| t.contiguous()).expect("copies").requires_grad_().expect("floats");
                 let turned = g.t().and_then(|t| t.contiguous()).expect("copies");
@@ -238,7 +238,7 @@ fn a_row_of_minus_infinity_is_nan_and_leaves_the_others_alone() {
     }
 }
 
-/// The loss of class labels as PyTorch defines it, and the gradient of the logits; [rows, classes].
+/// Returns the cross-entropy of class labels as PyTorch defines it, and the gradient of the logits; [rows, classes].
 fn cross_entropy(
     x: &[f64],
     labels: &[i64],
@@ -257,7 +257,7 @@ fn cross_entropy(
         }
         let m = x.iter().copied().fold(f64::NEG_INFINITY, f64::max);
         let lse = m + x.iter().map(|v| (v - m).exp()).sum::<f64>().ln();
-        // What each class weighs in the loss of this row.
+        // Weight of each class in the loss of this row.
         let parts: Vec<f64> = (0..classes)
             .map(|c| weight[c] * spread + if c as i64 == label { weight[c] * (1.0 - smoothing) } else { 0.0 })
             .collect();
@@ -314,7 +314,7 @@ fn cross_entropy_with_weights_smoothing_and_an_ignored_class() {
                     got.backward().expect("runs");
                     close(&x.grad().expect("reached"), &dx, tolerance, &what);
 
-                    // The same with the classes outside: [1, classes, rows].
+                    // The same values with classes in dimension 1: [1, classes, rows].
                     let turned = x
                         .detach()
                         .t()

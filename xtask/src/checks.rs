@@ -1,4 +1,4 @@
-//! The cheap checks: they need no device and little time.
+//! Quick checks that need no device.
 
 use crate::process;
 use crate::stage::{PendingStage, Stage};
@@ -7,12 +7,12 @@ use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The most lines that a source file may have.
+/// Maximum number of lines of a source file.
 const MAX_LINES: usize = 800;
-/// Folders whose files are not sources of ours.
+/// Folders without sources of this project.
 const EXCLUDED_DIRS: [&str; 5] = [".git", ".forebay", "target", "out", "corpus"];
 
-/// All of them, in the order of their cost.
+/// Runs all checks, cheapest first.
 pub(crate) fn run_all(workspace: &Workspace) -> Vec<Stage> {
     let mut stages = run_quick(workspace);
     stages.extend(
@@ -21,7 +21,7 @@ pub(crate) fn run_all(workspace: &Workspace) -> Vec<Stage> {
     stages
 }
 
-/// Those that compile nothing.
+/// Runs the checks that compile nothing.
 pub(crate) fn run_quick(workspace: &Workspace) -> Vec<Stage> {
     let budget = Stage::run_pass_or_fail("line budget", || Ok(check_line_budget(&workspace.root)));
     let fmt = match cargo_tool(workspace, "fmt", &["--all", "--", "--check"]) {
@@ -31,13 +31,13 @@ pub(crate) fn run_quick(workspace: &Workspace) -> Vec<Stage> {
     vec![budget, fmt]
 }
 
-/// Clippy, or why it is skipped.
+/// Returns the Clippy stage, or a skipped stage with the reason.
 pub(crate) fn plan_clippy(workspace: &Workspace) -> Result<PendingStage, Stage> {
     let args = ["--quiet", "--workspace", "--all-targets", "--", "-D", "warnings"];
     Ok(PendingStage::pass_or_fail("clippy", cargo_tool(workspace, "clippy", &args)?))
 }
 
-/// A component of the toolchain, where it is installed.
+/// Returns the command of a toolchain component, or a skipped stage if the component is not installed.
 fn cargo_tool(workspace: &Workspace, name: &str, args: &[&str]) -> Result<Command, Stage> {
     let mut command = workspace.cargo_command(&[name]);
     command.args(args);
@@ -48,7 +48,7 @@ fn cargo_tool(workspace: &Workspace, name: &str, args: &[&str]) -> Result<Comman
     }
 }
 
-/// Whether every source file is short enough to read; names those that are not.
+/// Checks that every source file is within the line budget; prints those that are not.
 fn check_line_budget(root: &Path) -> bool {
     let mut long: Vec<(usize, PathBuf)> = source_files(root)
         .into_iter()
@@ -84,7 +84,7 @@ fn source_files(root: &Path) -> Vec<PathBuf> {
     found
 }
 
-/// Says which fuzz targets there are and how to run one: cargo-fuzz wants a nightly compiler, so nothing here does it.
+/// Lists the fuzz targets and how to run one. cargo-fuzz needs a nightly compiler, so xtask runs none.
 pub(crate) fn list_fuzz_targets(workspace: &Workspace) -> Result<bool> {
     let folder = workspace.root.join("fuzz/fuzz_targets");
     let mut targets: Vec<String> = source_files(&folder)

@@ -1,7 +1,7 @@
-//! `cargo xtask test`: everything that CI runs, one build for all of it, and nothing left out in silence.
+//! `cargo xtask test`: runs everything that CI runs after one build, and reports every stage that is skipped.
 //!
-//! The programs are built while what is missing is fetched. Then everything runs side by side: most stages keep one core busy,
-//! SwiftShader above all, which compiles kernels on the thread that asks for them.
+//! The programs are built while missing dependencies are fetched. Then stages run in parallel, because most keep only
+//! one core busy: SwiftShader compiles kernels on the calling thread.
 
 use crate::environment::Environment;
 use crate::setup::{Dependency, Setup};
@@ -14,10 +14,10 @@ use std::time::Instant;
 
 const CONFORMANCE_BIN: &str = "forebay-conformance";
 
-/// The most stages at a time: some have threads of their own, and each takes gigabytes.
+/// Maximum number of parallel stages: some stages have several threads, and each needs gigabytes of memory.
 const MAX_PARALLEL_STAGES: usize = 4;
 
-/// Runs all stages; false if anything failed. A stage that fails does not keep the others from running.
+/// Runs all stages; returns false if any failed. Stages run even if others fail.
 pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     let start = Instant::now();
     let setup = Setup::new(workspace)?;
@@ -35,7 +35,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
     stages.extend(Stage::run_parallel(planned, lanes));
 
     if setup.has_gpu() {
-        // Alone: it asks how much memory the others leave.
+        // Runs alone, because it measures the memory that is free.
         let planned = suite.conformance_stage(GPU_STAGE, &["test"], &suite.dependencies.nvrtc_env());
         stages.extend(Stage::run_parallel(vec![planned], 1));
     } else {
@@ -47,7 +47,7 @@ pub(crate) fn run(workspace: &Workspace) -> Result<bool> {
 const UNIT_TEST_STAGE: &str = "unit tests, documentation tests, examples";
 const GPU_STAGE: &str = "conformance on this machine's GPU";
 
-/// What was found on this machine, or fetched.
+/// Dependencies that were found on this machine or fetched.
 struct TestDependencies {
     data: Dependency,
     nvrtc: Result<Dependency>,
@@ -69,7 +69,7 @@ impl TestDependencies {
         })
     }
 
-    /// The data set and the model. What needs the model says that it is skipped where it is missing.
+    /// Returns the environment with the data set and the model. Without the model, its tests are skipped.
     fn data_env(&self) -> Environment {
         self.data.environment.clone().merge(env_or_default(&self.model))
     }
@@ -78,32 +78,33 @@ impl TestDependencies {
         self.data_env().merge(env_or_default(&self.nvrtc))
     }
 
-    /// What programs need to run on a driver, and nowhere else.
+    /// Returns the environment in which programs run on this driver only.
     fn adapter_env(&self, adapter: &Dependency) -> Environment {
         self.data_env().merge(adapter.environment.clone()).set("FOREBAY_REQUIRE", "wgpu")
     }
 
-    /// The same for kernels of which most run a few times on little: lavapipe does not optimise them, and tests take a fifth less.
+    /// Like [`adapter_env`](Self::adapter_env), without lavapipe's optimiser: most kernels run only a few times on
+    /// small inputs, so compilation dominates.
     fn unoptimized_adapter_env(&self, adapter: &Dependency) -> Environment {
         self.adapter_env(adapter).set("GALLIVM_PERF", "nopt")
     }
 
-    /// Where what runs once runs.
+    /// Returns the driver for stages that run on one driver only.
     fn preferred_adapter(&self) -> Option<(&'static str, &Dependency)> {
         let lavapipe = self.lavapipe.as_ref().map(|ready| ("lavapipe", ready));
         lavapipe.or(self.swiftshader.as_ref().map(|ready| ("SwiftShader", ready))).ok()
     }
 }
 
-/// The stages that are programs.
+/// Planner of the stages that run programs.
 struct StagePlanner<'a> {
     workspace: &'a Workspace,
     dependencies: TestDependencies,
 }
 
 impl StagePlanner<'_> {
-    /// All that need nothing of each other, the longest first; what cannot be run here goes to `skipped`. Without the
-    /// programs, which did not build, those are left that say why.
+    /// Plans all independent stages, longest first; stages that cannot run here go to `skipped`. If the programs did
+    /// not build (`programs` is false), only stages without them are planned.
     fn plan_stages(&self, programs: bool, skipped: &mut Vec<Stage>) -> Result<Vec<PendingStage>> {
         let mut planned = Vec::new();
         if programs {
@@ -111,7 +112,7 @@ impl StagePlanner<'_> {
         } else {
             skipped.push(Stage::skipped("everything else", "the programs do not build"));
         }
-        // Soon, and one after the other where there are two lanes: cargo lets nothing else be built meanwhile.
+        // Early, and in sequence if two stages run at once: cargo's lock blocks all other builds.
         let soon = planned.len().min(1);
         planned.insert(soon, PendingStage::new(UNIT_TEST_STAGE, self.unit_test_command()));
         match checks::plan_clippy(self.workspace) {
@@ -121,7 +122,7 @@ impl StagePlanner<'_> {
         Ok(planned)
     }
 
-    /// What runs on Vulkan's drivers and on NVRTC.
+    /// Plans the stages that need Vulkan drivers or NVRTC.
     fn plan_driver_stages(&self, planned: &mut Vec<PendingStage>, skipped: &mut Vec<Stage>) -> Result<()> {
         let mut skip =
             |name: &str, why: &anyhow::Error| skipped.push(Stage::skipped(name, format!("{why:#}")));
@@ -138,7 +139,8 @@ impl StagePlanner<'_> {
         match &self.dependencies.nvrtc {
             Ok(_) => {
                 let environment = self.dependencies.nvrtc_env().set("FOREBAY_REQUIRE", "nvrtc");
-                // The ends, and both sides of what sources ask of an architecture; `cargo xtask kernels` takes all seven, and optimises.
+                // Oldest and newest, and both sides of the architecture checks in sources. `cargo xtask kernels`
+                // optimises and compiles for all seven.
                 let args = ["kernels", "--architectures", "75,80,90,120"];
                 planned.push(self.conformance_stage("kernels through NVRTC", &args, &environment));
             }
@@ -146,7 +148,7 @@ impl StagePlanner<'_> {
         }
         match &self.dependencies.lavapipe {
             Ok(ready) => {
-                // SwiftShader keeps to Vulkan's minimum without help; the layer's checks are the same on both.
+                // SwiftShader reports Vulkan's minimum limits on its own; the layer's checks are the same on both.
                 let environment = self
                     .dependencies
                     .unoptimized_adapter_env(ready)
@@ -158,7 +160,7 @@ impl StagePlanner<'_> {
         if let Some((name, ready)) = self.dependencies.preferred_adapter() {
             planned.extend(self.plan_single_driver_stages(name, &self.dependencies.adapter_env(ready))?);
         }
-        // In halves on one of them: the kernels are the same on both, and SwiftShader takes four times as long.
+        // Half-precision types run on one driver only: kernels are equal on both, and SwiftShader is slow.
         for (name, found, types) in [
             ("SwiftShader", &self.dependencies.swiftshader, &["f32"][..]),
             ("lavapipe", &self.dependencies.lavapipe, &["f32", "bf16", "f16"]),
@@ -183,9 +185,9 @@ impl StagePlanner<'_> {
         Ok(())
     }
 
-    /// What one driver is enough for.
+    /// Plans the stages for which one driver is enough.
     fn plan_single_driver_stages(&self, name: &str, environment: &Environment) -> Result<[PendingStage; 3]> {
-        // What is promised about memory, beside what the conformance suite checks.
+        // Memory guarantees that the conformance suite does not check.
         let items = ["6", "9", "savings", "fragmentation"];
         let mut memory = bundle::memory_check_command(self.workspace, environment, items);
         memory.env("DEVICES", "wgpu");
@@ -200,10 +202,10 @@ impl StagePlanner<'_> {
         ])
     }
 
-    /// The suite on a backend of a crate outside the workspace, as anyone's would be: a few topics, which show that it can be done.
+    /// Runs some topics of the suite on a backend from a crate outside the workspace.
     fn external_backend_stage(&self, environment: &Environment) -> Result<PendingStage> {
         let folder = self.workspace.root.join("tests/outside");
-        // The same versions: what comes from the registry is built already.
+        // The same lock file, so that dependencies need no second build.
         std::fs::copy(self.workspace.root.join("Cargo.lock"), folder.join("Cargo.lock"))?;
         let mut run = self.workspace.cargo_command(&["run", "--quiet", "--offline", "--target-dir"]);
         run.arg(self.workspace.target_dir()).arg("--manifest-path").arg(folder.join("Cargo.toml"));
@@ -218,7 +220,7 @@ impl StagePlanner<'_> {
         PendingStage::new(name, command)
     }
 
-    /// Unit tests that need a device take any software one that is there.
+    /// Returns the command of the unit tests. Tests that need a device use any available software driver.
     fn unit_test_command(&self) -> Command {
         let adapter = self.dependencies.preferred_adapter();
         let required = [("wgpu", adapter.is_some()), ("nvrtc", self.dependencies.nvrtc.is_ok())];

@@ -1,11 +1,11 @@
-//! The variables that a program needs in order to find what was set up.
+//! Environment variables that let programs find dependencies.
 
 use std::collections::BTreeMap;
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Variables to set, and folders to put in front of variables that hold a list of paths.
+/// Variables to set, and folders to prepend to path lists.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Environment {
     values: BTreeMap<String, OsString>,
@@ -13,18 +13,18 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Sets a variable, whatever its value was.
+    /// Sets a variable, whatever its previous value.
     pub(crate) fn set(mut self, name: &str, value: impl Into<OsString>) -> Self {
         self.values.insert(name.into(), value.into());
         self
     }
 
-    /// The value that was set for a variable.
+    /// Returns the value that was set for a variable.
     pub(crate) fn value(&self, name: &str) -> Option<OsString> {
         self.values.get(name).cloned()
     }
 
-    /// Puts a folder in front of a list of folders, once.
+    /// Prepends a folder to a path list, once.
     pub(crate) fn prepend(mut self, name: &str, folder: impl AsRef<Path>) -> Self {
         let folders = self.path_lists.entry(name.into()).or_default();
         if !folders.iter().any(|known| known == folder.as_ref()) {
@@ -33,7 +33,7 @@ impl Environment {
         self
     }
 
-    /// Both environments; where they disagree, the other one counts.
+    /// Merges two environments; on conflict, `other` wins.
     pub(crate) fn merge(mut self, other: Self) -> Self {
         self.values.extend(other.values);
         for (name, folders) in other.path_lists {
@@ -42,7 +42,7 @@ impl Environment {
         self
     }
 
-    /// Gives the variables to a command; lists keep what this process has in them, after ours.
+    /// Sets the variables for a command. Path lists keep this process's entries after the new ones.
     pub(crate) fn apply(&self, command: &mut Command) {
         command.envs(&self.values);
         for (name, folders) in &self.path_lists {
@@ -54,7 +54,7 @@ impl Environment {
 fn join_paths(folders: &[PathBuf], inherited: Option<OsString>) -> OsString {
     let inherited = inherited.unwrap_or_default();
     let rest = std::env::split_paths(&inherited).filter(|path| !path.as_os_str().is_empty());
-    // A folder with a separator in its name cannot be in a list at all; the variable then stays as it was.
+    // A folder with a separator in its name cannot be part of a list; the variable then stays unchanged.
     std::env::join_paths(folders.iter().cloned().chain(rest)).unwrap_or(inherited.clone())
 }
 

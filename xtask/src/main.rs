@@ -1,7 +1,7 @@
-//! `cargo xtask`: the chores of this workspace.
+//! `cargo xtask`: tasks of this workspace.
 //!
-//! Every command first sees to what it needs (a Vulkan driver, NVRTC, a data set), into `.forebay/` at the root of the
-//! workspace, then starts cargo or a program of the workspace with the environment that finds it.
+//! Every command first ensures its dependencies (a Vulkan driver, NVRTC, a data set) in `.forebay/` at the root of
+//! the workspace. Then it starts cargo or a program of the workspace with the environment that finds them.
 
 mod bundle;
 mod checks;
@@ -27,7 +27,7 @@ struct Cli {
     command: Command,
 }
 
-/// Arguments that are passed on as they are.
+/// Arguments that are passed on unchanged.
 #[derive(clap::Args)]
 struct PassthroughArgs {
     /// Arguments for the program that is started (`-- --help` shows them)
@@ -88,7 +88,7 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs a command; false means that what it ran has failed, and has said so.
+/// Runs a command; returns false if its program failed and has reported why.
 fn run_command(command: Command) -> Result<bool> {
     let workspace = Workspace::find()?;
     match command {
@@ -137,7 +137,7 @@ fn run_command(command: Command) -> Result<bool> {
     }
 }
 
-/// One of the commands of the conformance binary.
+/// Runs a command of the conformance binary.
 fn run_conformance(workspace: &Workspace, command: &str, rest: PassthroughArgs) -> Result<bool> {
     let setup = Setup::new(workspace)?;
     let mut environment = setup.program_env()?;

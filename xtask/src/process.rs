@@ -1,10 +1,10 @@
-//! Starting programs: quietly, for what they answer, or in sight, for what they do.
+//! Running programs: with captured output, or with output on the terminal.
 
 use anyhow::{Context, Result, bail};
 use std::io::{BufRead, BufReader, Write};
 use std::process::{Command, Stdio};
 
-/// Runs a program unseen and returns what it printed; a failure is told in its own last words.
+/// Runs a program and returns its output without showing it. An error contains the program's own message.
 pub(crate) fn run_captured(command: &mut Command) -> Result<String> {
     let shown = program_name(command);
     let output = command
@@ -18,26 +18,27 @@ pub(crate) fn run_captured(command: &mut Command) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
-/// Whether a program can be started and ends well.
+/// Reports whether a program starts and exits successfully.
 pub(crate) fn succeeds(program: &str, args: &[&str]) -> bool {
     run_captured(Command::new(program).args(args)).is_ok()
 }
 
-/// What a program that ran in sight came to.
+/// Result of a program that ran in sight.
 pub(crate) struct ProcessOutput {
-    /// Whether it ended well.
+    /// True if the program exited successfully.
     pub(crate) success: bool,
-    /// What it printed.
+    /// Lines that the program printed.
     pub(crate) lines: Vec<String>,
 }
 
-/// Runs a program in sight, each line of it behind `name`, because others may run beside it; and keeps its lines.
+/// Runs a program in sight and returns its lines. Each printed line has the prefix `name`, because other programs may
+/// run at the same time.
 pub(crate) fn run_with_prefix(name: &str, command: &mut Command) -> Result<ProcessOutput> {
     let shown = program_name(command);
     let (reader, writer) = std::io::pipe().with_context(|| format!("{shown} gets no pipe"))?;
     command.stdin(Stdio::null()).stdout(writer.try_clone()?).stderr(writer);
     let child = command.spawn().with_context(|| format!("{shown} could not be started"));
-    // The pipe ends when nobody can write to it any more, and the command holds two ends.
+    // The pipe ends when its last writer closes, and the command holds two write ends.
     command.stdout(Stdio::null()).stderr(Stdio::null());
     let mut child = child?;
     let mut lines = Vec::new();
@@ -49,7 +50,7 @@ pub(crate) fn run_with_prefix(name: &str, command: &mut Command) -> Result<Proce
     Ok(ProcessOutput { success: child.wait()?.success(), lines })
 }
 
-/// Runs a program in the foreground, with this terminal as its own.
+/// Runs a program in the foreground, with access to this terminal.
 pub(crate) fn run_foreground(command: &mut Command) -> Result<bool> {
     let shown = program_name(command);
     let status = command.status().with_context(|| format!("{shown} could not be started"))?;
@@ -61,7 +62,7 @@ fn program_name(command: &Command) -> String {
     program.file_name().unwrap_or(program.as_os_str()).to_string_lossy().into_owned()
 }
 
-/// The line of an error output that says most: the first marked as an error, otherwise the last one.
+/// Returns the most informative line of an error output: the first one marked as an error, otherwise the last one.
 fn error_summary(stderr: &str) -> String {
     let lines = || stderr.lines().map(str::trim).filter(|line| !line.is_empty());
     let marked = |line: &&str| ["E:", "ERROR:", "error:", "Err:"].iter().any(|mark| line.starts_with(mark));

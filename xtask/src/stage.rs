@@ -1,4 +1,4 @@
-//! The parts of `cargo xtask test`: what each came to, and running them side by side.
+//! Stages of `cargo xtask test`: their results, and running them in parallel.
 
 use crate::process;
 use crate::tally::Tally;
@@ -7,7 +7,7 @@ use std::process::Command;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A part of the run, and what it came to.
+/// Stage that has run, with its result.
 pub(crate) struct Stage {
     name: String,
     verdict: StageOutcome,
@@ -18,21 +18,21 @@ enum StageOutcome {
     Skipped { why: String },
 }
 
-/// A stage to come: a program.
+/// Program to run as a stage.
 pub(crate) struct PendingStage {
     name: String,
     command: Command,
-    /// Whether its output says how many tests passed.
+    /// If true, the program prints test counts.
     reports_counts: bool,
 }
 
 impl PendingStage {
-    /// A program that says how many tests passed. One that does not has failed, as has one that ends badly.
+    /// Creates a stage whose program prints test counts. A program that prints none or exits with an error has failed.
     pub(crate) fn new(name: impl Into<String>, command: Command) -> Self {
         Self { name: name.into(), command, reports_counts: true }
     }
 
-    /// A program that passes or fails as a whole.
+    /// Creates a stage whose program passes or fails as a whole.
     pub(crate) fn pass_or_fail(name: impl Into<String>, command: Command) -> Self {
         Self { name: name.into(), command, reports_counts: false }
     }
@@ -56,17 +56,17 @@ impl PendingStage {
 }
 
 impl Stage {
-    /// Something that passes or fails as a whole.
+    /// Runs a function that passes or fails as a whole.
     pub(crate) fn run_pass_or_fail(name: &str, what: impl FnOnce() -> Result<bool>) -> Self {
         Self::run_counted(name.into(), || Ok(Tally::from_bool(what()?)))
     }
 
-    /// Something that could not be run here.
+    /// Returns a skipped stage with the reason.
     pub(crate) fn skipped(name: &str, why: impl Into<String>) -> Self {
         Self { name: name.into(), verdict: StageOutcome::Skipped { why: why.into() } }
     }
 
-    /// Runs stages that need nothing of each other, `lanes` at a time, in their order; and returns them in it.
+    /// Starts independent stages in order, at most `lanes` at a time, and returns their results in this order.
     pub(crate) fn run_parallel(planned: Vec<PendingStage>, lanes: usize) -> Vec<Self> {
         let waiting = Mutex::new(planned.into_iter().enumerate());
         let done = Mutex::new(Vec::new());
@@ -93,7 +93,7 @@ impl Stage {
         }
     }
 
-    /// What cannot even be started has failed, and does not keep the others from running.
+    /// Runs a function as a stage. An error counts as a failure, so that other stages still run.
     fn run_counted(name: String, what: impl FnOnce() -> Result<Tally>) -> Self {
         println!("\n=== {name} ===");
         let start = Instant::now();
@@ -105,7 +105,7 @@ impl Stage {
     }
 }
 
-/// Prints what every stage came to, and all of them together in the last line; false if anything failed.
+/// Prints the result of every stage, and the totals in the last line; returns false if any failed.
 pub(crate) fn print_summary(stages: &[Stage], time: Duration) -> bool {
     println!("\n=== summary ===");
     println!(
@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn stages_side_by_side_come_back_in_their_order() {
-        // The first one ends only when the second one has run: a pipe of the file system is opened by both or by none.
+        // The first program ends only after the second has started: opening a named pipe waits for both ends.
         let pipe = std::env::temp_dir().join(format!("forebay-xtask-pipe-{}", std::process::id()));
         let made = Command::new("mkfifo").arg(&pipe).status();
         assert!(made.is_ok_and(|status| status.success()));

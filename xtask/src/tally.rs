@@ -1,14 +1,14 @@
-//! Counting what ran, from the lines that test programs end with.
+//! Counts of tests, parsed from the summaries that test programs print.
 
 use std::ops::AddAssign;
 
-/// How many passed, failed and were skipped.
+/// Numbers of tests that passed, failed, were skipped, or are unsupported.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(crate) struct Tally {
     pub(crate) passed: usize,
     pub(crate) failed: usize,
     pub(crate) skipped: usize,
-    /// Cases of the golden data that name what is not there yet: told, but no tests of ours.
+    /// Golden calls of operations that do not exist yet: reported, but not counted as tests.
     pub(crate) unsupported: usize,
 }
 
@@ -22,12 +22,12 @@ impl AddAssign for Tally {
 }
 
 impl Tally {
-    /// One thing that passed or failed.
+    /// Returns the tally of one check.
     pub(crate) fn from_bool(ok: bool) -> Self {
         Self { passed: ok.into(), failed: (!ok).into(), ..Self::default() }
     }
 
-    /// Reads one line: `3 passed, 0 failed, 1 skipped`, or what libtest says. None without "passed" and "failed".
+    /// Parses `3 passed, 0 failed, 1 skipped`, or libtest's summary. `None` without "passed" and "failed".
     pub(crate) fn parse_line(line: &str) -> Option<Self> {
         let words: Vec<&str> =
             line.split_whitespace().map(|word| word.trim_matches([',', ';', '.'])).collect();
@@ -44,10 +44,10 @@ impl Tally {
         })
     }
 
-    /// What a program's output adds up to: its own last summary, or the sum of libtest's lines.
+    /// Sums up a program's output: the program's own last summary, or the sum of libtest's lines.
     pub(crate) fn parse_output(lines: &[String]) -> Option<Self> {
         let libtest = |line: &&String| line.trim_start().starts_with("test result:");
-        // What stands behind a stage's name is that stage's: xtask's own tests print such lines.
+        // Lines with a stage's prefix belong to that stage: xtask's own tests print such lines.
         let own = |line: &&String| !libtest(line) && !line.contains(" | ");
         let own = lines.iter().rev().filter(own).find_map(|line| Self::parse_line(line));
         own.or_else(|| {

@@ -1,4 +1,4 @@
-//! The workspace, and building and starting its programs.
+//! Building and starting the workspace's programs.
 
 use crate::environment::Environment;
 use crate::process;
@@ -6,19 +6,19 @@ use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// How programs are built.
+/// Build profile of programs.
 #[derive(Clone, Copy, PartialEq)]
 pub(crate) enum Profile {
-    /// What the tests use: one build for all of them.
+    /// Profile of the tests: one build for all of them.
     Dev,
-    /// What people run and measure.
+    /// Optimised profile, for use and for measurements.
     Release,
 }
 
-/// Where the sources and the programs are.
+/// Folders of the sources and the programs.
 pub(crate) struct Workspace {
     pub(crate) root: PathBuf,
-    /// The folder of this program, which cargo put beside the others of its profile.
+    /// Folder of this program, which also contains the other programs of its profile.
     program_dir: PathBuf,
 }
 
@@ -31,17 +31,17 @@ impl Workspace {
         Ok(Self { root: root.into(), program_dir: programs.into() })
     }
 
-    /// The private folder of this checkout for everything that is fetched.
+    /// Returns the private folder of this checkout for everything that is fetched.
     pub(crate) fn cache_dir(&self) -> PathBuf {
         self.root.join(".forebay")
     }
 
-    /// Cargo's folder of everything that is built.
+    /// Returns cargo's target folder.
     pub(crate) fn target_dir(&self) -> &Path {
         self.program_dir.parent().unwrap_or(&self.program_dir)
     }
 
-    /// Cargo, at the root of the workspace.
+    /// Returns a cargo command at the root of the workspace.
     pub(crate) fn cargo_command(&self, args: &[&str]) -> Command {
         let mut command = Command::new(std::env::var_os("CARGO").unwrap_or("cargo".into()));
         command.current_dir(&self.root).args(args);
@@ -53,7 +53,7 @@ impl Workspace {
         process::run_foreground(&mut self.cargo_command(args))
     }
 
-    /// Runs an example of the facade, built for speed, in the foreground.
+    /// Runs an example of the facade in the foreground, built in release mode.
     pub(crate) fn run_example(&self, name: &str, args: &[String], environment: &Environment) -> Result<bool> {
         if !self.run_cargo(&["build", "--release", "--example", name])? {
             bail!("the example {name} does not build: see above");
@@ -61,7 +61,7 @@ impl Workspace {
         self.run_program(&format!("examples/{name}"), Profile::Release, args, environment)
     }
 
-    /// An example that is a package of its own, built for speed, in the foreground.
+    /// Runs an example that is its own package in the foreground, built in release mode.
     pub(crate) fn run_package(&self, name: &str, args: &[String], environment: &Environment) -> Result<bool> {
         if !self.run_cargo(&["build", "--release", "-p", name])? {
             bail!("the example {name} does not build: see above");
@@ -69,7 +69,7 @@ impl Workspace {
         self.run_program(name, Profile::Release, args, environment)
     }
 
-    /// The arguments that build all programs; all at once, so that every command shares one build of what they need.
+    /// Returns the arguments that build all programs at once, so that all commands share one build.
     pub(crate) fn build_args(profile: Profile) -> Vec<&'static str> {
         let mut args = vec!["build", "--workspace", "--exclude", "xtask", "--bins", "--examples"];
         if profile == Profile::Release {
@@ -86,7 +86,7 @@ impl Workspace {
         Ok(())
     }
 
-    /// Where a program is once it is built.
+    /// Returns the path of a built program.
     pub(crate) fn program_path(&self, name: &str, profile: Profile) -> PathBuf {
         match profile {
             Profile::Dev => self.program_dir.join(name),
@@ -94,7 +94,7 @@ impl Workspace {
         }
     }
 
-    /// A program that was built, at the root of the workspace.
+    /// Returns the command of a built program, at the root of the workspace.
     pub(crate) fn program_command(&self, name: &str, profile: Profile, environment: &Environment) -> Command {
         let mut command = Command::new(self.program_path(name, profile));
         command.current_dir(&self.root);
@@ -102,7 +102,7 @@ impl Workspace {
         command
     }
 
-    /// Runs a program that was built, in the foreground.
+    /// Runs a built program in the foreground.
     pub(crate) fn run_program(
         &self,
         name: &str,

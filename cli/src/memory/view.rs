@@ -1,4 +1,4 @@
-//! The page: a template with the snapshot's JSON inside.
+//! The page of `forebay memory view`: an HTML template with the snapshot's JSON inside.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use anyhow::{Context, Result};
 use forebay::io::write_bytes as write_file;
 use forebay::memory::Snapshot;
 
-/// Everything but the snapshot.
+/// Page without the snapshot.
 const TEMPLATE: &str = include_str!("viewer.html");
 /// Where it goes.
 const PLACEHOLDER: &str = "{{snapshot}}";

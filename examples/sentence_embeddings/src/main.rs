@@ -1,7 +1,7 @@
-//! Which sentences mean the same? MiniLM's published weights and tokenizer, on any device.
+//! Compares the meaning of sentences with MiniLM's published weights and tokenizer, on any device.
 //!
 //!     cargo xtask embed                                   # fetches the model, and compares six sentences
-//!     cargo xtask embed -- "first sentence" "second"      # or yours
+//!     cargo xtask embed -- "first sentence" "second"      # or your own
 //!     cargo run --release -p sentence_embeddings -- --model FOLDER
 
 use std::path::{Path, PathBuf};
@@ -15,7 +15,7 @@ use forebay::nn::{Bert, BertOptions};
 use forebay::prelude::*;
 use tokenizers::{PaddingParams, Tokenizer, TruncationParams};
 
-/// The longest text that the model was trained on, in tokens; what is behind is cut.
+/// Maximum length of the texts that the model was trained on, in tokens; longer texts are truncated.
 const MAX_TOKENS: usize = 256;
 const SENTENCES: [&str; 6] = [
     "The cat sits on the mat.",
@@ -26,20 +26,20 @@ const SENTENCES: [&str; 6] = [
     "Shares lost much of their value this afternoon, to the surprise of analysts.",
 ];
 
-/// Compares sentences by what they mean.
+/// Compares sentences by meaning.
 #[derive(Parser)]
 struct Options {
-    /// The folder of config.json, model.safetensors and tokenizer.json; `cargo xtask embed` fetches it
+    /// Folder of config.json, model.safetensors and tokenizer.json; `cargo xtask embed` downloads it
     #[arg(long, env = "FOREBAY_MINILM")]
     model: Option<PathBuf>,
-    /// Where it runs: `cuda:0`, `wgpu`; the best device, if not given
+    /// Device: `cuda:0`, `wgpu`; the best device by default
     #[arg(long)]
     device: Option<String>,
-    /// The sentences; six of our own, if there are none
+    /// Sentences to compare; six built-in ones by default
     sentences: Vec<String>,
 }
 
-/// A model with its tokenizer.
+/// Model with its tokenizer.
 struct Encoder {
     tokenizer: Tokenizer,
     model: Bert,
@@ -58,7 +58,7 @@ impl Encoder {
         Ok(Self { tokenizer: load_tokenizer(folder)?, model, device: device.clone() })
     }
 
-    /// One vector of length 1 for each sentence.
+    /// Returns one vector of length 1 for each sentence.
     fn encode(&self, sentences: &[String]) -> Result<Tensor> {
         let (ids, mask) = tokenize(&self.tokenizer, sentences)?;
         let tensor = |rows: &[Vec<i32>]| {
@@ -70,7 +70,7 @@ impl Encoder {
     }
 }
 
-/// The tokenizer of a folder, which pads to the longest sentence of a batch.
+/// Loads a tokenizer that pads to the longest sentence of a batch.
 fn load_tokenizer(folder: &Path) -> Result<Tokenizer> {
     let path = folder.join("tokenizer.json");
     let read = Tokenizer::from_file(&path);
@@ -81,17 +81,17 @@ fn load_tokenizer(folder: &Path) -> Result<Tokenizer> {
     Ok(tokenizer)
 }
 
-/// A row for each sentence.
+/// Rows of tokens, one for each sentence.
 type TokenBatch = Vec<Vec<i32>>;
 
-/// Numbers of tokens, and 1 where they are no padding; a row for each sentence.
+/// Returns token ids and the attention mask (0 for padding), with one row for each sentence.
 fn tokenize(tokenizer: &Tokenizer, sentences: &[String]) -> Result<(TokenBatch, TokenBatch)> {
     let encoded = tokenizer.encode_batch(sentences.to_vec(), true).map_err(|e| anyhow!(e))?;
     let row = |numbers: &[u32]| numbers.iter().map(|&n| n as i32).collect();
     Ok(encoded.iter().map(|e| (row(e.get_ids()), row(e.get_attention_mask()))).unzip())
 }
 
-/// The folder that was named, or where `cargo xtask embed` puts it.
+/// Returns the folder that the user named, or the one that `cargo xtask embed` fills.
 fn model_dir(named: Option<PathBuf>) -> Result<PathBuf> {
     if let Some(folder) = named {
         return Ok(folder);
@@ -142,7 +142,7 @@ fn main() -> Result<()> {
 mod tests {
     use super::*;
 
-    /// The tokens that sentence-transformers made; the conformance suite compares the vectors.
+    /// Token ids from sentence-transformers. The conformance suite compares the vectors.
     const REFERENCE: &str = include_str!("../../../tests/minilm/tokens.json");
 
     #[test]

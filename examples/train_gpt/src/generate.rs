@@ -1,4 +1,4 @@
-//! Text from a model, token by token.
+//! Text generation, token by token.
 
 use anyhow::{Result, ensure};
 use forebay::autograd::no_grad;
@@ -7,7 +7,7 @@ use forebay::prelude::*;
 
 use super::options::Options;
 
-/// Goes on from `start` for `n` tokens, each drawn by its probability among the first `known` of the vocabulary.
+/// Continues `start` by `n` tokens, each sampled from the first `known` tokens of the vocabulary.
 pub(crate) fn generate_tokens(
     net: &Gpt,
     start: &[u32],
@@ -24,14 +24,14 @@ pub(crate) fn generate_tokens(
         let seen = &text[text.len().saturating_sub(net.context())..];
         let scores = net.forward(&Tensor::from_slice(seen, &[1, seen.len()], device)?)?;
         let last = scores.select(1, -1)?.flatten(0, -1)?.narrow(0, 0, known)?.to_vec::<f32>()?;
-        // The device's random numbers: the seed determines what is written.
+        // The device's generator, so that the seed determines the text.
         let random = Tensor::rand(&[1], DType::F32, device)?.item()?;
         text.push(sample_token(&last, options.temperature, options.top_k, random) as i64);
     }
     Ok(text[start.len()..].iter().map(|&token| token as u32).collect())
 }
 
-/// The token at which the sum of the probabilities passes `random`, a number from 0 to 1, the likeliest first.
+/// Returns the token at which the cumulative probability, likeliest token first, exceeds `random` (0 to 1).
 fn sample_token(scores: &[f32], temperature: f64, top_k: usize, random: f64) -> usize {
     let mut order: Vec<usize> = (0..scores.len()).collect();
     order.sort_unstable_by(|&a, &b| scores[b].total_cmp(&scores[a]));

@@ -1,8 +1,8 @@
-//! Trains GPT-2 on a text, from scratch or from published weights, and lets it write.
+//! Trains GPT-2 on a text, from scratch or from published weights, and generates text.
 //!
-//! `cargo run --release -p train_gpt -- --help`. Without arguments: GPT-2 124M on Shakespeare's plays, in bf16; on a
-//! program that plays a GPU a tiny model, which writes lines of a play after a minute or two. Tokens are pieces of words here;
-//! `train_text` is the smaller program, whose tokens are characters.
+//! `cargo run --release -p train_gpt -- --help`. Without arguments it trains GPT-2 124M on Shakespeare's plays in
+//! bf16. On a software driver it trains a tiny model, which writes lines of a play after a minute or two. Tokens are
+//! pieces of words. `train_text` is the smaller program, with characters as tokens.
 
 mod generate;
 mod options;
@@ -28,9 +28,9 @@ use forebay::train::{FitStatus, mean_loss};
 use options::{Options, RunConfig};
 use tokenizer::Tokenizer;
 
-/// Batches that a validation takes at most.
+/// Maximum number of batches in a validation.
 const MAX_VALIDATION_BATCHES: usize = 10;
-/// Calls of the loss after which a profile starts and ends: kernels are compiled by then.
+/// Calls of the loss between which the profiler runs, when all kernels are compiled.
 const PROFILED_CALLS: std::ops::Range<usize> = 12..15;
 
 fn main() -> Result<()> {
@@ -69,7 +69,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// The first nine tenths to train on; of the rest, as much as a validation takes.
+/// Splits the text: the first nine tenths for training, then as much of the rest as a validation needs.
 fn split_train_valid(text: &[u32], length: usize, batch: usize) -> Result<[Vec<u32>; 2]> {
     let (train, valid) = text.split_at(text.len() / 10 * 9);
     let needed = batch * length + 1;
@@ -82,7 +82,7 @@ fn split_train_valid(text: &[u32], length: usize, batch: usize) -> Result<[Vec<u
     Ok([train.to_vec(), valid.to_vec()])
 }
 
-/// A new model, or one with the weights of a file, and its sizes.
+/// Builds a model, new or with the weights of a file, and returns it with its sizes.
 fn build_model(
     options: &Options,
     run: &RunConfig,
@@ -91,7 +91,7 @@ fn build_model(
 ) -> Result<(Gpt, GptOptions)> {
     let (context, dropout) = (run.length, options.dropout);
     let Some(path) = &options.load else {
-        // A multiple of 128: products of other widths are slower.
+        // A multiple of 128: matrix products of other widths are slower.
         let vocabulary = tokenizer.len().next_multiple_of(128);
         let sizes = GptOptions { vocabulary, context, dropout, ..run.model.clone() };
         return Ok((Gpt::new(&sizes, device)?, sizes));
@@ -127,7 +127,7 @@ fn run_training(
     let &RunConfig { batch, length, steps, lr, .. } = run;
     let device = net.wte.weight.device();
     let [train, valid] = text;
-    // Every run of a short text is a sample; of a long one, those that do not overlap are enough.
+    // Short texts yield a sample at every offset; for long texts samples without overlap are enough.
     let every = if train.len() < 1 << 24 { 1 } else { length };
     let train =
         TokenWindows::new(train, length).with_stride(every).shuffle(options.seed).batches(batch).drop_last();
@@ -147,7 +147,7 @@ fn run_training(
         let _autocast = precision.map(autocast).transpose()?;
         mean_loss(net, &valid, |x, y| net.loss(x, y))
     };
-    // Two bytes a parameter for a twentieth of the time: not where memory is what is missing.
+    // Low-precision copies cost two bytes a parameter and save time; off where memory is scarce.
     let copies = options.budget.is_none() && !options.recompute;
     let mut trainer =
         Trainer::new(net, build_optimizer(net, lr, options.weight_decay).low_precision_copies(copies))
@@ -181,7 +181,7 @@ fn run_training(
         profile.on_loss_call(device)?;
         net.loss(x, y)
     });
-    // Of a training that ran out of memory too.
+    // Written after a run that failed for lack of memory, too.
     if let Some(path) = &options.memory_snapshot {
         device.pool().snapshot().save(path)?;
     }
@@ -197,14 +197,14 @@ fn run_training(
     Ok(ended)
 }
 
-/// Writes the files of a run, and tells how it went.
+/// Writes the files of a run, and prints a summary.
 fn save_outputs(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>) -> Result<()> {
     let (history, device) = (trainer.history(), net.wte.weight.device());
     history.write_svg(options.save.with_extension("svg"))?;
     if let Some(path) = &options.curve {
         history.write_csv(path)?;
     }
-    // As the library that reads such files in Python asks for it.
+    // The Python library that reads such files requires this entry.
     let format = BTreeMap::from([("format".into(), "pt".into())]);
     safetensors::save(&options.save, &net.gpt2_state_dict()?, &format)?;
     println!("curves, weights and tokenizer: {}.*", options.save.with_extension("").display());
@@ -223,7 +223,7 @@ fn save_outputs(options: &Options, net: &Gpt, trainer: &Trainer<'_, Gpt, AdamW>)
     Ok(())
 }
 
-/// AdamW as GPT-2's successors use it; only matrices decay.
+/// Returns AdamW with the usual settings for GPT-2; only matrices decay.
 fn build_optimizer(net: &Gpt, lr: f64, weight_decay: f64) -> AdamW {
     AdamW::new(net.parameters(), lr)
         .betas((0.9, 0.95))
@@ -231,7 +231,7 @@ fn build_optimizer(net: &Gpt, lr: f64, weight_decay: f64) -> AdamW {
         .weight_decay_filter(|p| p.rank() > 1)
 }
 
-/// The fastest way to run a batch's step within so many bytes.
+/// Plans the fastest step of a batch within this budget.
 fn plan_step(
     options: &Options,
     run: &RunConfig,
@@ -249,7 +249,7 @@ fn plan_step(
         let mut optimizer = build_optimizer(&net, run.lr, options.weight_decay);
         let dry = dry.clone();
         Ok(move |choice: &StepConfig| {
-            // The batch that is trained on, and the next one, which is on its way.
+            // Holds the current batch, and the next one, which is being prefetched.
             let text = || Tensor::zeros(&shape, DType::I64, &dry);
             let [x, y, _next_x, _next_y] = [text()?, text()?, text()?, text()?];
             for k in 0..choice.micro_batch_count {
@@ -268,7 +268,7 @@ fn plan_step(
     Ok(made?)
 }
 
-/// Profiles a few calls of the loss, with the backward passes between them.
+/// Profiler of a few calls of the loss and the backward passes between them.
 struct StepProfiler<'a> {
     path: Option<&'a Path>,
     calls: usize,

@@ -1,4 +1,4 @@
-//! The command line, and what follows from it and the device.
+//! Command-line options, and settings derived from them and the device.
 
 use std::path::PathBuf;
 
@@ -7,109 +7,109 @@ use forebay::memory::Bytes;
 use forebay::nn::GptOptions;
 use forebay::prelude::*;
 
-/// The preset for devices that are no GPU.
+/// Preset for software drivers.
 const TINY: &str = "tiny";
 
-/// Trains GPT-2 on a text, from scratch or from published weights, and lets it write.
+/// Trains GPT-2 on a text, from scratch or from published weights, and generates text.
 #[derive(Parser)]
 pub(crate) struct Options {
-    /// The device: cuda:0, wgpu:0, ...; the best one if not given.
+    /// Device: cuda:0, wgpu:0, ...; the best one by default.
     #[arg(long, env = "FOREBAY_DEVICE")]
     pub(crate) device: Option<String>,
-    /// The model's size: 124, 350, 774 or 1558 million parameters from gpt2 on; gpt2 if not given, tiny on a program that plays a GPU.
+    /// Model size: from gpt2 on, 124, 350, 774 or 1558 million parameters; default: gpt2, tiny on a software driver.
     #[arg(long, value_parser = [TINY, "gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl"])]
     preset: Option<String>,
-    /// Starts from a file of GPT-2's weights (model.safetensors), whose sizes it takes; wants --tokenizer.
+    /// Starts from a file of GPT-2's weights (model.safetensors) and takes its sizes; requires --tokenizer.
     #[arg(long, value_name = "FILE", requires = "tokenizer", conflicts_with = "preset")]
     pub(crate) load: Option<PathBuf>,
-    /// A text in UTF-8; else Shakespeare's plays.
+    /// Text in UTF-8; Shakespeare's plays by default.
     #[arg(long, value_name = "FILE")]
     pub(crate) data: Option<PathBuf>,
-    /// A tokenizer.json, such as GPT-2's own; else one is trained on the text, and saved beside the weights.
+    /// A tokenizer.json, such as GPT-2's own. By default one is trained on the text and saved next to the weights.
     #[arg(long, value_name = "FILE")]
     pub(crate) tokenizer: Option<PathBuf>,
-    /// Tokens of a tokenizer that is trained.
+    /// Vocabulary of a trained tokenizer.
     #[arg(long)]
     vocabulary: Option<usize>,
     /// Steps to train.
     #[arg(long)]
     steps: Option<u64>,
-    /// Passages in a batch.
+    /// Sequences in a batch.
     #[arg(long)]
     batch: Option<usize>,
-    /// Tokens in a passage, which are the model's context.
+    /// Tokens in a sequence, which is the model's context.
     #[arg(long)]
     length: Option<usize>,
-    /// Batches in a step, whose gradients are added up.
+    /// Batches in a step, whose gradients are accumulated.
     #[arg(long, default_value_t = 1)]
     pub(crate) accumulate: u32,
-    /// The highest learning rate; 6e-4 if not given, 3e-3 for the tiny model, 5e-5 from weights of a file.
+    /// Peak learning rate; by default 6e-4, 3e-3 for the tiny model, 5e-5 from weights of a file.
     #[arg(long)]
     lr: Option<f64>,
-    /// Steps until that is reached; a twentieth of all if not given. Then it falls to a tenth of it.
+    /// Warm-up steps; by default a twentieth of all steps. Afterwards the rate decays to a tenth of its peak.
     #[arg(long)]
     pub(crate) warmup: Option<u64>,
-    /// How fast matrices decay; biases and the weights of norms do not.
+    /// Weight decay of matrices; biases and norm weights do not decay.
     #[arg(long, default_value_t = 0.1)]
     pub(crate) weight_decay: f64,
-    /// The norm that gradients are scaled down to.
+    /// Maximum norm of the gradients; larger ones are scaled down.
     #[arg(long, default_value_t = 1.0)]
     pub(crate) clip: f64,
-    /// The part of the values that is dropped in training.
+    /// Dropout probability in training.
     #[arg(long, default_value_t = 0.0)]
     pub(crate) dropout: f64,
-    /// The type of products; bf16 on CUDA if not given, else f32.
+    /// Type of matrix products; bf16 on CUDA by default, else f32.
     #[arg(long)]
     amp: Option<Amp>,
-    /// Computes every block again in the backward pass, which saves the memory of what it keeps.
+    /// Recomputes every block in the backward pass, which saves the memory of its activations.
     #[arg(long)]
     pub(crate) recompute: bool,
-    /// Records the second step and replays it: less work for the host, the same bits. Its memory stays its own while the text is validated.
+    /// Captures the second step and replays it: less host work, identical results. Validation cannot share its memory.
     #[arg(long, conflicts_with_all = ["budget", "profile"])]
     pub(crate) capture: bool,
-    /// Bytes that training may take, as 4GiB: passages at once and blocks that are computed again are chosen to fit.
+    /// Bytes that training may take, such as 4GiB. Sequences at once and recomputed blocks are chosen to fit.
     #[arg(long, conflicts_with = "recompute")]
     pub(crate) budget: Option<Bytes>,
-    /// Determines weights, dropout, the order of the data and what is written.
+    /// Seed of weights, dropout, the order of the data and the generated text.
     #[arg(long, default_value_t = 42)]
     pub(crate) seed: u64,
-    /// Steps between two looks at the text that is not trained on; a tenth of all, but at least 50, if not given.
+    /// Steps between two validations; by default a tenth of all steps, but at least 50.
     #[arg(long)]
     pub(crate) validate: Option<u64>,
-    /// Where weights go, in GPT-2's format; the curves (.svg), the tokenizer (.tokenizer.json) and the checkpoint (.checkpoint) go
-    /// beside them.
+    /// File of the weights, in GPT-2's format. Curves (.svg), tokenizer (.tokenizer.json) and checkpoint
+    /// (.checkpoint) are next to it.
     #[arg(long, default_value = "out/train_gpt.safetensors")]
     pub(crate) save: PathBuf,
-    /// Steps between two checkpoints; there is one at the end and on Ctrl-C too.
+    /// Steps between two checkpoints; one is also written at the end and on Ctrl-C.
     #[arg(long, default_value_t = 500)]
     pub(crate) checkpoint_every: u64,
-    /// Goes on from a checkpoint, with the same bits as if the run had not stopped; other options as they were.
+    /// Resumes from a checkpoint with identical results; all other options must be the same.
     #[arg(long, value_name = "FILE")]
     pub(crate) resume: Option<PathBuf>,
     /// Also writes step, loss and validation loss as CSV.
     #[arg(long, value_name = "FILE")]
     pub(crate) curve: Option<PathBuf>,
-    /// Prints what kernels of a few steps took, and writes them as a timeline for chrome://tracing and Perfetto.
+    /// Prints the kernel times of a few steps, and writes a timeline for chrome://tracing and Perfetto.
     #[arg(long, value_name = "FILE")]
     pub(crate) profile: Option<PathBuf>,
-    /// Also records what happens to memory, for `forebay memory`; PyTorch's form if the name ends in .pickle.
+    /// Also records memory events for `forebay memory`; in PyTorch's format if the name ends in .pickle.
     #[arg(long, value_name = "FILE")]
     pub(crate) memory_snapshot: Option<PathBuf>,
-    /// What the text that is written at the end begins with.
+    /// Prompt of the text that is generated at the end.
     #[arg(long, default_value = "\n")]
     pub(crate) prompt: String,
-    /// Tokens to write at the end.
+    /// Tokens to generate at the end.
     #[arg(long)]
     generate: Option<usize>,
-    /// How bold the writing is: below 1 likely tokens become likelier, 0 takes the likeliest.
+    /// Sampling temperature: below 1 sharpens the distribution, 0 takes the likeliest token.
     #[arg(long, default_value_t = 0.8)]
     pub(crate) temperature: f64,
-    /// Draws among the likeliest so many; 0 is all.
+    /// Samples among this many likeliest tokens; 0 means all.
     #[arg(long, default_value_t = 50)]
     pub(crate) top_k: usize,
 }
 
-/// The type of products.
+/// Type of matrix products.
 #[derive(Clone, Copy, ValueEnum)]
 enum Amp {
     F32,
@@ -117,24 +117,24 @@ enum Amp {
     Bf16,
 }
 
-/// What a run's numbers come to.
+/// Settings of a run after defaults are applied.
 pub(crate) struct RunConfig {
-    /// The model's; vocabulary, context and dropout are settled elsewhere.
+    /// Sizes of the model; vocabulary, context and dropout are set elsewhere.
     pub(crate) model: GptOptions,
     pub(crate) vocabulary: usize,
     pub(crate) steps: u64,
     pub(crate) batch: usize,
     pub(crate) length: usize,
-    /// In a step.
+    /// Tokens in a step.
     pub(crate) tokens: u64,
     pub(crate) lr: f64,
-    /// The 16-bit type of products.
+    /// 16-bit type of matrix products.
     pub(crate) precision: Option<DType>,
     pub(crate) tokens_to_generate: usize,
 }
 
 impl RunConfig {
-    /// What was asked for, and for the rest what suits the model and the device.
+    /// Applies the user's options, and defaults that depend on the model and the device.
     pub(crate) fn new(options: &Options, device: &Device) -> Result<Self> {
         let info = device.info();
         let preset = options.preset.as_deref().unwrap_or(if info.software { TINY } else { "gpt2" });

@@ -1,4 +1,4 @@
-//! Text as tokens: byte-level BPE, GPT-2's own or trained on the text at hand.
+//! Byte-level BPE tokenizer: GPT-2's own, or one that is trained on the text.
 
 use std::path::{Path, PathBuf};
 
@@ -11,15 +11,15 @@ use tokenizers::models::bpe::{BPE, BpeTrainer};
 
 use super::options::Options;
 
-/// Bytes that are encoded at once: pieces are encoded side by side, and cut at the ends of lines.
+/// Bytes in a chunk. Chunks end at line ends, and are encoded in parallel.
 const CHUNK_BYTES: usize = 1 << 18;
-/// Pieces that a tokenizer is trained on at most.
+/// Maximum number of chunks for the training of a tokenizer.
 const MAX_TRAINING_CHUNKS: usize = 64;
 
-/// Pieces of words by number. Every text can be encoded: bytes are tokens too.
+/// Byte-level BPE tokenizer. Single bytes are tokens, so every text can be encoded.
 pub(crate) struct Tokenizer(tokenizers::Tokenizer);
 
-/// The tokenizer and the text in its tokens.
+/// Returns the tokenizer and the text as tokens.
 pub(crate) fn load_tokens(options: &Options, vocabulary: usize) -> Result<(Tokenizer, Vec<u32>)> {
     let path = match &options.data {
         Some(path) => path.clone(),
@@ -30,7 +30,7 @@ pub(crate) fn load_tokens(options: &Options, vocabulary: usize) -> Result<(Token
     let beside = |weights: &Path| weights.with_extension("tokenizer.json");
     let given: Option<PathBuf> = match (&options.tokenizer, &options.resume) {
         (Some(path), _) => Some(path.clone()),
-        // A run goes on with the tokenizer that it began with.
+        // A resumed run uses the tokenizer of its first run.
         (None, Some(checkpoint)) => Some(beside(checkpoint)),
         (None, None) => None,
     };
@@ -49,7 +49,7 @@ impl Tokenizer {
         read.map(Self).map_err(|e| anyhow!("{} is no tokenizer: {e}", path.display()))
     }
 
-    /// Merges the most frequent pairs of tokens until there are so many.
+    /// Trains a BPE tokenizer with this many tokens.
     fn train(text: &str, vocabulary: usize) -> Result<Self> {
         let mut tokenizer = tokenizers::Tokenizer::new(BPE::default());
         tokenizer.with_pre_tokenizer(Some(ByteLevel::new(false, true, true)));
@@ -70,7 +70,7 @@ impl Tokenizer {
         Ok(forebay::io::write_bytes(path, text)?)
     }
 
-    /// How many tokens there are.
+    /// Returns the number of tokens in the vocabulary.
     pub(crate) fn len(&self) -> usize {
         self.0.get_vocab_size(true)
     }
@@ -90,12 +90,12 @@ impl Tokenizer {
     }
 }
 
-/// A text in pieces that end where lines end.
+/// Splits a text into chunks that end at line ends.
 fn split_chunks(text: &str) -> Vec<&str> {
     let mut pieces = Vec::new();
     let mut rest = text;
     while !rest.is_empty() {
-        // In UTF-8 no other character has this byte.
+        // In UTF-8, this byte occurs in no other character.
         let line = rest.bytes().skip(CHUNK_BYTES).position(|byte| byte == b'\n');
         let (piece, after) = rest.split_at(line.map_or(rest.len(), |at| CHUNK_BYTES + at + 1));
         pieces.push(piece);

@@ -1,7 +1,7 @@
-//! A backend that no crate of the workspace knows, and the whole conformance suite on it: what a new backend starts from.
+//! A backend outside the workspace and the whole conformance suite on it: the starting point of a new backend.
 //!
-//! It is the wgpu backend with every call of it counted. `outside [topic/ ...]` runs the tests whose names contain one of
-//! the arguments, or all of them, and then says what came by.
+//! The backend wraps the wgpu backend and counts every call. `outside [topic/ ...]` runs the tests whose names
+//! contain one of the arguments, or all of them, and then prints the counts.
 
 use std::collections::BTreeMap;
 use std::process::ExitCode;
@@ -17,8 +17,8 @@ use forebay::error::Result as CoreResult;
 use forebay_conformance::suite;
 use forebay_wgpu::WgpuBackend;
 
-/// Every required call goes to the backend inside, and is counted; what has a default keeps it: one queue, no memory of the host, no
-/// library, no prepared commands.
+/// Backend that forwards and counts every required call. Methods with defaults keep them: one queue, no host memory,
+/// no vendor library, no graphs.
 #[derive(Debug)]
 struct Counting {
     inner: Arc<dyn Backend>,
@@ -37,7 +37,7 @@ impl Counting {
     }
 }
 
-/// Counts a method by its name, and calls it.
+/// Implements methods that count their call under their name and forward it.
 macro_rules! counted {
     ($($name:ident($($arg:ident: $type:ty),*) -> $result:ty;)*) => {
         $(fn $name(&self $(, $arg: $type)*) -> $result {

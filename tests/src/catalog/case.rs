@@ -1,4 +1,4 @@
-//! What a record says of an operation, and what is made of it.
+//! Records of the catalog, and inputs created from them.
 
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -7,7 +7,7 @@ use forebay::tensor::Tensor;
 
 use super::cost;
 
-/// What an input of a case holds.
+/// Contents of an input.
 #[derive(Clone, Copy, Debug)]
 pub enum InputSpec {
     /// Distinct floats in -1.5..1.5, none near 0.
@@ -18,55 +18,56 @@ pub enum InputSpec {
     Bounded(&'static [usize]),
     /// Indices below a bound, repeated.
     Index(&'static [usize], usize),
-    /// Truth values.
+    /// Booleans.
     Bool(&'static [usize]),
 }
 
-/// One operation on given inputs.
+/// Record of the catalog: an operation with one set of inputs.
 #[derive(Clone, Copy, Debug)]
 pub struct OpCase {
-    /// Its name, with what is special about this call.
+    /// Name of the operation, followed by a description of this call.
     pub name: &'static str,
     pub(super) inputs: &'static [InputSpec],
     call: fn(&[Tensor]) -> Result<Tensor>,
-    /// Whether every float input has a gradient; else an input that requires one is an error.
+    /// True if every float input has a gradient; otherwise an input that requires one is an error.
     pub has_gradient: bool,
-    /// Whether finite differences say something about it.
+    /// True if finite differences approximate the gradients.
     pub is_smooth: bool,
-    /// Whether it takes 16-bit floats.
+    /// True if the operation takes 16-bit floats.
     pub supports_half: bool,
-    /// Whether its result depends on no input, which only says the type and the device.
+    /// True for a factory: inputs only determine the type and the device.
     pub is_factory: bool,
-    /// Bit k is set where dimension 0 of input k is a batch, whose lines give those of the result, each by itself; 0 for none.
+    /// Bit k is set if dimension 0 of input k is a batch: rows of the result depend only on its rows. 0 for none.
     pub batched_inputs: u8,
-    /// Whether it goes element by element, which one family of kernels does.
+    /// True for an elementwise operation.
     pub is_elementwise: bool,
-    /// Inputs of the size at which it is measured, where it is not made of the others: see [`Case::large`].
+    /// Benchmark inputs, if they cannot be scaled up from `inputs`: see
+    /// [`create_bench_inputs`](OpCase::create_bench_inputs).
     pub(super) bench_inputs: &'static [InputSpec],
-    /// Bytes that a call has to move.
+    /// Minimum memory traffic of a call in bytes.
     pub(super) bytes_fn: CostFn,
-    /// Floating-point operations of its products; `None` where it has none.
+    /// Floating-point operations of matrix products; `None` if there are none.
     pub(super) flops_fn: Option<CostFn>,
-    /// Where the results of a type are not within its own tolerance of those of f32: absolute, relative, and why.
+    /// Tolerances that are wider than the type's default: type, absolute, relative, and the reason.
     tolerances: &'static [(DType, f64, f64, &'static str)],
 }
 
-/// Something that is counted of a call, from its inputs and its result.
+/// Cost of a call, computed from its inputs and its result.
 pub(super) type CostFn = fn(&[Tensor], &Tensor) -> u64;
 
-/// One rounding of numbers of about 1, on the way.
+/// One intermediate rounding of values near 1.
 pub(super) const ONE_ROUNDING: &[(DType, f64, f64, &str)] = &[
     (DType::F16, 1e-3, 1e-3, "made of operations that round to the type"),
     (DType::BF16, 8e-3, 1.6e-2, "made of operations that round to the type"),
 ];
 
-/// One rounding of numbers of about 4, on the way.
+/// One intermediate rounding of values near 4.
 pub(super) const ONE_ROUNDING_NEAR_4: &[(DType, f64, f64, &str)] = &[
     (DType::F16, 4e-3, 1e-3, "the first product is rounded to the type before the second"),
     (DType::BF16, 3e-2, 1.6e-2, "the first product is rounded to the type before the second"),
 ];
 
-/// PyTorch's absolute and relative tolerance of a type; f64 is held to that of f32, with whose results it is compared.
+/// Returns PyTorch's absolute and relative tolerance of a type. f64 has that of f32, with whose results it is compared.
 fn default_tolerance(dtype: DType) -> (f64, f64) {
     match dtype {
         DType::F16 => (1e-5, 1e-3),
@@ -76,12 +77,12 @@ fn default_tolerance(dtype: DType) -> (f64, f64) {
 }
 
 impl OpCase {
-    /// The inputs, floats in a type.
+    /// Creates the inputs, with floats of type `dtype`.
     pub fn inputs(&self, dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
         self.inputs.iter().enumerate().map(|(k, input)| input.create(k, dtype, device)).collect()
     }
 
-    /// The result, with the same random numbers in every run.
+    /// Runs the operation with a fixed random seed.
     pub fn run(&self, inputs: &[Tensor]) -> Result<Tensor> {
         if let Some(first) = inputs.first() {
             first.device().manual_seed(0);
@@ -89,7 +90,7 @@ impl OpCase {
         (self.call)(inputs)
     }
 
-    /// The inputs in f64, with that type's own values, where the device and the operation take it.
+    /// Creates the inputs in f64, if the device and the operation support f64.
     pub fn inputs_f64(&self, device: &Device) -> Result<Option<Vec<Tensor>>> {
         if !self.supports_dtype(DType::F64) || !device.supports_dtype(DType::F64) {
             return Ok(None);
@@ -97,23 +98,22 @@ impl OpCase {
         self.inputs(DType::F64, device).map(Some)
     }
 
-    /// Whether it can be called in a type: the null device knows, without a kernel. Gradients included.
+    /// Reports whether the operation and its gradient support a type, by a call on the null device.
     pub fn supports_dtype(&self, dtype: DType) -> bool {
         self.supports(dtype, &Device::null(Default::default()))
     }
 
-    /// Whether it can be called on a device, the null device of a profile.
+    /// Reports whether the operation runs on a device; `device` is the null device with its profile.
     pub fn supports_device(&self, device: &Device) -> bool {
         self.supports(DType::F32, device)
     }
 
-    /// Whether it has products, and is limited by them.
     #[must_use]
     pub fn has_flops(&self) -> bool {
         self.flops_fn.is_some()
     }
 
-    /// Whether there are inputs to measure it with: see [`large`](Self::large).
+    /// Reports whether [`create_bench_inputs`](Self::create_bench_inputs) returns inputs.
     #[must_use]
     pub fn has_bench_inputs(&self) -> bool {
         !self.bench_inputs.is_empty() || self.batched_inputs != 0
@@ -130,47 +130,43 @@ impl OpCase {
         made.is_ok()
     }
 
-    /// The operation's name, without what is special about this call.
+    /// Returns the operation's name, without the description of this call.
     pub fn op_name(&self) -> &'static str {
         self.name.split(' ').next().unwrap_or(self.name)
     }
 
-    /// Element by element.
     pub(super) const fn elementwise(self) -> Self {
         Self { is_elementwise: true, batched_inputs: 1, ..self }
     }
 
-    /// With batches in some of the inputs.
     pub(super) const fn with_batched_inputs(self, inputs: u8) -> Self {
         Self { batched_inputs: inputs, ..self }
     }
 
-    /// For 32 bits and more.
     pub(super) const fn without_half(self) -> Self {
         Self { supports_half: false, ..self }
     }
 
-    /// Depends on no input.
+    /// Marks an operation that depends on no input.
     pub(super) const fn as_factory(self) -> Self {
         Self { is_factory: true, bytes_fn: cost::write_only_bytes, ..self }
     }
 
-    /// Measured with these inputs.
+    /// Sets the inputs for benchmarks.
     pub(super) const fn with_bench_inputs(self, large: &'static [InputSpec]) -> Self {
         Self { bench_inputs: large, ..self }
     }
 
-    /// Moves as many bytes as `bytes` says, and not all of its inputs and its result.
+    /// Replaces the default memory traffic, which is all inputs and the result.
     pub(super) const fn with_bytes(self, bytes: CostFn) -> Self {
         Self { bytes_fn: bytes, ..self }
     }
 
-    /// Multiplies matrices.
+    /// Sets the floating-point operations of matrix products.
     pub(super) const fn with_flops(self, flops: CostFn) -> Self {
         Self { flops_fn: Some(flops), ..self }
     }
 
-    /// Less exact in some types.
     pub(super) const fn with_tolerances(
         self,
         tolerances: &'static [(DType, f64, f64, &'static str)],
@@ -178,34 +174,35 @@ impl OpCase {
         Self { tolerances, ..self }
     }
 
-    /// The absolute and the relative tolerance of results in a type, beside those of f32.
+    /// Returns the absolute and the relative tolerance of results in a type, compared with f32 results.
     #[must_use]
     pub fn tolerance(&self, dtype: DType) -> (f64, f64) {
         let own = self.tolerances.iter().find(|(of, ..)| *of == dtype);
         own.map_or_else(|| default_tolerance(dtype), |&(_, absolute, relative, _)| (absolute, relative))
     }
 
-    /// The tolerances that are not the types': `f16 2e-3, 1e-3`.
+    /// Formats the tolerances that differ from the types' defaults: `f16 2e-3, 1e-3`.
     pub fn tolerances(&self) -> impl Iterator<Item = String> {
         self.tolerances
             .iter()
             .map(|(dtype, absolute, relative, _)| format!("{dtype} {absolute:e}, {relative:e}"))
     }
 
-    /// Bytes that a call has to move: all inputs read and the result written once, where the record knows no better.
+    /// Returns the minimum memory traffic of a call in bytes: by default all inputs read and the result written once.
     #[must_use]
     pub fn bytes(&self, inputs: &[Tensor], out: &Tensor) -> u64 {
         (self.bytes_fn)(inputs, out)
     }
 
-    /// Floating-point operations of the products in a call; `None` for what is no product, and limited by memory.
+    /// Returns the floating-point operations of a call's matrix products; `None` if memory limits the call.
     #[must_use]
     pub fn flops(&self, inputs: &[Tensor], out: &Tensor) -> Option<u64> {
         self.flops_fn.map(|flops| flops(inputs, out))
     }
 
-    /// Inputs to be measured with: the record's own; else of about `elements` elements, in one line for what goes element by element,
-    /// or as the small ones in large batches. `None` where the record has nothing larger than what the checks run.
+    /// Creates inputs for benchmarks: the record's own, or else inputs of about `elements` elements. Elementwise
+    /// operations get one long row, batched ones the usual rows in large batches. Returns `None` if the record has no
+    /// larger inputs than those of the checks.
     pub fn create_bench_inputs(
         &self,
         elements: usize,
@@ -237,7 +234,7 @@ impl OpCase {
 }
 
 impl InputSpec {
-    /// The shape that the checks run.
+    /// Returns the shape for the checks.
     fn shape(self) -> &'static [usize] {
         match self {
             Self::Signed(shape)
@@ -252,10 +249,10 @@ impl InputSpec {
         self.create_with_shape(self.shape(), k, dtype, device)
     }
 
-    /// As input `k`, in another shape.
+    /// Creates input `k` with another shape.
     fn create_with_shape(self, shape: &[usize], k: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         let unit = |shape: &[usize]| -> Vec<f32> {
-            // The golden ratio's multiples: spread evenly, none twice.
+            // Multiples of the golden ratio: evenly distributed, without repetitions.
             let at = |i: usize| (i as f64 * 0.618_033_988_749_895 + 0.11 + 0.37 * k as f64).fract() as f32;
             (0..shape.iter().product()).map(at).collect()
         };
@@ -281,7 +278,7 @@ impl InputSpec {
     }
 }
 
-/// Smooth, with gradients, in every float type.
+/// Record of a smooth, differentiable operation that supports every float type.
 pub(super) const fn smooth(
     name: &'static str,
     inputs: &'static [InputSpec],
@@ -304,7 +301,7 @@ pub(super) const fn smooth(
     }
 }
 
-/// As [`smooth`], with steps or kinks.
+/// Record like [`smooth`], for operations with steps or kinks.
 pub(super) const fn nonsmooth(
     name: &'static str,
     inputs: &'static [InputSpec],
@@ -313,7 +310,7 @@ pub(super) const fn nonsmooth(
     OpCase { is_smooth: false, ..smooth(name, inputs, call) }
 }
 
-/// Without a gradient.
+/// Record of an operation without a gradient.
 pub(super) const fn nondifferentiable(
     name: &'static str,
     inputs: &'static [InputSpec],
@@ -322,5 +319,5 @@ pub(super) const fn nondifferentiable(
     OpCase { has_gradient: false, is_smooth: false, ..smooth(name, inputs, call) }
 }
 
-/// Some rows of five.
+/// Shape of most inputs.
 pub(super) const S: &[usize] = &[3, 5];

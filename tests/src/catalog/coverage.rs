@@ -1,4 +1,4 @@
-//! Every public operation has a record: the sources of `core/src/ops` say which there are, those of the catalog which it calls.
+//! Checks that every public operation has a record, by comparing `core/src/ops` with the catalog's sources.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -7,7 +7,7 @@ use anyhow::{Result, ensure};
 
 use super::cases;
 
-/// Public functions that are no operations on tensors.
+/// Public functions that are no tensor operations, with the reason.
 const NON_OPERATIONS: &[(&str, &str)] = &[
     ("fusion", "a setting of a device"),
     ("check_indices", "a guard of the program"),
@@ -33,7 +33,7 @@ const NON_OPERATIONS: &[(&str, &str)] = &[
     ("run_all", "a user's own operation: the topic `custom`"),
 ];
 
-/// What stands outside of comments and of tests.
+/// Returns the lines outside of comments and tests.
 fn strip_comments_and_tests(text: &str) -> impl Iterator<Item = &str> {
     let tests = text.find("#[cfg(test)]\nmod tests").unwrap_or(text.len());
     text[..tests].lines().map(|line| line.split("//").next().unwrap_or(line))
@@ -43,11 +43,11 @@ fn identifiers(line: &str) -> impl Iterator<Item = &str> {
     line.split(|c: char| !c.is_alphanumeric() && c != '_').filter(|word| !word.is_empty())
 }
 
-/// The operations of a line: `pub fn name(`, or an entry of a family, `name / name_(arg): TypeRule, "expression"` or
-/// `2 conv2d conv_transpose2d "height, width";`.
+/// Returns the operations that a line declares: `pub fn name(`, or a macro entry such as `name / name_(arg): TypeRule,
+/// "expression"` or `2 conv2d conv_transpose2d "height, width";`.
 fn public_operations(line: &str) -> Vec<&str> {
     if let Some((_, after)) = line.split_once("pub fn ") {
-        // Those of a macro are its entries.
+        // A macro's operations are its entries.
         return if after.starts_with('$') { Vec::new() } else { identifiers(after).take(1).collect() };
     }
     let entry = line

@@ -1,4 +1,4 @@
-//! The other public operations: in place, made without inputs, at random, products, losses, pools along lines and in volumes.
+//! Other public operations: in-place, factories, random, matrix products, losses, 1D and 3D pooling.
 
 use forebay::dtype::DType;
 use forebay::error::Result;
@@ -9,7 +9,7 @@ use super::InputSpec::{Bool, Bounded, Index, Positive, Signed};
 use super::case::{self, OpCase, S, nondifferentiable, nonsmooth, smooth};
 use super::cost;
 
-/// Operations that write into a tensor: into a copy of the first input, whose history goes on.
+/// Applies an in-place operation to a copy of the first input, which keeps the autograd history.
 fn apply_inplace(x: &[Tensor], write: impl FnOnce(&Tensor) -> Result<()>) -> Result<Tensor> {
     let y = x[0].copy()?;
     write(&y)?;
@@ -63,7 +63,7 @@ pub(super) const IN_PLACE: &[&[OpCase]] = &[
     ],
 ];
 
-/// What depends on no input.
+/// Defines a record of a factory operation.
 macro_rules! factory {
     ($name:literal, |$dtype:ident, $device:ident| $made:expr) => {
         nondifferentiable($name, &[Signed(S)], |x| {
@@ -102,7 +102,7 @@ pub(super) const FACTORY: &[OpCase] = &[
     factory!("bernoulli", |t, d| Tensor::bernoulli(S, 0.3, t, d)),
 ];
 
-/// One sign a row.
+/// Returns one sign for each row.
 fn row_signs(x: &Tensor) -> Result<Tensor> {
     Tensor::from_slice(&[1f32, -1.0, 1.0], &[3], x.device())?.to_dtype(x.dtype())
 }
@@ -129,7 +129,7 @@ pub(super) const REMAINING: &[OpCase] = &[
     nondifferentiable("bitwise_xor", &[Bool(S), Bool(&[5])], |x| x[0].bitwise_xor(&x[1])),
     nondifferentiable("one_hot", &[Index(S, 4)], |x| x[0].to_dtype(DType::I32)?.one_hot(4)),
     smooth("pixel_unshuffle", &[Signed(&[1, 2, 4, 6])], |x| x[0].pixel_unshuffle(2)),
-    // Where several elements of a source meet in one place, the last one stays: here none do.
+    // If source elements share an index, the last one wins; here the indices are distinct.
     smooth("scatter", &[Signed(S), Signed(&[1, 5])], |x| {
         let rows = Tensor::from_slice(&[2i64, 0, 1, 1, 2], &[1, 5], x[0].device())?;
         x[0].scatter(0, &rows, &x[1])

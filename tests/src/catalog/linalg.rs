@@ -1,4 +1,4 @@
-//! Matrices: factors, solutions, norms.
+//! Linear algebra: factorisations, solvers, norms.
 
 use forebay::error::Result;
 use forebay::ops::{MatrixNorm, cat, multi_dot};
@@ -8,29 +8,28 @@ use super::InputSpec::{Bounded, Signed};
 use super::case::{OpCase, nondifferentiable, nonsmooth, smooth};
 use super::cost;
 
-/// Symmetric and positive definite.
 fn to_positive_definite(x: &Tensor) -> Result<Tensor> {
     let n = x.shape().last().copied().unwrap_or(1);
     x.matmul(&x.transpose(-2, -1)?)?.add(&Tensor::eye(n, n, x.dtype(), x.device())?)
 }
 
-/// Far from singular.
+/// Makes matrices that are far from singular.
 fn to_well_conditioned(x: &Tensor) -> Result<Tensor> {
     let n = x.shape().last().copied().unwrap_or(1);
     x.add(&Tensor::eye(n, n, x.dtype(), x.device())?.mul(4.0)?)
 }
 
-/// Its rows from the last one on, so that elimination has to exchange them.
+/// Reverses the rows, so that elimination has to pivot.
 fn reverse_rows(x: &Tensor) -> Result<Tensor> {
     to_well_conditioned(x)?.flip(&[-2])
 }
 
-/// What does not say which half is read.
+/// Makes symmetric matrices, for which the choice of the triangle does not matter.
 fn symmetrize(x: &Tensor) -> Result<Tensor> {
     x.add(&x.transpose(-2, -1)?)
 }
 
-/// Matrices as products of triangles, and what follows from them.
+/// Factorisations, and operations based on them.
 pub(super) const LINALG: &[OpCase] = &[
     smooth("cholesky", &[Signed(&[2, 4, 4])], |x| to_positive_definite(&x[0])?.cholesky())
         .with_flops(|x, _| 2 * cost::numel(&x[0]) * cost::extent(&x[0], 2))

@@ -1,4 +1,4 @@
-//! Tensors put together, parts replaced, sets of numbers, integrals.
+//! Joining tensors, replacing parts, sets, integration.
 
 use forebay::dtype::DType;
 use forebay::error::Result;
@@ -11,12 +11,12 @@ use super::InputSpec::{Bool, Bounded, Index, Positive, Signed};
 use super::case::{OpCase, S, nondifferentiable, nonsmooth, smooth};
 use super::cost;
 
-/// What the host read, as a tensor.
+/// Makes a tensor from a bool that the host has read.
 fn bool_tensor(x: &[Tensor], found: bool) -> Result<Tensor> {
     Tensor::from_bools(&[found], &[], x[0].device())
 }
 
-/// Integers that every device computes with.
+/// Casts to an integer type that every device supports.
 fn to_int(x: &Tensor) -> Result<Tensor> {
     x.to_dtype(DType::I32)
 }

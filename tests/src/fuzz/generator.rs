@@ -1,4 +1,4 @@
-//! Arguments by chance: small ones that fit often, and the largest and smallest that their types hold.
+//! Random arguments: small ones that often fit, and extreme values of their types.
 
 use std::fmt::{Debug, Write};
 
@@ -61,7 +61,7 @@ const EDGE_FLOATS: &[f64] = &[
     1e-300,
 ];
 
-/// Draws arguments, and notes them.
+/// Generator that records the arguments it draws.
 pub(crate) struct ArgGenerator {
     state: u64,
     log: String,
@@ -78,7 +78,7 @@ impl ArgGenerator {
         draw
     }
 
-    /// The arguments, and how to make this call again.
+    /// Returns the arguments, and the seed and round that repeat this call.
     pub(super) fn describe_call(&self, seed: u64, round: u64) -> String {
         format!("arguments{} (seed {seed}, round {round})", self.log)
     }
@@ -103,7 +103,6 @@ impl ArgGenerator {
     }
 
     fn log_value<T: Debug>(&mut self, value: T) -> T {
-        // Writing to a string does not fail.
         let _ = write!(self.log, " {value:?}");
         value
     }
@@ -211,7 +210,7 @@ impl ArgGenerator {
         self.log_value(equation)
     }
 
-    /// A tensor or a number.
+    /// Draws a tensor or a scalar operand.
     pub(super) fn operand<'a>(&mut self, tensor: &'a Tensor) -> Operand<'a> {
         match self.below(4) {
             0 => Operand::Scalar(Scalar::Int(self.int64())),
@@ -231,7 +230,7 @@ impl ArgGenerator {
         (0..rank).map(|_| if even { extent } else { self.pick(&[0, 1, 1, 2, 2, 2, 3, 3, 3, 5, 5]) }).collect()
     }
 
-    /// The tensors of a call: the first may have any shape and type, the others often fit it.
+    /// Draws the tensors of a call: the first has any shape and type, the others often match it.
     pub(super) fn inputs(&mut self, device: &Device) -> Result<Vec<Tensor>> {
         let shape = self.random_shape();
         let dtype = if self.one_in(2) { DType::F32 } else { self.pick(&DType::ALL) };
@@ -270,7 +269,7 @@ impl ArgGenerator {
         Ok(made)
     }
 
-    /// A tensor of this shape: as it is made, turned, a part of a larger one, or with elements that repeat.
+    /// Creates a tensor of this shape: contiguous, transposed, part of a larger one, or with overlapping elements.
     fn create_with_random_layout(
         &mut self,
         shape: &[usize],

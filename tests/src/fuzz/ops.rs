@@ -1,4 +1,4 @@
-//! The operations that are called, each with the kinds of its arguments: `t1` to `t4` are tensors, others are drawn.
+//! Operations to fuzz, each with the kinds of its arguments: `t1` to `t4` are tensors, others are random values.
 
 use forebay::ops::{
     AttentionOptions, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions,
@@ -12,7 +12,7 @@ use forebay::tensor::Tensor;
 use super::generator::ArgGenerator;
 use super::{FuzzOp, IntoTensors};
 
-/// Operations of the catalog that take a function, or are kinds of `recurrent`.
+/// Operations of the catalog that take a closure, or are variants of `recurrent`.
 #[cfg(test)]
 pub(super) const CALLED_INDIRECTLY: &[&str] =
     &["triplet_margin_with_distance_loss", "rnn_tanh", "rnn_relu", "lstm", "gru"];
@@ -72,7 +72,7 @@ fn random_index_list<'a>(r: &mut ArgGenerator, t: &'a [Tensor]) -> Vec<Option<&'
     t.iter().skip(1).take(n).map(|t| r.maybe(|_| t)).collect()
 }
 
-/// An argument of a kind.
+/// Draws an argument of a kind.
 macro_rules! arg {
     (t1, $r:ident, $t:ident) => {
         &$t[1]
@@ -386,7 +386,6 @@ const SPECIAL_OPS: &[FuzzOp] = &[
     },
 ];
 
-/// All of them.
 pub(super) fn all_ops() -> impl Iterator<Item = FuzzOp> {
     [METHODS, FUNCTIONS, CONSTRUCTORS, SPECIAL_OPS].into_iter().flatten().copied()
 }

@@ -1,4 +1,4 @@
-//! The arguments of a recorded call, by position and by keyword.
+//! Arguments of a golden call, by position and by keyword.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,14 +11,13 @@ use serde_json::Value;
 
 use super::GoldenCall;
 
-/// Arguments with their tensors on the device.
 pub struct Args<'a> {
     call: &'a GoldenCall,
     device: &'a Device,
     tensors: BTreeMap<String, Tensor>,
 }
 
-/// The tensors that a call takes.
+/// Returns the keys of the tensors among a call's arguments.
 pub(super) fn tensor_keys(call: &GoldenCall) -> BTreeSet<String> {
     let mut keys = BTreeSet::new();
     call.args.iter().chain(call.kwargs.values()).for_each(|v| collect_tensor_keys(v, &mut keys));
@@ -53,27 +52,24 @@ impl<'a> Args<'a> {
         self.tensors.insert(key, tensor);
     }
 
-    /// A tensor of the file by its key.
     pub fn tensor_by_key(&self, key: &str) -> Result<&Tensor> {
         self.tensors.get(key).with_context(|| format!("no input {key}"))
     }
 
-    /// The device of the call.
     pub fn device(&self) -> &Device {
         self.device
     }
 
-    /// Number of positional arguments.
     pub fn num_positional(&self) -> usize {
         self.call.args.len()
     }
 
-    /// PyTorch's name of the variant.
+    /// Returns PyTorch's name of the variant.
     pub fn variant(&self) -> &str {
         &self.call.variant
     }
 
-    /// The argument at a position or under a keyword; `None` if neither is given, or it is null.
+    /// Returns the argument at a position or with a keyword; `None` if it is missing or null.
     pub fn get(&self, at: usize, name: &str) -> Option<&Value> {
         self.call.args.get(at).or_else(|| self.call.kwargs.get(name)).filter(|v| !v.is_null())
     }
@@ -83,17 +79,17 @@ impl<'a> Args<'a> {
         self.tensor_by_key(key)
     }
 
-    /// A tensor by position.
+    /// Returns a tensor by position.
     pub fn tensor(&self, at: usize) -> Result<&Tensor> {
         self.as_tensor(self.call.args.get(at).with_context(|| format!("no argument {at}"))?)
     }
 
-    /// A tensor by position or keyword, if it is given and is one.
+    /// Returns a tensor by position or keyword, if there is one.
     pub fn opt_tensor(&self, at: usize, name: &str) -> Option<&Tensor> {
         self.get(at, name).and_then(|v| self.as_tensor(v).ok())
     }
 
-    /// A list of tensors.
+    /// Returns a list of tensors by position.
     pub fn tensors(&self, at: usize) -> Result<Vec<&Tensor>> {
         let value = self.call.args.get(at).with_context(|| format!("no argument {at}"))?;
         match as_list(value) {
@@ -102,12 +98,12 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// A number in its own kind: PyTorch's rules of types look at it.
+    /// Returns a scalar with its kind, which PyTorch's type promotion depends on.
     pub fn scalar(&self, at: usize, name: &str) -> Result<Option<Scalar>> {
         self.get(at, name).map(scalar).transpose()
     }
 
-    /// A tensor or a number; `default` if neither is given.
+    /// Returns a tensor or a scalar operand, or `default`.
     pub fn operand(&self, at: usize, name: &str, default: Scalar) -> Result<Operand<'_>> {
         match self.opt_tensor(at, name) {
             Some(tensor) => Ok(tensor.into()),
@@ -115,7 +111,8 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// A tensor by position, or a number as one without dimensions, of the type of the tensor `beside` it where that is of its kind.
+    /// Returns a tensor by position. A scalar becomes a tensor without dimensions, with the type of the tensor at
+    /// position `beside` if that has the same kind.
     pub fn tensor_or_scalar(&self, at: usize, beside: usize) -> Result<Tensor> {
         let value = self.call.args.get(at).with_context(|| format!("no argument {at}"))?;
         if value.get("t").is_some() {
@@ -130,7 +127,7 @@ impl<'a> Args<'a> {
         Ok(Tensor::full(&[], value, dtype, self.device)?)
     }
 
-    /// A tensor by position, in the type that `dtype` names if it does.
+    /// Returns a tensor by position, cast to the type of the argument `dtype` if present.
     pub fn tensor_as_dtype_arg(&self, at: usize) -> Result<Tensor> {
         match self.dtype(usize::MAX, "dtype")? {
             Some(dtype) => Ok(self.tensor(at)?.to_dtype(dtype)?),
@@ -138,7 +135,7 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// A result in the type that `dtype` names if it does.
+    /// Casts a result to the type of the argument `dtype` if present.
     pub fn cast_to_dtype_arg(&self, out: Tensor) -> Result<Tensor> {
         match self.dtype(usize::MAX, "dtype")? {
             Some(dtype) => Ok(out.to_dtype(dtype)?),
@@ -146,34 +143,30 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// A number, also from `{"float": "inf"}`.
+    /// Returns a number, which may be written as `{"float": "inf"}`.
     pub fn float(&self, at: usize, name: &str, default: f64) -> Result<f64> {
         let Some(value) = self.get(at, name) else { return Ok(default) };
         parse_float(value)
     }
 
-    /// An integer.
     pub fn int(&self, at: usize, name: &str, default: i64) -> Result<i64> {
         let Some(value) = self.get(at, name) else { return Ok(default) };
         parse_int(value)
     }
 
-    /// An integer, if it is given.
     pub fn opt_int(&self, at: usize, name: &str) -> Result<Option<i64>> {
         self.get(at, name).map(parse_int).transpose()
     }
 
-    /// A truth value.
     pub fn flag(&self, at: usize, name: &str, default: bool) -> bool {
         self.get(at, name).map_or(default, |v| v.as_bool().unwrap_or(v.as_i64() == Some(1)))
     }
 
-    /// A word.
     pub fn string(&self, at: usize, name: &str, default: &'static str) -> &str {
         self.get(at, name).and_then(Value::as_str).unwrap_or(default)
     }
 
-    /// Integers: a list, or one as a list.
+    /// Returns integers: a list, or a single integer as a list.
     pub fn ints(&self, at: usize, name: &str) -> Result<Option<Vec<i64>>> {
         let Some(value) = self.get(at, name) else { return Ok(None) };
         match as_list(value) {
@@ -182,7 +175,7 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// Numbers: a list, or one as a list.
+    /// Returns floats: a list, or a single number as a list.
     pub fn floats(&self, at: usize, name: &str) -> Result<Option<Vec<f64>>> {
         let Some(value) = self.get(at, name) else { return Ok(None) };
         match as_list(value) {
@@ -191,12 +184,12 @@ impl<'a> Args<'a> {
         }
     }
 
-    /// Dimensions as the library takes them; empty if none are given.
+    /// Returns dimensions as the library takes them; empty if the argument is missing.
     pub fn dims(&self, at: usize, name: &str) -> Result<Vec<isize>> {
         Ok(self.ints(at, name)?.unwrap_or_default().into_iter().map(|d| d as isize).collect())
     }
 
-    /// Extents: a list, or all arguments from `at` on.
+    /// Returns a shape: a list, or all arguments from `at` on.
     pub fn shape(&self, at: usize, name: &str) -> Result<Vec<usize>> {
         let ints = match self.ints(at, name)? {
             Some(ints) if self.get(at, name).is_some_and(|v| as_list(v).is_some()) => ints,
@@ -206,7 +199,6 @@ impl<'a> Args<'a> {
         ints.into_iter().map(|n| usize::try_from(n).with_context(|| format!("extent {n}"))).collect()
     }
 
-    /// An element type.
     pub fn dtype(&self, at: usize, name: &str) -> Result<Option<DType>> {
         let Some(value) = self.get(at, name) else { return Ok(None) };
         let word =

@@ -1,4 +1,4 @@
-//! The one exceptions file: calls that may differ, and why. An exception that is not needed is a failure.
+//! Expected failures and wider tolerances of golden calls, from `tests/exceptions.json`. Unneeded entries fail.
 
 use anyhow::{Context, Result};
 use forebay::dtype::DType;
@@ -6,53 +6,51 @@ use serde::Deserialize;
 
 use super::{CallConfig, GoldenCall, Outcome};
 
-/// Mesa's software driver, which CI and `cargo xtask golden` run everywhere.
+/// Mesa's software driver, which CI and `cargo xtask golden` use on every machine.
 const REFERENCE_DRIVER: &str = "llvmpipe";
 
 const EXCEPTIONS_JSON: &str = include_str!("../../exceptions.json");
 
-/// One exception.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct Exception {
     /// PyTorch's name of the operation, with its variant.
     op: String,
-    /// A part of the device's name or driver, or a backend; empty for every device.
+    /// Backend, or part of the device's name or driver; empty for every device.
     #[serde(default)]
     device: String,
-    /// Only where the calls are made in this type; `half` for f16 and bf16.
+    /// Type of the calls; `half` for f16 and bf16.
     #[serde(default)]
     dtype: String,
-    /// A wider tolerance (absolute, relative), where that is all that is needed.
+    /// Wider tolerance (absolute, relative), if that is enough to pass.
     #[serde(default)]
     tolerance: Option<(f64, f64)>,
-    /// Only values may differ, and are numbers: all else is judged.
+    /// True if values may differ, because they are random. Shape, type and finiteness are still checked.
     #[serde(default)]
     random: bool,
-    /// Only calls to which this keyword gives a number that is not zero: of calls by other samples, too.
+    /// Keyword whose value must be a nonzero number for the exception to apply.
     #[serde(default)]
     given: String,
-    /// Why, with a link or a measurement.
+    /// Reason, with a link or a measurement.
     reason: String,
 }
 
-/// All of them.
 #[derive(Debug)]
 pub(super) struct Exceptions(Vec<Exception>);
 
 impl Exception {
-    /// Whether it is for this call.
     fn matches_call(&self, call: &GoldenCall) -> bool {
         let number = || call.kwargs.get(&self.given)?.as_f64();
         (self.given.is_empty() || number().is_some_and(|v| v != 0.0))
             && (self.op == call.op_name() || self.op == call.name())
     }
 
-    /// Whether it is for calls in a type: the file's own, if there is none. A tolerance without a type is for those.
+    /// Reports whether the exception applies to calls in a type; `None` is the recorded type. A tolerance without a
+    /// type applies to the recorded type only.
     fn matches_dtype(&self, dtype: Option<DType>) -> bool {
         match (self.dtype.as_str(), dtype) {
             ("", None) => true,
-            // f64 is compared with the same values; in halves a call with itself in f32.
+            // f64 results are compared with the recorded values, 16-bit results with our own f32 call.
             ("", Some(DType::F64)) => true,
             ("", Some(_)) => self.random,
             ("half", Some(DType::F16 | DType::BF16)) => true,
@@ -83,12 +81,12 @@ impl Exceptions {
         })
     }
 
-    /// The reason of a call's exception on every device.
+    /// Returns the reason of a call's exception that applies on every device.
     pub(super) fn reason(&self, call: &GoldenCall, dtype: Option<DType>) -> Option<&str> {
         self.find_for_all_devices(call, dtype).map(|e| e.reason.as_str())
     }
 
-    /// The tolerances of a call on every device, in any type: `bf16 0.03, 0.1`.
+    /// Formats the tolerances of a call that apply on every device, in any type: `bf16 0.03, 0.1`.
     pub(super) fn tolerances(&self, call: &GoldenCall) -> impl Iterator<Item = String> {
         let of = move |e: &&Exception| e.device.is_empty() && e.matches_call(call);
         self.0.iter().filter(of).filter_map(|e| {
@@ -97,7 +95,7 @@ impl Exceptions {
         })
     }
 
-    /// Whether a call differs on every device, however wide the tolerance.
+    /// Reports whether a call is an expected failure on every device.
     pub(super) fn is_excluded(&self, call: &GoldenCall, dtype: Option<DType>) -> bool {
         self.find_for_all_devices(call, dtype).is_some_and(|e| e.tolerance.is_none())
     }
@@ -106,22 +104,22 @@ impl Exceptions {
         self.0.iter().find(|e| e.matches_dtype(dtype) && e.matches_call(call) && e.device.is_empty())
     }
 
-    /// The tolerance of a call, and whether it must be needed here: where it is for every device on the one that everybody has, since
-    /// sums are made in other orders elsewhere.
+    /// Returns the tolerance of a call, and whether the call must fail without it. Tolerances for every device must
+    /// be needed only on the reference driver, because other drivers sum in another order.
     pub(super) fn tolerance(&self, call: &GoldenCall, how: &CallConfig<'_>) -> Option<((f64, f64), bool)> {
         let e = self.find(call, how)?;
-        // f64 is compared with values of f32, whose errors the tolerance is for.
+        // f64 is compared with recorded f32 values, whose rounding errors the tolerance covers.
         let judged = how.dtype != Some(DType::F64) && e.op == call.name();
         let needed = judged && (!e.device.is_empty() || how.device.info().driver.contains(REFERENCE_DRIVER));
         Some((e.tolerance?, needed))
     }
 
-    /// Whether all but the values of a call is judged.
+    /// Reports whether a call's values are random and only shape and type are checked.
     pub(super) fn is_random(&self, call: &GoldenCall, how: &CallConfig<'_>) -> bool {
         self.find(call, how).is_some_and(|e| e.random)
     }
 
-    /// A call with an exception that is no tolerance counts as excepted, with the reason; one that passes without fails.
+    /// Applies exceptions without a tolerance: a failing call becomes an expected failure, a passing call fails.
     pub(super) fn apply(&self, call: &GoldenCall, how: &CallConfig<'_>, outcome: Outcome) -> Outcome {
         let Some(e) = self.find(call, how).filter(|e| e.tolerance.is_none()) else { return outcome };
         match outcome {

@@ -1,13 +1,13 @@
-//! Golden data: PyTorch's own results and gradients, call by call.
+//! Golden calls: PyTorch's own results and gradients, call by call.
 //!
-//! `golden.json` names the calls, `golden.safetensors` holds their tensors (see `tests/golden/README.md`). Every call is
-//! made on a device, its results and the gradients of its inputs are compared, and what is not supported is counted
-//! with its reason. A call passes if every tensor has the shape and type that PyTorch gave and every element lies within
-//! `1e-5 + 1.3e-6 * |expected|` (PyTorch's own tolerance for f32), unless the exceptions file says otherwise.
+//! `golden.json` lists the calls, `golden.safetensors` has their tensors (see `tests/golden/README.md`). Every call
+//! runs on a device; its results and the gradients of its inputs are compared. Unsupported calls are counted with
+//! their reason. A call passes if every tensor has PyTorch's shape and type, and every element differs by at most
+//! `1e-5 + 1.3e-6 * |expected|`. This is PyTorch's own f32 tolerance; the exceptions file may widen it.
 //!
-//! The calls can be made in another type. In f64 they are compared with the same values. In f16 and bf16 what is expected is the
-//! call in f32 with the same rounded inputs, within PyTorch's tolerance for the type, or twice what PyTorch itself is off by there
-//! (`halves.json`): what is judged is the arithmetic, not what rounding does to an input.
+//! Calls can run in another type. In f64 they are compared with the recorded values. In f16 and bf16 the expected
+//! result is our own f32 call with the same rounded inputs, so that rounding of inputs does not count. The tolerance
+//! is PyTorch's for the type, or twice PyTorch's own error in this type (`halves.json`).
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -33,17 +33,17 @@ pub use table::OpTable;
 
 pub use operators::render_page;
 
-/// How calls are made.
+/// Device and type of golden calls.
 #[derive(Clone, Copy, Debug)]
 pub struct CallConfig<'a> {
-    /// Where.
+    /// Device that runs the calls.
     pub device: &'a Device,
-    /// What their f32 tensors are cast to, if to anything.
+    /// Type to which f32 tensors are cast; `None` for none.
     pub dtype: Option<DType>,
 }
 
 impl CallConfig<'_> {
-    /// Absolute and relative tolerance: PyTorch's for the type. f64 is compared with what PyTorch gave in f32.
+    /// Returns PyTorch's absolute and relative tolerance for the type. f64 is compared with PyTorch's f32 results.
     fn tolerance(&self) -> (f64, f64) {
         match self.dtype {
             Some(DType::F16) => (1e-5, 1e-3),
@@ -57,61 +57,55 @@ impl CallConfig<'_> {
     }
 }
 
-/// One recorded call.
 #[derive(Clone, Debug, Deserialize)]
 pub struct GoldenCall {
-    /// PyTorch's name.
+    /// PyTorch's name of the operation.
     pub op: String,
-    /// PyTorch's name of the variant; empty for the plain one.
+    /// PyTorch's name of the variant; empty for the default one.
     #[serde(default)]
     pub variant: String,
-    /// Which of the database's samples it was.
+    /// Index of the sample in PyTorch's operator database.
     pub sample: usize,
-    /// Positional arguments.
     pub args: Vec<serde_json::Value>,
-    /// Keyword arguments.
     pub kwargs: BTreeMap<String, serde_json::Value>,
-    /// Keys of the outputs.
     pub outs: Vec<String>,
-    /// Indices of the outputs that take a cotangent.
+    /// Indices of the outputs with a cotangent (the incoming gradient).
     #[serde(default)]
     pub diff_outs: Vec<usize>,
-    /// Keys of the cotangents.
     #[serde(default)]
     pub cotangents: Vec<String>,
-    /// Key of an input -> key of its gradient.
+    /// Keys of inputs, mapped to the keys of their gradients.
     #[serde(default)]
     pub grads: BTreeMap<String, String>,
-    /// What PyTorch says where it refuses the call: then ours has to be an error as well.
+    /// PyTorch's error message, if it rejects the call; then ours must be an error as well.
     #[serde(default)]
     pub error: Option<String>,
 }
 
 impl GoldenCall {
-    /// `div.floor_rounding #3`.
+    /// Returns the call's name with its sample: `div.floor_rounding #3`.
     pub fn name(&self) -> String {
         format!("{} #{}", self.op_name(), self.sample)
     }
 
-    /// The operation with its variant.
+    /// Returns the operation's name with its variant.
     pub fn op_name(&self) -> String {
         if self.variant.is_empty() { self.op.clone() } else { format!("{}.{}", self.op, self.variant) }
     }
 
-    /// Whether it takes tensors of f32.
+    /// Reports whether the call takes f32 tensors.
     fn has_floats(&self, file: &safetensors::SafeTensors<'_>) -> bool {
         let keys = args::tensor_keys(self);
         keys.iter().any(|key| read_host_tensor(file, key).is_ok_and(|host| host.dtype == DType::F32))
     }
 
-    /// What an f32 result of the file is where the calls are made in another type, and whether it may be of that type all the same:
-    /// f32 where the call names it, or where nothing is f32 that would be cast.
+    /// Returns the expected type of a recorded f32 result, and whether f32 is acceptable too. The result stays f32 if
+    /// the call names f32 as its type, or has no f32 tensors to cast.
     fn expected_f32(&self, file: &safetensors::SafeTensors<'_>, how: &CallConfig<'_>) -> (DType, bool) {
         let kept = self.names_f32() || !self.has_floats(file);
         (how.dtype.filter(|_| !kept).unwrap_or(DType::F32), self.names_f32())
     }
 
-    /// Whether an argument is the type f32.
     fn names_f32(&self) -> bool {
         let is = |v: &serde_json::Value| v.get("dtype").and_then(|d| d.as_str()) == Some("float32");
         self.args.iter().chain(self.kwargs.values()).any(is)
@@ -123,30 +117,29 @@ struct CallIndex {
     calls: Vec<GoldenCall>,
 }
 
-/// Calls and their tensors.
 pub struct GoldenSet {
     /// Every call, in the order of the file.
     pub calls: Vec<GoldenCall>,
     bytes: Vec<u8>,
-    /// By type and call, how far PyTorch's own results in halves are from those in f32.
+    /// Errors of PyTorch's own 16-bit results compared with its f32 results, by type and call.
     halves: BTreeMap<String, BTreeMap<String, Option<f64>>>,
     exceptions: Exceptions,
 }
 
-/// How a call ended.
+/// Outcome of a call.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Outcome {
-    /// Everything agrees.
+    /// All results agree.
     Passed,
-    /// Something differs: what.
+    /// A result differs; the message describes the difference.
     Failed(String),
-    /// The library does not offer this: why.
+    /// The library does not support the call; the message gives the reason.
     Unsupported(String),
-    /// It cannot agree: the reason in the exceptions file.
+    /// The exceptions file excuses a difference; the message gives the reason.
     ExpectedFailure(String),
 }
 
-/// A host tensor of the file.
+/// Tensor of the file, in host memory.
 pub struct HostTensor<'a> {
     pub dtype: DType,
     pub shape: Vec<usize>,
@@ -154,7 +147,7 @@ pub struct HostTensor<'a> {
 }
 
 impl GoldenSet {
-    /// Reads a folder.
+    /// Reads `golden.json` and `golden.safetensors` of a folder.
     pub fn load(dir: &Path) -> Result<Self> {
         let json = dir.join("golden.json");
         let text = std::fs::read_to_string(&json).with_context(|| format!("reading {}", json.display()))?;
@@ -173,7 +166,7 @@ impl GoldenSet {
         Ok(safetensors::SafeTensors::deserialize(&self.bytes)?)
     }
 
-    /// Makes every call, and tells each outcome.
+    /// Runs every call whose name contains one of `filter`, and returns all outcomes.
     pub fn run(&self, how: &CallConfig<'_>, filter: &[String]) -> Result<Vec<(String, Outcome)>> {
         let file = self.tensors()?;
         let table = OpTable::new();
@@ -184,7 +177,7 @@ impl GoldenSet {
                 continue;
             }
             let before = how.device.memory().allocated();
-            // A call that panics fails, and hides no other.
+            // A panic fails only its own call.
             let judged = catch_unwind(AssertUnwindSafe(|| self.check_call(call, &table, &file, how)));
             let outcome = match judged.unwrap_or_else(|_| Err(anyhow!("panics"))) {
                 Ok(()) => Outcome::Passed,
@@ -211,7 +204,7 @@ impl GoldenSet {
         Ok(outcomes)
     }
 
-    /// Makes a call and compares what it gives.
+    /// Runs a call and compares its results.
     fn check_call(
         &self,
         call: &GoldenCall,
@@ -269,7 +262,7 @@ impl GoldenSet {
         }
     }
 
-    /// Whether a result of places names elements that are equal to those of PyTorch's places.
+    /// Reports whether a result of indices names elements that equal those of PyTorch's indices.
     fn is_equivalent_tie(
         &self,
         call: &GoldenCall,
@@ -291,7 +284,7 @@ impl GoldenSet {
             ))
     }
 
-    /// PyTorch's for the type; in halves at least twice what PyTorch's own result is off by, whose steps are rounded as ours are.
+    /// Returns the tolerance of a call. In 16-bit types it is at least twice PyTorch's own error.
     fn tolerance(&self, call: &GoldenCall, how: &CallConfig<'_>) -> (f64, f64) {
         let (absolute, relative) = how.tolerance();
         let own = how.dtype.and_then(|dtype| *self.halves.get(dtype.name())?.get(&call.name())?);
@@ -299,7 +292,6 @@ impl GoldenSet {
     }
 }
 
-/// A tensor of the file, on the host.
 fn read_host_tensor<'a>(file: &'a safetensors::SafeTensors<'a>, key: &str) -> Result<HostTensor<'a>> {
     let view = file.tensor(key).with_context(|| format!("tensor {key}"))?;
     let dtype = match view.dtype() {
@@ -316,13 +308,13 @@ fn read_host_tensor<'a>(file: &'a safetensors::SafeTensors<'a>, key: &str) -> Re
     Ok(HostTensor { dtype, shape: view.shape().to_vec(), data: view.data() })
 }
 
-/// What a call gave: results, and the gradients of the inputs that have any.
+/// Results of a call, and the gradients of its differentiable inputs.
 struct CallResult {
     outs: Vec<Tensor>,
     grads: Vec<Tensor>,
 }
 
-/// Makes a call with its f32 tensors cast by `cast`.
+/// Runs a call with its f32 tensors cast by `cast`.
 fn run_call(
     call: &GoldenCall,
     table: &OpTable,
@@ -342,7 +334,7 @@ fn run_call(
         let tensor = if call.grads.contains_key(&key) { tensor.requires_grad_()? } else { tensor };
         args.insert(key, tensor);
     }
-    // Calls with random numbers draw the same ones in every type.
+    // Random operations draw equal values in every type.
     device.manual_seed(0);
     let outs = f(&args)?;
     if call.error.is_none() && outs.len() != call.outs.len() {
@@ -358,7 +350,7 @@ fn run_call(
             bail!("result {i} lost its history: an input requires a gradient");
         }
         roots.push(outs[i].clone());
-        // A result that keeps its type whatever that of the input is takes a cotangent of its own.
+        // A result with its own fixed type needs a cotangent of this type.
         seeds.push(tensor(key)?.to_dtype(outs[i].dtype())?);
     }
     let inputs: Vec<Tensor> =
@@ -373,7 +365,7 @@ fn run_call(
     Ok(CallResult { outs, grads })
 }
 
-/// Compares a tensor with the expected one: the file's, or where `exact` is given, that.
+/// Compares a tensor with `exact` if present, otherwise with the recorded one.
 fn compare_tensor(
     got: &Tensor,
     expected: &HostTensor<'_>,
@@ -390,10 +382,10 @@ fn compare_tensor(
         bail!("type {}, expected {dtype}", got.dtype());
     }
     if got.device().is_null() {
-        // It has no contents: shapes and types are what can be compared.
+        // The null device has no contents: only shapes and types are compared.
         return Ok(());
     }
-    // PyTorch's tolerance for what the file has in other types than f32, where no exception is wider.
+    // PyTorch's tolerances for recorded tensors of other types than f32, unless an exception is wider.
     let (atol, rtol) = match expected.dtype {
         DType::F16 => (atol.max(1e-5), rtol.max(1e-3)),
         DType::BF16 => (atol.max(1e-5), rtol.max(1.6e-2)),
@@ -405,12 +397,12 @@ fn compare_tensor(
     let largest = if how.dtype == Some(DType::F16) { 65504.0 } else { f64::MAX };
     let mut worst: Option<(f64, usize)> = None;
     for (i, (&a, &b)) in values.iter().zip(&wanted).enumerate() {
-        // What f32 holds and f16 does not is infinite there, or NaN where infinities of both signs met.
+        // Values beyond f16's range become infinite, or NaN where infinities of both signs meet.
         let overflow = b.abs() > largest && !a.is_finite();
         let close = b.is_finite() && (a - b).abs() <= atol + rtol * b.abs();
         if !(a == b || (a.is_nan() && b.is_nan()) || overflow || close) {
             let distance = (a - b).abs();
-            // NaN against a number is the worst there is.
+            // NaN compared with a number is the largest difference.
             if distance.is_nan() || worst.is_none_or(|(w, _)| distance > w) {
                 worst = Some((distance, i));
             }
@@ -439,7 +431,7 @@ impl HostTensor<'_> {
     }
 }
 
-/// Prints what failed, what is unsupported by operation, and the closing line; returns the number of failures.
+/// Prints failures, unsupported calls by operation, and a summary; returns the number of failures.
 pub fn print_report(outcomes: &[(String, Outcome)], how: &CallConfig<'_>, verbose: bool) -> usize {
     let mut passed = 0;
     let mut failed = 0;

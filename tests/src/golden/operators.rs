@@ -1,5 +1,5 @@
-//! `docs/operators.md`: what there is of PyTorch's operator database. Written by the null device, which knows every shape, type and
-//! error.
+//! Generator of `docs/operators.md`, which shows the coverage of PyTorch's operator database. Calls run on the null
+//! device, which checks shapes and types and reports errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -54,19 +54,19 @@ and 65,601; inputs of other ranks, extents, types and devices, which are refused
 | --- | ---: | --- | --- | --- | --- | --- |
 ";
 
-/// The types beside f32.
+/// Types in addition to f32.
 const EXTRA_DTYPES: [DType; 3] = [DType::F16, DType::BF16, DType::F64];
 
-/// What is known of one operation.
+/// Coverage of one operation.
 #[derive(Default)]
 struct OperatorStats {
     calls: usize,
     num_passed: usize,
     gradients: usize,
-    /// Calls with floats, and how many of them can be made in each of the types.
+    /// Number of calls with floats, and how many of these support each type.
     float_calls: usize,
     calls_by_dtype: [usize; 3],
-    /// Calls that an adapter without optional types can make.
+    /// Calls that run on an adapter without optional types.
     minimal_device_calls: usize,
     tolerances: BTreeSet<String>,
     notes: Vec<String>,
@@ -80,7 +80,7 @@ impl OperatorStats {
     }
 }
 
-/// `all`, or how many of them.
+/// Formats `all`, or how many of them.
 fn format_share(part: usize, all: usize, name: &str) -> Option<String> {
     match part {
         0 => None,
@@ -89,7 +89,7 @@ fn format_share(part: usize, all: usize, name: &str) -> Option<String> {
     }
 }
 
-/// The page.
+/// Renders the page.
 ///
 /// # Errors
 /// The calls cannot be read.
@@ -110,7 +110,7 @@ pub fn render_page(golden: &GoldenSet) -> Result<String> {
         let row = rows.entry(&call.op).or_default();
         row.calls += 1;
         row.tolerances.extend(golden.exceptions.tolerances(call));
-        // What it has no contents for, the null device cannot find to be different.
+        // The null device cannot find differences of values, because it has no contents.
         let can = |outcome: &Outcome, dtype| {
             matches!(outcome, Outcome::Passed | Outcome::Failed(_))
                 && !golden.exceptions.is_excluded(call, dtype)
@@ -162,7 +162,7 @@ pub fn render_page(golden: &GoldenSet) -> Result<String> {
     Ok(page)
 }
 
-/// A line for each operation of the catalog.
+/// Writes a line for each operation of the catalog.
 fn write_catalog_table(page: &mut String) -> Result<()> {
     let mut operations: BTreeMap<&str, Vec<&catalog::OpCase>> = BTreeMap::new();
     for case in catalog::cases() {

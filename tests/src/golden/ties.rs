@@ -1,14 +1,14 @@
-//! Places of equal elements: which of them an operation names is not settled, unless it is asked for a stable order.
+//! Indices of equal elements: without a stable order, an operation may return any of them.
 
 use serde_json::Value;
 
 use super::{GoldenCall, HostTensor};
 
-/// Operations that give places along a dimension: which result they are, and where the dimension stands among the arguments.
+/// Operations that return indices: the result's position, and the dimension's position among the arguments.
 const INDEX_RESULTS: &[(&str, usize, usize)] =
     &[("sort", 1, 1), ("argsort", 0, 1), ("topk", 1, 2), ("kthvalue", 1, 2), ("median", 1, 1)];
 
-/// The dimension along which a result of a call has places; `None` if it has none, or each is settled.
+/// Returns the dimension along which a result holds indices; `None` for other results, or if the order is stable.
 fn index_dim(call: &GoldenCall, result: usize, rank: usize) -> Option<usize> {
     let &(_, _, at) = INDEX_RESULTS.iter().find(|(op, which, _)| *op == call.op && *which == result)?;
     if call.kwargs.get("stable").and_then(Value::as_bool) == Some(true) {
@@ -18,7 +18,7 @@ fn index_dim(call: &GoldenCall, result: usize, rank: usize) -> Option<usize> {
     usize::try_from(if dim < 0 { dim + rank.max(1) as i64 } else { dim }).ok()
 }
 
-/// Whether places name elements equal to those that others name, line by line, each of them once.
+/// Reports whether both lists of indices name equal elements in every row, without duplicates in `got`.
 pub(super) fn are_equivalent_indices(
     call: &GoldenCall,
     result: usize,
@@ -75,7 +75,7 @@ mod tests {
 
     #[test]
     fn places_of_equal_elements_are_as_good_and_others_are_not() {
-        // Two columns: 3 1 1 and 2 2 5.
+        // Columns: 3 1 1 and 2 2 5.
         let input = HostTensor { dtype: DType::U8, shape: vec![3, 2], data: &[3, 2, 1, 2, 1, 5] };
         let sorted = [1.0, 0.0, 2.0, 1.0, 0.0, 2.0];
         let good =

@@ -1,4 +1,4 @@
-//! Checkpoints: the second run does what the first one did, and leaves the model as it was.
+//! Activation checkpointing: the recomputation repeats the forward pass exactly, and leaves the model unchanged.
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -61,7 +61,7 @@ fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
                 continue;
             }
             let captured = w.clone();
-            // The product is a result on the way: the tensor is read by a chain of operations, and by way of a view.
+            // The captured tensor is read through a view and by a chain; the function saves an intermediate result.
             let y = checkpoint(&[&x], move |x| x[0].mul(&captured.reshape([2])?)?.exp())?;
             {
                 let _no_grad = no_grad();
@@ -73,13 +73,13 @@ fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
             ensure!(x.grad().is_none() && w.grad().is_none(), "{name}: a gradient came all the same");
         }
     }
-    // What the host reads counts as well.
+    // Values that the host reads are tracked as well.
     let (x, scale) = (leaf(&[1.0], device)?, Tensor::from_slice(&[2.0f32], &[1], device)?);
     let captured = scale.clone();
     let y = checkpoint(&[&x], move |x| x[0].mul(captured.item()?)?.exp())?;
     scale.fill_(5.0)?;
     ensure!(y.sum_all()?.backward().is_err(), "the host read something else");
-    // And what a checkpoint inside captures.
+    // Tensors captured by a nested checkpoint are tracked, too.
     let (x, w) = (leaf(&[1.0], device)?, leaf(&[2.0], device)?);
     let captured = w.clone();
     let y = checkpoint(&[&x], move |x| {
@@ -104,7 +104,7 @@ fn a_captured_weight_that_changed_under_autocast_is_an_error(device: &Device) ->
             let layer = layer.clone();
             checkpoint(&[x], move |x| layer.forward(&x[0]))
         };
-        // A plain use first: the cast, or the optimiser's copy, is known when the checkpoint runs.
+        // Populates the cast cache, or the optimiser's 16-bit copy, before the checkpoint runs.
         layer.forward(&x)?.sum_all()?.backward()?;
         let y = pass(&x)?;
         opt.step()?;
@@ -125,7 +125,7 @@ fn captured_tensors_may_change_after_the_backward_pass(device: &Device) -> Resul
         opt.zero_grad();
         ensure_values(&w, &expected)?;
     }
-    // Memory that the body itself writes to is its own affair.
+    // Writes of the checkpointed function itself to captured memory are allowed.
     let room = Tensor::zeros(&[2], DType::F32, device)?;
     let captured = room.clone();
     let y = checkpoint(&[&x], move |x| {
@@ -164,7 +164,7 @@ impl Net {
         [("table", &self.table), ("first", &self.first), ("norm", &self.norm), ("space", &self.space)]
     }
 
-    /// Of [batch, 3] numbers of rows.
+    /// Forward pass of [batch, 3] row indices.
     fn forward(&self, index: &Tensor) -> CoreResult<Tensor> {
         let x = self.first.forward(&self.table.forward(index)?)?;
         let x = self.space.forward(&self.norm.forward(&x)?)?;
@@ -186,7 +186,6 @@ impl Net {
     }
 }
 
-/// Runs a network inside `depth` checkpoints.
 fn nested_checkpoints(net: &Arc<Net>, index: &Tensor, depth: usize) -> CoreResult<Tensor> {
     if depth == 0 {
         return net.forward(index);
@@ -241,7 +240,7 @@ fn passes_before_a_backward_pass_keep_their_own_singular_vectors(device: &Device
                 false => layer.forward(&x),
             }
         };
-        // As a critic's: of real and of made examples, before one backward pass.
+        // As in a GAN's critic: real and generated examples, then one backward pass.
         let loss = pass(1.0)?.square()?.sum_all()?.sub(&pass(2.0)?.square()?.sum_all()?)?;
         loss.backward()?;
         layer.parameters().iter().map(|p| Ok(p.grad().context("no gradient")?.to_f64s()?)).collect()
@@ -291,7 +290,7 @@ fn a_second_run_has_the_mode_of_the_first_one(device: &Device) -> Result<()> {
             }
         }
         let y = run(&drop, &x, depth)?;
-        // As a validation between a forward and its backward pass leaves it.
+        // As a validation between forward and backward would leave the module.
         drop.eval();
         y.sum_all()?.backward()?;
         ensure!(y.to_f64s()? == x.grad().context("no gradient")?.to_f64s()?, "the mask differs");
@@ -328,7 +327,7 @@ fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<
     let others = device.clone();
     let y = checkpoint(&[&x], move |x| {
         let first = x[0].dropout(0.5, true)?;
-        // Another thread that trains on the device draws between.
+        // Another thread draws random numbers on the device in between.
         std::thread::scope(|scope| {
             let drawn = scope.spawn(|| Tensor::rand(&[100], DType::F32, &others).map(drop)).join();
             drawn.unwrap_or_else(|_| Err(Error::argument("body", "the thread panicked")))
@@ -336,7 +335,7 @@ fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<
         first.dropout(0.5, true)
     })?;
     y.sum_all()?.backward()?;
-    // Of ones, a product of masks is its own gradient.
+    // For an input of ones, the product of masks equals its gradient.
     ensure!(y.to_f64s()? == x.grad().context("no gradient")?.to_f64s()?, "the masks differ");
     Ok(())
 }
@@ -363,7 +362,7 @@ enum ChainOp {
     Weight,
 }
 
-/// A chain of parts, some of them in checkpoints.
+/// Applies a sequence of operations, some of them in checkpoints.
 fn chain(
     parts: &[(ChainOp, usize)],
     norm: &Arc<BatchNorm1d>,

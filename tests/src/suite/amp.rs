@@ -1,4 +1,4 @@
-//! Mixed precision: the type of every operation's result, the weights that stay f32, the casts that are kept.
+//! Mixed precision: result types of all operations, f32 weights, and the cache of casts.
 
 use anyhow::{Context, Result, bail, ensure};
 use forebay::amp::{CastPolicy, autocast, autocast_dtype, no_autocast};
@@ -32,10 +32,9 @@ tests![
 const LOW: [DType; 2] = [DType::F16, DType::BF16];
 const MEAN: Reduction = Reduction::Mean;
 
-/// Calls an operation on a matrix of [4, 4] and a vector of [4] of one type, both of numbers between 0 and 1.
+/// Operation on a [4, 4] matrix and a [4] vector of one type, with values between 0 and 1.
 type BinaryFn = fn(&Tensor, &Tensor) -> CoreResult<Tensor>;
 
-/// Every operation that autocast lists.
 const CALLS: &[(&str, BinaryFn)] = &[
     ("addbmm", |m, _| m.addbmm(&m.unsqueeze(0)?, &m.unsqueeze(0)?, 1.0, 0.5)),
     ("addmm", |m, v| v.addmm(m, m, 0.5, 1.0)),
@@ -158,7 +157,7 @@ const CALLS: &[(&str, BinaryFn)] = &[
     }),
 ];
 
-/// Those that give a scalar type by what is widest, with a matrix of one type and a vector of the other.
+/// Operations that promote to the widest type, tested with a matrix of one type and a vector of the other.
 const MIXED: &[&str] = &["addcdiv", "addcmul", "atan2", "bilinear", "index_put", "inner"];
 
 fn operands(device: &Device) -> Result<(Tensor, Tensor)> {
@@ -193,7 +192,7 @@ fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
                     "{name} of {given} under {low} gives {}, expected {expected}",
                     out.dtype()
                 );
-                // The casts are on the tape: gradients have the types of the inputs.
+                // Casts are recorded: gradients have the types of the inputs.
                 out.backward_with(&out.ones_like()?)
                     .with_context(|| format!("gradient of {name} of {given} under {low}"))?;
                 let grads: Vec<Tensor> = [&m, &v].into_iter().filter_map(Tensor::grad).collect();
@@ -202,7 +201,7 @@ fn every_listed_operation_has_its_type(device: &Device) -> Result<()> {
                     grads.iter().all(|g| g.dtype() == given),
                     "{name} of {given}: a gradient was not cast back"
                 );
-                // The value is that of the operation without autocast on operands cast by hand.
+                // The expected value is that of the operation without autocast, with operands cast by hand.
                 let by_hand = match policy {
                     CastPolicy::LowerPrecision => low,
                     CastPolicy::Fp32 => DType::F32,
@@ -241,7 +240,7 @@ fn unlisted_operations_keep_their_types(device: &Device) -> Result<()> {
                 ensure!(out.dtype() == t.dtype(), "{name} of {} gives {}", t.dtype(), out.dtype());
             }
         }
-        // Where types meet, the widest.
+        // Mixed operands are promoted to the widest type.
         for (name, out) in [
             ("add", half.add(&m)?),
             ("where", half.where_(&m.gt(0.5)?, &m)?),
@@ -264,7 +263,7 @@ fn integers_and_explicit_types_stay(device: &Device) -> Result<()> {
         m.softmax_with_dtype(-1, DType::F16)?.dtype() == DType::F16,
         "a type that was asked for was changed"
     );
-    // In place, the type is the target's.
+    // An in-place operation keeps its target's type.
     let half = m.to_dtype(DType::F16)?;
     half.add_(&m)?;
     ensure!(half.dtype() == DType::F16);
@@ -294,7 +293,7 @@ fn scopes_nest_and_end(device: &Device) -> Result<()> {
         ensure!(type_now()? == DType::F16, "an inner scope did not end");
         let other = std::thread::scope(|s| s.spawn(autocast_dtype).join());
         ensure!(matches!(other, Ok(None)), "another thread is cast too");
-        // A scope ends also by an error.
+        // A scope also ends on an error.
         let failed: Result<()> = (|| {
             let _inner = no_autocast();
             bail!("on the way")
@@ -334,7 +333,7 @@ fn weights_stay_f32_and_get_f32_gradients(device: &Device) -> Result<()> {
 fn a_weight_is_cast_once(device: &Device) -> Result<()> {
     let w = Tensor::ones(&[64, 64], DType::F32, device)?.requires_grad_()?;
     let x = Tensor::ones(&[64, 64], DType::F16, device)?;
-    // What a product allocates besides its result: the cast of the weight.
+    // Bytes that a product allocates in addition to its result: the cast of the weight.
     let more = || -> Result<(u64, Tensor)> {
         let before = device.memory().allocated();
         let y = x.matmul(&w)?;
@@ -345,11 +344,11 @@ fn a_weight_is_cast_once(device: &Device) -> Result<()> {
     let (first, a) = more()?;
     let (second, b) = more()?;
     ensure!(first == 2 * half && second == half, "{first} and {second} bytes: the weight was cast twice");
-    // Both uses reach the weight.
+    // The gradients of both uses reach the weight.
     a.add(&b)?.sum_all()?.backward()?;
     let grad = w.grad().context("no gradient")?.to_vec::<f32>()?;
     ensure!(grad.iter().all(|&g| g == 128.0), "a use of the weight was lost: {}", grad[0]);
-    // Nested scopes share the casts of the outermost.
+    // Nested scopes share the cast cache of the outermost scope.
     drop((a, b));
     let _first = more()?;
     let _inner = autocast(DType::F16)?;
@@ -363,13 +362,13 @@ fn casts_do_not_outlive_what_they_are_of(device: &Device) -> Result<()> {
     let mut optimizer = Sgd::new(vec![w.clone()], 1.0);
     let _autocast = autocast(DType::BF16)?;
     let value = |y: &Tensor| -> Result<f64> { Ok(y.to_f64s()?[0]) };
-    // Made without recording, a cast has no history; used with recording, it needs one.
+    // A cast made under `no_grad` has no history; recorded uses need a new one.
     {
         let _no_grad = no_grad();
         ensure!(value(&x.matmul(&w)?)? == 4.0);
     }
     for (step, expected) in [4.0, -12.0, -28.0].into_iter().enumerate() {
-        // The scope stays while graphs are walked and weights are stepped.
+        // The scope stays open during the backward pass and the optimiser step.
         let y = x.matmul(&w)?;
         ensure!(value(&y)? == expected, "step {step} computes with the weights of another: {}", value(&y)?);
         y.sum_all()?.backward()?;
@@ -380,7 +379,7 @@ fn casts_do_not_outlive_what_they_are_of(device: &Device) -> Result<()> {
         let _no_grad = no_grad();
         ensure!(value(&x.matmul(&w)?)? == expected - 16.0, "step {step} evaluates old weights");
     }
-    // By hand, too.
+    // After a write by hand as well.
     {
         let _no_grad = no_grad();
         x.matmul(&w)?;
@@ -409,7 +408,7 @@ fn a_loss_of_halves_is_that_of_their_casts(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Two layers of one weight, with dropout between.
+/// Two layers with a shared weight, and dropout in between.
 fn tied(x: &Tensor, w: &Tensor) -> CoreResult<Tensor> {
     x.matmul(w)?.gelu()?.dropout(0.25, true)?.matmul(w)
 }
@@ -421,7 +420,7 @@ fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
             let x = Tensor::randn(&[8, 8], DType::F32, device)?.requires_grad_()?;
             let w = Tensor::randn(&[8, 8], DType::F32, device)?.requires_grad_()?;
             let scope = autocast(low)?;
-            // The weight is cast outside the checkpoint too: two graphs, which use up two casts.
+            // The weight is also cast outside the checkpoint, in a second graph.
             let x1 = x.matmul(&w)?;
             let captured = w.clone();
             let y = match depth {
@@ -451,7 +450,7 @@ fn a_checkpoint_runs_again_under_its_autocast(device: &Device) -> Result<()> {
             for kept in &kept {
                 ensure_same_bits(&kept[0], &plain[0]).with_context(|| format!("{low}: result"))?;
                 ensure_same_bits(&kept[1], &plain[1]).with_context(|| format!("{low}: gradient of x"))?;
-                // The weight's uses are summed in halves inside a graph and in f32 between graphs.
+                // Gradients of the weight's uses are summed in 16 bits inside a graph, and in f32 between graphs.
                 let exact = plain[2].to_f64s()?;
                 let unit = if low == DType::F16 { 2f64.powi(-11) } else { 2f64.powi(-8) };
                 let largest = exact.iter().fold(0f64, |m, g| m.max(g.abs()));
@@ -474,7 +473,7 @@ fn memory_of_casts_is_given_back(device: &Device) -> Result<()> {
         ensure!(device.memory().allocated() > before, "the cast is not kept within the scope");
     }
     ensure!(device.memory().allocated() == before, "casts outlive the scope");
-    // A checkpoint keeps none for its closure.
+    // A checkpoint does not keep the casts of its function alive.
     let _autocast = autocast(DType::BF16)?;
     let captured = w.clone();
     let y = checkpoint(&[&x], move |t| t[0].matmul(&captured))?;
@@ -484,7 +483,7 @@ fn memory_of_casts_is_given_back(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Two layers, of extents that fill vectors and that do not.
+/// Two layers, with extents that are multiples of vector widths and others.
 fn layers(device: &Device) -> Result<[Linear; 2]> {
     device.manual_seed(3);
     Ok([Linear::new(8, 12, device)?, Linear::new(12, 5, device)?])
@@ -495,7 +494,7 @@ fn autocast_loss(layers: &[Linear; 2], x: &Tensor, low: DType) -> CoreResult<Ten
     layers[1].forward(&layers[0].forward(x)?.relu()?)?.to_dtype(DType::F32)?.square()?.mean_all()
 }
 
-/// Some steps of which one is skipped, and after one of which a weight is changed by hand; the losses and parameters.
+/// Runs steps, one of which is skipped; a weight is changed by hand after another. Returns losses and parameters.
 fn steps(
     optimizer: &mut dyn Optimizer,
     layers: &[Linear; 2],
@@ -533,7 +532,7 @@ fn copies_of_an_optimiser_are_the_casts(device: &Device) -> Result<()> {
     ];
     for low in LOW {
         for (k, (make, skips)) in kinds.iter().flat_map(|make| [(make, false), (make, true)]).enumerate() {
-            // Few kernels to compile: the rarer kinds in one type.
+            // Fewer kernels to compile: rarer optimisers run in one type only.
             if k > 1 && low == DType::F16 {
                 continue;
             }
@@ -565,7 +564,7 @@ fn a_graph_keeps_the_copy_that_it_took(device: &Device) -> Result<()> {
         let mut optimizer = Sgd::new(parameters, 0.1).low_precision_copies(on);
         autocast_loss(&layers, &x, DType::BF16)?.backward()?;
         optimizer.step()?;
-        // It takes the copies of the first step, and is walked after the second.
+        // This loss uses the copies of the first step, but its backward pass runs after the second.
         let early = autocast_loss(&layers, &x, DType::BF16)?;
         optimizer.step()?;
         optimizer.zero_grad();

@@ -1,4 +1,4 @@
-//! Attention without its matrix, against the matrix: values and gradients for every option, size and layout.
+//! Fused attention compared with attention by an explicit matrix: for every option, size and layout.
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd::{self, GradOptions, checkpoint};
@@ -29,17 +29,17 @@ tests![
     what_attention_refuses,
 ];
 
-/// Numbers of a shape, in a type.
+/// Returns standard normal values of a shape and type.
 fn normal(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     Ok(Tensor::randn(shape, DType::F32, device)?.to_dtype(dtype)?)
 }
 
-/// The same as a leaf, in f32 and in the type.
+/// Returns a copy that is a leaf.
 fn leaf(x: &Tensor) -> Result<Tensor> {
     Ok(x.detach().copy()?.requires_grad_()?)
 }
 
-/// By the matrix of weights, in f32, from q, k and v of as many heads. `seen` is 1 where a query sees a key.
+/// Computes attention by a matrix in f32. `seen` is 1 where a query sees a key. q, k and v have equal head counts.
 fn reference_attention(
     [q, k, v]: &[Tensor; 3],
     scale: f64,
@@ -51,7 +51,7 @@ fn reference_attention(
     if let Some(bias) = bias {
         scores = scores.add(bias)?;
     }
-    // Where nothing is seen, weights are multiplied by 0 twice.
+    // For fully masked rows, multiplying by `seen` makes the weights 0.
     let weights = scores.add(&seen.sub(1.0)?.mul(1e30)?)?.softmax(-1)?.mul(seen)?;
     let weights = match keep {
         Some(keep) => weights.mul(keep)?,
@@ -60,7 +60,7 @@ fn reference_attention(
     Ok(weights.matmul(v)?)
 }
 
-/// 1 where query i sees key j.
+/// Returns 1 where query i sees key j.
 fn window_mask(queries: usize, keys: usize, [left, right]: [usize; 2], device: &Device) -> Result<Tensor> {
     let sees = |i: usize, j: usize| j + left >= i && j <= i + right;
     let values: Vec<f32> =
@@ -68,7 +68,7 @@ fn window_mask(queries: usize, keys: usize, [left, right]: [usize; 2], device: &
     Ok(Tensor::from_slice(&values, &[queries, keys], device)?)
 }
 
-/// Each head several times in a row.
+/// Repeats each head `times` times in a row.
 fn repeat(t: &Tensor, times: usize) -> Result<Tensor> {
     let &[batch, heads, rows, elements] = t.shape() else { anyhow::bail!("four dimensions") };
     Ok(t.unsqueeze(2)?.broadcast_to(&[batch, heads, times, rows, elements])?.reshape([
@@ -79,21 +79,21 @@ fn repeat(t: &Tensor, times: usize) -> Result<Tensor> {
     ])?)
 }
 
-/// [batch, heads, kv heads, queries, keys, features, out], whether causal, the window.
+/// [batch, heads, kv heads, queries, keys, features, out features], causal or not, window.
 type AttentionCase = ([usize; 7], bool, Option<[usize; 2]>);
 
 const FAR: usize = 1 << 20;
 
-/// A mask of a type and shape, and the probability that a weight is dropped.
+/// Type and shape of a mask, and the dropout probability.
 type MaskAndDropout<'a> = (Option<(DType, &'a [usize])>, f64);
 
-/// Numbers to add, or bools, most of which are true.
+/// Returns an additive mask, or a boolean one that is mostly true.
 fn mask_of((dtype, shape): (DType, &[usize]), device: &Device) -> Result<Tensor> {
     let numbers = normal(shape, DType::F32, device)?;
     Ok(if dtype == DType::Bool { numbers.gt(-0.5)? } else { numbers.to_dtype(dtype)? })
 }
 
-/// 1 / (1 - p) where the next attention keeps a weight: unit vectors as values, of equal weights, say where, in f32.
+/// Returns the scaled dropout mask of the next attention call in f32, by uniform attention over unit vectors.
 fn next_dropout_mask([batch, heads, queries, keys]: [usize; 4], p: f64, device: &Device) -> Result<Tensor> {
     let state = device.random_state();
     let one_hot: Vec<f32> = (0..keys * keys).map(|i| f32::from(u8::from(i / keys == i % keys))).collect();
@@ -106,7 +106,7 @@ fn next_dropout_mask([batch, heads, queries, keys]: [usize; 4], p: f64, device: 
     Ok(weights.gt(0.0)?.to_dtype(DType::F32)?.mul(1.0 / (1.0 - p))?)
 }
 
-/// Values and gradients of one call, beside those of the matrix.
+/// Compares values and gradients of one call with those of the explicit matrix.
 fn compare(shape: AttentionCase, dtype: DType, device: &Device, tolerance: f64) -> Result<()> {
     compare_with((None, 0.0), shape, dtype, device, tolerance)
 }
@@ -163,7 +163,7 @@ fn compare_with(
 
     let check = |name: &str, got: &Tensor, expected: &Tensor| -> Result<()> {
         ensure!(got.dtype() == dtype, "{name} is {}", got.dtype());
-        // The error of a sum goes by its largest terms; of a single key, gradients are sums that vanish.
+        // The error of a sum scales with its largest terms. With a single key, gradients are sums that cancel.
         let expected = expected.to_f64s()?;
         let largest = expected.iter().fold(0.1f64, |a, b| a.max(b.abs()));
         ensure_close(&got.to_f64s()?, &expected, tolerance, tolerance * largest).context(name.to_owned())
@@ -187,11 +187,11 @@ const SHAPES: &[AttentionCase] = &[
     ([1, 1, 1, 65, 1, 8, 8], false, None),
     ([1, 2, 2, 33, 70, 128, 128], true, None),
     ([1, 2, 1, 40, 40, 80, 80], true, None),
-    // What only the portable kernels take.
+    // Shapes that only the portable kernels support.
     ([1, 2, 2, 35, 45, 7, 7], true, None),
     ([1, 3, 1, 20, 30, 5, 33], false, None),
     ([1, 1, 1, 10, 10, 1, 1], false, None),
-    // Rows too long for any kernel.
+    // Head sizes that no fused kernel supports.
     ([1, 1, 1, 9, 12, 130, 4], true, Some([3, 3])),
 ];
 
@@ -203,9 +203,9 @@ fn attention_is_its_matrix_times_the_values(device: &Device) -> Result<()> {
 }
 
 fn attention_in_halves_keeps_their_digits(device: &Device) -> Result<()> {
-    // Results are rounded once, weights once more where the tensor cores multiply.
+    // Results are rounded once; tensor cores also round the weights.
     for (dtype, tolerance) in [(DType::F16, 2.5e-3), (DType::BF16, 2e-2)] {
-        // Each shape and type is a kernel of its own: half of the shapes for each type.
+        // Each shape and type needs its own kernel, so each type runs half of the shapes.
         for &shape in SHAPES.iter().skip(usize::from(dtype == DType::F16)).step_by(2) {
             compare(shape, dtype, device, tolerance).with_context(|| format!("{dtype} {shape:?}"))?;
         }
@@ -222,7 +222,7 @@ fn halves_are_masked_and_dropped_as_others(device: &Device) -> Result<()> {
         (BF16, (Some((F32, &[2, 1, 150, 1])), 0.2), ([2, 2, 1, 150, 128, 128, 128], false, window)),
         (F16, (None, 0.3), ([2, 4, 2, 90, 100, 64, 64], true, None)),
         (BF16, (Some((BF16, &[1, 1, 75, 65])), 0.5), ([1, 2, 2, 75, 65, 32, 32], false, None)),
-        // What is masked by another type than its own.
+        // A mask of another float type than the inputs.
         (F16, (Some((BF16, &[33, 33])), 0.0), ([1, 1, 1, 33, 33, 64, 64], false, None)),
     ];
     for &(dtype, extra, shape) in cases {
@@ -233,7 +233,7 @@ fn halves_are_masked_and_dropped_as_others(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The numbers of the result and of the gradients of three leaves.
+/// Returns the values of the result and of the gradients of three leaves.
 fn outcome(leaves: &[Tensor; 3], result: &Tensor, g: &Tensor) -> Result<Vec<Vec<f64>>> {
     result.backward_with(g)?;
     let mut all = vec![result.to_f64s()?];
@@ -298,7 +298,7 @@ fn masks_of_every_kind_and_shape(device: &Device) -> Result<()> {
 
 fn queries_that_see_nothing_get_zeros(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
-        // The second kind is composed.
+        // The second size has no fused kernel.
         for features in [16, 136] {
             let x = normal(&[1, 2, 6, features], dtype, device)?;
             let [q, k, v] = [leaf(&x)?, leaf(&x)?, leaf(&x)?];
@@ -318,7 +318,7 @@ fn queries_that_see_nothing_get_zeros(device: &Device) -> Result<()> {
                 }
                 ensure!(t.to_f64s()?.iter().all(|x| x.is_finite()), "{dtype}, {features}: not finite");
             }
-            // More queries than keys, each of which sees only its own place and one before.
+            // More queries than keys: each sees only its own position and the previous one.
             let few = normal(&[1, 2, 3, features], dtype, device)?;
             let options = AttentionOptions { window: Some([1, 0]), ..AttentionOptions::default() };
             let out = q.detach().scaled_dot_product_attention(&few, &few, &options)?;
@@ -352,7 +352,7 @@ fn one_projection_is_three_views(device: &Device) -> Result<()> {
         let expected = expected.transpose(1, 2)?.reshape([batch, length, heads * features])?;
         expected.backward_with(&g)?;
         let place = || format!("{dtype}, {heads} and {shared} heads of {features}");
-        // The same kernels in the same order.
+        // Equal kernels in equal order.
         ensure!(out.to_f64s()? == expected.to_f64s()?, "{}", place());
         let grad = |t: &Tensor| -> Result<Vec<f64>> { Ok(t.grad().context("a gradient")?.to_f64s()?) };
         ensure_close(&grad(&whole)?, &grad(&parts)?, 1e-6, 1e-6).with_context(place)?;
@@ -361,14 +361,14 @@ fn one_projection_is_three_views(device: &Device) -> Result<()> {
 }
 
 fn the_bias_of_a_projection_gets_the_sums_of_its_rows(device: &Device) -> Result<()> {
-    // Kernels of the backend's own make them on their way, block by block: of one, of several, and of a part of one.
+    // The backend's own kernels also compute the bias's gradient, over one block, several, or part of one.
     for (dtype, tolerance, batch, length, heads, shared, features) in [
         (DType::BF16, 2e-2, 2, 41, 4, 2, 64),
         (DType::BF16, 2e-2, 1, 130, 2, 1, 64),
         (DType::F16, 2.5e-3, 3, 192, 2, 2, 128),
         (DType::F16, 2.5e-3, 2, 70, 2, 1, 40),
     ] {
-        // Each size of heads is a kernel of its own, which programs that play GPUs compile slowly.
+        // Each head size needs its own kernel, which software drivers compile slowly.
         if features != 64 && device.info().software {
             continue;
         }
@@ -382,7 +382,7 @@ fn the_bias_of_a_projection_gets_the_sums_of_its_rows(device: &Device) -> Result
         let qkv = x.linear(&weight, Some(&bias))?;
         qkv.qkv_attention(heads, shared, &options)?.backward_with(&g)?;
         let got = bias.grad().context("a gradient")?.to_f64s()?;
-        // Of the same numbers in f32, and summed.
+        // Reference: the same values in f32, summed.
         let wide = leaf(&qkv.detach().to_dtype(DType::F32)?)?;
         wide.qkv_attention(heads, shared, &options)?.backward_with(&g.to_dtype(DType::F32)?)?;
         let expected = wide.grad().context("a gradient")?.sum(&[0, 1], false)?.to_f64s()?;
@@ -413,7 +413,7 @@ fn replays_sum_what_eager_steps_sum(device: &Device) -> Result<()> {
         x.mul_(factor)?;
         let expected = step()?.to_f64s()?;
         for _ in 0..2 {
-            // What the recorded step had lent lies elsewhere by now, or is someone's.
+            // The eager step's temporaries have been freed, and may belong to other tensors.
             let other = Tensor::full(&[1 << 16], f64::NAN, DType::F32, device)?;
             ensure!(captured.replay()?.to_f64s()? == expected, "after a change by {factor}");
             ensure!(other.to_f64s()?.iter().all(|x| x.is_nan()), "a replay wrote into another tensor");
@@ -426,7 +426,7 @@ fn what_lies_around_is_not_read(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::BF16] {
         let (rows, features) = (70, 64);
         let x = normal(&[1, 2, rows, features], dtype, device)?;
-        // The same numbers, amid others that would be seen.
+        // The same values, surrounded by NaN.
         let amid = |x: &Tensor| -> Result<Tensor> {
             let around = Tensor::full(&[1, 2, rows + 64, features], f64::NAN, dtype, device)?;
             around.narrow(2, 32, rows)?.copy_(x)?;
@@ -535,7 +535,7 @@ fn replays_drop_what_eager_steps_drop(device: &Device) -> Result<()> {
                 note(&step.replay()?)?;
             }
         } else {
-            // A capture runs a step before.
+            // A capture runs one eager step first.
             once()?;
             for _ in 0..3 {
                 note(&once()?)?;

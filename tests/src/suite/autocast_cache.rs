@@ -1,4 +1,4 @@
-//! Casts that autocast keeps: a weight that was written by any way is cast again.
+//! Cache of autocast's casts: a weight that was written in any way is cast again.
 
 use std::collections::BTreeMap;
 
@@ -37,18 +37,18 @@ fn loaded_weights_are_cast_again_in_one_scope(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// A way to write a weight; `to` is what it gets, in some places.
+/// Way to write a weight; the second argument has the new values.
 type WeightWriter = fn(&WeightHandles, &Tensor) -> Result<()>;
 
 struct WeightHandles {
     layer: Linear,
-    /// Handles of the weight's memory from before.
+    /// Handles to the weight's memory, created earlier.
     detached: Tensor,
     view: Tensor,
     transposed: Tensor,
 }
 
-/// Gives a weight a gradient.
+/// Runs a backward pass that gives a weight a gradient.
 fn backward_through(weight: &Tensor, grad: &Tensor) -> Result<()> {
     let _grad = enable_grad();
     weight.set_grad(None);
@@ -106,7 +106,7 @@ fn weights_written_in_any_way_are_cast_again(device: &Device) -> Result<()> {
     let (view, turned) = (detached.narrow(0, 1, 2)?, detached.transpose(0, 1)?);
     let held = WeightHandles { layer, detached, view, transposed: turned };
     let _scope = autocast(DType::BF16)?;
-    // Each of them once, then in any order.
+    // Each way once, then in random order.
     for round in 0..2 * WRITES.len() {
         let (name, write) = WRITES[if round < WRITES.len() { round } else { numbers.below(WRITES.len()) }];
         {
@@ -134,7 +134,7 @@ fn a_cast_that_the_program_changes_is_not_kept(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[SIDE, SIDE], DType::F32, device)?;
     let _scope = autocast(DType::BF16)?;
     let _no_grad = no_grad();
-    // What a product of one operand gives is the operand, which is a cast.
+    // This einsum of one operand returns the operand itself, which is a cached cast.
     let seen = einsum("ij->ij", &[&w])?;
     seen.zero_()?;
     ensure!(x.matmul(&w)?.to_f64s()?.iter().all(|&v| v == SIDE as f64), "the cast is the program's");

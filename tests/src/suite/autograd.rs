@@ -1,4 +1,4 @@
-//! Gradients: that they reach every input, add up, and are the same inside a checkpoint.
+//! Gradients: they reach every input, accumulate, and are unchanged by checkpoints.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -62,20 +62,20 @@ fn repeated_use_adds_up(device: &Device) -> Result<()> {
 
 fn one_gradient_that_comes_twice_counts_twice(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[3], DType::F32, device)?.requires_grad_()?;
-    // The sum gives both operands the memory of its own gradient.
+    // Both operands receive the same gradient tensor.
     for options in [GradOptions::default(), GradOptions::create_graph()] {
         let y = x.add(&x)?.sum_all()?;
         ensure_values(&autograd::grad(&[y], std::slice::from_ref(&x), &options)?[0], &[2.0; 3])?;
     }
     x.add(&x)?.sum_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[2.0; 3])?;
-    // What is in the leaf already may come again.
+    // The gradient of the leaf itself is passed as an incoming gradient.
     let known = x.grad().context("no gradient")?;
     x.add(1.0)?.backward_with(&known)?;
     ensure_values(&x.grad().context("no gradient")?, &[4.0; 3])
 }
 
-/// An operation of several tensors, of which some may be one: which of two leaves, \[4, 4\] and \[4\], stands where.
+/// Operation whose arguments may be the same tensor: indices select a leaf, \[4, 4\] or \[4\], for each argument.
 type ArgumentOp = (&'static str, &'static [usize], fn(&[Tensor]) -> CoreResult<Tensor>);
 
 const PLACES: &[ArgumentOp] = &[
@@ -134,7 +134,7 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
         Ok(vec![leaf(16, &[4, 4])?, leaf(4, &[4])?])
     };
     for &(name, places, run) in PLACES {
-        // Apart, each place gets its own.
+        // With separate leaves, each argument has its own gradient.
         let apart = leaves()?;
         let apart = places.iter().map(|&k| Ok(apart[k].requires_grad_()?)).collect::<Result<Vec<_>>>()?;
         run(&apart)?.square()?.sum_all()?.backward()?;
@@ -161,7 +161,7 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
         let used = |of: &[Tensor]| {
             [0, 1].into_iter().filter(|k| places.contains(k)).map(|k| of[k].clone()).collect::<Vec<_>>()
         };
-        // Another path gives each leaf something first: what operations add to in place.
+        // A second path first gives each leaf a gradient, to which operations add in place.
         let known = |of: &[Tensor], loss: Tensor| -> CoreResult<Tensor> {
             used(of).iter().try_fold(loss, |loss, t| loss.add(&t.mul(0.0)?.sum_all()?))
         };
@@ -178,7 +178,7 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
         for options in [GradOptions::default(), GradOptions::create_graph()] {
             let x = leaves()?;
             let loss = known(&x, again(&all(&x))?)?;
-            // Each input twice: each time the whole gradient.
+            // Each input is listed twice, and receives the whole gradient both times.
             let inputs = [used(&x), used(&x)].concat();
             let found = autograd::grad(&[loss], &inputs, &options)?;
             for half in found.chunks(inputs.len() / 2) {
@@ -195,7 +195,7 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
         again(&all(&x))?.backward()?;
         check("a hook that doubles", 2.0, &|k| x[k].grad())?;
 
-        // As inputs of a checkpoint, and captured by one.
+        // As inputs of a checkpoint, and as captured tensors.
         let x = leaves()?;
         for _ in 0..2 {
             let inputs = all(&x);
@@ -215,7 +215,7 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
     Ok(())
 }
 
-/// A program may give a leaf's gradient to an operation, or back to the pass: it is read before it grows.
+/// A program may pass a leaf's gradient to an operation or back into the backward pass, so accumulation must copy.
 fn a_gradient_that_is_read_is_not_the_sum_that_grows(device: &Device) -> Result<()> {
     let values: Vec<f32> = (0..16).map(|i| (i * 7 % 16) as f32 * 0.1 - 0.7).collect();
     let apart = || Tensor::from_slice(&values, &[4, 4], device);
@@ -275,14 +275,14 @@ fn frozen_leaves_have_no_gradient(device: &Device) -> Result<()> {
     body.requires_grad_(false);
     ensure!(has(&body) == 0, "what there was is freed");
     ensure!(body.parameters().len() == 2 && body.state_dict().into_keys().eq(names), "they stay parameters");
-    // Nothing is recorded of it, also under another handle.
+    // Nothing is recorded for it, even through another handle.
     ensure!(!body.weight.clone().requires_grad() && !body.forward(&x)?.requires_grad());
     let mut optimizer = AdamW::new([body.parameters(), head.parameters()].concat(), 0.1);
     let before = body.weight.to_vec::<f32>()?;
     pass(&x)?;
     optimizer.step()?;
     ensure!((has(&body), has(&head)) == (0, 2) && body.weight.to_vec::<f32>()? == before);
-    // A gradient goes through it to what is before it.
+    // Gradients pass through it to earlier inputs.
     let input = x.requires_grad_()?;
     pass(&input)?;
     ensure!(has(&body) == 0 && input.grad().is_some());
@@ -316,7 +316,7 @@ fn a_graph_is_walked_once(device: &Device) -> Result<()> {
     let y = x.exp()?;
     y.backward()?;
     ensure!(matches!(y.backward(), Err(Error::Backward(_))));
-    // Another graph through the same leaf is another graph.
+    // A second graph through the same leaf is independent.
     x.exp()?.backward()?;
     Ok(())
 }
@@ -356,12 +356,12 @@ fn long_chains_do_not_overflow(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// A block with dropout in it.
+/// Block with dropout.
 fn block(x: &Tensor, w: &Tensor) -> forebay::error::Result<Tensor> {
     x.matmul(w)?.gelu()?.dropout(0.25, true)?.mul(x)
 }
 
-/// Loss and gradients of two blocks, run by `wrap`.
+/// Returns loss and gradients of two blocks, run by `wrap`.
 fn two_blocks(
     device: &Device,
     wrap: fn(&Tensor, &Tensor) -> forebay::error::Result<Tensor>,
@@ -370,7 +370,7 @@ fn two_blocks(
     let x = Tensor::randn(&[16, 16], DType::F32, device)?.requires_grad_()?;
     let w = Tensor::randn(&[16, 16], DType::F32, device)?.requires_grad_()?;
     let y = wrap(&wrap(&x, &w)?, &w)?;
-    // What is drawn between forward and backward must not matter, nor be disturbed.
+    // Random numbers drawn between forward and backward must not matter, and must not change.
     let drawn = Tensor::rand(&[5], DType::F32, device)?;
     y.backward_with(&y.ones_like()?)?;
     let after = Tensor::rand(&[5], DType::F32, device)?;
@@ -405,7 +405,7 @@ fn a_checkpoint_reaches_captured_parameters(device: &Device) -> Result<()> {
         checkpoint(&[x], move |inputs| block(&inputs[0], &w))
     })?;
     ensure_same_bits(&captured.2, &plain.2).context("gradient of w")?;
-    // Also where no listed input wants one.
+    // This also holds if no listed input requires a gradient.
     let w = Tensor::full(&[2], 3.0, DType::F32, device)?.requires_grad_()?;
     let x = Tensor::full(&[2], 5.0, DType::F32, device)?;
     let inner = w.clone();
@@ -414,10 +414,10 @@ fn a_checkpoint_reaches_captured_parameters(device: &Device) -> Result<()> {
     ensure_values(&w.grad().context("no gradient")?, &[5.0; 2])
 }
 
-/// Results, which others use as well, and hooks on them; whatever the way through the graph.
+/// Captured results with other uses and hooks have the same gradients, whatever the order of nodes in the graph.
 fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result<()> {
     let values = [0.3f32, -0.7, 1.1];
-    // The loss, the result that is captured, and how often its hook has run.
+    // Returns the loss, the captured result, and the number of calls of its hook.
     let build = |x: &Tensor, again: bool| -> Result<(Tensor, Tensor, Arc<AtomicUsize>)> {
         let h = x.exp()?;
         let calls = Arc::new(AtomicUsize::new(0));
@@ -429,7 +429,7 @@ fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result
         let (z, held) = (x.mul(3.0)?, h.clone());
         let body = move |z: &[Tensor]| z[0].mul(&held)?.sin()?.mul(&held);
         let y = match again {
-            // Nested, and with the same result as an input.
+            // Nested checkpoints, with the captured result also as an input.
             true => checkpoint(&[&z, &h], move |z| checkpoint(&[&z[0]], body.clone())?.mul(&z[1]))?,
             false => body(&[z])?.mul(&h)?,
         };
@@ -462,14 +462,14 @@ fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result
     for (k, (again, plain)) in run(true)?.iter().zip(run(false)?).enumerate() {
         ensure_close(again, &plain, 1e-4, 1e-5).with_context(|| format!("gradient {k}"))?;
     }
-    // A leaf with a hook, which only what is captured leads to.
+    // A leaf with a hook that is reachable only through the captured tensor.
     let x = leaf()?;
     x.register_hook(|g| g.mul(2.0).map(Some))?;
     let (h, one) = (x.exp()?, Tensor::ones(&[], DType::F32, device)?);
     checkpoint(&[&one], move |one| h.mul(&one[0])?.mul(&h)?.sum_all())?.backward()?;
     let expected: Vec<f64> = values.iter().map(|&v| 4.0 * (2.0 * f64::from(v)).exp()).collect();
     ensure_close(&x.grad().context("no gradient")?.to_f64s()?, &expected, 1e-5, 1e-5)?;
-    // What is captured and changed is an error, and not another gradient.
+    // Changing a captured tensor is an error, not a wrong gradient.
     let x = leaf()?;
     let h = x.mul(2.0)?;
     let held = h.clone();

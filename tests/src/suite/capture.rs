@@ -1,4 +1,4 @@
-//! Captured steps: the bits of eager ones, what stays live, what cannot be captured, and memory.
+//! Captured steps: bits equal to eager ones, live inputs, steps that cannot be captured, and memory.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -43,7 +43,7 @@ tests![
 const STEPS: usize = 6;
 const ROWS: usize = 24;
 
-/// A net, its batches, and random numbers from the start.
+/// Net with its batches and a fixed random seed.
 struct TrainingSetup {
     layers: [Linear; 2],
     batches: Vec<(Tensor, Tensor)>,
@@ -71,7 +71,7 @@ impl TrainingSetup {
         self.layers[1].forward(&h)?.cross_entropy(y)
     }
 
-    /// The batch of a step: a capture makes two of one.
+    /// Returns the batch of a step; a capture runs the first batch twice.
     fn batch(&self, step: usize) -> &(Tensor, Tensor) {
         &self.batches[step.saturating_sub(1)]
     }
@@ -89,7 +89,7 @@ fn ensure_same_bits_all(a: &[Tensor], b: &[Tensor]) -> Result<()> {
         .try_for_each(|(k, (a, b))| ensure_same_bits(a, b).with_context(|| format!("tensor {k}")))
 }
 
-/// A step of training: loss, norm of the gradients.
+/// Runs a training step; returns the loss and the gradient norm.
 fn train(
     net: &TrainingSetup,
     optimizer: &mut dyn Optimizer,
@@ -104,7 +104,7 @@ fn train(
     Ok((loss, norm))
 }
 
-/// Losses and norms of eager steps, and the parameters behind them; and where random numbers stand.
+/// Runs eager steps; returns losses and norms followed by the parameters, and the state of the random generator.
 fn eager(device: &Device, make: &dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>) -> Result<(Vec<Tensor>, u64)> {
     let net = TrainingSetup::new(device)?;
     let mut optimizer = make(net.parameters());
@@ -120,7 +120,7 @@ fn eager(device: &Device, make: &dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>) -> R
     Ok((found, device.random_state().offset))
 }
 
-/// The same by a captured step. What the two steps of its capture give comes from other settings: the rate changes between them.
+/// Runs the same steps captured. The learning rate changes between the capture and the replays.
 fn replayed(device: &Device, make: &dyn Fn(Vec<Tensor>) -> Box<dyn Optimizer>) -> Result<(Vec<Tensor>, u64)> {
     let net = TrainingSetup::new(device)?;
     let mut optimizer = make(net.parameters());
@@ -184,7 +184,7 @@ fn every_optimiser_counts_on(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// With a scaler that meets an infinity: what is skipped, counted and scaled is the device's.
+/// With a scaler that meets an infinity: skipped steps, step counts and the scale are updated on the device.
 fn steps_that_the_device_skips_are_skipped_in_replays(device: &Device) -> Result<()> {
     require_dtype(device, DType::F16)?;
     if !device.info().features.f16 {
@@ -251,7 +251,7 @@ fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
         if captured {
             let mut step = device.capture(&mut once)?;
             step.replay()?;
-            // Without a gradient to add to, the next one is the first.
+            // The gradient was dropped, so the next replay starts a new one.
             Sgd::new(net.parameters(), 0.0).zero_grad();
             step.replay()?;
             step.replay()?;
@@ -269,7 +269,7 @@ fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
         ensure_same_bits_all(&run(true, clear)?, &run(false, clear)?)
             .with_context(|| format!("cleared: {clear}"))?;
     }
-    // Another tensor in its place is not where replays add.
+    // Replacing the gradient tensor makes the replay an error.
     let net = TrainingSetup::new(device)?;
     let (x, y) = &net.batches[0];
     let mut step = device.capture(|| net.loss(x, y)?.backward())?;
@@ -359,7 +359,7 @@ fn inputs_of_another_kind_are_refused(device: &Device) -> Result<()> {
     ensure!(dtype.contains("i32") && dtype.contains("f32"), "{dtype}");
     let count = message(step.run(&[]));
     ensure!(count.contains("1 inputs; got 0"), "{count}");
-    // The step is as it was.
+    // The captured step is unchanged.
     let two = Tensor::full(&[4, 3], 2.0, DType::F32, device)?;
     ensure!(step.run(&[&two])?.to_vec::<f32>()? == [5.0; 12]);
     ensure!(step.replay()?.to_vec::<f32>()? == [5.0; 12]);
@@ -384,7 +384,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
     refused("inside a step", &mut || Ok(device.capture(|| x.add(1.0))?.outputs()))?;
     let mut inner = device.capture(|| x.add(1.0))?;
     refused("replay", &mut || inner.replay())?;
-    // Also where the step goes on after the error.
+    // Also if the step continues after the error.
     refused("read", &mut || {
         let _ignored = x.to_vec::<f32>();
         x.mul(2.0)
@@ -397,7 +397,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
         let _ignored = device.capture(|| x.add(1.0));
         x.mul(2.0)
     })?;
-    // A state that is replaced while the program keeps the old one.
+    // Replaces a state while the program keeps the old tensor.
     let (mut state, mut old) = (x.copy()?, Vec::new());
     refused("change a state in place", &mut || {
         old.push(state.clone());
@@ -441,7 +441,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
             y.mul(2.0)
         })?;
     }
-    // An error of the step itself comes back as it is, and the device is as before.
+    // An error of the step itself is returned unchanged, and the device is unaffected.
     let mut tries = 0;
     let failed = device.capture(|| {
         tries += 1;
@@ -456,7 +456,7 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
     let kib = Tensor::full(&[256 << 10], 0.5, DType::F32, device)?;
     let before = device.memory().allocated();
-    // Never more than two results at a time; one that nobody needs.
+    // At most two results are live at a time, and one result is unused.
     let chain = || {
         let _for_nobody = kib.cumsum(0)?;
         kib.softmax(0)?.cumsum(0)?.softmax(0)?.sum(&[], false)
@@ -474,7 +474,7 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
     }
     drop(step);
     ensure!(device.memory().allocated() == before);
-    // The step owns what it reads.
+    // The captured step keeps its inputs alive.
     let net = TrainingSetup::new(device)?;
     let x = net.batches[0].0.clone();
     let mut step = device.capture(|| net.layers[0].forward(&x))?;
@@ -485,7 +485,7 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
     ensure_same_bits(&step.replay()?, &expected)
 }
 
-/// Other work, full pools and moves to the host between replays.
+/// Replays work after other operations, with full pools, and after offload between replays.
 fn replays_find_their_memory_whatever_else_happens(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
     let mut numbers = SplitMix64(9);
@@ -549,7 +549,7 @@ fn constants_stay(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// A loader's thread, say: it makes and uploads tensors all the time, and joins no chain of the step.
+/// Another thread, such as a loader's, creates and uploads tensors; its operations do not join the captured step.
 fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
     let device = &Device::with_config(device.backend().clone(), Config::default());
     device.set_fusion_min_bytes(Some(0));
@@ -574,7 +574,7 @@ fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
         }
         let beside = || -> Result<()> {
             let mut step = capture()?;
-            // Another thread's work may end a chain, and adds nothing to it.
+            // Another thread may flush a fusion chain, but adds nothing to the captured step.
             let (commands, fewest) = (step.stats().commands, alone.stats().commands);
             ensure!((fewest..=4 * 20).contains(&commands), "{commands} commands; {fewest} alone");
             for _ in 0..5 {
@@ -589,7 +589,7 @@ fn other_threads_are_not_recorded(device: &Device) -> Result<()> {
     })
 }
 
-/// Eager and captured steps keep 16-bit copies of parameters, and each sees what the other, or anybody, has changed.
+/// Eager and captured steps maintain 16-bit copies of parameters. Changes by each other or by the program are seen.
 fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Tensor>> {
         let net = TrainingSetup::new(device)?;
@@ -607,7 +607,7 @@ fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
         };
         let change = |weight: usize| net.parameters()[weight].detach().mul_(0.5).map(drop);
         let mut losses = vec![once()?, once()?];
-        // The step, replays of two captures of it, and a change of a weight in between, in turns.
+        // Alternates the eager step, replays of two captures, and changes of a weight.
         let mut steps =
             if captured { vec![device.capture(&mut once)?, device.capture(&mut once)?] } else { vec![] };
         if !captured {
@@ -626,7 +626,7 @@ fn sixteen_bit_copies_are_never_stale(device: &Device) -> Result<()> {
         Ok(losses)
     };
     ensure_same_bits_all(&run(true)?, &run(false)?)?;
-    // Replays read the copies that the step itself writes: no casts of weights.
+    // Replays read the copies that the step itself writes, so weights are not cast.
     let commands = |copies: bool| -> Result<usize> {
         let net = TrainingSetup::new(device)?;
         let mut optimizer = AdamW::new(net.parameters(), 0.01).low_precision_copies(copies);

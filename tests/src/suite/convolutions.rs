@@ -1,5 +1,4 @@
-//! What networks of images are made of: convolutions by products over windows, beside the kernels that gather windows where they
-//! lie; batch norms, beside the operations they are made of.
+//! Operations of image networks. Compares im2col with direct kernels, and batch norms with their composition.
 
 use std::sync::Arc;
 
@@ -23,10 +22,10 @@ tests![
     running_statistics_follow_in_place,
 ];
 
-/// Bytes of windows: all at once, some images at a time, an image at a time.
+/// Bytes of im2col memory: for all images, for some images, for one image at a time.
 const CHUNKS: [u64; 3] = [1 << 28, 40_000, 1];
 
-/// A convolution, or a transposed one with its padding of the output.
+/// Convolution, or a transposed one with its output padding.
 #[derive(Clone, Copy, Debug)]
 struct ConvCase {
     x: &'static [usize],
@@ -55,7 +54,7 @@ impl ConvCase {
         }
     }
 
-    /// The result, and the gradients of all three.
+    /// Returns the result, and the gradients of all three inputs.
     fn output_and_gradients(&self, dtype: DType, device: &Device) -> CoreResult<Vec<Tensor>> {
         let channels = if self.transposed.is_some() { self.w[1] * self.groups } else { self.w[0] };
         let of = |shape: &[usize], seed| digits(shape, seed, dtype, device)?.requires_grad_();
@@ -67,7 +66,7 @@ impl ConvCase {
 }
 
 const CASES: [ConvCase; 17] = [
-    // One tap: no windows, lines of whole vectors; then not.
+    // A 1 x 1 kernel needs no im2col; rows are multiples of vector widths, then not.
     ConvCase::new(&[3, 20, 4, 8], &[6, 20, 1, 1]),
     ConvCase::new(&[3, 17, 7, 7], &[6, 17, 1, 1]),
     ConvCase { stride: 2, ..ConvCase::new(&[2, 18, 7, 6], &[5, 18, 1, 1]) },
@@ -87,7 +86,7 @@ const CASES: [ConvCase; 17] = [
     ConvCase { stride: 2, groups: 2, transposed: Some(0), ..ConvCase::new(&[2, 8, 9], &[8, 4, 5]) },
 ];
 
-/// Numbers from -1 to 1 whose products and sums are exact in every type, so that no order of a sum is another one's.
+/// Returns values from -1 to 1 whose products and sums are exact in every type and order.
 fn digits(shape: &[usize], seed: usize, dtype: DType, device: &Device) -> CoreResult<Tensor> {
     let n: usize = shape.iter().product();
     let values: Vec<f32> =
@@ -95,7 +94,7 @@ fn digits(shape: &[usize], seed: usize, dtype: DType, device: &Device) -> CoreRe
     Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)
 }
 
-/// The device with a pool and switches of its own.
+/// Returns the device with its own pool and settings.
 fn with_own_pool(device: &Device) -> Device {
     Device::with_config(Arc::clone(device.backend()), device.pool().config())
 }
@@ -162,7 +161,7 @@ fn windows_are_captured(device: &Device) -> Result<()> {
     let once = gradients().collect::<Result<Vec<Tensor>>>()?;
     let mut captured = device.capture(step)?;
     ensure_same_bits(&captured.replay()?, &expected)?;
-    // Made by hand, made and recorded by the capture, and replayed.
+    // Eager, captured, and replayed.
     for (now, once) in gradients().zip(&once) {
         let times = now?.sum_all()?.item()? / once.sum_all()?.item()?;
         ensure!(times == 4.0, "gradients are {times} times those of a step");
@@ -189,7 +188,7 @@ fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
         let (one, other, exact) = (run(DType::BF16)?, run(DType::BF16)?, run(DType::F32)?);
         for ((one, other), exact) in one.iter().zip(&other).zip(&exact) {
             ensure_same_bits(one, other)?;
-            // Half a unit in the last place of eight bits, and what f32 itself is off where terms cancel.
+            // Half a unit in the last place of eight bits, and f32's own error where terms cancel.
             let off = one.to_dtype(DType::F32)?.sub(exact)?.abs()?;
             let allowed = exact.abs()?.mul(1.0 / 256.0)?.add(1e-4)?;
             let beyond = off.gt(&allowed)?.to_dtype(DType::F32)?.sum_all()?.item()?;
@@ -199,7 +198,7 @@ fn windows_round_once_and_repeat_their_bits(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The normalised x and its gradients, made of single operations in f32.
+/// Batch norm composed of single operations in f32.
 fn reference_batch_norm(x: &Tensor, w: &Tensor, b: &Tensor, relu: bool) -> CoreResult<Tensor> {
     let dims: Vec<isize> = (0..x.rank() as isize).filter(|&d| d != 1).collect();
     let mut each = vec![1; x.rank()];
@@ -211,7 +210,7 @@ fn reference_batch_norm(x: &Tensor, w: &Tensor, b: &Tensor, relu: bool) -> CoreR
 }
 
 fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
-    // Runs of fours and not, of one element; more than one part of a channel; odd numbers in all.
+    // Rows that are multiples of four and others, single elements, split channels, odd element counts.
     let shapes: [&[usize]; 8] = [
         &[5, 3, 4, 6],
         &[4, 5, 7, 7],
@@ -251,7 +250,7 @@ fn batch_norms_are_what_they_are_made_of(device: &Device) -> Result<()> {
                         DType::F16 => 1.0 / 2048.0,
                         _ => 0.0,
                     };
-                    // Sums of that many terms of f32, and x near 20, whose mean is off by its unit.
+                    // The error of this many f32 terms, for x near 20, where the mean is off by its last place.
                     let off = 2e-5 * (g.numel() as f64 / channels[0] as f64).sqrt() + 1e-5;
                     ensure_close(&made.to_f64s()?, &expected.to_f64s()?, unit + 1e-5, off)
                         .with_context(|| format!("{shape:?} {dtype}, relu {relu}: {what}"))?;
@@ -269,7 +268,7 @@ fn running_statistics_follow_in_place(device: &Device) -> Result<()> {
     for dtype in [DType::F32, DType::F16] {
         let all =
             Tensor::from_slice(&[9.0f32, 4.0, 8.0, 9.0, 2.0, 16.0], &[2, 3], device)?.to_dtype(dtype)?;
-        // As views with an offset, and as tensors of their own.
+        // As views with an offset, and as contiguous tensors.
         let views = [all.select(0, 0)?.narrow(0, 1, 2)?, all.select(0, 1)?.narrow(0, 1, 2)?];
         let own = [views[0].copy()?, views[1].copy()?];
         for [mean, var] in [&views, &own] {

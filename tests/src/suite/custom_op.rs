@@ -1,4 +1,4 @@
-//! A user's own WGSL as an operation.
+//! User-defined WGSL kernels as operations.
 
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
@@ -24,7 +24,7 @@ tests![
     a_type_error_in_wgsl_names_the_line,
 ];
 
-/// `y = scale * x²`, with an override for the power's exponent less one.
+/// `y = scale * x²`; an override constant is the exponent minus one.
 static POWER: CustomOp = CustomOp::new(
     "power",
     "
@@ -97,7 +97,7 @@ fn gradients_flow_through_it(device: &Device) -> Result<()> {
     ensure_values(&y, &[2.0, 8.0, 18.0])?;
     y.backward_with(&y.ones_like()?)?;
     ensure_values(&x.grad().context("no gradient")?, &[4.0, -8.0, 12.0])?;
-    // Nothing is kept where nothing is recorded.
+    // Nothing is saved under `no_grad`.
     let _guard = forebay::autograd::no_grad();
     ensure!(!power(&x, 1.0).run()?.requires_grad());
     Ok(())
@@ -138,7 +138,7 @@ fn wgsl_that_does_not_compile_is_shown(device: &Device) -> Result<()> {
         anyhow::bail!("it must not compile");
     };
     ensure!(label == "broken" && message.contains("2.5") && message.contains(":2:"), "{message}");
-    // The device is as it was.
+    // The device still works.
     ensure_values(&power(&x, 2.0).run()?, &[2.0; 3])
 }
 
@@ -158,7 +158,7 @@ fn elements_of_another_type_are_refused(device: &Device) -> Result<()> {
         text == "power: does not take i32; binding 0 has elements of f32; cast it, or declare `array<u32>` to read its words",
         "{text}"
     );
-    // Words are those of any type.
+    // Storage words may be read as any 32-bit type.
     ensure_values(&WORDS.inputs(&[&x]).output(&[2], DType::F32).workgroups([1, 1, 1]).run()?, &[1.0, 2.0])?;
     let text =
         WORDS.inputs(&[&x]).output(&[2], DType::I32).run().err().context("nor is it on the way out")?;
@@ -209,7 +209,7 @@ fn a_call_that_differs_from_its_module_is_an_error(device: &Device) -> Result<()
         "power: the uniform block at @group(1) @binding(0) has 8 bytes, and `.params` gives 4",
     )?;
     ensure!(whole(&POWER).params(&[3u32; 5]).run().is_err(), "20 bytes are more than a block of 8 takes");
-    // A block may be filled up to 16 bytes.
+    // A parameter block may be padded to 16 bytes.
     ensure_values(&whole(&POWER).params(&[3u32, 2f32.to_bits(), 0, 0]).run()?, &[2.0; 3])?;
     let params = [3u32, 1f32.to_bits()];
     says(

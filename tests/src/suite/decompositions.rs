@@ -1,5 +1,5 @@
-//! Orthogonal and triangular factors, eigenvectors, least squares: what their products are, of every shape and of hard matrices. Special
-//! functions against values with 50 digits (`tests/data/special.json`).
+//! QR, eigenvectors and least squares: products of their factors, for all shapes and for ill-conditioned matrices.
+//! Special functions are compared with values of 50 digits (`tests/data/special.json`).
 
 use std::collections::BTreeMap;
 
@@ -57,7 +57,7 @@ fn orthogonal_factors_of_every_shape(device: &Device) -> Result<()> {
                 orthonormal(&name, &q, within)?;
                 ensure_near(&name, &r.triu(0)?, &r, 0.0)?;
             }
-            // Recorded, wide ones are made another way.
+            // Wide matrices take another path when recorded.
             let (q, r) = x.requires_grad_()?.qr(false)?;
             ensure_near(&format!("{dtype} [{m}, {n}], recorded"), &q.matmul(&r)?, &x, within * 2.0)?;
         }
@@ -81,7 +81,7 @@ fn eigenvectors_of_every_extent(device: &Device) -> Result<()> {
                 within * 2.0,
             )?;
             ensure_near(&name, &values.sort(1, false)?.0, &values, 0.0)?;
-            // The other half is not read.
+            // The other triangle is not read.
             let lower = x
                 .tril(0)?
                 .add(&Tensor::full(&[], f64::NAN, dtype, device)?.broadcast_to(x.shape())?.triu(1)?)?;
@@ -126,7 +126,7 @@ fn hard_matrices(device: &Device) -> Result<()> {
             orthonormal(name, &v, unit * 20.0)?;
             ensure_near(name, &v.mul(&values.unsqueeze(1)?)?.matmul(&v.transpose(1, 2)?)?, &x, unit * 40.0)?;
         }
-        // Squares of these overflow, or vanish.
+        // Squares of these values overflow, or vanish.
         let x = Tensor::randn(&[1, 7, 4], dtype, device)?;
         for scale in [1e-30, 1e30] {
             let (q, r) = x.mul(scale)?.qr(false)?;
@@ -136,7 +136,7 @@ fn hard_matrices(device: &Device) -> Result<()> {
             let values = s.mul(scale)?.eigvalsh(false)?.div(scale)?;
             ensure_near("scaled", &values, &s.eigvalsh(false)?, unit * 40.0)?;
         }
-        // What is no number is one in no factor that depends on it.
+        // NaN spreads to every factor that depends on it.
         let x = Tensor::full(&[1, 3, 3], f64::NAN, dtype, device)?;
         let (q, r) = x.qr(false)?;
         let (values, _) = x.eigh(false)?;
@@ -159,7 +159,7 @@ fn least_squares_of_any_rank(device: &Device) -> Result<()> {
             let found = a.lstsq(&b, Some(1e-4))?;
             let name = format!("{dtype} [{m}, {n}] of rank {rank}");
             ensure!(found.rank.to_f64s()? == [rank as f64; 2], "{name}: {:?}", found.rank.to_f64s()?);
-            // What is left is orthogonal to all columns.
+            // The residual is orthogonal to all columns.
             let left = a.matmul(&found.solution)?.sub(&b)?;
             let along = a.transpose(1, 2)?.matmul(&left)?;
             ensure_near(&name, &along, &along.zeros_like()?, unit * 4000.0)?;
@@ -171,7 +171,7 @@ fn least_squares_of_any_rank(device: &Device) -> Result<()> {
 
 fn exponentials_of_all_sizes(device: &Device) -> Result<()> {
     for (dtype, unit) in types(device) {
-        // Matrices of several sizes in one batch: each is squared as often as it asks for.
+        // Matrices of different norms in one batch: each needs its own number of squarings.
         let turn = Tensor::from_slice(&[0.0f32, -1.0, 1.0, 0.0], &[1, 2, 2], device)?.to_dtype(dtype)?;
         let angles = [0.0f64, 1e-6, 0.3, 2.0, 40.0];
         let scale = Tensor::from_slice(&angles.map(|v| v as f32), &[5, 1, 1], device)?.to_dtype(dtype)?;
@@ -192,7 +192,7 @@ fn exponentials_of_all_sizes(device: &Device) -> Result<()> {
 
 type SpecialFn = fn(&Tensor) -> CoreResult<Tensor>;
 
-/// Under the names of the script.
+/// Functions by their names in the script `tests/data/special.py`.
 const FUNCTIONS: &[(&str, SpecialFn)] = &[
     ("i0", Tensor::i0),
     ("i1", Tensor::i1),
@@ -217,7 +217,7 @@ fn special_functions_are_right_far_out(device: &Device) -> Result<()> {
             let x =
                 Tensor::from_slice(&x.iter().map(|&v| v as f32).collect::<Vec<f32>>(), &[x.len()], device)?;
             let got = function(&x.to_dtype(dtype)?)?.to_f64s()?;
-            // Powers of e and of q carry the rounding of what they are of, which far out is large.
+            // Powers of e and of q inherit the rounding error of their exponents, which grows with the arguments.
             let within = if dtype == DType::F64 { 4e-13 } else { 1.5e-6 };
             let error = |(got, row): (&f64, &[f64; 2])| ((got - row[1]) / row[1].abs().max(1e-30)).abs();
             let worst = got.iter().zip(rows).map(|pair| (error(pair), pair));
@@ -238,7 +238,7 @@ fn special_functions_are_right_far_out(device: &Device) -> Result<()> {
         let far = Tensor::from_slice(&[f32::INFINITY, f32::NEG_INFINITY], &[2], device)?.to_dtype(dtype)?;
         ensure!(far.i0e()?.to_f64s()? == [0.0, 0.0] && far.erfcx()?.to_f64s()? == [0.0, f64::INFINITY]);
         ensure!(far.log_ndtr()?.to_f64s()? == [0.0, f64::NEG_INFINITY]);
-        // Poles, and what is not defined.
+        // Poles and undefined arguments.
         let q = Tensor::from_slice(&[-2.0f32, -2.5, 1.0, 0.5], &[4], device)?.to_dtype(dtype)?;
         let s = Tensor::from_slice(&[3.0f32, 2.5, 1.0, 0.5], &[4], device)?.to_dtype(dtype)?;
         let got = s.zeta(&q)?.to_f64s()?;

@@ -1,4 +1,4 @@
-//! Tensors of two devices never meet in an operation: it is an error that names both.
+//! Mixing tensors of two devices is an error that names both devices.
 
 use std::slice::from_ref;
 
@@ -30,7 +30,7 @@ fn other() -> Device {
     Device::null(CardProfile::default())
 }
 
-/// The error without the places in front of it.
+/// Strips the context from an error.
 fn innermost(error: Error) -> Error {
     match error {
         Error::Context { error, .. } => innermost(*error),
@@ -49,7 +49,6 @@ fn is_of_devices<T>(result: CoreResult<T>, what: &str) -> Result<()> {
     }
 }
 
-/// Makes an optimiser of parameters.
 type OptimizerCtor = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
 
 fn optimisers_refuse_gradients_of_another_kind(device: &Device) -> Result<()> {
@@ -158,7 +157,7 @@ fn gradients_of_another_device_are_refused(device: &Device) -> Result<()> {
 
 type MismatchCase = (&'static str, fn(&[Tensor; 3]) -> CoreResult<Tensor>);
 
-/// Operations of [4, 4] floats.
+/// Operations on [4, 4] tensors.
 const CASES: &[MismatchCase] = &[
     ("add", |t| t[0].add(&t[1])),
     ("mul_", |t| t[0].mul_(&t[1]).map(|()| t[0].clone())),
@@ -201,7 +200,7 @@ fn operations_refuse_operands_of_two_devices(device: &Device) -> Result<()> {
             };
             Ok([make(0)?, make(1)?, make(2)?])
         };
-        // How many operands it takes: the first that may be of another device without an error is not one of them.
+        // Number of operands. An argument that may be on another device without an error is no operand.
         let operands = if [
             "add",
             "mul_",

@@ -1,5 +1,5 @@
-//! Gradients of gradients: of every operation against differences of its gradients; and what is
-//! done with them, against PyTorch's values (tests/second).
+//! Second derivatives: those of every operation against finite differences of first gradients, and applications
+//! against PyTorch's values (tests/second).
 
 use std::collections::BTreeMap;
 use std::slice::from_ref;
@@ -36,7 +36,7 @@ tests![
     bad_requests_are_refused,
 ];
 
-/// Operations of whose first gradients a step along the differences passes a kink: one element of what is rectified is near 0.
+/// Operations whose first gradients have a kink near the inputs: one rectified element is near 0.
 const KINKED: &[&str] = &["batch_norm_relu"];
 
 fn leaves(case: &OpCase, device: &Device) -> Result<Vec<Tensor>> {
@@ -51,14 +51,14 @@ fn floats(inputs: &[Tensor]) -> Vec<Tensor> {
     inputs.iter().filter(|t| t.dtype().is_float()).cloned().collect()
 }
 
-/// Numbers that tell elements apart.
+/// Returns distinct weights.
 fn weights(shape: &[usize], start: f32, device: &Device) -> Result<Tensor> {
     let n = shape.iter().product();
     let values: Vec<f32> = (0..n).map(|i: usize| ((i * 5) % 13) as f32 * 0.1 + start).collect();
     Ok(Tensor::from_slice(&values, shape, device)?)
 }
 
-/// The first gradients of a case for the seed `v`, and their sum with weights: a scalar whose gradients are asked for.
+/// Returns the first gradients of a record for the seed `v`, and their weighted sum, to differentiate again.
 fn first_gradients(
     case: &OpCase,
     inputs: &[Tensor],
@@ -110,7 +110,7 @@ fn every_operation_has_a_second_gradient(device: &Device) -> Result<()> {
         to.push(v);
         let found = autograd::grad_allow_unused(from_ref(&sum), &to, &GradOptions::default());
         let found = found.with_context(|| case.name)?;
-        // A gradient depends on that of the result, whatever the operation is, but where it is zero.
+        // Gradients depend on the incoming gradient for every operation, unless they are zero.
         let reached = found.last().is_some_and(Option::is_some);
         ensure!(reached || zero, "{}: the second gradient does not reach the first's seed", case.name);
         for (grad, t) in found.iter().zip(&to) {
@@ -150,7 +150,7 @@ fn second_gradients_are_differences_of_first_ones(device: &Device) -> Result<()>
             let values = t.to_vec::<f32>()?;
             let direction: Vec<f32> = (0..values.len()).map(|i| [1.0, -0.5, 0.25][i % 3]).collect();
             let h = 0.01;
-            // The ordinary gradients, by the kernels.
+            // Reference: finite differences of first-order gradients.
             let along = |h: f32| -> Result<f64> {
                 let moved: Vec<f32> = values.iter().zip(&direction).map(|(v, d)| v + h * d).collect();
                 let mut all = all.clone();
@@ -189,7 +189,7 @@ fn first_gradients_are_the_same_when_they_are_recorded(device: &Device) -> Resul
     Ok(())
 }
 
-/// The same as `numbers` in tests/second/values.py.
+/// Equals `numbers` in tests/second/values.py.
 fn numbers(k: usize, shape: &[usize], device: &Device) -> Result<Tensor> {
     let n = shape.iter().product();
     let at =
@@ -197,7 +197,7 @@ fn numbers(k: usize, shape: &[usize], device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_slice(&(0..n).map(at).collect::<Vec<f32>>(), shape, device)?.requires_grad_()?)
 }
 
-/// The tensors, one after the other, beside PyTorch's.
+/// Compares the concatenated tensors with PyTorch's values.
 fn ensure_pytorch_values(name: &str, found: &[&Tensor]) -> Result<()> {
     let values: BTreeMap<String, Vec<f64>> = serde_json::from_str(include_str!("../../second/values.json"))?;
     let expected = values.get(name).context("no values")?;
@@ -302,7 +302,7 @@ fn leaves_add_up_recorded_gradients(device: &Device) -> Result<()> {
     let grad = x.grad().context("no gradient")?;
     ensure_values(&grad, &[12.0; 2])?;
     x.set_grad(None);
-    // Both passes are in its history: 2x + 2x.
+    // The history contains both passes: 2x + 2x.
     grad.sum_all()?.backward()?;
     ensure_values(&x.grad().context("no second gradient")?, &[4.0; 2])
 }
@@ -324,7 +324,7 @@ fn only_what_leads_to_an_input_is_walked(device: &Device) -> Result<()> {
     let side = w.exp()?;
     let y = x.mul(&side)?.sum_all()?;
     autograd::grad(from_ref(&y), &[x], &GradOptions::default())?;
-    // `exp` was not walked: what it saved is still there.
+    // The backward pass did not reach `exp`, so its saved tensors still exist.
     let found = autograd::grad(&[side.sum_all()?], from_ref(&w), &GradOptions::default())?;
     ensure_close(&found[0].to_f64s()?, &[std::f64::consts::E; 4], 1e-6, 0.0)?;
     ensure!(w.grad().is_none());
@@ -359,7 +359,7 @@ fn checkpoints_have_second_gradients(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// A recorded gradient that is composed of other operations ends at its own inputs: what lies beyond is the outer walk's.
+/// A recorded gradient composed of other operations ends at its own inputs; the outer pass continues there.
 fn checkpoints_before_composed_gradients_are_walked_once(device: &Device) -> Result<()> {
     let w = Tensor::from_slice(&[0.5f32, 2.0, -1.0, 0.25], &[2, 2], device)?.requires_grad_()?;
     let x = Tensor::from_slice(&[1.0f32, -2.0, 0.5, 3.0], &[2, 2], device)?.requires_grad_()?;
@@ -390,7 +390,7 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
     ensure_values(&hessian, &[0.0, 3.0, 2.0, 3.0, 0.0, 1.0, 2.0, 1.0, 0.0])?;
     let (_, product) = functional::hvp(|t| t[0].prod(0, false), from_ref(&x), from_ref(&v))?;
     ensure_values(&product[0], &[230.0, 103.0, 12.0])?;
-    // Products into places, with two factors of zero, a place that counts and one that does not, twice into one.
+    // Scatter products: two factors of zero, one index with a nonzero base, one without, two factors at one index.
     let factors = Tensor::from_slice(&[2.0f32, 0.0, 0.0, 3.0], &[4], device)?;
     let (places, to) =
         (Tensor::full(&[3], 5.0, DType::F32, device)?, Tensor::from_slice(&[0i32, 0, 0, 1], &[4], device)?);
@@ -401,14 +401,14 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
         (expected[6], expected[9]) = (mixed, mixed);
         ensure_values(&functional::hessian(product, &factors)?, &expected)?;
     }
-    // The product of nothing is 1, and has no gradients.
+    // The empty product is 1, and has no gradients.
     let nothing = Tensor::zeros(&[2, 0], DType::F32, device)?;
     ensure!(functional::hessian(|x| x.prod(1, false)?.sum_all(), &nothing)?.shape() == [2, 0, 2, 0]);
-    // Of a linear function it is zero.
+    // The Hessian of a linear function is zero.
     ensure_values(&functional::hessian(|x| x.sum_all(), &x)?, &[0.0; 9])
 }
 
-/// Where a distance is 0 its gradient is, and so is that of its gradient.
+/// Gradient and second derivative of a zero distance are 0.
 fn distances_of_rows_to_themselves_have_second_gradients(device: &Device) -> Result<()> {
     for p in [1.0, 2.0, 3.0, f64::INFINITY] {
         let x = numbers(0, &[3, 4], device)?;

@@ -1,4 +1,4 @@
-//! What a user reads when something is wrong: the exact text, and that the program can go on.
+//! Error messages: their exact text, and that the program can continue.
 
 use anyhow::{Result, ensure};
 use forebay::OpenDevice;
@@ -31,7 +31,7 @@ tests![
     a_full_device_goes_on,
 ];
 
-/// The message of an operation that must fail.
+/// Returns the message of an operation that must fail.
 fn message<T>(result: ForebayResult<T>) -> Result<String> {
     match result {
         Ok(_) => anyhow::bail!("it must fail"),
@@ -39,7 +39,7 @@ fn message<T>(result: ForebayResult<T>) -> Result<String> {
     }
 }
 
-/// Compares a message with what it should be, and shows both where they differ.
+/// Compares a message with the expected one; the failure shows both.
 fn ensure_message<T>(result: ForebayResult<T>, expected: &str) -> Result<()> {
     let got = message(result)?;
     ensure!(got == expected, "the message is\n{got}\nexpected\n{expected}");
@@ -54,11 +54,11 @@ fn operations_without_a_gradient(device: &Device) -> Result<()> {
         "rotary_embedding: has no gradient, but an input requires one; detach the input, or run it under `no_grad`, if none \
          is wanted",
     )?;
-    // Truth values and integers have none to lose: as in PyTorch, they have no history.
+    // Results of type bool and integer have no gradients: as in PyTorch, they have no history.
     for result in [x.gt(0.5)?, x.isnan()?, x.argmax(None, false)?, x.argsort(0, false)?, x.nonzero()?] {
         ensure!(!result.requires_grad(), "{result:?} has a history");
     }
-    // Both ways out work.
+    // Both ways that the error suggests work.
     turned.rotary_embedding(&angles.detach(), &angles.detach(), false)?;
     let _guard = forebay::autograd::no_grad();
     turned.rotary_embedding(&angles, &angles, false)?;
@@ -104,7 +104,7 @@ fn wrong_shapes(device: &Device) -> Result<()> {
         "embedding_bag: takes an index of one dimension with offsets of one, or an index of two dimensions without; got \
          [2, 3] and [1] and []",
     )?;
-    // Nothing is broken by it.
+    // The tensor is still usable.
     ensure_values(&x.add(&x)?, &[2.0; 6])
 }
 
@@ -178,7 +178,7 @@ fn wrong_arguments(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Sums and products of what is given overflow nowhere.
+/// Sums and products of extents do not overflow.
 fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
     const MOST: usize = usize::MAX;
     let vector = Tensor::ones(&[5], DType::F32, device)?;
@@ -187,7 +187,7 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
     let wide = Pool2dOptions { padding: [MOST; 2], ..Pool2dOptions::new(2) };
     ensure!(Tensor::zeros(&[0, 1 << 40, 2], DType::F32, device)?.numel() == 0);
     for refused in [
-        // As in PyTorch, extents are multiplied also where one is 0.
+        // As in PyTorch, extents are multiplied even if one is 0.
         Tensor::zeros(&[0, MOST, 2], DType::F32, device),
         Tensor::zeros(&[MOST, 2], DType::F32, device),
         Tensor::from_slice(&[1f32], &[MOST, 2], device),
@@ -217,7 +217,7 @@ fn arguments_beyond_all_measure(device: &Device) -> Result<()> {
         vector.split_with_sizes(&[MOST, 6], 0),
         "split_with_sizes: [18446744073709551615, 6] does not add up to the extent 5 of dimension 0",
     )?;
-    // A view may name more than kernels count: not a sum of some of it.
+    // A view with more elements than kernels can count is an error, not a partial sum.
     let view = vector.broadcast_to(&[1 << 20, 1 << 20, 5])?;
     ensure_message(
         view.sum_all(),
@@ -248,7 +248,7 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
             "linear: does not take f64; the weight [2, 4] is f32, the input [3, 4] is not; cast the input to f32 with `to_dtype`",
         )?;
     }
-    // The function that was called is named, not one that it calls.
+    // The error names the function that the user called, not an inner one.
     let many = [1 << 20, 1 << 20];
     for (name, result) in [
         ("zeros", Tensor::zeros(&many, DType::F32, device)),
@@ -263,7 +263,7 @@ fn messages_name_the_tensors_and_the_next_step(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// What PyTorch refuses as well.
+/// Arguments that PyTorch rejects as well.
 fn senseless_numbers(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[4, 4], DType::F32, device)?;
     ensure_message(Tensor::uniform(&[2], 1.0, 0.0, DType::F32, device), "rand: 1..0 is no range of numbers")?;
@@ -362,7 +362,7 @@ fn devices_that_are_not_there(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The numbers are those of the null device; the text is the same everywhere.
+/// Uses the sizes of the null device; the text is equal on all devices.
 fn a_full_device_of_known_size(_: &Device) -> Result<()> {
     let device = Device::null(Default::default());
     device.pool().set_limit(Some(64 << 20));
@@ -409,7 +409,7 @@ fn a_full_device_goes_on(device: &Device) -> Result<()> {
     ensure!(error.allocated >= 4 << 20 && error.limit == Some(reserved), "{error}");
     let expected = format!("out of memory on {device}: zeros asked for {} (activation)", Bytes(bytes));
     ensure!(error.to_string().starts_with(&expected), "{error}");
-    // What was there is unharmed, and kernels run.
+    // Existing tensors are intact, and kernels run.
     ensure!(x.add(1.0)?.to_vec::<f32>()?.iter().all(|&v| v == 2.0));
     Ok(())
 }

@@ -1,5 +1,5 @@
-//! Out of memory at every request of a training step: an error or a success, nothing left behind, and the step made again
-//! is the step.
+//! Fault injection: out of memory at every allocation of a training step. The step fails cleanly or succeeds, leaks
+//! nothing, and repeating it has the result of an uninterrupted step.
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::{GradScaler, autocast};
@@ -21,12 +21,12 @@ use super::train_resume::PointDataset;
 
 tests![a_step_by_hand_fails_at_every_request, a_trainer_survives_a_failure_at_every_request];
 
-/// A pool of its own, so that nobody else's requests are counted.
+/// Returns the device with its own pool, so that only this test's allocations are counted.
 fn with_own_pool(device: &Device) -> Device {
     Device::with_config(device.backend().clone(), Config::default())
 }
 
-/// A model with all that a step can hold on to: a checkpointed closure, dropout, weights that are cast, a scaler.
+/// Model with everything that a step can hold: a checkpoint, dropout, autocast's casts, a scaler.
 struct TrainingStep {
     first: Linear,
     second: Linear,
@@ -51,7 +51,7 @@ impl TrainingStep {
         })
     }
 
-    /// Two batches, clipped. Returns the loss of the second.
+    /// Runs two batches with gradient clipping. Returns the second loss.
     fn run(&mut self) -> CoreResult<Tensor> {
         self.scaler.discard_step()?;
         self.optimizer.zero_grad();
@@ -76,7 +76,7 @@ impl TrainingStep {
         last.ok_or_else(|| forebay::error::Error::argument("run", "there are two parts"))
     }
 
-    /// Parameters, gradients, and the state of optimiser and scaler.
+    /// Returns parameters, gradients, and the state of optimiser and scaler.
     fn state(&self) -> Result<Vec<Tensor>> {
         let mut all = Vec::new();
         for p in self.optimizer.parameters() {
@@ -101,7 +101,7 @@ fn ensure_same(got: &[Tensor], expected: &[Tensor]) -> Result<()> {
 
 fn a_step_by_hand_fails_at_every_request(device: &Device) -> Result<()> {
     let device = with_own_pool(device);
-    // The first step allocates state as well; the second finds it there.
+    // The first step also allocates the optimiser's state, which exists in the second.
     for steps_before in [0, 1] {
         let start = || -> Result<TrainingStep> {
             let mut step = TrainingStep::new(&device)?;
@@ -130,7 +130,7 @@ fn a_step_by_hand_fails_at_every_request(device: &Device) -> Result<()> {
             ensure!(error.is_out_of_memory(), "{}: {error}", at());
             drop(error);
             step.optimizer.zero_grad();
-            // What a first step makes for the steps to come may stay; the graph, the gradients and the casts may not.
+            // Optimiser state of a first step may remain; the graph, gradients and casts may not.
             let left = device.memory().allocated() as i64 - before as i64;
             let state = if steps_before == 0 { 4096 } else { 0 };
             ensure!((0..=state).contains(&left), "{}: {left} bytes are left", at());
@@ -145,7 +145,7 @@ fn a_step_by_hand_fails_at_every_request(device: &Device) -> Result<()> {
 
 fn a_trainer_survives_a_failure_at_every_request(device: &Device) -> Result<()> {
     let device = with_own_pool(device);
-    // Losses and weights after two steps, and what happened on the way: requests, whether `fit` failed, rows at once.
+    // Losses and weights after two steps, number of allocations, whether `fit` failed, rows at once.
     type Outcome = (Vec<f64>, u64, bool, Option<usize>);
     let train = |n: u64| -> Result<Outcome> {
         device.manual_seed(23);
@@ -168,7 +168,7 @@ fn a_trainer_survives_a_failure_at_every_request(device: &Device) -> Result<()> 
         if let Err(error) = fitted {
             ensure!(error.is_out_of_memory(), "{error}");
             drop(error);
-            // The program goes on where the run stands.
+            // The program resumes the interrupted run.
             run.fit(&loader, &mut loss)?;
         }
         ensure!(run.steps_done() == 2 && run.history().losses.len() == 2, "steps were lost");
@@ -189,12 +189,12 @@ fn a_trainer_survives_a_failure_at_every_request(device: &Device) -> Result<()> 
         ensure!(left == 0, "{}: {left} bytes are left", at());
         survived += usize::from(!failed);
         if rows.is_none() {
-            // Made again of whole batches, it is the same to the bit.
+            // Whole batches that are repeated give identical bits.
             same_rows += 1;
             ensure_close(&all, &exact, 0.0, 0.0).with_context(at)?;
         } else {
-            // Of halves, sums are made in another order, of products that bf16 rounds to 2^-8; Adam's step of 0.01 has
-            // the gradient's sign and little of its size.
+            // With half batches, sums have another order, over products that bf16 rounds to 2^-8. Adam's step of 0.01
+            // depends mostly on the gradient's sign.
             ensure!(rows == Some(2), "{}: {rows:?} rows at once", at());
             ensure_close(&all, &exact, 2f64.powi(-8), 2e-3).with_context(at)?;
         }

@@ -1,4 +1,4 @@
-//! A backend that stops giving memory at a chosen call, or has fewer bindings, and is otherwise the one it wraps.
+//! Backend that fails allocations from a chosen call on, or limits bindings, and forwards everything else.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,12 +9,12 @@ use forebay::backend::{
 };
 use forebay::error::Result;
 
-/// See the module.
+/// Backend described in the module's documentation.
 #[derive(Debug)]
 pub(super) struct FaultyBackend {
     inner: Arc<dyn Backend>,
     info: DeviceInfo,
-    /// Calls for memory that are still served.
+    /// Number of allocation calls that still succeed.
     remaining_calls: AtomicU64,
 }
 
@@ -23,14 +23,14 @@ impl FaultyBackend {
         Self { info: inner.info().clone(), inner, remaining_calls: AtomicU64::new(u64::MAX) }
     }
 
-    /// A device whose kernels bind at most so many buffers.
+    /// Creates a backend whose kernels bind at most this many buffers.
     pub(super) fn with_bindings(inner: Arc<dyn Backend>, bindings: u32) -> Self {
         let mut faulty = Self::new(inner);
         faulty.info.limits.max_bindings = faulty.info.limits.max_bindings.min(bindings);
         faulty
     }
 
-    /// Serves this many more calls for memory, and no other until the next call of this.
+    /// Lets this many more allocation calls succeed; later ones fail until the next call of this function.
     pub(super) fn allow_calls(&self, calls: u64) {
         self.remaining_calls.store(calls, Ordering::Relaxed);
     }
@@ -79,7 +79,7 @@ impl SegmentSource for FaultyBackend {
     }
     fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         self.take_call(pieces.iter().map(|p| p.bytes).sum()).or_else(|full| {
-            // What was to move is nowhere then.
+            // On failure, the pages to move are unmapped.
             let moved =
                 pieces.iter().filter_map(|p| p.from.map(|(segment, offset)| (segment, offset, p.bytes)));
             for (segment, offset, bytes) in moved {

@@ -1,5 +1,4 @@
-//! The 8-bit floats: their casts against the format's definition, what moves them, what refuses them, and their products
-//! against sums in f64.
+//! 8-bit floats: casts against the format's definition, copies, unsupported operations, scaled products.
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::{autocast, fp8, is_fp8_enabled};
@@ -28,7 +27,7 @@ tests![
     a_model_trains_in_8_bits,
 ];
 
-/// The value of a byte, by the definition of the format.
+/// Returns the value of a byte, by the definition of the format.
 fn value(dtype: DType, byte: u8) -> f64 {
     let (mantissa, bias) = if dtype == DType::F8E4M3 { (3, 7) } else { (2, 15) };
     let sign = if byte & 0x80 == 0 { 1.0 } else { -1.0 };
@@ -43,8 +42,8 @@ fn value(dtype: DType, byte: u8) -> f64 {
     }
 }
 
-/// The byte that PyTorch makes of a number: the nearest, the even one of two; beyond the largest that one in e4m3, infinity
-/// in e5m2.
+/// Returns the byte that PyTorch rounds a number to: the nearest, ties to even. Beyond the largest value, e4m3
+/// saturates and e5m2 gives infinity.
 fn nearest(dtype: DType, number: f64) -> u8 {
     let sign = if number.is_sign_negative() { 0x80 } else { 0 };
     let number = number.abs();
@@ -54,7 +53,7 @@ fn nearest(dtype: DType, number: f64) -> u8 {
     }
     let found = (0..=last).rev().find(|&byte| value(dtype, byte) <= number).unwrap_or(0);
     let low = value(dtype, found);
-    // What would follow the largest one decides where it ends.
+    // The hypothetical next value decides from where on numbers overflow.
     let step = if found < last { value(dtype, found + 1) - low } else { low - value(dtype, found - 1) };
     let middle = low + step / 2.0;
     let up = number > middle || (number == middle && found % 2 == 1);
@@ -86,7 +85,7 @@ fn every_byte_has_its_value(device: &Device) -> Result<()> {
             let back = bytes_of(&x.to_dtype(to)?.to_dtype(dtype)?)?;
             for (byte, got) in back.into_iter().enumerate() {
                 let nan = value(dtype, byte as u8).is_nan() && value(dtype, got).is_nan();
-                // Infinity is the largest number of e4m3, and comes back as itself in e5m2.
+                // Infinity saturates in e4m3 and is preserved in e5m2.
                 ensure!(usize::from(got) == byte || nan, "{dtype} {byte:#x} through {to}: {got:#x}");
             }
         }
@@ -151,12 +150,12 @@ fn bytes_are_moved_and_cast_whatever_their_layout(device: &Device) -> Result<()>
     Ok(())
 }
 
-/// Numbers between -2 and 2 of a matrix, as their type holds them.
+/// Returns a matrix of values between -2 and 2, rounded to a type.
 fn matrix(shape: [usize; 2], dtype: DType, device: &Device) -> Result<Tensor> {
     Ok(Tensor::uniform(&shape, -2.0, 2.0, DType::F32, device)?.to_dtype(dtype)?)
 }
 
-/// scale_a · scale_b · (a · b) + bias in f64, and the same of absolute values.
+/// Computes scale_a · scale_b · (a · b) + bias in f64, and the same with absolute values.
 fn reference(a: &Tensor, b: &Tensor, scales: [&Tensor; 2], bias: Option<&Tensor>) -> Result<Vec<(f64, f64)>> {
     let (&[m, k], &[_, n]) = (a.shape(), b.shape()) else { anyhow::bail!("two matrices") };
     let (a, b) = (a.to_f64s()?, b.to_f64s()?);
@@ -188,7 +187,7 @@ fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
     use DType::{BF16, F8E4M3, F8E5M2, F16, F32};
     let number = |v: f64| Tensor::full(&[], v, F32, device);
     let (one, two) = (number(0.25)?, Tensor::full(&[1, 1], 3.0, F32, device)?);
-    // Multiples of 16, which libraries take, and others; each pair of types.
+    // Multiples of 16, which the vendor's library supports, and other sizes; each pair of types.
     let sizes = [[32, 64, 48], [5, 32, 16], [7, 9, 3], [1, 1, 1]];
     for [m, k, n] in sizes {
         for (left, right) in [(F8E4M3, F8E4M3), (F8E4M3, F8E5M2), (F8E5M2, F8E4M3), (F8E5M2, F8E5M2)] {
@@ -198,13 +197,13 @@ fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
                 let place =
                     || format!("{m} x {k} x {n}, {left} with {right} to {out}, bias {}", bias.is_some());
                 let b = weight.t()?;
-                // As the type that it is added in.
+                // The bias is rounded to the type in which it is added.
                 let rounded = bias.map(|bias| bias.to_dtype(out)?.to_dtype(F32)).transpose()?;
                 let expected = reference(&a, &b, [&one, &two], rounded.as_ref())?;
                 let got = a.scaled_mm(&b, &one, &two, bias, out).with_context(place)?;
                 ensure!(got.dtype() == out && got.shape() == [m, n]);
                 close(&got, &expected).with_context(place)?;
-                // By columns and by rows, and from an odd place in memory.
+                // Column-major and row-major, and with an unaligned offset.
                 let (a, b) = (a.t()?.contiguous()?.t()?, b.contiguous()?);
                 close(&a.scaled_mm(&b, &one, &two, bias, out)?, &expected).with_context(place)?;
                 let long = Tensor::zeros(&[m * k + 3], left, device)?.narrow(0, 3, m * k)?.reshape([m, k])?;
@@ -216,7 +215,7 @@ fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
             for scales in [[&rows, &columns], [&rows, &one], [&two, &columns]] {
                 let expected = reference(&a, &weight.t()?, scales, Some(&bias.to_dtype(BF16)?))?;
                 let got = a.scaled_mm(&weight.t()?, scales[0], scales[1], Some(&bias), BF16)?;
-                // The bias is added in f32, or in bf16 by a library.
+                // The bias is added in f32, or in bf16 by the vendor's library.
                 let loose: Vec<_> = expected.iter().map(|(e, all)| (*e, all * 9.0)).collect();
                 close(&got, &loose).with_context(|| format!("{m} x {k} x {n}, scales of lines"))?;
             }
@@ -292,7 +291,7 @@ fn other_operations_refuse_them(device: &Device) -> Result<()> {
         }
         ensure!(x.add_(&x).is_err() && wide.add_(&x).is_err() && x.mul_(2.0).is_err(), "in place");
         ensure!(x.requires_grad_().is_err() && x.zeros_like()?.to_f64s()? == [0.0; 16]);
-        // A gradient does not end silently in a cast.
+        // A cast that would lose the gradient is an error.
         let leaf = wide.requires_grad_()?;
         ensure!(matches!(leaf.to_dtype(dtype), Err(Error::NoGradient { op: "to_dtype" })));
         leaf.detach().to_dtype(dtype)?;
@@ -323,7 +322,7 @@ fn wrong_operands_are_named(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// What a tensor is as 8-bit floats, divided by the smallest power of two that brings it into their range: in f32.
+/// Rounds a tensor to 8-bit floats, scaled by the smallest power of two that fits their range; returns f32.
 fn quantize_dequantize(x: &Tensor, dtype: DType) -> Result<Tensor> {
     let largest = if dtype == DType::F8E4M3 { 448.0 } else { 57_344.0 };
     let most = x.to_f64s()?.into_iter().fold(0.0, |most: f64, x| most.max(x.abs()));
@@ -332,7 +331,7 @@ fn quantize_dequantize(x: &Tensor, dtype: DType) -> Result<Tensor> {
     Ok(low.to_dtype(DType::F32)?.mul(scale)?)
 }
 
-/// Equal but for roundings of the type, and what matrix units lose of a sum of `terms` numbers of about the largest result.
+/// Compares up to rounding of the type and the error of matrix units for sums of `terms` large values.
 fn ensure_near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Result<()> {
     let (got_all, expected) = (got.to_f64s()?, expected.to_f64s()?);
     let rounding = match got.dtype() {
@@ -353,7 +352,7 @@ fn ensure_near(name: &str, got: &Tensor, expected: &Tensor, terms: f64) -> Resul
     Ok(())
 }
 
-/// The kernel of linear layers, on every device also as those with products of bytes run it: a tensor's scale, bytes and turned bytes.
+/// Runs the fp8 quantisation kernel of linear layers, which every device supports. Returns scale, bytes and transposed bytes.
 fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Option<Vec<u8>>)> {
     let (&[rows, columns], n) = (x.shape(), x.numel()) else { anyhow::bail!("a matrix") };
     let spec = KernelSpec::new("fp8_quantize")
@@ -364,7 +363,7 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
         .def("each", 4usize);
     let text: &'static str = Box::leak(render(&spec)?.into_boxed_str());
     let op: &'static CustomOp = Box::leak(Box::new(CustomOp::new("fp8_quantize", text)));
-    // As words: such a kernel says itself what lies in them.
+    // As words, because this kernel interprets the bytes itself.
     let words = |t: &Tensor| -> Result<Tensor> {
         let mut bytes = t.to_bytes()?;
         bytes.resize(bytes.len().next_multiple_of(4), 0);
@@ -397,7 +396,7 @@ fn scaled_casts_are_casts_of_quotients(device: &Device) -> Result<()> {
             let (size, odd) =
                 [(3e-4, 1.0), (300.0, f64::NAN), (1.0, f64::INFINITY), (0.0, 0.0), (0.2, last)][k];
             let x = Tensor::randn(&shape, DType::F32, device)?.mul(size)?;
-            // The last number: the type's largest (no scale but 1 would do), or one that is none.
+            // The last value: the type's largest, for which the scale must be exact, or infinity or NaN.
             x.narrow(0, shape[0] - 1, 1)?.narrow(1, shape[1] - 1, 1)?.fill_(odd)?;
             let x = x.to_dtype(dtype)?;
             let (scale, bytes, turned) = scaled_cast(&x, to, turns)?;
@@ -433,7 +432,7 @@ fn scaled_casts_are_casts_of_quotients(device: &Device) -> Result<()> {
 }
 
 fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
-    // Multiples of 16, and others; numbers far from 1, as gradients are.
+    // Multiples of 16, and other sizes; values far from 1, as in gradients.
     for (dtype, [m, n, k], size) in [
         (DType::F32, [32, 48, 64], 1.0),
         (DType::F32, [5, 7, 9], 3e-7),
@@ -508,14 +507,14 @@ fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<(
         let _inner = fp8();
     }
     ensure!(is_fp8_enabled(), "an inner scope ends the outer one");
-    // Nothing is found large in nothing; NaN stays.
+    // Empty inputs have no maximum; NaN is preserved.
     let none = Tensor::zeros(&[0, 16], DType::F32, device)?.linear(&up, Some(&up_bias))?;
     ensure!(none.shape() == [0, 48]);
     let zeros = Tensor::zeros(&[2, 16], DType::F32, device)?.linear(&up, None)?;
     ensure!(zeros.to_f64s()?.iter().all(|&y| y == 0.0), "zeros times a weight");
     let nan = Tensor::full(&[2, 16], f64::NAN, DType::F32, device)?.linear(&up, None)?;
     ensure!(nan.to_f64s()?.iter().all(|y| y.is_nan()), "NaN times a weight");
-    // A layer in 8 bits has no second gradient, and says so.
+    // An FP8 layer has no second derivative, and reports an error.
     let options = GradOptions::create_graph();
     let y = x.linear(&up, None)?.square()?.sum_all()?;
     let slope = autograd::grad(&[y], std::slice::from_ref(&x), &options)?[0].square()?.sum_all()?;

@@ -1,4 +1,4 @@
-//! Chains of elementwise operations as one kernel: the bits and the memory of one kernel each, and all that can come between.
+//! Fusion of elementwise chains: bits and memory equal to unfused execution, and correct order with other operations.
 
 use std::thread;
 
@@ -25,7 +25,7 @@ tests![
     long_chains_and_many_inputs_are_cut,
 ];
 
-/// Another device over the same card, which fuses from `least` bytes on.
+/// Returns another handle to the card, which fuses from `least` bytes on.
 fn other(device: &Device, least: Option<u64>) -> Device {
     let other = Device::with_config(device.backend().clone(), Config::default());
     other.set_fusion_min_bytes(least);
@@ -44,7 +44,7 @@ fn ensure_same_bits_all(a: &[Tensor], b: &[Tensor]) -> Result<()> {
     Ok(())
 }
 
-/// Numbers around zero, some of them special.
+/// Returns values around zero, including special ones.
 fn values(n: usize, numbers: &mut SplitMix64) -> Vec<f32> {
     let special = [0.0, -0.0, f32::INFINITY, f32::NEG_INFINITY, 1e-30, 65519.9, -3e38];
     (0..n)
@@ -58,7 +58,7 @@ fn values(n: usize, numbers: &mut SplitMix64) -> Vec<f32> {
 fn chains_have_the_bits_of_single_kernels(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(7);
     let types = [DType::F32, DType::BF16, DType::F16];
-    // A few kernels: what varies most are the lengths and the layouts.
+    // Few kernels: mainly lengths and layouts vary.
     for (round, n) in [1usize, 5, 8, 31, 64, 1000].into_iter().enumerate() {
         let dtype = types[round % 3];
         let data: Vec<Vec<f32>> = (0..4).map(|_| values(4 * n, &mut numbers)).collect();
@@ -89,7 +89,7 @@ fn chains_have_the_bits_of_single_kernels(device: &Device) -> Result<()> {
                 out.push(next);
             }
             out.push(out[out.len() - 1].add(&z)?);
-            // Some are gone when the chain runs.
+            // One result is dropped before the chain runs.
             out.remove(1);
             Ok(out)
         };
@@ -101,7 +101,7 @@ fn chains_have_the_bits_of_single_kernels(device: &Device) -> Result<()> {
 }
 
 fn products_and_sums_round_twice(device: &Device) -> Result<()> {
-    // (1 + e)(1 - e) - 1 is 0 if the product is rounded, and -e² if it is not.
+    // (1 + e)(1 - e) - 1 is 0 if the product is rounded, and -e² if it is contracted to a fused multiply-add.
     let e = f32::EPSILON;
     let data = [[1.0 + e; 8], [1.0 - e; 8], [-1.0; 8]];
     let device = other(device, Some(0));
@@ -129,7 +129,7 @@ fn gradients_of_chains_have_the_same_bits(device: &Device) -> Result<()> {
     ensure_same_bits_all(&run(&alone)?, &run(&fused)?)
 }
 
-/// The names of the kernels of `run`.
+/// Returns the names of the kernels that `run` launches.
 fn names(device: &Device, run: impl FnOnce() -> Result<()>) -> Result<Vec<String>> {
     let profiler = Profiler::start(device)?;
     run()?;
@@ -146,7 +146,7 @@ fn a_chain_is_one_kernel_with_its_operations_names(device: &Device) -> Result<()
             false => ensure!(ran.len() == 3, "{ran:?}"),
         }
     }
-    // One step is the kernel that there is anyway.
+    // A chain of one operation uses the ordinary kernel.
     let x = Tensor::ones(&[1 << 10], DType::F32, &device)?;
     let alone = names(&device, || x.exp().map(drop).map_err(Into::into))?;
     device.set_fusion_min_bytes(None);
@@ -176,7 +176,7 @@ fn what_nobody_wants_is_not_written_and_what_somebody_wants_is(device: &Device) 
         ensure!(z.to_vec::<f32>()? == vec![9.0; n] && y.to_vec::<f32>()? == vec![6.0; n], "wrong");
         Ok(())
     })?;
-    // Three of the chain's, and both are read.
+    // Three transfers of the chain, and two reads by the host.
     ensure!(kept == 5 * one, "{kept} bytes, not 5 of {one}");
     Ok(())
 }
@@ -190,7 +190,7 @@ fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()>
         ensure!(found.iter().all(|x| *x == v), "{v} expected, got {:?}", &found[..4]);
         Ok(())
     };
-    // What a chain reads changes afterwards.
+    // The chain's inputs change afterwards.
     let x = full(2.0)?;
     let y = x.mul(3.0)?.add(1.0)?;
     x.add_(5.0)?;
@@ -198,7 +198,7 @@ fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()>
     x.mul_(0.0)?;
     is(&y, 7.0)?;
     is(&z, 49.0)?;
-    // It is freed, and its memory written by another.
+    // The chain's input is freed, and its memory is reused.
     for k in 0..20 {
         let v = f64::from(k);
         let x = full(v)?;
@@ -211,7 +211,7 @@ fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()>
         is(&z, 2.0 * (v as f32 + 1.0) - 7.0)?;
         is(&again, 100.0)?;
     }
-    // A view of a result, a reduction, a product and a copy of it.
+    // View of a result, reduction, product and copy.
     let x = full(1.0)?.add(1.0)?;
     is(&x.reshape([8, 8])?.t()?.mul(2.0)?.reshape([n])?, 4.0)?;
     let x = full(1.0)?.mul(0.5)?;
@@ -221,7 +221,7 @@ fn what_comes_between_finds_what_was_asked_before(device: &Device) -> Result<()>
     let copy = m.add(1.0)?.copy()?;
     m.mul_(0.0)?;
     is(&copy.reshape([n])?, 3.0)?;
-    // The same memory through another view, while its writer waits.
+    // The same memory is written through another view, while its first writer is pending.
     let x = full(1.0)?;
     let y = x.add(1.0)?;
     let z = y.add(&y.narrow(0, 0, 1)?)?;
@@ -274,7 +274,7 @@ fn threads_and_streams_see_each_other_s_chains(device: &Device) -> Result<()> {
         let all: Vec<_> = (0..4u8).map(|k| scope.spawn(move || work(f32::from(k)))).collect();
         all.into_iter().try_for_each(|one| one.join().map_err(|_| anyhow::anyhow!("a thread panicked"))?)
     })?;
-    // A result of a chain that another thread reads.
+    // Another thread reads the result of a chain.
     let y = x.add(1.0)?.mul(2.0)?;
     let read = thread::scope(|scope| scope.spawn(|| y.mul(0.5)?.to_vec::<f32>()).join());
     let read = read.map_err(|_| anyhow::anyhow!("a thread panicked"))??;

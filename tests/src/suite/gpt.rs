@@ -1,4 +1,4 @@
-//! GPT-2: its files, and its scores against a model of plain operations.
+//! GPT-2: its weight files, and its logits compared with a model of plain operations.
 
 use std::collections::BTreeMap;
 
@@ -28,7 +28,7 @@ const SIZES: GptOptions =
 
 type StateDict = BTreeMap<String, Tensor>;
 
-/// Weights as GPT-2's files hold them, layers' of \[in, out\], with the mask and the head that some of them have.
+/// Returns weights in the layout of GPT-2's files: \[in, out\] matrices, with the optional mask and head.
 fn file(device: &Device) -> Result<StateDict> {
     let mut numbers = SplitMix64(5);
     let mut file = StateDict::new();
@@ -40,7 +40,7 @@ fn file(device: &Device) -> Result<StateDict> {
         Ok(())
     };
     put("wte.weight", &[vocabulary, width])?;
-    // More positions than the model takes.
+    // More positions than the model uses.
     put("wpe.weight", &[context + 2, width])?;
     for (name, inputs, outputs) in [
         ("attn.c_attn", width, 3 * width),
@@ -62,7 +62,7 @@ fn file(device: &Device) -> Result<StateDict> {
     Ok(file)
 }
 
-/// The scores of a file's model, of plain operations.
+/// Computes the logits of a file's model by plain operations.
 fn scores(file: &StateDict, text: &Tensor) -> CoreResult<Tensor> {
     let get = |name: &str| &file[&format!("transformer.{name}")];
     let norm = |x: &Tensor, name: &str| {
@@ -103,14 +103,14 @@ fn a_file_of_gpt2_gives_its_scores(device: &Device) -> Result<()> {
     safetensors::save(&saved.0, &given, &BTreeMap::new())?;
     let read = safetensors::load(&saved.0, device)?;
     let sizes = GptOptions::from_gpt2_state_dict(&read)?;
-    // Heads so small are no model's of that family.
+    // The head count cannot be derived for so small heads.
     ensure!(sizes == GptOptions { heads: 1, context: 8, ..SIZES }, "{sizes:?}");
     let net = Gpt::new(&SIZES, device)?;
     net.load_gpt2(&read)?;
     let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], &[2, 6], device)?;
     ensure_close(&net.forward(&text)?.to_f64s()?, &scores(&given, &text)?.to_f64s()?, 1e-5, 1e-5)?;
 
-    // What is saved is what was loaded, but for what is no parameter and the positions that were left out.
+    // Saved weights equal loaded ones, without the non-parameters and the extra positions.
     let back = net.gpt2_state_dict()?;
     ensure!(back.len() == given.len() - 2, "{:?}", back.keys());
     for (name, tensor) in back.iter().filter(|(name, _)| *name != "wpe.weight") {
@@ -138,8 +138,8 @@ fn a_file_that_does_not_fit_is_refused(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Without a plan, norms add what the block before has left; a plan cuts between them.
-/// A norm's pass back sums the columns of what it gives as well, in f32 and an order of its own: they are the biases' gradients.
+/// Without recomputation, a block's last sum is fused into the next norm; recomputed segments prevent this fusion.
+/// The fused norm's backward pass also sums columns for the biases' gradients, in f32 and in another order.
 fn sums_that_wait_for_a_norm_change_no_bit_but_of_biases(device: &Device) -> Result<()> {
     let net = Gpt::new(&SIZES, device)?;
     let text = Tensor::from_slice(&[3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5, 8], &[2, 6], device)?;

@@ -1,4 +1,4 @@
-//! Scaled losses: the scale, steps that are skipped on the device, and that training in halves comes out as in f32.
+//! Gradient scaling: the scale, steps skipped on the device, and 16-bit training that converges as in f32.
 
 use std::sync::Arc;
 
@@ -33,10 +33,10 @@ tests![
     a_resumed_run_has_its_scale,
 ];
 
-/// What must not reach a parameter, by its bits: infinities and NaNs.
+/// Bits of infinities and NaNs, which must not reach a parameter.
 const STRANGE: [u32; 4] = [0x7f80_0000, 0xff80_0000, 0x7fc0_0000, 0xff80_0001];
 
-/// Extents that fill vec4s, and that do not; more than one launch takes on a small device.
+/// Extents that fill vec4s, and others; more parameters than one launch can bind on a small device.
 const SIZES: [usize; 5] = [64, 7, 1030, 1, 12];
 
 fn values(numbers: &mut SplitMix64, count: usize) -> Vec<f32> {
@@ -50,7 +50,7 @@ fn parameters(numbers: &mut SplitMix64, device: &Device) -> Result<Vec<Tensor>> 
         .collect()
 }
 
-/// Gives every parameter a gradient: numbers of a seed, times `scale`; one element replaced by `strange` bits.
+/// Sets every parameter's gradient to seeded random values times `scale`; `strange` bits replace one element.
 fn set_grads(parameters: &[Tensor], seed: u64, scale: f32, strange: Option<u32>) -> Result<()> {
     let mut numbers = SplitMix64(seed);
     let place = (seed as usize % parameters.len(), numbers.next() as usize);
@@ -76,7 +76,7 @@ fn the_scale_follows_pytorchs_rule(device: &Device) -> Result<()> {
     scaler = GradScaler::new().growth_interval(3).growth_factor(4.0).backoff_factor(0.25);
     let (mut scale, mut tracker) = (65536.0, 0);
     for step in 0..40u64 {
-        // Mostly finite, so that it grows as well; the rule of _amp_update_scale_ beside it.
+        // Mostly finite, so that the scale also grows; compared with the rule of `_amp_update_scale_`.
         let strange = (numbers.below(5) == 0).then(|| STRANGE[numbers.below(4)]);
         scaler.scale(&loss)?;
         set_grads(&parameters, step, 1.0, strange)?;
@@ -125,7 +125,7 @@ fn gradients_are_unscaled_and_clipped(device: &Device) -> Result<()> {
         let grad =
             Tensor::from_slice(&values(&mut numbers, p.numel()), p.shape(), device)?.to_dtype(p.dtype())?;
         exact.push(grad.to_f64s()?);
-        // Powers of two change no digit.
+        // Powers of two are exact.
         p.set_grad(Some(grad.mul(1024.0)?));
     }
     scaler.unscale_(&optimizer)?;
@@ -154,7 +154,7 @@ const OPTIMIZERS: [(&str, OptimizerCtor); 6] = [
     ("rmsprop", |p| Box::new(RmsProp::new(p, 0.01).momentum(0.5).centered(true))),
 ];
 
-/// Parameters and state, which share memory with what they are of: copies.
+/// Returns copies of parameters and state, which may share memory.
 fn parameters_and_state(optimizer: &dyn Optimizer) -> Result<Vec<Tensor>> {
     let mut all = Vec::new();
     for p in optimizer.parameters() {
@@ -176,7 +176,7 @@ fn ensure_same_bits_all(a: &[Tensor], b: &[Tensor]) -> Result<()> {
 
 fn a_step_with_an_infinity_changes_nothing(device: &Device) -> Result<()> {
     for (name, make) in OPTIMIZERS {
-        // The same finite gradients; one of the two meets others between them.
+        // Equal finite gradients; one of the two runs also has skipped steps in between.
         let run = |strange: bool| -> Result<Vec<Tensor>> {
             let parameters = parameters(&mut SplitMix64(1), device)?;
             let mut optimizer = make(parameters.clone());
@@ -185,7 +185,7 @@ fn a_step_with_an_infinity_changes_nothing(device: &Device) -> Result<()> {
                 for bits in STRANGE.into_iter().filter(|_| strange) {
                     let before = parameters_and_state(&*optimizer)?;
                     set_grads(&parameters, seed + u64::from(bits & 7), 16.0, Some(bits))?;
-                    // The first parameter takes part in every second step only.
+                    // The first parameter has a gradient in every second step only.
                     if seed % 2 == 1 {
                         parameters[0].set_grad(None);
                         parameters[1].set_grad(Some(Tensor::from_slice(
@@ -208,7 +208,7 @@ fn a_step_with_an_infinity_changes_nothing(device: &Device) -> Result<()> {
                 scaler.step(&mut *optimizer)?;
                 scaler.update()?;
             }
-            // A state that was saved has the steps that were made.
+            // The saved state counts only the steps that were not skipped.
             let saved = optimizer.state_dict()?;
             ensure!(
                 saved["0.step"].item()? == 3.0 && saved["1.step"].item()? == 5.0,
@@ -226,7 +226,7 @@ fn a_step_with_an_infinity_changes_nothing(device: &Device) -> Result<()> {
 }
 
 fn skipping_takes_no_more_bindings_than_there_are(device: &Device) -> Result<()> {
-    // Seven: the state, the count and the flag leave room for two parameters in a launch, where three share their state.
+    // Seven bindings: state, count and flag leave room for two parameters in a launch, where three share their state.
     let few = Arc::new(FaultyBackend::with_bindings(device.backend().clone(), 7));
     let few = Device::with_config(few, Config::default());
     a_step_with_an_infinity_changes_nothing(&few)?;
@@ -236,7 +236,7 @@ fn skipping_takes_no_more_bindings_than_there_are(device: &Device) -> Result<()>
 fn steps_counted_on_the_device_are_those_of_the_host(device: &Device) -> Result<()> {
     let zero = Tensor::zeros(&[1], DType::F32, device)?;
     for (name, make) in OPTIMIZERS {
-        // Counted by the host, by the device, and handed over after two steps.
+        // Steps counted by the host, by the device, and switched after two steps.
         let run = |from: u64, until: u64| -> Result<Vec<f64>> {
             let parameters = parameters(&mut SplitMix64(2), device)?;
             let mut optimizer = make(parameters.clone());
@@ -252,7 +252,7 @@ fn steps_counted_on_the_device_are_those_of_the_host(device: &Device) -> Result<
             Ok(parameters.iter().map(Tensor::to_f64s).collect::<Result<Vec<_>, _>>()?.concat())
         };
         let host = run(0, 0)?;
-        // Both corrections of bias have a few rounding errors more: of some 30 steps of 0.01, and of numbers up to 1.
+        // Bias corrections on the device have a few more rounding errors, over 30 steps of 0.01 and values up to 1.
         for (from, until) in [(0, 30), (2, 9)] {
             ensure_close(&run(from, until)?, &host, 1e-6, 1e-6).with_context(|| name)?;
         }
@@ -302,7 +302,7 @@ fn calls_out_of_order_are_refused(device: &Device) -> Result<()> {
 fn scaling_keeps_gradients_that_halves_lose(device: &Device) -> Result<()> {
     let w = Tensor::ones(&[8, 8], DType::F32, device)?.requires_grad_()?;
     let x = Tensor::ones(&[2, 8], DType::F32, device)?;
-    // The gradient of the product is 1e-8, which f16 rounds to nothing.
+    // The gradient of the product is 1e-8, which f16 rounds to zero.
     let loss = || -> Result<Tensor> {
         let _autocast = autocast(DType::F16)?;
         Ok(x.matmul(&w)?.to_dtype(DType::F32)?.mul(1e-8)?.sum_all()?)
@@ -348,16 +348,16 @@ fn training_in_halves_comes_out_as_in_f32(device: &Device) -> Result<()> {
     let last = |losses: &[f64]| losses[50..].iter().sum::<f64>() / 10.0;
     let exact = train(None, None)?.0;
     ensure!(last(&exact) < 0.8 * exact[0], "it does not learn: {exact:?}");
-    // Scaling by powers of two changes no digit in f32, and clipping comes after it.
+    // Scaling by powers of two is exact in f32, and clipping comes after unscaling.
     let scaled = train(None, Some(GradScaler::new()))?.0;
     ensure_close(&scaled, &exact, 1e-4, 1e-4).context("f32, scaled")?;
     for (low, unit) in [(DType::F16, 2f64.powi(-11)), (DType::BF16, 2f64.powi(-8))] {
-        // A scale that overflows f16 at first costs some steps, no more.
+        // An initial scale that overflows f16 only costs some skipped steps.
         let scaler = GradScaler::new().init_scale(2f64.powi(24));
         let (losses, scale) = train(Some(low), Some(scaler))?;
         let scale = scale.context("no scaler")?;
         ensure!(low == DType::BF16 || scale < 2f64.powi(24), "{low}: nothing overflowed at {scale}");
-        // Logits within 8, rounded to the type, are off by up to 8 units, and a cross-entropy by up to twice that.
+        // Logits up to 8, rounded to the type, are off by up to 8 units, and a cross-entropy by up to twice as much.
         let bound = 2.0 * 8.0 * unit;
         let off = (last(&losses) - last(&exact)).abs();
         ensure!(off <= bound, "{low}: a loss of {}, in f32 {}: off by {off}", last(&losses), last(&exact));

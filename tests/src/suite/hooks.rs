@@ -1,4 +1,4 @@
-//! What looks at gradients on their way, and what is refused when tensors change under them: hooks, anomalies, versions.
+//! Hooks on gradients, anomaly detection, and version checks of saved tensors.
 
 use std::slice::from_ref;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -48,10 +48,10 @@ fn hooks_see_whole_gradients_and_replace_them(device: &Device) -> Result<()> {
     // Three paths: 3 + 2x.
     x.mul(3.0)?.add(&x.mul(&x)?)?.sum_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[50.0, 70.0])?;
-    // The second pass is seen by itself, and adds up.
+    // The hook sees the second pass on its own; the results accumulate.
     x.mul(1.0)?.sum_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[60.0, 80.0])?;
-    // `grad` gives what the hook left.
+    // `grad` returns the hook's result.
     let found = autograd::grad(&[x.sum_all()?], std::slice::from_ref(&x), &GradOptions::default())?;
     ensure_values(&found[0], &[10.0, 10.0])?;
     let seen = seen.lock().unwrap_or_else(|e| e.into_inner()).clone();
@@ -100,7 +100,7 @@ fn hooks_on_results_change_what_flows_on(device: &Device) -> Result<()> {
 fn hooks_of_recorded_walks_are_recorded(device: &Device) -> Result<()> {
     let x = leaf(&[3.0], device)?;
     let handle = x.register_hook(|grad| grad.mul(grad).map(Some))?;
-    // (2x)², whose gradient is 8x, and the hook squares that as well.
+    // (2x)², whose gradient is 8x; the hook's square is differentiated as well.
     let first =
         autograd::grad(&[x.mul(&x)?.sum_all()?], std::slice::from_ref(&x), &GradOptions::create_graph())?;
     ensure_values(&first[0], &[36.0])?;
@@ -175,7 +175,7 @@ fn hooks_run_inside_checkpoints(device: &Device) -> Result<()> {
 fn hooks_of_recorded_walks_see_all_inside_and_before_a_checkpoint(device: &Device) -> Result<()> {
     let w = leaf(&[3.0, 4.0], device)?;
     let (handle, inner) = (w.register_hook(|_| Ok(None))?, w.clone());
-    // exp(w) w², whose factor w² is made again.
+    // exp(w) w², whose factor w² is recomputed.
     let y = checkpoint(&[&w.exp()?], move |t| t[0].mul(&inner)?.mul(&inner))?.sum_all()?;
     let first = autograd::grad(&[y], from_ref(&w), &GradOptions::create_graph())?;
     let at = |f: fn(f64) -> f64| [3.0, 4.0].map(f);
@@ -210,13 +210,13 @@ fn a_saved_tensor_that_was_changed_is_an_error(device: &Device) -> Result<()> {
     for part in ["`exp`", "its result, f32 [3]", "changed in place", "hooks.rs", "it is at version"] {
         ensure!(error.contains(part), "{error}");
     }
-    // By another view of the same memory.
+    // Through another view of the same memory.
     let w = leaf(&[1.0, 2.0, 3.0], device)?;
     let y = x.mul(&w)?;
     w.detach().narrow(0, 1, 2)?.add_(7.0)?;
     let error = refused(&y)?;
     ensure!(error.contains("`mul`") && error.contains("a tensor that it keeps, f32 [3]"), "{error}");
-    // Operations with kernels of their own.
+    // Operations with their own kernels.
     let m = Tensor::ones(&[2, 3], DType::F32, device)?;
     let weight = Tensor::ones(&[4, 3], DType::F32, device)?.requires_grad_()?;
     let changes: [(&str, Tensor); 4] = [
@@ -238,10 +238,10 @@ fn a_saved_tensor_that_was_changed_is_an_error(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Indices, masks, weights of classes, results with their places: what a gradient reads, and a program can change.
+/// Version checks cover all tensors that a gradient reads: indices, masks, class weights, result indices.
 fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Result<()> {
     type Run = fn(&Tensor, &Tensor) -> CoreResult<(Tensor, Tensor)>;
-    // Of a tensor [4, 3] and an index [2, 3] or its first row: the result, and what is changed then.
+    // For a tensor [4, 3] and an index [2, 3] or its first row: returns the result, and the tensor to change.
     let runs: &[(&str, Run)] = &[
         ("gather", |x, i| Ok((x.gather(0, i)?, i.clone()))),
         ("index_select", |x, i| Ok((x.index_select(0, &i.select(0, 0)?)?, i.clone()))),
@@ -321,14 +321,14 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
         drop(twice);
         {
             let _no_grad = autograd::no_grad();
-            // A copy, which devices that do not compute i64 can do too.
+            // A copy, which also works on devices without i64 arithmetic.
             changed.copy_(&Tensor::zeros(changed.shape(), changed.dtype(), device)?)?;
         }
         let Err(error) = y.sum_all()?.backward() else { anyhow::bail!("{name}: a changed tensor was used") };
         let error = error.to_string();
         ensure!(error.contains(name) && error.contains("changed in place since"), "{name}: {error}");
     }
-    // So does the gradient of a gradient.
+    // Second derivatives check versions, too.
     let x = Tensor::ones(&[4, 3], DType::F32, device)?.requires_grad_()?;
     let index = Tensor::from_slice(&[0i32, 2, 1], &[3], device)?;
     let y = x.index_select(0, &index)?.square()?.sum_all()?;
@@ -341,14 +341,14 @@ fn what_an_operation_reads_beside_its_inputs_is_saved_too(device: &Device) -> Re
 
 fn what_is_not_saved_may_change(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
-    // Of a sum nothing is kept, of a product only the other factor.
+    // A sum saves nothing, a product only the other factor.
     let (y, other) = (x.add(1.0)?, Tensor::full(&[2], 3.0, DType::F32, device)?);
     let z = y.mul(&other)?;
     y.detach().add_(9.0)?;
     z.detach().add_(9.0)?;
     z.sum_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[3.0, 3.0])?;
-    // Behind the pass, parameters change in place, and the next pass keeps what they are then.
+    // Parameters may change in place after the backward pass; the next pass saves the new values.
     for _ in 0..2 {
         x.exp()?.sum_all()?.backward()?;
         let _no_grad = autograd::no_grad();

@@ -1,11 +1,11 @@
-//! What tests compare with: plain loops on the host.
+//! Reference implementations: plain loops on the host.
 
 use anyhow::{Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::tensor::Tensor;
 
-/// A sequence of numbers that looks random (SplitMix64).
+/// Pseudo-random number generator (SplitMix64).
 pub(super) struct SplitMix64(pub(super) u64);
 
 impl SplitMix64 {
@@ -22,7 +22,7 @@ impl SplitMix64 {
     }
 }
 
-/// Every index of a shape, row-major.
+/// Returns every index of a shape, in row-major order.
 pub(super) fn all_indices(shape: &[usize]) -> Vec<Vec<usize>> {
     let mut all = vec![vec![]];
     for &extent in shape {
@@ -40,7 +40,7 @@ pub(super) fn all_indices(shape: &[usize]) -> Vec<Vec<usize>> {
     all
 }
 
-/// The position of an index under broadcasting, for an operand of this shape, row-major.
+/// Returns the row-major offset of an index under broadcasting, for an operand of this shape.
 pub(super) fn broadcast_offset(index: &[usize], shape: &[usize]) -> usize {
     let skip = index.len() - shape.len();
     shape
@@ -49,25 +49,25 @@ pub(super) fn broadcast_offset(index: &[usize], shape: &[usize]) -> usize {
         .fold(0, |at, (&extent, &i)| at * extent + if extent == 1 { 0 } else { i })
 }
 
-/// `0, 1, 2, ...` in a type, as far as it can tell them apart.
+/// Returns `0, 1, 2, ...` in a type, modulo [`iota_period`].
 pub(super) fn iota(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     let count: usize = shape.iter().product();
     let values: Vec<f32> = (0..count).map(|i| (i % iota_period(dtype)) as f32).collect();
     Ok(Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)?)
 }
 
-/// Where [`iota`] starts again.
+/// Returns the period of [`iota`].
 pub(super) fn iota_period(dtype: DType) -> usize {
     if dtype == DType::Bool { 2 } else { 251 }
 }
 
-/// The elements, exactly; NaN equals NaN.
+/// Compares the elements exactly; NaN equals NaN.
 #[track_caller]
 pub(super) fn ensure_values(t: &Tensor, expected: &[f64]) -> Result<()> {
     ensure_equal(&t.to_f64s()?, expected)
 }
 
-/// Two lists of numbers, exactly; NaN equals NaN, 0 differs from -0.
+/// Compares two lists exactly; NaN equals NaN, 0 differs from -0.
 pub(super) fn ensure_equal(got: &[f64], expected: &[f64]) -> Result<()> {
     ensure!(got.len() == expected.len(), "{} elements, expected {}", got.len(), expected.len());
     for (i, (a, b)) in got.iter().zip(expected).enumerate() {
@@ -77,7 +77,7 @@ pub(super) fn ensure_equal(got: &[f64], expected: &[f64]) -> Result<()> {
     Ok(())
 }
 
-/// Two tensors bit by bit, shapes and types as well.
+/// Compares shapes, types and bits of two tensors.
 pub(super) fn ensure_same_bits(got: &Tensor, expected: &Tensor) -> Result<()> {
     ensure!(got.shape() == expected.shape(), "shape {:?}, expected {:?}", got.shape(), expected.shape());
     ensure!(got.dtype() == expected.dtype(), "type {}, expected {}", got.dtype(), expected.dtype());
@@ -90,7 +90,7 @@ pub(super) fn ensure_same_bits(got: &Tensor, expected: &Tensor) -> Result<()> {
     Ok(())
 }
 
-/// Numbers within a relative and an absolute tolerance.
+/// Compares values within a relative and an absolute tolerance.
 pub(super) fn ensure_close(got: &[f64], expected: &[f64], relative: f64, absolute: f64) -> Result<()> {
     ensure!(got.len() == expected.len(), "{} elements, expected {}", got.len(), expected.len());
     for (i, (a, b)) in got.iter().zip(expected).enumerate() {

@@ -1,5 +1,4 @@
-//! Operations in place: the same values and gradients as those that make a new tensor, PyTorch's rules for leaves and views, and
-//! the memory that they save.
+//! In-place operations: equal values and gradients, PyTorch's rules for leaves and views, savings of memory.
 
 use std::slice::from_ref;
 
@@ -28,7 +27,7 @@ tests![
 type InplaceFn = fn(&Tensor, &Tensor) -> CoreResult<()>;
 type OutOfPlaceFn = fn(&Tensor, &Tensor) -> CoreResult<Tensor>;
 
-/// In place, and not; of numbers between 0.5 and 2.
+/// In-place and out-of-place forms, for values between 0.5 and 2.
 const FORMS: &[(&str, InplaceFn, OutOfPlaceFn)] = &[
     ("add_", |x, y| x.add_(y), |x, y| x.add(y)),
     ("sub_", |x, y| x.sub_(y), |x, y| x.sub(y)),
@@ -61,7 +60,7 @@ const FORMS: &[(&str, InplaceFn, OutOfPlaceFn)] = &[
     ("square_", |x, _| x.square_(), |x, _| x.square()),
 ];
 
-/// Also types that the device does not compute: filling is copying.
+/// Also for types without arithmetic on the device: filling only copies.
 fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
     for dtype in
         [DType::I64, DType::F64, DType::I32, DType::U32, DType::U8, DType::Bool, DType::F16, DType::BF16]
@@ -77,7 +76,7 @@ fn filling_takes_every_type_on_every_device(device: &Device) -> Result<()> {
     let t = Tensor::zeros(&[2], DType::I64, device)?;
     t.fill_(-(1i64 << 40) - 1)?;
     ensure!(t.to_vec::<i64>()? == [-(1i64 << 40) - 1; 2], "{:?}", t.to_vec::<i64>()?);
-    // What a u32 holds keeps its sign.
+    // u32 values above i32's range are not taken for negative.
     if device.info().features.i64 {
         let t = Tensor::from_slice(&[3_000_000_000u32, u32::MAX, 7], &[3], device)?;
         ensure_values(&t.to_dtype(DType::I64)?, &[3e9, f64::from(u32::MAX), 7.0])?;
@@ -128,7 +127,7 @@ fn forms_in_place_are_those_that_make_a_tensor(device: &Device) -> Result<()> {
             ensure_close(&a.to_f64s()?, &b.to_f64s()?, 1e-6, 1e-6)
                 .with_context(|| format!("{name}: the {what}"))?;
         }
-        // Where nothing is recorded, leaves change as well.
+        // Under `no_grad`, leaves may change as well.
         let x = x.copy()?.requires_grad_()?;
         let before = x.to_f64s()?;
         let _no_grad = autograd::no_grad();
@@ -164,7 +163,7 @@ fn a_view_writes_into_its_base(device: &Device) -> Result<()> {
     column.mul_(&w)?;
     ensure_values(&base, &[1.0, 20.0, 3.0, 80.0])?;
     let c = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[2, 2], device)?;
-    // The base and the view both have the history.
+    // Base and view share the history.
     base.mul(&c)?.sum_all()?.add(&column.sum_all()?)?.backward()?;
     ensure_values(&x.grad().context("no gradient of x")?, &[1.0, 30.0, 3.0, 100.0])?;
     ensure_values(&w.grad().context("no gradient of w")?, &[6.0, 20.0])
@@ -179,7 +178,7 @@ fn parts_of_a_buffer_are_written(device: &Device) -> Result<()> {
     ensure_values(&buffer, &[1.0, 2.0, 0.0, 0.0, 1.0, 4.0])?;
     buffer.mul(3.0)?.sum_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[9.0, 15.0])?;
-    // A part that is written again gives its gradient to the last.
+    // An overwritten part passes its gradient only to the last write.
     x.set_grad(None);
     let buffer = Tensor::zeros(&[2], DType::F32, device)?;
     buffer.copy_(&x)?;
@@ -196,22 +195,22 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
     base.mul_(3.0)?;
     early.mul(&early)?.sum_all()?.add(&of_early.sum_all()?)?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[21.0, 21.0, 0.0, 0.0])?;
-    // A view without a history has one as soon as the memory has, and writes into the base as any view.
+    // A view without a history gets one with the memory's first recorded write, and can then write into the base.
     x.set_grad(None);
     let plain = Tensor::zeros(&[4], DType::F32, device)?;
     let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 1, 2)?);
     let apart = plain.detach();
     written.copy_(&x.narrow(0, 0, 2)?)?;
     ensure!(beside.requires_grad() && !apart.requires_grad(), "what was detached has no history");
-    // It is a constant, in what is recorded as well.
+    // A detached tensor is a constant in recorded operations.
     apart.mul(&x)?.sum_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[1.0, 1.0, 0.0, 0.0])?;
     x.set_grad(None);
     beside.add_(&beside.copy()?.mul(&x.narrow(0, 2, 2)?)?)?;
     plain.sum_all()?.add(&written.sum_all()?)?.backward()?;
-    // plain is x0, x1 + x1 x2, 0, 0, and written the first two of them.
+    // plain is x0, x1 + x1 x2, 0, 0; `written` is its first two elements.
     ensure_values(&x.grad().context("no gradient")?, &[2.0, 4.0, 2.0, 0.0])?;
-    // With the whole gone, nobody says what the other views see.
+    // After the base is dropped, other views cannot find their new history.
     let plain = Tensor::zeros(&[4], DType::F32, device)?;
     let (written, beside) = (plain.narrow(0, 0, 2)?, plain.narrow(0, 0, 2)?);
     drop(plain);
@@ -224,12 +223,12 @@ fn views_of_what_was_overwritten_have_its_history(device: &Device) -> Result<()>
 
 fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[4], DType::F32, device)?.requires_grad_()?;
-    // The exponential keeps its result.
+    // `exp` saves its result.
     let y = x.exp()?;
     y.mul_(2.0)?;
     let error = y.sum_all()?.backward().err().context("a changed tensor was used")?.to_string();
     ensure!(error.contains("`exp`") && error.contains("changed in place since"), "{error}");
-    // A sum keeps nothing.
+    // A sum saves nothing.
     let y = x.add(1.0)?;
     y.mul_(2.0)?;
     y.sum_all()?.backward()?;
@@ -239,7 +238,7 @@ fn what_was_kept_and_overwritten_is_refused(device: &Device) -> Result<()> {
 fn second_gradients_go_through_what_was_overwritten(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1.0f32, 2.0], &[2], device)?.requires_grad_()?;
     let y = x.mul(&x)?;
-    // x⁴ in the second place, x² in the first.
+    // x⁴ at index 1, x² at index 0.
     y.narrow(0, 1, 1)?.square_()?;
     let first = autograd::grad(&[y.sum_all()?], from_ref(&x), &GradOptions::create_graph())?;
     ensure_values(&first[0], &[2.0, 32.0])?;
@@ -269,7 +268,7 @@ fn an_activation_in_place_saves_its_memory(device: &Device) -> Result<()> {
     };
     let ((plain, expected), (inplace, got)) = (kept(false)?, kept(true)?);
     ensure!(got == expected);
-    // Each result of `relu` is kept either way; what it was made of is the same memory.
+    // Both forms save the result of `relu`; in place, the input has the same memory.
     ensure!(inplace <= plain, "{inplace} bytes are kept in place, {plain} otherwise");
     let peak = |inplace: bool| -> Result<u64> {
         let x = Tensor::ones(&[N], DType::F32, device)?.requires_grad_()?;

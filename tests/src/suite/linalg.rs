@@ -1,4 +1,4 @@
-//! Functions of f64 against correctly rounded values, softmax in f64, singular values.
+//! f64 functions compared with correctly rounded values, f64 softmax, singular values.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ fn functions_of_f64_are_within_two_ulp(device: &Device) -> Result<()> {
         let mut wrong = Vec::new();
         for ((&x, exact), got) in arguments.iter().zip(exact).zip(run(&arguments)?) {
             let ulp = exact.abs().next_up() - exact.abs();
-            // Denormal arguments and results may be zero.
+            // Subnormal arguments and results may be flushed to zero.
             let flushed =
                 [x, exact].iter().any(|v| v.is_subnormal()) && (got == 0.0 || got == f64::NEG_INFINITY);
             if !flushed && (got - exact).abs() > 2.0 * ulp {
@@ -149,7 +149,7 @@ fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// What the device's types of singular values leave as error.
+/// Returns the float types of the device, with the tolerance of singular values.
 fn types(device: &Device) -> impl Iterator<Item = (DType, f64)> + use<> {
     let wide = device.supports_dtype(DType::F64);
     [(DType::F32, 3e-6), (DType::F64, 1e-13)].into_iter().filter(move |t| t.0 == DType::F32 || wide)
@@ -171,7 +171,7 @@ fn ensure_close(what: &str, got: &Tensor, expected: &[f64], within: f64) -> Resu
     Ok(())
 }
 
-/// Reflections of [n, n]: each is its own inverse, so a matrix made of them has the singular values that were put between.
+/// Householder reflection of [n, n], its own inverse. A matrix between two reflections keeps the singular values.
 fn reflection(n: usize, seed: usize) -> Vec<f64> {
     let v: Vec<f64> = (0..n).map(|i| (((i + 1) * (2 * seed + 3)) as f64 * 0.7).sin() + 0.1).collect();
     let length: f64 = v.iter().map(|v| v * v).sum();
@@ -179,7 +179,7 @@ fn reflection(n: usize, seed: usize) -> Vec<f64> {
     (0..n * n).map(|at| entry(at / n, at % n)).collect()
 }
 
-/// H diag(values) G as [m, n], on the device.
+/// Returns H diag(values) G as [m, n] on the device.
 fn with_values(values: &[f64], m: usize, n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
     let (h, g) = (reflection(m, 1), reflection(n, 2));
     let sum = |i: usize, j: usize| {
@@ -198,7 +198,7 @@ fn singular_values_of_every_shape(device: &Device) -> Result<()> {
             let a = with_values(&expected, m, n, dtype, device)?;
             let name = format!("{dtype} [{m}, {n}]");
             ensure_close(&name, &a.svdvals()?, &expected, within * 3.0 * (m.max(n) as f64).sqrt())?;
-            // As one of several, seen through strides.
+            // As part of a batch, with strides.
             let b = a.mul(2.0)?;
             let both = forebay::ops::stack(&[&a, &b], 2)?.permute(&[2, 0, 1])?;
             let twice: Vec<f64> = expected.iter().copied().chain(expected.iter().map(|v| 2.0 * v)).collect();
@@ -212,7 +212,7 @@ fn singular_values_of_every_shape(device: &Device) -> Result<()> {
 
 fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
     for (dtype, within) in types(device) {
-        // Of rank 1, of zeros, with columns that repeat, of all magnitudes.
+        // Of rank 1, zeros, repeated columns, all magnitudes.
         let ones = Tensor::ones(&[4, 6], dtype, device)?;
         ensure_close("ones", &ones.svdvals()?, &[24f64.sqrt(), 0.0, 0.0, 0.0], within * 5.0)?;
         ensure_close("zeros", &ones.zeros_like()?.svdvals()?, &[0.0; 4], 0.0)?;
@@ -235,7 +235,7 @@ fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The difference of the weighed sum of singular values is what the gradient says.
+/// Compares the gradient of the weighted sum of singular values with its closed form.
 fn the_gradient_of_singular_values(device: &Device) -> Result<()> {
     for (m, n) in [(4, 3), (3, 4), (5, 5)] {
         let values: Vec<f64> = (0..m.min(n)).map(|k| 2.0 - k as f64 * 0.4).collect();
@@ -245,7 +245,7 @@ fn the_gradient_of_singular_values(device: &Device) -> Result<()> {
         let seeds = [g];
         let options = GradOptions { grad_outputs: Some(&seeds), ..GradOptions::default() };
         let grad = forebay::autograd::grad(&[x.svdvals()?], std::slice::from_ref(&x), &options)?;
-        // U diag(g) V^T: the values of H diag G are signed columns of the reflections.
+        // The gradient is U diag(g) V^T, where U and V are signed columns of the reflections.
         let (h, r) = (reflection(m, 1), reflection(n, 2));
         let entry =
             |i: usize, j: usize| (0..m.min(n)).map(|k| h[i * m + k] * weights[k] * r[k * n + j]).sum();
@@ -285,7 +285,7 @@ fn triangles_of_more_rows_than_a_workgroup_has_threads(device: &Device) -> Resul
     let x = Tensor::randn(&[2, N, N], DType::F32, device)?;
     let b = Tensor::randn(&[2, N, 70], DType::F32, device)?;
     let largest = |t: &Tensor| t.abs()?.max_all()?.item();
-    // Far from singular, with rows that have to change places.
+    // Far from singular, with rows that need pivoting.
     let a = x.add(&Tensor::eye(N, N, DType::F32, device)?.mul(60.0)?)?.flip(&[1])?;
     let off = largest(&a.matmul(&a.solve(&b)?)?.sub(&b)?)?;
     ensure!(off < 1e-4, "a solution is off by {off}");
@@ -294,7 +294,7 @@ fn triangles_of_more_rows_than_a_workgroup_has_threads(device: &Device) -> Resul
     let l = definite.cholesky()?;
     let off = largest(&l.matmul(&l.transpose(1, 2)?)?.sub(&definite)?)?;
     ensure!(off < 1e-4, "a product of triangles is off by {off}");
-    // Both say the same of the determinant.
+    // Both methods agree on the determinant.
     let twice = l.diagonal(0, 1, 2)?.log()?.sum(&[1], false)?.mul(2.0)?;
     let off = largest(&definite.slogdet()?.1.sub(&twice)?)?;
     ensure!(off < 1e-2, "a logarithm of a determinant is off by {off}");

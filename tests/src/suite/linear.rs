@@ -1,5 +1,5 @@
-//! Linear layers as one operation, against the operations they are made of: values, gradients, and gradients on top of
-//! gradients; in every type, with sizes that the vendor's library takes and others.
+//! Fused linear layers compared with their composition: values, gradients and second derivatives, in every type, with
+//! sizes that the vendor's library supports and others.
 
 use std::slice::from_ref;
 
@@ -23,10 +23,10 @@ tests![
     wrong_shapes_are_named,
 ];
 
-/// Rows, features, hidden features: multiples of 8, which the vendor's library takes with its epilogues, and others.
+/// Rows, features, hidden features: multiples of 8, for the epilogues of the vendor's library, and others.
 const SIZES: [[usize; 3]; 4] = [[64, 32, 128], [40, 24, 56], [5, 7, 9], [1, 3, 2]];
 
-/// The largest difference, against the largest number.
+/// Returns the largest difference, relative to the largest value.
 fn max_relative_difference(a: &Tensor, b: &Tensor) -> Result<f64> {
     ensure!(a.shape() == b.shape(), "{:?} and {:?}", a.shape(), b.shape());
     let to = |t: &Tensor| -> Result<Vec<f32>> { Ok(t.to_dtype(DType::F32)?.to_vec()?) };
@@ -36,7 +36,7 @@ fn max_relative_difference(a: &Tensor, b: &Tensor) -> Result<f64> {
     Ok(a.iter().zip(&b).fold(0.0_f64, |d, (x, y)| d.max(f64::from((x - y).abs()))) / most)
 }
 
-/// What rounding of results in a type, and of values on the way, leaves between two orders of the same sums.
+/// Tolerance for rounding of results and intermediates, and for different orders of sums.
 fn bound(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 4e-3,
@@ -49,14 +49,14 @@ fn random(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     Ok(Tensor::uniform(shape, -1.0, 1.0, DType::F32, device)?.to_dtype(dtype)?)
 }
 
-/// x, a weight and a bias, another weight and bias; all want gradients.
+/// Returns x, a weight and a bias, another weight and bias; all require gradients.
 fn operands([rows, features, hidden]: [usize; 3], dtype: DType, device: &Device) -> Result<Vec<Tensor>> {
     let shapes: [&[usize]; 5] =
         [&[2, rows, features], &[hidden, features], &[hidden], &[features, hidden], &[features]];
     shapes.iter().map(|shape| Ok(random(shape, dtype, device)?.requires_grad_()?)).collect()
 }
 
-/// The gradients of `of`, which is computed from `leaves`, for the gradient `seed`; they are taken away again.
+/// Returns the gradients of `of` with respect to `leaves` for the incoming gradient `seed`, and clears them.
 fn gradients(of: &Tensor, seed: &Tensor, leaves: &[Tensor]) -> Result<Vec<Tensor>> {
     of.backward_with(seed)?;
     leaves
@@ -101,13 +101,13 @@ fn mlp_is_what_it_is_made_of(device: &Device) -> Result<()> {
     mlp_beside_its_parts(&[DType::F32, DType::F16, DType::BF16], &SIZES, device)
 }
 
-/// Sizes around the tiles of kernels that take GELU's gradient on their way: 128 rows of 256 columns, sums in steps of 64.
+/// Sizes around the tiles of kernels with GELU's gradient in the epilogue: 128 x 256, sums in steps of 64.
 fn an_mlp_of_many_tiles_is_what_it_is_made_of(device: &Device) -> Result<()> {
     let sizes = [[64, 64, 256], [68, 136, 520], [324, 200, 776]];
     mlp_beside_its_parts(&[DType::F16, DType::BF16], &sizes, device)
 }
 
-/// Results and gradients, beside those of two linear layers and a GELU.
+/// Compares results and gradients with those of two linear layers and a GELU.
 fn mlp_beside_its_parts(dtypes: &[DType], sizes: &[[usize; 3]], device: &Device) -> Result<()> {
     for &dtype in dtypes {
         for &sizes in sizes {
@@ -156,7 +156,7 @@ fn gradients_are_added_to_those_that_are_there(device: &Device) -> Result<()> {
                 let d = max_relative_difference(&leaf.grad().context("no gradient")?, &once.mul(2.0)?)?;
                 ensure!(d <= bound(dtype), "{dtype} {sizes:?}: twice is {d:.1e} apart");
             }
-            // The same leaf in two places of one pass, and gradients that do not go to the leaves.
+            // A leaf with two uses in one pass, and gradients that are returned instead of accumulated in leaves.
             let tied = |x: &Tensor| -> Result<Tensor> {
                 Ok(x.linear(up, Some(up_bias))?.linear(down, None)?.linear(up, None)?)
             };

@@ -1,4 +1,4 @@
-//! Loading changes all or nothing: what is refused, and what runs out of memory, leaves every bit as it was.
+//! Loading is atomic: a rejected load, or one that runs out of memory, leaves every bit unchanged.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ tests![
     a_tensor_that_is_read_in_parts_is_whole,
 ];
 
-/// A pool of its own, so that nobody else's requests are counted.
+/// Returns the device with its own pool, so that only this test's allocations are counted.
 fn with_own_pool(device: &Device) -> Device {
     Device::with_config(device.backend().clone(), Config::default())
 }
@@ -42,7 +42,7 @@ fn bits(state: &BTreeMap<String, Tensor>) -> Result<StateBytes> {
 
 type Layers = (Linear, Linear);
 
-/// A model, an optimiser and a scaler that have made a step.
+/// Model, optimiser and scaler after one step.
 struct TrainingRun {
     net: Layers,
     optimizer: Box<dyn Optimizer>,
@@ -88,7 +88,7 @@ impl TrainingRun {
     }
 }
 
-/// Lets each request of a load fail, until it succeeds. Returns how many failed.
+/// Fails each allocation of a load in turn, until the load succeeds. Returns the number of failures.
 fn fail_each(
     device: &Device,
     what: &str,
@@ -120,7 +120,7 @@ fn flat(state: &BTreeMap<String, Tensor>) -> Result<Vec<u8>> {
 
 fn a_load_that_runs_out_of_memory_changes_nothing(device: &Device) -> Result<()> {
     let device = &with_own_pool(device);
-    // Modules, from a state of another type and turned round.
+    // Modules, from a transposed state of another type.
     let (from, to) = (
         (Linear::new(4, 8, device)?, Linear::new(8, 3, device)?),
         (Linear::new(4, 8, device)?, Linear::new(8, 3, device)?),
@@ -130,7 +130,6 @@ fn a_load_that_runs_out_of_memory_changes_nothing(device: &Device) -> Result<()>
     let failed = fail_each(device, "a module", || to.load_state_dict(&state), || flat(&to.state_dict()))?;
     ensure!(failed >= 4, "{failed} requests for four casts");
     ensure!(bits(&to.state_dict())?.len() == 4);
-    // Averages.
     let averaged = RefAverage(std::cell::RefCell::new(AveragedModel::ema(&to, 0.9)?));
     let other =
         AveragedModel::ema(&(Linear::new(4, 8, device)?, Linear::new(8, 3, device)?), 0.9)?.state_dict()?;
@@ -139,13 +138,11 @@ fn a_load_that_runs_out_of_memory_changes_nothing(device: &Device) -> Result<()>
     };
     let other = other.into_iter().map(halves).collect::<CoreResult<_>>()?;
     fail_each(device, "averages", || averaged.load(&other), || averaged.flat())?;
-    // Files of GPT-2.
     let sizes = GptOptions { vocabulary: 5, context: 4, layers: 1, heads: 1, width: 4, dropout: 0.0 };
     let (from, to) = (Gpt::new(&sizes, device)?, Gpt::new(&sizes, device)?);
     let halves = |(name, t): (String, Tensor)| CoreResult::Ok((name, t.to_dtype(DType::BF16)?));
     let file = from.gpt2_state_dict()?.into_iter().map(halves).collect::<CoreResult<_>>()?;
     fail_each(device, "GPT-2", || to.load_gpt2(&file), || flat(&to.state_dict()))?;
-    // Checkpoints: model, optimiser, scaler and random numbers.
     let file = TempFile::new(device, "faults");
     for (k, make) in OPTIMIZERS.into_iter().enumerate() {
         let saved = TrainingRun::new(device, 3, make, 256.0)?;
@@ -157,7 +154,7 @@ fn a_load_that_runs_out_of_memory_changes_nothing(device: &Device) -> Result<()>
             Some(&saved.scaler),
         )?;
         let expected = saved.state(device)?;
-        // One that has made a step, and one that has no state yet.
+        // An optimiser after a step, and one without state.
         for fresh in [false, true].into_iter().take(if k == 0 { 2 } else { 1 }) {
             let mut run = TrainingRun::new(device, 4, make, 512.0)?;
             if fresh {
@@ -190,7 +187,7 @@ fn a_load_that_runs_out_of_memory_changes_nothing(device: &Device) -> Result<()>
     Ok(())
 }
 
-/// Averages that can be looked at while they are loaded.
+/// Averaged model that can be inspected while it is loaded.
 struct RefAverage(std::cell::RefCell<AveragedModel>);
 
 impl RefAverage {
@@ -224,14 +221,14 @@ fn a_refused_resume_changes_nothing(device: &Device) -> Result<()> {
     };
     check("another optimiser", OPTIMIZERS[1])?;
     check("another optimiser", OPTIMIZERS[2])?;
-    // One tensor at a time of another shape, of a number that none has, or missing.
+    // Replaces one tensor at a time: with another shape, or removes it.
     let names: Vec<String> = tensors.keys().cloned().collect();
     for name in &names {
         let right = tensors.remove(name).context("it was there")?;
         for wrong in [None, Some(Tensor::zeros(&[3, 2], DType::F32, device)?)] {
             tensors.extend(wrong.map(|wrong| (name.clone(), wrong)));
             safetensors::save(&file.0, &tensors, &strings)?;
-            // A parameter of which nothing is known has made no step: that is a state too.
+            // A missing step count means that the parameter has made no step, which is a valid state.
             if tensors.contains_key(name) || !name.ends_with(".step") {
                 check(name, OPTIMIZERS[0])?;
             }
@@ -250,7 +247,7 @@ fn a_refused_resume_changes_nothing(device: &Device) -> Result<()> {
         check(name, OPTIMIZERS[0])?;
         tensors.extend(right.map(|right| (name.to_owned(), right)));
     }
-    // The trainer's own way.
+    // Through the trainer.
     let net = (Linear::new(4, 8, device)?, Linear::new(8, 3, device)?);
     let before = bits(&net.state_dict())?;
     ensure!(Trainer::new(&net, Sgd::new(net.parameters(), 0.1).momentum(0.9)).resume(&file.0).is_err());
@@ -293,7 +290,7 @@ fn tied_weights_load_from_any_names_that_agree(device: &Device) -> Result<()> {
     let before = bits(&net.state_dict())?;
     let state = Tied::new(device)?.state_dict();
     let weights = flat(&BTreeMap::from([("w".to_owned(), state["tokens.weight"].clone())]))?;
-    // Twice, as `torch.save` has them, also from a file, where they are two; or under one of the names.
+    // Both names as `torch.save` stores them, both as separate tensors of a file, or only one name.
     safetensors::save(&file.0, &state, &BTreeMap::new())?;
     let twice = safetensors::load(&file.0, device)?;
     for (states, missing) in [(&state, ""), (&twice, ""), (&twice, "tokens.weight"), (&twice, "head.weight")]
@@ -307,7 +304,7 @@ fn tied_weights_load_from_any_names_that_agree(device: &Device) -> Result<()> {
             "`{missing}`"
         );
     }
-    // Two that differ are an error, whichever comes first, and however they are loaded.
+    // Two different tensors are an error in any order and for any loader.
     for name in ["tokens.weight", "head.weight"] {
         let mut given = twice.clone();
         given.insert(name.to_owned(), Tensor::zeros(&[5, 3], DType::F32, device)?);
@@ -316,7 +313,7 @@ fn tied_weights_load_from_any_names_that_agree(device: &Device) -> Result<()> {
         ensure!(net.load_state_dict_partial(&given).is_err(), "they differ");
         ensure!(bits(&net.state_dict())? == before, "something has changed");
     }
-    // Tied through a view of one memory, which nothing trains.
+    // Tied by a view without gradients.
     let table = Tensor::zeros(&[2], DType::F32, device)?;
     let both = (table.clone(), table.detach());
     let ones = Tensor::ones(&[2], DType::F32, device)?;
@@ -330,7 +327,7 @@ fn a_state_that_shares_memory_with_the_model_is_read_before_it_is_written(device
     let before = bits(&net.state_dict())?;
     net.load_state_dict(&net.state_dict())?;
     ensure!(bits(&net.state_dict())? == before, "its own state has changed it");
-    // The two layers exchanged.
+    // Exchanges the two layers.
     let other = |name: &str| Some(format!("{}{}", if name.starts_with('0') { 1 } else { 0 }, &name[1..]));
     net.load_state_dict(&forebay::nn::rename_keys(&net.state_dict(), other)?)?;
     let after = bits(&net.state_dict())?;
@@ -376,7 +373,7 @@ fn integers_of_other_widths_are_widened_without_loss(device: &Device) -> Result<
 }
 
 fn a_tensor_that_is_read_in_parts_is_whole(device: &Device) -> Result<()> {
-    // A little more than the host holds at a time.
+    // Slightly more than the host's staging buffer holds.
     let (elements, file) = ((33 << 20) + 5, TempFile::new(device, "parts"));
     let header =
         format!(r#"{{"a":{{"dtype":"BF16","shape":[{elements}],"data_offsets":[0,{}]}}}}"#, 2 * elements);

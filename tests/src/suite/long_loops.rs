@@ -1,4 +1,4 @@
-//! Rows and runs longer than any loop of a kernel may be: a driver may end those of more than 65,535 turns, and long ones are slow everywhere.
+//! Rows and runs longer than the loop limit of kernels: drivers may stop loops after 65,535 iterations.
 
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
@@ -23,13 +23,12 @@ tests![
     bags_of_any_length,
 ];
 
-/// Makes integers whose sums stay exact in any order.
 fn random_ints(n: usize, seed: u64) -> Vec<f32> {
     let mut numbers = SplitMix64(seed);
     (0..n).map(|_| numbers.below(5) as f32 - 2.0).collect()
 }
 
-/// Running sums of rows.
+/// Returns running sums of rows.
 fn running(values: &[f32], row: usize) -> Vec<f64> {
     let rows = values.chunks(row).flat_map(|row| {
         row.iter().scan(0.0, |sum, &v| {
@@ -41,13 +40,13 @@ fn running(values: &[f32], row: usize) -> Vec<f64> {
 }
 
 fn running_sums_of_millions(device: &Device) -> Result<()> {
-    // So many that chunks are summed in chunks, and those in chunks again.
+    // So many elements that partial sums of chunks need two further levels.
     let n = 4096 * 2049 + 77;
     let values = random_ints(n, 1);
     let x = Tensor::from_slice(&values, &[n], device)?.requires_grad_()?;
     let sums = x.cumsum(0)?;
     ensure_values(&sums, &running(&values, n)).context("one row")?;
-    // Each gradient is the sum of all behind it: how many those are.
+    // Each gradient is the number of later elements.
     sums.sum_all()?.backward()?;
     let grad = x.grad().context("no gradient")?.to_f64s()?;
     ensure!(grad.iter().enumerate().all(|(i, &g)| g == (n - i) as f64), "the gradient of one row");
@@ -67,7 +66,7 @@ fn running_sums_across_memory(device: &Device) -> Result<()> {
     let sideways = turned(&x)?;
     let expected = running(&sideways.to_vec::<f32>()?, n);
     ensure_values(&turned(&x.cumsum(1)?)?, &expected)?;
-    // Views are read as they lie.
+    // Views are read with their strides.
     ensure_values(&turned(&sideways.transpose(1, 2)?.cumsum(1)?)?, &expected)
 }
 
@@ -88,13 +87,13 @@ fn running_extremes_and_products_of_long_rows(device: &Device) -> Result<()> {
     }
     ensure_values(&value, &expected)?;
     ensure!(place.to_vec::<i64>()? == places, "the places of the largest so far");
-    // Every place gets as many gradients as it stays the largest.
+    // Each element's gradient counts how long it remains the maximum.
     value.sum_all()?.backward()?;
     let mut counts = vec![0.0; n];
     places.iter().for_each(|&at| counts[at as usize] += 1.0);
     ensure_values(&x.grad().context("no gradient")?, &counts)?;
 
-    // Signs, and two zeros in other chunks: the gradient of a product is the one without a division.
+    // Factors of ±1, and two zeros in different chunks: the gradient must not divide.
     let mut factors: Vec<f32> = (0..n).map(|_| if numbers.below(2) == 0 { 1.0 } else { -1.0 }).collect();
     factors[66_000] = 0.0;
     let x = Tensor::from_slice(&factors, &[n], device)?.requires_grad_()?;
@@ -132,7 +131,7 @@ fn running_sums_at_the_borders_of_chunks(device: &Device) -> Result<()> {
         let x = Tensor::from_slice(&values, &[n], device)?;
         ensure_values(&x.cumsum(0)?, &running(&values, n)).with_context(|| format!("{n} elements"))?;
     }
-    // In the type of counts.
+    // Running sums of integers, through `unique_consecutive`.
     let n = 20_001;
     let values: Vec<i32> = (0..n).map(|i| i * i / 3000 % 7).collect();
     let found = Tensor::from_slice(&values, &[n as usize], device)?.unique_consecutive()?;
@@ -169,7 +168,7 @@ fn one_index_a_hundred_thousand_times(device: &Device) -> Result<()> {
     ensure_values(&gradient(&|t| Ok(t.embedding(&index, None)?))?, &expected).context("embedding")?;
     ensure_values(&gradient(&|t| Ok(t.index_select(0, &index)?))?, &expected).context("index_select")?;
     ensure_values(&gradient(&|t| Ok(t.gather(0, &whole_index)?))?, &expected).context("gather")?;
-    // To a place alone, of one line.
+    // Scatter of a single row into one element.
     let (line, one) = (g.reshape([-1])?, Tensor::zeros(&[1], DType::F32, device)?);
     let total: f64 = values.iter().map(|&v| f64::from(v)).sum();
     let zeros = Tensor::zeros(&[n * width], DType::I32, device)?;
@@ -179,7 +178,7 @@ fn one_index_a_hundred_thousand_times(device: &Device) -> Result<()> {
     ensure_values(&leaf.grad().context("no gradient")?, &[total]).context("take")
 }
 
-/// Indices in a form that a rule of some kind gives.
+/// Returns indices of several distributions.
 fn distributions(n: usize, extent: usize, numbers: &mut SplitMix64) -> Vec<(&'static str, Vec<i32>)> {
     let random: Vec<i32> = (0..n).map(|_| numbers.below(extent) as i32).collect();
     let mut sorted = random.clone();
@@ -197,7 +196,7 @@ fn distributions(n: usize, extent: usize, numbers: &mut SplitMix64) -> Vec<(&'st
 
 fn indices_of_any_distribution_add_up(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(6);
-    // Around chunks of 128, chunks of their parts, and the walk's end.
+    // Lengths around chunks of 128, chunks of partial results, and the limit of the sequential path.
     for n in [2049, 2177, 16_384, 16_385, 70_001] {
         for extent in [1, 5, 3000] {
             for (name, index) in distributions(n, extent, &mut numbers) {
@@ -220,7 +219,7 @@ fn every_reduction_of_long_runs(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(7);
     let (n, extent, width) = (5000, 7, 3);
     for (name, index) in distributions(n, extent, &mut numbers) {
-        // Signs alone, so that products are exact; some indices count in no place of their own.
+        // Values of ±1, so that products are exact; some indices are out of range.
         let values: Vec<f32> = (0..n * width).map(|_| [1.0, -1.0, 1.0, -1.0][numbers.below(4)]).collect();
         let at = Tensor::from_slice(&index, &[n, 1], device)?.broadcast_to(&[n, width])?;
         let src = Tensor::from_slice(&values, &[n, width], device)?;
@@ -244,7 +243,7 @@ fn every_reduction_of_long_runs(device: &Device) -> Result<()> {
             ensure_values(&out.scatter_reduce(0, &at, &src, how, true)?, &expected)
                 .with_context(|| format!("{how:?} of {name} indices"))?;
         }
-        // The last one stays.
+        // For `scatter`, the last write wins.
         let mut expected = before.clone();
         values.chunks(width).zip(&index).for_each(|(row, &to)| {
             expected[to as usize * width..][..width].copy_from_slice(row);
@@ -265,7 +264,7 @@ fn long_runs_repeat_bit_by_bit(device: &Device) -> Result<()> {
     let mut exact = [0.0; 6];
     index.iter().zip(&values).for_each(|(&to, &v)| exact[to as usize] += f64::from(v));
     for (got, exact) in first.iter().zip(exact) {
-        // A sum in parts is nearer than one in a row: the bound is that of the parts' depth.
+        // A sum of parts is more exact than a sequential one; the bound follows from the depth of the parts.
         ensure!((f64::from(*got) - exact).abs() <= 0.2, "{got} is not {exact}");
     }
     for _ in 0..3 {
@@ -289,7 +288,7 @@ fn numbers_are_put_at_long_indices(device: &Device) -> Result<()> {
 
 fn numbers_are_counted_however_often_they_come(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(9);
-    // As many numbers as a workgroup counts in its own memory, and more.
+    // As many bins as fit into workgroup memory, and more.
     for (n, extent) in [(100_001, 3), (100_001, 2048), (70_000, 2049), (5000, 60_000)] {
         for (name, line) in distributions(n, extent, &mut numbers) {
             let mut expected = vec![0i64; extent];
@@ -302,7 +301,7 @@ fn numbers_are_counted_however_often_they_come(device: &Device) -> Result<()> {
                 line.iter().zip(&weights).for_each(|(&v, &w)| sums[v as usize] += f64::from(w));
                 let weights = Tensor::from_slice(&weights, &[n], device)?;
                 ensure_values(&x.bincount(Some(&weights), extent)?, &sums).context("weights")?;
-                // Numbers outside the bounds, and those on the upper one.
+                // Values outside the bounds, and on the upper bound.
                 let counts = x.to_dtype(DType::F32)?.histc(2, 0.0, 1.0)?;
                 ensure_values(&counts, &[expected[0] as f64, expected[1] as f64]).context("histc")?;
             }
@@ -317,7 +316,7 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(10);
     let (entries, width) = (50, 3);
     let lengths = [3, 0, 4096, 4097, 0, 70_001, 512, 5000, 1];
-    // Three samples stand before the first bag.
+    // Three samples precede the first bag.
     let starts: Vec<i64> = lengths
         .iter()
         .scan(3, |at, &n| {
@@ -345,7 +344,7 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
                 let taken = (start..end).filter(|&i| flat[i] != skip);
                 let of = |i: usize| f64::from(rows[flat[i] as usize * width + k]);
                 let count = taken.clone().count().max(1) as f64;
-                // A sum of nothing is -0 in Rust.
+                // In Rust, an empty sum is -0.
                 expected.push(
                     0.0 + match given.mode {
                         EmbeddingBagMode::Sum if given.per_sample_weights.is_some() => {
@@ -360,7 +359,7 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
         }
         let found = table.embedding_bag(index, given)?;
         match given.mode {
-            // Vulkan lets a quotient be off by 2.5 units in its last place.
+            // Vulkan allows an error of 2.5 units in the last place for divisions.
             EmbeddingBagMode::Mean => ensure_close(&found.to_f64s()?, &expected, 3e-7, 0.0),
             _ => ensure_values(&found, &expected),
         }
@@ -383,7 +382,7 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
         };
         check(&at, &bags, &ranges, &index).with_context(|| format!("{mode:?}"))?;
     }
-    // Bags of one length, and the gradient of their sums: how often each row was taken.
+    // Bags of equal length; the gradient of their sum counts the uses of each row.
     let even = at.narrow(0, 0, 10_000)?.reshape([2, 5000])?;
     let bags = EmbeddingBagOptions {
         mode: EmbeddingBagMode::Sum,
@@ -399,7 +398,7 @@ fn bags_of_any_length(device: &Device) -> Result<()> {
         counts[row as usize * width..][..width].iter_mut().for_each(|count| *count += 1.0);
     }
     ensure_values(&leaf.grad().context("no gradient")?, &counts).context("the gradient")?;
-    // Four elements of halves are made by one thread.
+    // In 16-bit types, one thread computes four elements.
     let halves = table.to_dtype(DType::BF16)?.embedding_bag(
         &even,
         &EmbeddingBagOptions { mode: EmbeddingBagMode::Max, ..EmbeddingBagOptions::default() },

@@ -1,4 +1,5 @@
-//! Rows, columns and sums of more elements than one thread may go through: drivers end long loops without an error, and workgroups share them.
+//! Rows, columns and sums with more elements than one thread may process: drivers stop long loops silently, so
+//! workgroups share them.
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd::{self, GradOptions};
@@ -35,7 +36,7 @@ fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>
     x.grad().context("no gradient")
 }
 
-/// A row of which every fourth element is 3 and the others are -1: mean 0, variance 3.
+/// Returns a row in which every fourth element is 3 and the others are -1: mean 0, variance 3.
 fn zero_mean_row(shape: &[usize], device: &Device) -> Result<Tensor> {
     let n: usize = shape.iter().product();
     let four = Tensor::from_slice(&[3.0f32, -1.0, -1.0, -1.0], &[1, 4], device)?;
@@ -43,7 +44,7 @@ fn zero_mean_row(shape: &[usize], device: &Device) -> Result<Tensor> {
 }
 
 fn a_layer_norm_of_a_row_of_millions(device: &Device) -> Result<()> {
-    // Three loops over a row by 256 threads: above 5.6 million elements they have more than 65,535 turns.
+    // Three loops over a row by 256 threads: above 5.6 million elements they exceed 65,535 iterations.
     let n = 6_000_000;
     let x = zero_mean_row(&[1, n], device)?.add(10.0)?;
     let y = x.layer_norm(&[n], None, None, 0.0)?;
@@ -63,7 +64,7 @@ fn a_layer_norm_of_a_row_of_millions(device: &Device) -> Result<()> {
 }
 
 fn group_norms_of_long_rows_and_their_gradients(device: &Device) -> Result<()> {
-    // Rows above the length from which on workgroups share them, against tensor operations.
+    // Rows above the length that workgroups share, compared with composed operations.
     for (batch, channels, space, groups) in [(2, 4, 40_000, 2), (1, 6, 70_001, 3), (1, 200_000, 1, 2)] {
         let shape = [batch, channels, space];
         let x = Tensor::rand(&shape, DType::F32, device)?.add(3.0)?;
@@ -98,7 +99,7 @@ fn softmax_of_long_rows_and_columns(device: &Device) -> Result<()> {
     for shape in [[2, 3_000_001, 1], [1, 1_500_000, 2]] {
         let n = shape[1];
         let x = Tensor::zeros(&shape, DType::F32, device)?;
-        // One element as large as all others together.
+        // One element whose weight equals that of all others together.
         x.narrow(1, 2_000_000.min(n - 7), 1)?.fill_(((n - 1) as f64).ln())?;
         let y = x.softmax(1)?;
         ensure_close(&y.sum(&[1], false)?.to_f64s()?, &[1.0; 2], 1e-4, 0.0)?;
@@ -108,7 +109,7 @@ fn softmax_of_long_rows_and_columns(device: &Device) -> Result<()> {
         let rest = -(2.0 * (n - 1) as f64).ln();
         ensure_close(&log.narrow(1, n - 1, 1)?.to_f64s()?, &[rest; 2], 1e-5, 0.0)?;
         ensure_close(&log.amax(&[1], false)?.to_f64s()?, &[0.5f64.ln(); 2], 1e-4, 0.0)?;
-        // Of the element that has half: y (g - Σ g y) with g = 1 there.
+        // Gradient of the element with weight one half: y (g - Σ g y) with g = 1 there.
         let seed = Tensor::zeros(&shape, DType::F32, device)?;
         seed.narrow(1, 2_000_000.min(n - 7), 1)?.fill_(1.0)?;
         let leaf = x.requires_grad_()?;
@@ -152,7 +153,7 @@ fn special_numbers_in_long_rows_are_those_of_short_ones(device: &Device) -> Resu
 }
 
 fn cross_entropy_of_many_classes(device: &Device) -> Result<()> {
-    // Rows and, with another dimension behind the classes, columns.
+    // Rows, and columns with another dimension after the classes.
     for shape in [[2, 2_500_000, 1], [1, 2_500_000, 2]] {
         let n = shape[1];
         let x = Tensor::zeros(&shape, DType::F32, device)?;
@@ -221,7 +222,7 @@ fn distances_of_long_rows_and_gradients_of_many(device: &Device) -> Result<()> {
         ensure_close(&x.cdist(&y, p)?.to_f64s()?, &[0.0, expected], 1e-4, 0.0)
             .with_context(|| format!("p = {p}"))?;
     }
-    // One point, and many to which it has distance 2.
+    // One point, and many points at distance 2.
     let many = Tensor::zeros(&[70_000, 1], DType::F32, device)?;
     let point = Tensor::full(&[1, 1], 2.0, DType::F32, device)?;
     for p in [1.0, 2.0, 3.0] {
@@ -246,7 +247,7 @@ fn products_of_long_vectors(device: &Device) -> Result<()> {
 }
 
 fn gradients_of_overlapping_views_of_many_windows(device: &Device) -> Result<()> {
-    // Each element is in up to 1,000 windows; the one window of all of another has many.
+    // Each element is in up to 1,000 windows.
     let x = Tensor::zeros(&[5000], DType::F32, device)?;
     let grad = gradient(&x, |x| x.unfold(0, 1000, 1))?.to_f64s()?;
     let windows = |at: usize| (at + 1).min(5000 - at).min(1000).min(4001) as f64;
@@ -275,7 +276,7 @@ fn reductions_of_long_rows_and_columns(device: &Device) -> Result<()> {
         )?;
         ensure_values(&x.gt(0.0)?.count_nonzero(&[])?, &[(n / 4) as f64])?;
     }
-    // A column of a matrix whose rows lie across.
+    // Column sums of a row-major matrix.
     let x = Tensor::ones(&[3, 100_000, 40], DType::F32, device)?;
     ensure_values(&x.sum(&[1], false)?, &[100_000.0; 120])?;
     ensure_values(&x.narrow(2, 0, 3)?.sum(&[0, 1], false)?, &[300_000.0; 3])?;
@@ -287,7 +288,7 @@ fn reductions_of_long_rows_and_columns(device: &Device) -> Result<()> {
 
 fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
     super::require_dtype(device, DType::F64)?;
-    // One workgroup has a matrix: its loops take more than 65,535 turns together, and several launches share them.
+    // One workgroup processes a matrix; its loops exceed 65,535 iterations, so several launches share them.
     let largest = |t: &Tensor| t.abs()?.max_all()?.item();
     let n = 420;
     let eye = Tensor::eye(n, n, DType::F32, device)?;
@@ -300,7 +301,7 @@ fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
     let l = definite.cholesky()?;
     let off = largest(&l.matmul(&l.transpose(0, 1)?)?.sub(&definite)?)?;
     ensure!(off < 1e-4, "a product of triangles is off by {off}");
-    // An odd number of rows changes places: the sign goes from launch to launch.
+    // An odd number of row exchanges: the sign is passed from launch to launch.
     let sign = a.slogdet()?.0.to_f64s()?;
     let flips = if (n * (n - 1) / 2).is_multiple_of(2) { 1.0 } else { -1.0 };
     ensure_values(&Tensor::from_slice(&sign, &[1], device)?.to_dtype(DType::F32)?, &[flips])?;
@@ -309,7 +310,7 @@ fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
     ensure!(off < 1e-3, "a product of factors is off by {off}");
     let off = largest(&q.transpose(0, 1)?.matmul(&q)?.sub(&eye)?)?;
     ensure!(off < 1e-4, "columns are off a right angle by {off}");
-    // Substitution of 32 columns: 8 rows of them are a turn.
+    // Substitution of 32 columns: one iteration processes 8 rows.
     let n = 1200;
     let triangle = Tensor::ones(&[n, n], DType::F32, device)?.tril(0)?;
     let b = Tensor::ones(&[n, 32], DType::F32, device)?;
@@ -319,7 +320,7 @@ fn factors_of_matrices_by_loops_of_many_turns(device: &Device) -> Result<()> {
 }
 
 fn singular_values_of_tall_matrices(device: &Device) -> Result<()> {
-    // One workgroup turns all pairs of columns of a matrix, of which each has many turns.
+    // One workgroup rotates all pairs of columns of a matrix, with many iterations each.
     let x = Tensor::randn(&[90_000, 16], DType::F32, device)?;
     let values = x.svdvals()?.to_f64s()?;
     let squares = x.transpose(0, 1)?.matmul(&x)?.svdvals()?.to_f64s()?;
@@ -327,7 +328,7 @@ fn singular_values_of_tall_matrices(device: &Device) -> Result<()> {
     ensure_close(&values, &expected, 1e-4, 0.0)
 }
 
-/// Numbers that are right, or an error of loops that would not end.
+/// Checks the values, or accepts an error about loop limits.
 fn ensure_correct_or_refused(
     made: forebay::error::Result<Tensor>,
     check: impl FnOnce(&[f64]) -> Result<()>,

@@ -1,5 +1,5 @@
-//! Cross-entropy at the sizes and layouts where its kernels change, in place, and with the layer before it; gradients of
-//! tables.
+//! Cross-entropy at the sizes and layouts where kernels change, in place, and fused with the preceding layer;
+//! gradients of embedding tables.
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
@@ -37,7 +37,7 @@ fn uniform(shape: &[usize], device: &Device) -> Result<Tensor> {
     Ok(Tensor::rand(shape, DType::F32, device)?.sub(0.5)?)
 }
 
-/// Classes for `n` examples, of which every seventh is ignored.
+/// Returns classes for `n` examples, of which every seventh is ignored.
 fn classes(n: usize, classes: usize, device: &Device) -> Result<Tensor> {
     let of = |i: usize| if i % 7 == 5 { -100 } else { (i * 7919 % classes) as i64 };
     Ok(Tensor::from_slice(&(0..n).map(of).collect::<Vec<_>>(), &[n], device)?)
@@ -52,7 +52,7 @@ fn close(what: &str, got: &Tensor, expected: &Tensor, within: f32) -> Result<()>
     Ok(())
 }
 
-/// The mean loss of plain operations.
+/// Computes the mean loss by plain operations.
 fn plain(logits: &Tensor, target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
     let log = logits.log_softmax(-1)?.neg()?;
     let kept = target.ne(options.ignore_index)?.to_dtype(DType::F32)?;
@@ -125,7 +125,7 @@ fn cross_entropy_over_its_logits(device: &Device) -> Result<()> {
 fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
     let target = Tensor::from_slice(&[1i32, 2, 3], &[3], device)?;
     let each = CrossEntropyOptions { reduction: Reduction::None, ..CrossEntropyOptions::default() };
-    // By whole quads and by elements; 16-bit ones are compared in pairs.
+    // Vectorised and scalar kernels; 16-bit values are compared in pairs.
     for (dtype, extent) in
         [DType::F32, DType::BF16, DType::F16].into_iter().flat_map(|dtype| [(dtype, 64), (dtype, 4097)])
     {
@@ -146,7 +146,7 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
             ensure!(found == [0, extent, 0], "{name}, gradient: {found:?} are NaN");
         }
     }
-    // Losses with gradients in one kernel, of rows that a workgroup keeps or does not.
+    // Fused loss and gradient, with rows that fit into workgroup memory and rows that do not.
     for (dtype, classes) in
         [DType::F32, DType::BF16].into_iter().flat_map(|dtype| [(dtype, 96), (dtype, 4096)])
     {
@@ -167,7 +167,7 @@ fn cross_entropy_sees_nan(device: &Device) -> Result<()> {
 
 fn a_layer_with_its_loss(device: &Device) -> Result<()> {
     super::require_dtype(device, DType::I64)?;
-    // Several chunks: of 1 MiB where a program plays a GPU, else of 256 MiB.
+    // Several chunks: of 1 MiB on a software driver, else of 256 MiB.
     let many = if device.info().software { (600, 4, 1001) } else { (2200, 4, 40_001) };
     for (n, features, count) in [(5, 8, 10), (3, 7, 65), many] {
         let (x, weight) = (uniform(&[n, features], device)?, uniform(&[count, features], device)?);
@@ -190,7 +190,7 @@ fn a_layer_with_its_loss(device: &Device) -> Result<()> {
             for (got, expected) in leaves.iter().zip(&others) {
                 close(&format!("{name}, gradient"), &grad(got)?, &grad(expected)?, 1e-5)?;
             }
-            // Gradients add up, and one alone can be asked for.
+            // Gradients accumulate, and a single one can be requested.
             let frozen = x.linear_cross_entropy(&leaves[1], &target, &options)?;
             frozen.mul(3.0)?.backward()?;
             close(&format!("{name}, twice"), &grad(&leaves[1])?, &grad(&others[1])?.mul(2.0)?, 1e-5)?;
@@ -200,7 +200,7 @@ fn a_layer_with_its_loss(device: &Device) -> Result<()> {
 }
 
 fn a_layer_with_its_loss_under_autocast(device: &Device) -> Result<()> {
-    // Rows that a few threads share, and rows that a workgroup keeps where its memory is large enough, also padded ones.
+    // Rows shared by a few threads, and rows that fit into large workgroup memory, also padded ones.
     [(50, 0.0), (2500, 0.0), (4001, 0.1), (50_304, 0.0)]
         .into_iter()
         .filter(|&(count, _)| count < 10_000 || !device.info().software)
@@ -235,7 +235,7 @@ fn autocast_loss(count: usize, label_smoothing: f64, device: &Device) -> Result<
 }
 
 fn a_layer_with_its_loss_is_captured(device: &Device) -> Result<()> {
-    // Rows that a workgroup keeps: of a GPU, in memory that its launches have to ask for.
+    // Rows in workgroup memory; on a GPU, launches have to request this much.
     let count = if device.info().software { 4001 } else { 50_304 };
     let (x, weight) = (uniform(&[6, 16], device)?, uniform(&[count, 16], device)?.requires_grad_()?);
     let target = classes(6, count, device)?;
@@ -278,7 +278,7 @@ fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
         let host = g.to_vec::<f32>()?;
         let mut sums = vec![0f64; entries * width];
         for (i, &row) in index.iter().enumerate() {
-            // A negative index names no row.
+            // Negative indices are ignored.
             let Ok(row) = usize::try_from(row) else { continue };
             for c in 0..width {
                 sums[row * width + c] += f64::from(host[i * width + c]);
@@ -309,7 +309,7 @@ fn tables_sum_their_rows_in_order(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// PyTorch's gradients of these margins are of what is above 0.
+/// Margin losses have gradients only where they exceed 0, as in PyTorch.
 fn margins_that_are_just_met_have_no_gradient(device: &Device) -> Result<()> {
     let leaf =
         |x: &[f32]| -> Result<Tensor> { Ok(Tensor::from_slice(x, &[1, x.len()], device)?.requires_grad_()?) };
@@ -326,7 +326,7 @@ fn margins_that_are_just_met_have_no_gradient(device: &Device) -> Result<()> {
     super::host_reference::ensure_values(&grad(&x)?, &[0.0, -0.25, 0.0, 0.25])
 }
 
-/// As PyTorch: no steps are a sure way to no labels, and none to a label.
+/// Without time steps, the empty label sequence has probability 1 and every other 0, as in PyTorch.
 fn sequences_without_steps(device: &Device) -> Result<()> {
     let x = Tensor::rand(&[4, 3, 5], DType::F32, device)?.requires_grad_()?;
     let labels = Tensor::from_slice(&[1i32, 2, 2, 3, 1, 1], &[3, 2], device)?;

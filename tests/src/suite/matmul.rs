@@ -1,5 +1,5 @@
-//! Matrix products of f32 against sums in f64: sizes around the tiles of every kernel that makes them, matrices that lie by rows and by
-//! columns, beside each other, and in the midst of NaN, which nothing may touch.
+//! f32 matrix products compared with f64 sums: sizes around every kernel's tiles, both layouts, batches. Some matrices
+//! are surrounded by NaN, which no kernel may read.
 
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
@@ -16,7 +16,7 @@ tests![
     a_product_has_the_same_bits_each_time,
 ];
 
-/// Rows, columns, elements of a sum: one tile, edges, long sums of few elements, and many tiles.
+/// Rows, columns, terms of a sum: one tile, edges, long sums of few elements, and many tiles.
 const SIZES: [[usize; 3]; 7] = [
     [8, 8, 32],
     [33, 41, 100],
@@ -27,7 +27,7 @@ const SIZES: [[usize; 3]; 7] = [
     [1024, 1028, 70],
 ];
 
-/// A batch of matrices with the numbers that lie on the host, by rows.
+/// Batch of matrices, with a row-major copy on the host.
 struct MatrixBatch {
     numbers: Vec<f32>,
     rows: usize,
@@ -36,8 +36,8 @@ struct MatrixBatch {
 }
 
 impl MatrixBatch {
-    /// `by_cols`: elements of a column are neighbours. `beside`: the lines lie apart, what is around them is NaN, and the first
-    /// element is this many elements after a multiple of 16 bytes; `None`: nothing is around them.
+    /// Creates a batch. `by_cols` makes matrices column-major. `beside` embeds them in a tensor of NaN, at this offset
+    /// from a multiple of 16 bytes. `None` makes them contiguous.
     fn new(
         [batch, rows, cols]: [usize; 3],
         by_cols: bool,
@@ -66,11 +66,11 @@ impl MatrixBatch {
     }
 }
 
-/// Compares with sums in f64, of all elements or of some two thousand.
+/// Compares all elements, or about two thousand, with f64 sums.
 fn check(c: &Tensor, a: &MatrixBatch, b: &MatrixBatch, more: impl Fn(usize, usize) -> f64) -> Result<()> {
     let given = c.to_vec::<f32>()?;
     let step = (given.len() / 2000).max(1);
-    // A sum of k products of numbers up to 1, in any order of f32's: far below what a wrong element would be.
+    // Error bound for a sum of k products of values up to 1 in any order, far below a wrong element's effect.
     let bound = 1e-6 * (a.cols as f64).max(8.0);
     let places: Vec<usize> = (0..given.len()).step_by(step).chain([given.len() - 1]).collect();
     let expected = |&i: &usize| {
@@ -107,7 +107,7 @@ fn batches_of_products(device: &Device) -> Result<()> {
                 check(&a.tensor.matmul(&b.tensor)?, &a, &b, |_, _| 0.0).with_context(|| {
                     format!("5 x {m} x {n} x {k}, by columns: {a_by_cols}, {b_by_cols}, beside: {beside:?}")
                 })?;
-                // One matrix for all of the batch.
+                // One matrix shared by the whole batch.
                 let (tensor, numbers) = (b.tensor.narrow(0, 0, 1)?, b.numbers[..k * n].repeat(5));
                 let shared = MatrixBatch { tensor, numbers, rows: k, cols: n };
                 check(&a.tensor.matmul(&shared.tensor)?, &a, &shared, |_, _| 0.0)?;
@@ -129,7 +129,7 @@ fn a_layer_is_a_product_a_bias_and_sums(device: &Device) -> Result<()> {
         ];
         let y = || x.tensor.squeeze(0)?.linear(&parameters[0], Some(&parameters[1]));
         check(&y()?, &x, &weight, |_, col| bias[col].into()).with_context(what)?;
-        // The gradients: gᵀ · x and the sums of g's columns, twice.
+        // Gradients accumulate over two passes: gᵀ · x, and the column sums of g.
         let g = MatrixBatch::new([1, rows, out], false, None, device)?;
         for times in [1.0, 2.0] {
             y()?.backward_with(&g.tensor.squeeze(0)?)?;
@@ -153,7 +153,7 @@ fn a_layer_is_a_product_a_bias_and_sums(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// One tile of some hundred thousand is enough to fail: a kernel whose reads race with what it fetches next is wrong now and then.
+/// Detects races between a kernel's reads and its prefetches, which corrupt about one tile in some hundred thousand.
 fn a_product_has_the_same_bits_each_time(device: &Device) -> Result<()> {
     let (scale, times) = if device.info().software { (8, 3) } else { (1, 1000) };
     for [m, n, k] in [[1024, 1024, 1024], [1024, 784, 256], [256, 1024, 784], [256, 10, 1024]] {

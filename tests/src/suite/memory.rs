@@ -1,4 +1,4 @@
-//! The pool on a real device: contents against a model, memory that comes back, full devices at every point of a step.
+//! The pool on a real device: contents compared with a model, returned memory, full devices at every point of a step.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ tests![
     threads_share_a_device,
 ];
 
-/// A perceptron that a step trains by hand.
+/// Perceptron with a hand-written training step.
 struct Net {
     weights: Vec<Tensor>,
     x: Tensor,
@@ -44,7 +44,7 @@ impl Net {
         Ok(Self { weights, x, target })
     }
 
-    /// Gradients of the loss, which is returned.
+    /// Computes gradients, and returns the loss.
     fn gradients(&self) -> forebay::error::Result<Tensor> {
         let _tag = scope::enter_tag(Tag::Activation);
         let mut y = self.x.clone();
@@ -117,7 +117,7 @@ fn a_full_device_at_every_point_of_a_step(device: &Device) -> Result<()> {
     let clear = || net.weights.iter().for_each(|w| w.set_grad(None));
     clear();
     device.pool().empty_cache()?;
-    // From here on the device is full; what the pool still has is taken, and given back a little at a time.
+    // From here on, the device is full. The pool's remaining memory is allocated, then released in small pieces.
     faulty.allow_calls(0);
     let mut fillers = Vec::new();
     for elements in [512, 128] {
@@ -148,7 +148,7 @@ fn a_full_device_at_every_point_of_a_step(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The same device with plain memory and a limit.
+/// Returns the device with plain segments and a memory limit.
 fn limited(device: &Device, mib: u64) -> forebay::error::Result<Device> {
     let text = format!("expandable_segments:False,max_memory_mb:{mib}");
     Ok(Device::with_config(device.backend().clone(), Config::parse(&text)?))
@@ -164,7 +164,7 @@ fn memory_that_is_free_in_parts_comes_together(device: &Device) -> Result<()> {
     let all = (0..8).map(piece).collect::<forebay::error::Result<Vec<_>>>()?;
     let bits = all.iter().map(Tensor::to_vec::<f32>).collect::<forebay::error::Result<Vec<_>>>()?;
     let weight = all[0].requires_grad_()?;
-    // Saved for the gradient before it moves.
+    // Saved for the backward pass before it moves.
     let loss = weight.square()?;
     drop(loss);
     if device.backend().supports_pinned_host() {
@@ -176,7 +176,7 @@ fn memory_that_is_free_in_parts_comes_together(device: &Device) -> Result<()> {
         let _on = side.enter();
         kept[3].1.neg()?.neg()?.copy_(&kept[3].1)?;
     }
-    // 16 MiB are held, and 24 are free; of those the most in one piece is less than this.
+    // 16 MiB are allocated and 24 MiB are free, with no free block as large as this request.
     let large = Tensor::full(&[5 << 20], 3.0, DType::F32, &device)?;
     let stats = device.memory();
     ensure!(stats.num_compactions > 0 && stats.compacted_bytes > 0, "nothing moved\n{stats}");

@@ -1,4 +1,4 @@
-//! Tags of memory that operations in a program's own modules take.
+//! Memory tags of operations in user-defined modules.
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd::no_grad;
@@ -21,7 +21,7 @@ fn with_own_pool(device: &Device, config: Config) -> Device {
     Device::with_config(device.backend().clone(), config)
 }
 
-/// A block with plain operations between its layers.
+/// Block with plain operations between its layers.
 #[derive(Module)]
 struct Block {
     up: Linear,
@@ -29,7 +29,7 @@ struct Block {
 }
 
 impl Block {
-    /// Keeps what each of its own operations makes.
+    /// Saves the result of each of its own operations.
     #[nn::forward]
     fn forward(&self, x: &Tensor, times: usize) -> CoreResult<Tensor> {
         let mut x = self.up.forward(x)?;
@@ -72,7 +72,7 @@ fn held(device: &Device, tag: Tag) -> u64 {
 fn results_that_the_tape_keeps_are_activations(device: &Device) -> Result<()> {
     let device = with_own_pool(device, Config::default());
     let bytes = 4 * 4096;
-    // What a program makes without a tape is its own.
+    // Results that autograd does not record are not activations.
     let x = Tensor::ones(&[4096], DType::F32, &device)?.mul(2.0)?;
     let w = x.add(1.0)?.requires_grad_()?;
     ensure!(held(&device, Tag::Activation) == 0, "an operation that nothing records is an activation");
@@ -81,7 +81,7 @@ fn results_that_the_tape_keeps_are_activations(device: &Device) -> Result<()> {
     ensure!(held(&device, Tag::Activation) == bytes && held(&device, Tag::Other) == other, "not tagged");
     let more = kept.exp()?.reshape([64, 64])?;
     ensure!(held(&device, Tag::Activation) == 2 * bytes, "a view is counted, or the result of `exp` is not");
-    // Views of a leaf do not make it one; nor does a scope that says more.
+    // Views of a leaf are no activations, and an explicit tag takes precedence.
     let view = w.reshape([64, 64])?;
     let input = {
         let _tag = forebay::memory::scope::enter_tag(Tag::Input);
@@ -118,7 +118,7 @@ fn running_out_in_a_forward_of_ones_own_names_activations_and_the_module(device:
         for part in ["held by: activation ", "activations hold the most", &names] {
             ensure!(error.contains(part), "no `{part}` in: {error}");
         }
-        // Without an attribute, the tag and the advice are there.
+        // Without the attribute, tag and advice are still present.
         let error = block.forward_untagged(&x, 100).err().context("it fits")?.to_string();
         for part in ["held by: activation ", "activations hold the most"] {
             ensure!(error.contains(part), "no `{part}` in: {error}");

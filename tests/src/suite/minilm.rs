@@ -1,5 +1,5 @@
-//! MiniLM's published weights, against sentence-transformers' vectors. `tests/minilm` has these, `benches/peers/minilm.py` makes them; the
-//! weights are fetched by `cargo xtask embed` or `cargo xtask test`.
+//! MiniLM's published weights compared with the vectors of sentence-transformers, which `benches/peers/minilm.py`
+//! stores in `tests/minilm`. `cargo xtask embed` or `cargo xtask test` fetches the weights.
 
 use std::path::PathBuf;
 

@@ -1,10 +1,10 @@
-//! The tests of every device, by topic.
+//! Tests of every device, by topic.
 //!
-//! A test is a function of a device, listed once in its topic. [`run`] runs all of them on one device, which may be
-//! one of a backend that this workspace does not know: `suite::run(&Device::new(backend)?, &[])`.
+//! A test is a function of a device, listed once in its topic. [`run`] runs all tests on one device. Its backend may
+//! come from outside the workspace: `suite::run(&Device::new(backend)?, &[])`.
 //!
-//! A test that a device cannot run returns [`skip`] with the reason, and is counted as skipped. One that leaves memory
-//! behind, or panics, has failed.
+//! A test that a device cannot run returns [`skip`] with the reason, and is counted as skipped. A test that leaks
+//! memory or panics has failed.
 
 use std::fmt;
 use std::ops::AddAssign;
@@ -73,15 +73,15 @@ mod training;
 mod view_chains;
 mod wgsl;
 
-/// One test.
+/// Test of the suite.
 #[derive(Clone, Copy, Debug)]
 pub struct Test {
-    /// What it checks.
+    /// Name of the test function.
     pub name: &'static str,
     run: fn(&Device) -> Result<()>,
 }
 
-/// Lists the tests of a topic, by the names of their functions.
+/// Lists the tests of a topic by the names of their functions.
 macro_rules! tests {
     ($($name:ident),* $(,)?) => {
         pub(super) const TESTS: &[$crate::suite::Test] =
@@ -147,22 +147,22 @@ const TOPICS: &[(&str, &[Test])] = &[
     ("wgsl", wgsl::TESTS),
 ];
 
-/// Every test, with its topic.
+/// Returns every test with its topic.
 pub fn all_tests() -> impl Iterator<Item = (&'static str, Test)> {
     TOPICS.iter().flat_map(|&(topic, tests)| tests.iter().map(move |&test| (topic, test)))
 }
 
-/// Why a device cannot run a test.
+/// Reason why a device cannot run a test.
 #[derive(Debug, Error)]
 #[error("{0}")]
 struct Skip(String);
 
-/// Ends a test that the device cannot run.
+/// Skips a test that the device cannot run.
 fn skip<T>(why: impl Into<String>) -> Result<T> {
     Err(Skip(why.into()).into())
 }
 
-/// Ends a test on a device without a type, or without arithmetic in it.
+/// Skips a test on a device without this type, or without arithmetic in the type.
 fn require_dtype(device: &Device, dtype: DType) -> Result<()> {
     let there = match dtype {
         DType::I64 => device.info().features.i64,
@@ -171,7 +171,7 @@ fn require_dtype(device: &Device, dtype: DType) -> Result<()> {
     if there { Ok(()) } else { skip(format!("the device computes no {dtype}")) }
 }
 
-/// The types that the device computes in.
+/// Returns the types in which the device computes.
 fn compute_dtypes(device: &Device) -> impl Iterator<Item = DType> + Clone + use<> {
     let features = device.info().features;
     DType::ALL.into_iter().filter(move |d| match d {
@@ -181,14 +181,12 @@ fn compute_dtypes(device: &Device) -> impl Iterator<Item = DType> + Clone + use<
     })
 }
 
-/// How many tests passed, failed and could not run.
+/// Numbers of tests that passed, failed and were skipped.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Tally {
-    /// Passed.
     pub passed: usize,
-    /// Failed.
     pub failed: usize,
-    /// Could not run, each with a reason.
+    /// Tests that could not run, each with a reason.
     pub skipped: usize,
 }
 
@@ -233,11 +231,11 @@ pub fn run(device: &Device, filters: &[String]) -> Tally {
     tally
 }
 
-/// Runs one test, and checks that it gave its memory back.
+/// Runs one test, and checks that it released its memory.
 fn run_test(test: Test, device: &Device) -> Result<()> {
     let before = device.memory().allocated();
     device.manual_seed(0);
-    // A panic is a failure of this test, not the end of the run.
+    // A panic fails this test, but does not end the run.
     catch_unwind(AssertUnwindSafe(|| (test.run)(device))).unwrap_or_else(|panic| {
         let text = panic.downcast_ref::<String>().map(String::as_str);
         let text = text.or_else(|| panic.downcast_ref::<&str>().copied());

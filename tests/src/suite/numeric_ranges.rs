@@ -1,4 +1,4 @@
-//! Numbers where they meet types and ranges: indices outside, comparisons with what a type does not hold, extents beyond all measure.
+//! Values at the limits of types: indices out of range, comparisons with unrepresentable numbers, huge extents.
 
 use anyhow::{Result, ensure};
 use forebay::device::Device;
@@ -22,7 +22,7 @@ tests![
     views_beyond_all_measure_are_errors,
 ];
 
-/// Indices of a type: 1, and then some that lie outside an extent of 3, those among them whose low 32 bits do not.
+/// Returns the index 1, then indices outside an extent of 3, some of which are valid in their low 32 bits.
 fn out_of_range_indices(dtype: DType, device: &Device) -> Result<Tensor> {
     Ok(match dtype {
         DType::I64 => {
@@ -55,19 +55,19 @@ fn an_index_outside_names_nothing(device: &Device) -> Result<()> {
         ensure_values(&zeros.index_add(0, &at, &ones, 1.0)?, &[0.0, 1.0, 0.0])?;
         ensure_values(&zeros.scatter(0, &at, &ones)?, &[0.0, 1.0, 0.0])?;
         ensure_values(&zeros.index_fill(0, &at, 5.0)?, &[0.0, 5.0, 0.0])?;
-        // All samples but one count in no bag.
+        // Only one sample contributes to the bag.
         let bags = EmbeddingBagOptions { mode: EmbeddingBagMode::Mean, ..EmbeddingBagOptions::default() };
         ensure_values(&table.embedding_bag(&at.unsqueeze(0)?, &bags)?, &[2.0])?;
         ensure_values(&at.one_hot(3)?.to_dtype(DType::F32)?.sum(&[0], false)?, &[0.0, 1.0, 0.0])?;
     }
-    // PyTorch documents -n..n for these.
+    // PyTorch documents the range -n..n for these operations.
     let at = Tensor::from_slice(&[1i64, -1, -3, -4, 3, (1 << 32) - 1, -(1 << 32), i64::MIN], &[8], device)?;
     ensure_values(&line.take(&at)?, &[2.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])?;
     ensure_values(&line.take_along_dim(&at, 0)?, &[2.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])?;
     ensure_values(&line.index(&[Some(&at)])?, &[2.0, 3.0, 1.0, 0.0, 0.0, 0.0, 0.0, 0.0])?;
     let ones = Tensor::ones(&[8], DType::F32, device)?;
     ensure_values(&line.put(&at, &ones, true)?, &[2.0, 3.0, 4.0])?;
-    // Offsets of bags lie in 64 bits as well.
+    // Bag offsets have 64 bits as well.
     let samples = Tensor::from_slice(&[0i64, 1, 2], &[3], device)?;
     let offsets = Tensor::from_slice(&[0i64, 1, 1 << 32], &[3], device)?;
     let bags = EmbeddingBagOptions { offsets: Some(&offsets), ..EmbeddingBagOptions::default() };
@@ -221,7 +221,7 @@ fn numbers_outside_a_type_are_not_written(device: &Device) -> Result<()> {
     let at = Tensor::from_slice(&[0i64], &[1], device)?;
     ensure!(x.index_fill(0, &at, 256).is_err());
     ensure_values(&x, &[0.0, 0.0])?;
-    // Bounds are those of mathematics; sums wrap, as in PyTorch.
+    // Bounds are compared mathematically; sums wrap, as in PyTorch.
     ensure_values(&x.clamp(-5, 300)?, &[0.0, 0.0])?;
     ensure_values(&x.maximum(300)?, &[255.0, 255.0])?;
     ensure_values(&x.add(300)?, &[44.0, 44.0])?;
@@ -300,7 +300,7 @@ fn views_beyond_all_measure_are_errors(device: &Device) -> Result<()> {
         x.as_strided(&[0], &[usize::MAX], None).is_err()
             && x.as_strided(&[1], &[1], Some(usize::MAX)).is_err()
     );
-    // An extent that no dimension has is not taken for -1.
+    // A huge extent is not taken for -1.
     ensure!(x.reshape([usize::MAX]).is_err() && x.reshape([usize::MAX, 1]).is_err());
     Ok(())
 }

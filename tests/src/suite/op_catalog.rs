@@ -1,4 +1,4 @@
-//! Checks that are loops over the catalog's records: gradients, layouts, numbers of lines, types, and what is refused.
+//! Checks of all catalog records: gradients, layouts, batch sizes, types, and rejected inputs.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ tests![
     wrong_inputs_are_refused_by_name,
 ];
 
-/// The result of a case, its inputs as leaves, and their gradients for the cotangent `1, 2, 3, ...` (in tenths).
+/// Returns a record's result, its inputs as leaves, and their gradients for the cotangent `1, 2, 3, ...` (in tenths).
 fn gradients(case: &OpCase, inputs: &[Tensor]) -> Result<(Tensor, Vec<Tensor>)> {
     let leaves = leaves(inputs)?;
     let out = case.run(&leaves)?;
@@ -50,7 +50,7 @@ fn cotangent(out: &Tensor) -> Result<Tensor> {
     Ok(Tensor::from_slice(&values, out.shape(), out.device())?.to_dtype(out.dtype())?)
 }
 
-/// What a case gives: the result, and gradients where it has them.
+/// Returns a record's result, and its gradients if it has any.
 fn all(case: &OpCase, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     if !case.has_gradient {
         return Ok(vec![case.run(inputs)?]);
@@ -70,7 +70,7 @@ fn every_input_gets_a_gradient_and_the_same_bits_again(device: &Device) -> Resul
         if case.has_gradient {
             continue;
         }
-        // Loud where a gradient would be lost; truth values, integers and what depends on no input have none.
+        // A gradient that would be lost is an error; bool and integer results, and factories, have none.
         let result = case.run(&leaves(&inputs)?);
         let fine = match &result {
             Err(Error::NoGradient { .. }) => true,
@@ -82,12 +82,11 @@ fn every_input_gets_a_gradient_and_the_same_bits_again(device: &Device) -> Resul
     Ok(())
 }
 
-/// Operations whose gradient is not the derivative of what they give: a rounding that is passed over, gradients that are weighted, a part
-/// that is a constant.
+/// Operations whose gradient is not the derivative: straight-through rounding, weighted gradients, constant parts.
 const NO_DERIVATIVES: &[&str] = &["to_dtype", "embedding by frequency", "embedding_renorm_"];
 
-/// In f64 where the device and the operation have it, where a gradient in f32 is then compared with that in f64; else in f32. What has kinks or
-/// steps is between two of them in f64.
+/// Uses f64 if the device and the operation support it, and compares the f32 gradient with the f64 one; otherwise
+/// f32. In f64, the step is too small to cross a kink or a jump.
 fn gradients_are_finite_differences(device: &Device) -> Result<()> {
     for case in catalog::cases().filter(|c| c.has_gradient && !NO_DERIVATIVES.contains(&c.name)) {
         let single = case.inputs(DType::F32, device)?;
@@ -109,7 +108,7 @@ fn gradients_are_finite_differences(device: &Device) -> Result<()> {
             let place = || format!("{} of {} by input {k}", case.name, input.dtype());
             let (grad, rounded) = grads.next().context("fewer gradients than inputs")?;
             let grad = grad.to_f64s()?;
-            // Along one direction: the sum of all elements' differences.
+            // Compares along one direction: the weighted sum over all elements.
             let direction: Vec<f64> = (0..input.numel()).map(|i| [1.0, -0.5, 0.25][i % 3]).collect();
             let values = input.to_f64s()?;
             let along = |h: f64| -> Result<f64> {
@@ -141,7 +140,7 @@ fn gradients_are_finite_differences(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The same values behind other strides, from another place of a buffer on.
+/// Returns a tensor of equal values with other strides, at an offset of a larger buffer.
 fn strided(t: &Tensor) -> CoreResult<Tensor> {
     if t.rank() == 0 {
         return Ok(t.clone());
@@ -153,7 +152,7 @@ fn strided(t: &Tensor) -> CoreResult<Tensor> {
     wider.narrow(-1, extent, extent)?.permute(&order)
 }
 
-/// Its first element along the last dimension of several, in all places: of stride 0.
+/// Broadcasts the first element of the last dimension larger than 1 with stride 0.
 fn repeated(t: &Tensor) -> CoreResult<Tensor> {
     match t.shape().iter().rposition(|&extent| extent > 1) {
         Some(dim) => t.narrow(dim as isize, 0, 1)?.broadcast_to(t.shape()),
@@ -184,14 +183,14 @@ fn layouts_do_not_change_results_and_gradients(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Beside f32 from the same rounded inputs, within the record's tolerance for the type.
+/// Compares with f32 from the same rounded inputs, within the record's tolerance for the type.
 fn halves_are_what_f32_gives_and_their_gradients_keep_their_type(device: &Device) -> Result<()> {
     let mut wide = Vec::new();
     for dtype in [DType::F16, DType::BF16] {
         for case in catalog::cases().filter(|c| c.supports_half) {
             let inputs = case.inputs(dtype, device)?;
             let results = all(case, &inputs).with_context(|| format!("{} of {dtype}", case.name))?;
-            // Random numbers of a type are its own; what has steps may be on another one.
+            // Random values depend on the type.
             if case.is_factory || !results[0].dtype().is_float() || results[0].dtype() != dtype {
                 continue;
             }
@@ -209,7 +208,7 @@ fn halves_are_what_f32_gives_and_their_gradients_keep_their_type(device: &Device
     Ok(())
 }
 
-/// No call moves less than its record says, and each multiplies as much. The null device counts.
+/// No call moves less than its record states, and its products have the stated operations. The null device counts.
 fn calls_cost_what_their_records_say(_: &Device) -> Result<()> {
     let _no_grad = no_grad();
     let mut wrong = Vec::new();
@@ -223,7 +222,7 @@ fn calls_cost_what_their_records_say(_: &Device) -> Result<()> {
         device.synchronize()?;
         let work = backend.estimated_work() - before;
         let (bytes, flops) = (case.bytes(&inputs, &out), case.flops(&inputs, &out).unwrap_or(0));
-        // Products that no library is asked for are not counted, and of several that it declines the first one is.
+        // Products that bypass the library are not counted; of several declined ones, only the first is.
         let fits = work.flops == 0.0 || (flops as f64 / work.flops).fract() == 0.0 && flops > 0;
         if work.bytes < bytes || !fits {
             let seen = (work.bytes, work.flops);
@@ -234,9 +233,9 @@ fn calls_cost_what_their_records_say(_: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Few lines, around the widths of vectors and of workgroups.
+/// Few rows, around the widths of vectors and of workgroups.
 const LINES: [usize; 6] = [1, 2, 3, 7, 51, 257];
-/// More than the 65,535 workgroups of a dimension. The one family of elementwise kernels has a test of its own with a thousand times as
+/// More than the 65,535 workgroups of a dimension. Elementwise kernels have their own test with a thousand times as
 /// many elements, in the topic `pointwise`.
 const MANY: usize = 65_601;
 
@@ -247,7 +246,7 @@ fn lines_do_not_know_how_many_there_are(device: &Device) -> Result<()> {
         let expected = case.run(&inputs)?;
         let lines = expected.shape()[0];
         for n in LINES.into_iter().chain((!case.is_elementwise).then_some(MANY)) {
-            // The lines of the record again and again, as many as it is about.
+            // Repeats the record's rows up to the required number.
             let pick: Vec<i64> = (0..n).map(|i| (i % lines) as i64).collect();
             let pick = Tensor::from_slice(&pick, &[n], device)?;
             let mut many = inputs.clone();
@@ -258,7 +257,7 @@ fn lines_do_not_know_how_many_there_are(device: &Device) -> Result<()> {
             let got = case.run(&many).with_context(place)?;
             let wanted = expected.index_select(0, &pick)?;
             ensure!(got.shape() == wanted.shape() && got.dtype() == wanted.dtype(), "{}: {got:?}", place());
-            // Compared where it is: the differences beyond the tolerance are counted.
+            // Compared on the device, which counts the differences beyond the tolerance.
             let (a, b) = (got.to_dtype(DType::F32)?, wanted.to_dtype(DType::F32)?);
             let bound = b.abs()?.mul(1e-5)?.add(1e-5)?;
             let same = a.isnan()?.logical_and(&b.isnan()?)?;
@@ -270,8 +269,8 @@ fn lines_do_not_know_how_many_there_are(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// One input is something else than what the record has: a result or an error that begins with the name of an operation, never a panic.
-/// The null device has all of the checks, and no kernels.
+/// Replaces one input by an invalid one: a result or an error that names the operation is accepted, a panic is not.
+/// The null device makes all checks without kernels.
 fn wrong_inputs_are_refused_by_name(_: &Device) -> Result<()> {
     let device = Device::null(CardProfile::default());
     let elsewhere = Device::null(CardProfile { name: "another".into(), ..CardProfile::default() });

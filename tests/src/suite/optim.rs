@@ -1,4 +1,4 @@
-//! Optimisers against PyTorch's (`tests/data/optim.py`): groups of parameters, steps that a device counts, states that go on.
+//! Optimisers compared with PyTorch's (`tests/data/optim.py`): groups, steps counted on the device, saved states.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ const STEPS: usize = 20;
 
 type OptimizerCtor = fn(Vec<Tensor>) -> Result<Box<dyn Optimizer>>;
 
-/// The three parameters as groups, as `groups` of the script has them.
+/// Puts the three parameters into groups, as `groups` in the script does.
 fn groups(mut optimizer: impl Optimizer + 'static, p: Vec<Tensor>) -> Result<Box<dyn Optimizer>> {
     optimizer.add_param_group(ParamGroup::new(vec![p[1].clone()]).lr(0.05))?;
     optimizer.add_param_group(ParamGroup::new(vec![p[2].clone()]).weight_decay(0.3))?;
@@ -45,7 +45,7 @@ fn matrices(p: &[Tensor]) -> Vec<Tensor> {
     p.iter().filter(|p| p.rank() == 2).cloned().collect()
 }
 
-/// Under the names of the script.
+/// Optimisers by their names in the script.
 pub(super) const ALL: &[(&str, OptimizerCtor)] = &[
     ("sgd", |p| Ok(Box::new(Sgd::new(p, 0.1).momentum(0.9).weight_decay(0.1).maximize(true)))),
     ("sgd groups", |p| groups(Sgd::new(vec![p[0].clone()], 0.1).momentum(0.9), p)),
@@ -90,7 +90,7 @@ pub(super) fn initial_parameters(device: &Device) -> Result<Vec<Tensor>> {
     SHAPES.iter().enumerate().map(make).collect()
 }
 
-/// Gives the gradients of step `t` to the parameters of an optimiser.
+/// Sets the gradients of step `t` for an optimiser's parameters.
 pub(super) fn set_gradients(all: &[Tensor], optimizer: &dyn Optimizer, t: usize) -> Result<()> {
     for (k, p) in all.iter().enumerate() {
         if !optimizer.parameters().iter().any(|q| q.shape() == p.shape()) {
@@ -107,7 +107,7 @@ pub(super) fn set_gradients(all: &[Tensor], optimizer: &dyn Optimizer, t: usize)
     Ok(())
 }
 
-/// Steps `t` of an optimiser, each made by `step`; the rate falls after ten.
+/// Runs training steps, each by `step`; the learning rate falls after ten.
 fn train(
     all: &[Tensor],
     optimizer: &mut dyn Optimizer,
@@ -134,7 +134,7 @@ fn compare(device: &Device, step: impl Fn(&mut dyn Optimizer) -> Result<()>) -> 
         let all = initial_parameters(device)?;
         let mut optimizer = make(all.clone())?;
         if *name == "asgd" {
-            // PyTorch's takes a changed rate a step late.
+            // PyTorch's optimiser applies a changed rate one step later.
             for t in 1..=STEPS {
                 set_gradients(&all, &*optimizer, t)?;
                 step(&mut *optimizer)?;
@@ -148,7 +148,7 @@ fn compare(device: &Device, step: impl Fn(&mut dyn Optimizer) -> Result<()>) -> 
 }
 
 fn ensure_final_values(name: &str, all: &[Tensor], exact: &[Vec<f64>]) -> Result<()> {
-    // Products in bf16 are rounded after each operation here.
+    // Our bf16 products are rounded after each operation.
     let within = if name.starts_with("muon") { 2e-2 } else { 2e-5 };
     for (p, exact) in all.iter().zip(exact) {
         for (i, (got, exact)) in p.to_f64s()?.into_iter().zip(exact).enumerate() {
@@ -161,7 +161,7 @@ fn ensure_final_values(name: &str, all: &[Tensor], exact: &[Vec<f64>]) -> Result
     Ok(())
 }
 
-/// Ten steps by PyTorch, and its state: ten more lead where all twenty do.
+/// Loads PyTorch's state after ten steps; ten more steps must reach PyTorch's result after twenty.
 fn states_of_pytorch_go_on(device: &Device) -> Result<()> {
     let exact: BTreeMap<String, Vec<Vec<f64>>> = serde_json::from_str(include_str!("../../data/optim.json"))?;
     let states: BTreeMap<String, BTreeMap<String, Vec<f64>>> =
@@ -178,7 +178,7 @@ fn states_of_pytorch_go_on(device: &Device) -> Result<()> {
             p.detach().copy_(&tensor(values, p.shape())?)?;
         }
         let mut optimizer = make(all.clone())?;
-        // A state has the shape that it has in our own.
+        // The state's shapes equal our own.
         set_gradients(&all, &*optimizer, 1)?;
         let mut first = make(initial_parameters(device)?)?;
         set_gradients(first.parameters(), &*first, 1)?;
@@ -222,7 +222,7 @@ fn skipped_steps_change_nothing(device: &Device) -> Result<()> {
             let mut optimizer = make(all.clone())?;
             for t in 1..=4 {
                 if with_skips && t % 2 == 0 {
-                    // With other gradients, infinite ones among them.
+                    // With other gradients, some of them infinite.
                     set_gradients(&all, &*optimizer, 77 + t)?;
                     all[0].set_grad(Some(all[0].mul(f64::INFINITY)?.detach()));
                     let before = values(&all)?;
@@ -253,7 +253,7 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
         train(&first, &mut *optimizer, 4..=6, |o| Ok(o.step()?))?;
         train(&second, &mut *resumed, 4..=6, |o| Ok(o.step()?))?;
         ensure!(values(&first)? == values(&second)?, "{name}: the runs differ");
-        // What does not fit as a whole changes nothing.
+        // A state that does not fit completely changes nothing.
         let ends = |dict: &BTreeMap<String, Tensor>| -> Result<Vec<Vec<f64>>> {
             values(&dict.values().cloned().collect::<Vec<_>>())
         };
@@ -409,7 +409,7 @@ fn rates() -> Result<BTreeMap<String, Vec<f64>>> {
     Ok(serde_json::from_str(include_str!("../../data/schedules.json"))?)
 }
 
-/// The rates that an optimiser of the device gets are those of the file, step by step.
+/// Rates that the schedule sets equal those of the file in every step.
 fn schedules_are_pytorchs(device: &Device) -> Result<()> {
     let exact = rates()?;
     let same = |name: &str, t: usize, lr: f64| -> Result<()> {

@@ -1,4 +1,4 @@
-//! Optimisers and clipping: options they refuse, state of parameters that do not train, and steps that run out of memory.
+//! Optimisers and clipping: rejected options, state of frozen parameters, and steps that run out of memory.
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::GradScaler;
@@ -40,7 +40,7 @@ fn with_own_pool(device: &Device) -> Device {
     Device::with_config(device.backend().clone(), Config::default())
 }
 
-/// The text of an error that has to be there.
+/// Returns the text of an expected error.
 fn expect_error<T>(result: forebay::error::Result<T>, what: &str) -> Result<String> {
     Ok(result.err().with_context(|| format!("not refused: {what}"))?.to_string())
 }
@@ -49,7 +49,7 @@ fn bits(all: &[Tensor]) -> Result<Vec<Vec<u64>>> {
     all.iter().map(|p| Ok(p.to_f64s()?.into_iter().map(f64::to_bits).collect())).collect()
 }
 
-/// Gives the gradients of a step, and expects that the optimiser refuses it and changes nothing.
+/// Sets the gradients of a step, and checks that the optimiser rejects the step and changes nothing.
 fn step_is_refused(mut optimizer: impl Optimizer, what: &str) -> Result<String> {
     let p = optimizer.parameters().to_vec();
     set_gradients(&p, &optimizer, 1)?;
@@ -108,7 +108,7 @@ fn options_out_of_range_are_refused_by_name(device: &Device) -> Result<()> {
         ensure!(error.contains("expected a finite number of 0 or more"), "{error}");
         ensure!(optimizer.parameters().len() == 1, "a group that was refused is there");
     }
-    // An option that changes which states there are comes before them.
+    // Options that determine the kinds of state must be set before the first step.
     let mut optimizer = Sgd::new(p.clone(), 0.1);
     set_gradients(&p, &optimizer, 1)?;
     optimizer.step()?;
@@ -150,7 +150,7 @@ fn bounds_out_of_range_leave_gradients_as_they_are(device: &Device) -> Result<()
         )?;
         ensure!(error.contains("order above 0"), "{error}");
     }
-    // Infinity bounds nothing.
+    // A bound of infinity does not clip.
     let norm = clip_grad_norm_(&p, f64::INFINITY)?.item()?;
     let exact = grads
         .iter()
@@ -160,10 +160,10 @@ fn bounds_out_of_range_leave_gradients_as_they_are(device: &Device) -> Result<()
     clip_grad_norm_(&p, 1e300)?;
     clip_grad_value_(&p, f64::INFINITY)?;
     ensure!(bits(&grads)? == before, "a bound of infinity changed gradients");
-    // A bound of 0 is one.
+    // A bound of 0 is valid.
     clip_grad_norm_(&p, 0.0)?;
     ensure!(grads.iter().all(|g| g.to_f64s().is_ok_and(|g| g.iter().all(|&x| x == 0.0))), "0 bounds nothing");
-    // A norm that is not finite is an error on request, and changes nothing.
+    // On request, a norm that is not finite is an error that changes nothing.
     p[0].set_grad(Some(p[0].detach().mul(f64::INFINITY)?));
     let strict = ClipGradNormOptions { error_if_nonfinite: true, ..ClipGradNormOptions::default() };
     let before = bits(&[p[0].grad().context("no gradient")?])?;
@@ -187,7 +187,7 @@ fn rates_out_of_range_are_refused_before_the_step(device: &Device) -> Result<()>
         optimizer.set_lr(bad);
         step_is_refused(optimizer, "a rate of a group")?;
     }
-    // A good one makes it step again.
+    // With a valid option, the optimiser steps again.
     let mut optimizer = Sgd::new(p.clone(), f64::NAN);
     set_gradients(&p, &optimizer, 1)?;
     expect_error(optimizer.step(), "NaN")?;
@@ -218,7 +218,7 @@ fn scalers_refuse_factors_out_of_range(device: &Device) -> Result<()> {
 
 fn layers_refuse_options_out_of_range(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[4, 2, 6], DType::F32, device)?;
-    // Negative values are taken, as PyTorch takes them.
+    // Negative values are accepted, as in PyTorch.
     for bad in [f64::NEG_INFINITY, f64::NAN, f64::INFINITY] {
         let eps = format!("`eps` is {bad}, expected");
         for made in [
@@ -270,14 +270,14 @@ fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
         let error = expect_error(optimizer.load_state_dict(&std::collections::BTreeMap::new()), what)?;
         ensure!(error.contains(what), "{error}");
     }
-    // A frozen leaf is fine.
+    // A frozen leaf is accepted.
     p[2].set_requires_grad(false)?;
     let mut optimizer = Sgd::new(p.clone(), 0.1);
     optimizer.step()?;
     let error =
         expect_error(optimizer.add_param_group(ParamGroup::new(vec![p[1].clone()])), "a second group")?;
     ensure!(error.contains("more than one group"), "{error}");
-    // Parameters of several devices are stepped by each.
+    // Parameters on several devices are stepped on each.
     let other = initial_parameters(&with_own_pool(device))?;
     let mut both = Adam::new(vec![p[0].clone(), other[0].clone()], 0.1);
     for q in [&p[0], &other[0]] {
@@ -323,7 +323,7 @@ fn gradients_that_do_not_fit_their_parameters_are_refused(device: &Device) -> Re
         let error = expect_error(GradScaler::new().unscale_(&sgd), what)?;
         ensure!(error.contains("gradient of parameter 2"), "{error}");
         ensure!(bits(&grads)? == grads_before, "{what}: gradients were changed before the check");
-        // Also once there is state.
+        // Also after state exists.
         let mut optimizer = Adam::new(all.clone(), 0.1);
         all[2].set_grad(Some(Tensor::ones(all[2].shape(), f32, device)?));
         optimizer.step()?;
@@ -335,7 +335,7 @@ fn gradients_that_do_not_fit_their_parameters_are_refused(device: &Device) -> Re
     Ok(())
 }
 
-/// Bytes that optimisers hold.
+/// Returns the bytes of optimiser state.
 fn state_bytes(device: &Device) -> u64 {
     device.memory().tags[Tag::OptimizerState as usize].current
 }
@@ -368,7 +368,7 @@ fn frozen_parameters_have_no_state(device: &Device) -> Result<()> {
 }
 
 fn parameters_get_their_state_with_their_first_gradient(device: &Device) -> Result<()> {
-    // Each parameter's steps are those that it would make alone, whenever it begins and pauses.
+    // Each parameter's steps equal those it would make alone, whenever it starts or pauses.
     for (name, make) in ALL {
         if name.contains("groups") {
             continue;
@@ -400,8 +400,8 @@ fn parameters_get_their_state_with_their_first_gradient(device: &Device) -> Resu
                 single.step()?;
             }
         }
-        // A launch of several parameters is another program than a launch of one, and CUDA's compiler may fuse a product
-        // and a sum in one of the two only: Adamax and RAdam differed in a last bit. A wrong count of steps shows at 1e-3.
+        // A launch of several parameters is another program than a launch of one. CUDA's compiler may contract a
+        // multiply-add in only one, which changes a last bit in Adamax and RAdam. A wrong step count shows at 1e-3.
         let near = |a: &f64, b: &f64| (a - b).abs() <= 1e-6 * b.abs().max(1.0);
         for (p, q) in all.iter().zip(&alone) {
             let (got, expected) = (p.to_f64s()?, q.to_f64s()?);
@@ -431,7 +431,7 @@ fn states_of_some_parameters_are_loaded_as_they_are(device: &Device) -> Result<(
     for (name, t) in second.state_dict()? {
         ensure_same_bits(&t, &state[&name]).context(name)?;
     }
-    // It takes the others' place by place: a parameter with state that the new one lacks starts again.
+    // Loading replaces all state: a parameter without loaded state starts again.
     all[1].set_requires_grad(true)?;
     set_gradients(&all, &second, 2)?;
     second.step()?;
@@ -475,10 +475,10 @@ fn loaded_states_out_of_range_are_refused(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// A step that ran out of memory at any request, and is made again, is the step.
+/// A step that ran out of memory at any allocation, and is repeated, equals an uninterrupted step.
 fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()> {
     let device = with_own_pool(device);
-    // Optimiser, steps before, whether the device may skip it, whether its state is on the host. Those of tensor operations first.
+    // Optimiser, previous steps, skippable on the device, state on the host. Composed optimisers first.
     let runs = [
         ("adafactor", 0, false, false),
         ("adafactor", 1, true, false),
@@ -545,7 +545,7 @@ fn averages_fail_at_every_request(device: &Device) -> Result<()> {
     ];
     for (name, run) in uses {
         let start = || -> Result<(Vec<Tensor>, AveragedModel)> {
-            // One that is no vector of words, and one of another type.
+            // One parameter that does not fill vec4s, and one of another type.
             let mut model = initial_parameters(&device)?;
             model.push(model[1].detach().to_dtype(DType::BF16)?.requires_grad_()?);
             let mut average = AveragedModel::ema(&model, 0.75)?;

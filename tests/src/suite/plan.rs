@@ -1,4 +1,4 @@
-//! Dry runs: the null device takes the bytes of the real one, for the models of the examples.
+//! Dry runs: the null device allocates exactly the bytes of the real device, for the models of the examples.
 
 use std::sync::Arc;
 
@@ -30,17 +30,17 @@ tests![
     steps_go_on_within_what_was_predicted,
 ];
 
-/// What is done to save memory.
+/// Technique that saves memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum MemoryStrategy {
     Plain,
-    /// Two halves of the batch, one after the other.
+    /// Gradient accumulation over two halves of the batch.
     Accumulated,
-    /// Blocks are computed again in the backward pass.
+    /// Blocks are recomputed in the backward pass.
     Checkpointed,
-    /// In 16 bits, by PyTorch's lists.
+    /// 16-bit autocast.
     Mixed,
-    /// Blocks keep their values, and the optimiser its state, in memory of the host.
+    /// Activations of blocks and the optimiser's state are offloaded to the host.
     Offloaded,
 }
 
@@ -50,7 +50,7 @@ impl MemoryStrategy {
     }
 }
 
-/// Two steps: the second one has the optimiser's state beside everything.
+/// Runs two steps; the second one has the optimiser's state in addition.
 fn steps(
     parameters: Vec<Tensor>,
     optimizer: &mut dyn Optimizer,
@@ -73,7 +73,7 @@ fn steps(
     Ok(())
 }
 
-/// Runs the same on a dry device and on the real one, over a pool of its own, in every way.
+/// Compares a dry run with the real device for every technique, each with its own pool.
 fn compare(device: &Device, run: impl Fn(&Device, MemoryStrategy) -> CoreResult<()>) -> Result<()> {
     let profile = CardProfile::from_device(device);
     let host = device.backend().supports_pinned_host().then_some(MemoryStrategy::Offloaded);
@@ -151,7 +151,7 @@ fn a_convolutional_network_takes_the_predicted_bytes(device: &Device) -> Result<
     })
 }
 
-/// Tokens and the ones after them.
+/// Returns tokens and their successors.
 fn passages(rows: usize, length: usize, vocabulary: usize, device: &Device) -> CoreResult<[Tensor; 2]> {
     let text = || Tensor::randint(0, vocabulary as i64, &[rows, length], DType::I64, device);
     Ok([text()?, text()?])
@@ -174,7 +174,7 @@ fn a_transformer_takes_the_predicted_bytes(device: &Device) -> Result<()> {
     })
 }
 
-/// A training step of a small GPT by a choice, whose segments the caller enters. It returns the loss.
+/// Returns a training step of a small GPT for a configuration; it returns the loss. The caller enters the segments.
 fn training(
     batch: usize,
     options: &GptOptions,
@@ -209,7 +209,7 @@ fn training(
     })
 }
 
-/// The losses of three steps by a choice, over a pool of their own, and its figures.
+/// Returns the losses of three steps with a configuration and their own pool, and its statistics.
 fn losses(
     device: &Device,
     batch: usize,
@@ -249,7 +249,7 @@ fn a_budget_is_kept_and_changes_no_result(device: &Device) -> Result<()> {
         Err(Error::BudgetTooSmall { needed, .. }) => Ok(needed),
         other => anyhow::bail!("{bytes} bytes are enough: {other:?}"),
     };
-    // A pool that is bounded takes less than any choice does without a bound.
+    // A bounded pool takes at most as much as the smallest unbounded configuration.
     let needed = least(1 << 10)?;
     ensure!(needed <= peaks[0], "{needed} bytes are needed, and {} without a bound", peaks[0]);
     for budget in [needed, peaks[0], peaks[peaks.len() - 1] - 1] {
@@ -343,8 +343,8 @@ fn blocks_computed_again_give_the_same_bits(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// A large model on a card that is not there: what moves depends on the requests alone. Its steps are alike, and after some of them none calls
-/// the driver for memory, nor waits for the device.
+/// A large model on a simulated card, where page migration depends only on the allocations. For identical steps,
+/// calls of the driver for memory end after some steps.
 fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
     const STEPS: usize = 32;
     const BATCH: usize = 8;
@@ -391,7 +391,7 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
             let ratio = stats.peak_reserved() as f64 / stats.peak_allocated() as f64;
             let last = &calls[STEPS - 4..];
             ensure!(last.iter().all(|c| *c == last[0]), "{name}, fused {fused}: calls by step {calls:?}");
-            // The most that is held for it.
+            // Upper bound of reserved over allocated bytes.
             ensure!(
                 ratio <= 1.0 + 1.0 / 12.0,
                 "{name}, fused {fused}: {ratio:.4} of what is allocated is reserved"
@@ -401,7 +401,7 @@ fn steps_that_are_alike_come_to_rest(_device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// What the first steps take is enough for all that follow: where blocks come to lie otherwise, they move.
+/// Later steps fit into the memory of the first ones: blocks at other addresses are compacted.
 fn steps_go_on_within_what_was_predicted(_device: &Device) -> Result<()> {
     const STEPS: usize = 12;
     const BATCH: usize = 8;

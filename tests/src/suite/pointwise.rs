@@ -1,4 +1,4 @@
-//! Elementwise operations: types, conversions bit by bit, sizes, special values.
+//! Elementwise operations: types, bit-exact conversions, sizes, special values.
 
 use std::f64::consts::{FRAC_PI_2, PI};
 
@@ -35,7 +35,7 @@ tests![
     layouts_do_not_change_results,
 ];
 
-/// A row and a column for each of `DType::ALL`: the type of a sum.
+/// Type of a sum, by the types of its operands in the order of `DType::ALL`.
 const PROMOTED: [[&str; 9]; 9] = [
     ["f32", "f32", "f32", "f64", "f32", "f32", "f32", "f32", "f32"],
     ["f32", "f16", "f32", "f64", "f16", "f16", "f16", "f16", "f16"],
@@ -93,7 +93,7 @@ fn every_pair_of_types_casts(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Bits of both, NaN as one value.
+/// Compares bits, with all NaNs equal.
 fn check_bits(
     what: &str,
     got: &[u32],
@@ -133,11 +133,11 @@ fn all_halves_are_read(device: &Device) -> Result<()> {
     let halves = Tensor::from_bytes(&bytes, &[1 << 16], DType::F16, device)?;
     let expected: Vec<u32> = all.iter().map(|&h| f16::from_bits(h).to_f32().to_bits()).collect();
     check_bits("f16 to f32", &bits(halves.to_dtype(DType::F32)?)?, &expected, &inputs, f32_is_nan)?;
-    // There and back: nothing is lost.
+    // The round trip is exact.
     let back = halves.to_dtype(DType::F32)?.to_dtype(DType::F16)?.to_vec::<f16>()?;
     check_bits("f16 to f32 to f16", &words(back.iter().map(|h| h.to_bits())), &inputs, &inputs, f16_is_nan)?;
 
-    // bf16 denormals are f32 denormals, which devices may flush.
+    // bf16 subnormals are f32 subnormals, which devices may flush.
     let normal: Vec<u16> = all.iter().copied().filter(|h| h & 0x7f80 != 0 || h & 0x7f == 0).collect();
     let inputs = words(normal.iter().copied());
     let bytes: Vec<u8> = normal.iter().flat_map(|h| h.to_le_bytes()).collect();
@@ -148,7 +148,7 @@ fn all_halves_are_read(device: &Device) -> Result<()> {
     check_bits("bf16 to f32 to bf16", &words(back.iter().map(|h| h.to_bits())), &inputs, &inputs, bf16_is_nan)
 }
 
-/// Floats on, beside and between all halves of a format, and many others; without f32 denormals.
+/// Returns floats at, near and between all values of a 16-bit format, and many others; no f32 subnormals.
 fn rounding_probes(half: impl Fn(u16) -> f32) -> Vec<f32> {
     let mut probes = Vec::new();
     for h in 0..=u16::MAX {
@@ -194,7 +194,7 @@ fn doubles_keep_their_digits(device: &Device) -> Result<()> {
     ensure_values(&x.to_dtype(DType::F32)?.to_dtype(DType::F64)?, &narrow)
 }
 
-/// Numbers that f32 does not hold reach the kernels as they are.
+/// Scalars that f32 cannot represent reach f64 kernels exactly.
 fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
     let values = [1.0, -2.5, 3e7];
@@ -223,7 +223,7 @@ fn numbers_beside_doubles_are_doubles(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The host's `%` is C's fmod, which rounds nothing.
+/// Compares with the host's `%`, which is C's fmod and exact.
 fn remainders_of_doubles_are_exact(device: &Device) -> Result<()> {
     require_dtype(device, DType::F64)?;
     let mut numbers = SplitMix64(66);
@@ -253,10 +253,10 @@ fn remainders_of_doubles_are_exact(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// As in PyTorch.
+/// Scalars wrap as in PyTorch, while bounds do not.
 fn numbers_beside_bytes_wrap_and_bounds_do_not(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[0u8, 5, 254, 255], &[4], device)?;
-    // Comparisons are those of mathematics.
+    // Comparisons are mathematical.
     ensure!(x.gt(-2)?.to_bools()? == [true; 4] && x.eq(-2)?.to_bools()? == [false; 4]);
     ensure!(x.lt(300)?.to_bools()? == [true; 4]);
     ensure!(x.add(-2)?.to_vec::<u8>()? == [254, 3, 252, 253]);
@@ -268,7 +268,8 @@ fn numbers_beside_bytes_wrap_and_bounds_do_not(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The host's own functions are within two units of the last place or so: a bound of 32 tells f64 from f32, and finds a wrong coefficient.
+/// Host functions are within about two units in the last place. A bound of 32 units distinguishes f64 from f32 and
+/// finds wrong coefficients.
 fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
     type Pair = (&'static str, fn(&Tensor) -> forebay::error::Result<Tensor>, fn(f64) -> f64);
     require_dtype(device, DType::F64)?;
@@ -309,7 +310,7 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
             ensure!((got - exact).abs() <= bound || got == exact, "{name}({x:e}) is {got:e}, not {exact:e}");
         }
     }
-    // Near multiples of pi/2, in each way of reduction, and as far as f64 reaches. The last but one is the worst of all f64.
+    // Near multiples of pi/2, for each range reduction, and up to f64's limits. The last but one is f64's worst case.
     let turns = [
         1e-300,
         -0.0,
@@ -341,7 +342,7 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
             "{name} of no finite number is a number"
         );
     }
-    // Known to more digits: erfc(2), lgamma(1/2) and digamma(1); π²/6 and π²/2 of trigamma, and of PyTorch.
+    // High-precision references: erfc(2), lgamma(1/2), digamma(1), and π²/6 and π²/2 of trigamma.
     for (name, got, exact) in [
         ("erfc", Tensor::full(&[], 2.0, DType::F64, device)?.erfc()?.item()?, 0.004677734981047266),
         ("lgamma", Tensor::full(&[], 0.5, DType::F64, device)?.lgamma()?.item()?, 0.5723649429247001),
@@ -378,7 +379,7 @@ fn floats_become_integers_and_saturate(device: &Device) -> Result<()> {
         f32::NAN,
     ];
     let x = Tensor::from_slice(&values, &[values.len()], device)?;
-    // What lies above all f32 in an i32 or u32 cannot be reached by a conversion in f32: it ends at the largest that can.
+    // Integers above the largest f32 within i32 or u32 are unreachable in f32, which saturates below them.
     let largest = |exact: u32, float: u32| move |got: u32| got == exact || got == float;
     let i32s = x.to_dtype(DType::I32)?.to_vec::<i32>()?;
     ensure!(i32s[..10] == [0, 0, 0, 0, 1, -1, 2, 255, 2_000_000_000, -2_000_000_000], "{i32s:?}");
@@ -431,7 +432,7 @@ fn sizes_around_vector_widths(device: &Device) -> Result<()> {
 }
 
 fn more_workgroups_than_a_dimension_has(device: &Device) -> Result<()> {
-    // 1,024 elements a workgroup, 65,535 workgroups a dimension: this grid is folded, and its last row is not full.
+    // 1,024 elements a workgroup, 65,535 workgroups a dimension: this grid is folded, and its last row is partial.
     let n: usize = (65_536 << 10) + 5;
     if device.info().limits.max_binding_bytes < n as u64 + 3 {
         return skip(format!("the device binds at most {} bytes", device.info().limits.max_binding_bytes));
@@ -442,7 +443,7 @@ fn more_workgroups_than_a_dimension_has(device: &Device) -> Result<()> {
     let sum = x.add(1)?.to_bytes()?;
     let wrong = sum.iter().zip(&bytes).position(|(a, b)| *a != b.wrapping_add(1));
     ensure!(wrong.is_none(), "element {wrong:?} of {n} is wrong");
-    // A copy of a strided view takes another kernel.
+    // A copy of a strided view uses another kernel.
     let column = x.narrow(0, 0, n - 5)?.view([1 << 13, 1 << 13])?.t()?.copy()?.to_bytes()?;
     for at in [0, 1, 8191, 8192, 33_554_432, (65_535 << 10) - 1, 65_535 << 10, (65_536 << 10) - 1] {
         ensure!(column[at] == bytes[at % 8192 * 8192 + at / 8192], "element {at} of the transpose");
@@ -450,7 +451,7 @@ fn more_workgroups_than_a_dimension_has(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Values where something could go wrong.
+/// Special values.
 const SPECIAL: [f32; 10] =
     [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.0, -0.0, 1.0, -1.0, 2.5, f32::MAX, f32::MIN_POSITIVE];
 
@@ -576,7 +577,7 @@ fn numbers_take_the_tensors_type(device: &Device) -> Result<()> {
     ensure!(int.add(1)?.dtype() == DType::I32 && int.add(1.5)?.dtype() == DType::F32);
     let half = int.to_dtype(DType::F16)?;
     ensure!(half.add(1.5)?.dtype() == DType::F16 && half.mul(2)?.dtype() == DType::F16);
-    // A tensor without dimensions widens only across categories.
+    // A tensor without dimensions promotes only across categories.
     let scalar = Tensor::full(&[], 2.0, DType::F32, device)?;
     ensure!(half.add(&scalar)?.dtype() == DType::F16 && int.add(&scalar)?.dtype() == DType::F32);
     ensure_values(&int.rsub(10)?, &[9.0, 8.0])?;

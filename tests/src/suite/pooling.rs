@@ -1,4 +1,4 @@
-//! Pooling: windows without an element, with NaN and infinities, and windows of more elements than a loop may have turns.
+//! Pooling: empty windows, NaN and infinities, and windows beyond the loop limit of kernels.
 
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
@@ -30,7 +30,7 @@ fn gradient(x: &Tensor, call: impl Fn(&Tensor) -> forebay::error::Result<Tensor>
 }
 
 fn a_maximum_over_padding_alone_is_the_smallest_of_its_type(device: &Device) -> Result<()> {
-    // Elements -1 and 2 of a signal of two.
+    // The window covers indices -1 and 2 of a signal of length two.
     let window = Pool1dOptions { padding: [1], dilation: [3], stride: [1], ..Pool1dOptions::new(2) };
     for dtype in compute_dtypes(device).filter(|&dtype| dtype != DType::Bool && !dtype.is_storage_only()) {
         let x = Tensor::from_slice(&[5.0f32, 7.0], &[1, 1, 2], device)?.to_dtype(dtype)?;
@@ -49,7 +49,7 @@ fn a_maximum_over_padding_alone_is_the_smallest_of_its_type(device: &Device) -> 
     ensure_values(&gradient(&x, |x| x.max_pool1d(window))?, &[0.0, 0.0])
 }
 
-/// PyTorch's loop over the windows of a plane: values, places and how often each element is the largest.
+/// PyTorch's loop over windows: returns values, indices, and how often each element is the maximum.
 fn reference_max_pool(
     x: &[f32],
     [h, w]: [usize; 2],
@@ -131,7 +131,7 @@ fn a_volume_of_padding_alone_has_no_maximum_and_no_gradient(device: &Device) -> 
         let mut window = Pool3dOptions { stride: [1; 3], ..Pool3dOptions::new(1) };
         (window.kernel[axis], window.padding[axis], window.dilation[axis]) = (2, 1, 3);
         let (y, places) = x.max_pool3d_with_indices(window)?;
-        // Of an extent of 2 the windows reach -1 and 2, of 3 they reach -1 and 2, then 0 and 3.
+        // For extent 2 the window covers -1 and 2; for extent 3, windows cover -1 and 2, then 0 and 3.
         let all = y.to_vec::<f32>()?;
         if axis < 2 {
             ensure!(all.iter().all(|&v| v == f32::NEG_INFINITY), "axis {axis}: {all:?}");
@@ -165,11 +165,11 @@ fn nan_and_infinities_go_through_pooling_as_in_pytorch(device: &Device) -> Resul
 fn means_divide_by_what_pytorch_divides_by(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[1, 1, 5], DType::F32, device)?;
     let window = Pool1dOptions { stride: [2], padding: [1], ceil_mode: true, ..Pool1dOptions::new(4) };
-    // Windows -1 to 2 and 1 to 4, and in ceil mode 3 to 6, which is cut behind the padding.
+    // Windows -1 to 2 and 1 to 4; in ceil mode also 3 to 6, which is cut off after the padding.
     ensure_close(&x.avg_pool1d(window)?.to_f64s()?, &[0.75, 1.0, 2.0 / 3.0], 1e-6, 0.0)?;
     ensure_values(&x.avg_pool1d(Pool1dOptions { count_include_pad: false, ..window })?, &[1.0, 1.0, 1.0])?;
     ensure_values(&x.avg_pool1d(Pool1dOptions { divisor_override: Some(2), ..window })?, &[1.5, 2.0, 1.0])?;
-    // A window that would begin in the padding on the right is left out.
+    // A window that would start in the right padding is omitted.
     let last = Pool1dOptions { stride: [3], padding: [1], ceil_mode: true, ..Pool1dOptions::new(2) };
     ensure!(x.avg_pool1d(last)?.shape() == [1, 1, 2], "{:?}", x.avg_pool1d(last)?.shape());
     let powers = x
@@ -180,7 +180,7 @@ fn means_divide_by_what_pytorch_divides_by(device: &Device) -> Result<()> {
 }
 
 fn a_window_of_a_whole_plane_is_averaged_in_every_element(device: &Device) -> Result<()> {
-    // 262,144 elements in one window; whole numbers whose sum is exact.
+    // 262,144 integers in one window, whose sum is exact.
     let x = Tensor::ones(&[1, 2, 512, 512], DType::F32, device)?;
     x.narrow(2, 500, 1)?.fill_(513.0)?;
     ensure_values(&x.adaptive_avg_pool2d([1, 1])?, &[2.0, 2.0])?;
@@ -198,7 +198,7 @@ fn a_window_of_a_whole_plane_is_averaged_in_every_element(device: &Device) -> Re
         1e-6,
         0.0,
     )?;
-    // Two maxima, found in another stage than the means.
+    // Two maxima, found by other kernels than the means.
     let (y, places) = x.adaptive_max_pool2d_with_indices([1, 1])?;
     ensure_values(&y, &[513.0, 513.0])?;
     ensure!(places.to_vec::<i64>()? == [500 * 512; 2], "{places}");
@@ -212,7 +212,7 @@ fn a_window_of_a_long_signal_finds_its_maximum(device: &Device) -> Result<()> {
         for (channel, at) in [100, 150_000, n - 1].into_iter().enumerate() {
             x.select(1, channel as isize)?.narrow(1, at, 1)?.fill_(7.0)?;
         }
-        // Windows over the first half, all and the second half.
+        // Windows over the first half, everything, and the second half.
         let window = Pool1dOptions { stride: [n / 2], padding: [n / 2], ..Pool1dOptions::new(n) };
         let (y, places) = x.max_pool1d_with_indices(window)?;
         ensure_values(&y, &[7.0, 7.0, 0.0, 0.0, 7.0, 7.0, 0.0, 7.0, 7.0])?;
@@ -224,20 +224,20 @@ fn a_window_of_a_long_signal_finds_its_maximum(device: &Device) -> Result<()> {
 }
 
 fn gradients_of_long_windows_reach_every_element(device: &Device) -> Result<()> {
-    // Every element lies in up to 2,000 windows: those that begin at most 1,999 before it.
+    // Every element is in up to 2,000 windows: those that start at most 1,999 before it.
     let (n, k) = (4001, 2000);
     let x = Tensor::zeros(&[1, 1, n], DType::F32, device)?;
     let window = Pool1dOptions { stride: [1], ..Pool1dOptions::new(k) };
     let grad = gradient(&x, |x| x.avg_pool1d(Pool1dOptions { divisor_override: Some(1), ..window }))?;
     let windows = |at: usize| (at + 1).min(n - k + 1).min(n - at).min(k) as f64;
     ensure_values(&grad, &(0..n).map(windows).collect::<Vec<_>>())?;
-    // The first element is the largest of the first window alone, the one at 2,000 of all others it is in.
+    // The first element is the maximum of the first window only, the one at 2,000 of all its other windows.
     x.narrow(2, 0, 1)?.fill_(3.0)?;
     x.narrow(2, k, 1)?.fill_(2.0)?;
     let mut expected = vec![0.0; n];
     (expected[0], expected[k], expected[k + 1]) = (1.0, 2000.0, 1.0);
     ensure_values(&gradient(&x, |x| x.max_pool1d(window))?, &expected)?;
-    // More windows of one element than a loop may have turns.
+    // More windows over one element than the loop limit.
     let one = Tensor::full(&[1, 1, 1], 2.0, DType::F32, device)?;
     ensure_values(&gradient(&one, |x| x.adaptive_avg_pool1d(100_000))?, &[100_000.0])?;
     ensure_values(&gradient(&one, |x| x.adaptive_max_pool1d(100_000))?, &[100_000.0])
@@ -258,7 +258,7 @@ fn a_long_window_takes_the_last_nan_and_the_first_of_equals(device: &Device) -> 
 }
 
 fn adaptive_windows_of_long_signals_lie_where_64_bits_say(device: &Device) -> Result<()> {
-    // Products of extents above 2^32.
+    // Products of extents exceed 2^32.
     let (n, outs) = (100_003, 70_001);
     let x = Tensor::arange(0.0, n as f64, 1.0, DType::F32, device)?.reshape([1, 1, n])?;
     let first = |o: usize| o * n / outs;

@@ -1,4 +1,4 @@
-//! Blocks that normalise the sum behind them, under autocast, and what a configuration says of a BERT.
+//! Post-norm blocks under autocast, and BERT configurations.
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
@@ -30,10 +30,10 @@ fn a_norm_of_a_sum_has_the_type_of_a_norm_under_autocast(device: &Device) -> Res
     let (sum, normed) = norm.forward_add(&low, &stream)?;
     ensure!((sum.dtype(), normed.dtype()) == (DType::F32, DType::F32));
     ensure!(rms.forward_add(&low, &stream)?.1.dtype() == DType::F32);
-    // As PyTorch's, also where both have 16 bits.
+    // As in PyTorch, also if both inputs have 16 bits.
     let both = norm.forward_add(&low, &low)?.1;
     ensure!(both.dtype() == norm.forward(&low.add(&low)?)?.dtype(), "{both:?}");
-    // Before products it is written in the type that they cast it to.
+    // Before matrix products, the result is written in the autocast type.
     let (same, small) = norm.forward_add_low_precision(&low, &stream)?;
     ensure!((same.dtype(), small.dtype()) == (DType::F32, DType::BF16));
     ensure!(rms.forward_add_low_precision(&low, &stream)?.1.dtype() == DType::BF16);
@@ -72,13 +72,13 @@ fn small() -> BertOptions {
         intermediate_size: 64,
         hidden_dropout_prob: 0.0,
         attention_probs_dropout_prob: 0.0,
-        // Larger than the published one, so that so small a model has something to compute.
+        // Larger than BERT's, so that outputs of this small model are not negligible.
         initializer_range: 0.2,
         ..Default::default()
     }
 }
 
-/// A block as a BERT's, by itself: two layers with a norm of each sum.
+/// Block with two linear layers and post-norm, as in BERT.
 struct PostNormBlock(Vec<Linear>, LayerNorm);
 
 impl PostNormBlock {
@@ -91,7 +91,7 @@ impl PostNormBlock {
         Ok(x)
     }
 
-    /// All gradients of a loss.
+    /// Returns all gradients of a loss.
     fn gradients(&self, x: &Tensor, low: bool, fused: bool) -> Result<Vec<f64>> {
         let parameters: Vec<Tensor> =
             self.0.iter().flat_map(Module::parameters).chain(self.1.parameters()).collect();
@@ -109,14 +109,14 @@ impl PostNormBlock {
     }
 }
 
-/// The distance of two lists, by the length of the second.
+/// Returns the distance of two lists, relative to the norm of the second.
 fn distance(a: &[f64], b: &[f64]) -> f64 {
     let square = |v: f64| v * v;
     let difference: f64 = a.iter().zip(b).map(|(a, b)| square(a - b)).sum();
     (difference / b.iter().map(|v| square(*v)).sum::<f64>()).sqrt()
 }
 
-/// f32 stands for f64: its error is a ten-thousandth of what is measured here.
+/// f32 is the exact reference: its error is a ten-thousandth of the measured errors.
 fn gradients_of_a_bert_are_as_near_as_those_of_plain_operations(device: &Device) -> Result<()> {
     device.manual_seed(3);
     let layer = |k: usize| Linear::new([32, 64][k % 2], [64, 32][k % 2], device);
@@ -141,7 +141,7 @@ fn a_bert_begins_as_the_published_one(device: &Device) -> Result<()> {
         match (name.contains("LayerNorm"), name.ends_with("bias")) {
             (_, true) => ensure!(values.iter().all(|&v| v == 0.0), "{name} is not zero"),
             (true, false) => ensure!(values.iter().all(|&v| v == 1.0), "{name} is not one"),
-            // The table of segments has 128 numbers.
+            // The table of segments has only 128 values.
             _ => ensure!(
                 (deviation / 0.02 - 1.0).abs() < 0.25 && mean.abs() < 0.01,
                 "{name}: {mean} ± {deviation}"
@@ -191,7 +191,7 @@ fn a_configuration_of_another_model_is_refused(device: &Device) -> Result<()> {
     }
     let missing = BertOptions::from_config(r#"{"vocab_size": 50}"#).err().context("no sizes")?.to_string();
     ensure!(missing.contains("num_hidden_layers"), "{missing}");
-    // Also of options that are written by hand; and what is there is applied.
+    // Options written by hand are checked as well, and the configured activation is applied.
     ensure!(Bert::new(&BertOptions { hidden_act: "mish".into(), ..small() }, device).is_err());
     let tokens = Tensor::from_slice(&[1i64, 5, 2, 7], &[1, 4], device)?;
     let of = |act: &str| -> Result<Tensor> {

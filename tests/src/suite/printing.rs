@@ -1,4 +1,4 @@
-//! Printing: PyTorch's rules, with what PyTorch prints written down by hand.
+//! Printing by PyTorch's rules; expected texts are PyTorch's output.
 
 use anyhow::{Result, ensure};
 use forebay::device::Device;
@@ -19,7 +19,7 @@ tests![
     debug_never_fails,
 ];
 
-/// Compares a printed tensor with a text, in which `D` stands for the device.
+/// Compares a printed tensor with a text, in which `D` is the device.
 fn prints(x: &Tensor, expected: &str) -> Result<()> {
     let expected = expected.replace("'D'", &format!("'{}'", x.device()));
     let (display, debug) = (x.to_string(), format!("{x:?}"));
@@ -32,7 +32,7 @@ fn tensor(values: &[f32], shape: &[usize], device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_slice(values, shape, device)?)
 }
 
-/// The numbers from 0 on.
+/// Returns `0, 1, 2, ...`.
 fn count(shape: &[usize], d: &Device) -> Result<Tensor> {
     let values: Vec<i32> = (0..shape.iter().product::<usize>() as i32).collect();
     Ok(Tensor::from_slice(&values, shape, d)?)
@@ -99,7 +99,7 @@ fn every_type_prints_its_elements(d: &Device) -> Result<()> {
 fn long_tensors_print_their_edges(d: &Device) -> Result<()> {
     let values: Vec<f32> = (0..1001_u16).map(f32::from).collect();
     let x = tensor(&values, &[1001], d)?;
-    // 0 is no part of the scale: 1000 / 1 is not above 1000.
+    // Zeros do not count for the format: 1000 / 1 is not above 1000.
     prints(&x, "tensor([   0.,    1.,    2.,  ...,  998.,  999., 1000.], device='D')")?;
     let x = count(&[1000], d)?;
     ensure!(!x.to_string().contains("..."), "1,000 elements are printed");
@@ -109,13 +109,13 @@ fn long_tensors_print_their_edges(d: &Device) -> Result<()> {
          [ 400,  401,  402,  ...,  597,  598,  599],\n        ...,\n        [ 800,  801,  802,  ...,  997,  998,  999],\n        \
          [1000, 1001, 1002,  ..., 1197, 1198, 1199],\n        [1200, 1201, 1202,  ..., 1397, 1398, 1399]], device='D',\n       dtype=i32)",
     )?;
-    // The scale is that of the elements that are printed.
+    // Only printed elements determine the format.
     let mut values = vec![1.0; 1500];
     values[700] = 1e-9;
     prints(&tensor(&values, &[1500], d)?, "tensor([1., 1., 1.,  ..., 1., 1., 1.], device='D')")
 }
 
-/// Prints as a tensor that is read whole.
+/// Texts equal those of tensors that are read completely.
 fn large_tensors_are_read_only_at_their_edges(d: &Device) -> Result<()> {
     let x = count(&[300, 5, 50], d)?;
     let text = x.to_string();
@@ -149,14 +149,14 @@ fn debug_prints_the_elements_too(d: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Where elements cannot be read, the text says so.
+/// Texts say so if elements cannot be read.
 fn debug_never_fails(d: &Device) -> Result<()> {
     let null = Device::null(Default::default());
     let unknown = Tensor::zeros(&[2, 3], DType::BF16, &null)?;
     let text = format!("{unknown:?}");
     let expected = "tensor(<unknown: the null device computes no values>, device='null:0',\n       shape=[2, 3], dtype=bf16)";
     ensure!(text == expected, "{text}");
-    // A capture refuses reads; printing is no error there.
+    // A capture rejects reads, but printing is no error.
     let x = tensor(&[1.0, 2.0], &[2], d)?;
     let texts = std::cell::RefCell::new(Vec::new());
     let mut step = d.capture(|| {

@@ -1,4 +1,4 @@
-//! Profiles: what ran, in whose name, and that clocks tell times which can be.
+//! Profiles: kernels with their operations, and plausible times.
 
 use std::time::Instant;
 
@@ -51,7 +51,7 @@ fn times_lie_within_the_host_s(device: &Device) -> Result<()> {
     let host = start.elapsed().as_nanos() as f64;
     ensure!(profile.spans.len() == 5, "{} spans of 5", profile.spans.len());
     if device.is_null() || profile.spans.iter().all(|span| span.duration == 0.0) {
-        // A device without a clock says so by zeros in all of them.
+        // A device without timestamps reports zeros throughout.
         ensure!(profile.elapsed() == 0.0, "zeros and times mixed");
         return Ok(());
     }

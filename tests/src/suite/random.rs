@@ -1,4 +1,4 @@
-//! Random numbers: the same bits as the host's own Philox, on every device.
+//! Random numbers: bits equal to a host implementation of Philox, on every device.
 
 use anyhow::{Context, Result, ensure};
 use forebay::device::{Device, RandomState};
@@ -30,7 +30,7 @@ tests![
     permutations_sort_sixty_four_bits,
 ];
 
-/// Philox4x32-10, as the paper has it.
+/// Philox4x32-10, as in the paper.
 fn philox(mut c: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     for _ in 0..10 {
         let p0 = 0xd251_1f53 * u64::from(c[0]);
@@ -41,7 +41,7 @@ fn philox(mut c: [u32; 4], mut key: [u32; 2]) -> [u32; 4] {
     c
 }
 
-/// The first `n` numbers from a state.
+/// Returns the first `n` random words from a state.
 fn stream(state: RandomState, n: usize) -> Vec<u32> {
     let blocks = (0..n.div_ceil(4) as u64).flat_map(|i| {
         let at = state.offset.wrapping_add(i);
@@ -50,10 +50,10 @@ fn stream(state: RandomState, n: usize) -> Vec<u32> {
     blocks.take(n).collect()
 }
 
-/// The table of the shaders' own algorithm: one source for both sides.
+/// Reads the table from the shader's source, so that both sides share it.
 fn table() -> Vec<i32> {
     let wgsl = include_str!("../../../shaders/wgsl/math/normal.wgsl");
-    // Rows of the switch, from octave 31 down: two vectors of four numbers each.
+    // Rows of the switch, from octave 31 down: two vectors of four values each.
     let vectors = wgsl.split("= vec4<i32>(").skip(1).filter_map(|v| v.split_once(')'));
     let numbers: Vec<i32> = vectors
         .flat_map(|(list, _)| list.split(','))
@@ -62,7 +62,7 @@ fn table() -> Vec<i32> {
     numbers.chunks(8).rev().flatten().copied().collect()
 }
 
-/// A normal number from 32 bits: see the shader.
+/// Converts 32 bits to a normal value, as the shader does.
 fn normal(x: u32, table: &[i32]) -> f32 {
     let odd = ((x & 0x7fff_ffff) << 1) | 1;
     let octave = 31 - odd.leading_zeros();
@@ -144,7 +144,7 @@ fn moments_of_normal_numbers(device: &Device) -> Result<()> {
     let n = 1_000_000;
     let z = Tensor::randn(&[n], DType::F32, device)?.to_f64s()?;
     let moment = |k: i32| z.iter().map(|x| x.powi(k)).sum::<f64>() / n as f64;
-    // Five standard deviations of each estimate.
+    // Tolerance: five standard deviations of each estimate.
     ensure_close(&[moment(1), moment(2), moment(3), moment(4)], &[0.0, 1.0, 0.0, 3.0], 0.0, 0.05)?;
     let beyond = z.iter().filter(|x| x.abs() > 3.0).count() as f64 / n as f64;
     ensure_close(&[beyond], &[0.0027], 0.0, 0.0003)
@@ -194,7 +194,7 @@ fn dropout_keeps_and_scales(device: &Device) -> Result<()> {
     y.backward_with(&Tensor::ones(&[n], DType::F32, device)?)?;
     let grad = x.grad().context("no gradient")?;
     ensure!(grad.to_vec::<f32>()? == expected, "the gradient has the same mask");
-    // By element, not by place in memory.
+    // Values depend on the logical index, not on strides.
     let z = Tensor::ones(&[100, 500], DType::F32, device)?.t()?;
     device.set_random_state(state);
     ensure!(z.dropout(p, true)?.to_vec::<f32>()? == expected, "of a transpose");
@@ -209,16 +209,16 @@ fn classes_are_drawn_as_often_as_they_weigh(device: &Device) -> Result<()> {
         |row: usize, class: f64| drawn[row * DRAWS..][..DRAWS].iter().filter(|&&c| c == class).count() as f64;
     for (row, class, share) in [(0, 1.0, 0.25), (0, 3.0, 0.75), (1, 1.0, 0.5), (1, 2.0, 0.5)] {
         let got = of(row, class) / DRAWS as f64;
-        // Five standard deviations of the largest.
+        // Tolerance: five standard deviations of the largest estimate.
         ensure!((got - share).abs() < 0.04, "class {class} of row {row}: {got} of the draws, not {share}");
     }
     ensure!(of(0, 0.0) + of(0, 2.0) + of(1, 0.0) + of(1, 3.0) == 0.0, "a class without weight was drawn");
-    // Without replacement all that have a weight come, each once.
+    // Without replacement, all classes of nonzero weight are drawn once.
     let mut both = weights.multinomial(2, false)?.to_f64s()?;
     both[..2].sort_by(f64::total_cmp);
     both[2..].sort_by(f64::total_cmp);
     ensure!(both == [1.0, 3.0, 1.0, 2.0], "{both:?}");
-    // The first of one that is drawn is as often each as it weighs.
+    // The frequency of the first draw is proportional to the weight.
     let rows = weights.narrow(0, 0, 1)?.broadcast_to(&[DRAWS, 4])?;
     let first = rows.multinomial(1, false)?.to_f64s()?;
     let share = first.iter().filter(|&&c| c == 3.0).count() as f64 / DRAWS as f64;
@@ -226,7 +226,7 @@ fn classes_are_drawn_as_often_as_they_weigh(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The float types that the device computes with.
+/// Returns the float types in which the device computes.
 fn float_types(device: &Device) -> impl Iterator<Item = DType> {
     compute_dtypes(device).filter(|dtype| dtype.is_float() && dtype.size() > 1)
 }
@@ -248,12 +248,12 @@ fn uniform_numbers_lie_in_their_range(device: &Device) -> Result<()> {
             [(0.0, 1e-40), (-1e-40, 0.0), (2e-40, 1e-38), (-1e-3, 1e-30), (0.1, 0.7), (-0.7, -0.1), huge];
         let mut numbers = SplitMix64(5);
         let random = (0..20).map(|_| {
-            // Ends of any size, and widths from a tenth of one to little more than the type tells apart.
+            // Bounds of any magnitude, with widths from a tenth of them to a few representable values.
             let mut unit = || numbers.next() as f64 / u64::MAX as f64;
             let low = (unit() - 0.5) * 10f64.powf(unit() * 8.0 - 4.0);
             (low, low + low.abs() * 10f64.powf(-1.0 - unit()))
         });
-        // f16 has nothing between its numbers next to 0.
+        // f16 has no values in the tiny intervals near 0.
         let few = few
             .into_iter()
             .filter(|&(low, _)| dtype != DType::F16 || low == 0.0 || low.abs() > 1e-4)
@@ -268,7 +268,7 @@ fn uniform_numbers_lie_in_their_range(device: &Device) -> Result<()> {
                 ensure_close(&[mean], &[f64::midpoint(low, high)], 0.0, 3e-3 * (high - low))?;
             }
         }
-        // Half of the numbers of a range too wide for an f32's difference are on each side.
+        // In a range too wide for an f32 difference, half of the values are on each side.
         let drawn = Tensor::uniform(&[10_000], huge.0, huge.1, dtype, device)?.to_f64s()?;
         let below = drawn.iter().filter(|&&x| x < 0.0).count();
         ensure!((4_700..5_300).contains(&below), "{below} of 10,000 {dtype} are below the middle");
@@ -343,7 +343,7 @@ fn probabilities_of_zero_and_one_are_certain(device: &Device) -> Result<()> {
 fn classes_without_weight_are_never_drawn(device: &Device) -> Result<()> {
     device.manual_seed(24);
     let mut numbers = SplitMix64(1);
-    // Every third class, as was once drawn wrong; then weights of very different sizes, a few of many classes, and none at the ends.
+    // Every third class (a former failure), then very different weights, then few of many classes.
     let third: Vec<f32> = (0..600).map(|k| if k % 3 == 0 { (k + 1) as f32 / 7.0 } else { 0.0 }).collect();
     let mixed: Vec<f32> = (0..20_000)
         .map(|_| if numbers.below(2) == 0 { 0.0 } else { 10f32.powi(numbers.below(70) as i32 - 35) })
@@ -355,7 +355,7 @@ fn classes_without_weight_are_never_drawn(device: &Device) -> Result<()> {
         let drawn = t.multinomial(draws, true)?.to_vec::<i64>()?;
         let wrong = drawn.iter().filter(|&&c| weights.get(c as usize).is_none_or(|&w| w <= 0.0)).count();
         ensure!(wrong == 0, "{wrong} draws of {} classes have no weight", weights.len());
-        // Without replacement all that have one come first, each once.
+        // Without replacement, classes of nonzero weight are drawn first, once each.
         let some = weights.iter().filter(|&&w| w > 0.0).count();
         let drawn = t.multinomial((some + 5).min(weights.len()), false)?.to_vec::<i64>()?;
         let mut first = drawn[..some].to_vec();
@@ -392,7 +392,7 @@ fn permutations_sort_sixty_four_bits(device: &Device) -> Result<()> {
         });
         blocks.take(n).collect()
     };
-    // All but one i32, then what tells equal ones apart.
+    // The upper key takes every value but the largest; the lower key breaks ties.
     let upper: Vec<u32> =
         words(0).into_iter().map(|x| ((u64::from(x) * u64::from(u32::MAX)) >> 32) as u32).collect();
     let lower = words(1);

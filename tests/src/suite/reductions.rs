@@ -1,5 +1,5 @@
-//! Reductions, softmax and normalisations at the sizes and layouts where their kernels change: rows in fours and not,
-//! short and too long to be held, parts of other tensors, few and many of them.
+//! Reductions, softmax and normalisations at the sizes and layouts where kernels change: vectorised and scalar rows,
+//! rows too long for registers, views, few and many rows.
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
@@ -32,7 +32,7 @@ fn close(what: &str, got: &[f32], expected: &[f32], within: f32) -> Result<()> {
     Ok(())
 }
 
-/// The sums of [a, b, c] over b.
+/// Returns the sums of [a, b, c] over b.
 fn sum_middle_dim(x: &[f32], [a, b, c]: [usize; 3]) -> Vec<f32> {
     let at = |i, j, k| f64::from(x[(i * b + j) * c + k]);
     (0..a * c).map(|o| (0..b).map(|j| at(o / c, j, o % c)).sum::<f64>() as f32).collect()
@@ -56,13 +56,13 @@ fn sums_over_every_side(device: &Device) -> Result<()> {
         let host = x.to_vec::<f32>()?;
         let name = format!("the sum of {shape:?}");
         close(&name, &x.sum(&[1], false)?.to_vec::<f32>()?, &sum_middle_dim(&host, shape), 1e-4)?;
-        // Of halves that hold small whole numbers, the sum is exact in f32.
+        // 16-bit integers have exact f32 sums.
         let whole = x.mul(4.0)?.round()?;
         let exact = sum_middle_dim(&whole.to_vec::<f32>()?, shape);
         let half = whole.to_dtype(DType::F16)?.sum(&[1], false)?.to_dtype(DType::F32)?;
         let rounded: Vec<f32> = exact.iter().map(|&v| half::f16::from_f32(v).to_f32()).collect();
         close(&format!("{name} as f16"), &half.to_vec::<f32>()?, &rounded, 0.0)?;
-        // A part that starts at an odd place.
+        // A view with an odd offset.
         if c > 4 {
             let part = x.narrow(2, 3, c - 3)?;
             let copied = part.copy()?.to_vec::<f32>()?;
@@ -146,7 +146,7 @@ fn softmax_of_every_length(device: &Device) -> Result<()> {
             &expected_low,
             4e-3,
         )?;
-        // y (g - sum(g y)), and of the logarithm g - y sum(g).
+        // Gradients: y (g - sum(g y)) of softmax, and g - y sum(g) of log-softmax.
         let g = uniform(&[rows, extent], device)?;
         let gradient = |f: fn(&Tensor) -> forebay::error::Result<Tensor>| -> Result<Vec<f32>> {
             let leaf = x.requires_grad_()?;
@@ -192,7 +192,7 @@ fn softmax_of_every_length(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Layer norm of plain operations.
+/// Computes layer norm by plain operations.
 fn plain_norm(x: &Tensor, weight: Option<&Tensor>, bias: Option<&Tensor>, rms: bool) -> Result<Tensor> {
     let centered = if rms { x.clone() } else { x.sub(&x.mean(&[-1], true)?)? };
     let mut y = centered.mul(&centered.square()?.mean(&[-1], true)?.add(1e-5)?.rsqrt()?)?;
@@ -242,7 +242,7 @@ fn layer_norms_of_every_length(device: &Device) -> Result<()> {
             };
             let (name, got, expected) =
                 (format!("{rows} rows of {extent}, rms {rms}, with {with}"), run(false)?, run(true)?);
-            // One element less its mean is nothing: divided by the root of eps, rounding shows.
+            // A single element minus its mean is zero; division by the root of eps amplifies rounding errors.
             let within = if extent == 1 { 1e-2 } else { 1e-4 };
             close(&name, &got.0, &expected.0, within)?;
             for (k, (got, expected)) in got.1.iter().zip(&expected.1).enumerate() {
@@ -292,7 +292,7 @@ fn a_residual_is_added_in_the_same_pass(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The sums that a norm's pass back makes for the bias of the layer before it: only where they are of that layer's columns.
+/// A norm's backward pass also sums the bias gradient of the preceding layer, but only if the columns are equal.
 fn a_bias_before_a_residual_gets_its_own_sums(device: &Device) -> Result<()> {
     for (shape, normed) in [([6, 4, 8], &[8][..]), ([6, 4, 8], &[4, 8]), ([6, 4, 8], &[6, 4, 8])] {
         let (x, r, g) = (uniform(&[6, 4, 5], device)?, uniform(&shape, device)?, uniform(&shape, device)?);
@@ -321,7 +321,7 @@ fn a_bias_before_a_residual_gets_its_own_sums(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// The stream goes on, so the sum has a gradient of its own beside that of the norm.
+/// The residual stream is also used later, so that the sum has a gradient in addition to the norm's.
 fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
     for (extent, rms) in [(96, false), (768, true), (33, false), (20_000, false)] {
         let inputs = [
@@ -335,7 +335,7 @@ fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
             let leaves: Vec<Tensor> =
                 inputs.iter().map(Tensor::requires_grad_).collect::<forebay::error::Result<_>>()?;
             let [x, r, w, b] = &leaves[..] else { unreachable!() };
-            // Of a node, whose gradient may be summed in place, and then of that sum again.
+            // A non-leaf, whose gradient may be accumulated in place.
             let x2 = x.mul(2.0)?;
             let (sum, normed) = if plain {
                 let sum = x2.add(r)?;
@@ -355,7 +355,7 @@ fn the_sum_of_a_residual_gets_both_gradients(device: &Device) -> Result<()> {
             close(&format!("{extent}, rms {rms}, gradient {k}"), got, expected, 2e-4)?;
         }
     }
-    // Without the stream going on, and with no gradient asked of the residual.
+    // Without a later use of the sum, and with a residual that requires no gradient.
     let x = uniform(&[4, 8], device)?.requires_grad_()?;
     let r = uniform(&[4, 8], device)?;
     let (sum, normed) = x.add_layer_norm(&r, &[8], None, None, 1e-5)?;
@@ -387,7 +387,8 @@ fn residuals_under_autocast(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Three blocks on a residual stream in f32: of the second, the branch is kept in 16 bits beside the sum before it. Nothing else is to be seen of it.
+/// Three blocks on an f32 residual stream. For the second, autograd saves the 16-bit branch and the previous sum
+/// instead of the new sum.
 fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -> Result<()> {
     for (extent, rms, low) in [
         (64, false, DType::BF16),
@@ -403,7 +404,7 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
         let scale = uniform(&[extent], device)?.requires_grad_()?;
         let shares = [(); 3].map(|()| uniform(&shape, device));
         let shares: Vec<Tensor> = shares.into_iter().collect::<Result<_>>()?;
-        // A copy of the sum is kept by nobody: then the next one is kept whole.
+        // Copying the sum prevents the sharing, so that the next sum is saved whole.
         let forward = |whole: bool| -> Result<(Tensor, u64)> {
             device.synchronize()?;
             let before = device.memory().allocated();
@@ -416,7 +417,7 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
                     true => branch.add_rms_norm(&residual, &[extent], Some(&scale), None)?,
                     false => branch.add_layer_norm(&residual, &[extent], Some(&scale), None, 1e-5)?,
                 };
-                // Of the last sum nobody else wants a gradient; of the others the gradient is added in place, or not.
+                // The last sum has no other gradient; for the second one, the gradient is also added separately.
                 if k == 1 {
                     all = all.add(&sum.mul(&shares[k])?.sum_all()?)?;
                 }
@@ -431,7 +432,7 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
             tensors.iter().map(|t| Ok(t.to_dtype(DType::F32)?.to_vec::<f32>()?)).collect()
         };
         let ((parts, less), (whole, more)) = (forward(false)?, forward(true)?);
-        // Blocks are of whole 512 bytes.
+        // Blocks are multiples of 512 bytes.
         let saved = 6 * extent as u64 * 2 / 512 * 512;
         ensure!(
             less + saved <= more,
@@ -445,7 +446,7 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
             first(&parts)? == first(&whole)?,
             "{extent}, rms {rms}: other bits than of a sum that is kept whole"
         );
-        // As a history: gradients of the gradients' squares.
+        // With `create_graph`: gradients of the squared gradients.
         let second = |all: &Tensor| -> Result<Vec<Vec<f32>>> {
             let grads = autograd::grad(std::slice::from_ref(all), &leaves, &GradOptions::create_graph())?;
             let mut squares = grads[0].to_dtype(DType::F32)?.square()?.sum_all()?;
@@ -458,7 +459,7 @@ fn a_sum_with_a_residual_that_is_kept_anyway_is_kept_in_parts(device: &Device) -
             close(&format!("{extent}, rms {rms}, second gradient {k}"), got, expected, 1e-4)?;
         }
     }
-    // What is kept must not change.
+    // Saved tensors must not change.
     let branch = uniform(&[4, 64], device)?.to_dtype(DType::BF16)?;
     let stream = uniform(&[4, 64], device)?.requires_grad_()?;
     let (sum, _first) = branch.add_layer_norm(&stream, &[64], None, None, 1e-5)?;

@@ -1,4 +1,4 @@
-//! Walks over the tape that meet: inside of each other, from several threads, with panics; and what is dropped after them.
+//! Backward passes that nest, run on several threads, or panic, and the release of graphs afterwards.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::slice::from_ref;
@@ -50,7 +50,7 @@ fn gradients_arrive_after_a_hook_panicked(device: &Device) -> Result<()> {
         ensure_values(&x.grad().context("no gradient")?, &[3.0, 3.0])?;
         let found = autograd::grad(&[x.mul(5.0)?.sum_all()?], from_ref(&x), &GradOptions::default())?;
         ensure_values(&found[0], &[5.0, 5.0])?;
-        // The gradient of an operation of one's own, and the body of a checkpoint.
+        // A panic in a custom gradient, and in a checkpointed function.
         let z = once_differentiable("panics", x.detach().mul(1.0)?, &[&x], |_, _| panic!("a gradient"));
         let loss = checkpoint(&[&z], |z| z[0].exp())?.sum_all()?;
         let failed = catch_unwind(AssertUnwindSafe(|| {
@@ -77,7 +77,7 @@ fn gradients_arrive_after_a_walk_that_failed(device: &Device) -> Result<()> {
 
 fn a_backward_pass_inside_of_grad_fills_the_leaves(device: &Device) -> Result<()> {
     let (x, w) = (leaf(&[1.0, 2.0], device)?, leaf(&[3.0, 4.0], device)?);
-    // In a hook, in the gradient of an operation of one's own, and in a checkpoint's body.
+    // A nested backward pass in a hook, in a custom gradient, and in a checkpointed function.
     let inner = |w: Tensor, scale: f64| {
         move || -> CoreResult<()> {
             let _grad = autograd::enable_grad();
@@ -139,7 +139,7 @@ fn a_checkpoint_inside_of_grad_gives_all_it_reaches(device: &Device) -> Result<(
             let (w, v) = (w.clone(), v.clone());
             checkpoint(&[x], move |x| run(&x[0], &w, &v, depth - 1))
         }
-        // One captured weight is a leaf, the other one a result.
+        // One captured weight is a leaf, the other an intermediate result.
         let loss = run(&x, &w, &v.mul(2.0)?, depth)?.sum_all()?;
         for create_graph in [false, true] {
             let options = GradOptions { create_graph, retain_graph: Some(true), ..GradOptions::default() };
@@ -159,7 +159,7 @@ fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
     let w = Tensor::full(&[16], 2.0, DType::F32, device)?.requires_grad_()?;
     let captured = w.clone();
     let y = checkpoint(&[&x], move |x| x[0].dropout(0.5, true)?.mul(&captured))?;
-    // Small whole numbers, whose sums have no order.
+    // Small integers, whose sums are exact in any order.
     let loss = y.mul(&x)?.square()?.sum_all()?;
     loss.backward_retain_graph()?;
     let take = |t: &Tensor| -> Result<Tensor> {
@@ -171,7 +171,7 @@ fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
     for round in 0..4 {
         let found = thread::scope(|scope| -> Result<Vec<Vec<Tensor>>> {
             let walk = || -> CoreResult<Vec<Tensor>> {
-                // Half of the threads add to the leaves, and half of them ask for the gradients.
+                // Half of the threads accumulate into leaves, the other half request gradients.
                 loss.backward_retain_graph()?;
                 let options = GradOptions { retain_graph: Some(true), ..GradOptions::default() };
                 autograd::grad(from_ref(&loss), &[x.clone(), w.clone()], &options)
@@ -186,7 +186,7 @@ fn threads_walk_one_tape_together(device: &Device) -> Result<()> {
                 ensure_same_bits(grad, once).with_context(|| format!("round {round}"))?;
             }
         }
-        // Sums of equal numbers: a power of two of them is exact.
+        // A sum of a power of two of equal values is exact.
         for (t, once) in [&x, &w].into_iter().zip(&once) {
             ensure_same_bits(&take(t)?, &once.mul(THREADS as f64)?)?;
         }
@@ -203,7 +203,7 @@ fn a_tape_that_is_being_freed_says_so(device: &Device) -> Result<()> {
     y.sum_all()?.backward()?;
     let error = y.sum_all()?.backward().err().context("the tape is freed")?.to_string();
     ensure!(error.contains("was already walked") && error.contains("backward_retain"), "{error}");
-    // From inside of the gradient that runs, on this thread and on another one.
+    // From within the running gradient, on this thread and on another one.
     for other_thread in [false, true] {
         let hold: Arc<Mutex<Option<Tensor>>> = Arc::default();
         let seen = Arc::new(Mutex::new(String::new()));
@@ -230,7 +230,7 @@ fn a_tape_that_is_being_freed_says_so(device: &Device) -> Result<()> {
 fn a_gradient_that_does_not_fit_leaves_the_one_there_is(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
     x.mul(3.0)?.sum_all()?.backward()?;
-    // A gradient of one's own with another shape, or another type.
+    // A custom gradient with another shape, or another type.
     for bad in [0, 1] {
         let y = once_differentiable("own", x.detach().mul(1.0)?, &[&x], move |g, _| {
             let g =
@@ -254,7 +254,7 @@ fn a_gradient_that_does_not_fit_leaves_the_one_there_is(device: &Device) -> Resu
 }
 
 fn a_gradient_that_was_set_is_checked_before_it_is_added_to(device: &Device) -> Result<()> {
-    // Operations that add to a leaf's gradient in their own pass: products, rows of a table.
+    // Operations that accumulate into a leaf's gradient within their own backward pass: products, embeddings.
     let w = Tensor::ones(&[4, 4], DType::F32, device)?.requires_grad_()?;
     let x = Tensor::ones(&[2, 4], DType::F32, device)?;
     let index = Tensor::from_slice(&[0i32, 1], &[2], device)?;
@@ -278,7 +278,7 @@ fn a_gradient_that_was_set_is_checked_before_it_is_added_to(device: &Device) -> 
 }
 
 fn hooks_of_a_result_that_hold_it_end_with_the_tape(device: &Device) -> Result<()> {
-    // The memory is looked at after the test.
+    // The suite checks the memory after the test.
     let x = leaf(&[1.0, 2.0], device)?;
     let y = x.exp()?;
     let own = y.clone();

@@ -1,4 +1,4 @@
-//! Resizing, windows and views by strides, distances and bags: numbers by hand, odd shapes, layers made of them.
+//! Resizing, im2col, strided views, distances and embedding bags: hand-computed values, odd shapes, modules.
 
 use std::slice::from_ref;
 
@@ -76,7 +76,7 @@ fn resized_by_hand(device: &Device) -> Result<()> {
             antialias: true,
             ..with(InterpolateMode::Bilinear, InterpolateOptions::with_size(&[2, 2]))
         };
-        // Weights 3, 3 and 1 sevenths of the rows that a half reaches.
+        // Weights 3/7, 3/7 and 1/7 of the rows that an output covers.
         let third = (0.0 * 3.0 + 2.0 * 3.0 + 4.0) / 7.0;
         let expected = [third, third + 1.0, 6.0 - third, 7.0 - third];
         let tolerance = if dtype.size() == 2 { 0.02 } else { 1e-6 };
@@ -133,7 +133,7 @@ fn a_view_by_strides_gives_gradients_to_its_own_elements_only(device: &Device) -
     let x = iota(&[6], DType::F32, device)?;
     let beside = gradient(&x, |x| x.narrow(0, 2, 3)?.as_strided(&[2, 2], &[1, 0], Some(1)))?;
     ensure_values(&beside, &[0.0, 0.0, 2.0, 0.0, 0.0, 0.0])?;
-    // Each place of an element that was there before gets its share.
+    // A repeated element gathers the gradients of all its positions.
     let shared =
         gradient(&x.narrow(0, 0, 1)?.copy()?, |x| x.broadcast_to(&[4])?.as_strided(&[2], &[0], None))?;
     ensure_values(&shared, &[2.0])?;
@@ -153,7 +153,7 @@ fn folding_undoes_unfolding(device: &Device) -> Result<()> {
         ensure!(columns.shape() == [2, 12, 6]);
         ensure_same_bits(&columns.col2im([4, 6], 2, 1, 0, 2)?.contiguous()?, &x)?;
         let ones = Tensor::ones(&[1, 3, 3], dtype, device)?;
-        // How many blocks of 2 x 2 reach each element.
+        // Number of 2 x 2 blocks that cover each element.
         let counts = ones.im2col(2, 1, 1, 1)?.col2im(3, 2, 1, 1, 1)?;
         ensure!(counts.shape() == [1, 3, 3]);
         ensure_values(&counts.contiguous()?, &[4.0; 9])?;
@@ -236,7 +236,7 @@ fn bags_by_hand(device: &Device) -> Result<()> {
             third,
             third,
         )?;
-        // A row that does not count, and bags of one size.
+        // A padding index, and bags of one size.
         let padded = EmbeddingBagOptions {
             padding_idx: Some(1),
             mode: EmbeddingBagMode::Mean,
@@ -245,7 +245,7 @@ fn bags_by_hand(device: &Device) -> Result<()> {
         let pairs = Tensor::from_slice(&[1u32, 2, 1, 1], &[2, 2], device)?;
         ensure_values(&table.embedding_bag(&pairs, &padded)?, &[6.0, 7.0, 8.0, 0.0, 0.0, 0.0])?;
         ensure_values(&gradient(&table, |t| t.embedding_bag(&pairs, &padded))?, &rows([0.0, 0.0, 1.0, 0.0]))?;
-        // Factors have a gradient too.
+        // Per-sample weights have a gradient, too.
         let factors = Tensor::from_slice(&[2.0f32, 3.0, 4.0, 5.0], &[2, 2], device)?.to_dtype(dtype)?;
         let scaled = |f: &Tensor| {
             let bags = EmbeddingBagOptions {
@@ -323,7 +323,7 @@ fn parts_and_differences(device: &Device) -> Result<()> {
 }
 
 fn windows_of_pooling_take_the_first_of_equals(device: &Device) -> Result<()> {
-    // With `ceil_mode` a window may be larger than what there is.
+    // With `ceil_mode`, a window may be larger than the input.
     let small = Tensor::from_slice(&[1.0f32, 2.0, 3.0, 4.0], &[1, 1, 2, 2], device)?;
     let window = Pool2dOptions { stride: [2; 2], ceil_mode: true, ..Pool2dOptions::new(3) };
     ensure!(small.max_pool2d(window)?.to_vec::<f32>()? == [4.0]);
@@ -347,7 +347,7 @@ fn layers_have_the_names_and_shapes_of_their_weights(device: &Device) -> Result<
     let up = ConvTranspose2d::new(4, 6, [4, 4], options, device)?;
     let state = up.state_dict();
     ensure!(state["weight"].shape() == [4, 3, 4, 4] && state["bias"].shape() == [6]);
-    // As PyTorch: within 1 over the root of the outputs of a group times the window.
+    // As in PyTorch: within 1 over the root of a group's outputs times the window.
     let bound = 1.0 / (3.0f64 * 16.0).sqrt();
     ensure!(state["weight"].to_f64s()?.iter().all(|w| w.abs() <= bound + 1e-6));
     let net = Sequential::new().add(up).add(Upsample::new(InterpolateOptions::with_scale_factor(0.5)));

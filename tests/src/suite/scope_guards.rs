@@ -1,4 +1,4 @@
-//! Scopes of a thread: guards may be dropped in any order, after panics, and when a thread ends.
+//! Thread-local scopes: guards may be dropped in any order, after panics, and at the end of a thread.
 
 use std::cell::RefCell;
 
@@ -22,7 +22,7 @@ tests![
     guards_in_thread_locals_end_with_their_thread,
 ];
 
-/// Any guard. What it sets is told by [`Now`].
+/// Any scope guard.
 #[allow(dead_code, reason = "guards are held, not read")]
 enum AnyGuard {
     Autocast(forebay::amp::AutocastGuard),
@@ -35,7 +35,7 @@ enum AnyGuard {
     Stream(forebay::stream::StreamGuard),
 }
 
-/// Values of the scopes of this thread.
+/// Settings of this thread's scopes.
 #[derive(Clone, Debug, PartialEq)]
 struct ScopeState {
     autocast: Option<DType>,
@@ -62,7 +62,7 @@ impl ScopeState {
         })
     }
 
-    /// Value that a guard of this kind sets.
+    /// Applies the setting of a guard of this kind.
     fn apply_guard(&mut self, kind: usize) {
         match kind {
             0 => self.autocast = Some(DType::BF16),
@@ -118,7 +118,7 @@ fn the_innermost_guard_that_lives_counts(device: &Device) -> Result<()> {
             let kinds: Vec<usize> = alive.iter().map(|(kind, _)| *kind).collect();
             ensure!(now == expected, "{kinds:?}: {now:?}, not {expected:?}");
         }
-        // The rest as a vector does it: the first that was entered goes first.
+        // Drops the rest like a vector: in the order of creation.
         drop(alive);
         ensure!(ScopeState::read(device, &side)? == outside, "something stays");
     }
@@ -146,7 +146,7 @@ fn a_panic_ends_its_scopes(device: &Device) -> Result<()> {
         guards.swap(0, KINDS - 1);
         let inner = autocast(DType::F16);
         drop(guards.remove(3));
-        // Not `panic!`, whose message the run would show.
+        // Not `panic!`, which would print a message.
         std::panic::resume_unwind(Box::new(inner.is_ok()));
     }));
     ensure!(unwound.is_err() && ScopeState::read(device, &side)? == outside);
@@ -154,7 +154,7 @@ fn a_panic_ends_its_scopes(device: &Device) -> Result<()> {
 }
 
 fn guards_in_thread_locals_end_with_their_thread(device: &Device) -> Result<()> {
-    /// Guards, and a tensor that keeps a history: when it ends, some are dropped out of order.
+    /// Guards, and a tensor with a history; some guards are dropped out of order at the end of the thread.
     #[allow(dead_code, reason = "guards are held, not read")]
     struct Last(Vec<AnyGuard>, Tensor);
     impl Drop for Last {
@@ -170,7 +170,7 @@ fn guards_in_thread_locals_end_with_their_thread(device: &Device) -> Result<()> 
     for early in [true, false] {
         let device = device.clone();
         let thread = std::thread::spawn(move || -> Result<()> {
-            // Whose destructor is registered first is different: thread locals end in the order of that.
+            // Thread-locals are destroyed in the order of their first use, so both orders are tested.
             if early {
                 HELD.set(None);
             }

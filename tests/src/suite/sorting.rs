@@ -1,4 +1,4 @@
-//! Sorting, ranks, selecting, and reducing into places, beside plain loops on the host.
+//! Sorting, ranks, selection and scatter reductions, compared with plain loops on the host.
 
 use std::cmp::Ordering;
 
@@ -32,12 +32,12 @@ tests![
     mistakes_are_told,
 ];
 
-/// NaN after all numbers.
+/// Orders NaN after all numbers.
 fn ascending(a: f64, b: f64) -> Ordering {
     a.partial_cmp(&b).unwrap_or_else(|| a.is_nan().cmp(&b.is_nan()))
 }
 
-/// The stable order of a line.
+/// Returns the stable sorted order of a row.
 fn order(line: &[f64], descending: bool) -> Vec<usize> {
     let mut places: Vec<usize> = (0..line.len()).collect();
     places
@@ -45,7 +45,7 @@ fn order(line: &[f64], descending: bool) -> Vec<usize> {
     places
 }
 
-/// Numbers with repetitions, some of them negative where the type has such.
+/// Returns values with repetitions, some of them negative for signed types.
 fn mixed(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     let mut numbers = SplitMix64(shape.iter().sum::<usize>() as u64);
     let signed = !matches!(dtype, DType::U8 | DType::U32 | DType::Bool);
@@ -58,7 +58,7 @@ fn mixed(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
     Ok(Tensor::from_slice(&values, shape, device)?.to_dtype(dtype)?)
 }
 
-/// A sort of lines that lie in the last dimension, against the host's.
+/// Compares a sort of rows in the last dimension with the host's.
 fn check(x: &Tensor, descending: bool) -> Result<()> {
     let n = x.shape().last().copied().unwrap_or(1);
     let (value, place) = x.sort(-1, descending)?;
@@ -196,14 +196,14 @@ fn medians_and_ranks(device: &Device) -> Result<()> {
     }
     let whole = Tensor::from_slice(&[u32::MAX, 3, u32::MAX, 0], &[4], device)?;
     ensure_values(&whole.nanmedian(0, false)?.0, &[3.0])?;
-    // Equal ones share the gradient.
+    // Equal elements share the gradient.
     let x = Tensor::from_slice(&[1.0f32, 2.0, 2.0, 5.0], &[4], device)?.requires_grad_()?;
     x.median_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[0.0, 0.5, 0.5, 0.0])
 }
 
 fn quantiles_of_all_kinds(device: &Device) -> Result<()> {
-    // The rank moves by two where q moves by one, and the value by the step that it is in.
+    // The rank changes by two times q, and the value by the slope of its interval.
     let line = Tensor::from_slice(&[4.0f32, 0.0, 1.0], &[3], device)?;
     let q = Tensor::from_slice(&[0.25f32, 0.75], &[2], device)?.requires_grad_()?;
     line.quantile(&q, None, false, Interpolation::Linear)?.sum_all()?.backward()?;
@@ -258,7 +258,7 @@ fn more_lines_than_a_grid_has(device: &Device) -> Result<()> {
     if device.info().software {
         return skip("most of a minute on a processor");
     }
-    // 128 lines of up to four elements a workgroup, 65,535 workgroups a dimension.
+    // 128 rows of up to four elements a workgroup, 65,535 workgroups a dimension.
     let rows = (128 << 16) + 1;
     let x = Tensor::from_slice(&[3u8, 9, 5], &[3], device)?.broadcast_to(&[rows, 3])?;
     let place = x.topk(1, 1, true)?.1.to_vec::<i64>()?;
@@ -300,7 +300,7 @@ fn what_is_not_zero(device: &Device) -> Result<()> {
 }
 
 fn values_find_their_places(device: &Device) -> Result<()> {
-    // A comparison with NaN fails, and the search goes right.
+    // Comparisons with NaN are false, so the search continues to the right.
     let line = Tensor::from_slice(&[1.0f32, f32::NAN], &[2], device)?;
     let wanted = Tensor::from_slice(&[f32::NAN, 2.0, 0.5], &[3], device)?;
     ensure_values(&line.searchsorted(&wanted, true, false, None)?, &[2.0, 2.0, 2.0])?;
@@ -339,7 +339,7 @@ fn elements_meet_in_every_way(device: &Device) -> Result<()> {
             }
         }
     }
-    // Numbers that f32 does not have.
+    // Integers that f32 cannot represent.
     let many = Tensor::arange(0.0, 100_000.0, 1.0, DType::I32, device)?;
     for index in [many.narrow(0, 7, 3)?, many.clone()] {
         let put = many.scatter_value(0, &index, 16_777_217.0)?;
@@ -391,7 +391,7 @@ fn elements_meet_in_every_way(device: &Device) -> Result<()> {
             }
         }
     }
-    // Zeros are factors like others: PyTorch's gradients.
+    // Zero factors have PyTorch's gradients.
     let x = Tensor::from_slice(&[2.0f32, 0.0], &[2], device)?.requires_grad_()?;
     let y = Tensor::from_slice(&[0.0f32, 3.0, 4.0, 5.0], &[4], device)?.requires_grad_()?;
     let at = Tensor::from_slice(&[0i32, 0, 1, 1], &[4], device)?;
@@ -402,7 +402,7 @@ fn elements_meet_in_every_way(device: &Device) -> Result<()> {
 }
 
 fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
-    // Few lines of many indices, negative ones and some outside among them.
+    // Few rows with many indices, some of them negative or out of range.
     let (n, extent) = (50_000, 300);
     let mut numbers = SplitMix64(3);
     let index: Vec<i64> = (0..n).map(|_| numbers.below(2 * extent + 2) as i64 - extent as i64).collect();
@@ -411,7 +411,7 @@ fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
     let src = Tensor::from_slice(&values, &[n, 2], device)?;
     let mut expected = vec![1.0f32; 2 * extent];
     let mut last = expected.clone();
-    // `index_put` counts negative ones from the end, as PyTorch documents; elsewhere they name nothing.
+    // `index_put` counts negative indices from the end, as PyTorch documents; elsewhere they are ignored.
     let mut wrapped = expected.clone();
     for (i, &to) in index.iter().enumerate() {
         for k in 0..2 {
@@ -434,7 +434,7 @@ fn long_lines_add_up_the_same(device: &Device) -> Result<()> {
     let flat = at.reshape([-1])?;
     ensure!(x.index_put(&[Some(&flat)], &src, true)?.to_vec::<f32>()? == wrapped, "index_put");
     for dtype in compute_dtypes(device).filter(|&d| d != DType::F32) {
-        // Few enough in each place for every type.
+        // Sums small enough for every type.
         let (x, one) = (Tensor::zeros(&[70_000], dtype, device)?, Tensor::ones(&[70_000], dtype, device)?);
         let at = Tensor::arange(0.0, 70_000.0, 1.0, DType::I32, device)?.floor_divide(2)?;
         let sum = x.scatter_add(0, &at, &one)?.to_f64s()?;
@@ -451,7 +451,7 @@ fn indices_and_masks_choose(device: &Device) -> Result<()> {
     let got = x.index(&[None, None, Some(&j)])?;
     ensure!(got.shape() == [3, 4, 2, 1]);
     ensure_values(&got.select(0, 1)?.select(0, 2)?, &[31.0, 34.0])?;
-    // Side by side the indices' dimensions stand where the indexed ones stood, else in front.
+    // Adjacent indices put their dimensions in the place of the indexed ones, otherwise in front.
     let got = x.index(&[Some(&i), Some(&j)])?;
     ensure!(got.shape() == [2, 3, 5]);
     let got = x.index(&[Some(&i), None, Some(&j)])?;

@@ -1,8 +1,7 @@
-//! What training steps cost, counted rather than timed: launches on the device, bytes that they bind, requests of the pool.
+//! Costs of training steps, counted instead of timed: launches, bytes that they bind, and allocations of the pool.
 //!
-//! `tests/costs.json` has what each costs on the adapters that everyone has; how many tensors a launch can bind differs. A step that
-//! costs more has got slower, whatever the machine; one that costs less is good news, and the file is to say so. The test's message
-//! has the new numbers.
+//! `tests/costs.json` has the costs on common adapters, which differ in the number of tensors a launch can bind. Higher
+//! costs are regressions on every machine. After an improvement, update the file with the values of the test's message.
 
 use std::collections::BTreeMap;
 
@@ -22,21 +21,21 @@ use super::{skip, tests};
 
 tests![steps_cost_what_they_did];
 
-/// The file: the backend and how the adapter's name begins, step, costs.
+/// Known costs: by the backend and the prefix of the adapter's name, then by step.
 const KNOWN: &str = include_str!("../../costs.json");
 
-/// What one step costs.
+/// Cost of one step.
 #[derive(Clone, Copy, Debug, Deserialize, PartialEq, Eq, Serialize)]
 struct StepCost {
-    /// Kernels, products and copies.
+    /// Number of kernels, matrix products and copies.
     launches: usize,
-    /// Bytes of all that they bind.
+    /// Bytes that they bind.
     bytes: u64,
-    /// Blocks asked of the pool.
+    /// Allocations of the pool.
     requests: u64,
 }
 
-/// A training step, again and again.
+/// Repeatable training step.
 type TrainStep = Box<dyn FnMut() -> CoreResult<()>>;
 type StepBuilder = fn(&Device) -> CoreResult<TrainStep>;
 
@@ -108,7 +107,7 @@ fn checkpointed_gpt_step(device: &Device) -> CoreResult<TrainStep> {
     }))
 }
 
-/// The cost of a step after the ones that make the optimiser's state.
+/// Returns the cost of a step, after the steps that create the optimiser's state.
 fn cost(step: &mut TrainStep, device: &Device) -> Result<StepCost> {
     for _ in 0..2 {
         step()?;
@@ -145,7 +144,7 @@ fn steps_cost_what_they_did(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// As the file has it.
+/// Formats costs as in the file.
 fn format_costs(costs: &BTreeMap<String, StepCost>) -> Result<String> {
     Ok(serde_json::to_string(costs)?)
 }

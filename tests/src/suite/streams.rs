@@ -1,4 +1,4 @@
-//! Streams, and memory that leaves for the host: results are those of one queue, memory is as planned.
+//! Streams and offload: results equal those of one queue, memory use is as planned.
 
 use anyhow::{Result, ensure};
 use forebay::device::Device;
@@ -22,7 +22,7 @@ tests![
     what_one_thread_reads_does_not_leave_while_another_offloads_it,
 ];
 
-/// Products of so many rows are long enough on a GPU that whoever does not wait for them reads what was there before.
+/// Size of products that take long enough on a GPU to expose a missing wait.
 fn wide(device: &Device) -> usize {
     if device.info().software { 96 } else { 1024 }
 }
@@ -65,9 +65,9 @@ fn memory_that_streams_free_is_safe_and_peaks_are_the_same_each_time(device: &De
                 let _on = side.enter();
                 let product = x.matmul(&x)?;
                 product.sum_all()?
-                // The product is freed here, long before the device has made it.
+                // The product is freed here, long before the device has computed it.
             };
-            // The same sizes on the default stream: memory of the side's goes round.
+            // Equal sizes on the default stream, which may reuse memory of the side stream.
             let other = Tensor::full(&[wide, wide], f64::from(k), DType::F32, &device)?;
             let more = other.add(&x)?.sub(&x)?;
             ensure!(total.item()? == sum, "the product of step {k} sums up to {}, not {sum}", total.item()?);
@@ -114,7 +114,7 @@ fn a_private_pool_serves_its_step_alone(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Fails where the backend reaches no memory of the host.
+/// Skips the test if the backend has no access to host memory.
 fn require_host_memory(device: &Device) -> Result<()> {
     if device.backend().supports_pinned_host() {
         Ok(())
@@ -134,13 +134,13 @@ fn what_is_offloaded_comes_back_with_its_bits(device: &Device) -> Result<()> {
     ensure!(all.iter().all(Tensor::is_offloaded), "some stayed");
     ensure!(device.memory().allocated() == before, "the device still holds {}", device.memory().summary());
     ensure!(device.host_pool().stats().allocated() > 0, "the host holds nothing");
-    // What was freed is used for other things.
+    // Freed memory is reused.
     let others = (0..9)
         .map(|k| Tensor::full(&[k + 1, 3001], 7.0, DType::F32, device))
         .collect::<Result<Vec<_>, _>>()?;
     all[3].prefetch_()?;
     ensure!(!all[3].is_offloaded() && all[4].is_offloaded(), "one was asked for");
-    // A view brings its whole.
+    // A read of a view moves the whole storage back.
     let view = all[4].narrow(1, 1000, 11)?.to_bytes()?;
     ensure!(view.len() == 5 * 11 * 2 && !all[4].is_offloaded(), "a view of {} bytes", view.len());
     for (t, bytes) in all.iter().zip(&copies) {
@@ -164,7 +164,7 @@ fn an_offload_waits_for_what_writes_and_a_write_for_the_offload(device: &Device)
     let expected = x.matmul(&x)?.matmul(&x)?.to_bytes()?;
     for _ in 0..5 {
         let y = x.matmul(&x)?.matmul(&x)?;
-        // Nothing of it is done yet.
+        // The products have not run yet.
         y.offload_()?;
         let other = Tensor::full(&[wide, wide], 3.0, DType::F32, device)?;
         let z = y.add(&other)?;
@@ -207,8 +207,7 @@ fn offloads_in_a_loop_hold_what_they_say(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Backends may give the driver several small kernels at once: what they read is what was written before, with large ones, copies and reads
-/// between them.
+/// Backends may submit several small kernels at once. Their order with large kernels, copies and reads must be kept.
 fn small_operations_keep_their_order(device: &Device) -> Result<()> {
     const SMALL: usize = 257;
     let (large, steps) = if device.info().software { (1 << 14, 400) } else { (1 << 22, 6000) };
@@ -249,7 +248,7 @@ fn small_operations_keep_their_order(device: &Device) -> Result<()> {
                 expected[a] = expected[b].clone();
             }
             170..172 => {
-                // A kernel that fills the device, before and behind small ones.
+                // A kernel that fills the device, before and after small ones.
                 wide.narrow(0, step % 1000, SMALL)?.copy_(&tensors[a])?;
                 wide = wide.add(7)?;
                 tensors[to] = wide.narrow(0, step % 1000 + 3, SMALL)?.copy()?;
@@ -276,7 +275,7 @@ fn a_fence_stands_behind_operations_that_wait(device: &Device) -> Result<()> {
     device.set_fusion_min_bytes(Some(0));
     let x = Tensor::ones(&[1024], DType::F32, &device)?;
     let backend = device.backend().clone();
-    // A fence has the number of the work in front of it.
+    // A fence has the number of the last submitted work.
     let raw = || -> Result<_> { Ok(backend.record_fence()?) };
     let before = raw()?;
     ensure!(raw()? == before, "nothing new was submitted");
@@ -327,7 +326,7 @@ fn what_one_thread_reads_does_not_leave_while_another_offloads_it(device: &Devic
         let away = threads.spawn(|| -> Result<()> {
             for round in 0..rounds {
                 all[round % all.len()].offload_()?;
-                // What has left is given to others, who write it over.
+                // Memory of the offloaded tensor is reused and overwritten.
                 let other = Tensor::full(&[ELEMENTS], -1.0, DType::F32, device)?;
                 drop(other);
             }
@@ -338,7 +337,7 @@ fn what_one_thread_reads_does_not_leave_while_another_offloads_it(device: &Devic
         }
         Ok(())
     })?;
-    // An offload that a read has put off was made when that ended.
+    // An offload that waited for a read happened when the read ended.
     for (k, t) in all.iter().enumerate() {
         t.offload_()?;
         ensure!(t.is_offloaded() && t.to_vec::<f32>()? == [value(k); ELEMENTS], "{k} is lost");

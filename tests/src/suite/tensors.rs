@@ -1,4 +1,4 @@
-//! Views, strides, broadcasting, changes in place.
+//! Views, strides, broadcasting, in-place changes.
 
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
@@ -119,7 +119,7 @@ fn a_part_that_ends_within_a_word_is_written_alone(device: &Device) -> Result<()
     Ok(())
 }
 
-/// As Rust does, ties to even; of integers nothing is left to round.
+/// Rounds as Rust does, ties to even; integers are unchanged.
 fn rounding_rounds_every_float(device: &Device) -> Result<()> {
     let values = [-2.5f32, -1.75, -1.0, -0.25, 0.5, 1.5, 2.25, 1e6];
     let round = |f: fn(f32) -> f32| values.map(|v| f64::from(f(v)));
@@ -136,7 +136,7 @@ fn rounding_rounds_every_float(device: &Device) -> Result<()> {
             ("trunc_divide", x.trunc_divide(&half)?, divided(f64::trunc)),
             ("floor_divide", x.floor_divide(&half)?, divided(f64::floor)),
         ] {
-            // bf16 has no million: what is compared is what it has.
+            // bf16 cannot represent a million, so the last value is not compared.
             let (got, n) =
                 (got.to_f64s()?, if dtype == DType::BF16 { values.len() - 1 } else { values.len() });
             ensure!(got[..n] == expected[..n], "{name} of {dtype}: {got:?}, not {expected:?}");
@@ -165,7 +165,7 @@ fn broadcasting_follows_the_rule(device: &Device) -> Result<()> {
             .collect();
         ensure_values(&z, &expected).with_context(|| format!("{a:?} with {b:?}"))?;
     }
-    // Operands of every layout at once.
+    // Operands with different layouts.
     let x = iota(&[6, 4, 3], DType::F32, device)?.transpose(0, 2)?;
     let y = iota(&[9], DType::F32, device)?.slice_dim(0, 1, 9, 2)?.unsqueeze(1)?;
     let z = x.add(&y)?;
@@ -286,7 +286,7 @@ fn nothing_is_a_tensor_too(device: &Device) -> Result<()> {
     let x = Tensor::zeros(&[0, 4], DType::F32, device)?;
     let y = Tensor::zeros(&[4, 3], DType::F32, device)?;
     ensure!(x.matmul(&y)?.shape() == [0, 3]);
-    // A sum over nothing is 0.
+    // An empty sum is 0.
     let z = y.t()?.narrow(1, 0, 0)?.matmul(&y.narrow(0, 0, 0)?)?;
     ensure_values(&z, &[0.0; 9])?;
     let joined = cat(&[&x, &Tensor::ones(&[1, 4], DType::F32, device)?, &x], 0)?;
@@ -324,7 +324,7 @@ fn eight_dimensions(device: &Device) -> Result<()> {
     ensure_values(&y, &expected)?;
     let doubled: Vec<f64> = expected.iter().map(|v| v + v).collect();
     ensure_values(&y.add(&y.copy()?)?, &doubled)?;
-    // Nine that merge into one are no more than one.
+    // Nine dimensions that can be merged into one.
     let z = iota(&[2, 1, 3, 2, 1, 2, 2, 2, 2], DType::F32, device)?;
     ensure_equal(&z.add(1.0)?.to_f64s()?, &z.to_f64s()?.iter().map(|v| v + 1.0).collect::<Vec<_>>())
 }
@@ -384,7 +384,7 @@ fn clones_share_and_copies_do_not(device: &Device) -> Result<()> {
     ensure_values(&copy, &[0.0; 3])
 }
 
-/// Also where the device computes with none.
+/// Also on devices without i64 arithmetic.
 fn wide_integers_are_filled(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1i64, 2, 3, 4, 5, 6], &[2, 3], device)?;
     x.narrow(1, 1, 1)?.fill_(1i64 << 40)?;

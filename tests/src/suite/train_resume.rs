@@ -1,4 +1,4 @@
-//! Files, loaders and the training loop: what goes out comes back, and a run that was stopped goes on with the same bits.
+//! Files, loaders and the training loop: saved data is restored, and a resumed run has identical bits.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -31,7 +31,7 @@ tests![
     parts_are_weighted_by_the_targets_that_count,
 ];
 
-/// A file that is removed when the test ends.
+/// File that is removed at the end of the test.
 pub(super) struct TempFile(pub(super) PathBuf);
 
 impl TempFile {
@@ -43,29 +43,29 @@ impl TempFile {
 
 impl Drop for TempFile {
     fn drop(&mut self) {
-        // It may never have been written.
+        // The file may not exist.
         let _ = std::fs::remove_file(&self.0);
     }
 }
 
-/// A class for a point: of its number, how many points there are, and its values.
+/// Returns the class of a point from its index, the number of points, and its values.
 type LabelFn = fn(usize, usize, &[f32]) -> i64;
 
-/// So many points, and the class of each.
+/// Data set of this many points with their classes.
 pub(super) struct PointDataset(pub(super) usize, LabelFn);
 
 impl PointDataset {
-    /// In classes that follow from the number alone.
+    /// Classes depend only on the index.
     pub(super) fn new(n: usize) -> Self {
         Self(n, |index, _, _| (index % 3) as i64)
     }
 
-    /// The same, every third and the last three targets ignored.
+    /// Classes depend only on the index; every third and the last three targets are ignored.
     fn with_ignored_targets(n: usize) -> Self {
         Self(n, |index, n, _| if index % 3 == 2 || index + 3 >= n { -100 } else { (index % 3) as i64 })
     }
 
-    /// In classes that can be learnt: how many of the first two numbers are positive.
+    /// Learnable classes: the number of positive values among the first two.
     pub(super) fn learnable(n: usize) -> Self {
         Self(n, |_, _, values| values[..2].iter().filter(|x| **x > 0.0).count() as i64)
     }
@@ -178,7 +178,7 @@ fn a_loader_puts_its_samples_on_the_device(device: &Device) -> Result<()> {
 
 fn a_resumed_run_has_the_same_bits(device: &Device) -> Result<()> {
     let file = TempFile::new(device, "checkpoint");
-    // Seven batches an epoch: the run is stopped in the middle of one.
+    // Seven batches an epoch: the run stops in the middle of an epoch.
     let whole = Net::new(device)?;
     let mut run = trainer(&whole, 16);
     run.fit(&loader(), |x, y| whole.loss(x, y))?;
@@ -202,7 +202,7 @@ fn a_resumed_run_has_the_same_bits(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Of batches of two sizes, in steps of two; stopped and resumed.
+/// Batches of two sizes, two batches a step; stopped and resumed.
 fn a_captured_run_has_the_same_bits(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<_> {
         let file = TempFile::new(device, "captured");
@@ -229,7 +229,7 @@ fn a_captured_run_has_the_same_bits(device: &Device) -> Result<()> {
     let (losses_too, bits_too, fewer) = run(true)?;
     ensure!(losses == losses_too, "losses differ: {losses:?} and {losses_too:?}");
     ensure!(bits == bits_too, "the parameters differ");
-    // Two batches of seven are in a step with one of two rows.
+    // Two of seven batches are in a step that contains the small batch.
     ensure!(calls == 40 && fewer < 20, "the loss was called {calls} times, {fewer} where steps are captured");
     Ok(())
 }
@@ -239,14 +239,14 @@ fn a_run_validates_in_evaluation_mode(device: &Device) -> Result<()> {
     let valid = PointDataset::new(6).batches(4);
     let mut losses = Vec::new();
     let mut run = trainer(&net, 5).tokens(100, 1e6).validate(2, || {
-        // Dropout does nothing: the same twice.
+        // In evaluation mode dropout is off, so that both losses are equal.
         let [a, b] = [(); 2].map(|()| mean_loss(&net, &valid, |x, y| net.loss(x, y)));
         losses.push((a?, b?));
         Ok(losses[losses.len() - 1].0)
     });
     run.fit(&loader(), |x, y| net.loss(x, y))?;
     let found = run.history().validations.clone();
-    // A GPU is looked at after more steps than these.
+    // On a GPU, the rate is measured only after more steps than these.
     ensure!(run.tokens_per_second().is_some_and(|rate| rate > 0.0) == device.info().software, "no rate");
     drop(run);
     ensure!(found.iter().map(|v| v.step).eq([2, 4, 5]), "{found:?}");
@@ -268,7 +268,7 @@ fn a_loss_that_is_no_number_ends_the_run(device: &Device) -> Result<()> {
     });
     let text = ended.err().context("it must fail")?.to_string();
     ensure!(text.starts_with("fit: the loss of step 4 is NaN, and no checkpoint is written"), "{text}");
-    // The checkpoint is that of before, and what follows from it is sound.
+    // The previous checkpoint is intact and resumes correctly.
     let mut again = trainer(&net, 6).resume(&file.0)?;
     ensure!(again.steps_done() == 2, "resumed at step {}", again.steps_done());
     again.fit(&loader(), |x, y| net.loss(x, y))?;
@@ -318,7 +318,7 @@ fn memory_does_not_grow_with_the_steps(device: &Device) -> Result<()> {
 }
 
 fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> {
-    // A pool with a limit of its own, and a model that needs most of it for 64 rows at once.
+    // A pool with its own limit, and a model that needs most of it for 64 rows at once.
     let device = Device::with_config(device.backend().clone(), Config::default());
     let train = |limit: Option<u64>, capture: bool| -> Result<(Option<usize>, Vec<f64>, [u64; 2])> {
         device.manual_seed(3);
@@ -348,7 +348,7 @@ fn a_step_without_memory_is_made_again_of_halves(device: &Device) -> Result<()> 
         ensure!(device.memory().allocated() == before, "memory is left");
         ensure_close(&halved, &expected, 1e-4, 1e-5)?;
     }
-    // Where eager steps fit, whole batches go on, whether there is room for what a captured one holds or not.
+    // If eager steps fit, whole batches continue even if the memory of a captured step does not fit.
     let (rows, same, _) = train(Some(reserved), true)?;
     ensure!(rows.is_none(), "{rows:?} rows at once where whole batches fit");
     ensure!(device.memory().allocated() == before, "memory is left");

@@ -1,4 +1,4 @@
-//! Calls of `fit`: the last batches of an accumulation, a second call, and the modes of modules.
+//! `fit`: incomplete accumulations at the end, repeated calls, and modes of modules.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +32,7 @@ tests![
 #[derive(Module)]
 struct Net {
     layer: Linear,
-    /// Switches of two layers, of which the second is frozen.
+    /// Training mode of two layers, of which the second is frozen.
     modes: (AtomicBool, AtomicBool),
 }
 
@@ -60,7 +60,7 @@ fn trainer(net: &Net) -> Trainer<'_, Net, Sgd> {
     Trainer::new(net, Sgd::new(net.parameters(), 0.5)).quiet()
 }
 
-/// Losses of the steps and the weights after them.
+/// Returns the losses of the steps, and the weights after them.
 fn run(
     device: &Device,
     loader: &DataLoader<PointDataset>,
@@ -75,7 +75,7 @@ fn run(
 }
 
 fn the_last_batches_are_a_step_of_their_own_weight(device: &Device) -> Result<()> {
-    // Ten batches of four: steps of as many as are asked for, and one of the rest.
+    // Ten batches of four: full accumulations, and one of the remaining batches.
     for (accumulate, rows) in [(4u32, 16), (16, 40), (3, 12), (5, 20)] {
         let small = PointDataset::new(40).shuffle(3).batches(4);
         let large = PointDataset::new(40).shuffle(3).batches(rows);
@@ -89,14 +89,14 @@ fn the_last_batches_are_a_step_of_their_own_weight(device: &Device) -> Result<()
             ensure_close(&found.1, &expected.1, 1e-5, 1e-5).with_context(at)?;
         }
     }
-    // Across epochs: three batches an epoch, twice, in steps of four.
+    // Accumulation across epochs: three batches an epoch, two epochs, four batches a step.
     let losses = run(device, &PointDataset::new(12).batches(4).epochs(2), |t| t.accumulate(4))?.0;
     ensure!(losses.len() == 2, "{losses:?}");
     Ok(())
 }
 
 fn a_smaller_last_batch_has_the_weight_of_a_batch(device: &Device) -> Result<()> {
-    // A loop by hand, as in PyTorch: the mean of the losses of a batch of four and of one of one.
+    // A hand-written loop as in PyTorch: the mean of the losses of a batch of four and a batch of one.
     let net = Net::new(device)?;
     let mut optimizer = Sgd::new(net.parameters(), 0.5);
     let mut sum = 0.0;
@@ -131,7 +131,7 @@ fn a_second_fit_trains_again(device: &Device) -> Result<()> {
         );
     }
     let seen = seen.take();
-    // Epochs 0 and 1, then 2 and 3 of the same order of orders; another loader begins with its own first batch.
+    // Epochs 0 and 1, then 2 and 3 of the same shuffle; another loader starts with its own first batch.
     let all: Vec<_> =
         PointDataset::new(8).shuffle(1).batches(4).epochs(4).prefetch(device).collect::<CoreResult<_>>()?;
     for (k, (x, _)) in all.iter().enumerate() {
@@ -207,7 +207,7 @@ fn a_second_fit_is_resumed_where_it_stood(device: &Device) -> Result<()> {
     run.fit(&loader, |x, y| rest.loss(x, y))?;
     ensure!(run.steps_done() == 10, "{} steps", run.steps_done());
     ensure_close(&rest.weights()?, &whole.weights()?, 0.0, 0.0)?;
-    // A loader's own start counts where nothing was resumed.
+    // A loader's own start counts if nothing was resumed.
     let mut run = trainer(&rest);
     run.fit(&loader.start_at(LoaderCursor { epoch: 0, batch: 3 }), |x, y| rest.loss(x, y))?;
     ensure!(run.steps_done() == 2, "{} steps from the fourth batch of five on", run.steps_done());
@@ -215,7 +215,7 @@ fn a_second_fit_is_resumed_where_it_stood(device: &Device) -> Result<()> {
 }
 
 fn modes_are_restored_whatever_happens(device: &Device) -> Result<()> {
-    // Accuracies compare classes, which are i64.
+    // Accuracy compares classes, which are i64.
     super::require_dtype(device, DType::I64)?;
     let net = Net::new(device)?;
     let loader = PointDataset::new(8).batches(4);
@@ -246,7 +246,7 @@ fn modes_are_restored_whatever_happens(device: &Device) -> Result<()> {
     expect("a validation that fails")
 }
 
-/// A data set that panics in the method of this name, when it is called so often.
+/// Data set that panics in the named method, after a number of calls.
 struct PanickingDataset(&'static str, std::sync::atomic::AtomicUsize);
 
 impl PanickingDataset {

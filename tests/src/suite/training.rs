@@ -1,4 +1,4 @@
-//! Optimisers, clipping and layers: against their definitions on the host, and that training keeps no memory.
+//! Optimisers, clipping and layers compared with host implementations; training leaks no memory.
 
 use anyhow::{Context, Result, ensure};
 use forebay::autograd;
@@ -35,10 +35,10 @@ tests![
     micro_batches_stay_within_the_error_of_a_sum,
 ];
 
-/// Extents that fill vec4s, and that do not; more than one launch takes.
+/// Extents that fill vec4s, and others; more parameters than one launch can bind.
 const SIZES: [usize; 8] = [1, 64, 7, 1030, 4096, 33, 2, 12];
 
-/// What an optimiser makes of one number, in f64.
+/// Reference update of one value in f64.
 type ReferenceUpdate = Box<dyn Fn(&mut [f64; 4], usize, f64, f64) -> f64>;
 
 fn values(numbers: &mut SplitMix64, count: usize) -> Vec<f32> {
@@ -203,7 +203,7 @@ fn parameters_without_gradients_stay(device: &Device) -> Result<()> {
     optimizer.step()?;
     ensure!(a.to_vec::<f32>()? == [1.0; 5], "a parameter without a gradient moved");
     ensure!(b.to_vec::<f32>()? != [1.0; 5], "a parameter with a gradient did not move");
-    // Its first step is a first step, whatever the others have made.
+    // A parameter's first step is a first step, however many steps the others have made.
     a.set_grad(Some(a.ones_like()?));
     b.set_grad(None);
     optimizer.step()?;
@@ -274,7 +274,7 @@ fn clipping_bounds_the_norm_of_all(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Beside PyTorch's `clip_grad_norm_` of the same numbers, in f64.
+/// Compared with PyTorch's `clip_grad_norm_` of the same values in f64.
 fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
     let mut numbers = SplitMix64(7);
     for dtype in [DType::F32, DType::BF16] {
@@ -311,7 +311,7 @@ fn clipping_takes_norms_of_other_orders(device: &Device) -> Result<()> {
             }
         }
     }
-    // What is not finite: the norm says so, or an error does, and then nothing was changed.
+    // A norm that is not finite is returned, or is an error that changes nothing.
     for bad in [f32::NAN, f32::INFINITY] {
         let p = Tensor::zeros(&[2], DType::F32, device)?.requires_grad_()?;
         p.set_grad(Some(Tensor::from_slice(&[bad, 8.0], &[2], device)?));
@@ -360,7 +360,7 @@ fn layers_switch_between_modes(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Matrices and vectors in turn, more than one launch takes of either: without gradients to follow, what decays shrinks.
+/// Matrices and vectors alternate, more than one launch can bind. Without gradients, only decayed ones shrink.
 fn weights_decay_where_they_should(device: &Device) -> Result<()> {
     let shape = |k: usize| if k.is_multiple_of(2) { vec![3, 2] } else { vec![6] };
     let make = |k| Ok(Tensor::ones(&shape(k), DType::F32, device)?.requires_grad_()?);
@@ -413,14 +413,14 @@ fn memory_after_many_steps_is_that_after_a_few(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Whole numbers from -2 to 2.
+/// Returns integers from -2 to 2.
 fn random_ints(numbers: &mut SplitMix64, shape: &[usize], device: &Device) -> Result<Tensor> {
     let values: Vec<f32> = (0..shape.iter().product()).map(|_| numbers.below(5) as f32 - 2.0).collect();
     Ok(Tensor::from_slice(&values, shape, device)?.requires_grad_()?)
 }
 
-/// Every product and sum of this step is a multiple of 1/32 below 2^24/32, and so exact in f32 in any order: parts of the
-/// batch, whether they come from the loader or are cut by the trainer, must change no bit.
+/// Products and sums of this step are multiples of 1/32 below 2^24/32, so they are exact in f32 in any order.
+/// Micro-batches of the loader or the trainer must change no bit.
 fn micro_batches_of_exact_sums_give_the_same_bits(device: &Device) -> Result<()> {
     const ROWS: usize = 16;
     let train = |batch: usize, accumulate: u32, at_once: usize| -> Result<Vec<Tensor>> {
@@ -458,9 +458,9 @@ fn micro_batches_of_exact_sums_give_the_same_bits(device: &Device) -> Result<()>
     Ok(())
 }
 
-/// A sum of n rounded products is, in any order, within γ = nu/(1 - nu) of the exact one, times the sum of their
-/// magnitudes (u = 2^-24; Higham, "Accuracy and Stability of Numerical Algorithms", 3.1). The gradients of the whole batch
-/// and of its parts are both such sums of the same products, and so within 2γ of one another.
+/// A sum of n rounded products is, in any order, within γ = nu/(1 - nu) times the sum of magnitudes of the exact one.
+/// Here u = 2^-24; see Higham, "Accuracy and Stability of Numerical Algorithms", 3.1. The gradients of the whole batch
+/// and of its parts are such sums, and therefore within 2γ of each other.
 fn micro_batches_stay_within_the_error_of_a_sum(device: &Device) -> Result<()> {
     const ROWS: usize = 48;
     const INPUTS: usize = 33;
@@ -470,7 +470,7 @@ fn micro_batches_stay_within_the_error_of_a_sum(device: &Device) -> Result<()> {
     let inputs = Tensor::from_slice(&x, &[ROWS, INPUTS], device)?;
     let weights = Tensor::from_slice(&c, &[ROWS, OUTPUTS], device)?;
     let (nu, double) = (ROWS as f64 * f64::from(f32::EPSILON) / 2.0, ROWS as f64 * f64::EPSILON / 2.0);
-    // What the sums in f64 that stand for the exact ones may be off themselves, beside the sums in f32.
+    // Adds the error of the f64 reference sums to that of the f32 sums.
     let gamma = nu / (1.0 - nu) + double / (1.0 - double);
     for parts in [1, 2, 3, 6, ROWS] {
         let layer = Linear::new(INPUTS, OUTPUTS, device)?;
@@ -485,7 +485,7 @@ fn micro_batches_stay_within_the_error_of_a_sum(device: &Device) -> Result<()> {
             .map(|p| Ok(p.grad().context("no gradient")?.to_vec()?))
             .collect::<Result<_>>()?;
         for output in 0..OUTPUTS {
-            // The last column is the bias's.
+            // The last column is the bias.
             for input in 0..=INPUTS {
                 let at = |row: usize| if input < INPUTS { x[row * INPUTS + input] } else { 1.0 };
                 let products = || (0..ROWS).map(|r| f64::from(c[r * OUTPUTS + output]) * f64::from(at(r)));

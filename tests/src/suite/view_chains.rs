@@ -1,7 +1,7 @@
-//! Random chains of views, and random operations on what they end in, compared with plain loops over lists of places.
+//! Random chains of views, followed by random operations, compared with plain loops over index lists.
 //!
-//! A view is known by the places of its elements in the storage: each kind of view says which of them are left, in which order, and nothing is
-//! computed with strides. `FOREBAY_FUZZ_ROUNDS` is the number of chains of each type, `FOREBAY_FUZZ_SEED` their beginning.
+//! The reference of a view is the list of its elements' storage positions: views select and reorder them, without
+//! strides. `FOREBAY_FUZZ_ROUNDS` sets the number of chains of each type, `FOREBAY_FUZZ_SEED` the first seed.
 
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
@@ -14,14 +14,14 @@ use super::tests;
 
 tests![views_and_operations_on_them_are_plain_loops];
 
-/// Chains of each type in a run of the suite.
+/// Default number of chains of each type.
 const ROUNDS: u64 = 120;
-/// Views in a chain, at most.
+/// Maximum number of views in a chain.
 const LONGEST: usize = 4;
-/// Elements of a view, at most: unfolding multiplies them.
+/// Maximum number of elements of a view: unfolding multiplies them.
 const MOST: usize = 4096;
 
-/// The elements of a view, by their places in the storage, row-major.
+/// Storage positions of a view's elements, in row-major order.
 #[derive(Clone, Debug)]
 struct IndexMap {
     shape: Vec<usize>,
@@ -37,13 +37,13 @@ impl IndexMap {
         self.offsets[index.iter().zip(&self.shape).fold(0, |at, (i, n)| at * n + i)]
     }
 
-    /// A view whose element at an index is the element of this one at another index.
+    /// Returns a view whose element at an index is the element of this one at index `old`.
     fn remap(&self, shape: Vec<usize>, old: impl Fn(&[usize]) -> Vec<usize>) -> Self {
         let at = all_indices(&shape).iter().map(|index| self.offset(&old(index))).collect();
         Self { shape, offsets: at }
     }
 
-    /// An index with one of its dimensions changed.
+    /// Returns a view in which one dimension of the index is remapped.
     fn remap_dim(&self, dim: usize, n: usize, old: impl Fn(usize) -> usize) -> Self {
         let mut shape = self.shape.clone();
         shape[dim] = n;
@@ -65,14 +65,14 @@ impl IndexMap {
     }
 }
 
-/// A tensor, and what it should be.
+/// Tensor with its expected contents.
 struct ViewChain {
     tensor: Tensor,
     places: IndexMap,
     storage: Vec<f64>,
-    /// All of the storage.
+    /// Whole storage.
     base: Tensor,
-    /// The chain, for messages.
+    /// Views of the chain, for error messages.
     chain: Vec<String>,
 }
 
@@ -90,7 +90,7 @@ impl ViewChain {
         self.places.values(&self.storage)
     }
 
-    /// Adds a view to the chain.
+    /// Adds a random view to the chain.
     fn add_random_view(&mut self, numbers: &mut SplitMix64) -> Result<()> {
         let (x, p) = (&self.tensor, &self.places);
         let rank = p.shape.len();
@@ -131,7 +131,7 @@ impl ViewChain {
                 self.push_view(&format!("transpose({dim}, {other})"), x.transpose(d, other as isize)?, places)
             }
             3 => {
-                // A rotation of all dimensions.
+                // Rotates all dimensions.
                 let order: Vec<usize> = (0..rank).map(|i| (i + dim) % rank).collect();
                 let shape = order.iter().map(|&i| p.shape[i]).collect();
                 let places =
@@ -190,7 +190,7 @@ impl ViewChain {
                 self.push_view(&text, x.diagonal(offset as isize, d, other as isize)?, places)
             }
             8 => {
-                // A copy: it has storage of its own from here on.
+                // `flip` copies, so the storage is new from here on.
                 let y = x.flip(&[d])?;
                 let flipped = p.remap_dim(dim, n, |i| n - 1 - i);
                 self.storage = flipped.values(&self.storage);
@@ -219,7 +219,7 @@ impl ViewChain {
         Ok(())
     }
 
-    /// Runs an operation on the view.
+    /// Runs a random operation on the view, and compares its result.
     fn check_random_op(&mut self, numbers: &mut SplitMix64, dtype: DType, device: &Device) -> Result<()> {
         let (x, values) = (&self.tensor, self.values());
         ensure_values(x, &values).context("the view itself")?;
@@ -231,7 +231,7 @@ impl ViewChain {
         }
         let dim = numbers.below(rank);
         let (n, d) = (shape[dim], dim as isize);
-        // Lists of values along the dimension, by where they begin.
+        // Values along the dimension, one list for each outer index.
         let inner: usize = shape[dim + 1..].iter().product();
         let lists: Vec<Vec<f64>> = (0..values.len() / n)
             .map(|k| (0..n).map(|i| values[(k / inner * n + i) * inner + k % inner]).collect())
@@ -246,7 +246,7 @@ impl ViewChain {
             0 => ensure_values(&x.mul(3)?.add(x)?, &values.iter().map(|v| 4.0 * v).collect::<Vec<_>>()),
             1 => {
                 let sums: Vec<f64> = lists.iter().map(|list| list.iter().sum()).collect();
-                // Sums of integers are i64, which some adapters do not have.
+                // Sums of integers are i64, which some adapters lack.
                 let x = if x.device().info().features.i64 { x.clone() } else { x.to_dtype(DType::F32)? };
                 ensure_values(&x.sum(&[d], false)?, &sums)
             }
@@ -284,7 +284,7 @@ impl ViewChain {
                     (0..columns).map(|k| values[i * columns + k] * values[j * columns + k]).sum()
                 };
                 let products: Vec<f64> = (0..rows * rows).map(product).collect();
-                // The order of the sum is free, and the numbers are small and whole.
+                // The values are small integers, so sums are exact in any order.
                 ensure_close(&x.matmul(&x.t()?)?.to_f64s()?, &products, 0.0, 0.0)
             }
             _ => {
@@ -296,7 +296,7 @@ impl ViewChain {
         }
     }
 
-    /// Writes into the view: its elements change, and nothing else of the storage.
+    /// Writes into the view: its elements change, and nothing else in the storage.
     fn check_inplace_write(&mut self, what: usize, dtype: DType, device: &Device) -> Result<()> {
         self.chain.push(format!("write {what}"));
         let x = &self.tensor;
@@ -331,7 +331,7 @@ fn tensor(values: &[f64], shape: &[usize], dtype: DType, device: &Device) -> Res
     })
 }
 
-/// A number of the environment.
+/// Reads a number from an environment variable.
 fn number(name: &str, default: u64) -> Result<u64> {
     std::env::var(name)
         .map_or(Ok(default), |text| text.trim().parse().with_context(|| format!("{name}={text}")))

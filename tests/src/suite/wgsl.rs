@@ -1,7 +1,7 @@
-//! What WGSL says, construct by construct: kernels with the words that they must write.
+//! WGSL semantics, construct by construct: kernels with the words that they must write.
 //!
-//! The files are the translator's own tests, which compiles them to CUDA; here they run. The words follow `// expect:`;
-//! binding 0 takes them, binding 1, where there is one, holds zeros; one workgroup runs.
+//! The translator's own tests compile these files to CUDA; here they run in one workgroup. The expected words follow
+//! `// expect:`. Binding 0 receives them; binding 1, if used, holds zeros.
 
 use anyhow::{Context, Result, ensure};
 use forebay::backend::{KernelSource, Launch, Slice};
@@ -78,7 +78,7 @@ kernels![
     workgroup_zero,
 ];
 
-/// A word of an `expect` line: hexadecimal, an integer, or a float (with a point).
+/// Parses a word of an `expect` line: hexadecimal, an integer, or a float (with a point).
 fn word(text: &str) -> Result<u32> {
     if let Some(digits) = text.strip_prefix("0x") {
         return Ok(u32::from_str_radix(digits, 16)?);
@@ -95,7 +95,7 @@ fn expected(wgsl: &str) -> Result<Vec<u32>> {
     line.split_whitespace().map(word).collect()
 }
 
-/// What a kernel uses that a device may lack.
+/// Returns a feature that a kernel uses and the device lacks.
 fn missing(wgsl: &str, device: &Device) -> Option<&'static str> {
     let features = device.info().features;
     let code: String = wgsl.lines().filter(|line| !line.starts_with("//")).collect();
@@ -111,7 +111,7 @@ fn missing(wgsl: &str, device: &Device) -> Option<&'static str> {
     .find_map(|(word, there, name)| (code.contains(word) && !there).then_some(name))
 }
 
-/// Words that a driver itself gets wrong, and how: driver, kernel, word. No kernel of this project needs them.
+/// Words that a driver computes wrongly: driver, kernel, word, reason. This project's kernels do not need them.
 const KNOWN: [(&str, &str, usize, &str); 1] = [(
     "SwiftShader",
     "packing",
@@ -138,7 +138,7 @@ fn check(name: &str, wgsl: &str, device: &Device) -> Result<()> {
         }
         other => other?,
     };
-    // 64 words, which the lengths of arrays are expected for.
+    // 64 words, because the tests of array lengths expect this size.
     let bytes = (expected.len() as u64 * 4).next_multiple_of(256);
     let blocks = [device.pool().alloc(Request::new(bytes))?, device.pool().alloc(Request::new(64))?];
     let slices = blocks.map(|b| Slice { segment: b.segment, offset: b.offset, bytes: b.bytes });

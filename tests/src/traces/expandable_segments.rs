@@ -1,12 +1,12 @@
-//! What PyTorch's allocator makes of a trace with `expandable_segments:True`: a model of c10/cuda/CUDACachingAllocator.cpp (2.11), which agrees with
-//! all that was recorded of it. Its default allocator is [`Config::pytorch`](forebay::memory::Config::pytorch).
+//! Model of PyTorch's allocator with `expandable_segments:True` (c10/cuda/CUDACachingAllocator.cpp, 2.11), which agrees
+//! with all recorded figures. The default allocator's model is [`Config::pytorch`](forebay::memory::Config::pytorch).
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use forebay::memory::trace::{PyTorchBaseline, Trace, TraceEvent};
 
 const MIB: u64 = 1 << 20;
-/// More addresses than any workload asks for.
+/// Larger than the address space that any workload needs.
 const ADDRESS_SPACE: u64 = 1 << 46;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -16,14 +16,14 @@ enum BlockState {
     Unmapped,
 }
 
-/// The segment of one queue, of small requests or large ones.
+/// Expandable segment of one queue, for small or large allocations.
 #[derive(Debug)]
 struct ExpandableSegment {
-    /// What is mapped is a multiple of this.
+    /// Granularity of mapping.
     page_size: u64,
-    /// By address: bytes, and what they are.
+    /// Blocks by address: size and state.
     blocks: BTreeMap<u64, (u64, BlockState)>,
-    /// By size, then by address.
+    /// Free blocks, ordered by size, then by address.
     free: BTreeSet<(u64, u64)>,
     mapped: u64,
     calls: u64,
@@ -46,7 +46,7 @@ impl ExpandableSegment {
         before.map(|(at, (bytes, state))| (*at, *bytes, *state))
     }
 
-    /// A free block counts with the addresses behind it that have no memory: `get_free_block`.
+    /// Returns the size of a free block including unmapped memory after it, as in `get_free_block`.
     fn expandable_size(&self, (bytes, at): (u64, u64)) -> u64 {
         match self.next_block(at) {
             Some((_, more, BlockState::Unmapped)) => bytes + more,
@@ -67,7 +67,7 @@ impl ExpandableSegment {
         self.split_and_allocate(at, bytes)
     }
 
-    /// The first place with so many addresses, which gets memory: `try_allocate_expandable_block`.
+    /// Maps memory at the first address with enough free or unmapped space: `try_allocate_expandable_block`.
     fn expand(&mut self, bytes: u64) -> u64 {
         let holes = self.blocks.iter().filter(|(_, of)| of.1 == BlockState::Unmapped).map(|(at, _)| *at);
         let places = holes.map(|at| match self.prev_block(at) {
@@ -98,7 +98,7 @@ impl ExpandableSegment {
         }
     }
 
-    /// Maps the first bytes of a hole. Returns the free block that they are in: `map_block`.
+    /// Maps the first bytes of an unmapped block, and returns the free block that contains them: `map_block`.
     fn map(&mut self, at: u64, bytes: u64) -> u64 {
         let (size, bytes) = (self.blocks[&at].0, bytes.next_multiple_of(self.page_size));
         if size > bytes {
@@ -121,7 +121,7 @@ impl ExpandableSegment {
         at
     }
 
-    /// Frees a block, and joins it with its free neighbours.
+    /// Frees a block and merges it with its free neighbours.
     fn free_block(&mut self, mut at: u64) -> u64 {
         let (mut bytes, _) = self.blocks[&at];
         if let Some((next, more, BlockState::Free)) = self.next_block(at) {
@@ -140,7 +140,7 @@ impl ExpandableSegment {
     }
 }
 
-/// What PyTorch makes of a trace with expandable segments.
+/// Simulates PyTorch's allocator with expandable segments on a trace.
 pub(super) fn simulate_expandable_segments(trace: &Trace) -> PyTorchBaseline {
     let mut segments: BTreeMap<(u8, bool), ExpandableSegment> = BTreeMap::new();
     let mut held = vec![((0, false), 0); trace.slot_count];
@@ -162,7 +162,7 @@ pub(super) fn simulate_expandable_segments(trace: &Trace) -> PyTorchBaseline {
     }
     PyTorchBaseline {
         allocator: "expandable".to_owned(),
-        // Nothing goes back.
+        // No memory is unmapped.
         peak_reserved: segments.values().map(|s| s.mapped).sum(),
         device_allocs: segments.values().map(|s| s.calls).sum(),
         device_frees: 0,

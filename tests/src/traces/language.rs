@@ -1,38 +1,38 @@
-//! Trainings of language models.
+//! Synthetic workloads: training of language models.
 
 use super::trace_builder::TraceBuilder;
 use super::transformers::{BERT, MEDIUM, SMALL, SimulatedAdam, TransformerShape, simulate_training};
 
-/// Steps of one batch, with lengths of the seed: multiples of `of`.
+/// Returns steps of one batch size, with random lengths that are multiples of `of`.
 fn lengths(p: &mut TraceBuilder, steps: u64, batch: u64, of: u64, most: u64) -> Vec<(u64, u64)> {
     (0..steps).map(|_| (batch, of * p.rand_range(most / of / 8, most / of))).collect()
 }
 
-/// Any length in each step.
+/// Lengths that vary in every step.
 pub(super) fn varying(p: &mut TraceBuilder) {
     let steps = lengths(p, 16, 8, 1, 1024);
     simulate_training(p, &SMALL, false, steps, |p, b, t, g| SMALL.forward_backward(p, b, t, g));
 }
 
-/// Lengths of a few kinds, and an optimiser that makes lists of temporaries.
+/// Bucketed lengths, and a foreach optimiser that allocates lists of temporaries.
 pub(super) fn buckets(p: &mut TraceBuilder) {
     let steps = lengths(p, 16, 8, 128, 1024);
     simulate_training(p, &SMALL, true, steps, |p, b, t, g| SMALL.forward_backward(p, b, t, g));
 }
 
-/// About as many tokens in each step: short sequences in large batches.
+/// Constant number of tokens in each step: short sequences in large batches.
 pub(super) fn tokens(p: &mut TraceBuilder) {
     let steps: Vec<_> = (0..14).map(|_| p.rand_range(24, 512)).map(|t| (8192 / t, t)).collect();
     simulate_training(p, &BERT, false, steps, |p, b, t, g| BERT.forward_backward(p, b, t, g));
 }
 
-/// Sequences that grow longer in the course of the training.
+/// Curriculum: sequences that grow longer during training.
 pub(super) fn curriculum(p: &mut TraceBuilder) {
     let steps = (1..=16).map(|step| (8, 64 * step));
     simulate_training(p, &SMALL, false, steps, |p, b, t, g| SMALL.forward_backward(p, b, t, g));
 }
 
-/// Layers that run again for their gradients.
+/// Activation checkpointing.
 pub(super) fn checkpointed(p: &mut TraceBuilder) {
     let steps = lengths(p, 7, 8, 16, 1024);
     simulate_training(p, &MEDIUM, false, steps, |p, b, t, g| {
@@ -40,7 +40,7 @@ pub(super) fn checkpointed(p: &mut TraceBuilder) {
     });
 }
 
-/// Micro-batches of different lengths, whose gradients add up.
+/// Gradient accumulation over micro-batches of different lengths.
 pub(super) fn accumulated(p: &mut TraceBuilder) {
     let steps = (0..5).map(|_| (4, 0));
     simulate_training(p, &SMALL, false, steps, |p, batch, _, gradients| {
@@ -56,7 +56,7 @@ pub(super) fn accumulated(p: &mut TraceBuilder) {
     });
 }
 
-/// Epochs with an evaluation in larger batches behind each.
+/// Epochs, each followed by an evaluation in larger batches.
 pub(super) fn evaluated(p: &mut TraceBuilder) {
     let _held = BERT.alloc_parameters(p);
     let (elements, mut adam) = (BERT.param_numels(), SimulatedAdam::default());
@@ -74,7 +74,7 @@ pub(super) fn evaluated(p: &mut TraceBuilder) {
     }
 }
 
-/// Adapters of a frozen model of 16-bit weights.
+/// LoRA adapters of a frozen 16-bit model.
 pub(super) fn adapters(p: &mut TraceBuilder) {
     let net = TransformerShape {
         layers: 24,
@@ -119,7 +119,7 @@ pub(super) fn adapters(p: &mut TraceBuilder) {
     }
 }
 
-/// Weights that are gathered from other devices layer by layer, with gradients that are sent there, on queues of their own.
+/// Sharded training (FSDP): weights are gathered layer by layer, gradients are scattered, on separate queues.
 pub(super) fn sharded(p: &mut TraceBuilder) {
     const DEVICES: u64 = 8;
     let net = TransformerShape {
@@ -166,7 +166,7 @@ pub(super) fn sharded(p: &mut TraceBuilder) {
     }
 }
 
-/// Micro-batches of a pipeline: as many are under way as it has stages, and the oldest ends first.
+/// Pipeline parallelism: one micro-batch in flight for each stage; the oldest ends first.
 pub(super) fn pipelined(p: &mut TraceBuilder) {
     let net = TransformerShape { layers: 4, ..MEDIUM };
     let _held = net.alloc_parameters(p);
@@ -201,7 +201,7 @@ pub(super) fn pipelined(p: &mut TraceBuilder) {
     p.free(gradients.drain(..));
 }
 
-/// An encoder and a decoder, of lengths of their own.
+/// Encoder and decoder with different lengths.
 pub(super) fn translation(p: &mut TraceBuilder) {
     let net = TransformerShape {
         layers: 6,
@@ -239,7 +239,7 @@ pub(super) fn translation(p: &mut TraceBuilder) {
     }
 }
 
-/// Experts of a layer that get as many tokens as a router says.
+/// Mixture of experts: a router determines the number of tokens of each expert.
 pub(super) fn experts(p: &mut TraceBuilder) {
     let net = TransformerShape { layers: 8, ..SMALL };
     const EXPERTS: u64 = 16;
@@ -285,7 +285,7 @@ pub(super) fn experts(p: &mut TraceBuilder) {
     }
 }
 
-/// Preferences: a model that is trained beside one that is not, on pairs of answers.
+/// Preference training (DPO): a trained model and a frozen reference, on pairs of answers.
 pub(super) fn preferences(p: &mut TraceBuilder) {
     let _reference = SMALL.alloc_parameters(p);
     let steps: Vec<_> = (0..10).map(|_| (4, p.rand_range(100, 900))).collect();
@@ -297,7 +297,7 @@ pub(super) fn preferences(p: &mut TraceBuilder) {
     });
 }
 
-/// Layers of a recurrent network, unrolled over sequences of changing lengths: very many small tensors.
+/// Unrolled recurrent network over sequences of varying lengths: many small tensors.
 pub(super) fn recurrent(p: &mut TraceBuilder) {
     const WIDTH: u64 = 1024;
     let elements: Vec<u64> =

@@ -1,9 +1,9 @@
-//! Workloads of other kinds: graphs, points, tables, games, streams.
+//! Other synthetic workloads: graphs, point clouds, recommenders, games, streams.
 
 use super::trace_builder::{BlockId, TraceBuilder};
 use super::transformers::{SMALL, SimulatedAdam, TransformerShape};
 
-/// Neighbours of some nodes of a graph, picked at random in each step.
+/// Graph network on randomly sampled neighbours.
 pub(super) fn neighbours(p: &mut TraceBuilder) {
     let _features = p.alloc(2_400_000 * 100 * 4);
     let _held = p.alloc_all([100 * 256 * 4, 256 * 256 * 4, 256 * 47 * 4]);
@@ -30,7 +30,7 @@ pub(super) fn neighbours(p: &mut TraceBuilder) {
     }
 }
 
-/// Molecules: batches of graphs of any size, with forces as gradients of gradients.
+/// Molecules: batches of graphs of varying size, with forces by double backward.
 pub(super) fn molecules(p: &mut TraceBuilder) {
     let _held = p.alloc_all((0..6).flat_map(|_| [128 * 128 * 4, 128 * 4, 128 * 50 * 4]));
     for _ in 0..60 {
@@ -43,7 +43,7 @@ pub(super) fn molecules(p: &mut TraceBuilder) {
             saved.extend(p.alloc_all([edges * 128 * 4, atoms * 128 * 4, atoms * 128 * 4]));
             p.free([spent]);
         }
-        // The second pass keeps what the first one made, too.
+        // The second pass also keeps the values of the first.
         for _ in 0..6 {
             let scratch = p.alloc(edges * 128 * 4);
             saved.push(p.alloc(atoms * 128 * 4));
@@ -52,12 +52,12 @@ pub(super) fn molecules(p: &mut TraceBuilder) {
         saved.reverse();
         p.free(saved);
         p.alloc_scratch(edges * 128 * 4);
-        // What is left of the filters goes at the end of a step.
+        // The remaining filters are freed at the end of a step.
         p.free(left);
     }
 }
 
-/// Points in clouds of any size, by voxels.
+/// Point clouds of varying size, by voxels.
 pub(super) fn points(p: &mut TraceBuilder) {
     let _held = p.alloc_all((0..8).map(|layer| (32 << (layer / 2)) * (32 << (layer / 2)) * 27 * 4));
     for _ in 0..80 {
@@ -86,7 +86,7 @@ pub(super) fn points(p: &mut TraceBuilder) {
     }
 }
 
-/// Tables of a recommender, with gradients of the rows that were used.
+/// Embedding tables of a recommender, with sparse gradients.
 pub(super) fn tables(p: &mut TraceBuilder) {
     let rows: Vec<u64> = (0..26).map(|_| p.rand_range(100, 3_000_000)).collect();
     let _tables = p.alloc_all(rows.iter().map(|rows| rows * 32 * 4));
@@ -119,7 +119,7 @@ pub(super) fn tables(p: &mut TraceBuilder) {
     }
 }
 
-/// A game: many small steps that fill a buffer, then a training on parts of it.
+/// Reinforcement learning: many small steps that fill a replay buffer, then training on samples of it.
 pub(super) fn games(p: &mut TraceBuilder) {
     let elements = [32 * 4 * 64, 64 * 32 * 16, 64 * 64 * 9, 3136 * 512, 512 * 18];
     let _held = p.alloc_all(elements.map(|n| n * 4));
@@ -154,7 +154,7 @@ pub(super) fn games(p: &mut TraceBuilder) {
     }
 }
 
-/// Batches come ahead on one queue and results go on another one, beside what is computed.
+/// Prefetching on one queue and downloads on another, concurrent with compute.
 pub(super) fn streams(p: &mut TraceBuilder) {
     let net = TransformerShape { layers: 6, ..SMALL };
     let _held = net.alloc_parameters(p);
@@ -184,7 +184,7 @@ pub(super) fn streams(p: &mut TraceBuilder) {
     }
 }
 
-/// Branches of a network on four queues, which take what the others gave.
+/// Branches of a network on four queues, which exchange results.
 pub(super) fn branches(p: &mut TraceBuilder) {
     let mut joined: Option<BlockId> = None;
     for _ in 0..100 {
@@ -207,7 +207,7 @@ pub(super) fn branches(p: &mut TraceBuilder) {
     }
 }
 
-/// Models of other sizes one after the other, as a search for good settings makes them.
+/// Hyperparameter search: models of different sizes, one after the other.
 pub(super) fn settings(p: &mut TraceBuilder) {
     for _ in 0..9 {
         let net = TransformerShape {
@@ -230,7 +230,7 @@ pub(super) fn settings(p: &mut TraceBuilder) {
     }
 }
 
-/// Very many small parameters, with their gradients and states.
+/// Many small parameters, with their gradients and optimiser state.
 pub(super) fn small_tensors(p: &mut TraceBuilder) {
     let elements: Vec<u64> = (0..1500).map(|_| 1 << p.rand_range(6, 18)).map(|n: u64| n + n / 3).collect();
     let _held = p.alloc_all(elements.iter().map(|n| n * 4));
@@ -251,7 +251,7 @@ pub(super) fn small_tensors(p: &mut TraceBuilder) {
     }
 }
 
-/// Work without much order: sorts, joins and products of tables of any size.
+/// Notebook: sorts, joins and products of tables of varying size, in no regular order.
 pub(super) fn notebook(p: &mut TraceBuilder) {
     let mut held: Vec<BlockId> = Vec::new();
     for _ in 0..1500 {
@@ -274,7 +274,7 @@ pub(super) fn notebook(p: &mut TraceBuilder) {
     }
 }
 
-/// Large matrices in factors and products: few blocks, each a large part of all.
+/// Factorisations and products of large matrices: few blocks, each a large part of the memory.
 pub(super) fn matrices(p: &mut TraceBuilder) {
     for _ in 0..60 {
         let (n, m) = (128 * p.rand_range(16, 120), 128 * p.rand_range(16, 120));

@@ -1,14 +1,14 @@
-//! Models that answer.
+//! Synthetic workloads: inference.
 
 use std::collections::VecDeque;
 
 use super::trace_builder::{BlockId, TraceBuilder};
 
-/// The shape of a decoder that answers, in 16 bits.
+/// Shape of a decoder for inference, in 16 bits.
 struct DecoderShape {
     layers: u64,
     width: u64,
-    /// Elements of a token's keys, and as many of its values.
+    /// Elements of a token's keys in a layer; values have as many.
     kv_width: u64,
     vocabulary: u64,
 }
@@ -26,7 +26,7 @@ impl DecoderShape {
         held
     }
 
-    /// What a layer needs for some tokens, beside what it keeps.
+    /// Allocates and frees the temporaries of a layer for some tokens.
     fn run_layer(&self, p: &mut TraceBuilder, tokens: u64) {
         let row = tokens * self.width * 2;
         let normed = p.alloc(row);
@@ -47,13 +47,13 @@ impl DecoderShape {
         p.free([wide, logits]);
     }
 
-    /// The bytes of a layer's keys, or values.
+    /// Returns the bytes of a layer's keys, or values.
     fn kv_bytes(&self, tokens: u64) -> u64 {
         tokens * self.kv_width * 2
     }
 }
 
-/// Keys and values that are joined with those of the next token in each step.
+/// Key-value cache that is concatenated with the next token in each step.
 pub(super) fn growing_cache(p: &mut TraceBuilder) {
     let _held = LARGE.alloc_parameters(p);
     for _ in 0..3 {
@@ -77,7 +77,7 @@ pub(super) fn growing_cache(p: &mut TraceBuilder) {
     }
 }
 
-/// Beams: in each step they are chosen anew, which copies all keys and values.
+/// Beam search: each step reorders the beams, which copies all keys and values.
 pub(super) fn beams(p: &mut TraceBuilder) {
     let _held = SMALL.alloc_parameters(p);
     for _ in 0..3 {
@@ -95,7 +95,7 @@ pub(super) fn beams(p: &mut TraceBuilder) {
                 }
             }
             SMALL.run_logits(p, rows);
-            // Reordered: all of them are there twice for a moment, or one after the other.
+            // The reordered copy of all layers exists at once, or layer by layer.
             match step % 2 {
                 0 => {
                     let sizes = vec![SMALL.kv_bytes(rows * step); cache.len()];
@@ -109,7 +109,7 @@ pub(super) fn beams(p: &mut TraceBuilder) {
     }
 }
 
-/// Beams over an encoder's output, of texts of any length: the cache has room for as many tokens at once as comes next in a row.
+/// Beam search over an encoder's output for texts of varying length, with a preallocated cache.
 pub(super) fn beams_of_texts(p: &mut TraceBuilder) {
     let _held = SMALL.alloc_parameters(p);
     for _ in 0..8 {
@@ -132,7 +132,7 @@ pub(super) fn beams_of_texts(p: &mut TraceBuilder) {
     }
 }
 
-/// Requests that arrive at any time: each has keys and values of its own, which grow by pages of 256 tokens.
+/// Continuous batching: each request has its own key-value cache, which grows in pages of 256 tokens.
 pub(super) fn arrivals(p: &mut TraceBuilder) {
     let _held = LARGE.alloc_parameters(p);
     let mut requests: Vec<(u64, u64, Vec<BlockId>)> = Vec::new();
@@ -162,7 +162,7 @@ pub(super) fn arrivals(p: &mut TraceBuilder) {
     }
 }
 
-/// The same, with one piece for each request, of its size.
+/// Continuous batching with one contiguous cache for each request.
 pub(super) fn arrivals_in_one_piece(p: &mut TraceBuilder) {
     let _held = SMALL.alloc_parameters(p);
     let mut requests: Vec<(u64, BlockId)> = Vec::new();
@@ -186,7 +186,7 @@ pub(super) fn arrivals_in_one_piece(p: &mut TraceBuilder) {
     }
 }
 
-/// A small model that guesses for a large one: caches of both, cut back where a guess was wrong.
+/// Speculative decoding: caches of a draft and a large model, truncated after a rejected guess.
 pub(super) fn guesses(p: &mut TraceBuilder) {
     let (_large, _small) = (LARGE.alloc_parameters(p), SMALL.alloc_parameters(p));
     for _ in 0..4 {
@@ -207,7 +207,7 @@ pub(super) fn guesses(p: &mut TraceBuilder) {
     }
 }
 
-/// Sounds of any length: an encoder over windows, and a decoder behind it.
+/// Speech of varying length: an encoder over frames, followed by a decoder.
 pub(super) fn sounds(p: &mut TraceBuilder) {
     let _held = SMALL.alloc_parameters(p);
     for _ in 0..12 {
@@ -232,7 +232,7 @@ pub(super) fn sounds(p: &mut TraceBuilder) {
     }
 }
 
-/// Models that take turns: each is loaded when it is asked for, and the one that was asked for least lately goes.
+/// Several models with least-recently-used eviction: each is loaded on request.
 pub(super) fn models_in_turn(p: &mut TraceBuilder) {
     let mut loaded: VecDeque<(u64, Vec<BlockId>)> = VecDeque::new();
     for _ in 0..60 {
@@ -264,7 +264,7 @@ pub(super) fn models_in_turn(p: &mut TraceBuilder) {
     }
 }
 
-/// Vectors of texts in batches by length, and a search among those that there are.
+/// Embeddings of texts in batches by length, and nearest-neighbour search.
 pub(super) fn search(p: &mut TraceBuilder) {
     let _held = SMALL.alloc_parameters(p);
     let mut index = Vec::new();

@@ -1,18 +1,17 @@
-//! A program that asks for memory, as a trace: what it takes and frees, in order, of a seed.
+//! Builder of synthetic traces: records the allocations and frees of a simulated program, with a seeded generator.
 
 use forebay::memory::trace::{PyTorchBaseline, Trace, TraceEvent};
 
-/// A block that a program holds: its place in the table of a trace.
+/// Block of the simulated program, as a slot in the trace's table.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockId(u32);
 
-/// A program while it runs.
 #[derive(Debug)]
 pub(super) struct TraceBuilder {
-    /// The queue of what is taken from here on.
+    /// Queue of the following allocations.
     pub(super) queue: u8,
     events: Vec<TraceEvent>,
-    /// The bytes behind each place.
+    /// Bytes of the block in each slot.
     slot_bytes: Vec<u64>,
     free_slots: Vec<u32>,
     requested: u64,
@@ -25,7 +24,7 @@ impl TraceBuilder {
         Self { queue: 0, events: vec![], slot_bytes: vec![], free_slots: vec![], requested: 0, peak: 0, seed }
     }
 
-    /// A number of this range, its ends included, of the seed.
+    /// Returns a random number in this range, ends included.
     pub(super) fn rand_range(&mut self, from: u64, to: u64) -> u64 {
         // SplitMix64
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -34,7 +33,6 @@ impl TraceBuilder {
         from + (z ^ (z >> 31)) % (to - from + 1)
     }
 
-    /// Asks for so many bytes.
     pub(super) fn alloc(&mut self, bytes: u64) -> BlockId {
         self.requested += bytes;
         self.peak = self.peak.max(self.requested);
@@ -47,12 +45,10 @@ impl TraceBuilder {
         BlockId(place)
     }
 
-    /// Asks for each of these.
     pub(super) fn alloc_all(&mut self, bytes: impl IntoIterator<Item = u64>) -> Vec<BlockId> {
         bytes.into_iter().map(|bytes| self.alloc(bytes)).collect()
     }
 
-    /// Frees blocks, in this order.
     pub(super) fn free(&mut self, blocks: impl IntoIterator<Item = BlockId>) {
         for BlockId(place) in blocks {
             self.requested -= self.slot_bytes[place as usize];
@@ -61,21 +57,20 @@ impl TraceBuilder {
         }
     }
 
-    /// Asks for bytes that are needed for one operation.
+    /// Allocates and frees the scratch memory of one operation.
     pub(super) fn alloc_scratch(&mut self, bytes: u64) {
         let block = self.alloc(bytes);
         self.free([block]);
     }
 
-    /// The next value of a chain: it is taken, then the one before it is freed.
+    /// Replaces a block by the next value of a chain: allocates the new one, then frees the old one.
     pub(super) fn replace_block(&mut self, of: &mut BlockId, bytes: u64) {
         let next = self.alloc(bytes);
         self.free([std::mem::replace(of, next)]);
     }
 
-    /// What it has asked for.
     pub(super) fn into_trace(self, name: &str) -> Trace {
-        // What PyTorch makes of it is not known.
+        // PyTorch's figures for this trace are not known.
         let recorded = PyTorchBaseline {
             workload: name.to_owned(),
             allocator: String::new(),

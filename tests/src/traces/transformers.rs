@@ -1,17 +1,16 @@
-//! Transformers that are trained.
+//! Simulated training of transformers.
 
 use super::trace_builder::{BlockId, TraceBuilder};
 
-/// The shape of a transformer.
 #[derive(Clone, Copy)]
 pub(super) struct TransformerShape {
     pub(super) layers: u64,
     pub(super) width: u64,
     pub(super) heads: u64,
     pub(super) vocabulary: u64,
-    /// Bytes of an element of what flows through it.
+    /// Bytes of an activation element.
     pub(super) element_size: u64,
-    /// Whether the scores of attention are a tensor, as are masks of dropout.
+    /// True if attention scores and dropout masks are stored as tensors.
     pub(super) materializes_scores: bool,
 }
 
@@ -27,17 +26,17 @@ pub(super) const MEDIUM: TransformerShape = TransformerShape { layers: 24, width
 pub(super) const BERT: TransformerShape =
     TransformerShape { vocabulary: 30_522, element_size: 4, materializes_scores: true, ..SMALL };
 
-/// What a layer, or the head, keeps for its gradient.
+/// Activations that a layer, or the head, saves for the backward pass.
 type SavedActivations = Vec<BlockId>;
 
 impl TransformerShape {
-    /// The elements of each parameter of a layer.
+    /// Returns the number of elements of each parameter of a layer.
     fn layer_param_numels(&self) -> [u64; 12] {
         let w = self.width;
         [w, w, 3 * w * w, 3 * w, w * w, w, w, w, 4 * w * w, 4 * w, 4 * w * w, w]
     }
 
-    /// The elements of each parameter.
+    /// Returns the number of elements of each parameter.
     pub(super) fn param_numels(&self) -> Vec<u64> {
         let mut all = vec![self.vocabulary * self.width, 1024 * self.width];
         all.extend((0..self.layers).flat_map(|_| self.layer_param_numels()));
@@ -45,7 +44,7 @@ impl TransformerShape {
         all
     }
 
-    /// A layer forward. Returns what it gives and what it keeps.
+    /// Runs a layer forward. Returns its output and its saved activations.
     pub(super) fn forward_layer(
         &self,
         p: &mut TraceBuilder,
@@ -74,7 +73,7 @@ impl TransformerShape {
         (sum, saved)
     }
 
-    /// A layer's gradients: of its parameters, appended, and of its input.
+    /// Runs a layer backward; appends its parameters' gradients to `grads` and returns its input's gradient.
     pub(super) fn backward_layer(
         &self,
         p: &mut TraceBuilder,
@@ -117,7 +116,7 @@ impl TransformerShape {
         p.free(saved);
     }
 
-    /// The loss and its gradient: what flows back into the last layer.
+    /// Computes the loss, and returns the gradient of the last layer's output.
     pub(super) fn loss_and_head_backward(
         &self,
         p: &mut TraceBuilder,
@@ -143,7 +142,7 @@ impl TransformerShape {
         flow
     }
 
-    /// Forward and backward. Gradients are appended.
+    /// Runs forward and backward, and appends the gradients.
     pub(super) fn forward_backward(
         &self,
         p: &mut TraceBuilder,
@@ -171,7 +170,7 @@ impl TransformerShape {
         p.free(inputs);
     }
 
-    /// The same, of layers that keep their inputs alone and run again for their gradients.
+    /// Runs forward and backward with activation checkpointing: layers save only their inputs.
     pub(super) fn forward_backward_checkpointed(
         &self,
         p: &mut TraceBuilder,
@@ -196,7 +195,7 @@ impl TransformerShape {
         p.free([flow]);
     }
 
-    /// Forward without gradients.
+    /// Runs forward without gradients.
     pub(super) fn forward_no_grad(&self, p: &mut TraceBuilder, batch: u64, length: u64) {
         let row = batch * length * self.width * self.element_size;
         let mut flow = p.alloc(row);
@@ -223,7 +222,7 @@ impl TransformerShape {
         p.free([logits, flow]);
     }
 
-    /// Its parameters in f32, in order, and a library's workspace.
+    /// Allocates the f32 parameters in order, and a library's workspace.
     pub(super) fn alloc_parameters(&self, p: &mut TraceBuilder) -> Vec<BlockId> {
         let sizes = self.param_numels();
         let mut held = p.alloc_all(sizes.into_iter().map(|elements| elements * 4));
@@ -232,14 +231,14 @@ impl TransformerShape {
     }
 }
 
-/// An optimiser with two values for each parameter, which come with the first step.
+/// Adam, whose two moments of each parameter are allocated in the first step.
 #[derive(Default)]
 pub(super) struct SimulatedAdam {
     state: Vec<BlockId>,
 }
 
 impl SimulatedAdam {
-    /// A step over parameters of so many elements; with `lists`, as operations over all of them, which make lists of as many temporaries.
+    /// Runs a step over parameters of these sizes; with `lists` as foreach operations, which allocate temporaries.
     pub(super) fn step(&mut self, p: &mut TraceBuilder, elements: &[u64], lists: bool) {
         if self.state.is_empty() {
             for n in elements {
@@ -253,7 +252,7 @@ impl SimulatedAdam {
     }
 }
 
-/// A training: steps of these batches and lengths.
+/// Runs training steps of these batch sizes and lengths.
 pub(super) fn simulate_training(
     p: &mut TraceBuilder,
     net: &TransformerShape,

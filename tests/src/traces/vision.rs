@@ -1,12 +1,12 @@
-//! Networks over pictures, and others of convolutions.
+//! Synthetic workloads: convolutional networks.
 
 use super::trace_builder::{BlockId, TraceBuilder};
 use super::transformers::SimulatedAdam;
 
-/// A convolution: how many channels come out, and by how much a side becomes smaller.
+/// Convolution: output channels and stride.
 type ConvStage = (u64, u64);
 
-/// As ResNet-50's: four groups of bottlenecks.
+/// Returns the stages of ResNet-50: four groups of bottlenecks.
 fn bottlenecks() -> Vec<ConvStage> {
     let mut stages = vec![(64, 2), (64, 2)];
     for (group, count) in [3, 4, 6, 3].into_iter().enumerate() {
@@ -19,10 +19,10 @@ fn bottlenecks() -> Vec<ConvStage> {
     stages
 }
 
-/// A chain of convolutions, each with a norm and an activation.
+/// Chain of convolutions, each with batch norm and activation.
 struct ConvNetShape {
     stages: Vec<ConvStage>,
-    /// Bytes of an element of what flows.
+    /// Bytes of an activation element.
     element_size: u64,
     channels: u64,
 }
@@ -43,13 +43,13 @@ impl ConvNetShape {
         p.alloc_all(sizes.into_iter().map(|n| n * 4))
     }
 
-    /// A library's choice of scratch memory, which depends on the shapes.
+    /// Allocates and frees a library's workspace, whose size depends on the shapes.
     fn alloc_workspace(p: &mut TraceBuilder, bytes: u64) {
         let bytes = [bytes / 4, bytes / 2 + 4096, 2 << 20, 17 << 20][(bytes / 4096 % 4) as usize];
         p.alloc_scratch(bytes.max(512));
     }
 
-    /// Forward; with `saved`, what the gradients need stays.
+    /// Runs forward; with `saved`, keeps activations for the backward pass.
     fn forward(
         &self,
         p: &mut TraceBuilder,
@@ -83,7 +83,7 @@ impl ConvNetShape {
         flow
     }
 
-    /// Backward through what was saved. Gradients are appended.
+    /// Runs backward through the saved activations, and appends the gradients.
     fn backward(
         &self,
         p: &mut TraceBuilder,
@@ -120,7 +120,7 @@ fn resnet() -> ConvNetShape {
     ConvNetShape { stages: bottlenecks(), element_size: 2, channels: 3 }
 }
 
-/// Batches that grow until they are as large as they may be, and a smaller last one in each epoch.
+/// Batch sizes that grow to a maximum, and a smaller last batch in each epoch.
 pub(super) fn growing_batches(p: &mut TraceBuilder) {
     let (net, mut adam) = (resnet(), SimulatedAdam::default());
     let _held = net.alloc_parameters(p);
@@ -129,7 +129,7 @@ pub(super) fn growing_batches(p: &mut TraceBuilder) {
     }
 }
 
-/// Sides that change every few steps.
+/// Image sizes that change every few steps.
 pub(super) fn sizes(p: &mut TraceBuilder) {
     let (net, mut adam) = (resnet(), SimulatedAdam::default());
     let _held = net.alloc_parameters(p);
@@ -141,7 +141,7 @@ pub(super) fn sizes(p: &mut TraceBuilder) {
     }
 }
 
-/// Trainings with an evaluation in other batches, and a moving average of the weights.
+/// Training with evaluation in other batch sizes, and a moving average of the weights.
 pub(super) fn evaluated(p: &mut TraceBuilder) {
     let (net, mut adam) = (ConvNetShape { element_size: 4, ..resnet() }, SimulatedAdam::default());
     let _held = (net.alloc_parameters(p), net.alloc_parameters(p));
@@ -156,7 +156,7 @@ pub(super) fn evaluated(p: &mut TraceBuilder) {
     }
 }
 
-/// Batches of any size, answered without gradients.
+/// Inference with varying batch sizes.
 pub(super) fn answered(p: &mut TraceBuilder) {
     let net = resnet();
     let _held = net.alloc_parameters(p);
@@ -167,7 +167,7 @@ pub(super) fn answered(p: &mut TraceBuilder) {
     }
 }
 
-/// Found things: as many as there are in a picture, with a mask each.
+/// Object detection: a varying number of objects in an image, with a mask each.
 pub(super) fn detection(p: &mut TraceBuilder) {
     let (net, mut adam) = (ConvNetShape { element_size: 4, ..resnet() }, SimulatedAdam::default());
     let _held = net.alloc_parameters(p);
@@ -194,7 +194,7 @@ pub(super) fn detection(p: &mut TraceBuilder) {
     }
 }
 
-/// A network with a way down and a way up: what the way down keeps is freed last.
+/// U-Net: activations of the downward path are freed last.
 fn hourglass(p: &mut TraceBuilder, batch: u64, side: u64, width: u64, dimensions: u32) {
     let size = |level: u64| batch * (width << level) * (side >> level).pow(dimensions) * 2;
     let mut down = Vec::new();
@@ -223,7 +223,7 @@ fn hourglass(p: &mut TraceBuilder, batch: u64, side: u64, width: u64, dimensions
     p.free([flow]);
 }
 
-/// Volumes cut to patches of any size.
+/// Volumes, cut to patches of varying size.
 pub(super) fn volumes(p: &mut TraceBuilder) {
     let _held = p.alloc_all((0..5_u64).flat_map(|level| [(32 << level) * (32 << level) * 27 * 4; 8]));
     for _ in 0..60 {
@@ -232,7 +232,7 @@ pub(super) fn volumes(p: &mut TraceBuilder) {
     }
 }
 
-/// Denoising: steps of a training, then pictures made in many steps without gradients.
+/// Diffusion: training steps, then sampling in many steps without gradients.
 pub(super) fn denoising(p: &mut TraceBuilder) {
     let _held = p.alloc_all((0..5_u64).flat_map(|level| [(128 << level) * (128 << level) * 9 * 4; 6]));
     for _ in 0..4 {
@@ -257,7 +257,7 @@ pub(super) fn denoising(p: &mut TraceBuilder) {
     }
 }
 
-/// Two networks that are trained in turn, one through the other.
+/// GAN: two networks that are trained in turn, one through the other.
 pub(super) fn adversaries(p: &mut TraceBuilder) {
     let maker = ConvNetShape {
         stages: vec![(1024, 1), (512, 1), (256, 1), (128, 1), (64, 1), (3, 1)],
@@ -289,7 +289,7 @@ pub(super) fn adversaries(p: &mut TraceBuilder) {
     }
 }
 
-/// The first step tries ways to convolve, with scratch memory as large as it can be; later ones use what was found.
+/// Autotuning: the first step tries convolution algorithms with large workspaces, later steps use the best.
 pub(super) fn tried_out(p: &mut TraceBuilder) {
     let (net, mut adam) = (resnet(), SimulatedAdam::default());
     let _held = net.alloc_parameters(p);

@@ -1,4 +1,4 @@
-//! Workloads that were made up, as traces: what programs of many kinds ask of an allocator, of a seed.
+//! Synthetic workloads as traces, generated from a seed.
 
 use forebay::memory::trace::Trace;
 
@@ -7,7 +7,6 @@ use super::{language, miscellaneous, serving, vision};
 
 type Workload = (&'static str, fn(&mut TraceBuilder));
 
-/// All of them.
 const WORKLOADS: &[Workload] = &[
     ("text_varying", language::varying),
     ("text_buckets", language::buckets),
@@ -54,7 +53,7 @@ const WORKLOADS: &[Workload] = &[
     ("matrices", miscellaneous::matrices),
 ];
 
-/// The workloads, of a seed.
+/// Returns the traces of all workloads.
 pub(super) fn synthetic_traces(seed: u64) -> impl Iterator<Item = Trace> {
     WORKLOADS.iter().zip(1..).map(move |((name, run), at)| {
         let mut program = TraceBuilder::new(seed * 1000 + at);

@@ -1,14 +1,14 @@
 #!/usr/bin/env bash
-# What is promised about memory, each line by its own command, on every device that is there; a table at the end.
+# Checks the memory guarantees, each item by its own command, on every available device; prints a table at the end.
 #
 #   cargo xtask memory             in a checkout
-#   ./check_memory.sh [ITEM...]    in a bundle: everything, or only the items that are named (1, 2, savings, ...)
+#   ./check_memory.sh [ITEM...]    in a bundle: everything, or only the named items (1, 2, savings, ...)
 #
-# DEVICES ("cuda wgpu") says where; a device that is not found is not available, unless FOREBAY_REQUIRE names it. LIMIT is
-# the most seconds that a command may take (600). Logs go to $OUT, or to logs/ beside this script.
+# DEVICES ("cuda wgpu") lists the devices. A missing device is reported as not available, or as a failure if FOREBAY_REQUIRE
+# names it. LIMIT is the time limit of a command in seconds (600). Logs go to $OUT, or to logs/ next to this script.
 set -u
 here=$(cd "$(dirname "$0")" && pwd)
-# Set by `cargo xtask memory`; in a bundle, run.sh knows what a program needs to find the drivers.
+# Set by `cargo xtask memory`; in a bundle, run.sh sets the environment that finds the drivers.
 if [ -z "${PROGRAMS:-}" ]; then
     NO_STEPS=1
     . "$here/run.sh"
@@ -40,7 +40,7 @@ line() {
     echo "${table[-1]}"
     [ "$4" != FAILED ] || failures=$((failures + 1))
 }
-# check ITEM WHAT DEVICE COMMAND...: passed, if the command ends well.
+# check ITEM WHAT DEVICE COMMAND...: passes if the command exits with 0.
 check() {
     local item=$1 what=$2 device=$3 start=$SECONDS log ended said
     shift 3
@@ -59,7 +59,7 @@ check() {
 # missing ITEM WHAT DEVICE WHY
 missing() { chosen "$1" && line "$1" "$2" "$3" "not available" 0 "$4"; }
 
-# tests_of ITEM WHAT REGEX: tests of the conformance suite on each device; not available where there are none.
+# tests_of ITEM WHAT REGEX: runs matching tests of the conformance suite on each device; not available if there are none.
 tests_of() {
     local item=$1 what=$2 device names
     chosen "$item" || return 0
@@ -72,7 +72,7 @@ tests_of() {
         check "$item" "$what" "$device" "$suite" test --device "$device" "${names[@]}"
     done
 }
-# on_each ITEM WHAT COMMAND...: the command with each device.
+# on_each ITEM WHAT COMMAND...: runs the command on each device.
 on_each() {
     local item=$1 what=$2 program=$3 device
     shift 3
@@ -92,7 +92,7 @@ for device in ${DEVICES:-cuda wgpu}; do
     fi
 done
 
-# A model of 7 billion parameters in under two seconds; in a build for tests it may take longer.
+# Dry run of 7 billion parameters in under two seconds; test builds may take longer.
 seven_billion() {
     local said
     said=$("$example/dry_run" --card h200) || return 1
@@ -100,7 +100,7 @@ seven_billion() {
     awk '/billion parameters/ { n = $1 } /events/ { for (k = 1; k < NF; k++) if ($(k + 1) ~ /^s;/) s = $k }
         END { printf "%s billion parameters in %s s\n", n, s; exit !(n > 6.5 && s < 2) }' <<<"$said"
 }
-# A training's recording, as text, as a difference and as a page.
+# Snapshots of a training: report, comparison and page.
 recorded() {
     local device=$1 folder=$logs/memory-$1
     mkdir -p "$folder"

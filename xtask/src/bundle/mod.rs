@@ -1,4 +1,4 @@
-//! `cargo xtask bundle`: a folder for a GPU machine that has no Rust.
+//! `cargo xtask bundle`: creates a folder of programs and data for a GPU machine without Rust.
 
 use crate::environment::Environment;
 use crate::process;
@@ -8,7 +8,7 @@ use anyhow::{Context, Result, bail};
 use std::path::Path;
 use std::process::Command;
 
-/// Uploads of this size are no trouble anywhere.
+/// Maximum size of the bundle in bytes, small enough for any upload.
 const MAX_BUNDLE_BYTES: u64 = 60 * 1000 * 1000;
 const PROGRAMS: [&str; 11] = [
     "forebay",
@@ -26,7 +26,8 @@ const PROGRAMS: [&str; 11] = [
 const SCRIPTS: [(&str, &str); 2] =
     [("run.sh", include_str!("run.sh")), ("check_memory.sh", include_str!("check_memory.sh"))];
 
-/// What is promised about memory, item by item, on the software adapter or the GPU of `environment`.
+/// Returns the command that checks the memory guarantees, item by item, on the software adapter or GPU of
+/// `environment`.
 pub(crate) fn memory_check_command(
     workspace: &Workspace,
     environment: &Environment,
@@ -45,8 +46,8 @@ pub(crate) fn memory_check_command(
     command
 }
 
-/// Builds the programs and fills `out/bundle`; false if it came out too large. A lean one lies in a checkout on the other
-/// machine too, and takes the reference data from there.
+/// Builds the programs and fills `out/bundle`; returns false if the bundle is too large. A lean bundle omits
+/// reference data, because it is used inside a checkout that has them.
 pub(crate) fn create_bundle(workspace: &Workspace, setup: &Setup, lean: bool) -> Result<bool> {
     workspace.build(Profile::Release)?;
     let bundle = workspace.root.join("out/bundle");
@@ -59,7 +60,7 @@ pub(crate) fn create_bundle(workspace: &Workspace, setup: &Setup, lean: bool) ->
         let from = workspace.program_path(program, Profile::Release);
         let to = programs.join(from.file_name().context("a program has no name")?);
         copy_file(&from, &to)?;
-        // A third of its size: the data set has room beside it.
+        // Compressed to a third of its size, so that the data set fits as well.
         process::run_captured(Command::new("gzip").arg("-9").arg(&to))?;
     }
     for folder in if lean { &[][..] } else { &["golden", "golden_more", "curves", "traces", "data"] } {
@@ -95,7 +96,7 @@ pub(crate) fn create_bundle(workspace: &Workspace, setup: &Setup, lean: bool) ->
     Ok(size < MAX_BUNDLE_BYTES)
 }
 
-/// The whole data set, if there is room for it; the small one is there in any case.
+/// Adds the whole data set if it fits; the small one is always included.
 fn add_data_set(setup: &Setup, bundle: &Path) -> Result<()> {
     let folder = setup.data_folder()?;
     let needed = dir_size(&folder) + dir_size(bundle);

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
-# Runs what the bundle holds on this machine's GPU, through CUDA and through Vulkan, and prints a table at the end.
+# Runs the programs of the bundle on this machine's GPU, through CUDA and Vulkan, and prints a table at the end.
 #
 #   ./run.sh              everything
-#   ./run.sh golden bench only the steps whose names begin so
+#   ./run.sh golden bench only the steps whose names begin with these
 #
-# Logs go to $OUT, or to logs/ beside this script. LIMIT is the most seconds that a step may take (600), AT_ONCE how many of
-# those that measure nothing run side by side (half of the processors, at most 8).
+# Logs go to $OUT, or to logs/ next to this script. LIMIT is the time limit of a step in seconds (600). AT_ONCE is the number
+# of parallel steps, except for measurements (half of the processors, at most 8).
 set -u
 here=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
 cd "$here" || exit 1
@@ -13,7 +13,7 @@ logs=${OUT:-$here/logs}
 limit=${LIMIT:-600}
 mkdir -p "$logs"
 
-# The programs travel packed; they are unpacked where files may be executed.
+# Programs are compressed in the bundle, and unpacked next to the archives.
 bin=$here/bin
 for packed in "$here"/bin/*.gz; do
     [ -e "$packed" ] || continue
@@ -21,7 +21,7 @@ for packed in "$here"/bin/*.gz; do
     [ -x "$program" ] || { gunzip -c "$packed" >"$program" && chmod +x "$program"; } || exit 1
 done
 
-# Without a Vulkan loader there is no Vulkan: one travels along. Some machines keep their driver's manifest elsewhere.
+# The bundle has a Vulkan loader for machines without one. Some machines keep the driver's manifest elsewhere.
 has_library() { ldconfig -p 2>/dev/null | grep -q "$1"; }
 if ! has_library libvulkan.so.1 && [ -d "$here/lib" ]; then
     export LD_LIBRARY_PATH="$here/lib${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}"
@@ -31,20 +31,20 @@ if [ -z "${VK_DRIVER_FILES:-}" ] && ! ls /usr/share/vulkan/icd.d/nvidia* /etc/vu
         [ -e "$manifest" ] && export VK_DRIVER_FILES=$manifest VK_ICD_FILENAMES=$manifest && break
     done
 fi
-# CUDA's toolkit is often installed without telling the linker.
+# CUDA's toolkit is often missing from the linker's cache.
 for folder in /usr/local/cuda/lib64 /usr/local/cuda/targets/x86_64-linux/lib; do
     if ! has_library libnvrtc.so && [ -d "$folder" ]; then
         export LD_LIBRARY_PATH="${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$folder"
     fi
 done
 export XDG_RUNTIME_DIR=${XDG_RUNTIME_DIR:-$logs}
-# A lean bundle lies in a checkout, which has the reference data.
+# A lean bundle is inside a checkout, which has the reference data.
 tests=$here/tests
 [ -d "$tests" ] || tests=$(cd "$here/../../tests" && pwd) || exit 1
-# Without a data set the programs take the small part that is built into them.
+# Without a data set, programs use the small part that is built in.
 if [ -d "$here/data" ]; then export FOREBAY_DATA=${FOREBAY_DATA:-$here/data}; fi
 export FOREBAY_GOLDEN=${FOREBAY_GOLDEN:-$tests/golden}
-# check_memory.sh wants all this, and no steps.
+# check_memory.sh needs only this environment.
 [ -z "${NO_STEPS:-}" ] || return 0
 
 wanted=("$@")
@@ -55,13 +55,13 @@ chosen() {
     return 1
 }
 
-# Those that measure nothing may share the machine.
+# Steps that measure nothing may share the machine.
 most=$(($(nproc) / 2))
 at_once=${AT_ONCE:-$((most > 8 ? 8 : most > 1 ? most : 1))}
 summary=$logs/summary.txt
 : >"$summary"
-# step NAME COMMAND...: runs it, keeps its log, and remembers how it ended and the last line it printed; beside others, if
-# at_once lets it.
+# step NAME COMMAND...: runs a command, keeps its log, and records its exit status and last line; in parallel with other
+# steps, up to at_once.
 step() {
     chosen "$1" || return 0
     while [ "$(jobs -rp | wc -l)" -ge "$at_once" ]; do wait -n; done
@@ -82,7 +82,7 @@ run_step() {
 
 suite=$bin/forebay-conformance
 step devices "$suite" devices
-# The suite on both devices, and on CUDA with all small kernels in lines: an eighth of the tests each, as full names.
+# The suite on both devices, and on CUDA with batched launches, in eight parts of full test names.
 tests_of_suite=$("$suite" test --list)
 for device in cuda wgpu cuda-lines; do
     lines=
@@ -110,7 +110,7 @@ for device in cuda wgpu; do
     mkdir -p "$logs/images-$device"
     step "train-images-$device" env -C "$logs/images-$device" "$bin/train_images" --device "$device" --curve curve.csv
 done
-# How long a small program takes from its start to its first loss, of step 50: with nothing compiled, then with its kernels kept.
+# Time of a small program from its start to its first printed loss (step 50): with an empty kernel cache, then a full one.
 first() {
     local began=${EPOCHREALTIME/./} line
     "$bin/by_hand" | while read -r line; do
@@ -126,7 +126,7 @@ for device in cuda wgpu; do
     step "first-$device-cold" env $kept CUDA_CACHE_DISABLE=1 __GL_SHADER_DISK_CACHE=0 bash -c first
     step "first-$device-warm" env $kept bash -c first
 done
-# Modules and operations as ranges in a tool of NVIDIA's.
+# Modules and operations as NVTX ranges in an NVIDIA tool.
 ranges() {
     FOREBAY_NVTX=1 FOREBAY_DEVICE=cuda ncu --nvtx --clock-control none --section LaunchStats --launch-count 60 \
         "$bin/by_hand" >"$logs/ncu.log" 2>&1
@@ -137,7 +137,7 @@ ranges() {
 }
 export -f ranges
 command -v ncu >/dev/null && step nvtx bash -c ranges
-# Language models on CUDA: captured and from its checkpoint on, batches in parts, a long context, a budget, and 1.5 billion parameters.
+# Language models on CUDA: captured, resumed from a checkpoint, accumulated, long context, budget, 1.5 billion parameters.
 writes() {
     local name=$1
     shift
@@ -165,7 +165,7 @@ if [ -e "$here/peers/torch_bench.py" ] && python3 -c 'import torch' 2>/dev/null;
         done
         for bench in "attention --variant flash" "attention --variant cudnn" "vision --variant f32,bf16" \
             "gpt2 --variant bf16,bf16_compile"; do
-            # In words: a bench and its variant.
+            # Split into words: a bench and its variant.
             python3 "$here/peers/torch_bench.py" --bench $bench || return 1
         done
     }
@@ -189,7 +189,7 @@ echo
 printf '%-22s %4s %6s  %s\n' step end time 'what it said'
 cat "$summary"
 echo
-# Of the shares of the suite that ran, together.
+# Totals of the suite's parts that ran.
 for device in cuda wgpu cuda-lines; do
     awk -v on=$device '$1 ~ "^conformance-" on "-[0-7]$" { print $1 ".log" }' "$summary" | (cd "$logs" && xargs -r cat) |
         awk -v on=$device '/^[0-9]+ passed, / { p += $1; f += $3; s += $5 }

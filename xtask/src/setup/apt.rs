@@ -1,4 +1,4 @@
-//! Debian's packages: installed as root, or downloaded and unpacked into a folder, which anybody can do.
+//! Debian packages: installed as root, or downloaded and unpacked into a folder, which needs no privileges.
 
 use crate::process;
 use anyhow::{Context, Result, bail};
@@ -6,12 +6,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 
-/// Packages of this system's own release.
+/// Package manager of this system's release.
 pub(crate) struct Apt {
-    /// Package lists and downloads of our own, for users who cannot write the system's.
+    /// Private package lists and downloads, for users who cannot write the system's.
     folder: PathBuf,
     is_root: bool,
-    /// What came of bringing the lists up to date, once that was tried.
+    /// Result of the update of the package lists, once attempted.
     updated: OnceLock<Result<(), String>>,
 }
 
@@ -24,7 +24,7 @@ impl Apt {
         self.is_root && process::succeeds("apt-get", &["--version"])
     }
 
-    /// Installs packages for the whole system.
+    /// Installs packages system-wide.
     pub(crate) fn install(&self, packages: &[&str]) -> Result<()> {
         self.retry_after_update(|| {
             let mut command = self.apt_get(&["install", "--yes", "--no-install-recommends"]);
@@ -32,7 +32,7 @@ impl Apt {
         })
     }
 
-    /// The packages with what they need and this system lacks.
+    /// Returns the packages with those of their dependencies that this system lacks.
     pub(crate) fn resolve_dependencies(&self, packages: &[&str]) -> Result<Vec<String>> {
         self.retry_after_update(|| {
             let mut command = self.apt_get(&["install", "--simulate", "--no-install-recommends"]);
@@ -41,7 +41,7 @@ impl Apt {
         })
     }
 
-    /// Downloads packages and unpacks the files whose path matches one of the patterns of tar, or all.
+    /// Downloads packages and unpacks the files whose path matches one of tar's patterns, or all.
     pub(crate) fn unpack<S: AsRef<str>>(&self, packages: &[S], only: &[&str], into: &Path) -> Result<()> {
         let downloads = self.folder.join("downloads");
         if downloads.exists() {
@@ -59,8 +59,8 @@ impl Apt {
         std::fs::remove_dir_all(&downloads).context("the downloads cannot be removed")
     }
 
-    /// Does something with the lists as they are, and once more with new ones if that fails: a fresh machine has none,
-    /// and an old one names packages that are gone.
+    /// Runs `what` with the current package lists, and once more with updated ones if that fails. A fresh machine has
+    /// no lists, and old lists name packages that no longer exist.
     fn retry_after_update<T>(&self, what: impl Fn() -> Result<T>) -> Result<T> {
         if !process::succeeds("apt-get", &["--version"]) {
             bail!("this system has no apt-get");
@@ -69,7 +69,7 @@ impl Apt {
             return Ok(done);
         }
         let updated = self.updated.get_or_init(|| self.update().map_err(|error| format!("{error:#}")));
-        // One source of many may be out of reach: what the others have is tried all the same.
+        // One unreachable source makes the update fail; the retry may still succeed with the other sources.
         what().or_else(|error| match updated {
             Ok(()) => Err(error),
             Err(why) => bail!("{why}"),
@@ -88,7 +88,7 @@ impl Apt {
         self.folder.join("lists")
     }
 
-    /// `apt-get`, with lists of our own where the system's could not be brought up to date.
+    /// Returns an `apt-get` command, with private lists if the system's could not be updated.
     fn apt_get(&self, args: &[&str]) -> Command {
         let mut command = Command::new("apt-get");
         command.args(["-o", "Acquire::Retries=1", "-o", "Acquire::http::Timeout=20"]);
@@ -106,7 +106,7 @@ impl Apt {
 }
 
 impl Drop for Apt {
-    /// Lists grow old, and nothing else is left in the folder.
+    /// Removes the folder: package lists become outdated, and the folder holds nothing else.
     fn drop(&mut self) {
         if self.folder.exists()
             && let Err(error) = std::fs::remove_dir_all(&self.folder)
@@ -116,14 +116,14 @@ impl Drop for Apt {
     }
 }
 
-/// The packages that a simulated installation would install, but for the C library: programs run on the system's.
+/// Returns the packages that a simulated installation would install, except the C library: programs use the system's.
 fn parse_install_plan(plan: &str) -> Vec<String> {
     let installs = plan.lines().filter_map(|line| line.strip_prefix("Inst ")?.split_whitespace().next());
     let base = |name: &&str| !["libc6", "libc-bin", "libc-l10n", "locales"].contains(&strip_arch(name));
     installs.filter(base).map(Into::into).collect()
 }
 
-/// A package's name without its architecture.
+/// Strips the architecture from a package's name.
 fn strip_arch(name: &str) -> &str {
     name.split(':').next().unwrap_or(name)
 }

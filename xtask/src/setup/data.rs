@@ -1,4 +1,4 @@
-//! The data set of the first example: Fashion-MNIST.
+//! Data set of the first example: Fashion-MNIST.
 
 use super::apt::Apt;
 use super::{Dependency, populate_atomically};
@@ -14,7 +14,7 @@ const FILES: [&str; 4] = [
     "t10k-labels-idx1-ubyte.gz",
 ];
 
-/// The folder the user has named, the system's, one of our own, or the small part that the repository ships.
+/// Finds the data set: the user's folder, the system's, a downloaded one, or the small shipped part.
 pub(crate) fn find_or_fetch(apt: &Apt, private: &Path, shipped: &Path) -> Result<Dependency> {
     if let Some(folder) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(Dependency::new(format!("{VARIABLE}={}", folder.display())));
@@ -41,7 +41,7 @@ pub(crate) fn find_or_fetch(apt: &Apt, private: &Path, shipped: &Path) -> Result
     Ok(dependency_at(&format!("the small part of Fashion-MNIST that is shipped ({why})"), small))
 }
 
-/// Whether all files of the data set are in a folder.
+/// Reports whether a folder contains all files of the data set.
 pub(crate) fn is_complete(folder: &Path) -> bool {
     FILES.iter().all(|file| folder.join(file).is_file())
 }

@@ -1,21 +1,21 @@
-//! What a machine has, without asking anybody to load it.
+//! Detection of installed libraries and drivers, without loading them.
 
 use crate::process;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// The facts about this machine that decide what is fetched, and how.
+/// Properties of this machine that decide what is fetched, and how.
 pub(crate) struct Machine {
-    /// Whether packages can be installed for everybody.
+    /// True if packages can be installed system-wide.
     pub(crate) is_root: bool,
-    /// Folders of shared libraries, the user's first.
+    /// Folders of shared libraries, in the order of search: `LD_LIBRARY_PATH` first.
     library_folders: Vec<PathBuf>,
-    /// What the dynamic linker has in its cache.
+    /// Contents of the dynamic linker's cache.
     cached_libraries: HashMap<String, PathBuf>,
-    /// Folders of Vulkan drivers' manifests.
+    /// Folders of Vulkan driver manifests.
     driver_folders: Vec<PathBuf>,
-    /// Manifests that the user has named, which then are the only ones.
+    /// Manifests that the user has named; they replace all others.
     named_drivers: Option<Vec<PathBuf>>,
 }
 
@@ -46,14 +46,14 @@ impl Machine {
         }
     }
 
-    /// Where a shared library is, if the dynamic linker would find it.
+    /// Returns the path of a shared library, if the dynamic linker would find it.
     pub(crate) fn find_library(&self, name: &str) -> Option<PathBuf> {
         let in_folders =
             self.library_folders.iter().map(|folder| folder.join(name)).find(|path| path.exists());
         in_folders.or_else(|| self.cached_libraries.get(name).filter(|path| path.exists()).cloned())
     }
 
-    /// The manifests of all Vulkan drivers whose library is there.
+    /// Returns the manifests of all Vulkan drivers whose library exists.
     pub(crate) fn vulkan_drivers(&self) -> Vec<PathBuf> {
         let manifests = match &self.named_drivers {
             Some(named) => named.clone(),
@@ -73,19 +73,19 @@ impl Machine {
             .collect()
     }
 
-    /// Whether NVIDIA's driver is installed.
+    /// Reports whether NVIDIA's driver is installed.
     pub(crate) fn has_cuda_driver(&self) -> bool {
         self.find_library("libcuda.so.1").is_some() || self.find_library("libcuda.so").is_some()
     }
 
-    /// Whether CUDA's toolkit is where programs find it, in whichever version fits the driver.
+    /// Reports whether programs find CUDA's toolkit, in a version that fits the driver.
     pub(crate) fn has_nvrtc(&self) -> bool {
         ["libnvrtc.so", "libnvrtc.so.13", "libnvrtc.so.12"]
             .iter()
             .any(|name| self.find_library(name).is_some())
     }
 
-    /// Whether there is a GPU that a driver could drive.
+    /// Reports whether there is a GPU, even without a driver.
     pub(crate) fn has_gpu(&self) -> bool {
         let render_node =
             |entry: std::fs::DirEntry| entry.file_name().to_string_lossy().starts_with("renderD");
@@ -94,7 +94,7 @@ impl Machine {
     }
 }
 
-/// `/usr/lib/x86_64-linux-gnu` and its like.
+/// Returns folders such as `/usr/lib/x86_64-linux-gnu`.
 fn multiarch_folders() -> Vec<PathBuf> {
     let folders = std::fs::read_dir("/usr/lib").into_iter().flatten().flatten().map(|entry| entry.path());
     folders
@@ -109,7 +109,7 @@ fn linker_cache() -> HashMap<String, PathBuf> {
     printed.map(|text| parse_linker_cache(&text)).unwrap_or_default()
 }
 
-/// Reads lines such as `libvulkan.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libvulkan.so.1`.
+/// Parses lines such as `libvulkan.so.1 (libc6,x86-64) => /usr/lib/x86_64-linux-gnu/libvulkan.so.1`.
 fn parse_linker_cache(text: &str) -> HashMap<String, PathBuf> {
     let mut cache = HashMap::new();
     for line in text.lines() {

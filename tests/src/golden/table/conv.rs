@@ -1,4 +1,4 @@
-//! Convolutions, attention and sums of products in Einstein's notation.
+//! Convolutions, attention and einsum.
 
 use anyhow::{Context, Result};
 use forebay::ops::{AttentionOptions, Padding, einsum};
@@ -6,7 +6,7 @@ use forebay::ops::{AttentionOptions, Padding, einsum};
 use super::{OpTable, single};
 use crate::golden::args::Args;
 
-/// `N` numbers: a list, or one for all; `default` where none are given, or an empty list.
+/// Returns `N` integers: a list, or one for all; `default` if missing or empty.
 fn numbers<const N: usize>(a: &Args<'_>, at: usize, name: &str, default: [isize; N]) -> Result<[isize; N]> {
     match a.dims(at, name)?[..] {
         [] => Ok(default),

@@ -46,7 +46,7 @@ pub(super) fn register(t: &mut OpTable) {
         single(a.tensor(0)?.logit(a.get(1, "eps").is_some().then(|| a.float(1, "eps", 0.0)).transpose()?))
     });
     t.register("polygamma", |a| {
-        // The database calls it as a function of the order, or as a method.
+        // The database calls the function with the order first, and the method with the tensor first.
         single(match a.get(0, "n").is_some_and(|n| n.is_number()) {
             true => a.tensor(1)?.polygamma(a.int(0, "n", 0)? as usize),
             false => a.tensor(0)?.polygamma(a.int(1, "n", 0)? as usize),
@@ -131,7 +131,7 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("clamp_max", |a| single(a.tensor(0)?.clamp_max(a.operand(1, "max", Scalar::Int(0))?)));
     t.register("round", |a| single(a.tensor(0)?.round_decimals(a.int(1, "decimals", 0)? as i32)));
     t.register("fill", |a| {
-        // The result depends on x by a factor of zero: its gradient is zero, as PyTorch's.
+        // The result depends on x by a factor of zero, so its gradient is zero, as in PyTorch.
         let x = a.tensor(0)?.copy()?;
         x.fill_(a.operand(1, "value", Scalar::Int(0))?)?;
         Ok(vec![x])

@@ -1,4 +1,4 @@
-//! Choosing, placing, joining and padding.
+//! Selecting, scattering, joining and padding.
 
 use anyhow::Result;
 use forebay::dtype::DType;
@@ -8,7 +8,7 @@ use forebay::tensor::Tensor;
 use super::{OpTable, single};
 use crate::golden::args::Args;
 
-/// What `max_norm` does to a table before rows are looked up.
+/// Applies `max_norm` to a table before the lookup.
 pub(super) fn renormed(a: &Args<'_>, table: &Tensor, index: &Tensor) -> Result<()> {
     match a.get(usize::MAX, "max_norm") {
         Some(_) => {
@@ -19,7 +19,7 @@ pub(super) fn renormed(a: &Args<'_>, table: &Tensor, index: &Tensor) -> Result<(
     }
 }
 
-/// A number, or a tensor of one.
+/// Returns a number, or the value of a one-element tensor.
 fn bound(a: &Args<'_>, at: usize, name: &str) -> Result<f64> {
     match a.opt_tensor(at, name) {
         Some(v) => Ok(v.item()?),
@@ -27,7 +27,7 @@ fn bound(a: &Args<'_>, at: usize, name: &str) -> Result<f64> {
     }
 }
 
-/// PyTorch's windows are symmetric unless they are asked not to be.
+/// PyTorch's window functions, which are symmetric by default in this namespace.
 fn windows(t: &mut OpTable) {
     fn of(a: &Args<'_>) -> Result<(usize, bool, DType)> {
         let dtype = a.dtype(usize::MAX, "dtype")?.unwrap_or(DType::F32);
@@ -105,7 +105,7 @@ pub(super) fn register(t: &mut OpTable) {
         single(a.tensor(0)?.index_fill(dim, a.tensor(2)?, a.operand(3, "value", Scalar::Int(0))?))
     });
     t.register("nn.functional.embedding", |a| {
-        // PyTorch's function takes the indices first; the database the weight.
+        // PyTorch's function takes the indices first, the database the weight.
         let (weight, index) = if a.tensor(0)?.dtype().is_float() {
             (a.tensor(0)?, a.tensor(1)?)
         } else {
@@ -173,7 +173,7 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("tril", |a| single(a.tensor(0)?.tril(a.int(1, "diagonal", 0)? as isize)));
     t.register("triu", |a| single(a.tensor(0)?.triu(a.int(1, "diagonal", 0)? as isize)));
     t.register("arange", |a| {
-        // Numbers that are all integers give integers.
+        // If all arguments are integers, the result is an integer tensor.
         let whole = |at| !matches!(a.scalar(at, ["start", "end", "step"][at]), Ok(Some(Scalar::Float(_))));
         let natural = if (0..3).all(whole) { DType::I64 } else { DType::F32 };
         let dtype = a.dtype(9, "dtype")?.unwrap_or(natural);

@@ -1,4 +1,4 @@
-//! Matrices: factors, solutions, norms.
+//! Linear algebra: factorisations, solvers, norms.
 
 use anyhow::{Result, bail};
 use forebay::dtype::DType;
@@ -12,12 +12,12 @@ fn power(a: &Args<'_>) -> Result<i32> {
     Ok(i32::try_from(a.int(1, "n", 1)?)?)
 }
 
-/// Whether the half that is read is the upper one.
+/// Reports whether the upper triangle is read.
 fn upper(a: &Args<'_>) -> bool {
     a.string(1, "UPLO", "L") == "U"
 }
 
-/// A norm by its order.
+/// Parses the order of a norm.
 fn order(a: &Args<'_>, at: usize, name: &str, default: MatrixNorm) -> Result<MatrixNorm> {
     Ok(match a.string(at, name, "") {
         "fro" => MatrixNorm::Fro,
@@ -27,7 +27,7 @@ fn order(a: &Args<'_>, at: usize, name: &str, default: MatrixNorm) -> Result<Mat
     })
 }
 
-/// LAPACK's exchanges of rows, counted from 1, as the order that they lead to.
+/// Converts LAPACK's row exchanges, counted from 1, to a permutation.
 fn order_of(pivots: &Tensor) -> Result<Tensor> {
     let n = pivots.shape().last().copied().unwrap_or(1);
     let mut order = Vec::new();
@@ -46,7 +46,7 @@ fn factors(t: &mut OpTable) {
         let (q, r) = a.tensor(0)?.qr(a.string(1, "mode", "reduced") == "complete")?;
         Ok(vec![q, r])
     });
-    // Of vectors the sign is arbitrary.
+    // The sign of eigenvectors is arbitrary.
     t.register("linalg.eigh", |a| {
         let (values, vectors) = a.tensor(0)?.eigh(upper(a))?;
         Ok(vec![values, vectors.abs()?])
@@ -70,7 +70,7 @@ fn factors(t: &mut OpTable) {
         let (left, adjoint) = (a.flag(usize::MAX, "left", true), a.flag(usize::MAX, "adjoint", false));
         single(a.tensor(0)?.lu_solve(&order_of(a.tensor(1)?)?, a.tensor(2)?, left, adjoint))
     });
-    // A column alone is a matrix here.
+    // The library takes a single column as a matrix.
     t.register("linalg.lstsq", |a| Ok(vec![a.tensor(0)?.lstsq(a.tensor(1)?, None)?.solution]));
     t.register("cholesky_solve", |a| {
         single(a.tensor(0)?.cholesky_solve(a.tensor(1)?, a.flag(2, "upper", false)))
@@ -146,7 +146,7 @@ pub(super) fn register(t: &mut OpTable) {
         }
         let rtol =
             a.get(usize::MAX, "rtol").is_some().then(|| a.float(usize::MAX, "rtol", 0.0)).transpose()?;
-        // The database gives the factors of a singular matrix.
+        // The database passes factors of a singular matrix.
         match a.variant() {
             "singular" => single(a.tensor(0)?.matmul(&a.tensor(1)?.transpose(-2, -1)?)?.pinv(rtol)),
             _ => single(a.tensor(0)?.pinv(rtol)),

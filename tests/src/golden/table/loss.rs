@@ -1,4 +1,4 @@
-//! Losses.
+//! Loss functions.
 
 use anyhow::Result;
 use forebay::ops::{CrossEntropyOptions, Reduction};

@@ -1,4 +1,4 @@
-//! Tensors put together, parts replaced, sets of numbers.
+//! Joining tensors, replacing parts, sets.
 
 use anyhow::Result;
 use forebay::ops::{
@@ -13,12 +13,12 @@ fn dim(a: &Args<'_>, at: usize, name: &str, default: i64) -> Result<isize> {
     Ok(a.int(at, name, default)? as isize)
 }
 
-/// What makes one tensor of one, of a tensor or of each of a list.
+/// Applies a function to a tensor or to each of a list.
 fn each(a: &Args<'_>, made: fn(&Tensor) -> forebay::error::Result<Tensor>) -> Result<Vec<Tensor>> {
     Ok(a.tensors(0)?.into_iter().map(made).collect::<forebay::error::Result<_>>()?)
 }
 
-/// The distance of values, or their points.
+/// Returns the spacing of samples, or their coordinates.
 fn spacing<'a>(a: &'a Args<'_>) -> Result<forebay::ops::Operand<'a>> {
     match a.opt_tensor(1, "x") {
         Some(x) => Ok(x.into()),
@@ -26,7 +26,7 @@ fn spacing<'a>(a: &'a Args<'_>) -> Result<forebay::ops::Operand<'a>> {
     }
 }
 
-/// Even parts, or parts at places.
+/// Splits into equal parts, or at indices.
 fn split(
     a: &Args<'_>,
     evenly: fn(&Tensor, usize) -> forebay::error::Result<Vec<Tensor>>,

@@ -1,4 +1,4 @@
-//! PyTorch's names -> calls of this library. One line an operation; a family adds its lines in its own file.
+//! Table from PyTorch's names to calls of this library. Each family registers its operations in its own file.
 
 use std::collections::HashMap;
 
@@ -22,19 +22,18 @@ mod resize;
 mod shape;
 mod sort;
 
-/// What a line does: arguments in, results out.
+/// Entry of the table: takes the arguments, returns the results.
 pub(super) type GoldenFn = fn(&Args<'_>) -> Result<Vec<Tensor>>;
 
-/// What cannot be compared: why.
+/// Error of a call that cannot be compared, with the reason.
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub(crate) struct MissingOp(pub String);
 
-/// The lines.
 pub struct OpTable(HashMap<&'static str, GoldenFn>);
 
 impl OpTable {
-    /// All families.
+    /// Builds the table with all families.
     pub fn new() -> Self {
         let mut table = Self(HashMap::new());
         conv::register(&mut table);
@@ -53,7 +52,6 @@ impl OpTable {
         table
     }
 
-    /// Adds a line.
     pub(super) fn register(&mut self, name: &'static str, f: GoldenFn) {
         let before = self.0.insert(name, f);
         debug_assert!(before.is_none(), "{name} is listed twice");
@@ -70,12 +68,12 @@ impl Default for OpTable {
     }
 }
 
-/// One result.
+/// Returns a single result as a list.
 pub(super) fn single(t: forebay::error::Result<Tensor>) -> Result<Vec<Tensor>> {
     Ok(vec![t?])
 }
 
-/// An operation, or a form of its arguments, that the library does not have.
+/// Error for an operation, or a form of its arguments, that the library does not have.
 pub(super) fn missing_op(what: &str) -> anyhow::Error {
     MissingOp(format!("The library has no `{what}` yet.")).into()
 }

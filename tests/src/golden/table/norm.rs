@@ -5,7 +5,7 @@ use anyhow::Result;
 use super::super::args::Args;
 use super::{OpTable, single};
 
-/// Running mean and variance, if both are given.
+/// Returns running mean and variance, if both are present.
 fn running<'a>(a: &'a Args<'_>) -> Option<(&'a forebay::tensor::Tensor, &'a forebay::tensor::Tensor)> {
     a.opt_tensor(1, "running_mean").zip(a.opt_tensor(2, "running_var"))
 }

@@ -7,7 +7,7 @@ use forebay::tensor::Tensor;
 use super::{OpTable, missing_op, single};
 use crate::golden::args::Args;
 
-/// The window of a call; `ends` is how many dimensions it has.
+/// Returns the pooling window of a call; `ends` is the number of spatial dimensions.
 fn window(a: &Args<'_>, ends: usize) -> anyhow::Result<Pool2dOptions> {
     let pair = |at: usize, name: &str, rest: usize| -> anyhow::Result<Option<[usize; 2]>> {
         let v = a.shape(at, name).or_else(|_| a.int(at, name, 0).map(|n| vec![n as usize]))?;
@@ -64,7 +64,7 @@ fn avg(a: &Args<'_>, ends: usize) -> anyhow::Result<Vec<Tensor>> {
     single(a.tensor(0)?.avg_pool2d(w))
 }
 
-/// Height and width of an adaptive pooling's result; those of the input where none is given.
+/// Returns the output size of adaptive pooling; missing extents are those of the input.
 fn adaptive_size(a: &Args<'_>) -> anyhow::Result<[usize; 2]> {
     let (h, w) = (a.tensor(0)?.dim(-2)?, a.tensor(0)?.dim(-1)?);
     let Some(value) = a.get(1, "output_size") else {

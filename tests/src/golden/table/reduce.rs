@@ -6,7 +6,6 @@ use forebay::tensor::Tensor;
 use super::super::args::Args;
 use super::{OpTable, single};
 
-/// The dimension, if one is given.
 fn dim(a: &Args<'_>) -> Result<Option<isize>> {
     Ok(a.opt_int(1, "dim")?.map(|d| d as isize))
 }
@@ -19,13 +18,13 @@ fn pair((value, place): (Tensor, Tensor)) -> Result<Vec<Tensor>> {
     Ok(vec![value, place])
 }
 
-/// The degrees of freedom taken off: `correction`, or `unbiased`.
+/// Returns the correction of degrees of freedom: `correction`, or `unbiased`.
 fn correction(a: &Args<'_>) -> Result<f64> {
     let at = if a.variant() == "unbiased" { 1 } else { 2 };
     a.float(usize::MAX, "correction", f64::from(u8::from(a.flag(at, "unbiased", true))))
 }
 
-/// The dimensions of a variance, which may be left out before `unbiased`.
+/// Returns the dimensions of a variance, which may be missing before `unbiased`, the correction and `keepdim`.
 fn spread(a: &Args<'_>) -> Result<(Vec<isize>, f64, bool)> {
     let dims = if a.variant() == "unbiased" { Vec::new() } else { a.dims(1, "dim")? };
     Ok((dims, correction(a)?, a.flag(3, "keepdim", false)))
@@ -79,7 +78,7 @@ pub(super) fn register(table: &mut OpTable) {
         if a.variant() == "nuc" {
             return single(a.tensor(0)?.nuclear_norm(&a.dims(2, "dim")?, a.flag(3, "keepdim", false)));
         }
-        // Of a matrix or a vector the Frobenius norm is the one of order 2.
+        // For a matrix or a vector, the Frobenius norm equals the norm of order 2.
         let p = if a.string(1, "p", "") == "fro" { 2.0 } else { a.float(1, "p", 2.0)? };
         single(a.tensor(0)?.norm(p, &a.dims(2, "dim")?, a.flag(3, "keepdim", false)))
     });

@@ -1,4 +1,4 @@
-//! Resizing, windows and views by strides, distances and bags.
+//! Resizing, im2col, strided views, distances and embedding bags.
 
 use anyhow::Result;
 use forebay::ops::{
@@ -11,7 +11,7 @@ use super::index::renormed;
 use super::{OpTable, missing_op, single};
 use crate::golden::args::Args;
 
-/// Two numbers: a list, or one for both.
+/// Returns two integers: a list, or one for both.
 fn pair(a: &Args<'_>, at: usize, name: &str, default: isize) -> Result<[isize; 2]> {
     Ok(match a.dims(at, name)?[..] {
         [] => [default; 2],
@@ -72,7 +72,7 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("as_strided", |a| {
         let offset = a.opt_int(3, "storage_offset")?.map(|n| n as usize);
         let x = match a.variant() {
-            // The database's input is elements 5 to 15 of a storage of 20; the file has those.
+            // The database's input is elements 5 to 15 of a storage of 20; only these were recorded.
             "partial_views" => a.tensor(0)?.pad(&[5, 5], PadMode::Constant(0.0))?.narrow(0, 5, 10)?,
             _ => a.tensor(0)?.clone(),
         };

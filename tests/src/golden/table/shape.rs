@@ -33,7 +33,7 @@ pub(super) fn register(t: &mut OpTable) {
         if a.get(1, "dim").is_none() {
             return single(x.squeeze_all());
         }
-        // From the last one on, so that the earlier ones keep their numbers.
+        // In descending order, so that smaller dimensions keep their index.
         let rank = x.rank() as isize;
         let mut dims: Vec<isize> = dims.iter().map(|&d| if d < 0 { d + rank } else { d }).collect();
         dims.sort_unstable();
@@ -132,7 +132,7 @@ pub(super) fn register(t: &mut OpTable) {
         single(Tensor::zeros(&a.shape(1, "size")?, a.dtype(9, "dtype")?.unwrap_or(x.dtype()), x.device()))
     });
     t.register("full", |a| {
-        // PyTorch takes the type from the number, where none is named.
+        // PyTorch derives the type from the value if no type is specified.
         let natural = match a.scalar(1, "fill_value")? {
             Some(Scalar::Bool(_)) => DType::Bool,
             Some(Scalar::Int(_)) => DType::I64,

@@ -1,4 +1,4 @@
-//! Sorting, ranks, and what a condition selects.
+//! Sorting, ranks and selection by a condition.
 
 use anyhow::Result;
 use forebay::ops::{Interpolation, ScatterReduce};
@@ -11,12 +11,11 @@ fn pair((value, place): (Tensor, Tensor)) -> Result<Vec<Tensor>> {
     Ok(vec![value, place])
 }
 
-/// `dim` and `descending`, which PyTorch takes by position here and by keyword there.
+/// Returns `dim` and `descending`, which PyTorch takes by position or by keyword.
 fn order(a: &Args<'_>) -> Result<(isize, bool)> {
     Ok((a.int(1, "dim", -1)? as isize, a.flag(2, "descending", false)))
 }
 
-/// The dimension, if one is given.
 fn dim(a: &Args<'_>, at: usize) -> Result<Option<isize>> {
     Ok(a.opt_int(at, "dim")?.map(|d| d as isize))
 }

@@ -1,4 +1,4 @@
-//! Attention, transformers, positions.
+//! Attention, transformers, positional encodings.
 
 use anyhow::{Context, Result, ensure};
 use forebay::device::Device;
@@ -13,7 +13,7 @@ use forebay::tensor::Tensor;
 
 use super::{cases, ensure_same, randn, single};
 
-/// A module beside masks that are recorded.
+/// Module with recorded masks.
 pub(super) struct WithMasks<M> {
     masks: Vec<Tensor>,
     module: M,
@@ -126,20 +126,20 @@ pub(super) mod positions {
     }
 }
 
-/// Views with any strides, in every float type, and turned back by the gradient.
+/// Strided views in every float type; the gradient applies the inverse rotation.
 pub(super) fn rotary_embeddings_of_views(device: &Device) -> Result<()> {
     let rotary = RotaryEmbedding::new(40, 6, device)?;
     let plain = randn(&[2, 33, 3, 8], device)?;
     for dtype in [DType::F32, DType::BF16, DType::F16] {
         let x = plain.to_dtype(dtype)?.requires_grad_()?;
-        // The heads of a position side by side, and every other feature.
+        // Adjacent heads of a position, and every other feature.
         let view = x.transpose(1, 2)?.slice_dim(-1, 0, 8, 1)?;
         let dense = x.detach().transpose(1, 2)?.contiguous()?;
         let turned = rotary.forward_at(&view, 5)?;
         let again = rotary.forward_at(&dense, 5)?;
         ensure!(turned.dtype() == dtype, "{dtype} became {}", turned.dtype());
         ensure!(turned.to_bytes()? == again.to_bytes()?, "{dtype}: a view turns otherwise");
-        // Turning keeps lengths, so the gradient of half the sum of squares is x.
+        // Rotations preserve lengths, so the gradient of half the sum of squares is x.
         let wide = turned.to_dtype(DType::F32)?;
         wide.square()?.sum_all()?.mul(0.5)?.backward()?;
         let grad = x.grad().context("a gradient")?.to_dtype(DType::F32)?;
@@ -153,7 +153,6 @@ pub(super) fn rotary_embeddings_of_views(device: &Device) -> Result<()> {
     ensure_same(&rotary.forward(&other)?, &rotary.forward(&other.contiguous()?)?)
 }
 
-/// Errors that say what is wrong.
 pub(super) fn what_modules_refuse(device: &Device) -> Result<()> {
     let x = randn(&[2, 5, 8], device)?;
     let says = |what: &str, result: forebay::error::Result<()>, part: &str| -> Result<()> {

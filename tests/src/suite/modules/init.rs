@@ -1,4 +1,4 @@
-//! What parameters start with, and what dropout draws.
+//! Initial values of parameters, and random numbers of dropout.
 
 use anyhow::{Result, ensure};
 use forebay::device::Device;
@@ -12,7 +12,7 @@ use forebay::tensor::Tensor;
 
 use super::super::host_reference::ensure_close;
 
-/// Uniform numbers that reach nearly to these bounds.
+/// Checks that uniform values are within these bounds and nearly reach them.
 fn uniform_within(t: &Tensor, bound: f64, what: &str) -> Result<()> {
     let numbers = t.to_f64s()?;
     let (low, high) = numbers.iter().fold((f64::MAX, f64::MIN), |(l, h), &v| (l.min(v), h.max(v)));
@@ -33,7 +33,7 @@ fn deviation(t: &Tensor, mean: f64, std: f64, what: &str) -> Result<()> {
     Ok(())
 }
 
-/// As PyTorch's modules do it by themselves.
+/// Default initialisation of PyTorch's modules.
 pub(super) fn initial_values(device: &Device) -> Result<()> {
     let attention = MultiheadAttention::new(
         32,
@@ -73,7 +73,7 @@ pub(super) fn initial_values(device: &Device) -> Result<()> {
     deviation(&table.weight.narrow(0, 8, 292)?, 0.0, 1.0, "embedding")
 }
 
-/// By the functions of `nn::init`.
+/// Initialisation by the functions of `nn::init`.
 pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
     let empty = |shape: &[usize]| Tensor::zeros(shape, DType::F32, device);
     for (rows, columns) in [(5, 9), (9, 5)] {
@@ -86,7 +86,7 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
     }
     let t = empty(&[60, 50])?;
     init::trunc_normal_(&t, 1.0, 2.0, -1.0, 5.0)?;
-    // Between -1 and 2 deviations: mean and deviation of the tables.
+    // Mean and deviation of a normal distribution truncated to -1 to 2 deviations.
     deviation(&t, 1.0 + 2.0 * 0.229_637, 2.0 * 0.720_1, "trunc_normal_")?;
     let numbers = t.to_f64s()?;
     ensure!(numbers.iter().all(|v| (-1.0..=5.0).contains(v)), "outside of the bounds");
@@ -116,7 +116,7 @@ pub(super) fn initial_values_by_name(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Whole channels, the values of a selu, slopes; nothing in evaluation.
+/// Dropout of whole channels, alpha dropout and random slopes; none of them in evaluation mode.
 pub(super) fn what_is_dropped_is_drawn(device: &Device) -> Result<()> {
     let x = Tensor::ones(&[40, 30, 4], DType::F32, device)?.requires_grad_()?;
     let layer = Dropout1d::new(0.25);

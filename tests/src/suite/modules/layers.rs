@@ -1,4 +1,4 @@
-//! Norms, convolutions, tables; activations; pooling; what only moves elements.
+//! Norms, convolutions, embeddings, activations, pooling, and layers that only move elements.
 
 pub(super) mod weights {
     use forebay::nn::{
@@ -184,7 +184,7 @@ pub(super) mod pooling {
     }
 }
 
-/// Images read at places of a grid, distances, singular vectors.
+/// Grid sampling, distances, singular vectors.
 pub(super) mod sampling {
     use forebay::error::Result;
     use forebay::ops::{GridMode, GridPadding};
@@ -201,7 +201,7 @@ pub(super) mod sampling {
         single(x[0].grid_sample(&x[1], mode, padding, align_corners))
     }
 
-    /// Magnitudes of the vectors, whose signs are arbitrary, and the product.
+    /// Returns the absolute values of the vectors, whose signs are arbitrary, and the product.
     fn svd(x: &Tensor) -> Result<Vec<Tensor>> {
         let (u, s, vh) = x.svd()?;
         Ok(vec![u.abs()?, s.clone(), vh.abs()?, u.mul(&s.unsqueeze(-2)?)?.matmul(&vh)?])

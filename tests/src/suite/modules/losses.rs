@@ -1,4 +1,4 @@
-//! Losses.
+//! Loss modules.
 
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;

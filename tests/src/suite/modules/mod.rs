@@ -1,7 +1,8 @@
-//! Modules against PyTorch's: names and values of the state, results, gradients and changed buffers, in training and evaluation.
+//! Modules compared with PyTorch's: names and values of the state, results, gradients and changed buffers, in
+//! training and evaluation mode.
 //!
-//! `tests/modules/modules.safetensors` has the numbers, `benches/peers/modules.py` makes them and says what they are called. A case is
-//! the name there, how the module is made, and how it is called.
+//! `benches/peers/modules.py` creates `tests/modules/modules.safetensors` and documents its names. A case has a name
+//! in this file, a function that creates the module, and a function that calls it.
 
 use std::collections::BTreeSet;
 
@@ -53,22 +54,22 @@ tests![
     layers_of_halves,
 ];
 
-/// What PyTorch gave.
+/// Results of PyTorch's modules.
 const MODULE_DATA: &[u8] = include_bytes!("../../../modules/modules.safetensors");
-/// What its models gave.
+/// Results of PyTorch's models.
 const MODEL_DATA: &[u8] = include_bytes!("../../../modules/architectures.safetensors");
 
-/// A case, on a device: [`Case::check`] does it all.
+/// Test case on a device.
 struct ModuleCase<'a> {
     device: &'a Device,
     data: &'a Tensors,
     name: &'static str,
 }
 
-/// A case's name, and what checks it.
+/// Name of a case, and the function that checks it.
 type CaseEntry = (&'static str, fn(&ModuleCase<'_>) -> Result<()>);
 
-/// Rows: the name, what makes the module on a device, what calls it on the case's inputs.
+/// Defines cases: the name, the module's constructor, and a call with the case's inputs.
 macro_rules! cases {
     ($($name:literal: |$device:pat_param| $make:expr, |$module:pat_param, $x:ident| $call:expr;)*) => {
         pub(in crate::suite::modules) const CASES: &[$crate::suite::modules::CaseEntry] = &[$(
@@ -78,25 +79,24 @@ macro_rules! cases {
 }
 use cases;
 
-/// One result.
 fn single(out: CoreResult<Tensor>) -> CoreResult<Vec<Tensor>> {
     Ok(vec![out?])
 }
 
 impl ModuleCase<'_> {
-    /// A tensor that several cases share.
+    /// Returns a tensor that several cases share.
     fn shared_tensor(&self, name: &str) -> CoreResult<Tensor> {
         let found = self.data.get(name).cloned();
         found.ok_or_else(|| forebay::error::Error::argument("modules", format!("no `{name}` is recorded")))
     }
 
-    /// What is recorded under a name of the case: the rest of the name, and the tensor.
+    /// Returns the tensors recorded under a prefix of the case, with the rest of their names.
     fn recorded_tensors(&self, under: &str) -> Vec<(&str, &Tensor)> {
         let prefix = format!("{}/{under}/", self.name);
         self.data.iter().filter_map(|(name, t)| Some((name.strip_prefix(&prefix)?, t))).collect()
     }
 
-    /// Everything that is recorded of a case.
+    /// Compares everything that is recorded for a case.
     fn check_module<M: Module>(
         &self,
         make: impl Fn(&ModuleCase<'_>) -> CoreResult<M>,
@@ -112,7 +112,7 @@ impl ModuleCase<'_> {
                 continue;
             }
             modes += 1;
-            // Names that are missing or too many are an error.
+            // Missing or unexpected names are an error.
             module.load_state_dict(&state).context("the names of the state")?;
             module.zero_grad();
             module.train(mode == "train");
@@ -176,7 +176,7 @@ impl ModuleCase<'_> {
     }
 }
 
-/// Numbers of one shape, but for the order of sums.
+/// Compares shapes and values, up to the order of sums.
 fn ensure_same(got: &Tensor, expected: &Tensor) -> Result<()> {
     ensure!(got.shape() == expected.shape(), "{:?}, not {:?}", got.shape(), expected.shape());
     let expected = expected.to_f64s()?;
@@ -188,7 +188,7 @@ fn load(bytes: &[u8], device: &Device) -> Result<Tensors> {
     Ok(safetensors::from_bytes(bytes, device)?.0)
 }
 
-/// All rows of a table; what fails is named.
+/// Runs all cases of a table; failures are named.
 fn run_module_cases(device: &Device, rows: &[CaseEntry]) -> Result<()> {
     run_cases(MODULE_DATA, device, rows)
 }
@@ -205,7 +205,7 @@ fn run_cases(bytes: &[u8], device: &Device, rows: &[CaseEntry]) -> Result<()> {
     Ok(())
 }
 
-/// The tables, in the order of their tests.
+/// Tables, in the order of their tests.
 const TABLES: [&[CaseEntry]; 9] = [
     attention::CASES,
     attention::positions::CASES,
@@ -254,7 +254,7 @@ fn samples_of_images(device: &Device) -> Result<()> {
     run_module_cases(device, TABLES[8])
 }
 
-/// As `TABLES`, of models.
+/// Tables of models, in the order of their tests.
 const MODEL_TABLES: [&[CaseEntry]; 4] = [
     architectures::vision::CASES,
     architectures::unet_gan_speech::CASES,
@@ -297,7 +297,6 @@ use state_dict::{
     averages_of_models, layers_of_halves, modules_of_parts, weights_load_by_name, weights_that_are_computed,
 };
 
-/// Numbers of a shape, in f32.
 fn randn(shape: &[usize], device: &Device) -> Result<Tensor> {
     Ok(Tensor::randn(shape, DType::F32, device)?)
 }

@@ -33,12 +33,12 @@ fn three((out, (state, cell)): (Tensor, (Tensor, Tensor))) -> CoreResult<Vec<Ten
     Ok(vec![out, state, cell])
 }
 
-/// What the recorded sequences of different lengths are.
+/// Returns the lengths of the recorded sequences.
 fn lengths(x: &Tensor) -> CoreResult<Tensor> {
     Tensor::from_slice(&[3i32, 5, 1], &[3], x.device())
 }
 
-/// State and cell, where they are given.
+/// Returns state and cell, if present.
 fn both(x: &[Tensor]) -> Option<(&Tensor, &Tensor)> {
     x.get(1).zip(x.get(2))
 }
@@ -81,10 +81,10 @@ cases! {
     "lstm_cell_unbatched": |c| LstmCell::new(3, 4, false, c.device), |m, x| two(m.forward(&x[0], None)?);
 }
 
-/// bf16 and f16 weights, and autocast, near the results in f32.
+/// bf16 and f16 weights, and autocast, compared with f32 results.
 pub(super) fn recurrent_layers_in_halves(device: &Device) -> Result<()> {
     let x = randn(&[6, 3, 5], device)?;
-    // Odd sizes: neighbours of 16 bits share a word.
+    // Odd sizes: adjacent 16-bit values share a word.
     let options = RecurrentOptions { bidirectional: true, ..ONE };
     let (lstm, gru) = (Lstm::new(5, 7, options, device)?, Gru::new(5, 7, options, device)?);
     let step = |x: &Tensor| -> Result<[Tensor; 2]> {
@@ -114,7 +114,7 @@ pub(super) fn recurrent_layers_in_halves(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// A long sequence is what its steps are, by the cell; rows of more than a workgroup.
+/// A long sequence equals its steps by the cell; rows are wider than a workgroup.
 pub(super) fn long_sequences_and_wide_layers(device: &Device) -> Result<()> {
     let (steps, batch, hidden) = (9, 2, 300);
     let layer = Lstm::new(8, hidden, ONE, device)?;
@@ -137,7 +137,7 @@ pub(super) fn long_sequences_and_wide_layers(device: &Device) -> Result<()> {
         m.named_parameters().into_iter().map(|(n, p)| (n.replace("_l0", ""), p.grad())).collect::<Vec<_>>()
     };
     let whole = grads(&layer);
-    // The same through the tape of the cell's steps.
+    // Gradients compared with those through the cell's steps.
     let mut now: Option<(Tensor, Tensor)> = None;
     let mut loss: Option<Tensor> = None;
     for t in 0..steps {

@@ -1,4 +1,4 @@
-//! Weights by name: in part, shared, renamed, of other types; computed from others; averaged.
+//! Weights by name: partial, shared, renamed, of other types, parametrised, averaged.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use forebay::tensor::Tensor;
 use super::super::host_reference::ensure_close;
 use super::randn;
 
-/// A table that is shared with the layer of scores, and a norm with statistics.
+/// Embedding shared with the output layer, and a norm with statistics.
 #[derive(Module)]
 struct Tied {
     words: Embedding,
@@ -39,12 +39,12 @@ fn ensure_message<T>(result: forebay::error::Result<T>, part: &str) -> Result<()
     Ok(())
 }
 
-/// Names that are missing, too many, shared, or called otherwise; numbers of other types.
+/// Missing, unexpected, shared and renamed entries; other types.
 pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
     let (from, to) = (Tied::new(device)?, Tied::new(device)?);
     let mut state: BTreeMap<String, Tensor> = BTreeMap::new();
     for (name, t) in from.state_dict() {
-        // A file keeps one of two names of a table, and halves; an old one counts no batches.
+        // The file has one of the tied names, 16-bit values, and no `num_batches_tracked`, as in old files.
         if name != "scores.weight" && name != "norm.num_batches_tracked" {
             state.insert(name, t.to_dtype(DType::BF16)?);
         }
@@ -89,7 +89,7 @@ pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
     ensure_message(rename_keys(&wrapped, |_| Some("x".into())), "both become `x`")
 }
 
-/// Files of the older `weight_norm`; what is left when the computed weight is made the layer's own.
+/// Files of the older `weight_norm`, and removal of the parametrisation.
 pub(super) fn weights_that_are_computed(device: &Device) -> Result<()> {
     let make = || -> Result<_> {
         Ok(WeightNorm::new(Conv2d::new(3, 4, [2; 2], ConvOptions::default(), device)?, Some(0))?)
@@ -98,7 +98,7 @@ pub(super) fn weights_that_are_computed(device: &Device) -> Result<()> {
     let plain = Conv2d::new(3, 4, [2; 2], ConvOptions::default(), device)?;
     let expected = plain.forward(&x)?.to_f64s()?;
     let layer = WeightNorm::new(plain, Some(0))?;
-    // A weight as its length and direction computes what it did, and again when it is one.
+    // Direction and length reproduce the weight, and removal keeps it.
     ensure_close(&layer.forward(&x)?.to_f64s()?, &expected, 1e-5, 1e-5)?;
     let (g, v) = (randn(&[4, 1, 1, 1], device)?, randn(&[4, 3, 2, 2], device)?);
     let old = BTreeMap::from([
@@ -134,7 +134,7 @@ pub(super) fn weights_that_are_computed(device: &Device) -> Result<()> {
     ensure_message(WeightNorm::new(Linear::new(2, 2, device)?, Some(2)), "no dimension 2")
 }
 
-/// Means of all updates and fading ones, against the host; exchanged with the model and back.
+/// Equal and exponential averages compared with the host; exchanged with the model and back.
 pub(super) fn averages_of_models(device: &Device) -> Result<()> {
     for decay in [None, Some(0.75)] {
         for use_buffers in [false, true] {
@@ -195,14 +195,14 @@ pub(super) fn averages_of_models(device: &Device) -> Result<()> {
     ensure_message(device.capture(|| average.update_parameters(&net)), "call it behind the step")
 }
 
-/// Windows that are drawn, and what has no room; classes that there are not; layers by name.
+/// Fractional max pooling, sizes that do not fit, class indices out of range, layers by name.
 pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     let x = randn(&[2, 3, 9, 8], device)?;
     let pool = FractionalMaxPool2d { kernel_size: [3, 2], output_size: FractionalSize::OutputSize([4, 5]) };
     let (out, places) = pool.forward_with_indices(&x, None)?;
     let at = x.flatten(2, -1)?.gather(2, &places.flatten(2, -1)?)?.reshape([2, 3, 4, 5])?;
     ensure!(out.to_bytes()? == at.to_bytes()?, "maxima are not at their places");
-    // The last windows end at the end: the rows of the last window hold the maximum of what is there.
+    // The last window ends at the border.
     let last = x.narrow(2, 6, 3)?.narrow(3, 6, 2)?.amax(&[2, 3], false)?;
     ensure!(
         out.select(3, 4)?.select(2, 3)?.to_bytes()? == last.to_bytes()?,
@@ -215,7 +215,7 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     )?;
     ensure_message(x.max_unpool2d(&randn(&[2, 3, 9, 8], device)?, [18, 16]), "places are integers")?;
 
-    // Drawn one-hot vectors: about as often as the probabilities say, with a gradient.
+    // Samples are one-hot vectors with the expected frequencies, and have gradients.
     let logits = Tensor::from_slice(&[0.2f32.ln(), 0.8f32.ln()], &[1, 2], device)?.requires_grad_()?;
     let drawn = logits.expand(&[4000, 2])?.gumbel_softmax(0.5, true, -1)?;
     let often = drawn.detach().mean(&[0], false)?.to_f64s()?;
@@ -250,7 +250,7 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     Ok(())
 }
 
-/// Parameters of 16 bits, for evaluation, near to what f32 gives.
+/// Evaluation with 16-bit parameters, compared with f32.
 pub(super) fn layers_of_halves(device: &Device) -> Result<()> {
     let make = || -> Result<Sequential> {
         let options = ConvOptions { padding: [1; 2], ..ConvOptions::default() };
@@ -277,7 +277,7 @@ pub(super) fn layers_of_halves(device: &Device) -> Result<()> {
         ensure!(halves.parameters().iter().all(|p| p.dtype() == dtype), "not all parameters are {dtype}");
         let got = halves.forward(&x.to_dtype(dtype)?)?;
         ensure!(got.dtype() == dtype, "{dtype} became {}", got.dtype());
-        // A few roundings of 8 bits.
+        // A few roundings to 8 bits.
         ensure_close(&got.to_f64s()?, &expected.to_f64s()?, 0.0, 0.08)?;
     }
     ensure!(make()?.parameters()[0].dtype() == DType::F32, "the type outlives its guard");

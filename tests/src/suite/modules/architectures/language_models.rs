@@ -1,4 +1,4 @@
-//! Transformers of texts, by the names of their published files.
+//! Language models, with the names of their published weights.
 
 use forebay::dtype::DType;
 use forebay::nn::{LayerNorm, Module, RmsNorm, RotaryEmbedding};
@@ -124,7 +124,7 @@ struct T5Dense {
     wo: Linear,
 }
 
-/// A layer of a block: its norm stands beside what it is.
+/// Sublayer of a block, with its norm.
 #[derive(Module)]
 enum T5SubLayer {
     Attention {
@@ -165,7 +165,7 @@ struct T5 {
     lm_head: Linear,
 }
 
-/// T5's buckets of distances: 8 of them, up to 16.
+/// Returns T5's relative position buckets: 8 buckets, for distances up to 16.
 fn buckets(n: usize, both: bool) -> Vec<i64> {
     let count = if both { 4 } else { 8 };
     let bucket = |far: i64| {
@@ -205,7 +205,7 @@ impl T5Stack {
         })
     }
 
-    /// Biases by distance, which the first layer has for all; what comes later is hidden from the decoder.
+    /// Returns the relative position bias, which all layers share; the decoder also masks later positions.
     fn bias(&self, n: usize, device: &Device) -> Result<Option<Tensor>> {
         let first = self.block.first().and_then(|block| block.layer.first());
         let Some(T5SubLayer::Attention {

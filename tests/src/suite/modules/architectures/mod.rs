@@ -1,5 +1,5 @@
-//! Models of well-known architectures, built from the modules as a user would, loaded by the names of published files and compared with
-//! PyTorch's: `tests/modules/architectures.safetensors`, which `benches/peers/architectures.py` makes.
+//! Well-known architectures built from modules, with the names of their published weights, compared with PyTorch's
+//! results in `tests/modules/architectures.safetensors`. `benches/peers/architectures.py` creates this file.
 
 use forebay::device::Device;
 use forebay::error::Result;
@@ -13,7 +13,7 @@ pub(super) mod sequence_models;
 pub(super) mod unet_gan_speech;
 pub(super) mod vision;
 
-/// A convolution of square windows that keep the extents at a stride of 1, without a bias.
+/// Square convolution without bias; at a stride of 1 it preserves the extents.
 fn conv(
     inputs: usize,
     outputs: usize,
@@ -27,24 +27,24 @@ fn conv(
     Conv2d::new(inputs, outputs, [kernel; 2], options, device)
 }
 
-/// torchvision's `Conv2dNormActivation` but for the activation: layers `0` and `1`.
+/// Layers `0` and `1` of torchvision's `Conv2dNormActivation`, without the activation.
 type ConvNorm = (Conv2d, BatchNorm2d);
 
 fn linear(inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
     Linear::without_bias(inputs, outputs, device)
 }
 
-/// \[batch, length, features\] to \[batch, heads, length, rest\].
+/// Reshapes \[batch, length, features\] to \[batch, heads, length, rest\].
 fn split_heads(x: &Tensor, heads: usize) -> Result<Tensor> {
     x.unflatten(-1, &[heads as isize, -1])?.transpose(1, 2)
 }
 
-/// And back.
+/// Reverses [`split_heads`].
 fn merge_heads(x: &Tensor) -> Result<Tensor> {
     x.transpose(1, 2)?.flatten(2, -1)
 }
 
-/// A table and the layer of scores that shares it.
+/// Returns an embedding, and an output layer that shares its weight.
 fn tied_embedding(words: usize, features: usize, device: &Device) -> Result<(Embedding, Linear)> {
     let table = Embedding::new(words, features, device)?;
     let scores = Linear::from_parameters(table.weight.clone(), None)?;

@@ -1,4 +1,4 @@
-//! Recurrent models, and PyTorch's own transformer between two languages.
+//! Recurrent models, and PyTorch's transformer for translation.
 
 use forebay::dtype::DType;
 use forebay::nn::{
@@ -8,7 +8,7 @@ use forebay::nn::{
 
 use super::*;
 
-/// PyTorch's word language model: one table for words and scores, layers with a projection.
+/// PyTorch's word language model: an embedding tied to the output layer, and LSTM layers with a projection.
 #[derive(Module)]
 struct LstmLanguageModel {
     encoder: Embedding,
@@ -30,7 +30,7 @@ impl LstmLanguageModel {
     }
 }
 
-/// Tags of sentences of several lengths, and the likelihood of a chain of them.
+/// Sequence tagger with a conditional random field, for sentences of several lengths.
 #[derive(Module)]
 struct Tagger {
     words: Embedding,
@@ -55,7 +55,7 @@ impl Tagger {
         let n = words.shape()[1];
         let (out, _) = self.gru.forward_lengths(&self.words.forward(words)?, lengths, None)?;
         let scores = self.tags.forward(&out)?;
-        // Not every device computes with i64.
+        // Some devices do not compute with i64.
         let lengths = lengths.to_dtype(DType::I32)?;
         let steps = Tensor::arange(0.0, n as f64, 1.0, DType::I32, words.device())?;
         let there = steps.lt(&lengths.unsqueeze(1)?)?;

@@ -1,4 +1,4 @@
-//! Segmentation, generators and discriminators, speech.
+//! Segmentation, GANs, speech.
 
 use forebay::nn::{
     AttentionMasks, BatchNorm2d, Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, ConvTranspose2d,
@@ -101,7 +101,7 @@ struct ConvPositionalEmbedding {
     conv: WeightNorm<Conv1d>,
 }
 
-/// As wav2vec 2.0.
+/// Feature encoder and transformer of wav2vec 2.0.
 #[derive(Module)]
 struct Wav2Vec2 {
     conv_layers: Vec<Wav2Vec2ConvLayer>,

@@ -1,4 +1,4 @@
-//! Classifiers of images, by torchvision's names.
+//! Image classifiers, with torchvision's names.
 
 use forebay::dtype::DType;
 use forebay::nn::{
@@ -20,7 +20,7 @@ const THREE: Pool2dOptions = PoolOptions {
     divisor_override: None,
 };
 
-/// Convolutions with norms, behind which the shortcut is added.
+/// Convolutions with norms; the shortcut is added to their result.
 #[derive(Module)]
 struct Block {
     conv1: Conv2d,
@@ -139,7 +139,7 @@ impl Vgg {
     }
 }
 
-/// A weight for each channel, from the means of all.
+/// Squeeze-and-excitation: weights for the channels, computed from all channel means.
 #[derive(Module)]
 struct SqueezeExcitation {
     fc1: Conv2d,
@@ -159,7 +159,7 @@ impl Forward for SqueezeExcitation {
 
 type ActivationFn = fn(&Tensor) -> Result<Tensor>;
 
-/// A convolution, its norm and an activation, as a [`Sequential`] that gives the names.
+/// Returns a convolution, its norm and an activation as a [`Sequential`], which defines the names.
 fn unit(
     [inputs, outputs, kernel, stride, groups]: [usize; 5],
     eps: f64,
@@ -175,7 +175,7 @@ fn unit(
     })
 }
 
-/// Wider, a convolution of each channel alone, weighed, narrower; with a shortcut where the shape stays.
+/// Inverted residual: expansion, depthwise convolution, squeeze-and-excitation, projection; shortcut if possible.
 #[derive(Module)]
 struct InvertedResidual {
     block: Sequential,
@@ -355,7 +355,7 @@ impl DenseNet {
     }
 }
 
-/// A norm over the channels of images.
+/// Layer norm over the channels of images.
 #[derive(Module)]
 struct LayerNorm2d(#[module(name = "")] LayerNorm);
 
