@@ -9,13 +9,13 @@ use forebay_core::memory::Config;
 /// Device found on this machine, or a backend that is unavailable and the reason.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ProbedDevice {
-    /// What [`OpenDevice::open`] takes: `cuda:0`.
+    /// Id that [`OpenDevice::open`] takes: `cuda:0`.
     pub id: String,
     /// Name of the card, or of the backend if no device was found.
     pub name: String,
     /// Description of the driver; empty if unknown.
     pub driver: String,
-    /// Whether it is a program that plays a GPU.
+    /// If true, the device is a program that emulates a GPU.
     pub is_software: bool,
     /// Why it cannot be used; `None` if it can.
     pub unavailable_reason: Option<String>,
@@ -39,7 +39,7 @@ pub trait OpenDevice: Sized {
     /// Every device of every backend, and why those that cannot be used cannot.
     fn enumerate() -> Vec<ProbedDevice>;
 
-    /// How many devices of a backend (`cuda`, `wgpu`) can be used: `open` takes the numbers below it. 0 where the backend
+    /// Returns the number of devices of a backend (`cuda`, `wgpu`) can be used: `open` takes the numbers below it. 0 where the backend
     /// is missing, or this crate was built without it. A card that both backends reach is a device of each.
     fn device_count(backend: &str) -> usize {
         let of = |found: &ProbedDevice| found.id.split(':').next() == Some(backend);
@@ -140,7 +140,7 @@ impl ProbedDevice {
     }
 }
 
-/// What to do about a name that other programs have for a device.
+/// Advice for a name that other programs use for a device.
 fn backend_hint(backend: &str) -> &'static str {
     match backend.to_ascii_lowercase().as_str() {
         "cpu" => {

@@ -19,11 +19,11 @@ struct Cli {
 enum Command {
     /// Lists the devices of this machine, their memory use by process, and unavailable backends with the reason.
     Devices,
-    /// The fastest way to train a model within given bytes on a card, and a table of the others.
+    /// Finds the fastest way to train a model within given bytes on a card, and a table of the others.
     Plan(plan::PlanArgs),
-    /// What the pool would make of a recorded workload, under one configuration or several.
+    /// Replays a recorded workload against the pool, under one configuration or several.
     Replay(replay::ReplayArgs),
-    /// What snapshots of a pool say: as text, as a page for a browser, and what two of them differ in.
+    /// Shows snapshots of a pool as text or as a page for a browser, and compares two of them.
     Memory(memory::MemoryArgs),
 }
 

@@ -17,7 +17,7 @@ pub(crate) struct MemoryArgs {
 
 #[derive(Subcommand)]
 enum MemoryCommand {
-    /// Who holds memory, now and when most was held; what is free, and in how many pieces.
+    /// Reports the holders of memory, now and at the peak, and the free memory with its number of pieces.
     Report {
         /// Snapshot file written by `Snapshot::save`.
         snapshot: PathBuf,

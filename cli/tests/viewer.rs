@@ -18,7 +18,7 @@ type TestResult = Result<(), Box<dyn Error>>;
 const MIB: u64 = 1 << 20;
 const BROWSERS: [&str; 4] = ["chromium", "chromium-browser", "google-chrome", "chrome"];
 
-/// What a person would do, and what they would see then. Blocks lie in one segment: 40 MiB, 60 MiB, and what is free.
+/// Clicks of a user, and the page after each. Blocks lie in one segment: 40 MiB, 60 MiB, and what is free.
 const PROBE_SCRIPT: &str = r##"<pre id="seen"></pre><script>
 const seen = [], tell = (what) => seen.push(what);
 const words = (id) => get(id).innerText.split(/\s+/).join(" ").trim();
@@ -132,7 +132,7 @@ fn check_page(browser: &Path, folder: &Path) -> TestResult {
     }
 }
 
-/// The same text for every version of this file, and every run.
+/// Text that is equal for every version of this file and every run.
 fn strip_lines_and_times(line: &str) -> String {
     let words = line.split(' ').map(|word| match word.split_once(".rs:") {
         Some((file, number)) => {

@@ -176,7 +176,7 @@ fn visited_fields(fields: &Fields) -> Result<Vec<VisitedField<'_>>> {
     Ok(kept)
 }
 
-/// How a field is reached.
+/// Expression that reaches a field.
 fn field_member(k: usize, field: &Field) -> TokenStream {
     match &field.ident {
         Some(ident) => ident.to_token_stream(),

@@ -39,23 +39,23 @@ struct Options {
 enum Question {
     /// Does it preallocate?
     Preallocate,
-    /// How do I give it less, or all there is?
+    /// Question: how do I give it less, or all there is?
     Limit,
     /// Why out of memory, with so much free?
     Fragmentation,
     /// Does emptying the cache help?
     EmptyCache,
-    /// What holds my memory?
+    /// Question: what holds my memory?
     Holders,
     /// Does my memory grow?
     Growth,
-    /// What does accumulation save?
+    /// Question: what does accumulation save?
     Accumulation,
-    /// What does checkpointing save?
+    /// Question: what does checkpointing save?
     Checkpointing,
-    /// What does mixed precision save?
+    /// Question: what does mixed precision save?
     Precision,
-    /// What does offload to the host save?
+    /// Question: what does offload to the host save?
     Offload,
     /// Can a step be given bytes?
     Budget,

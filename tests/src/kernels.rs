@@ -152,7 +152,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     Ok(report)
 }
 
-/// What a null device with these features is asked to compile; `software` ones choose other tiles.
+/// Kernels that a null device with these features is asked to compile; `software` ones choose other tiles.
 fn collect_kernels(features: Features, software: bool, golden: &Path) -> Result<Vec<NullKernel>> {
     let backend =
         Arc::new(NullBackend::new(CardProfile { features, is_software: software, ..CardProfile::default() }));

@@ -3,6 +3,7 @@
 use crate::process;
 use crate::stage::{PendingStage, Stage};
 use crate::workspace::Workspace;
+use crate::{layers, prose};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -28,7 +29,9 @@ pub(crate) fn run_quick(workspace: &Workspace) -> Vec<Stage> {
         Ok(mut command) => Stage::run_pass_or_fail("fmt", || process::run_foreground(&mut command)),
         Err(skipped) => skipped,
     };
-    vec![budget, fmt]
+    let layers = Stage::run_pass_or_fail("layers", || layers::check(&workspace.root));
+    let prose = Stage::run_pass_or_fail("prose", || check_prose(&workspace.root));
+    vec![budget, layers, prose, fmt]
 }
 
 /// Returns the Clippy stage, or a skipped stage with the reason.
@@ -60,6 +63,19 @@ fn check_line_budget(root: &Path) -> bool {
         println!("{}: {lines} lines, more than {MAX_LINES}: split it", path.display());
     }
     long.is_empty()
+}
+
+/// Checks the comments of all Rust files in the folders that follow the rules of prose.
+fn check_prose(root: &Path) -> Result<bool> {
+    let mut is_plain = true;
+    for folder in prose::CHECKED_FOLDERS {
+        for path in source_files(&root.join(folder)) {
+            if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("xtask/src/prose.rs") {
+                is_plain &= prose::check_file(&path, &std::fs::read_to_string(&path)?);
+            }
+        }
+    }
+    Ok(is_plain)
 }
 
 fn source_files(root: &Path) -> Vec<PathBuf> {

@@ -7,7 +7,9 @@ mod bundle;
 mod checks;
 mod ci;
 mod environment;
+mod layers;
 mod process;
+mod prose;
 mod setup;
 mod stage;
 mod tally;
@@ -49,7 +51,7 @@ enum Command {
     Golden(PassthroughArgs),
     /// Compare whole training runs with PyTorch's losses [--dir D] [--device cuda|wgpu] [FILTER]
     Curves(PassthroughArgs),
-    /// Replay allocator traces beside PyTorch's figures [--dir D] [FILTER]
+    /// Replay allocator traces and compare with PyTorch's figures [--dir D] [FILTER]
     Traces(PassthroughArgs),
     /// Check what is promised about memory, line by line, on every device [ITEM...]
     Memory(PassthroughArgs),

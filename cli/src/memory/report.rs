@@ -89,7 +89,7 @@ fn write_row(out: &mut String, name: &str, now: u64, then: Option<u64>) -> fmt::
     }
 }
 
-/// What a table has no lines for.
+/// Rows that a table leaves out.
 fn write_omitted_count(out: &mut String, all: usize, top: usize) -> fmt::Result {
     if all > top { writeln!(out, "({} more: --top)", all - top) } else { Ok(()) }
 }

@@ -509,7 +509,7 @@ impl GradOptions<'_> {
         Self { create_graph: true, ..Self::default() }
     }
 
-    fn to_backward_options(&self) -> BackwardOptions {
+    fn to_backward_options(self) -> BackwardOptions {
         BackwardOptions {
             retain_graph: self.retain_graph.unwrap_or(self.create_graph),
             create_graph: self.create_graph,

@@ -71,7 +71,7 @@ impl PoolCounter {
         Stat { current, peak: self.peak[pool], allocated, freed: allocated + self.base[pool] - current }
     }
 
-    fn to_pool_stat(&self) -> PoolStat {
+    fn to_pool_stat(self) -> PoolStat {
         PoolStat::from_pools(self.stat(0), self.stat(1), self.peak[2])
     }
 
@@ -98,8 +98,8 @@ struct TagCounter {
 }
 
 impl TagCounter {
-    fn to_stat(&self) -> Stat {
-        let Self { current, added, peak, base, .. } = *self;
+    fn to_stat(self) -> Stat {
+        let Self { current, added, peak, base, .. } = self;
         Stat { current, peak, allocated: added, freed: added + base - current }
     }
 }

@@ -94,7 +94,7 @@ impl Slot {
 
     /// As a free block, of this number.
     #[inline]
-    pub(super) fn to_free_block(&self, at: u32) -> FreeBlock {
+    pub(super) fn to_free_block(self, at: u32) -> FreeBlock {
         let address = (u64::from(self.segment) << 40) | (self.offset / MIN_BLOCK);
         FreeBlock { size: self.size, address, slot: at, is_whole_segment: self.prev & self.next == NO_BLOCK }
     }

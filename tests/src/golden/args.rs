@@ -112,13 +112,13 @@ impl<'a> Args<'a> {
     }
 
     /// Returns a tensor by position. A scalar becomes a tensor without dimensions, with the type of the tensor at
-    /// position `beside` if that has the same kind.
-    pub fn tensor_or_scalar(&self, at: usize, beside: usize) -> Result<Tensor> {
+    /// position `neighbour` if that has the same kind.
+    pub fn tensor_or_scalar(&self, at: usize, neighbour: usize) -> Result<Tensor> {
         let value = self.call.args.get(at).with_context(|| format!("no argument {at}"))?;
         if value.get("t").is_some() {
             return self.as_tensor(value).cloned();
         }
-        let other = self.opt_tensor(beside, "other").map(Tensor::dtype);
+        let other = self.opt_tensor(neighbour, "other").map(Tensor::dtype);
         let (value, dtype) = match scalar(value)? {
             Scalar::Float(v) => (v, other.filter(|d| d.is_float()).unwrap_or(DType::F32)),
             Scalar::Int(v) => (v as f64, other.filter(|&d| d != DType::Bool).unwrap_or(DType::I64)),

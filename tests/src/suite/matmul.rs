@@ -36,18 +36,18 @@ struct MatrixBatch {
 }
 
 impl MatrixBatch {
-    /// Creates a batch. `by_cols` makes matrices column-major. `beside` embeds them in a tensor of NaN, at this offset
+    /// Creates a batch. `by_cols` makes matrices column-major. `margin` embeds them in a tensor of NaN, at this offset
     /// from a multiple of 16 bytes. `None` makes them contiguous.
     fn new(
         [batch, rows, cols]: [usize; 3],
         by_cols: bool,
-        beside: Option<usize>,
+        margin: Option<usize>,
         device: &Device,
     ) -> Result<Self> {
         let numbers: Vec<f32> =
             (0..batch * rows * cols).map(|i| ((i * 7919 + 13 * rows) % 1021) as f32 / 510.0 - 1.0).collect();
         let (lines, along) = if by_cols { (cols, rows) } else { (rows, cols) };
-        let (margin, before) = beside.map_or((0, 0), |odd| (4, 4 + odd));
+        let (margin, before) = margin.map_or((0, 0), |odd| (4, 4 + odd));
         let pitch = if margin > 0 { (along + before).next_multiple_of(4) + 4 } else { along };
         let mut all = vec![f32::NAN; batch * (lines + margin) * pitch];
         for (i, x) in numbers.iter().enumerate() {
@@ -85,12 +85,12 @@ fn check(c: &Tensor, a: &MatrixBatch, b: &MatrixBatch, more: impl Fn(usize, usiz
 fn products_of_every_layout(device: &Device) -> Result<()> {
     for [m, n, k] in SIZES {
         for (a_by_cols, b_by_cols) in [(false, false), (false, true), (true, false), (true, true)] {
-            for beside in [None, Some(0), Some(1)] {
-                let a = MatrixBatch::new([1, m, k], a_by_cols, beside, device)?;
-                let b = MatrixBatch::new([1, k, n], b_by_cols, beside, device)?;
+            for margin in [None, Some(0), Some(1)] {
+                let a = MatrixBatch::new([1, m, k], a_by_cols, margin, device)?;
+                let b = MatrixBatch::new([1, k, n], b_by_cols, margin, device)?;
                 let c = a.tensor.squeeze(0)?.matmul(&b.tensor.squeeze(0)?)?;
                 check(&c, &a, &b, |_, _| 0.0).with_context(|| {
-                    format!("{m} x {n} x {k}, by columns: {a_by_cols}, {b_by_cols}, beside: {beside:?}")
+                    format!("{m} x {n} x {k}, by columns: {a_by_cols}, {b_by_cols}, margin: {margin:?}")
                 })?;
             }
         }
@@ -101,11 +101,11 @@ fn products_of_every_layout(device: &Device) -> Result<()> {
 fn batches_of_products(device: &Device) -> Result<()> {
     for [m, n, k] in [[8, 8, 32], [33, 41, 100], [64, 96, 128]] {
         for (a_by_cols, b_by_cols) in [(false, false), (true, true)] {
-            for beside in [None, Some(0), Some(1)] {
-                let a = MatrixBatch::new([5, m, k], a_by_cols, beside, device)?;
-                let b = MatrixBatch::new([5, k, n], b_by_cols, beside, device)?;
+            for margin in [None, Some(0), Some(1)] {
+                let a = MatrixBatch::new([5, m, k], a_by_cols, margin, device)?;
+                let b = MatrixBatch::new([5, k, n], b_by_cols, margin, device)?;
                 check(&a.tensor.matmul(&b.tensor)?, &a, &b, |_, _| 0.0).with_context(|| {
-                    format!("5 x {m} x {n} x {k}, by columns: {a_by_cols}, {b_by_cols}, beside: {beside:?}")
+                    format!("5 x {m} x {n} x {k}, by columns: {a_by_cols}, {b_by_cols}, margin: {margin:?}")
                 })?;
                 // One matrix shared by the whole batch.
                 let (tensor, numbers) = (b.tensor.narrow(0, 0, 1)?, b.numbers[..k * n].repeat(5));

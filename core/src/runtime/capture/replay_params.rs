@@ -30,7 +30,7 @@ impl PhiloxState {
     }
 
     /// The words of the offset and those of the seed, as kernels take them.
-    pub(crate) fn to_words(&self, now: &ReplayCtx) -> [u32; 4] {
+    pub(crate) fn to_words(self, now: &ReplayCtx) -> [u32; 4] {
         let offset = self.0.offset.wrapping_add(now.blocks_since_capture);
         let seed = now.seed.unwrap_or(self.0.seed);
         [offset as u32, (offset >> 32) as u32, seed as u32, (seed >> 32) as u32]
