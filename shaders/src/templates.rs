@@ -56,6 +56,7 @@ templates! {
     "nonzero",
     "searchsorted",
     "random",
+    "draw_ends",
     "dropout",
     "philox_state",
     "optim",

@@ -55,12 +55,17 @@ fn scattering_runs() {
     }
     for dtype in ["f32", "f16", "bf16", "f64", "i32", "u32", "i64", "u8", "bool"] {
         for op in ["add", "set", "mul", "max", "min"] {
-            for (more, level) in [(false, 0usize), (true, 0), (false, 1), (true, 1)] {
+            for (stage, long) in [("walk", false), ("walk", true), ("join", true)] {
                 let spec = KernelSpec::new("scatter_sorted").def("dtype", dtype).def("op", op);
-                render_valid(&spec.def("more", more).def("level", level));
+                render_valid(&spec.def("stage", stage).def("long", long));
             }
         }
     }
+}
+
+#[test]
+fn drawing() {
+    render_valid(&KernelSpec::new("draw_ends"));
 }
 
 #[test]

@@ -27,6 +27,9 @@ struct Params {
     kernel_stride: vec4<u32>,
     pad_dilation: vec4<u32>,
     chunk: u32,
+    // The divisor as an integer of 64 bits, for what is no f32.
+    divisor_low: u32,
+    divisor_high: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 {% set input = "input" if pass == "forward" else "grad" %}
@@ -85,10 +88,32 @@ fn cols_of(o: u32) -> vec3<i32> {
     return window(o, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y, p.pad_dilation.w);
 }
 
-fn divisor_of(rows: vec3<i32>, cols: vec3<i32>) -> f32 {
+// The divisor of a window, in the type that is computed in: that of an f64 or an integer is exact.
+fn elements_of(rows: i32, cols: i32) -> {{ V }} {
+    {% if V in ["f64", "i64"] %}
+    return {{ V }}(rows) * {{ V }}(cols);
+    {% else %}
+    return {{ V }}(u32(rows) * u32(cols));
+    {% endif %}
+}
+
+fn divisor_of(rows: vec3<i32>, cols: vec3<i32>) -> {{ V }} {
+    {% if V == "f32" %}
     if p.divisor != 0.0 { return p.divisor; }
-    if p.count_include_pad != 0u { return f32((rows.z - rows.x) * (cols.z - cols.x)); }
-    return f32((rows.y - max(rows.x, 0)) * (cols.y - max(cols.x, 0)));
+    {% else %}
+    if (p.divisor_low | p.divisor_high) != 0u {
+        {% if V == "f64" %}
+        let low = f64(i32(p.divisor_low >> 16u)) * 65536.0 + f64(i32(p.divisor_low & 0xffffu));
+        return f64(bitcast<i32>(p.divisor_high)) * 65536.0 * 65536.0 + low;
+        {% elif V == "i64" %}
+        return (i64(bitcast<i32>(p.divisor_high)) << 32u) | {{ t.widened("p.divisor_low") }};
+        {% else %}
+        return {{ "bitcast<i32>(p.divisor_low)" if V == "i32" else "p.divisor_low" }};
+        {% endif %}
+    }
+    {% endif %}
+    if p.count_include_pad != 0u { return elements_of(rows.z - rows.x, cols.z - cols.x); }
+    return elements_of(rows.y - max(rows.x, 0), cols.y - max(cols.x, 0));
 }
 
 {% if pass == "forward" %}
@@ -165,7 +190,7 @@ fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u
             if places[at] == i32(y * p.extents.y + x) { value += grad_at(at); }
             {% else %}
             let cols = cols_of(ox);
-            if covers && i32(x) >= cols.x && i32(x) < cols.y { value += grad_at(at) / {{ V }}(divisor_of(rows, cols)); }
+            if covers && i32(x) >= cols.x && i32(x) < cols.y { value += grad_at(at) / divisor_of(rows, cols); }
             {% endif %}
             {% endif %}
 {% endmacro %}
@@ -174,7 +199,7 @@ fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u
 {% set lowest = smallest[dtype] if dtype in smallest else "m_from_bits(0xff800000u)" %}
 {% macro finished(value, place) -%}
 {% if largest %}select({{ value }}, {{ lowest }}, {{ place }} < 0)
-{%- elif pass == "forward" %}{{ value }} / {{ V }}(divisor_of(rows, cols))
+{%- elif pass == "forward" %}{{ value }} / divisor_of(rows, cols)
 {%- else %}{{ value }}
 {%- endif %}
 {%- endmacro %}

@@ -2,14 +2,14 @@
 What `scatter` does, for long lines whose indices were sorted: out[..., to, ...] op= src[i], in place, for the run of equal
 indices `to`. No order depends on the device: the same sums, bit by bit, in every run.
 
-The first of a run of at most p.short walks all of it, in order. Of longer ones each chunk of p.chunk positions is walked, in which the run has
-one or two parts, and what is reduced next (`level` 1) are these: of each chunk that of the run which comes from the chunk before it, and that of the
-run which goes on behind it, each with its index, or 0xffffffff where there is none. A chunk in the middle of a run leaves its last element to
-the second part.
+The first of a run of at most p.short walks all of it, in order. Of a longer run, whoever stands first in a chunk of p.chunk positions reduces the
+part of the run in that chunk. The stage `join` then combines the parts of each long run. It finds long runs in the sorted indices: such a run
+contains a multiple of p.short, and the first of these stands for it. So the stage does next to nothing where there are none.
 
-dtype · op: `add`, `set`, `mul`, `max`, `min`; of `set` the last of a run alone counts · more: there are several chunks · level: 0 or 1
+dtype · op: `add`, `set`, `mul`, `max`, `min`; of `set` the last of a run alone counts
+stage: `walk` or `join` · long: a run may be longer than p.short
 to: the places as u32 (see `places`) · order: where they stand in ascending order, as i64; both are laid out alike
-Parts and their indices are [parts, lines].
+parts: [chunks, 2, lines]; of each chunk the part of the run that began before it, and of the one that goes on after it.
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -24,9 +24,10 @@ struct Params {
     src_offset: u32,
     chunk: u32,
     short: u32,
+    // Multiples of p.short in a line, 0 left out.
+    candidates: u32,
     unused0: u32,
     unused1: u32,
-    unused2: u32,
     // Of the result, the indices, the source.
     dim_strides: vec4<u32>,
     shape: array<vec4<u32>, 2>,
@@ -38,53 +39,59 @@ struct Params {
 {% set T = t.value(dtype) %}
 {% set P = "u32" if T == "bool" else T %}
 @group(0) @binding(0) var<storage, read> to: array<u32>;
-{% if level == 0 %}
 {{ t.input(1, "order", "i64w") }}
+{% if stage == "walk" %}
 {{ t.input(2, "src", dtype) }}
 {{ t.output(3, "out", dtype, "scattered") }}
-{% set next = 4 %}
-{% else %}
-@group(0) @binding(1) var<storage, read> parts: array<{{ P }}>;
-{{ t.output(2, "out", dtype, "scattered") }}
-{% set next = 3 %}
+{% if long %}
+@group(0) @binding(4) var<storage, read_write> parts: array<{{ P }}>;
 {% endif %}
-{% if more %}
-@group(0) @binding({{ next }}) var<storage, read_write> next_to: array<u32>;
-@group(0) @binding({{ next + 1 }}) var<storage, read_write> next_parts: array<{{ P }}>;
+{% else %}
+@group(0) @binding(2) var<storage, read> parts: array<{{ P }}>;
+{{ t.output(3, "out", dtype, "scattered") }}
 {% endif %}
 {% if T == "f64" and op in ["max", "min"] %}{{ t.is_nan(T) }}{% endif %}
 
-// Which element stands at a position, and of that one its index and its value; `from_index` and `from_src` are those of the line.
-{% if level == 0 %}
+// Which element stands at a position, and its index; `from_index` is that of the line.
 fn element(from_index: u32, position: u32) -> u32 { return u32(order_at(from_index + position * p.dim_strides.y)); }
 fn index_of(from_index: u32, k: u32) -> u32 { return to[from_index + k * p.dim_strides.y]; }
-fn value_of(from_src: u32, k: u32) -> {{ T }} { return src_at(from_src + k * p.dim_strides.z); }
-{% else %}
-fn element(line: u32, position: u32) -> u32 { return position; }
-fn index_of(line: u32, k: u32) -> u32 { return to[k * p.lines + line]; }
-fn value_of(line: u32, k: u32) -> {{ T }} { return {{ t.cast("parts[k * p.lines + line]", P, T) }}; }
-{% endif %}
 fn index_at(from_index: u32, position: u32) -> u32 { return index_of(from_index, element(from_index, position)); }
-{% if more and level == 0 %}
+fn counts(chosen: u32) -> bool { return (chosen < p.extent) & (chosen != p.skip); }
+// Where the part of a run in a chunk stands: that of the run which began before the chunk, or (`side` 1) of the one that goes on after it.
+fn part_slot(chunk: u32, side: u32, line: u32) -> u32 { return (chunk * 2u + side) * p.lines + line; }
+{% if long or stage == "join" %}
 
-// Whether the run of an index that stands at a position has more than p.short elements.
-fn is_long(from_index: u32, position: u32, chosen: u32, fresh: bool) -> bool {
-    var begin = position;
-    if !fresh {
-        var low = 0u;
-        if position >= p.short {
-            low = position - p.short;
-            if index_at(from_index, low) == chosen { return true; }
-        }
-        while low < begin {
-            let middle = (low + begin) >> 1u;
-            if index_at(from_index, middle) == chosen { begin = middle; } else { low = middle + 1u; }
-        }
-    }
+// Whether the run that begins at a position has more than p.short elements.
+fn goes_on(from_index: u32, begin: u32, chosen: u32) -> bool {
     if begin + p.short >= p.length { return false; }
     return index_at(from_index, begin + p.short) == chosen;
 }
+
+// Where the run of more than p.short elements begins that holds a position and the one before it. What begins no later than p.short before the position
+// is said to begin there. Where the run is not as long: 0xffffffff.
+fn begin_of(from_index: u32, position: u32, chosen: u32) -> u32 {
+    // Such a run reaches half of p.short to one side. Most runs do not, and are seen off here.
+    let half = p.short >> 1u;
+    var near = false;
+    if position + half < p.length { near = index_at(from_index, position + half) == chosen; }
+    if !near & (position >= half) { near = index_at(from_index, position - half) == chosen; }
+    if !near { return 0xffffffffu; }
+    var low = 0u;
+    if position >= p.short {
+        low = position - p.short;
+        if index_at(from_index, low) == chosen { return low; }
+    }
+    var begin = position - 1u;
+    while low < begin {
+        let middle = (low + begin) >> 1u;
+        if index_at(from_index, middle) == chosen { begin = middle; } else { low = middle + 1u; }
+    }
+    return select(0xffffffffu, begin, goes_on(from_index, begin, chosen));
+}
 {% endif %}
+{% if stage == "walk" %}
+
+fn value_of(from_src: u32, k: u32) -> {{ T }} { return src_at(from_src + k * p.dim_strides.z); }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -95,72 +102,158 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let line = thread % p.lines;
     var left = line;
     var i0 = p.out_offset;
-    {% if level == 0 %}
     var i1 = 0u;
     var i2 = p.src_offset;
     {{ t.walk([("i0", "out_strides"), ("i1", "index_strides"), ("i2", "src_strides")]) }}
-    {% else %}
-    let i1 = line;
-    let i2 = line;
-    {{ t.walk([("i0", "out_strides")]) }}
-    {% endif %}
     let k = element(i1, first);
     let chosen = index_of(i1, k);
-    let counts = (chosen < p.extent) & (chosen != p.skip);
     let i = i0 + chosen * p.dim_strides.x;
     {% if op == "set" %}
-    var last = counts;
+    var last = counts(chosen);
     if last & (first + 1u < p.length) { last = index_at(i1, first + 1u) != chosen; }
     if last { out_put(i, value_of(i2, k)); }
     {% else %}
+    if !counts(chosen) { return; }
     var fresh = true;
     if first > 0u { fresh = index_at(i1, first - 1u) != chosen; }
-    {% if more %}
+    {% if long %}
     let chunk = first / p.chunk;
-    let begin = chunk * p.chunk;
-    let end = min(begin + p.chunk, p.length);
-    var beyond = false;
-    if counts & (end < p.length) { beyond = (index_at(i1, end - 1u) == chosen) & (index_at(i1, end) == chosen); }
-    var long = {{ "true" if level > 0 else "false" }};
-    {% if level == 0 %}
-    if counts & (fresh | (first == begin) | ((first == end - 1u) & beyond)) { long = is_long(i1, first, chosen, fresh); }
-    {% endif %}
-    beyond = beyond & long;
-    var filling = false;
-    if beyond & (begin > 0u) { filling = (index_at(i1, begin) == chosen) & (index_at(i1, begin - 1u) == chosen); }
-    let enters = counts & !fresh & long & (first == begin);
-    let slot = chunk * 2u * p.lines + line;
-    if (first == begin) & !enters { next_to[slot] = 0xffffffffu; }
-    if (first == end - 1u) & !beyond { next_to[slot + p.lines] = 0xffffffffu; }
-    let alone = filling & (first == end - 1u);
-    if !counts | !(fresh | enters | alone) { return; }
-    var stop = end;
-    if filling & !alone { stop = end - 1u; }
-    if !long { stop = p.length; }
-    let part = enters | beyond;
+    let end = min((chunk + 1u) * p.chunk, p.length);
+    var part = false;
+    if !fresh & (first == chunk * p.chunk) { part = begin_of(i1, first, chosen) != 0xffffffffu; }
+    if !(fresh | part) { return; }
+    // Most runs end before anybody asks how long they are.
+    let watch = select(0xffffffffu, first + 64u, fresh);
+    var stop = p.length;
+    if part { stop = end; }
+    var long = false;
     {% else %}
-    if !counts | !fresh { return; }
+    if !fresh { return; }
     let stop = p.length;
     {% endif %}
-    var all = value_of(i2, k);
-    {% if more %}if !part { {% endif %}
+    let start = value_of(i2, k);
+    var all = start;
+    {% if long %}if fresh { {% endif %}
     let before = out_at(i);
     all = {{ t.joined(op, T, "before", "all") }};
-    {% if more %} } {% endif %}
+    {% if long %} } {% endif %}
     for (var next = first + 1u; next < stop; next++) {
+        {% if long %}
+        if next == watch {
+            long = goes_on(i1, first, chosen);
+            if long { break; }
+        }
+        {% endif %}
         let k = element(i1, next);
         if index_of(i1, k) != chosen { break; }
         let v = value_of(i2, k);
         all = {{ t.joined(op, T, "all", "v") }};
     }
-    {% if more %}
-    if part {
-        let at = select(slot + p.lines, slot, enters);
-        next_to[at] = chosen;
-        next_parts[at] = {{ t.cast("all", T, P) }};
+    {% if long %}
+    if long {
+        // What was there counts in the end.
+        all = start;
+        for (var next = first + 1u; next < end; next++) {
+            let v = value_of(i2, element(i1, next));
+            all = {{ t.joined(op, T, "all", "v") }};
+        }
+    }
+    if part | long {
+        parts[part_slot(chunk, select(0u, 1u, long), line)] = {{ t.cast("all", T, P) }};
         return;
     }
     {% endif %}
     out_put(i, all);
     {% endif %}
 }
+{% else %}
+
+// Part `number` of a run that begins in `chunk`.
+fn part_at(chunk: u32, number: u32, line: u32) -> {{ T }} {
+    return {{ t.cast("parts[part_slot(chunk + number, select(0u, 1u, number == 0u), line)]", P, T) }};
+}
+
+fn finish(i: u32, all: {{ T }}) {
+    let before = out_at(i);
+    out_put(i, {{ t.joined(op, T, "before", "all") }});
+}
+
+// Runs of so many parts that all threads combine them: the first chunk, the parts, the line, the element of the result.
+var<workgroup> listed: atomic<u32>;
+var<workgroup> runs: array<vec4<u32>, 256>;
+var<workgroup> values: array<{{ P }}, 256>;
+
+@compute @workgroup_size(256)
+fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
+        @builtin(local_invocation_index) lane: u32) {
+    let thread = group_index(group, groups) * 256u + lane;
+    if lane == 0u { atomicStore(&listed, 0u); }
+    workgroupBarrier();
+    if thread < p.lines * p.candidates {
+        let line = thread / p.candidates;
+        let position = (thread % p.candidates + 1u) * p.short;
+        var left = line;
+        var i0 = p.out_offset;
+        var i1 = 0u;
+        {{ t.walk([("i0", "out_strides"), ("i1", "index_strides")]) }}
+        let chosen = index_at(i1, position);
+        var begin = 0xffffffffu;
+        if counts(chosen) {
+            if index_at(i1, position - 1u) == chosen { begin = begin_of(i1, position, chosen); }
+            // It began before: another multiple stands for it.
+            if (begin == position - p.short) & (begin > 0u) {
+                if index_at(i1, begin - 1u) == chosen { begin = 0xffffffffu; }
+            }
+        }
+        if begin != 0xffffffffu {
+            // The last of the run.
+            var end = begin + p.short;
+            var high = p.length - 1u;
+            while end < high {
+                let middle = high - ((high - end) >> 1u);
+                if index_at(i1, middle) == chosen { end = middle; } else { high = middle - 1u; }
+            }
+            let chunk = begin / p.chunk;
+            let count = end / p.chunk - chunk + 1u;
+            let i = i0 + chosen * p.dim_strides.x;
+            if count > 64u {
+                runs[atomicAdd(&listed, 1u)] = vec4<u32>(chunk, count, line, i);
+            } else {
+                var all = part_at(chunk, 0u, line);
+                for (var number = 1u; number < count; number++) {
+                    let v = part_at(chunk, number, line);
+                    all = {{ t.joined(op, T, "all", "v") }};
+                }
+                finish(i, all);
+            }
+        }
+    }
+    workgroupBarrier();
+    // In whatever order they were listed: each is combined by itself.
+    let count = atomicLoad(&listed);
+    for (var r = 0u; r < count; r++) {
+        let run = runs[r];
+        let live = min(run.y, 256u);
+        if lane < live {
+            var all = part_at(run.x, lane, run.z);
+            for (var number = lane + 256u; number < run.y; number += 256u) {
+                let v = part_at(run.x, number, run.z);
+                all = {{ t.joined(op, T, "all", "v") }};
+            }
+            values[lane] = {{ t.cast("all", T, P) }};
+        }
+        workgroupBarrier();
+        for (var reach = 128u; reach > 0u; reach = reach / 2u) {
+            if (lane < reach) & (lane + reach < live) {
+                let a = {{ t.cast("values[lane]", P, T) }};
+                let b = {{ t.cast("values[lane + reach]", P, T) }};
+                let both = {{ t.joined(op, T, "a", "b") }};
+                values[lane] = {{ t.cast("both", T, P) }};
+            }
+            workgroupBarrier();
+        }
+        if lane == 0u { finish(run.w, {{ t.cast("values[0]", P, T) }}); }
+        workgroupBarrier();
+    }
+}
+{% endif %}

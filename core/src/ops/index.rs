@@ -631,12 +631,13 @@ impl Tensor {
     /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// As [`scatter`](Self::scatter).
+    /// As [`scatter`](Self::scatter); the dtype does not hold the number.
     #[track_caller]
     pub fn scatter_value(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
         let _op = memory::scope::enter_op("scatter");
         let d = normalize_dim("scatter", dim, self.rank())?;
         self.check_index("scatter", d, index)?;
+        Scalar::Float(value).checked_cast("scatter", self.dtype())?;
         let out = self.detach().copy()?;
         let put = move |t: &Tensor, index: &Tensor, v: f64| {
             // The kernel's own number is an f32.
@@ -718,7 +719,7 @@ impl Tensor {
     /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// `index` has more than one dimension.
+    /// `index` has more than one dimension; the dtype does not hold the number.
     #[track_caller]
     pub fn index_fill<'a>(
         &self,

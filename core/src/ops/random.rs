@@ -10,6 +10,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::reduce::contiguous_zero_offset;
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
@@ -381,6 +382,11 @@ impl Tensor {
                 format!("draws at least one and, without replacement, at most all classes, not {count}");
             return Err(Error::shape(OP, rule, &[self.shape()]));
         }
+        if replacement && classes <= MAX_WORKGROUP_CLASSES && self.dtype() != DType::F64 {
+            let ends = draw_ends(&self.detach().to_dtype(DType::F32)?, classes)?;
+            let drawn = Tensor::rand(&[before, &[count]].concat(), DType::F32, self.device())?;
+            return ends.searchsorted(&drawn, false, true, None);
+        }
         let weights = self.detach();
         let weights = if weights.dtype() == DType::F64 { weights } else { weights.to_dtype(DType::F32)? };
         let zero = weights.isfinite()?.logical_and(&weights.gt(0.0)?)?.logical_not()?;
@@ -463,6 +469,20 @@ impl Tensor {
         let shape = [&[batch, channels][..], &vec![1; rest.len()]].concat();
         Tensor::ones(&shape, self.dtype(), self.device())
     }
+}
+
+/// Classes of which one workgroup adds the weights up.
+const MAX_WORKGROUP_CLASSES: usize = 8192;
+
+/// Where classes end in 0 to 1, by the weights of rows in f32.
+fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
+    let weights = contiguous_zero_offset(weights)?;
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    let ends = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
+    let (rows, each) = (weights.numel() / classes, classes.div_ceil(WORKGROUP_SIZE));
+    let params = KernelParams::new().size(rows).size(classes).size(each).loop_iterations(4 * each + 32);
+    launch::launch(&KernelSpec::new("draw_ends"), &[&weights, &ends], params, rows)?;
+    Ok(ends)
 }
 
 /// Where numbers that were drawn stand, on the device: for kernels that read it there, and are the same command at each run.

@@ -223,6 +223,9 @@ impl Tensor {
     /// There are 2^32 or more; memory runs out.
     #[track_caller]
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
+        for end in [start, end] {
+            Scalar::Float(end).checked_cast("linspace", dtype)?;
+        }
         from_host_fn("linspace", steps, dtype, device, linspace_value_fn(start, end, steps, dtype))
     }
 
@@ -367,7 +370,7 @@ impl Tensor {
     /// PyTorch's `pad`: pairs (before, after) from the last dimension on; negative ones cut.
     ///
     /// # Errors
-    /// There are more pairs than dimensions; a mode needs more elements than there are.
+    /// There are more pairs than dimensions; a mode needs more elements than there are; the dtype does not hold the constant.
     #[track_caller]
     pub fn pad(&self, pads: &[isize], mode: PadMode) -> Result<Tensor> {
         if !matches!(mode, PadMode::Constant(_)) && autograd::compute_requires_grad(&[self]) {
@@ -395,6 +398,11 @@ impl Tensor {
                 "pad",
                 format!("{n} is more than a dimension can have, {}", i32::MAX),
             ));
+        }
+        if let PadMode::Constant(value) = mode
+            && pads.iter().any(|&n| n > 0)
+        {
+            Scalar::Float(value).checked_cast("pad", self.dtype())?;
         }
         let mut out = self.clone();
         let mut pads = pads.to_vec();
@@ -650,6 +658,8 @@ fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -
     let kept = (n - start - cut).max(0);
     let mut shape: Dims = x.shape().into();
     shape[d] = (before + n + after) as usize;
+    // A pad that only cuts writes no constant.
+    let value = if before > 0 || after > 0 { value } else { 0.0 };
     let out = Tensor::full(&shape, value, x.dtype(), x.device())?;
     let (dim, start, kept, to) = (d as isize, start as usize, kept as usize, before.max(0) as usize);
     if kept > 0 {

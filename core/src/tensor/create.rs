@@ -104,7 +104,7 @@ impl Tensor {
     /// A tensor that holds one number everywhere; integers without its fraction.
     ///
     /// # Errors
-    /// The number is outside the integer type; memory runs out.
+    /// The number is outside the range of the dtype, infinities of floats apart; memory runs out.
     #[track_caller]
     pub fn full(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Self> {
         Self::create_filled("full", shape, value, dtype, device)
@@ -120,7 +120,8 @@ impl Tensor {
     ) -> Result<Self> {
         // Within another operation, errors name that.
         let around = memory::scope::current().op;
-        let _op = memory::scope::enter_op(if around.is_empty() { name } else { around });
+        let name = if around.is_empty() { name } else { around };
+        let _op = memory::scope::enter_op(name);
         let number = Scalar::Float(value).checked_cast(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {
@@ -215,7 +216,7 @@ impl Tensor {
     /// One number in the shape, dtype and device of `self`.
     ///
     /// # Errors
-    /// Memory runs out.
+    /// As [`full`](Self::full).
     #[track_caller]
     pub fn full_like(&self, value: f64) -> Result<Self> {
         Self::full(self.shape(), value, self.dtype(), self.device())

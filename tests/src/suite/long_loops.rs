@@ -16,6 +16,7 @@ tests![
     running_sums_at_the_borders_of_chunks,
     one_index_a_hundred_thousand_times,
     indices_of_any_distribution_add_up,
+    runs_of_any_length_at_any_place_add_up_once,
     every_reduction_of_long_runs,
     long_runs_repeat_bit_by_bit,
     numbers_are_put_at_long_indices,
@@ -211,6 +212,35 @@ fn indices_of_any_distribution_add_up(device: &Device) -> Result<()> {
                 ensure!(got.to_vec::<i32>()? == expected, "{n} {name} indices of {extent}");
             }
         }
+    }
+    Ok(())
+}
+
+fn runs_of_any_length_at_any_place_add_up_once(device: &Device) -> Result<()> {
+    // Around the longest run of one thread (512), chunks of 128, and as many chunks (64) as one thread combines.
+    let lengths = [512, 513, 511, 1024, 1, 1025, 640, 8192, 514, 8193, 127, 1536, 40_000, 513];
+    let width = 2;
+    for lead in [1usize, 127, 128, 129, 511, 512, 513, 900] {
+        let index: Vec<i32> = std::iter::once(lead)
+            .chain(lengths)
+            .enumerate()
+            .flat_map(|(place, n)| std::iter::repeat_n(place as i32, n))
+            .collect();
+        let n = index.len();
+        // In an order that puts neighbours far apart.
+        let step = 7919;
+        let mixed: Vec<i32> = (0..n).map(|i| index[i * step % n]).collect();
+        ensure!(!n.is_multiple_of(step));
+        let mut expected = vec![0.0; (lengths.len() + 1) * width];
+        let values: Vec<i32> = (0..n * width).map(|i| (i * 31 % 1009) as i32).collect();
+        for (row, &to) in values.chunks(width).zip(&mixed) {
+            row.iter().enumerate().for_each(|(k, &v)| expected[to as usize * width + k] += f64::from(v));
+        }
+        let at = Tensor::from_slice(&mixed, &[n], device)?;
+        let src = Tensor::from_slice(&values, &[n, width], device)?;
+        let out = Tensor::zeros(&[lengths.len() + 1, width], DType::I32, device)?;
+        ensure_values(&out.index_add(0, &at, &src, 1.0)?, &expected)
+            .with_context(|| format!("after {lead}"))?;
     }
     Ok(())
 }

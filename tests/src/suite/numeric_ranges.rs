@@ -16,6 +16,7 @@ tests![
     an_index_outside_is_found_where_that_is_asked_for,
     numbers_outside_a_type_compare_as_they_are,
     numbers_outside_a_type_are_not_written,
+    floats_outside_a_type_are_not_written,
     bits_that_are_shifted_by_any_number,
     diagonals_beyond_the_corners,
     counts_beyond_32_bits_are_errors,
@@ -147,8 +148,9 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
         let Err(error) = call(&wrong) else { anyhow::bail!("{name} takes an index of 2^32") };
         drop(guard);
         let text = error.to_string();
-        let told =
-            ["index 4294967296", "number 1 ", "..3", "numbers.rs:"].iter().all(|part| text.contains(part));
+        let told = ["index 4294967296", "number 1 ", "..3", "numeric_ranges.rs:"]
+            .iter()
+            .all(|part| text.contains(part));
         ensure!(told, "{name}: {text}");
         call(&wrong)?;
     }
@@ -226,6 +228,62 @@ fn numbers_outside_a_type_are_not_written(device: &Device) -> Result<()> {
     ensure_values(&x.maximum(300)?, &[255.0, 255.0])?;
     ensure_values(&x.add(300)?, &[44.0, 44.0])?;
     ensure!(x.pow(256).is_err());
+    Ok(())
+}
+
+fn floats_outside_a_type_are_not_written(device: &Device) -> Result<()> {
+    let mut types = vec![(DType::F32, f64::from(f32::MAX))];
+    types.extend(device.info().features.f16.then_some((DType::F16, 65504.0)));
+    types.push((DType::BF16, 2f64.powi(128) - 2f64.powi(120)));
+    let all = Tensor::ones(&[2], DType::Bool, device)?;
+    let at = Tensor::from_slice(&[0i64], &[1], device)?;
+    for (dtype, most) in types {
+        let x = Tensor::zeros(&[2], dtype, device)?;
+        type Call<'a> = (&'a str, &'a dyn Fn(f64) -> ForebayResult<Tensor>);
+        let calls: &[Call<'_>] = &[
+            ("full", &|n| Tensor::full(&[2], n, dtype, device)),
+            ("full", &|n| x.full_like(n)),
+            ("masked_fill", &|n| x.masked_fill(&all, n)),
+            ("masked_fill_", &|n| x.copy().and_then(|x| x.masked_fill_(&all, n).map(|()| x))),
+            ("fill_", &|n| x.copy().and_then(|x| x.fill_(n).map(|()| x))),
+            ("masked_fill", &|n| x.narrow(0, 0, 1)?.index_fill(0, &at, n)),
+            ("scatter", &|n| x.narrow(0, 0, 1)?.scatter_value(0, &at, n)),
+            ("pad", &|n| x.narrow(0, 0, 0)?.pad(&[1, 0], PadMode::Constant(n))),
+            ("threshold", &|n| x.threshold(0.0, n)),
+            ("linspace", &|n| Tensor::linspace(n, n, 1, dtype, device)),
+        ];
+        let beyond = [most * (1.0 + 2f64.powi(-30)), most * 2.0, 1e300];
+        for (name, call) in calls {
+            for n in beyond.into_iter().flat_map(|n| [n, -n]) {
+                let Err(error) = call(n) else { anyhow::bail!("{name}: {dtype} holds no {n}") };
+                let text = error.to_string();
+                ensure!(text.starts_with(&format!("{name}: ")) && text.contains(dtype.name()), "{text}");
+            }
+            for n in [most, -most, f64::INFINITY, f64::NEG_INFINITY] {
+                let got = call(n)?.to_dtype(DType::F32)?.to_f64s()?;
+                ensure!(got.iter().all(|&v| v == n), "{name} of {n} in {dtype}: {got:?}");
+            }
+        }
+        ensure_values(&x, &[0.0, 0.0])?;
+        // Only cuts, which write no constant.
+        ensure!(x.pad(&[-1, 0], PadMode::Constant(1e300))?.shape() == [1]);
+        // Arithmetic overflows, and choosing rounds, as in PyTorch.
+        let one = x.add(1.0)?;
+        let infinite = [f64::INFINITY; 2];
+        for overflown in [one.mul(1e300)?, one.add(1e300)?, one.where_(&x.gt(0.0)?, 1e300)?] {
+            ensure_values(&overflown.to_dtype(DType::F32)?, &infinite)?;
+        }
+        let nan = one.mul(f64::NAN)?.nan_to_num_with(1e300, 0.0, 0.0)?;
+        ensure_values(&nan.to_dtype(DType::F32)?, &infinite)?;
+        ensure_values(&x.clamp(-1e300, 1e300)?.to_dtype(DType::F32)?, &[0.0, 0.0])?;
+    }
+    for (dtype, most, infinity) in [(DType::F8E4M3, 448.0, false), (DType::F8E5M2, 57344.0, true)] {
+        let full = |n: f64| Tensor::full(&[2], n, dtype, device);
+        ensure!(full(most * 1.001).is_err() && full(-most * 1.001).is_err() && full(1e9).is_err());
+        ensure_values(&full(-most)?.to_dtype(DType::F32)?, &[-most, -most])?;
+        // One of the two has no infinities.
+        ensure!(full(f64::INFINITY).is_ok() == infinity);
+    }
     Ok(())
 }
 

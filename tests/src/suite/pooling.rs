@@ -7,7 +7,7 @@ use forebay::ops::{Pool1dOptions, Pool2dOptions, Pool3dOptions};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{ensure_close, ensure_values};
-use super::{compute_dtypes, tests};
+use super::{compute_dtypes, require_dtype, tests};
 
 tests![
     a_maximum_over_padding_alone_is_the_smallest_of_its_type,
@@ -15,6 +15,7 @@ tests![
     a_volume_of_padding_alone_has_no_maximum_and_no_gradient,
     nan_and_infinities_go_through_pooling_as_in_pytorch,
     means_divide_by_what_pytorch_divides_by,
+    means_of_64_bit_types_keep_their_digits,
     a_window_of_a_whole_plane_is_averaged_in_every_element,
     a_window_of_a_long_signal_finds_its_maximum,
     gradients_of_long_windows_reach_every_element,
@@ -177,6 +178,59 @@ fn means_divide_by_what_pytorch_divides_by(device: &Device) -> Result<()> {
         .lp_pool1d(2.0, Pool1dOptions { stride: [2], ceil_mode: true, ..Pool1dOptions::new(2) })?;
     let root = 8.0f64.sqrt();
     ensure_close(&powers.to_f64s()?, &[root, root, root], 1e-6, 0.0)
+}
+
+fn means_of_64_bit_types_keep_their_digits(device: &Device) -> Result<()> {
+    // Windows of 16,801,801 elements, most of them padding; an f32 holds no such number.
+    let count = 4099i64 * 4099;
+    let wide = Pool2dOptions { stride: [1; 2], padding: [2049; 2], ..Pool2dOptions::new(4099) };
+    // Of one element, over a divisor that has more digits than an f32.
+    let override_of = |divisor| Pool2dOptions { divisor_override: Some(divisor), ..Pool2dOptions::new(1) };
+    let whole = Tensor::from_slice(&[2 * count as i32 - 1, 0, 0, 0], &[1, 1, 2, 2], device)?;
+    ensure_values(&whole.avg_pool2d(wide)?, &[1.0; 4])?;
+    ensure_values(&whole.avg_pool2d(override_of(2 * count))?, &[0.0; 4])?;
+    ensure!(whole.avg_pool2d(override_of(1 << 32)).is_err(), "2^32 is no number of i32");
+    ensure!(whole.to_dtype(DType::U8)?.avg_pool2d(override_of(-1)).is_err(), "-1 is no number of u8");
+    if device.info().features.i64 {
+        let odd = (1i64 << 40) + 1;
+        let x = Tensor::from_slice(&[2 * count - 1, 0, 0, 0], &[1, 1, 2, 2], device)?;
+        ensure!(x.avg_pool2d(wide)?.to_vec::<i64>()? == [1; 4]);
+        let x = Tensor::from_slice(&[odd * 5 - 1, -odd * 5, 1 << 62, -1], &[1, 1, 2, 2], device)?;
+        for divisor in [odd, -odd] {
+            let sign = divisor.signum();
+            let expected = [4 * sign, -5 * sign, (1i64 << 62) / divisor, 0];
+            ensure!(x.avg_pool2d(override_of(divisor))?.to_vec::<i64>()? == expected, "{divisor}");
+        }
+    }
+    require_dtype(device, DType::F64)?;
+    let f64s = |values: &[f64], shape: &[usize]| Tensor::from_slice(values, shape, device);
+    let same = |got: &Tensor, expected: &[f64]| -> Result<()> {
+        let got = got.to_vec::<f64>()?;
+        ensure!(got == expected, "{got:?}, expected {expected:?}");
+        Ok(())
+    };
+    let x = f64s(&[3.0 * count as f64, 0.0, 0.0, 0.0], &[1, 1, 2, 2])?;
+    same(&x.avg_pool2d(wide)?, &[3.0; 4])?;
+    same(&gradient(&x, |x| x.avg_pool2d(wide)?.mul(count as f64))?, &[4.0; 4])?;
+    for divisor in [(1i64 << 40) + 1, -(1 << 24) - 1, (1 << 53) - 1] {
+        let x = f64s(&[divisor as f64; 4], &[1, 1, 2, 2])?;
+        same(&x.avg_pool2d(override_of(divisor))?, &[1.0; 4])?;
+        same(&gradient(&x, |x| x.avg_pool2d(override_of(divisor))?.mul(divisor as f64))?, &[1.0; 4])?;
+    }
+    // Elements that differ only where an f32 has no digits, in short windows and in long ones.
+    let small = 2f64.powi(-40);
+    for n in [4, 1 << 12, 1 << 18] {
+        let values: Vec<f64> = (0..n).map(|i| 1.0 + small * f64::from(i % 2)).collect();
+        let x = f64s(&values, &[1, 1, n as usize])?;
+        let mean = [1.0 + small / 2.0];
+        same(&x.avg_pool1d(Pool1dOptions::new(n as usize))?, &mean)?;
+        same(&x.adaptive_avg_pool1d(1)?, &mean)?;
+        let half =
+            Pool1dOptions { divisor_override: Some(i64::from(n) / 2), ..Pool1dOptions::new(n as usize) };
+        same(&x.avg_pool1d(half)?, &[2.0 + small])?;
+        same(&x.reshape([1, 1, 2, 1, n as usize / 2])?.adaptive_avg_pool3d([1, 1, 1])?, &mean)?;
+    }
+    Ok(())
 }
 
 fn a_window_of_a_whole_plane_is_averaged_in_every_element(device: &Device) -> Result<()> {

@@ -26,6 +26,7 @@ tests![
     truncated_normal_numbers_lie_in_their_range,
     probabilities_of_zero_and_one_are_certain,
     classes_without_weight_are_never_drawn,
+    classes_of_rows_of_any_length_are_drawn_by_their_weights,
     weights_that_are_none_count_as_zero,
     permutations_sort_sixty_four_bits,
 ];
@@ -364,6 +365,41 @@ fn classes_without_weight_are_never_drawn(device: &Device) -> Result<()> {
         let good = first.len() == some && first.iter().all(|&c| weights[c as usize] > 0.0);
         ensure!(good, "{} classes: those with a weight come first", weights.len());
         ensure!(drawn[some..].is_sorted() && drawn[some..].iter().all(|&c| weights[c as usize] == 0.0));
+    }
+    Ok(())
+}
+
+fn classes_of_rows_of_any_length_are_drawn_by_their_weights(device: &Device) -> Result<()> {
+    device.manual_seed(26);
+    // One thread's classes, one and two of each thread, the last row of one workgroup, and longer ones.
+    for classes in [5, 256, 257, 3000, 8192, 8193] {
+        // Also where sums of them would be infinite, or reciprocals.
+        for scale in [1.0f32, 1e-37, 1e34] {
+            let weights: Vec<f32> =
+                (0..2 * classes).map(|k| if k % 7 == 3 { 0.0 } else { (k % 5 + 1) as f32 * scale }).collect();
+            let t = Tensor::from_slice(&weights, &[2, classes], device)?;
+            let draws = 40_000;
+            let drawn = t.multinomial(draws, true)?.to_vec::<i64>()?;
+            for (row, drawn) in drawn.chunks(draws).enumerate() {
+                let weights = &weights[row * classes..][..classes];
+                let total: f64 = weights.iter().map(|&w| f64::from(w)).sum();
+                // Groups of neighbouring classes, of which each should come as often as it weighs.
+                let each = classes.div_ceil(16);
+                let mut counts = vec![0.0f64; classes.div_ceil(each)];
+                for &class in drawn {
+                    ensure!(
+                        weights.get(class as usize).is_some_and(|&w| w > 0.0),
+                        "class {class} of {classes}"
+                    );
+                    counts[class as usize / each] += 1.0;
+                }
+                for (group, count) in weights.chunks(each).zip(counts) {
+                    let part = group.iter().map(|&w| f64::from(w)).sum::<f64>() / total;
+                    let (mean, spread) = (part * draws as f64, (part * (1.0 - part) * draws as f64).sqrt());
+                    ensure!((count - mean).abs() <= 5.0 * spread, "{classes}, {scale}: {count}, not {mean}");
+                }
+            }
+        }
     }
     Ok(())
 }

@@ -7,6 +7,7 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
+use crate::ops::elementwise::pointwise::Scalar;
 use crate::ops::kernel::heuristics::split_reduction;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::reduce::contiguous_zero_offset;
@@ -279,15 +280,13 @@ impl PoolPlan {
     fn stage_params(&self, n: usize, splits: usize, chunk: usize) -> KernelParams {
         let w = &self.options;
         let [h, width, oh, ow] = self.plane_extents();
-        let mut params = KernelParams::new()
-            .size(n)
-            .u32(w.count_include_pad.into())
-            .f32(w.divisor_override.unwrap_or(0) as f32)
-            .size(splits);
+        let divisor = w.divisor_override.unwrap_or(0);
+        let mut params =
+            KernelParams::new().size(n).u32(w.count_include_pad.into()).f32(divisor as f32).size(splits);
         for pair in [[h, width], [oh, ow], w.kernel, w.stride, w.padding, w.dilation] {
             params = params.size(pair[0]).size(pair[1]);
         }
-        params.size(chunk)
+        params.size(chunk).u32(divisor as u32).u32((divisor >> 32) as u32)
     }
 
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
@@ -413,17 +412,21 @@ impl Tensor {
         PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run_with_indices(self)
     }
 
-    /// The average of each window.
+    /// The average of each window. It is computed in the dtype, of 16-bit floats in f32; averages of integers are rounded towards zero.
     ///
     /// # Errors
-    /// A window does not fit; the dtype is bool.
+    /// A window does not fit; the dtype is bool, or an integer type that does not hold the divisor.
     #[track_caller]
     pub fn avg_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
         if window.dilation != [1; 2] {
             return Err(Error::argument("avg_pool2d", "averages have no dilation"));
         }
-        if window.divisor_override == Some(0) {
-            return Err(Error::argument("avg_pool2d", "the divisor is not 0"));
+        match window.divisor_override {
+            Some(0) => return Err(Error::argument("avg_pool2d", "the divisor is not 0")),
+            Some(divisor) if self.dtype().is_int() => {
+                Scalar::Int(divisor).checked_cast("avg_pool2d", self.dtype())?;
+            }
+            _ => {}
         }
         Ok(PoolPlan::new("avg_pool2d", PoolKind::Avg, self, window, None)?.run(self)?.0)
     }

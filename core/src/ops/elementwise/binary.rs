@@ -8,6 +8,7 @@ use crate::ops::elementwise::pointwise::{
     Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace,
 };
 use crate::ops::kernel::launch;
+use crate::ops::kernel::scalar::ScalarConversion;
 use crate::tensor::Tensor;
 
 /// One entry an operation: documentation, name, types, expression (and the plain one), files of math, gradients.
@@ -299,9 +300,10 @@ impl Tensor {
     /// What fills places of a tensor: a number becomes one of its type.
     fn fill_operand<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
         let Operand::Scalar(number) = value else { return Ok(value) };
-        match number.to_exact(self.dtype()) {
-            Some(number) => Ok(Operand::Scalar(number)),
-            None => Err(Error::argument(
+        match number.convert_to(self.dtype()) {
+            ScalarConversion::Exact(number) => Ok(Operand::Scalar(number)),
+            _ if self.dtype().is_float() => number.checked_cast(op, self.dtype()).map(Operand::Scalar),
+            _ => Err(Error::argument(
                 op,
                 format!(
                     "{} does not hold the value {number:?}; cast the tensor with `to_dtype`",

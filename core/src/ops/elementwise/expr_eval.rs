@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::elementwise::pointwise::Operand;
+use crate::ops::elementwise::pointwise::{Operand, Scalar};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
@@ -64,7 +64,10 @@ impl ExprEnv<'_> {
     fn to_tensor(&self, value: ExprValue) -> Result<Tensor> {
         match value {
             ExprValue::Tensor(t) => Ok(t),
-            ExprValue::Scalar(v) => Tensor::full(&[], v, self.compute_dtype, self.device),
+            ExprValue::Scalar(v) => {
+                let v = Scalar::Float(v).overflow_to_infinity(self.compute_dtype);
+                Tensor::full(&[], v, self.compute_dtype, self.device)
+            }
             ExprValue::Bool(_) | ExprValue::Mask(_) => {
                 Err(self.not_differentiable_error("a truth value where a number is expected".into()))
             }

@@ -277,6 +277,14 @@ impl PointwiseOp {
     }
 }
 
+/// Checks the numbers of [`Tensor::threshold`], which replace elements: the type has to hold them, as what fills a tensor.
+fn check_replacements(op: &PointwiseOp, dtype: DType, attrs: &[(&'static str, Scalar)]) -> Result<()> {
+    if op.name != "threshold" {
+        return Ok(());
+    }
+    attrs.iter().try_for_each(|(_, number)| number.checked_cast(op.name, dtype).map(drop))
+}
+
 /// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.
 #[track_caller]
 pub(crate) fn run_pointwise(
@@ -291,6 +299,7 @@ pub(crate) fn run_pointwise(
     });
     let _op = memory::scope::enter_op(op.name);
     let (compute, result) = resolve_dtypes(op, args)?;
+    check_replacements(op, compute, attrs)?;
     // An integer tensor and a number that its type does not hold: another comparison of the same truth.
     if let (TypeRule::Compare, &[a, Operand::Scalar(number)]) = (op.type_rule, args)
         && !compute.is_float()
@@ -526,6 +535,7 @@ pub(crate) fn run_pointwise_inplace(
         }
     }
     let (compute, _) = resolve_dtypes(op, &args)?;
+    check_replacements(op, compute, attrs)?;
     if compute.is_float() && !target.dtype().is_float() {
         return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
     }

@@ -26,8 +26,9 @@ const MAX_SEQUENTIAL_RUN: usize = 512;
 const RUN_CHUNK: usize = 128;
 
 /// Scatters into `out` in place, for lines too long to be walked by each of many threads: the indices are sorted, and
-/// runs of equal ones reduced in their order. A long run is reduced in parts, and these in turn, so that it may be all of a line.
-/// Bits are those of the walk for runs up to [`SHORT`], but that halves are rounded once.
+/// runs of equal ones reduced in their order. A long run is reduced in parts, which a second kernel combines, so that it may be all of a line.
+/// The host does not know whether there are such runs. Where there are none, that kernel ends after two reads for each 512 elements.
+/// Bits are those of the walk for runs up to [`MAX_SEQUENTIAL_RUN`], but that halves are rounded once.
 pub(crate) fn scatter_sorted_runs(
     op: &'static str,
     out: &Tensor,
@@ -55,20 +56,21 @@ pub(crate) fn scatter_sorted_runs(
     let (line_shape, strides) = collapse_dims(&lines, &[&out_rest, &own_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
     let lines = numel(&lines);
-    let spec = |more: bool, level: usize| {
+    // Chunks of more elements where parts of these would be too many for one workgroup's loops.
+    let scale = length.div_ceil(1 << 30);
+    let (chunk, short) = (RUN_CHUNK * scale, MAX_SEQUENTIAL_RUN * scale);
+    let long = length > short && how != ScatterOp::Set;
+    let (chunks, candidates) = (length.div_ceil(chunk), length.saturating_sub(1) / short);
+    let spec = |stage: &'static str| {
         let spec = KernelSpec::new("scatter_sorted")
             .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
-        spec.def("op", how.name()).def("more", more).def("level", level)
+        spec.def("op", how.name()).def("long", long).def("stage", stage)
     };
-    let params = |length: usize| {
+    let params = || {
         let params = KernelParams::new().size(lines).size(line_shape.len()).size(length).size(extent);
         let params = params.u32(skip.map_or(u32::MAX, |s| s as u32));
-        let params = params
-            .size(out.layout().offset())
-            .size(src.layout().offset())
-            .size(RUN_CHUNK)
-            .size(MAX_SEQUENTIAL_RUN)
-            .align();
+        let params = params.size(out.layout().offset()).size(src.layout().offset());
+        let params = params.size(chunk).size(short).size(candidates).align();
         let params = params.size(out_dim).size(own_dim).size(src_dim).align();
         params.dims(&line_shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2])
     };
@@ -77,30 +79,17 @@ pub(crate) fn scatter_sorted_runs(
         DType::U8 | DType::Bool => DType::U32,
         own => own,
     };
-    // Of each chunk two parts: indices and numbers.
-    let parts = |length: usize| -> Result<Option<[Tensor; 2]>> {
-        if length <= RUN_CHUNK || how == ScatterOp::Set {
-            return Ok(None);
-        }
-        let shape = [2 * length.div_ceil(RUN_CHUNK), lines];
-        let empty = |dtype| Tensor::empty(&shape, dtype, out.device());
-        Ok(Some([empty(DType::U32)?, empty(part)?]))
-    };
-    let step = |given: &[&Tensor], next: Option<&[Tensor; 2]>, length: usize, level: usize| {
-        let mut tensors: SmallVec<[&Tensor; 6]> = given.into();
-        tensors.extend(next.into_iter().flatten());
-        let groups = (lines * length).div_ceil(WORKGROUP_SIZE);
-        // Besides a run, the search for where it begins.
-        let params = params(length).loop_iterations(RUN_CHUNK.max(MAX_SEQUENTIAL_RUN).min(length) + 64);
-        launch::launch(&spec(next.is_some(), level), &tensors, params, groups)
-    };
-    let mut next = parts(length)?;
-    step(&[&to, &order, src, out], next.as_ref(), length, 0)?;
-    drop((to, order));
-    while let Some([to, numbers]) = next {
-        let length = to.shape()[0];
-        next = parts(length)?;
-        step(&[&to, &numbers, out], next.as_ref(), length, 1)?;
+    let parts = long.then(|| Tensor::empty(&[chunks, 2, lines], part, out.device())).transpose()?;
+    let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![&to, &order, src, out];
+    tensors.extend(&parts);
+    // Besides a run, the search for where it begins.
+    let walk = params().loop_iterations((short + chunk).min(length) + 64);
+    launch::launch(&spec("walk"), &tensors, walk, (lines * length).div_ceil(WORKGROUP_SIZE))?;
+    if let Some(parts) = &parts {
+        // Of the runs that a workgroup stands for, 17 at most have more parts than a thread combines alone.
+        let join = params().loop_iterations(chunks.div_ceil(WORKGROUP_SIZE) + 17 * 10 + 256);
+        let groups = (lines * candidates).div_ceil(WORKGROUP_SIZE);
+        launch::launch(&spec("join"), &[&to, &order, parts, out], join, groups)?;
     }
     Ok(())
 }

@@ -11,9 +11,9 @@ pub(crate) enum ScalarConversion {
     Exact(Scalar),
     /// The integer type holds it without its fraction.
     Truncated(i64),
-    /// It is less than all numbers of the integer type.
+    /// It is less than all numbers of the type. Minus infinity is not, where the type has one.
     BelowRange,
-    /// It is more than all numbers of the integer type.
+    /// It is more than all numbers of the type. Infinity is not, where the type has one.
     AboveRange,
     /// It is NaN, which no integer type holds.
     NotANumber,
@@ -30,9 +30,33 @@ fn integer_bounds(dtype: DType) -> Option<(i64, i64)> {
     }
 }
 
+/// The largest finite number of a float type.
+fn float_max(dtype: DType) -> Option<f64> {
+    match dtype {
+        DType::F64 => Some(f64::MAX),
+        DType::F32 => Some(f32::MAX.into()),
+        DType::F16 => Some(half::f16::MAX.into()),
+        DType::BF16 => Some(half::bf16::MAX.into()),
+        DType::F8E4M3 => Some(448.0),
+        DType::F8E5M2 => Some(57344.0),
+        _ => None,
+    }
+}
+
 impl Scalar {
     /// Converts the number to a type.
     pub(crate) fn convert_to(self, dtype: DType) -> ScalarConversion {
+        if let Some(most) = float_max(dtype) {
+            // A number above the largest does not fit, although rounding might bring it back: so it is in PyTorch.
+            let value = self.to_f64();
+            let fits = value.is_infinite() && dtype != DType::F8E4M3;
+            return match value {
+                _ if fits => ScalarConversion::Exact(self),
+                v if v > most => ScalarConversion::AboveRange,
+                v if v < -most => ScalarConversion::BelowRange,
+                _ => ScalarConversion::Exact(self),
+            };
+        }
         let Some((least, most)) = integer_bounds(dtype) else {
             // NaN is true.
             return ScalarConversion::Exact(if dtype == DType::Bool {
@@ -77,14 +101,24 @@ impl Scalar {
                     Self::Int(v) => v.to_string(),
                     Self::Bool(v) => v.to_string(),
                 };
-                let (least, most) = integer_bounds(dtype).unwrap_or_default();
+                let range = match (float_max(dtype), integer_bounds(dtype).unwrap_or_default()) {
+                    (Some(most), _) => format!("{:?} to {most:?}", -most),
+                    (None, (least, most)) => format!("{least} to {most}"),
+                };
                 Err(Error::argument(
                     op,
-                    format!(
-                        "{value} is no number of {dtype}, which holds {least} to {most}; take another dtype"
-                    ),
+                    format!("{value} is no number of {dtype}, which holds {range}; take another dtype"),
                 ))
             }
+        }
+    }
+
+    /// The number as arithmetic of a float type has it: infinite where the type does not hold it.
+    pub(crate) fn overflow_to_infinity(self, dtype: DType) -> f64 {
+        match self.convert_to(dtype) {
+            ScalarConversion::BelowRange => f64::NEG_INFINITY,
+            ScalarConversion::AboveRange => f64::INFINITY,
+            _ => self.to_f64(),
         }
     }
 
@@ -163,7 +197,22 @@ mod tests {
             (Scalar::Int(1 << 32), DType::U32, ScalarConversion::AboveRange),
             (Scalar::Int(i64::MIN), DType::I64, ScalarConversion::Exact(Scalar::Int(i64::MIN))),
             (Scalar::Int(7), DType::Bool, ScalarConversion::Exact(Scalar::Bool(true))),
-            (Scalar::Float(1e300), DType::F16, ScalarConversion::Exact(Scalar::Float(1e300))),
+            (Scalar::Float(65504.0), DType::F16, ScalarConversion::Exact(Scalar::Float(65504.0))),
+            (Scalar::Float(65504.5), DType::F16, ScalarConversion::AboveRange),
+            (Scalar::Int(-65505), DType::F16, ScalarConversion::BelowRange),
+            (Scalar::Float(f64::INFINITY), DType::F16, ScalarConversion::Exact(Scalar::Float(f64::INFINITY))),
+            (Scalar::Float(1e38), DType::BF16, ScalarConversion::Exact(Scalar::Float(1e38))),
+            (Scalar::Float(3.4e38), DType::BF16, ScalarConversion::AboveRange),
+            (Scalar::Float(-1e39), DType::F32, ScalarConversion::BelowRange),
+            (Scalar::Float(f64::MAX), DType::F64, ScalarConversion::Exact(Scalar::Float(f64::MAX))),
+            (Scalar::Float(449.0), DType::F8E4M3, ScalarConversion::AboveRange),
+            // It has no infinities.
+            (Scalar::Float(f64::NEG_INFINITY), DType::F8E4M3, ScalarConversion::BelowRange),
+            (
+                Scalar::Float(f64::NEG_INFINITY),
+                DType::F8E5M2,
+                ScalarConversion::Exact(Scalar::Float(f64::NEG_INFINITY)),
+            ),
         ] {
             assert_eq!(number.convert_to(dtype), fit, "{number:?} in {dtype}");
         }
