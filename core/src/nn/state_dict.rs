@@ -44,7 +44,7 @@ impl fmt::Display for IncompatibleKeys {
 /// # let device = Device::null(Default::default());
 /// # let tensor = || Tensor::zeros(&[2], DType::F32, &device);
 /// # let file = BTreeMap::from([("module.fc.weight".to_owned(), tensor()?), ("optimizer".to_owned(), tensor()?)]);
-/// // BytesOf DataParallel's file, what is the model's.
+/// // Of DataParallel's file, what is the model's.
 /// let state = rename_keys(&file, |name| Some(name.strip_prefix("module.")?.to_owned()))?;
 /// assert!(state.contains_key("fc.weight") && state.len() == 1);
 /// # Ok::<(), forebay_core::error::Error>(())

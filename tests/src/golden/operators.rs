@@ -46,7 +46,7 @@ and 65,601; inputs of other ranks, extents, types and devices, which are refused
 
 - *types* are those in which an operation and its gradient can be called, instead of f32; *devices* as above.
 - *tolerance* is where f16 and bf16 are compared with f32 from the same rounded inputs with another one than the type's; the records have the reasons.
-- *measured*: `forebay-bench catalog` gives the rate that is achieved, in bytes or in operations of products.
+- *measured*: `forebay-bench records` gives the rate that is achieved, in bytes or in operations of products.
 - *gradient*: `checked` is compared with finite differences; `reaches` has kinks or steps, and is so in f64 alone, between two of them; an operation without one refuses an
   input that requires it, or gives truth values, integers or what depends on no input.
 

@@ -117,7 +117,7 @@ fn a_holder_has_the_line_that_asked() -> Result<()> {
     let _a = pool.alloc(Request::new(100))?;
     let snapshot = pool.snapshot();
     let (_, who) = snapshot.live_blocks().next().ok_or(Error::Snapshot("nothing is live".into()))?;
-    let frame = who.frames.iter().find(|f| f.filename.ends_with("recording.rs"));
+    let frame = who.frames.iter().find(|f| f.filename.ends_with("snapshots.rs"));
     assert!(frame.is_some_and(|f| f.line == here + 1 && f.name.contains("a_holder_has")), "{who:#?}");
 
     pool.start_recording(10);
