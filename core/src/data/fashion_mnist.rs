@@ -68,7 +68,7 @@ impl FashionMnist {
     /// The test pictures: 10,000, or 1,000 of the small part.
     ///
     /// # Errors
-    /// As [`train`](Self::train).
+    /// Same errors as [`train`](Self::train).
     pub fn test() -> Result<Self> {
         Self::load_split("t10k")
     }

@@ -39,7 +39,7 @@ pub fn write_atomic(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -
 /// the machine stopped it may be damaged, so its reader must notice that. Leftovers are looked for once in a process and folder.
 ///
 /// # Errors
-/// See [`write_atomic`].
+/// Same errors as [`write_atomic`].
 pub fn write_atomic_unsynced(
     path: impl AsRef<Path>,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
@@ -50,7 +50,7 @@ pub fn write_atomic_unsynced(
 /// Replaces a file by these bytes. See [`write_atomic`].
 ///
 /// # Errors
-/// See [`write_atomic`].
+/// Same errors as [`write_atomic`].
 pub fn write_bytes(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
     let path = path.as_ref();
     write_atomic(path, |out| out.write_all(bytes.as_ref()).map_err(|e| write_error(path, "written", &e)))

@@ -30,7 +30,7 @@ macro_rules! activation_layers {
             /// Each element of `x`, or each vector along the dimension.
             ///
             /// # Errors
-            /// The dtype is not taken; the dimension is out of range; memory runs out.
+            /// The dtype is not supported, or the dimension is out of range.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$op($(self.$field),*)
@@ -103,7 +103,7 @@ impl Softmax2d {
     /// Each place of `x`.
     ///
     /// # Errors
-    /// There are fewer than three dimensions; memory runs out.
+    /// `x` has fewer than three dimensions.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.softmax(-3)
@@ -128,9 +128,6 @@ pub struct Prelu {
 
 impl Prelu {
     /// So many slopes, 1 or the channels, which start at `slope`: 0.25 in PyTorch.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn new(slopes: usize, slope: f64, device: &Device) -> Result<Self> {
         Ok(Self { weight: init::create_parameter(|| Tensor::full(&[slopes], slope, DType::F32, device))? })
@@ -139,7 +136,7 @@ impl Prelu {
     /// Each element of `x`.
     ///
     /// # Errors
-    /// There are other channels than slopes; memory runs out.
+    /// The number of channels differs from the number of slopes.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.prelu(&self.weight)
@@ -168,7 +165,7 @@ impl Rrelu {
     /// Each element of `x`.
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// The dtype is not a floating-point type.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.rrelu(self.lower, self.upper, super::is_training(&self.training))

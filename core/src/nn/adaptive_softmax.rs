@@ -36,7 +36,8 @@ impl AdaptiveLogSoftmaxWithLoss {
     /// `head_bias` false).
     ///
     /// # Errors
-    /// The cutoffs do not rise, or are not between 0 and `classes`; memory runs out.
+    /// The cutoffs are not strictly increasing between 0 and `classes`, or `div_value` is not a positive
+    /// number.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -131,7 +132,7 @@ impl AdaptiveLogSoftmaxWithLoss {
     /// The log-probabilities of all classes: \[rows, features\] to \[rows, classes\].
     ///
     /// # Errors
-    /// The features of `x` are not the layer's; memory runs out.
+    /// The number of features of `x` differs from the layer's.
     #[track_caller]
     pub fn log_prob(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
@@ -148,7 +149,7 @@ impl AdaptiveLogSoftmaxWithLoss {
     /// The likeliest class of each row: \[rows, features\] to \[rows\] of i64.
     ///
     /// # Errors
-    /// As [`log_prob`](Self::log_prob).
+    /// Same errors as [`log_prob`](Self::log_prob).
     #[track_caller]
     pub fn predict(&self, x: &Tensor) -> Result<Tensor> {
         self.log_prob(x)?.argmax(Some(-1), false)

@@ -26,7 +26,7 @@ impl SelfAttention {
     /// Each position attends to all.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(features: usize, heads: usize, device: &Device) -> Result<Self> {
         if heads == 0 || !features.is_multiple_of(heads) {
@@ -62,7 +62,7 @@ impl SelfAttention {
     /// \[batch, length, features\] to the same.
     ///
     /// # Errors
-    /// `x` has another shape; memory runs out.
+    /// `x` does not have this shape.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {

@@ -378,7 +378,7 @@ impl Bert {
     /// are zero, and so is the row of padding.
     ///
     /// # Errors
-    /// The features do not divide by the heads; an option is out of its range; memory runs out.
+    /// The number of heads does not divide `hidden_size`, or an option is out of range.
     #[track_caller]
     pub fn new(options: &BertOptions, device: &Device) -> Result<Self> {
         let (width, heads) = (options.hidden_size, options.num_attention_heads);
@@ -412,7 +412,7 @@ impl Bert {
     /// (`cls.`).
     ///
     /// # Errors
-    /// As [`load_state_dict`](Module::load_state_dict).
+    /// Same errors as [`load_state_dict`](Module::load_state_dict).
     pub fn load_bert(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let state = rename_keys(file, |name| {
             let name = name.strip_prefix("bert.").unwrap_or(name);
@@ -426,7 +426,8 @@ impl Bert {
     /// stands, and 0 at padding, which no token sees.
     ///
     /// # Errors
-    /// The text is longer than the model's positions; the mask has another shape; memory runs out.
+    /// The text has more tokens than the model has positions, or the mask does not have the shape of
+    /// `tokens`.
     #[track_caller]
     pub fn forward(&self, tokens: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
@@ -470,9 +471,6 @@ impl Bert {
     }
 
     /// The first token's features through the pooler: \[batch, features\].
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn pooler_output(&self, hidden: &Tensor) -> Result<Tensor> {
         self.scope.run(|| self.pooler.dense.forward(&hidden.select(1, 0)?)?.tanh())
@@ -482,7 +480,7 @@ impl Bert {
     /// products with others are cosines.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// Same errors as [`forward`](Self::forward).
     #[track_caller]
     pub fn sentence_embeddings(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let hidden = self.forward(tokens, Some(mask))?;

@@ -12,7 +12,7 @@ pub trait Forward {
     /// What the module makes of `x`.
     ///
     /// # Errors
-    /// The shape or dtype is not the module's; memory runs out.
+    /// The module does not support the shape or dtype of `x`.
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
 }
 
@@ -326,7 +326,7 @@ impl Sequential {
     /// Through all layers.
     ///
     /// # Errors
-    /// What a layer returns.
+    /// Returns the first error of a layer.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         // A trait's method does not know its caller's line.

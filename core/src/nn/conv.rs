@@ -132,7 +132,7 @@ macro_rules! conv_layer {
             /// Weight and bias uniform within 1/√fan_in, as PyTorch. The kernel is one extent, or one for each dimension.
             ///
             /// # Errors
-            /// The channels do not divide into the groups; the kernel has an extent of 0; memory runs out.
+            /// `groups` does not divide the channels, or the kernel has an extent of 0.
             #[track_caller]
             pub fn new(
                 $in: usize,
@@ -149,9 +149,9 @@ macro_rules! conv_layer {
             }
 
             #[doc = concat!("\\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
-            ///
             /// # Errors
-            /// The channels of `x` are not the layer's; a stride other than 1 with `same_padding`; memory runs out.
+            /// The number of channels of `x` differs from the layer's, or `same_padding` is set with a stride
+            /// other than 1.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.forward_with(&self.weight, x)

@@ -29,7 +29,7 @@ macro_rules! dropout_layers {
             /// `x` with what was drawn dropped and the rest scaled, while training; else `x`.
             ///
             /// # Errors
-            /// `p` is no probability; `x` has other dimensions; memory runs out.
+            /// `p` is not a probability, or `x` has an unsupported number of dimensions.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
                 let ($p, $training) = (self.p, super::is_training(&self.training));

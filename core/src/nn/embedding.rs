@@ -38,9 +38,6 @@ pub struct Embedding {
 
 impl Embedding {
     /// A table of normal numbers, as PyTorch.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
         let weight = init::create_parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
@@ -56,7 +53,7 @@ impl Embedding {
     /// With a row that is zero and gets no gradient: padding.
     ///
     /// # Errors
-    /// There is no such row; memory runs out.
+    /// `padding_idx` is not a row of the table.
     #[track_caller]
     pub fn with_padding_idx(mut self, padding_idx: usize) -> Result<Self> {
         zero_padding_row("Embedding", &self.weight, padding_idx)?;
@@ -82,7 +79,7 @@ impl Embedding {
     /// The rows of these numbers: a dimension of features more.
     ///
     /// # Errors
-    /// `index` holds no integers; memory runs out.
+    /// `index` does not hold integers.
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
@@ -131,7 +128,7 @@ impl EmbeddingBag {
     /// A table of normal numbers, as PyTorch, whose row `padding_idx` is zero and counts in no bag.
     ///
     /// # Errors
-    /// `padding_idx` is no row; memory runs out.
+    /// `padding_idx` is not a row of the table.
     #[track_caller]
     pub fn new(
         entries: usize,

@@ -44,7 +44,7 @@ impl GptOptions {
     /// Sizes that were published, by name: `gpt2-124m`, or as the files with its weights are called, `gpt2`. Without dropout.
     ///
     /// # Errors
-    /// There is no such preset; the message lists them.
+    /// No preset has this name. The message lists the presets.
     pub fn preset(name: &str) -> Result<Self> {
         let found = PRESETS.iter().find(|p| p.0 == name || p.1 == name).ok_or_else(|| {
             let known = Self::PRESETS.join(", ");
@@ -152,7 +152,7 @@ impl GptBlock {
     /// \[batch, length, features\] to the same.
     ///
     /// # Errors
-    /// `x` has another shape; memory runs out.
+    /// `x` does not have this shape.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (x, added) = self.forward_before_add(x, None)?;
         self.scope.run(|| x.add(&added))
@@ -221,7 +221,7 @@ impl Gpt {
     /// A model with initial weights.
     ///
     /// # Errors
-    /// The width does not divide by the heads; memory runs out.
+    /// The number of heads does not divide `width`.
     pub fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let &GptOptions { vocabulary, context, layers, width, .. } = options;
         let block = |_| GptBlock::new(options, device).map(Arc::new);
@@ -264,7 +264,7 @@ impl Gpt {
     /// ([`Tensor::linear_cross_entropy`]).
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); `next` has another shape.
+    /// Same errors as [`forward`](Self::forward), or `next` has another shape.
     pub fn loss(&self, text: &Tensor, next: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
         self.scope.run(|| x.linear_cross_entropy(&self.wte.weight, next, &CrossEntropyOptions::default()))

@@ -50,7 +50,7 @@ pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
 /// A parameter: tagged as one and recorded for gradients, from `make`, which allocates it. Within [`dtype`] it is of that type.
 ///
 /// # Errors
-/// What `make` returns; its dtype is no float.
+/// Returns the error of `make`. Also fails if the tensor's dtype is not a floating-point type.
 #[track_caller]
 pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let made = create_buffer(|| {
@@ -66,7 +66,7 @@ pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor>
 /// A buffer: a tensor of a module that is saved and not trained.
 ///
 /// # Errors
-/// What `make` returns.
+/// Returns the error of `make`.
 #[track_caller]
 pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     // The line of the caller: what a closure calls would name the closure's.
@@ -80,7 +80,7 @@ pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
 /// How many inputs one output of a weight \[out, in, ...\] sums over, and how many outputs one input reaches.
 ///
 /// # Errors
-/// There are fewer than two dimensions.
+/// The tensor has fewer than two dimensions.
 #[track_caller]
 pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
     let &[out, inputs, ref window @ ..] = weight.shape() else {
@@ -98,7 +98,7 @@ fn overwrite_with(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Res
 /// Uniform numbers in low ≤ x < high.
 ///
 /// # Errors
-/// The dtype is no float; memory runs out.
+/// The dtype is not a floating-point type.
 #[track_caller]
 pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
     overwrite_with(t, |shape, to, device| Tensor::uniform(shape, low, high, to, device))
@@ -107,7 +107,7 @@ pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
 /// Normal numbers.
 ///
 /// # Errors
-/// `std` is negative or not finite; the dtype is no float; memory runs out.
+/// `std` is negative or not finite, or the dtype is not a floating-point type.
 #[track_caller]
 pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
     check::non_negative("normal_", "std", std)?;
@@ -115,27 +115,18 @@ pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
 }
 
 /// One number everywhere.
-///
-/// # Errors
-/// Memory runs out.
 #[track_caller]
 pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
     overwrite_with(t, |_, to, device| Tensor::full(&[], value, to, device))
 }
 
 /// Zeros.
-///
-/// # Errors
-/// Memory runs out.
 #[track_caller]
 pub fn zeros_(t: &Tensor) -> Result<()> {
     constant_(t, 0.0)
 }
 
 /// Ones.
-///
-/// # Errors
-/// Memory runs out.
 #[track_caller]
 pub fn ones_(t: &Tensor) -> Result<()> {
     constant_(t, 1.0)
@@ -145,7 +136,7 @@ pub fn ones_(t: &Tensor) -> Result<()> {
 /// layers use √5, which gives the bound 1/√fan_in.
 ///
 /// # Errors
-/// The weight has fewer than two dimensions; the dtype is no float; memory runs out.
+/// The weight has fewer than two dimensions, or its dtype is not a floating-point type.
 #[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
     let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt();
@@ -155,7 +146,7 @@ pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
 /// The normal form of [`kaiming_uniform_`].
 ///
 /// # Errors
-/// As [`kaiming_uniform_`].
+/// Same errors as [`kaiming_uniform_`].
 #[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
     normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt())
@@ -164,7 +155,7 @@ pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
 /// Uniform numbers that keep the variance forward and backward (Glorot).
 ///
 /// # Errors
-/// As [`kaiming_uniform_`].
+/// Same errors as [`kaiming_uniform_`].
 #[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_uniform_", "gain", gain)?;
@@ -176,7 +167,7 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
 /// The normal form of [`xavier_uniform_`].
 ///
 /// # Errors
-/// As [`kaiming_uniform_`].
+/// Same errors as [`kaiming_uniform_`].
 #[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_normal_", "gain", gain)?;
@@ -254,7 +245,8 @@ pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> 
 /// Normal numbers, of which those outside low ≤ x ≤ high are drawn again (by their cumulative distribution, at once).
 ///
 /// # Errors
-/// low is not below high, or `std` is not positive; the dtype is no float, or has no number between the bounds; memory runs out.
+/// `low` is not below `high`, `std` is not positive, the dtype is not a floating-point type, or the dtype has
+/// no value between the bounds.
 #[track_caller]
 pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Result<()> {
     if !(low < high && std > 0.0 && std.is_finite() && mean.is_finite()) {
@@ -296,7 +288,7 @@ fn erf(x: f64) -> f64 {
 /// al., 2013). They are made on the host: this waits for the device.
 ///
 /// # Errors
-/// There are fewer than two dimensions; the dtype is no float; memory runs out.
+/// The tensor has fewer than two dimensions, or its dtype is not a floating-point type.
 #[track_caller]
 pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     calculate_fan_in_and_fan_out(t)?;
@@ -329,7 +321,7 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
 /// The identity, as far as a matrix has a diagonal.
 ///
 /// # Errors
-/// The tensor is no matrix; memory runs out.
+/// The tensor is not a matrix.
 #[track_caller]
 pub fn eye_(t: &Tensor) -> Result<()> {
     let &[rows, columns] = t.shape() else {
@@ -341,7 +333,7 @@ pub fn eye_(t: &Tensor) -> Result<()> {
 /// Ones in the middle of windows, so that a convolution of \[out, in / groups, window..\] passes its first channels on, in each group.
 ///
 /// # Errors
-/// There are not 3 to 5 dimensions; the outputs do not divide into the groups; memory runs out.
+/// The tensor does not have 3 to 5 dimensions, or `groups` does not divide the outputs.
 #[track_caller]
 pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
     let &[out, inputs, ref window @ ..] = t.shape() else {
@@ -388,7 +380,7 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
 /// The parameters as one vector, in their order: PyTorch's `parameters_to_vector`. Its gradient reaches all of them.
 ///
 /// # Errors
-/// There are none, or their types differ; memory runs out.
+/// `parameters` is empty, or the dtypes differ.
 #[track_caller]
 pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
     let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>()?;
@@ -398,7 +390,7 @@ pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
 /// Copies a vector into parameters, in their order: PyTorch's `vector_to_parameters`.
 ///
 /// # Errors
-/// The vector has another number of elements; memory runs out.
+/// The vector has a different number of elements.
 #[track_caller]
 pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()> {
     let all: usize = parameters.iter().map(Tensor::numel).sum();

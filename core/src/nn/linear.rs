@@ -18,9 +18,6 @@ pub struct Linear {
 
 impl Linear {
     /// Weight and bias uniform within 1/√inputs, as PyTorch.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn new(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
         let mut layer = Self::without_bias(inputs, outputs, device)?;
@@ -29,9 +26,6 @@ impl Linear {
     }
 
     /// As [`new`](Self::new), without a bias.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn without_bias(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs], inputs, device)?;
@@ -41,7 +35,7 @@ impl Linear {
     /// A layer over tensors that exist: of another dtype, or shared with another layer.
     ///
     /// # Errors
-    /// The weight is no matrix, or the bias does not fit it.
+    /// The weight is not a matrix, or the bias does not have one element for each output.
     #[track_caller]
     pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
@@ -55,7 +49,7 @@ impl Linear {
     /// \[.., in\] to \[.., out\].
     ///
     /// # Errors
-    /// The last extent of `x` is not the layer's; memory runs out.
+    /// The last dimension of `x` differs from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_with(&self.weight, x)
@@ -99,9 +93,6 @@ pub struct Bilinear {
 
 impl Bilinear {
     /// Weight and bias uniform within 1/√in1, as PyTorch.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn new(inputs: [usize; 2], outputs: usize, bias: bool, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
@@ -113,7 +104,7 @@ impl Bilinear {
     /// \[.., in1\] and \[.., in2\] to \[.., out\].
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x1.bilinear(x2, &self.weight, self.bias.as_ref()))

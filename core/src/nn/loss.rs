@@ -33,7 +33,7 @@ macro_rules! loss_layers {
             /// The loss.
             ///
             /// # Errors
-            /// The shapes or types do not fit; memory runs out.
+            /// The shapes or dtypes do not match.
             #[track_caller]
             pub fn forward(&self $(, $x: &Tensor)*) -> Result<Tensor> {
                 let $this = self;
@@ -115,7 +115,7 @@ macro_rules! weighted_loss_layers {
             /// The loss.
             ///
             /// # Errors
-            /// The shapes or types do not fit; memory runs out.
+            /// The shapes or dtypes do not match.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor, $target: &Tensor) -> Result<Tensor> {
                 let $this = self;
@@ -175,7 +175,7 @@ impl CtcLoss {
     /// The loss of log-probabilities \[steps, batch, classes\] with labels \[batch, longest\].
     ///
     /// # Errors
-    /// As [`ctc_loss`](Tensor::ctc_loss).
+    /// Same errors as [`ctc_loss`](Tensor::ctc_loss).
     #[track_caller]
     pub fn forward(
         &self,
@@ -216,7 +216,7 @@ impl CosineSimilarity {
     /// One cosine for each pair of vectors.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         a.cosine_similarity(b, self.dim, self.eps)
@@ -245,7 +245,7 @@ impl PairwiseDistance {
     /// One distance for each pair of vectors, over the last dimension.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         a.pairwise_distance(b, self.p, self.eps, self.keepdim)

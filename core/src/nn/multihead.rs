@@ -124,7 +124,7 @@ impl MultiheadAttention {
     /// Projections uniform by Xavier's rule, biases 0, as PyTorch.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -174,7 +174,7 @@ impl MultiheadAttention {
     /// without the batch in all of them. The weights are not in memory. A query from which all keys are hidden gets zeros.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,
@@ -221,7 +221,7 @@ impl MultiheadAttention {
     /// none); `weights.mean(&[-3], false)` is what PyTorch returns. They are in memory, and dropped weights are 0 in them.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// Same errors as [`forward`](Self::forward).
     #[track_caller]
     pub fn forward_with_weights(
         &self,

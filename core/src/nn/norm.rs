@@ -34,9 +34,6 @@ pub struct LayerNorm {
 
 impl LayerNorm {
     /// Over the last dimensions, which have these extents.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
         let (weight, bias) =
@@ -61,7 +58,7 @@ impl LayerNorm {
     /// Normalises `x`.
     ///
     /// # Errors
-    /// The last dimensions of `x` are not the layer's; memory runs out.
+    /// The last dimensions of `x` differ from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.layer_norm(self.weight.shape(), Some(&self.weight), self.bias.as_ref(), self.eps))
@@ -71,7 +68,7 @@ impl LayerNorm {
     /// [`Tensor::add_layer_norm`].
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); `x` and `residual` have different shapes.
+    /// Same errors as [`forward`](Self::forward), or `x` and `residual` have different shapes.
     #[track_caller]
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         let (shape, weight) = (self.weight.shape(), Some(&self.weight));
@@ -83,7 +80,7 @@ impl LayerNorm {
     /// which is the residual stream, keeps its type.
     ///
     /// # Errors
-    /// Those of [`forward_add`](Self::forward_add).
+    /// Same errors as [`forward_add`](Self::forward_add).
     #[track_caller]
     pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope
@@ -104,9 +101,6 @@ pub struct RmsNorm {
 
 impl RmsNorm {
     /// Over the last dimensions, which have these extents.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
         Ok(Self { weight: create_ones_parameter(shape, device)?, eps: None, scope: ModuleScope::new() })
@@ -122,7 +116,7 @@ impl RmsNorm {
     /// Normalises `x`.
     ///
     /// # Errors
-    /// The last dimensions of `x` are not the layer's; memory runs out.
+    /// The last dimensions of `x` differ from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.rms_norm(self.weight.shape(), Some(&self.weight), self.eps))
@@ -132,7 +126,7 @@ impl RmsNorm {
     /// [`Tensor::add_rms_norm`].
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); `x` and `residual` have different shapes.
+    /// Same errors as [`forward`](Self::forward), or `x` and `residual` have different shapes.
     #[track_caller]
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_rms_norm(residual, self.weight.shape(), Some(&self.weight), self.eps))
@@ -141,7 +135,7 @@ impl RmsNorm {
     /// [`forward_add`](Self::forward_add) where only products take what is normalised: see [`LayerNorm::forward_add_low_precision`].
     ///
     /// # Errors
-    /// Those of [`forward_add`](Self::forward_add).
+    /// Same errors as [`forward_add`](Self::forward_add).
     #[track_caller]
     pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_rms_norm_low_precision(residual, &self.weight, self.eps))
@@ -167,7 +161,7 @@ impl GroupNorm {
     /// `channels` in `groups`.
     ///
     /// # Errors
-    /// The channels do not divide into the groups; memory runs out.
+    /// `groups` does not divide the channels.
     #[track_caller]
     pub fn new(groups: usize, channels: usize, device: &Device) -> Result<Self> {
         if groups == 0 || !channels.is_multiple_of(groups) {
@@ -191,7 +185,7 @@ impl GroupNorm {
     /// Normalises `x`.
     ///
     /// # Errors
-    /// The channels of `x` are not the layer's; memory runs out.
+    /// The number of channels of `x` differs from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.group_norm(self.groups, Some(&self.weight), Some(&self.bias), self.eps))
@@ -257,9 +251,6 @@ macro_rules! batch_norm {
 
         impl $name {
             /// Weight 1, bias 0, momentum 0.1, eps 1e-5.
-            ///
-            /// # Errors
-            /// Memory runs out.
             #[track_caller]
             pub fn new(channels: usize, device: &Device) -> Result<Self> {
                 Ok(Self(BatchNorm::new(channels, device)?))
@@ -296,7 +287,8 @@ macro_rules! batch_norm {
             /// Normalises `x`.
             ///
             /// # Errors
-            /// The channels of `x` are not the layer's; a channel has one element, in training; memory runs out.
+            /// The number of channels of `x` differs from the layer's, or a channel has a single element in
+            /// training.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
@@ -306,7 +298,7 @@ macro_rules! batch_norm {
             /// Normalises `x`, and puts 0 for what is below it, in one pass: see [`Tensor::batch_norm_relu`].
             ///
             /// # Errors
-            /// As [`forward`](Self::forward).
+            /// Same errors as [`forward`](Self::forward).
             #[track_caller]
             pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
@@ -415,9 +407,6 @@ macro_rules! instance_norm {
             }
 
             /// Then scales each channel, by 1 at first, and shifts it, by 0 at first: PyTorch's `affine`.
-            ///
-            /// # Errors
-            /// Memory runs out.
             #[track_caller]
             pub fn affine(mut self, device: &Device) -> Result<Self> {
                 self.0.weight = Some(create_ones_parameter(&[self.0.channels], device)?);
@@ -426,9 +415,6 @@ macro_rules! instance_norm {
             }
 
             /// Running statistics follow the batches in training, and are used in evaluation.
-            ///
-            /// # Errors
-            /// Memory runs out.
             #[track_caller]
             pub fn track_running_stats(mut self, device: &Device) -> Result<Self> {
                 let buffer = |value| init::create_buffer(|| Tensor::full(&[self.0.channels], value, DType::F32, device));
@@ -455,7 +441,7 @@ macro_rules! instance_norm {
             /// Normalises `x`, with or without a batch.
             ///
             /// # Errors
-            /// The channels of `x` are not the layer's; an instance has one element; memory runs out.
+            /// The number of channels of `x` differs from the layer's, or an instance has a single element.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.0.forward(stringify!($name), x, $rank)
@@ -502,7 +488,7 @@ impl LocalResponseNorm {
     /// Normalises `x`.
     ///
     /// # Errors
-    /// As [`local_response_norm`](Tensor::local_response_norm).
+    /// Same errors as [`local_response_norm`](Tensor::local_response_norm).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.local_response_norm(self.size, self.alpha, self.beta, self.k)

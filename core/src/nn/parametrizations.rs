@@ -24,7 +24,7 @@ pub trait HasWeight: Module + Sized {
     /// What the layer makes of `x` with this weight.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     fn forward_with(&self, weight: &Tensor, x: &Tensor) -> Result<Tensor>;
 }
 
@@ -71,7 +71,7 @@ impl<L: HasWeight> WeightNorm<L> {
     /// computes what it did.
     ///
     /// # Errors
-    /// The weight has no such dimension; memory runs out.
+    /// The weight does not have this dimension.
     #[track_caller]
     pub fn new(layer: L, dim: Option<usize>) -> Result<Self> {
         let weight = layer.weight();
@@ -87,9 +87,6 @@ impl<L: HasWeight> WeightNorm<L> {
     }
 
     /// The weight as it is now.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn weight(&self) -> Result<Tensor> {
         self.direction.mul(&self.magnitude.div(&norm_except_dim(&self.direction, self.dim)?)?)
@@ -98,16 +95,13 @@ impl<L: HasWeight> WeightNorm<L> {
     /// As the layer.
     ///
     /// # Errors
-    /// As the layer's.
+    /// Same errors as the wrapped layer.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.layer.forward_with(&self.weight()?, x)
     }
 
     /// The layer, with the weight as it is now for its own.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn remove_parametrization(self) -> Result<L> {
         let weight = self.weight()?;
@@ -163,7 +157,7 @@ impl<L: HasWeight> SpectralNorm<L> {
     /// One step of the power method for each pass, eps 1e-12; the value starts after 15 steps, as PyTorch's.
     ///
     /// # Errors
-    /// The weight has fewer than two dimensions; memory runs out.
+    /// The weight has fewer than two dimensions.
     #[track_caller]
     pub fn new(layer: L) -> Result<Self> {
         let weight = layer.weight();
@@ -216,9 +210,6 @@ impl<L: HasWeight> SpectralNorm<L> {
     }
 
     /// The weight as it is now; in training, the power method goes on first.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn weight(&self) -> Result<Tensor> {
         let weight = self.layer.weight();
@@ -239,16 +230,13 @@ impl<L: HasWeight> SpectralNorm<L> {
     /// As the layer.
     ///
     /// # Errors
-    /// As the layer's.
+    /// Same errors as the wrapped layer.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.layer.forward_with(&self.weight()?, x)
     }
 
     /// The layer, with the weight as it is now for its own.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn remove_parametrization(self) -> Result<L> {
         self.training.store(false, Ordering::Relaxed);

@@ -118,7 +118,7 @@ macro_rules! dimensioned_pools {
             /// `x`, pooled.
             ///
             /// # Errors
-            /// As [`lp_pool2d`](Tensor::lp_pool2d).
+            /// Same errors as [`lp_pool2d`](Tensor::lp_pool2d).
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$lp_op(self.p, self.options)
@@ -129,7 +129,7 @@ macro_rules! dimensioned_pools {
             /// `x`, with every element at its place, in these extents; `None` are [those](Pool::unpool_output_size) of which nothing was cut off.
             ///
             /// # Errors
-            /// As [`max_unpool2d`](Tensor::max_unpool2d).
+            /// Same errors as [`max_unpool2d`](Tensor::max_unpool2d).
             #[track_caller]
             pub fn forward(&self, x: &Tensor, indices: &Tensor, output: Option<[usize; $n]>) -> Result<Tensor> {
                 let pooled = std::array::from_fn(|d| x.shape().iter().rev().nth($n - 1 - d).copied().unwrap_or(1));
@@ -153,7 +153,7 @@ macro_rules! fractional_pools {
             /// `x`, pooled.
             ///
             /// # Errors
-            /// As [`forward_with_indices`](Self::forward_with_indices).
+            /// Same errors as [`forward_with_indices`](Self::forward_with_indices).
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Ok(self.forward_with_indices(x, None)?.0)

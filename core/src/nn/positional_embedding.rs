@@ -38,7 +38,7 @@ impl SinusoidalEmbedding {
     /// For up to `positions` vectors of `features`.
     ///
     /// # Errors
-    /// The features are odd; memory runs out.
+    /// The number of features is odd.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
         if !features.is_multiple_of(2) {
@@ -61,7 +61,7 @@ impl SinusoidalEmbedding {
     /// \[.., length, features\] with the embeddings of the first positions added.
     ///
     /// # Errors
-    /// The sequence is longer than the table, or has other features; memory runs out.
+    /// The sequence is longer than the table, or its number of features differs.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
@@ -108,7 +108,7 @@ impl RotaryEmbedding {
     /// For up to `positions`, of which `features` are turned (those of a head, or fewer), by frequencies from 1 to 1/10000.
     ///
     /// # Errors
-    /// The features are odd; memory runs out.
+    /// The number of features is odd.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
         Self::with_base(positions, features, 10_000.0, device)
@@ -117,7 +117,7 @@ impl RotaryEmbedding {
     /// By frequencies from 1 to 1 / base: 500,000 in Llama 3.
     ///
     /// # Errors
-    /// The features are odd; memory runs out.
+    /// The number of features is odd.
     #[track_caller]
     pub fn with_base(positions: usize, features: usize, base: f64, device: &Device) -> Result<Self> {
         if !features.is_multiple_of(2) {
@@ -148,7 +148,7 @@ impl RotaryEmbedding {
     /// \[.., length, features\] from the first position on.
     ///
     /// # Errors
-    /// As [`forward_at`](Self::forward_at).
+    /// Same errors as [`forward_at`](Self::forward_at).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_at(x, 0)
@@ -157,7 +157,7 @@ impl RotaryEmbedding {
     /// \[.., length, features\] from position `start` on.
     ///
     /// # Errors
-    /// The sequence ends behind the table, or has too few features; memory runs out.
+    /// The sequence ends after the last row of the table, or has too few features.
     #[track_caller]
     pub fn forward_at(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         self.scope.run(|| {

@@ -337,7 +337,7 @@ macro_rules! recurrent_layers {
             /// `inputs` features to `hidden`; all parameters uniform within 1/√hidden, as PyTorch.
             ///
             /// # Errors
-            /// A number is 0, or `proj_size` does not fit; memory runs out.
+            /// A size is 0, or `proj_size` is not below the hidden size.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: RecurrentOptions, device: &Device) -> Result<Self> {
                 Ok(Self(RecurrentStack::new(stringify!($layer), RecurrentKind::$kind, [inputs, hidden], options, device)?))
@@ -405,7 +405,7 @@ macro_rules! single_state_forward {
             /// states.
             ///
             /// # Errors
-            /// The shapes do not fit; memory runs out.
+            /// The shapes do not match.
             #[track_caller]
             pub fn forward(&self, x: &Tensor, states: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
                 let (out, states, _) = self.0.scope.run(|| self.0.forward(x, [states, None], None))?;
@@ -434,7 +434,7 @@ impl Lstm {
     /// and cells. With `proj_size`, outputs and states have as many features.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,
@@ -530,9 +530,6 @@ macro_rules! recurrent_cells {
 
         impl $cell {
             /// `inputs` features to `hidden`; all parameters uniform within 1/√hidden, as PyTorch.
-            ///
-            /// # Errors
-            /// Memory runs out.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, bias: bool, device: &Device) -> Result<Self> {
                 let kind = RecurrentKind::$kind;
@@ -577,7 +574,7 @@ macro_rules! single_state_cell_forward {
             /// \[batch, inputs\] and the state \[batch, hidden\], or both without the batch, to the next state; zeros if none is given.
             ///
             /// # Errors
-            /// The shapes do not fit; memory runs out.
+            /// The shapes do not match.
             #[track_caller]
             pub fn forward(&self, x: &Tensor, state: Option<&Tensor>) -> Result<Tensor> {
                 Ok(self.0.scope.run(|| self.0.forward(x, [state, None]))?.0)
@@ -592,7 +589,7 @@ impl LstmCell {
     /// given.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, state: Option<(&Tensor, &Tensor)>) -> Result<(Tensor, Tensor)> {
         let given = [state.map(|(h, _)| h), state.map(|(_, c)| c)];

@@ -44,7 +44,7 @@ impl ModuleScope {
     /// Runs `body` in this scope, and puts the module's path in front of its error.
     ///
     /// # Errors
-    /// What `body` returns.
+    /// Returns the error of `body`.
     #[track_caller]
     pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let _guard = self.enter();

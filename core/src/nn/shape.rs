@@ -12,9 +12,6 @@ pub struct Identity;
 
 impl Identity {
     /// `x`.
-    ///
-    /// # Errors
-    /// None.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(x.clone())
     }
@@ -48,7 +45,7 @@ impl Flatten {
     /// `x` with fewer dimensions.
     ///
     /// # Errors
-    /// A dimension is out of range; memory runs out.
+    /// A dimension is out of range.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.flatten(self.start_dim, self.end_dim)
@@ -76,7 +73,7 @@ impl Unflatten {
     /// `x` with more dimensions.
     ///
     /// # Errors
-    /// The extents do not fit; memory runs out.
+    /// The extents do not match.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.unflatten(self.dim, &self.sizes)
@@ -95,7 +92,7 @@ macro_rules! factor_layers {
             /// Elements of `x` at other places.
             ///
             /// # Errors
-            /// The extents do not divide; memory runs out.
+            /// The extents are not divisible by the factor.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$op(self.0)
@@ -137,7 +134,7 @@ impl Unfold {
     /// \[batch, channels, height, width\] to \[batch, channels · block, blocks\].
     ///
     /// # Errors
-    /// As [`im2col`](Tensor::im2col).
+    /// Same errors as [`im2col`](Tensor::im2col).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.im2col(self.kernel_size, self.dilation, self.padding, self.stride)
@@ -165,7 +162,7 @@ impl Fold {
     /// \[batch, channels · block, blocks\] to \[batch, channels, height, width\].
     ///
     /// # Errors
-    /// As [`col2im`](Tensor::col2im).
+    /// Same errors as [`col2im`](Tensor::col2im).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let Unfold { kernel_size, dilation, padding, stride } = self.blocks;
@@ -258,7 +255,7 @@ impl<const N: usize> ConstantPad<N> {
     /// `x`, padded.
     ///
     /// # Errors
-    /// There are fewer dimensions; memory runs out.
+    /// `x` has too few dimensions.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.pad(&self.padding, PadMode::Constant(self.value))

@@ -64,9 +64,6 @@ impl StagedCopies {
 
 impl PreparedCopies {
     /// Makes the changes.
-    ///
-    /// # Errors
-    /// The device was lost.
     pub(crate) fn commit(self) -> Result<()> {
         let _no_grad = autograd::no_grad();
         self.0.iter().try_for_each(|(to, from)| match from {

@@ -142,7 +142,7 @@ impl TransformerEncoderLayer {
     /// A layer for `features` in `heads`, initialised as PyTorch's.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
@@ -163,7 +163,7 @@ impl TransformerEncoderLayer {
     /// \[length, batch, features\] (with `batch_first` \[batch, length, features\]) or without the batch, to the same.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, masks: &AttentionMasks<'_>) -> Result<Tensor> {
         self.scope.run(|| {
@@ -222,7 +222,7 @@ impl TransformerDecoderLayer {
     /// A layer for `features` in `heads`, initialised as PyTorch's.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
@@ -247,7 +247,7 @@ impl TransformerDecoderLayer {
     /// without the batch, to the shape of `x`. `masks` are those of `x`, `memory_masks` those of its attention to `memory`.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,
@@ -289,7 +289,7 @@ macro_rules! transformer_stack {
             /// `layers` layers for `features` in `heads`, without a norm behind them.
             ///
             /// # Errors
-            /// The features do not divide by the heads; memory runs out.
+            /// `heads` is 0 or does not divide the number of features.
             #[track_caller]
             pub fn new(
                 features: usize,
@@ -373,7 +373,7 @@ impl Transformer {
     /// `layers` are those of encoder and decoder; matrices are uniform by Xavier's rule, as PyTorch.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -401,7 +401,7 @@ impl Transformer {
     /// encoder's result.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,

@@ -33,7 +33,7 @@ impl Upsample {
     /// \[batch, channels, ..\] to \[batch, channels, ..\] of other extents.
     ///
     /// # Errors
-    /// As [`interpolate`](Tensor::interpolate).
+    /// Same errors as [`interpolate`](Tensor::interpolate).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.interpolate(&self.options))

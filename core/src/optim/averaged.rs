@@ -47,9 +47,6 @@ pub struct AveragedModel {
 
 impl AveragedModel {
     /// The mean over all updates: stochastic weight averaging.
-    ///
-    /// # Errors
-    /// Memory runs out.
     #[track_caller]
     pub fn swa<M: Module + ?Sized>(model: &M) -> Result<Self> {
         Self::new(model, AveragingRule::Swa)
@@ -58,7 +55,7 @@ impl AveragedModel {
     /// An exponential moving average: of what there was, `decay` stays at each update.
     ///
     /// # Errors
-    /// `decay` is not between 0 and 1; memory runs out.
+    /// `decay` is not between 0 and 1.
     #[track_caller]
     pub fn ema<M: Module + ?Sized>(model: &M, decay: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&decay) {
@@ -190,9 +187,6 @@ impl AveragedModel {
     }
 
     /// The averages under PyTorch's names, `module.` before each, and `n_averaged`. They share memory with this: save them, or copy them.
-    ///
-    /// # Errors
-    /// Memory runs out.
     pub fn state_dict(&self) -> Result<BTreeMap<String, Tensor>> {
         let mut state: BTreeMap<String, Tensor> =
             self.averages.iter().map(|(name, t)| (format!("module.{name}"), t.clone())).collect();

@@ -100,9 +100,6 @@ pub trait Optimizer {
     /// The state of every parameter that has any: `3.exp_avg`, `3.step`, by the parameter's number. The tensors share
     /// memory with the optimiser: save them, or copy them. Rates and other options, which PyTorch's `param_groups` has, are not in it:
     /// they are those that the optimiser is made with, or `set_lr`.
-    ///
-    /// # Errors
-    /// Memory runs out.
     fn state_dict(&self) -> Result<BTreeMap<String, Tensor>>;
 
     /// Goes on from a state of [`state_dict`](Self::state_dict), or from PyTorch's `state` under the same names, `NUMBER.NAME`.
@@ -119,9 +116,6 @@ pub trait Optimizer {
     }
 
     /// Fills every gradient with zeros and keeps its memory.
-    ///
-    /// # Errors
-    /// The device was lost.
     fn zero_grad_in_place(&self) -> Result<()> {
         self.parameters().iter().filter_map(Tensor::grad).try_for_each(|g| crate::nn::init::zeros_(&g))
     }

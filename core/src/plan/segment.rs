@@ -113,7 +113,7 @@ impl SegmentGuard {
 /// ```
 ///
 /// # Errors
-/// What `body` returns.
+/// Returns the error of `body`.
 pub fn segment(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,

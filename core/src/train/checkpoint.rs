@@ -85,7 +85,7 @@ impl Checkpoint {
     /// As [`save`](Self::save), with the state of a scaler.
     ///
     /// # Errors
-    /// As [`save`](Self::save).
+    /// Same errors as [`save`](Self::save).
     pub fn save_with_scaler(
         &self,
         path: impl AsRef<Path>,
@@ -132,7 +132,7 @@ impl Checkpoint {
     /// As [`resume`](Self::resume), with a scaler. One that the file knows nothing of stays as it is.
     ///
     /// # Errors
-    /// As [`resume`](Self::resume).
+    /// Same errors as [`resume`](Self::resume).
     pub fn resume_with_scaler(
         path: impl AsRef<Path>,
         model: &(impl Module + ?Sized),

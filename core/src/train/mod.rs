@@ -42,7 +42,7 @@ pub use trainer::{FitStatus, LossOutput, Trainer};
 /// The part of the rows of `logits` whose largest element is at the class that `target` names; a scalar on the device.
 ///
 /// # Errors
-/// The shapes do not fit; memory runs out.
+/// The shapes do not match.
 pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     let _no_grad = autograd::no_grad();
     logits.argmax(Some(-1), false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()

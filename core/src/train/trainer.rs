@@ -218,7 +218,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// Goes on from a checkpoint, with the same bits as if the run had not stopped.
     ///
     /// # Errors
-    /// As [`Checkpoint::resume`].
+    /// Same errors as [`Checkpoint::resume`].
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let Self { model, optimizer, scaler, .. } = &mut self;
         self.position = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
@@ -266,7 +266,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// Saves a checkpoint.
     ///
     /// # Errors
-    /// As [`Checkpoint::save`].
+    /// Same errors as [`Checkpoint::save`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.position.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
