@@ -5,19 +5,19 @@ use crate::error::{Error, Result};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
-/// x · weightᵀ + bias, over the last dimension.
+/// Linear layer: x · weightᵀ + bias over the last dimension.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Linear {
-    /// \[out, in\].
+    /// Weight, \[out, in\].
     pub weight: Tensor,
-    /// \[out\].
+    /// Bias, \[out\].
     pub bias: Option<Tensor>,
     scope: ModuleScope,
 }
 
 impl Linear {
-    /// Weight and bias uniform within 1/√inputs, as PyTorch.
+    /// Creates a layer with weight and bias uniform within 1/√inputs, as in PyTorch.
     #[track_caller]
     pub fn new(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
         let mut layer = Self::without_bias(inputs, outputs, device)?;
@@ -25,14 +25,14 @@ impl Linear {
         Ok(layer)
     }
 
-    /// As [`new`](Self::new), without a bias.
+    /// Creates a layer without a bias, initialised like [`new`](Self::new).
     #[track_caller]
     pub fn without_bias(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs], inputs, device)?;
         Ok(Self { weight, bias: None, scope: ModuleScope::new() })
     }
 
-    /// A layer over tensors that exist: of another dtype, or shared with another layer.
+    /// Creates a layer from existing tensors, for example of another dtype or shared with another layer.
     ///
     /// # Errors
     /// The weight is not a matrix, or the bias does not have one element for each output.
@@ -46,7 +46,7 @@ impl Linear {
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
-    /// \[.., in\] to \[.., out\].
+    /// Applies the layer: \[.., in\] to \[.., out\].
     ///
     /// # Errors
     /// The last dimension of `x` differs from the layer's.
@@ -71,7 +71,7 @@ impl HasWeight for Linear {
     }
 }
 
-/// x1 · weight · x2 + bias for each output: [`bilinear`](Tensor::bilinear).
+/// Bilinear layer: x1 · weight · x2 + bias for each output ([`bilinear`](Tensor::bilinear)).
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, nn::Bilinear, tensor::Tensor};
@@ -84,15 +84,15 @@ impl HasWeight for Linear {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Bilinear {
-    /// \[out, in1, in2\].
+    /// Weight, \[out, in1, in2\].
     pub weight: Tensor,
-    /// \[out\].
+    /// Bias, \[out\].
     pub bias: Option<Tensor>,
     scope: ModuleScope,
 }
 
 impl Bilinear {
-    /// Weight and bias uniform within 1/√in1, as PyTorch.
+    /// Creates a layer with weight and bias uniform within 1/√in1, as in PyTorch.
     #[track_caller]
     pub fn new(inputs: [usize; 2], outputs: usize, bias: bool, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
@@ -101,7 +101,7 @@ impl Bilinear {
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
-    /// \[.., in1\] and \[.., in2\] to \[.., out\].
+    /// Applies the layer: \[.., in1\] and \[.., in2\] to \[.., out\].
     ///
     /// # Errors
     /// The shapes do not match.
