@@ -1,22 +1,24 @@
-//! Where in a sequence a vector stands: sinusoidal and rotary embeddings.
+//! Positional embeddings: sinusoidal and rotary.
 
 use super::{Module, ModuleScope, init};
 use crate::error::{Error, Result};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
-/// Frequencies of features: base^(-2k / features) for k below features / 2.
+/// Returns the frequencies of features: base^(-2k / features) for k below features / 2.
 fn rotary_frequencies(features: usize, base: f64) -> impl Iterator<Item = f64> + Clone {
     (0..features / 2).map(move |k| base.powf(-2.0 * k as f64 / features as f64))
 }
 
-/// Angle of each position and frequency, row by row, in f64: f32 has no digits left for late positions.
+/// Returns the angle of each position and frequency, row by row, in f64, because f32 is too imprecise for
+/// late positions.
 fn position_angles(positions: usize, features: usize, base: f64) -> impl Iterator<Item = f64> {
     (0..positions).flat_map(move |p| rotary_frequencies(features, base).map(move |f| p as f64 * f))
 }
 
-/// Adds sines and cosines of each position to sequences (Vaswani et al., 2017): feature 2k is sin(p / 10000^(2k / features)), its
-/// neighbour the cosine. No parameters; the table is not saved.
+/// Adds sines and cosines of the positions to sequences (Vaswani et al., 2017). Feature 2k is sin(p /
+/// 10000^(2k / features)), feature 2k + 1 the cosine. The layer has no parameters, and its table is not
+/// saved.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, nn::SinusoidalEmbedding, tensor::Tensor};
@@ -35,7 +37,7 @@ pub struct SinusoidalEmbedding {
 }
 
 impl SinusoidalEmbedding {
-    /// For up to `positions` vectors of `features`.
+    /// Creates a layer for up to `positions` vectors of `features`.
     ///
     /// # Errors
     /// The number of features is odd.
@@ -52,13 +54,13 @@ impl SinusoidalEmbedding {
         Ok(Self { table, scope: ModuleScope::new() })
     }
 
-    /// The embeddings themselves, \[positions, features\].
+    /// Returns the table of embeddings, \[positions, features\].
     #[must_use]
     pub fn table(&self) -> &Tensor {
         &self.table
     }
 
-    /// \[.., length, features\] with the embeddings of the first positions added.
+    /// Adds the embeddings of the first positions to \[.., length, features\].
     ///
     /// # Errors
     /// The sequence is longer than the table, or its number of features differs.
@@ -79,8 +81,9 @@ impl SinusoidalEmbedding {
     }
 }
 
-/// Turns the features of queries and keys by the angles of their positions, so that their products tell the distance (Su et al.,
-/// 2021). No parameters; the tables are not saved. One kernel: [`rotary_embedding`](Tensor::rotary_embedding).
+/// Rotary embedding: rotates the features of queries and keys by the angles of their positions (Su et al.,
+/// 2021). The product of a query and a key then depends on their distance. The layer has no parameters, and
+/// its tables are not saved. One kernel: [`rotary_embedding`](Tensor::rotary_embedding).
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, nn::RotaryEmbedding, tensor::Tensor};
@@ -88,7 +91,7 @@ impl SinusoidalEmbedding {
 /// let rotary = RotaryEmbedding::new(1024, 64, &device)?;
 /// let q = Tensor::zeros(&[2, 8, 10, 64], DType::F32, &device)?;
 /// assert_eq!(rotary.forward(&q)?.shape(), q.shape());
-/// // One more position, behind ten that are cached.
+/// // One more position, after ten cached ones.
 /// let next = Tensor::zeros(&[2, 8, 1, 64], DType::F32, &device)?;
 /// assert_eq!(rotary.forward_at(&next, 10)?.shape(), next.shape());
 /// # Ok::<(), forebay_core::error::Error>(())
@@ -105,7 +108,8 @@ pub struct RotaryEmbedding {
 }
 
 impl RotaryEmbedding {
-    /// For up to `positions`, of which `features` are turned (those of a head, or fewer), by frequencies from 1 to 1/10000.
+    /// Creates a layer for up to `positions`, with frequencies from 1 to 1/10000. `features` of each head are
+    /// rotated, all or fewer.
     ///
     /// # Errors
     /// The number of features is odd.
@@ -114,7 +118,7 @@ impl RotaryEmbedding {
         Self::with_base(positions, features, 10_000.0, device)
     }
 
-    /// By frequencies from 1 to 1 / base: 500,000 in Llama 3.
+    /// Creates a layer with frequencies from 1 to 1 / base; Llama 3 has a base of 500,000.
     ///
     /// # Errors
     /// The number of features is odd.
@@ -138,14 +142,15 @@ impl RotaryEmbedding {
         })
     }
 
-    /// A feature goes with its neighbour, as in GPT-J, and not with the one half of the features further on, as in Llama.
+    /// Pairs each feature with its neighbour, as in GPT-J. By default, a feature pairs with the one half the
+    /// features further on, as in Llama.
     #[must_use]
     pub fn interleaved(mut self) -> Self {
         self.interleaved = true;
         self
     }
 
-    /// \[.., length, features\] from the first position on.
+    /// Rotates \[.., length, features\] from the first position on.
     ///
     /// # Errors
     /// Same errors as [`forward_at`](Self::forward_at).
@@ -154,7 +159,7 @@ impl RotaryEmbedding {
         self.forward_at(x, 0)
     }
 
-    /// \[.., length, features\] from position `start` on.
+    /// Rotates \[.., length, features\] from position `start` on.
     ///
     /// # Errors
     /// The sequence ends after the last row of the table, or has too few features.

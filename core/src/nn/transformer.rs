@@ -6,32 +6,33 @@ use crate::error::{Error, Result};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
-/// Between the two layers that treat each position alone.
+/// Activation between the two feed-forward layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransformerActivation {
     /// max(x, 0).
     #[default]
     Relu,
-    /// x Φ(x), by erf.
+    /// x Φ(x), computed with erf.
     Gelu,
 }
 
-/// What transformer layers are made of. `TransformerOptions { batch_first: true, ..Default::default() }`.
+/// Options of transformer layers. `TransformerOptions { batch_first: true, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransformerOptions {
-    /// Features between the two layers for each position; 2048.
+    /// Features between the two feed-forward layers; 2048.
     pub feedforward: usize,
-    /// The part of values that is dropped in training: of attention's weights, between the layers and before every sum; 0.1.
+    /// Dropout probability in training, for attention weights, between the feed-forward layers and before
+    /// residual sums; 0.1.
     pub dropout: f64,
-    /// Between the layers; ReLU.
+    /// Activation between the feed-forward layers; ReLU.
     pub activation: TransformerActivation,
-    /// Added to the norms' variances; 1e-5.
+    /// Term added to the variances of the norms; 1e-5.
     pub layer_norm_eps: f64,
-    /// Whether the batch is the first dimension and the sequence the second; no.
+    /// If true, the layout is \[batch, length, features\], else \[length, batch, features\]; false.
     pub batch_first: bool,
-    /// Whether each block normalises its input, and not the sum behind it; no.
+    /// If true, each block normalises its input (pre-norm) instead of the residual sum (post-norm); false.
     pub norm_first: bool,
-    /// Whether layers and norms have biases; yes.
+    /// If true, layers and norms have biases; true.
     pub bias: bool,
 }
 
@@ -74,7 +75,7 @@ impl TransformerOptions {
     }
 }
 
-/// `x` and what a block makes of it: normalised before the block, or behind the sum.
+/// Adds the output of a block to `x`, with the norm before the block or after the sum.
 fn residual_block(
     x: &Tensor,
     norm: &LayerNorm,
@@ -85,11 +86,11 @@ fn residual_block(
     if norm_first {
         return x.add(&dropout.forward(&body(&norm.forward(x)?)?)?);
     }
-    // The sum and its norm are one kernel.
+    // One kernel computes the sum and its norm.
     Ok(norm.forward_add(&dropout.forward(&body(x)?)?, x)?.1)
 }
 
-/// The two layers for each position alone, with an activation and dropout between.
+/// Applies the feed-forward network: two layers with activation and dropout between.
 fn feedforward_block(
     x: &Tensor,
     (first, dropout, second): (&Linear, &Dropout, &Linear),
@@ -103,7 +104,7 @@ fn feedforward_block(
     second.forward(&dropout.forward(&x)?)
 }
 
-/// Attention of a sequence to itself, then two layers for each position alone; each added to what it was given, and normalised.
+/// Encoder layer: self-attention, then a feed-forward network, each with a residual sum and a norm.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, TransformerEncoderLayer, TransformerOptions}, tensor::Tensor};
@@ -117,21 +118,21 @@ fn feedforward_block(
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct TransformerEncoderLayer {
-    /// Of the sequence to itself.
+    /// Self-attention.
     pub self_attn: MultiheadAttention,
-    /// To the features between.
+    /// First feed-forward layer.
     pub linear1: Linear,
-    /// Between the layers.
+    /// Dropout between the feed-forward layers.
     pub dropout: Dropout,
-    /// And back.
+    /// Second feed-forward layer.
     pub linear2: Linear,
-    /// Of the attention.
+    /// Norm of the self-attention block.
     pub norm1: LayerNorm,
-    /// Of the layers.
+    /// Norm of the feed-forward block.
     pub norm2: LayerNorm,
-    /// Behind the attention.
+    /// Dropout after the self-attention.
     pub dropout1: Dropout,
-    /// Behind the layers.
+    /// Dropout after the feed-forward layers.
     pub dropout2: Dropout,
     #[module(skip)]
     options: TransformerOptions,
@@ -139,7 +140,7 @@ pub struct TransformerEncoderLayer {
 }
 
 impl TransformerEncoderLayer {
-    /// A layer for `features` in `heads`, initialised as PyTorch's.
+    /// Creates a layer for `features` features and `heads` heads, initialised as in PyTorch.
     ///
     /// # Errors
     /// `heads` is 0 or does not divide the number of features.
@@ -160,7 +161,8 @@ impl TransformerEncoderLayer {
         })
     }
 
-    /// \[length, batch, features\] (with `batch_first` \[batch, length, features\]) or without the batch, to the same.
+    /// Applies the layer: \[length, batch, features\] (with `batch_first` \[batch, length, features\]), or
+    /// without the batch, to the same shape.
     ///
     /// # Errors
     /// The shapes do not match.
@@ -178,7 +180,7 @@ impl TransformerEncoderLayer {
     }
 }
 
-/// Attention of a sequence to itself, attention to the encoder's result, then two layers for each position alone.
+/// Decoder layer: self-attention, cross-attention to the encoder's output, then a feed-forward network.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, TransformerDecoderLayer, TransformerOptions}, tensor::Tensor};
@@ -191,27 +193,27 @@ impl TransformerEncoderLayer {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct TransformerDecoderLayer {
-    /// Of the sequence to itself.
+    /// Self-attention.
     pub self_attn: MultiheadAttention,
-    /// To the encoder's result.
+    /// Cross-attention to the encoder's output.
     pub multihead_attn: MultiheadAttention,
-    /// To the features between.
+    /// First feed-forward layer.
     pub linear1: Linear,
-    /// Between the layers.
+    /// Dropout between the feed-forward layers.
     pub dropout: Dropout,
-    /// And back.
+    /// Second feed-forward layer.
     pub linear2: Linear,
-    /// Of the first attention.
+    /// Norm of the self-attention block.
     pub norm1: LayerNorm,
-    /// Of the second attention.
+    /// Norm of the cross-attention block.
     pub norm2: LayerNorm,
-    /// Of the layers.
+    /// Norm of the feed-forward block.
     pub norm3: LayerNorm,
-    /// Behind the first attention.
+    /// Dropout after the self-attention.
     pub dropout1: Dropout,
-    /// Behind the second attention.
+    /// Dropout after the cross-attention.
     pub dropout2: Dropout,
-    /// Behind the layers.
+    /// Dropout after the feed-forward layers.
     pub dropout3: Dropout,
     #[module(skip)]
     options: TransformerOptions,
@@ -219,7 +221,7 @@ pub struct TransformerDecoderLayer {
 }
 
 impl TransformerDecoderLayer {
-    /// A layer for `features` in `heads`, initialised as PyTorch's.
+    /// Creates a layer for `features` features and `heads` heads, initialised as in PyTorch.
     ///
     /// # Errors
     /// `heads` is 0 or does not divide the number of features.
@@ -243,8 +245,9 @@ impl TransformerDecoderLayer {
         })
     }
 
-    /// `x` and the encoder's result `memory`, each \[length, batch, features\] (with `batch_first` \[batch, length, features\]) or
-    /// without the batch, to the shape of `x`. `masks` are those of `x`, `memory_masks` those of its attention to `memory`.
+    /// Applies the layer to `x` and the encoder's output `memory`, each \[length, batch, features\] (with
+    /// `batch_first` \[batch, length, features\]), or without the batch. The result has the shape of `x`.
+    /// `masks` apply to the self-attention, `memory_masks` to the cross-attention.
     ///
     /// # Errors
     /// The shapes do not match.
@@ -271,22 +274,22 @@ impl TransformerDecoderLayer {
     }
 }
 
-/// Layers in a row, with the masks and the memory that each of them is given, and a norm behind them, if there is one.
+/// Defines a stack of layers, each with the same further arguments, and an optional final norm.
 macro_rules! transformer_stack {
     ($(#[$doc:meta])* $stack:ident of $layer:ident($($given:ident: $ty:ty),*)) => {
         $(#[$doc])*
         #[derive(Debug, Module)]
         #[module(crate = crate)]
         pub struct $stack {
-            /// In order.
+            /// Layers in order.
             pub layers: Vec<$layer>,
-            /// Behind them; none at first.
+            /// Final norm; none by default.
             pub norm: Option<LayerNorm>,
             scope: ModuleScope,
         }
 
         impl $stack {
-            /// `layers` layers for `features` in `heads`, without a norm behind them.
+            /// Creates `layers` layers for `features` features and `heads` heads, without a final norm.
             ///
             /// # Errors
             /// `heads` is 0 or does not divide the number of features.
@@ -303,7 +306,7 @@ macro_rules! transformer_stack {
                 Ok(Self { layers, norm: None, scope: ModuleScope::new() })
             }
 
-            /// With a norm behind the last layer.
+            /// Adds a norm after the last layer.
             #[must_use]
             pub fn with_norm(mut self, norm: LayerNorm) -> Self {
                 self.norm = Some(norm);
@@ -311,9 +314,8 @@ macro_rules! transformer_stack {
             }
 
             #[doc = concat!("Through all layers; shapes as those of [`", stringify!($layer), "::forward`].")]
-            ///
             /// # Errors
-            /// As there.
+            /// Same errors as the layers.
             #[track_caller]
             pub fn forward(&self, x: &Tensor, $($given: $ty),*) -> Result<Tensor> {
                 self.scope.run(|| {
@@ -326,9 +328,9 @@ macro_rules! transformer_stack {
 }
 
 transformer_stack! {
-    /// Encoder layers in a row, and a norm behind them, if there is one.
+    /// Stack of encoder layers with an optional final norm.
     ///
-    /// Each layer starts with numbers of its own; PyTorch's starts with copies of one layer.
+    /// Each layer has initial values of its own; PyTorch's stack begins with copies of one layer.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, TransformerEncoder, TransformerOptions}, tensor::Tensor};
@@ -343,11 +345,11 @@ transformer_stack! {
 }
 
 transformer_stack! {
-    /// Decoder layers in a row, and a norm behind them, if there is one.
+    /// Stack of decoder layers with an optional final norm.
     TransformerDecoder of TransformerDecoderLayer(memory: &Tensor, masks: &AttentionMasks<'_>, memory_masks: &AttentionMasks<'_>)
 }
 
-/// An encoder and a decoder, each with a norm behind its layers (Vaswani et al., 2017).
+/// Encoder and decoder, each with a final norm (Vaswani et al., 2017).
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, Transformer, TransformerOptions}, tensor::Tensor};
@@ -362,15 +364,16 @@ transformer_stack! {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Transformer {
-    /// Of the source.
+    /// Encoder of the source.
     pub encoder: TransformerEncoder,
-    /// Of the target.
+    /// Decoder of the target.
     pub decoder: TransformerDecoder,
     scope: ModuleScope,
 }
 
 impl Transformer {
-    /// `layers` are those of encoder and decoder; matrices are uniform by Xavier's rule, as PyTorch.
+    /// Creates a model with `layers` encoder and decoder layers. Matrices are uniform by Xavier's rule, as in
+    /// PyTorch.
     ///
     /// # Errors
     /// `heads` is 0 or does not divide the number of features.
@@ -396,9 +399,9 @@ impl Transformer {
         Ok(model)
     }
 
-    /// The target `to` in view of the source `from`, each \[length, batch, features\] (with `batch_first` \[batch, length,
-    /// features\]), to the shape of `to`. The masks are those of the source, of the target, and of the target's attention to the
-    /// encoder's result.
+    /// Decodes the target `to` with attention to the encoded source `from`, each \[length, batch, features\]
+    /// (with `batch_first` \[batch, length, features\]). The result has the shape of `to`. The masks apply to
+    /// the source, the target, and the cross-attention of the target to the encoder's output.
     ///
     /// # Errors
     /// The shapes do not match.

@@ -5,7 +5,7 @@ use crate::error::Result;
 use crate::ops::InterpolateOptions;
 use crate::tensor::Tensor;
 
-/// Signals, images or volumes at other extents; see [`interpolate`](Tensor::interpolate).
+/// Interpolation of signals, images or volumes to other extents; see [`interpolate`](Tensor::interpolate).
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, nn::Upsample, ops::InterpolateOptions, tensor::Tensor};
@@ -24,13 +24,13 @@ pub struct Upsample {
 }
 
 impl Upsample {
-    /// To the extents, or by the factors, that the options say.
+    /// Creates a layer with the extents or factors of the options.
     #[must_use]
     pub fn new(options: InterpolateOptions) -> Self {
         Self { options, scope: ModuleScope::new() }
     }
 
-    /// \[batch, channels, ..\] to \[batch, channels, ..\] of other extents.
+    /// Resizes the dimensions after \[batch, channels\].
     ///
     /// # Errors
     /// Same errors as [`interpolate`](Tensor::interpolate).
