@@ -1,4 +1,4 @@
-//! What cards there are: what decides how much memory a step takes on them, and about how long.
+//! Profiles of known cards: the properties that determine a step's memory and approximate time.
 
 use crate::backend::null::{CardProfile, CardSpeed};
 use crate::backend::{Features, Limits, SourceLimits, VirtualMemory};
@@ -10,7 +10,7 @@ use crate::runtime::device::Device;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// How a card is used.
+/// API through which a card is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CardApi {
     Cuda,
@@ -18,8 +18,8 @@ enum CardApi {
     Metal,
 }
 
-/// A card: its short name, its name, its memory as the driver tells it (MiB), and its maker's figures: TFLOP/s in f32 and
-/// in halves, GB/s of its memory and of its bus.
+/// Card: short name, name, memory as reported by the driver (MiB), API, and the vendor's figures. The figures
+/// are TFLOP/s in f32 and in 16-bit floats, and GB/s of memory and of the bus.
 type CardRow = (&'static str, &'static str, u64, CardApi, [f64; 4]);
 
 const CARD_TABLE: [CardRow; 22] = [
@@ -47,13 +47,13 @@ const CARD_TABLE: [CardRow; 22] = [
     ("m3-max", "Apple M3 Max (64 GB)", 49_152, CardApi::Metal, [14.2, 14.2, 400.0, 200.0]),
 ];
 
-/// The short names of the cards whose libraries multiply 8-bit floats.
+/// Short names of the cards whose libraries multiply 8-bit floats.
 const F8_CARDS: [&str; 9] =
     ["l4", "l40s", "h100", "h200", "rtx4060", "rtx4070", "rtx4080", "rtx4090", "rtx5090"];
 
 const HOPPER_CARDS: [&str; 2] = ["h100", "h200"];
 
-/// The short names that [`Profile::card`] takes.
+/// Short names that [`CardProfile::from_card`] accepts.
 pub const CARDS: [&str; CARD_TABLE.len()] = {
     let mut names = [""; CARD_TABLE.len()];
     let mut k = 0;
@@ -65,13 +65,14 @@ pub const CARDS: [&str; CARD_TABLE.len()] = {
 };
 
 impl CardProfile {
-    /// A card by its short name ([`CARDS`]): NVIDIA's as through CUDA, the others as through wgpu.
+    /// Returns the profile of a card by its short name ([`CARDS`]): NVIDIA's cards through CUDA, the others
+    /// through wgpu.
     ///
-    /// The driver's own memory is an estimate, and figures of speed are the maker's. The pool is configured by the environment, as that of a
-    /// real card ([`Config::from_env`]).
+    /// The driver's own memory is an estimate, and speeds are the vendor's figures. The environment
+    /// configures the pool, as for a real card ([`Config::from_env`]).
     ///
     /// # Errors
-    /// There is no such card, and the message lists them; a variable of the environment cannot be understood.
+    /// No card has this name (the message lists the names), or an environment variable is invalid.
     pub fn from_card(name: &str) -> Result<Self> {
         environment::check_variables()?;
         let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "");
@@ -83,7 +84,7 @@ impl CardProfile {
             name: name.to_owned(),
             total_bytes: mib * MIB,
             config: Config::from_env()?,
-            // The context and the modules that CUDA loads, and the workspace of cuBLASLt.
+            // CUDA's context and modules, and cuBLASLt's workspace.
             overhead_bytes: 600 * MIB,
             has_matmul_library: true,
             features: Features {
@@ -114,10 +115,10 @@ impl CardProfile {
         })
     }
 
-    /// The same card used through wgpu: plain segments, and the core's own matrix products.
+    /// Changes the profile to use through wgpu: plain segments, and the core's own matrix products.
     #[must_use]
     pub fn with_wgpu_limits(self) -> Self {
-        // Vulkan's drivers bind at most this at once.
+        // Largest binding that Vulkan drivers support.
         let binding = 4 * GIB - 4;
         Self {
             overhead_bytes: 300 * MIB,
@@ -145,7 +146,7 @@ impl CardProfile {
         }
     }
 
-    /// What a device at hand is: a dry run of it takes the device's own bytes.
+    /// Returns the profile of an existing device, whose dry runs reserve the same bytes as the device.
     #[must_use]
     pub fn from_device(device: &Device) -> Self {
         let (info, backend) = (device.info(), device.raw_backend());
@@ -170,12 +171,12 @@ impl CardProfile {
         };
         let profile = Self { speed, ..profile };
         let memory = backend.device_memory();
-        // What is free now and what this pool holds; where no driver tells, no bound is known.
+        // Free memory plus the pool's own. Without the driver's report, the limit is unknown.
         let total = memory.free.map(|free| free + device.memory().reserved()).or(memory.total);
         Self { total_bytes: total.unwrap_or(1 << 44), ..profile }
     }
 
-    /// The same card with another amount of memory: a larger tensor than that is out of memory there, not out of limits.
+    /// Sets the total memory. A tensor larger than this is out of memory, not over a limit.
     #[must_use]
     pub fn with_total_bytes(self, total: u64) -> Self {
         let map = |v: VirtualMemory| VirtualMemory {
@@ -195,7 +196,7 @@ impl CardProfile {
         }
     }
 
-    /// The same card with another configuration of its pool.
+    /// Sets the pool's configuration.
     #[must_use]
     pub fn with_config(self, config: Config) -> Self {
         Self { config, ..self }
