@@ -83,7 +83,8 @@ pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Metadata)> 
 /// # let device = Device::null(Default::default());
 /// # let path = std::env::temp_dir().join(format!("forebay-doc-open-{}.safetensors", std::process::id()));
 /// # let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
-/// # let weights = BTreeMap::from([("body.weight".to_owned(), zeros(&[2, 3])?), ("head.weight".to_owned(), zeros(&[4, 2])?)]);
+/// # let (body, head) = (zeros(&[2, 3])?, zeros(&[4, 2])?);
+/// # let weights = BTreeMap::from([("body.weight".to_owned(), body), ("head.weight".to_owned(), head)]);
 /// # safetensors::save(&path, &weights, &BTreeMap::new())?;
 /// let mut file = safetensors::open(&path)?;
 /// assert_eq!(file.keys().collect::<Vec<_>>(), ["body.weight", "head.weight"]);

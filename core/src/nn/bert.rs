@@ -114,8 +114,9 @@ impl BertOptions {
     ///
     /// ```
     /// # use forebay_core::nn::BertOptions;
-    /// let text = r#"{"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, "num_hidden_layers": 6,
-    ///     "num_attention_heads": 12, "hidden_size": 384, "intermediate_size": 1536, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}"#;
+    /// let text = r#"{"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2,
+    ///     "num_hidden_layers": 6, "num_attention_heads": 12, "hidden_size": 384, "intermediate_size": 1536,
+    ///     "layer_norm_eps": 1e-12, "hidden_act": "gelu"}"#;
     /// assert_eq!(BertOptions::from_config(text)?.hidden_size, 384);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
@@ -354,8 +355,8 @@ pub struct BertPooler {
 /// # use forebay_core::{device::Device, dtype::DType, nn::{Bert, BertOptions}, tensor::Tensor};
 /// # let device = Device::null(Default::default());
 /// let sizes = BertOptions {
-///     vocab_size: 100, max_position_embeddings: 16, type_vocab_size: 2, num_hidden_layers: 2, num_attention_heads: 4,
-///     hidden_size: 32, intermediate_size: 64, ..Default::default()
+///     vocab_size: 100, max_position_embeddings: 16, type_vocab_size: 2, num_hidden_layers: 2,
+///     num_attention_heads: 4, hidden_size: 32, intermediate_size: 64, ..Default::default()
 /// };
 /// let model = Bert::new(&sizes, &device)?;
 /// let tokens = Tensor::from_slice(&[5i64, 7, 2, 9, 1, 0], &[2, 3], &device)?;

@@ -172,7 +172,8 @@ impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for FnLayer<F> {
 /// # use forebay_core::{device::Device, nn::{Linear, Module, ModuleDict}};
 /// # let device = Device::null(Default::default());
 /// let heads: ModuleDict<Linear> =
-///     [("size", Linear::new(8, 1, &device)?), ("colour", Linear::new(8, 3, &device)?)].into_iter().collect();
+///     [("size", Linear::new(8, 1, &device)?), ("colour", Linear::new(8, 3, &device)?)]
+///         .into_iter().collect();
 /// assert_eq!(heads.keys().collect::<Vec<_>>(), ["size", "colour"]);
 /// assert_eq!(heads.get("colour").map(|head| head.weight.shape()), Some(&[3, 8][..]));
 /// assert!(heads.state_dict().contains_key("size.bias"));

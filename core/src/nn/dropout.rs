@@ -43,11 +43,11 @@ macro_rules! dropout_layers {
 dropout_layers! {
     /// Zeroes elements at random while training; does nothing in evaluation mode.
     Dropout "element" = |x, p, training| x.dropout(p, training);
-    /// Zeroes channels of \[batch, channels, length\] at random while training; does nothing in evaluation mode.
+    /// Zeroes channels of \[batch, channels, length\] at random while training.
     Dropout1d "channel" = |x, p, training| channel_dropout("Dropout1d", x, 3, p, training);
-    /// Zeroes channels of \[batch, channels, height, width\] at random while training; does nothing in evaluation mode.
+    /// Zeroes channels of \[batch, channels, height, width\] at random while training.
     Dropout2d "channel" = |x, p, training| channel_dropout("Dropout2d", x, 4, p, training);
-    /// Zeroes channels of \[batch, channels, depth, height, width\] at random while training; does nothing in evaluation mode.
+    /// Zeroes channels of \[batch, channels, depth, height, width\] at random while training.
     Dropout3d "channel" = |x, p, training| channel_dropout("Dropout3d", x, 5, p, training);
     /// Drops elements at random while training, for networks of [`selu`](Tensor::selu). A dropped element
     /// takes the least value of SELU; mean and deviation are preserved

@@ -1,9 +1,9 @@
 //! GPT-2's weights in the format of the published Python files.
 //!
 //! The files use the names of [`Gpt`], with three differences. Weights of layers are \[in, out\] instead of
-//! \[out, in\], so loading and saving transpose them by name, because the shape of a square weight does not
-//! show its order. Names may begin with `transformer.`. Files may hold tensors that are not parameters:
-//! masks, and the weight of the last layer, a copy of the token embedding.
+//! \[out, in\]. Loading and saving transpose them by name, because the shape of a square weight does not show
+//! its order. Names may begin with `transformer.`. Files may hold tensors that are not parameters: masks, and
+//! the weight of the last layer, a copy of the token embedding.
 
 use std::collections::BTreeMap;
 

@@ -50,7 +50,8 @@ loss_layers! {
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, nn::MseLoss, ops::Reduction, tensor::Tensor};
     /// # let device = Device::null(Default::default());
-    /// let (x, y) = (Tensor::zeros(&[4, 3], DType::F32, &device)?, Tensor::ones(&[4, 3], DType::F32, &device)?);
+    /// let x = Tensor::zeros(&[4, 3], DType::F32, &device)?;
+    /// let y = Tensor::ones(&[4, 3], DType::F32, &device)?;
     /// assert_eq!(MseLoss::default().forward(&x, &y)?.rank(), 0);
     /// assert_eq!(MseLoss { reduction: Reduction::None }.forward(&x, &y)?.shape(), [4, 3]);
     /// # Ok::<(), forebay_core::error::Error>(())

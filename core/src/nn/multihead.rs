@@ -13,7 +13,7 @@ const OP: &str = "MultiheadAttention";
 
 /// Masks that hide keys from queries. The default hides no key.
 ///
-/// As in PyTorch's modules, a bool mask hides where it is *true*, and a float mask is added to the scores. A
+/// A bool mask hides where it is *true*, and a float mask is added to the scores, as in PyTorch's modules. A
 /// bool mask of [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) has the opposite
 /// meaning.
 #[derive(Clone, Copy, Debug, Default)]

@@ -325,19 +325,20 @@ macro_rules! batch_norm {
     };
 }
 batch_norm!(
-    /// Normalises each channel of \[batch, channels\] or \[batch, channels, length\], then scales and shifts it.
+    /// Normalises each channel of \[batch, channels\] or \[batch, channels, length\], then scales and shifts
+    /// the channel.
     BatchNorm1d,
     2 | 3,
     "[batch, channels] or [batch, channels, length]"
 );
 batch_norm!(
-    /// Normalises each channel of \[batch, channels, height, width\], then scales and shifts it.
+    /// Normalises each channel of \[batch, channels, height, width\], then scales and shifts the channel.
     BatchNorm2d,
     4,
     "[batch, channels, height, width]"
 );
 batch_norm!(
-    /// Normalises each channel of \[batch, channels, depth, height, width\], then scales and shifts it.
+    /// Normalises each channel of \[batch, channels, depth, height, width\], then scales and shifts the channel.
     BatchNorm3d,
     5,
     "[batch, channels, depth, height, width]"

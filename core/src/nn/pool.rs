@@ -130,7 +130,7 @@ macro_rules! dimensioned_pools {
 
         impl MaxUnpool<$n> {
             /// Places the elements of `x` at their indices in a result of these extents. `None` stands for
-            /// [the smallest extents](Pool::unpool_output_size) that give the shape of `x`.
+            /// [the smallest extents](PoolOptions::unpool_output_size) that give the shape of `x`.
             ///
             /// # Errors
             /// Same errors as [`max_unpool2d`](Tensor::max_unpool2d).

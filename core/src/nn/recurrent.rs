@@ -206,7 +206,7 @@ impl RecurrentStack {
         if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden }
     }
 
-    /// Returns the initial state, \[layers · directions, batch, width\]: `given`, or zeros without one.
+    /// Returns the initial state, \[layers · directions, batch, width\]: `given`, or zeros for `None`.
     fn initial_state(
         &self,
         given: Option<&Tensor>,
@@ -352,7 +352,8 @@ recurrent_layers! {
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, nn::{RecurrentOptions, Rnn}, tensor::Tensor};
     /// # let device = Device::null(Default::default());
-    /// let layer = Rnn::new(8, 16, RecurrentOptions { bidirectional: true, ..Default::default() }, &device)?.relu();
+    /// let options = RecurrentOptions { bidirectional: true, ..Default::default() };
+    /// let layer = Rnn::new(8, 16, options, &device)?.relu();
     /// let (out, states) = layer.forward(&Tensor::zeros(&[10, 2, 8], DType::F32, &device)?, None)?;
     /// assert_eq!((out.shape(), states.shape()), (&[10, 2, 32][..], &[2, 2, 16][..]));
     /// # Ok::<(), forebay_core::error::Error>(())

@@ -43,7 +43,8 @@ impl fmt::Display for IncompatibleKeys {
 /// # use forebay_core::{device::Device, dtype::DType, nn::rename_keys, tensor::Tensor};
 /// # let device = Device::null(Default::default());
 /// # let tensor = || Tensor::zeros(&[2], DType::F32, &device);
-/// # let file = BTreeMap::from([("module.fc.weight".to_owned(), tensor()?), ("optimizer".to_owned(), tensor()?)]);
+/// # let names = ["module.fc.weight", "optimizer"];
+/// # let file = BTreeMap::from([(names[0].to_owned(), tensor()?), (names[1].to_owned(), tensor()?)]);
 /// // Keeps the model's tensors of a DataParallel file.
 /// let state = rename_keys(&file, |name| Some(name.strip_prefix("module.")?.to_owned()))?;
 /// assert!(state.contains_key("fc.weight") && state.len() == 1);

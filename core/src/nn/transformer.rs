@@ -186,8 +186,10 @@ impl TransformerEncoderLayer {
 /// # use forebay_core::{device::Device, dtype::DType, nn::{AttentionMasks, TransformerDecoderLayer, TransformerOptions}, tensor::Tensor};
 /// # let device = Device::null(Default::default());
 /// let layer = TransformerDecoderLayer::new(64, 8, TransformerOptions::default(), &device)?;
-/// let (x, memory) = (Tensor::zeros(&[7, 2, 64], DType::F32, &device)?, Tensor::zeros(&[10, 2, 64], DType::F32, &device)?);
-/// assert_eq!(layer.forward(&x, &memory, &AttentionMasks::causal(), &AttentionMasks::default())?.shape(), [7, 2, 64]);
+/// let x = Tensor::zeros(&[7, 2, 64], DType::F32, &device)?;
+/// let memory = Tensor::zeros(&[10, 2, 64], DType::F32, &device)?;
+/// let (causal, none) = (AttentionMasks::causal(), AttentionMasks::default());
+/// assert_eq!(layer.forward(&x, &memory, &causal, &none)?.shape(), [7, 2, 64]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
@@ -338,7 +340,8 @@ transformer_stack! {
     /// let encoder = TransformerEncoder::new(64, 8, 2, TransformerOptions::default(), &device)?;
     /// let x = Tensor::zeros(&[10, 2, 64], DType::F32, &device)?;
     /// let padding = Tensor::from_bools(&[false; 20], &[2, 10], &device)?;
-    /// assert_eq!(encoder.forward(&x, &AttentionMasks::from_key_padding_mask(&padding))?.shape(), [10, 2, 64]);
+    /// let masks = AttentionMasks::from_key_padding_mask(&padding);
+    /// assert_eq!(encoder.forward(&x, &masks)?.shape(), [10, 2, 64]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     TransformerEncoder of TransformerEncoderLayer(masks: &AttentionMasks<'_>)
@@ -356,7 +359,8 @@ transformer_stack! {
 /// # let device = Device::null(Default::default());
 /// let options = TransformerOptions { feedforward: 64, batch_first: true, ..Default::default() };
 /// let model = Transformer::new(32, 4, [2, 2], options, &device)?;
-/// let (from, to) = (Tensor::zeros(&[2, 10, 32], DType::F32, &device)?, Tensor::zeros(&[2, 7, 32], DType::F32, &device)?);
+/// let from = Tensor::zeros(&[2, 10, 32], DType::F32, &device)?;
+/// let to = Tensor::zeros(&[2, 7, 32], DType::F32, &device)?;
 /// let none = AttentionMasks::default();
 /// assert_eq!(model.forward(&from, &to, &none, &AttentionMasks::causal(), &none)?.shape(), [2, 7, 32]);
 /// # Ok::<(), forebay_core::error::Error>(())

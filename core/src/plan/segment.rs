@@ -93,9 +93,9 @@ impl SegmentGuard {
     }
 }
 
-/// Runs `body` on `inputs` as a segment: a part of a model whose activations a [`StepPlan`](super::StepPlan)
-/// may recompute in the backward pass, like a [`checkpoint`], or offload to the host. Without a plan, this is
-/// a plain call.
+/// Runs `body` on `inputs` as a segment of a model. A [`StepPlan`](super::StepPlan) may recompute its
+/// activations in the backward pass, like a [`checkpoint`], or offload them to the host. Without a plan, this
+/// is a plain call.
 ///
 /// Every forward pass must run the same segments in the same order. A segment inside a segment is part of the
 /// outer one.
@@ -104,7 +104,8 @@ impl SegmentGuard {
 /// # use std::sync::Arc;
 /// # use forebay_core::{device::Device, dtype::DType, nn::{Linear, Module}, plan::segment, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// let layers: Vec<_> = (0..8).map(|_| Linear::new(64, 64, &device).map(Arc::new)).collect::<Result<_, _>>()?;
+/// let layer = |_| Linear::new(64, 64, &device).map(Arc::new);
+/// let layers: Vec<_> = (0..8).map(layer).collect::<Result<_, _>>()?;
 /// let mut x = Tensor::zeros(&[16, 64], DType::F32, &device)?;
 /// for layer in &layers {
 ///     let layer = Arc::clone(layer);
