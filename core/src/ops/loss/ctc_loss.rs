@@ -82,7 +82,6 @@ impl Tensor {
     ///
     /// # Errors
     /// The shapes or types do not fit, or the blank is not a class.
-    /// The shapes or types do not fit; the blank is no class; memory runs out.
     #[track_caller]
     pub fn ctc_loss(&self, options: &CtcLossOptions<'_>) -> Result<Tensor> {
         dispatch_autocast!(OP, [self], |x| x.ctc_loss(options));
