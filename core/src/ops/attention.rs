@@ -51,8 +51,8 @@ const UNBOUNDED_WINDOW: usize = 1 << 30;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttentionOptions<'a> {
-    /// Mask that broadcasts to \[.., queries, keys\]. A bool mask admits keys where it is true; a float mask
-    /// is added to the scores.
+    /// Mask that broadcasts to \[.., queries, keys\]: true in a bool mask admits a key, floats add to the
+    /// scores.
     pub attn_mask: Option<&'a Tensor>,
     /// Dropout probability of the weights, in steps of 2⁻¹⁶. The kept weights are scaled by 1 / (1 - p). As
     /// in PyTorch, dropout always applies: pass 0 for inference.
@@ -61,8 +61,8 @@ pub struct AttentionOptions<'a> {
     pub is_causal: bool,
     /// Factor of the scores. The default is 1/√features.
     pub scale: Option<f64>,
-    /// Allows k and v to have fewer heads (third dimension from the end) than q. Each then serves a group of
-    /// adjacent q heads.
+    /// Allows k and v to have fewer heads (third dimension from the end), each for a group of adjacent q
+    /// heads.
     pub enable_gqa: bool,
     /// Sliding window: query i attends to keys from i - `window[0]` to i + `window[1]`.
     pub window: Option<[usize; 2]>,
@@ -158,9 +158,8 @@ impl Tensor {
     /// key \[.., keys, features\] and value \[.., keys, out\], whose batch dimensions broadcast. A query
     /// without keys gets zeros, as in PyTorch.
     ///
-    /// The weights are never in memory, forward or backward, for head dimensions up to 128, unless a float
-    /// mask requires a gradient. The result has the memory layout of q: heads are interleaved if q is such a
-    /// view of a projection.
+    /// For head dimensions up to 128 the weights are never in memory, unless a float mask requires a
+    /// gradient. The result has the memory layout of q, including interleaved heads.
     ///
     /// # Errors
     /// The shapes do not fit, the types differ, or both a mask and `is_causal` are set.
@@ -284,8 +283,7 @@ impl Tensor {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
             let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
             let [dq, dk, dv] = parts(&whole)?;
-            // The bias of the projection needs the column sums. Only backends with a matmul library have
-            // kernels that compute them.
+            // Column sums for the projection's bias. Only backends with a matmul library may compute them.
             let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
             let partial =
                 (g.device().raw_backend().has_matmul_library() && g.dtype().size() == 2).then(|| {
@@ -379,8 +377,7 @@ struct AttentionRun {
     needs_grad: bool,
 }
 
-/// Backward operands: the gradient of the result, those of q, k and v, workspace shared by both passes, and
-/// column sums.
+/// Backward operands: gradient of the result, gradients of q, k and v, shared workspace, and column sums.
 type BackwardTensors<'a> = (&'a Tensor, &'a [&'a Tensor; 3], &'a Tensor, Option<&'a Tensor>);
 
 /// State of attention dropout.
@@ -580,8 +577,8 @@ impl AttentionRun {
         (columns.div_ceil(32) * tile + 1) * heads + 256
     }
 
-    /// Runs one pass of the crate's kernel. It binds q, k, v, the mask and `others`, and writes `results`,
-    /// the last tensors.
+    /// Runs one pass of the crate's kernel. It binds q, k, v, the mask and `others`, which end with
+    /// `results`.
     fn run_kernel(
         &self,
         pass: &'static str,
@@ -635,8 +632,7 @@ impl AttentionRun {
             .loop_iterations(self.loop_iterations(pass, whole));
         let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
         tensors.extend(mask);
-        // In the forward pass the result precedes the log-sum-exp. In the backward pass the results come
-        // last.
+        // Forward, the result precedes the log-sum-exp; backward, the results come last.
         tensors.extend_from_slice(others);
         let groups = tiles * heads * q.shape()[0];
         let Some(drawn) = self.dropout.as_ref().map(|drop| drop.philox_state) else {
@@ -709,8 +705,7 @@ fn push_extents(params: KernelParams, of: &[usize], count: usize) -> KernelParam
     of.iter().take(count).fold(params, |params, &n| params.size(n))
 }
 
-/// Computes attention by products and a softmax, with the weights in memory. `dropped` repeats an earlier
-/// dropout.
+/// Computes attention by products and a softmax, with weights in memory. `dropped` repeats a dropout.
 fn attention_composite(
     q: &Tensor,
     k: &Tensor,

@@ -93,8 +93,8 @@ impl ConvGeometry {
         }
     }
 
-    /// Computes the gradient of x from the gradient of y. A transposed convolution is this operation on y,
-    /// with an optional bias.
+    /// Computes the gradient of x from y's. A transposed convolution is this operation, with an optional
+    /// bias.
     fn input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         if self.uses_im2col(dy) {
             return self.im2col_input_grad(dy, w, bias);
@@ -123,8 +123,7 @@ impl ConvGeometry {
         self.run_kernel("weight", extents, n, dy, x, None, &self.w_shape())
     }
 
-    /// Runs one of the three products, of `a` with elements gathered from `b`. `run_of` is the number of
-    /// adjacent columns.
+    /// Runs one of the products, of `a` with elements gathered from `b`. `run_of` columns are adjacent.
     #[expect(clippy::too_many_arguments, reason = "private; the three callers above name them")]
     fn run_kernel(
         &self,
@@ -341,8 +340,7 @@ enum ConvKind {
     WeightGrad,
 }
 
-/// Computes one kind with its gradients, which are the other two kinds, so that it is differentiable to any
-/// order.
+/// Computes one kind. Its gradients are the other two kinds, so it is differentiable to any order.
 fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (first, second) = (a.detach(), b.detach());
     let out = match kind {

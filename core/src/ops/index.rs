@@ -1,9 +1,8 @@
 //! Gather, scatter and embedding: reads and writes of elements by index tensors.
 //!
-//! Indices are i64, i32 or u32, and are compared in 64 bits. An index out of range, which includes negative
-//! indices, reads as 0, and writes and gradients skip it. [`check_indices`](crate::ops::check_indices) makes
-//! it an error instead. Sums of elements with the same index have a fixed order, so results are
-//! deterministic.
+//! Indices are i64, i32 or u32, and are compared in 64 bits. An index out of range (also a negative one)
+//! reads as 0, and writes and gradients skip it. [`check_indices`](crate::ops::check_indices) makes it an
+//! error. Sums of elements with the same index have a fixed order.
 
 pub(crate) mod embedding;
 pub(crate) mod embedding_bag;
@@ -65,8 +64,7 @@ const SCATTER_MAX_READS: usize = 1 << 22;
 /// device idle, sorting is faster. Beyond the second, some drivers end the loop.
 const SCATTER_MAX_WALKS: [usize; 2] = [1 << 11, 1 << 15];
 
-/// Largest number of indices for the kernel that compares each index with all others, whose time grows
-/// quadratically.
+/// Largest number of indices for the kernel that compares each index with all others.
 const ROW_GRAD_MAX_INDICES: usize = 1 << 14;
 
 pub(super) fn index_dtype_name(op: &'static str, index: &Tensor) -> Result<&'static str> {
@@ -132,8 +130,8 @@ pub(super) fn gather_into(
     launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * WORKGROUP_SIZE))
 }
 
-/// Writes the elements of `src` to the places along `dim` that `index` (of the same shape) names, in place.
-/// Indices are unique.
+/// Writes the elements of `src` to the places along `dim` in `index` (same shape), in place. Indices are
+/// unique.
 pub(super) fn scatter_unique_into(
     op: &'static str,
     out: &Tensor,
@@ -267,8 +265,7 @@ pub(super) fn scatter_into(
     }
 }
 
-/// Gathers the elements that `index` names, and zero if the index is `skip`: the adjoint of
-/// [`gather_backward`].
+/// Gathers by `index`, with zero for the index `skip`: the adjoint of [`gather_backward`].
 fn gather_or_zero(
     op: &'static str,
     x: &Tensor,
@@ -290,8 +287,7 @@ fn gather_or_zero(
     out.masked_fill(&skipped.reshape(&along[..])?, 0.0)
 }
 
-/// Records the result of [`gather_backward`] or [`select_rows_backward`] if a gradient of the gradient is
-/// required.
+/// Records the result of [`gather_backward`] or [`select_rows_backward`] for gradients of gradients.
 fn attach_gather_grad(
     op: &'static str,
     back: Tensor,
@@ -365,8 +361,7 @@ fn run_row_grad_kernel(
             .size(index.layout().offset())
             .size(index.strides().first().copied().unwrap_or(0))
             .u32(skip.map_or(u32::MAX, |s| s as u32))
-            // In the worst case one thread lists all indices. Each tile takes further iterations to find
-            // them.
+            // In the worst case one thread lists all indices, and each tile adds iterations.
             .loop_iterations(n + n / 8 + n.div_ceil(4096) * 512);
         launch::launch(&spec, &[index, &g, &sum], params, n * extent.div_ceil(width * WORKGROUP_SIZE))?;
     }
@@ -395,8 +390,7 @@ pub(super) fn select_rows_backward(
 }
 
 impl Tensor {
-    /// Gathers `out[i][j] = self[index[i][j]][j]` for `dim` 0, and so on: PyTorch's `gather`. `index` has the
-    /// rank of `self`.
+    /// Gathers `out[i][j] = self[index[i][j]][j]` for `dim` 0 (PyTorch's `gather`). The ranks are equal.
     ///
     /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
     ///
@@ -495,8 +489,7 @@ impl Tensor {
         self.select_rows("index_select", d, index, &shape, None, None)
     }
 
-    /// Selects along `d` by the one-dimensional `index`. For rows, `shares` has a factor for the gradient of
-    /// each.
+    /// Selects along `d` by the one-dimensional `index`. `shares` scales the gradient of each row.
     pub(super) fn select_rows(
         &self,
         op: &'static str,
@@ -567,8 +560,7 @@ impl Tensor {
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// The ranks differ. An extent of `index` exceeds that of `src`, or, in another dimension than `dim`,
-    /// that of `self`.
+    /// The ranks differ. `index` exceeds `src` in an extent, or `self` in a dimension other than `dim`.
     #[track_caller]
     pub fn scatter(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
         self.scatter_op("scatter", dim, index, src, ScatterOp::Set)
@@ -754,8 +746,7 @@ impl Tensor {
         self.masked_fill(&mask, value)
     }
 
-    /// Checks a one-dimensional index against a source of rows. Returns the scattered shape and the index's
-    /// strides in it.
+    /// Checks a one-dimensional index against rows. Returns the scattered shape and the index's strides.
     fn check_index_rows(
         &self,
         op: &'static str,

@@ -1,6 +1,5 @@
 //! Matrix factorisations, solvers, inverses and determinants: PyTorch's `linalg` on the device. Nothing is
-//! read back, so an impossible result (the inverse of a singular matrix) is infinite or NaN instead of an
-//! error.
+//! read back, so the inverse of a singular matrix is infinite or NaN instead of an error.
 
 pub(crate) mod cross;
 pub(crate) mod distance;
@@ -33,8 +32,7 @@ pub(super) fn check_square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [
     }
 }
 
-/// LU factors: both triangles packed in matrices \[batch, m, n\], the row permutation \[batch, m\], and its
-/// sign \[batch\].
+/// LU factors packed in matrices \[batch, m, n\], the row permutation \[batch, m\], and its sign \[batch\].
 pub(super) struct LuFactors {
     pub(super) packed_lu: Tensor,
     pub(super) row_order: Tensor,
@@ -110,8 +108,7 @@ fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Resu
     Ok(x)
 }
 
-/// Broadcasts the leading dimensions of both, and returns both as \[batch, ..\] with the shape of the
-/// solution.
+/// Broadcasts the leading dimensions and returns both as \[batch, ..\], with the solution's shape.
 fn broadcast_system(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Dims)> {
     let ((lead, n), rest) = (check_square(op, a)?, check_matrices(op, b)?);
     if rest.m != n {
@@ -159,8 +156,7 @@ impl Tensor {
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::output(&out);
         Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
-            // L⁻ᵀ Φ(Lᵀ g) L⁻¹, symmetrised, where Φ takes the lower half with half of the diagonal (Murray,
-            // 2016).
+            // L⁻ᵀ Φ(Lᵀ g) L⁻¹, symmetrised; Φ is the lower half with half of the diagonal (Murray, 2016).
             let l = l.unpack(wants)?;
             let inner = l.transpose(-2, -1)?.matmul(g)?;
             let phi = inner.tril(0)?.add(&inner.tril(-1)?)?.mul(0.5)?;
@@ -172,8 +168,8 @@ impl Tensor {
     }
 
     /// Solves a x = b, or x a = b unless `left`, for triangular a (`self`, \[.., n, n\]): PyTorch's
-    /// `linalg.solve_triangular`. Only the `upper` or the lower triangle is read. `unitriangular` assumes
-    /// ones on the diagonal.
+    /// `linalg.solve_triangular`. Reads only the `upper` or lower triangle. `unitriangular` assumes a unit
+    /// diagonal.
     ///
     /// # Errors
     /// The shapes or types do not fit. The dtype is not f32, or f64 on a device that supports it.
@@ -271,8 +267,8 @@ impl Tensor {
         self.solve(&Tensor::eye(n, n, self.dtype(), self.device())?.broadcast_to(self.shape())?)
     }
 
-    /// Computes the determinants of square matrices \[.., n, n\] as \[..\]. The gradient assumes that the
-    /// matrices are invertible.
+    /// Computes the determinants of square matrices \[.., n, n\] as \[..\]. The gradient assumes
+    /// invertibility.
     ///
     /// # Errors
     /// See [`cholesky`](Self::cholesky).
@@ -327,8 +323,7 @@ impl Tensor {
         Ok((sign, size))
     }
 
-    /// Computes a power of square matrices \[.., n, n\]; negative powers are of the inverses. PyTorch's
-    /// `linalg.matrix_power`.
+    /// Computes a power, if negative of the inverse, of square matrices \[.., n, n\] (`linalg.matrix_power`).
     ///
     /// # Errors
     /// See [`cholesky`](Self::cholesky).
@@ -391,8 +386,7 @@ impl Tensor {
         let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         let out = autograd::differentiable(op, out, &[self], move |g, wants| {
-            // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a), at constant rank (Golub and
-            // Pereyra, 1973).
+            // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a) (Golub and Pereyra, 1973).
             let (a, p) = (x.unpack(wants)?, y.unpack(wants)?);
             let (pt, gt) = (p.transpose(-2, -1)?, g.transpose(-2, -1)?);
             let long = gt.matmul(&p)?.matmul(&pt)?;
@@ -403,8 +397,8 @@ impl Tensor {
         Ok((out, s, none))
     }
 
-    /// Counts the nonzero singular values of matrices \[.., m, n\], with `rtol` as in [`pinv`](Self::pinv).
-    /// The result is \[..\], i64.
+    /// Counts the nonzero singular values of matrices \[.., m, n\], as i64 \[..\]. For `rtol` see
+    /// [`pinv`](Self::pinv).
     ///
     /// # Errors
     /// See [`svdvals`](Self::svdvals).

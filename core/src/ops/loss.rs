@@ -159,8 +159,7 @@ impl Tensor {
         reduction.apply(&self.huber_elements(target, delta)?)
     }
 
-    /// Computes the Huber loss of each element without a selection. An infinite difference thus has a finite
-    /// gradient with its sign.
+    /// Computes the Huber loss without a selection, so that infinite differences have finite gradients.
     fn huber_elements(&self, target: &Tensor, delta: f64) -> Result<Tensor> {
         let d = self.sub(target)?.abs()?;
         let near = d.clamp_max(delta)?;
@@ -230,8 +229,7 @@ impl Tensor {
         apply_weight_and_reduce(losses, weight, reduction)
     }
 
-    /// Computes the cross-entropy of the sigmoids of these logits with `target`. `pos_weight` scales the loss
-    /// of positives.
+    /// Computes the cross-entropy of the sigmoids of these logits. `pos_weight` scales the loss of positives.
     ///
     /// # Errors
     /// The shapes do not broadcast.
@@ -313,8 +311,7 @@ impl Tensor {
         reduction.apply(&self.mul(target)?.logsigmoid()?.neg()?)
     }
 
-    /// Computes max(0, margin - target · (`self` - `other`)) for targets of 1 (`self` should be larger) and
-    /// -1 (smaller).
+    /// Computes max(0, margin - target · (`self` - `other`)): a `target` of 1 ranks `self` higher, -1 lower.
     ///
     /// # Errors
     /// The shapes do not broadcast.
@@ -365,8 +362,7 @@ impl Tensor {
         self.div(&length.masked_fill(&held, Operand::from(eps))?)
     }
 
-    /// Computes the p-norm of the differences of vectors over the last dimension. `eps` is added to each
-    /// difference.
+    /// Computes the p-norm of differences over the last dimension. `eps` is added to each difference.
     ///
     /// # Errors
     /// The shapes do not broadcast.
@@ -376,8 +372,7 @@ impl Tensor {
         self.sub(other)?.add(eps)?.norm(p, &[-1], keepdim)
     }
 
-    /// Computes the p-norm of the difference of `self` and `other`, which broadcast, as one value (PyTorch's
-    /// `dist`).
+    /// Computes the p-norm of the difference of `self` and `other`, which broadcast (PyTorch's `dist`).
     ///
     /// # Errors
     /// The shapes do not broadcast. See also [`norm`](Self::norm).
@@ -387,9 +382,8 @@ impl Tensor {
         self.sub(other)?.norm(p, &[], false)
     }
 
-    /// Computes max(0, d(a, p) - d(a, n) + `margin`) with the p-norm distances d of these anchors to
-    /// `positive` and `negative`. `swap` uses the distance between positive and negative if it is less than
-    /// d(a, n).
+    /// Computes max(0, d(a, p) - d(a, n) + `margin`), with p-norm distances of these anchors to `positive`
+    /// and `negative`. `swap` replaces d(a, n) by d(p, n) if that is less.
     ///
     /// # Errors
     /// The shapes do not broadcast, or `margin` is not positive.

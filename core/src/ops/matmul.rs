@@ -65,8 +65,7 @@ pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) ->
     launch::check_device_dtype(op, a.dtype(), a.device())
 }
 
-/// Computes a · b with its gradient. The operands have at least two dimensions, and batch dimensions
-/// broadcast.
+/// Computes a · b with its gradient. Operands have at least two dimensions, and batch dimensions broadcast.
 fn matmul_with_grad(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     matmul_with_grad_as(op, a, b, a.dtype())
 }
@@ -123,8 +122,7 @@ fn gemm_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Ten
 }
 
 /// Writes a · b to `out`, or adds it if `add` is true, without a gradient. `out` has the product's shape,
-/// contiguous rows, and the type of a and b. For 16-bit operands it may be f32, which avoids rounding to 16
-/// bits.
+/// contiguous rows, and the type of a and b, or f32 for unrounded sums of 16-bit operands.
 pub(super) fn gemm_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, add: bool) -> Result<()> {
     let product = MatmulProblem::new(op, a, b)?;
     if product.shape.as_slice() != out.shape() {
@@ -158,8 +156,7 @@ pub(super) fn gemm_bias_into(
     }
 }
 
-/// Runs [`gemm_into`] on matrices with an epilogue of the vendor's library. Returns false, without effect, if
-/// unsupported.
+/// Runs [`gemm_into`] with an epilogue of the vendor's library, or returns false if unsupported.
 pub(super) fn try_gemm_epilogue(
     op: &'static str,
     a: &Tensor,
@@ -172,8 +169,7 @@ pub(super) fn try_gemm_epilogue(
     if product.is_empty() { Ok(false) } else { product.try_vendor_library(out, add, finish) }
 }
 
-/// Writes a · b of 8-bit float matrices to `out` by the vendor's library. Returns false, without effect, if
-/// unsupported.
+/// Writes a · b of 8-bit float matrices by the vendor's library, or returns false if unsupported.
 pub(super) fn try_gemm_fp8(
     op: &'static str,
     a: &Tensor,
@@ -188,8 +184,7 @@ pub(super) fn try_gemm_fp8(
     if product.is_empty() { Ok(false) } else { product.try_vendor_library(out, false, finish) }
 }
 
-/// [`Epilogue`] with tensors. Matrices have the strides of the product's result, and vectors start at offset
-/// 0.
+/// [`Epilogue`] with tensors. Matrices have the strides of the result, and vectors start at offset 0.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum EpilogueTensors<'a> {
     None,
@@ -376,8 +371,7 @@ impl MatmulProblem {
         Ok(true)
     }
 
-    /// Runs the crate's kernel into a contiguous `out` at offset 0. `bias` is contiguous with one element for
-    /// each column.
+    /// Runs the crate's kernel into a contiguous `out` at offset 0. `bias` is contiguous, \[columns\].
     fn run_kernel(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
         let ([(ta, a), (tb, b)], e) = ([(&self.a.0, self.a.1), (&self.b.0, self.b.1)], self.extents);
         let device = out.device();
@@ -495,8 +489,7 @@ pub(super) fn add_scaled(
     run_pointwise(&ADD_SCALED, &[Operand::Tensor(input), Operand::Tensor(product)], &attrs)
 }
 
-/// Computes beta · input + alpha · (a · b) of matrices or batches of matrices. The result is rounded to their
-/// type once.
+/// Computes beta · input + alpha · (a · b) of matrices or batches of matrices, rounded once.
 #[track_caller]
 fn add_matmul(
     op: &'static str,
@@ -550,9 +543,9 @@ fn check_ranks(op: &'static str, rule: &'static str, pairs: &[(&Tensor, usize)])
 }
 
 impl Tensor {
-    /// Computes the matrix product as PyTorch and NumPy define it. Two vectors give their dot product. A
-    /// single vector counts as a row on the left and as a column on the right. Further dimensions are
-    /// batches, which broadcast.
+    /// Computes the matrix product as PyTorch and NumPy define it. A vector counts as a row on the left and
+    /// as a column on the right, and two vectors give their dot product. Further dimensions are batches,
+    /// which broadcast.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -660,8 +653,7 @@ impl Tensor {
         self.unsqueeze(1)?.mul(other)
     }
 
-    /// Computes the dot products over the last dimensions of both tensors: \[.., k\] and \[*, k\] give \[..,
-    /// *\].
+    /// Computes the dot products over the last dimensions: \[.., k\] and \[*, k\] give \[.., *\].
     ///
     /// # Errors
     /// The last extents differ. See also [`matmul`](Self::matmul).
@@ -712,8 +704,8 @@ impl Tensor {
         add_matmul("addmv", &column, (matrix, &vector.unsqueeze(1)?), beta, alpha)?.squeeze(-1)
     }
 
-    /// Computes beta · self + alpha · [`outer`](Self::outer)(a, b). `self` broadcasts, and is ignored if beta
-    /// is 0.
+    /// Computes beta · self + alpha · [`outer`](Self::outer)(a, b). `self` broadcasts; a beta of 0 ignores
+    /// it.
     ///
     /// # Errors
     /// `self` does not broadcast to the product. See also [`outer`](Self::outer).
@@ -731,8 +723,8 @@ impl Tensor {
         if self.dtype() == a.dtype() { out.to_dtype(a.dtype()) } else { Ok(out) }
     }
 
-    /// Computes beta · self + alpha · (a · b) of batches of matrices. `self` broadcasts, and is ignored if
-    /// beta is 0.
+    /// Computes beta · self + alpha · (a · b) of batches of matrices. `self` broadcasts; a beta of 0 ignores
+    /// it.
     ///
     /// # Errors
     /// `self` does not broadcast to the product. See also [`bmm`](Self::bmm).
@@ -746,8 +738,7 @@ impl Tensor {
         add_matmul("baddbmm", self, (a, b), beta, alpha)
     }
 
-    /// Computes beta · self + alpha · Σ (a · b) over a batch of matrices. `self` broadcasts, and is ignored
-    /// if beta is 0.
+    /// Computes beta · self + alpha · Σ (a · b) over a batch. `self` broadcasts; a beta of 0 ignores it.
     ///
     /// # Errors
     /// `self` does not broadcast to the product. See also [`bmm`](Self::bmm).

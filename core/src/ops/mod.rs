@@ -1,5 +1,4 @@
-//! Operations, one folder for each family. The shape rule, the launch and the gradient of an operation are in
-//! one file.
+//! Operations, one folder for each family. A file has an operation's shape rule, launch and gradient.
 //!
 //! Operations are methods of [`Tensor`](crate::tensor::Tensor) under PyTorch's names. Operations on a list of
 //! tensors ([`cat`], [`stack`], [`einsum`], [`meshgrid`]) are functions of a slice. Optional arguments form a

@@ -257,8 +257,7 @@ impl Normalization {
         launch::launch(&spec, &tensors, params, rows.div_ceil(WORKGROUP_SIZE / lanes))
     }
 
-    /// Sums, over the elements of each weight, g times the normalised x, and g. The result is f32 [2,
-    /// weights].
+    /// Sums, over the elements of each weight, g times the normalised x, and g: f32 [2, weights].
     fn sum_parameter_grads(&self, g: &Tensor, statistics: &NormStatistics) -> Result<Tensor> {
         let Self { geometry: at, x, .. } = self;
         if x.numel() == 0 {
@@ -314,8 +313,7 @@ impl Normalization {
         Ok(grads)
     }
 
-    /// Normalises with freshly computed statistics and records the operation. `composed` is the
-    /// differentiable version.
+    /// Normalises with new statistics and records the operation. `composed` is the differentiable version.
     fn forward_with_grad(
         self,
         x: &Tensor,
@@ -349,8 +347,7 @@ pub(super) fn normalize_composite(x: &Tensor, dims: &[isize], rms: bool, eps: f6
     away.mul(&away.square()?.mean(dims, true)?.add(eps)?.rsqrt()?)
 }
 
-/// Multiplies x by the weight and adds the bias, if present, in the order of `parameters`. `shape` broadcasts
-/// them to x.
+/// Multiplies x by the optional weight and adds the optional bias, both reshaped to `shape`.
 pub(super) fn apply_weight_bias(
     x: &Tensor,
     parameters: &[Tensor],
@@ -414,8 +411,7 @@ pub(super) fn prepare_parameter(
     contiguous_zero_offset(t).map(Some)
 }
 
-/// Returns the batch, the channels and the product of the other extents of a tensor of at least two
-/// dimensions.
+/// Returns the batch, the channels and the product of the other extents of a tensor.
 pub(super) fn channel_dims(op: &'static str, x: &Tensor) -> Result<(usize, usize, usize)> {
     match x.shape() {
         [batch, channels, space @ ..] => Ok((*batch, *channels, space.iter().product())),
@@ -657,9 +653,8 @@ impl Tensor {
         self.normalize_groups("instance_norm", n.max(1), [weight, bias], eps)
     }
 
-    /// Divides each element of \[batch, channels, ..\] by (k + alpha · m)^beta: PyTorch's
-    /// `nn.functional.local_response_norm`. m is the mean square of the `size` channels around the element,
-    /// with zero padding.
+    /// Divides each element of \[batch, channels, ..\] by (k + alpha · m)^beta, where m is the mean square of
+    /// the `size` nearest channels with zero padding: PyTorch's `nn.functional.local_response_norm`.
     ///
     /// # Errors
     /// There are fewer than three dimensions, `size` is 0, or the dtype is bool.

@@ -1,8 +1,6 @@
-//! Random values by Philox4x32-10, a counter-based generator, with the same bits on every backend for one
-//! seed.
+//! Random values by the counter-based Philox4x32-10, with the same bits on every backend for one seed.
 //!
-//! A fill takes the next blocks of its device's stream ([`Device::random_state`]). Element `i` comes from
-//! block `i / 4`.
+//! A fill takes the next blocks of the device's stream ([`Device::random_state`]), four elements a block.
 
 use forebay_shaders::KernelSpec;
 
@@ -34,8 +32,7 @@ enum Distribution {
     Bernoulli {
         p: f64,
     },
-    /// i64 sort keys. The upper word is an `Integer` over all i32 values except one, and the lower word a
-    /// separate draw.
+    /// i64 sort keys: the upper word is an `Integer` over all i32 but one, the lower word a separate draw.
     SortKey,
 }
 
@@ -168,12 +165,10 @@ impl Tensor {
         Self::uniform(shape, 0.0, 1.0, dtype, device)
     }
 
-    /// Samples uniformly from low ≤ x < high, in 2²⁴ steps that are rounded to the type. Returns `low` if
-    /// both are equal.
+    /// Samples uniformly from low ≤ x < high, in 2²⁴ rounded steps. Returns `low` if both are equal.
     ///
     /// # Errors
-    /// The dtype is not a float, or `low` is above `high`. The bounds exceed the type's range, or the type
-    /// has no value in between.
+    /// The dtype is not a float, `low` is above `high`, or the type has no value between the bounds.
     #[track_caller]
     pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         check_float_dtype("rand", dtype)?;
@@ -301,8 +296,8 @@ impl Tensor {
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
-    /// Zeroes each element with probability `p` and scales the others by 1 / (1 - p) while `training`;
-    /// otherwise returns `self`.
+    /// Zeroes elements with probability `p`, scales the others by 1 / (1 - p), and is the identity unless
+    /// `training`.
     ///
     /// # Errors
     /// `p` is not a probability, or the dtype is not a float.
@@ -347,8 +342,7 @@ impl Tensor {
             return Err(Error::argument(OP, format!("takes a temperature above 0, not {tau}; 1 is usual")));
         }
         check_float_dtype(OP, self.dtype())?;
-        // 1 - u is positive and its logarithm finite. If u is 0, the draw stands for the values that round to
-        // it.
+        // 1 - u is positive and its logarithm finite. A u of 0 represents the values that round to it.
         let drawn = Tensor::rand(self.shape(), DType::F32, self.device())?;
         let noise = drawn
             .neg()?
@@ -405,14 +399,13 @@ impl Tensor {
         let weights = weights.masked_fill(&zero, 0.0)?;
         // Relative to the largest weight, so that the sum and a quotient by the shortest time are finite.
         let largest = weights.amax(&[-1], true)?;
-        // GPUs divide accurately only by values below 2^126, because the reciprocals of larger ones are
-        // flushed to zero.
+        // GPUs flush the reciprocals of values above 2^126 to zero, so do not divide by such values.
         let scale = largest.ones_like()?.masked_fill(&largest.gt(1e30)?, 0.0625)?;
         let largest = largest.masked_fill(&largest.eq(0.0)?, 1.0)?.mul(&scale)?;
         let weights = weights.mul(&scale)?.div(&largest)?;
         if !replacement {
-            // The first `count` of competing exponential clocks whose rates are the weights. A 31-bit time is
-            // positive and rarely tied.
+            // The `count` first of competing exponential clocks with the weights as rates. 31 bits rarely
+            // tie.
             let bits = Tensor::randint(0, i64::from(i32::MAX), self.shape(), DType::I32, self.device())?;
             let part = bits.to_dtype(DType::F32)?.add(0.5)?.mul(0.5f64.powi(31))?;
             let time = part.clamp(0.0, 1.0 - 0.5f64.powi(24))?.neg()?.log1p()?.neg()?;
@@ -420,8 +413,7 @@ impl Tensor {
             let speed = weights.div(&time.to_dtype(weights.dtype())?)?.clamp(1e-36, f64::INFINITY)?;
             return Ok(speed.masked_fill(&zero, 0.0)?.topk(count, -1, true)?.1);
         }
-        // Each prefix sum rounds differently, so take the running maximum. It never falls, and is constant at
-        // zero weights.
+        // Prefix sums round differently, so take the running maximum, which is constant at zero weights.
         let ends = weights.cumsum(-1)?.masked_fill(&zero, 0.0)?.cummax(-1)?.0;
         let total = ends.narrow(-1, classes - 1, 1)?.contiguous()?;
         let shape = [before, &[count]].concat();
@@ -500,8 +492,7 @@ fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
     Ok(ends)
 }
 
-/// Writes a Philox state to device memory, for kernels that read it there and so are identical at each
-/// replay.
+/// Writes a Philox state to device memory, so that kernels that read it are identical at each replay.
 pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<Tensor> {
     let words = Tensor::empty(&[4], DType::U32, device)?;
     let params =

@@ -28,8 +28,7 @@ pub enum RecurrentKind {
     Relu,
     /// Input, forget, cell and output gates (Hochreiter and Schmidhuber, 1997; PyTorch's order).
     Lstm,
-    /// Reset, update and new gates (Cho et al., 2014; PyTorch's order, with the reset gate after the
-    /// product).
+    /// Reset, update and new gates (Cho et al., 2014), in PyTorch's order, with the reset after the product.
     Gru,
 }
 
@@ -64,8 +63,7 @@ impl RecurrentKind {
     }
 }
 
-/// One direction of one layer over all time steps, for custom layers. [`Lstm`](crate::nn::Lstm) and similar
-/// modules use it.
+/// One direction of one layer over all time steps, as used by [`Lstm`](crate::nn::Lstm) and similar modules.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops::{RecurrentOp, RecurrentKind}, tensor::Tensor};
@@ -99,8 +97,8 @@ pub struct RecurrentOp<'a> {
 /// Result of a [`RecurrentOp`].
 #[derive(Clone, Debug)]
 pub struct RecurrentOutput {
-    /// State after each step in order of time: \[steps, batch, hidden\]. A sequence that has ended repeats
-    /// its last state.
+    /// State after each step in order of time: \[steps, batch, hidden\]. Ended sequences repeat their last
+    /// state.
     pub output: Tensor,
     /// State after the last computed step: \[batch, hidden\].
     pub h_n: Tensor,
@@ -115,8 +113,7 @@ struct RecurrentRun {
     reverse: bool,
     /// States including the initial one: \[steps + 1, ..\].
     states: Tensor,
-    /// Gates and previous cells or states, \[steps, batch, 5, hidden\], for cell types with gates if a
-    /// gradient is required.
+    /// Gates and previous values, \[steps, batch, 5, hidden\], if there are gates and a gradient is required.
     saved_gates: Option<Tensor>,
     h_0: Tensor,
     weight_hh: Tensor,
@@ -360,8 +357,8 @@ impl<'a> RecurrentOp<'a> {
     /// Runs all steps.
     ///
     /// # Errors
-    /// The shapes do not fit, or the types differ or are not 16- or 32-bit floats. A cell is missing, or set
-    /// for a type without cells.
+    /// The shapes do not fit, the types differ or are not 16- or 32-bit floats, or `c_0` does not fit the
+    /// kind.
     #[track_caller]
     pub fn run(&self) -> Result<RecurrentOutput> {
         let _op = memory::scope::enter_op(self.kind.op_name());
@@ -466,8 +463,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
     let states = match keeps {
         false => states,
         true => {
-            // A tensor with the input's history but not its memory: a view that repeats one element of its
-            // type.
+            // A tensor with the input's history but not its memory: a view that repeats one element.
             let nowhere = Layout::new(of.input_gates.shape(), &[0; 3][..], run.weight_hh.layout().offset());
             let history =
                 run.weight_hh.with_layout(nowhere).detach().with_grad_edge(of.input_gates.grad_edge());

@@ -1,9 +1,8 @@
 //! Reductions over any dimensions: one record describes a reduction, and one function runs all of them.
 //!
 //! Dimensions may be negative, and an empty list means all of them. 16-bit floats are summed in f32. Sums and
-//! products of integers are i64, which requires a device with 64-bit integers. Counts and indices are i64 on
-//! every device. Results are deterministic, because partial results are combined in a fixed order, without
-//! atomics.
+//! products of integers are i64, which requires a device with 64-bit integers; counts and indices are i64 on
+//! every device. Partial results are combined in a fixed order, without atomics.
 
 pub(crate) mod scan;
 pub(crate) mod statistics;
@@ -28,8 +27,7 @@ use crate::tensor::{Dims, Layout, Tensor};
 pub(crate) struct ReduceOp {
     /// PyTorch's name.
     pub(crate) name: &'static str,
-    /// Expression of a combined value: of the element `v`, the centre `m` of its output, and `p.args`; or
-    /// `nonzero`.
+    /// Expression of the combined value, from the element `v`, the centre `m` and `p.args`; or `nonzero`.
     pub(crate) map: &'static str,
     /// Combining operation: sum, prod, max, min, argmax or argmin.
     pub(crate) combine: &'static str,
@@ -109,8 +107,7 @@ impl ReduceDims {
         left
     }
 
-    /// Expands a tensor of the result's shape, with or without the reduced dimensions, over the input's
-    /// shape.
+    /// Expands a tensor of the result's shape, with or without the reduced dimensions, to the input's.
     #[track_caller]
     pub(crate) fn expand_to_input(&self, t: &Tensor) -> Result<Tensor> {
         t.reshape(&self.keepdim_shape[..])?.broadcast_to(&self.input_shape)
@@ -156,8 +153,7 @@ struct ReduceStage<'a> {
 }
 
 impl ReduceStage<'_> {
-    /// Counts the inner dimension in vectors of four, if its elements are aligned and no element's index is
-    /// needed.
+    /// Counts the inner dimension in vectors of four, if elements are aligned and no index is needed.
     fn vectorize_inner(&mut self) {
         let arg = matches!(self.op.combine, "argmax" | "argmin");
         let inner = if self.across { &mut self.kept } else { &mut self.reduced };
@@ -221,8 +217,7 @@ impl ReduceStage<'_> {
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
         let mut params = KernelParams::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
         params = params.size(self.offset).size(self.kept.0.len()).size(self.reduced.0.len()).u32(0);
-        // Loop iterations over the reads, over the unmerged dimensions of each read, and to locate the
-        // output.
+        // Loop iterations over the reads, over their unmerged dimensions, and to locate the output.
         let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
         let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
         params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
@@ -520,8 +515,7 @@ impl Tensor {
         }))
     }
 
-    /// Computes the product over `dim` with keepdim, as a tree of pairwise products. Differentiable to any
-    /// order.
+    /// Computes the product over `dim` (keepdim) as a tree of products, differentiable to any order.
     pub(super) fn prod_pairwise(&self, dim: isize) -> Result<Tensor> {
         let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
         if x.dim(dim)? == 0 {
@@ -578,8 +572,7 @@ impl Tensor {
         reduce(&COUNT, self, over, true, DType::I32, DType::I32, ReduceArgs::default())
     }
 
-    /// Computes the maximum over `dims` (all if there are none), or NaN if an element is NaN. Equal elements
-    /// share the gradient.
+    /// Computes the maximum over `dims` (all if there are none), or NaN. Equal elements share the gradient.
     ///
     /// # Errors
     /// There are no elements. See also [`sum`](Self::sum).
@@ -588,8 +581,7 @@ impl Tensor {
         self.reduce_extreme(&AMAX, dims, keepdim, |x, y| x.eq(y))
     }
 
-    /// Computes the minimum over `dims` (all if there are none), or NaN if an element is NaN. Equal elements
-    /// share the gradient.
+    /// Computes the minimum over `dims` (all if there are none), or NaN. Equal elements share the gradient.
     ///
     /// # Errors
     /// There are no elements. See also [`sum`](Self::sum).
@@ -693,8 +685,7 @@ impl Tensor {
         Ok(place)
     }
 
-    /// Returns the index (i64) of the maximum along `dim`, or among all elements: the first of equal
-    /// elements.
+    /// Returns the index (i64) of the first maximum along `dim`, or among all elements.
     ///
     /// # Errors
     /// See [`amax`](Self::amax).
@@ -703,8 +694,7 @@ impl Tensor {
         self.reduce_to_index(&ARGMAX, dim, keepdim)
     }
 
-    /// Returns the index (i64) of the minimum along `dim`, or among all elements: the first of equal
-    /// elements.
+    /// Returns the index (i64) of the first minimum along `dim`, or among all elements.
     ///
     /// # Errors
     /// See [`amax`](Self::amax).
@@ -719,8 +709,7 @@ impl Tensor {
         if self.dtype() == DType::U8 { out.to_dtype(DType::U8) } else { Ok(out) }
     }
 
-    /// Tests whether any element over `dims` (all if there are none) is nonzero. The result is bool, or u8
-    /// for u8 as in PyTorch.
+    /// Tests whether any element over `dims` (all if there are none) is nonzero. u8 gives u8, as in PyTorch.
     ///
     /// # Errors
     /// See [`sum`](Self::sum).
@@ -729,8 +718,8 @@ impl Tensor {
         self.reduce_to_bool(&ANY, dims, keepdim)
     }
 
-    /// Tests whether all elements over `dims` (all if there are none) are nonzero. The result is bool, or u8
-    /// for u8 as in PyTorch.
+    /// Tests whether all elements over `dims` (all if there are none) are nonzero. u8 gives u8, as in
+    /// PyTorch.
     ///
     /// # Errors
     /// See [`sum`](Self::sum).

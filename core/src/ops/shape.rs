@@ -192,8 +192,7 @@ impl Tensor {
         cat(tensors, dim)
     }
 
-    /// Concatenates tensors of the same shape along a new dimension: see the function
-    /// [`stack`](super::stack).
+    /// Concatenates tensors of the same shape along a new dimension: the function [`stack`](super::stack).
     ///
     /// # Errors
     /// See [`stack`](super::stack).
@@ -205,8 +204,7 @@ impl Tensor {
     /// Creates the values `start`, `start + step`, ... before `end`.
     ///
     /// # Errors
-    /// `step` is 0 or points away from `end`. There are 2^32 values or more, or they exceed the host's
-    /// memory.
+    /// `step` is 0 or points away from `end`, or 2^32 values or the host's memory are exceeded.
     #[track_caller]
     pub fn arange(start: f64, end: f64, step: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         let count = ((end - start) / step).ceil();
@@ -299,8 +297,8 @@ impl Tensor {
         cat(&[&self.narrow(dim, cut % n, n - cut % n)?, &self.narrow(dim, 0, cut % n)?], dim)
     }
 
-    /// Returns a view with the dimensions `source` moved to `destination`. The others keep their order.
-    /// PyTorch's `movedim`.
+    /// Returns a view with the dimensions `source` moved to `destination`, and the others in order
+    /// (`movedim`).
     ///
     /// # Errors
     /// The lists have different lengths, or a dimension is out of range or repeated.
@@ -370,8 +368,7 @@ impl Tensor {
     /// Pads by pairs (before, after), starting at the last dimension: PyTorch's `pad`. Negative pads crop.
     ///
     /// # Errors
-    /// There are more pairs than dimensions, a mode needs more elements than there are, or the dtype cannot
-    /// hold the constant.
+    /// There are more pairs than dimensions, too few elements for the mode, or no such constant in the dtype.
     #[track_caller]
     pub fn pad(&self, pads: &[isize], mode: PadMode) -> Result<Tensor> {
         if !matches!(mode, PadMode::Constant(_)) && autograd::compute_requires_grad(&[self]) {
@@ -433,8 +430,7 @@ impl Tensor {
             out = match mode {
                 PadMode::Constant(value) => pad_constant(&out, d, before, after, value)?,
                 _ => {
-                    // Reflected and circular pads are at most as long as the dimension; replicated ones may
-                    // be longer.
+                    // Reflected and circular pads are at most as long as the dimension.
                     let inside = |i: isize| n + before + after == 0 || pad_source_index(i, n, mode).is_some();
                     let fits = inside(-before) && inside(n + after - 1);
                     let repeats = mode != PadMode::Replicate || before.max(0) + after.max(0) <= MAX_EDGE_PAD;
@@ -546,8 +542,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// There is no dimension, or `dim` is out of range. A joined tensor has another rank, or other extents
-    /// outside of `dim`.
+    /// There is no dimension, `dim` is out of range, or a joined tensor differs in rank or other extents.
     #[track_caller]
     pub fn diff(
         &self,
@@ -587,8 +582,7 @@ impl Tensor {
         self.diagonal(0, 0, 1)?.sum_all()
     }
 
-    /// Returns the lower triangle of the last two dimensions, up to `diagonal` above the main one, and zero
-    /// elsewhere.
+    /// Returns the lower triangle of the last two dimensions, up to `diagonal` above the main one.
     ///
     /// # Errors
     /// There are fewer than two dimensions.
@@ -597,8 +591,7 @@ impl Tensor {
         self.where_(&self.lower_triangle_mask("tril", diagonal)?, false)
     }
 
-    /// Returns the upper triangle of the last two dimensions, from `diagonal` above the main one on, and zero
-    /// elsewhere.
+    /// Returns the upper triangle of the last two dimensions, from `diagonal` above the main one on.
     ///
     /// # Errors
     /// There are fewer than two dimensions.
@@ -625,8 +618,7 @@ impl Tensor {
         col.le(&row)
     }
 
-    /// Encodes class indices as one-hot vectors of `classes` elements, as i64. An index that is not a class
-    /// gives zeros.
+    /// Encodes class indices as one-hot vectors, \[.., classes\], i64. Other indices give zeros.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///

@@ -13,8 +13,7 @@ fn interval_count(n: usize, periodic: bool) -> f64 {
     if periodic { n as f64 } else { n.saturating_sub(1) as f64 }
 }
 
-/// Creates `n` weights at positions from 0 to 1. The last weight is at 1. If `periodic`, as for spectra, the
-/// next one would be.
+/// Creates `n` weights at positions from 0 to 1. If `periodic`, as for spectra, 1 is excluded.
 #[track_caller]
 fn build_window(
     op: &'static str,
@@ -44,9 +43,8 @@ fn bessel_i0(x: f64) -> f64 {
 }
 
 impl Tensor {
-    /// Creates a generalised cosine window: Σ (-1)ᵏ aₖ cos(2πkt) for t from 0 to 1. PyTorch's
-    /// `signal.windows.general_cosine`. The coefficients 0.3635819, 0.4891775, 0.1365995 and 0.0106411 give
-    /// Nuttall's window.
+    /// Creates Σ (-1)ᵏ aₖ cos(2πkt) for t from 0 to 1: PyTorch's `signal.windows.general_cosine`. The
+    /// coefficients 0.3635819, 0.4891775, 0.1365995 and 0.0106411 give Nuttall's window.
     ///
     /// # Errors
     /// There are no coefficients, or the dtype is not a float.
@@ -87,8 +85,7 @@ impl Tensor {
         build_window("hann_window", n, periodic, (dtype, device), |t| (PI * t).sin().powi(2))
     }
 
-    /// Creates a Hamming window, alpha - beta · cos(2πt): `torch.hamming_window`, whose defaults are 0.54 and
-    /// 0.46.
+    /// Creates a Hamming window, alpha - beta · cos(2πt): `torch.hamming_window` (0.54 and 0.46).
     ///
     /// # Errors
     /// See [`hann_window`](Self::hann_window).
@@ -124,8 +121,7 @@ impl Tensor {
         build_window("bartlett_window", n, periodic, (dtype, device), |t| 1.0 - (2.0 * t - 1.0).abs())
     }
 
-    /// Creates a Kaiser window, I0(beta · √(1 - (2t - 1)²)) / I0(beta): `torch.kaiser_window`, whose default
-    /// for `beta` is 12.
+    /// Creates a Kaiser window, I0(beta · √(1 - (2t - 1)²)) / I0(beta): `torch.kaiser_window` (`beta` 12).
     ///
     /// # Errors
     /// `beta` is negative or above 700. See also [`hann_window`](Self::hann_window).

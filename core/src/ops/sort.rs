@@ -319,8 +319,8 @@ impl Tensor {
         Sorter { op: "nanmedian", descending: false, start: begin, count: 1 }.run_single(self, d, keepdim)
     }
 
-    /// Returns the [`median`](Self::median) of all elements. An empty float tensor gives NaN. Equal elements
-    /// share the gradient.
+    /// Returns the median of all elements, or NaN of an empty float tensor. Equal elements share the
+    /// gradient.
     ///
     /// # Errors
     /// The tensor is empty and its dtype is not a float.
@@ -368,9 +368,8 @@ impl Tensor {
         })
     }
 
-    /// Computes quantiles along `dim`, or of all elements, at ranks q · (n - 1): PyTorch's `quantile`. `q` is
-    /// a scalar, or a tensor of at most one dimension, which becomes the first dimension of the result. A row
-    /// with NaN gives NaN.
+    /// Computes quantiles along `dim`, or of all elements, at ranks q · (n - 1): PyTorch's `quantile`. A
+    /// vector `q` becomes the first dimension of the result. A row with NaN gives NaN.
     ///
     /// # Errors
     /// The dtype is not a float. `q` is a scalar outside of 0 to 1, or a tensor of higher rank. `dim` is out

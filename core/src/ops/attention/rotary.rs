@@ -49,10 +49,9 @@ impl RotaryTables {
 impl Tensor {
     /// Rotates each pair of features (a, b) by the angle of its position, in one kernel: (a cos - b sin, b
     /// cos + a sin) (Su et al., 2021). `self` is \[.., positions, features\]. `cos` and `sin` are
-    /// \[positions, pairs\] and apply to the first 2 · pairs features; later features are unchanged. Feature
-    /// k pairs with k + pairs (Llama, GPT-NeoX), or with its neighbour if `interleaved` (GPT-J). The gradient
-    /// is the inverse rotation, also in one kernel. [`RotaryEmbedding`](crate::nn::RotaryEmbedding) stores
-    /// the tables.
+    /// \[positions, pairs\], for the first 2 · pairs features; later features are unchanged. Feature k pairs
+    /// with k + pairs (Llama, GPT-NeoX), or with its neighbour if `interleaved` (GPT-J). The gradient is the
+    /// inverse rotation. [`RotaryEmbedding`](crate::nn::RotaryEmbedding) stores the tables.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};

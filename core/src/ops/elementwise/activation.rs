@@ -190,8 +190,7 @@ impl Tensor {
         run_pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&slopes)], &[])
     }
 
-    /// Replaces NaN by 0 and infinities by the largest finite values of the type. Copies tensors that are not
-    /// floats.
+    /// Replaces NaN by 0 and infinities by the largest finite values. Copies tensors that are not floats.
     #[track_caller]
     pub fn nan_to_num(&self) -> Result<Tensor> {
         let most = match self.dtype() {

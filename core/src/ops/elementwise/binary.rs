@@ -1,5 +1,5 @@
-//! Elementwise operations of two and three operands, with broadcasting. Any operand except the first may be a
-//! scalar.
+//! Elementwise operations of two and three operands, with broadcasting. All operands but the first may be
+//! scalars.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -69,13 +69,13 @@ binary! {
     pow / pow_: Number, "m_pow(a, b)" | "power(a, b)", ["base", "exp", "log", "pow"], [
         Expr("select(g * (b * m_pow(a, b - 1.0)), 0.0, b == 0.0)", &[A, B]),
         Expr("select(g * (m_pow(a, b) * m_log(a)), 0.0, a == 0.0 && b >= 0.0)", &[A, B])];
-    /// Larger operand, or NaN if either is NaN. Equal operands share the gradient; NaN passes the gradient to
-    /// both.
+    /// Larger operand, or NaN if either is NaN. Equal operands share the gradient; for NaN each has all of
+    /// it.
     maximum: Any, "m_max(a, b)" | "select(select(max(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, T(0), a < b), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(g, T(0), b < a), g * 0.5, a == b)", &[A, B])];
-    /// Smaller operand, or NaN if either is NaN. Equal operands share the gradient; NaN passes the gradient
-    /// to both.
+    /// Smaller operand, or NaN if either is NaN. Equal operands share the gradient; for NaN each has all of
+    /// it.
     minimum: Any, "m_min(a, b)" | "select(select(min(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, T(0), a > b), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(g, T(0), b > a), g * 0.5, a == b)", &[A, B])];
@@ -136,11 +136,9 @@ binary! {
     gcd: Integer, "gcd(a, b)", [], [NoGrad, NoGrad];
     /// Least common multiple, which is never negative; 0 if either operand is 0.
     lcm: Integer, "lcm(a, b)", [], [NoGrad, NoGrad];
-    /// a · 2ᵇ with wrap-around (PyTorch's `<<`). The result is 0 if b is negative or at least the number of
-    /// bits.
+    /// a · 2ᵇ with wrap-around (PyTorch's `<<`), or 0 if b is negative or at least the number of bits.
     bitwise_left_shift: Integer, "shifted_left(a, b)", [], [NoGrad, NoGrad];
-    /// a / 2ᵇ rounded down (PyTorch's `>>`). If b is negative or at least the number of bits, only the sign
-    /// remains.
+    /// a / 2ᵇ rounded down (PyTorch's `>>`), or -1 or 0 if b is negative or at least the number of bits.
     bitwise_right_shift: Integer, "shifted_right(a, b)", [], [NoGrad, NoGrad];
     /// a = b.
     eq: Compare, "a == b", [], [NoGrad, NoGrad];
@@ -331,8 +329,8 @@ impl Tensor {
         run_pointwise(select_clamp_op(&min, &max), &[self.into(), min, max], &[])
     }
 
-    /// Clamps `self` from below: [`clamp`](Self::clamp) without an upper bound, or [`maximum`](Self::maximum)
-    /// for a tensor.
+    /// Clamps `self` from below: [`clamp`](Self::clamp) by a scalar, [`maximum`](Self::maximum) with a
+    /// tensor.
     ///
     /// # Errors
     /// See [`clamp`](Self::clamp).
@@ -344,8 +342,8 @@ impl Tensor {
         }
     }
 
-    /// Clamps `self` from above: [`clamp`](Self::clamp) without a lower bound, or [`minimum`](Self::minimum)
-    /// for a tensor.
+    /// Clamps `self` from above: [`clamp`](Self::clamp) by a scalar, [`minimum`](Self::minimum) with a
+    /// tensor.
     ///
     /// # Errors
     /// See [`clamp`](Self::clamp).

@@ -16,12 +16,11 @@ use crate::tensor::Tensor;
 use crate::tensor::layout::collapse_dims;
 
 impl Tensor {
-    /// Casts the elements to another type, or returns `self` if it has the type. Floats become integers by
-    /// truncation.
+    /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.
     ///
     /// The gradient is cast back. A cast to an integer or bool ends the history, as in PyTorch. A cast to a
-    /// storage-only type ([`DType::STORED`]) goes through f32, and fails if the tensor requires a gradient:
-    /// detach the tensor first.
+    /// storage-only type ([`DType::STORED`]) goes through f32 and fails if a gradient is required: detach
+    /// first.
     ///
     /// # Errors
     /// The device lacks the type.
@@ -46,8 +45,7 @@ impl Tensor {
         }))
     }
 
-    /// Copies the elements of `self` into `target`, which has the same shape and type and any strides. Not
-    /// recorded.
+    /// Copies the elements of `self` into `target`, of the same shape and type and any strides. Not recorded.
     #[track_caller]
     pub(crate) fn copy_into(&self, target: &Tensor) -> Result<()> {
         let _op = memory::scope::enter_op("copy");
@@ -96,8 +94,8 @@ impl Tensor {
     /// Replaces the elements by those of `source`, which is broadcast and cast.
     ///
     /// # Errors
-    /// `source` does not broadcast to this shape. `self` is a leaf that requires a gradient, or a view of
-    /// one, and recording is on.
+    /// `source` does not broadcast to this shape. `self` is, or views, a leaf that requires a gradient while
+    /// recording.
     #[track_caller]
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
         let _op = memory::scope::enter_op("copy_");

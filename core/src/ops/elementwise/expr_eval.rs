@@ -11,8 +11,7 @@ use crate::ops::elementwise::pointwise::{Operand, Scalar};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
-/// Functions of the math library without a tensor operation, as expressions of `x`: derivatives of
-/// activations.
+/// Math functions without a tensor operation, as expressions of `x`: derivatives of activations.
 const FUNCTION_DEFINITIONS: &[(&str, &str)] = &[
     ("m_gelu_grad", "0.5 * m_erfc(x * -0.7071067811865476) + x * 0.3989422804014327 * m_exp(x * x * -0.5)"),
     (

@@ -3,15 +3,12 @@
 //! An elementwise operation checks its inputs and allocates its result at once; only its launch is deferred.
 //! It joins the device's [`FusionGroup`] if it reads a result of the group element by element. Anything else
 //! that takes the [dispatch lock](crate::runtime::stream::DispatchGuard) flushes the group as one launch:
-//! another operation, a copy, a read, an event, or compaction. So every submission to a device finds all
-//! earlier work there.
+//! another operation, a copy, a read, an event, or compaction. So every submission finds all earlier work.
 //!
-//! A result is never written if it was dropped before the flush and only the chain read it. All other results
-//! are written. Memory, argument errors and gradients match single launches. The bits match too, because each
-//! step rounds to its type.
+//! A result that only the chain read and that was dropped before the flush is never written. Memory, argument
+//! errors, gradients and bits match single launches, because each step rounds to its type.
 //!
-//! No memory returns to the pool while the group uses it ([`Device::flush_before_free`]), so the pool knows
-//! nothing of groups.
+//! No memory returns to the pool while the group uses it ([`Device::flush_before_free`]).
 
 use std::fmt;
 use std::sync::PoisonError;
@@ -32,12 +29,10 @@ use crate::runtime::stream::{Access, DispatchGuard};
 use crate::tensor::layout::collapse_dims;
 use crate::tensor::{Layout, Tensor, WeakStorage};
 
-/// Smaller results use the existing single kernels, because compiling a chain's kernel costs more than it
-/// saves.
+/// Smaller results use single kernels, because compiling a chain's kernel costs more than it saves.
 const DEFAULT_MIN_BYTES: u64 = 256 << 10;
 
-/// Limits of a group, from the room in `fused_pointwise.wgsl`: steps, tensors read, and scalars in the
-/// expressions.
+/// Limits of a group, set by `fused_pointwise.wgsl`: steps, tensors read, and scalars.
 const MAX_STEPS: usize = 16;
 const MAX_INPUTS: usize = 7;
 const MAX_SCALARS: usize = 16;
@@ -46,8 +41,7 @@ const INPUT_NAMES: [&str; MAX_INPUTS] = ["e0", "e1", "e2", "e3", "e4", "e5", "e6
 const STEP_NAMES: [&str; MAX_STEPS] =
     ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "s12", "s13", "s14", "s15"];
 
-/// Reads the smallest fused result in bytes from the environment, or [`DEFAULT_MIN_BYTES`]. `None` disables
-/// fusion.
+/// Reads the smallest fused result in bytes from the environment (0 gives `None`), or [`DEFAULT_MIN_BYTES`].
 ///
 /// # Errors
 /// The variable is not a number of bytes.
@@ -151,8 +145,7 @@ impl FusionGroup {
         mark.step.filter(|_| mark.group_id == self.id && !self.is_empty())
     }
 
-    /// Returns true if an operation can be the next step: it reads a step's result element by element, and
-    /// the group has room.
+    /// Returns true if the operation fits and reads a step's result element by element.
     fn accepts(
         &self,
         call: &PointwiseLaunch,
@@ -193,8 +186,7 @@ impl FusionGroup {
         at as u8
     }
 
-    /// Launches the pending steps. `leaving` is a step whose result is being dropped but is written
-    /// nevertheless.
+    /// Launches the pending steps. The result of step `leaving` is being dropped but written nevertheless.
     fn launch(&mut self, device: &Device, leaving: Option<u8>) -> Result<()> {
         let (steps, inputs) = (std::mem::take(&mut self.steps), std::mem::take(&mut self.inputs));
         let Some(last) = steps.last() else { return Ok(()) };
@@ -295,8 +287,7 @@ pub(crate) fn reaches_min_bytes(out: &Tensor) -> bool {
     out.device().fusion_min_bytes().is_some_and(|least| bytes >= least)
 }
 
-/// Returns true if fusion supports an operation that writes all of the new tensor `out`. See also
-/// [`reaches_min_bytes`].
+/// Returns true if fusion supports an operation that writes all of the new tensor `out`.
 pub(crate) fn can_defer(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tensor) -> bool {
     let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
     call.is_float_math
@@ -391,8 +382,7 @@ impl Device {
     /// Runs chains of elementwise operations as one kernel if each result has at least `least` bytes. `None`
     /// disables fusion. Results are identical to the bit with and without fusion, and so is memory use.
     ///
-    /// The default is 256 KiB, or `FOREBAY_FUSION_MIN_BYTES` from the environment (0 for off). Fusion is off
-    /// on the null device.
+    /// The default is 256 KiB, or `FOREBAY_FUSION_MIN_BYTES` (0 for off). The null device does not fuse.
     ///
     /// ```
     /// use forebay_core::{device::Device, dtype::DType, profile::Profiler, tensor::Tensor};

@@ -19,8 +19,7 @@ use crate::error::Result;
 use crate::ops::elementwise::pointwise::Operand;
 use crate::tensor::Tensor;
 
-/// Implements an operator with a tensor on the left, and a tensor or a scalar on the right. Tensors are owned
-/// or borrowed.
+/// Implements an operator of a tensor, owned or borrowed, with a tensor or a scalar.
 macro_rules! impl_tensor_lhs_ops {
     ($($operator:ident $method:ident),*) => {$(
         impl<'a, R: Into<Operand<'a>>> $operator<R> for &Tensor {
@@ -55,8 +54,8 @@ macro_rules! impl_tensor_lhs_ops {
 }
 impl_tensor_lhs_ops!(Add add, Sub sub, Mul mul, Div div);
 
-/// Implements an operator with a scalar on the left. One float and one integer type suffice for literals
-/// without a suffix.
+/// Implements an operator of a scalar with a tensor. One float and one integer type serve unsuffixed
+/// literals.
 macro_rules! impl_scalar_lhs_ops {
     ($($number:ident)*) => {$(
         impl_scalar_lhs_ops!($number, Add add(n, x) x.add(n));

@@ -145,9 +145,8 @@ pub(crate) struct PointwiseOp {
     pub(crate) name: &'static str,
     /// WGSL expression of `a`, `b`, `c` and the names of its attributes.
     pub(crate) expr: &'static str,
-    /// Expression for integers and f64, which uses no math file except `base`. Empty if `expr` serves them,
-    /// or if they are not supported. NaN is detected after a conversion to f32, because compilers may fold `a
-    /// != a` to false.
+    /// Expression for integers and f64, with `base` as its only math file. Empty if `expr` serves them or
+    /// they are unsupported. NaN is tested as f32, because compilers may fold `a != a` to false.
     pub(crate) int_f64_expr: &'static str,
     /// Rule for the types of the inputs and of the result.
     pub(crate) type_rule: TypeRule,
@@ -162,8 +161,7 @@ const INPUT_NAMES: [&str; 3] = ["a", "b", "c"];
 /// Returns the compute type and the result type for the operands.
 fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DType)> {
     let mut dtype: Option<DType> = None;
-    // As in PyTorch, a zero-dimensional tensor does not widen a tensor of the same category that has
-    // dimensions.
+    // As in PyTorch, a zero-dimensional tensor does not widen tensors of the same category.
     let category = |d: DType| if d.is_float() { 2 } else { u8::from(d.is_int()) };
     let mut of = |zero_dim: bool| {
         for arg in args {
@@ -445,8 +443,7 @@ fn attach_backward(
                     };
                     let values = values.chain(attrs).map(cast).collect::<Result<_>>()?;
                     let names = ExprEnv { op: op.name, values, compute_dtype: compute, device: g.device() };
-                    // The value may be smaller than g, for a zero gradient or one that depends on scalars
-                    // alone.
+                    // The value is smaller than g if it is zero or depends on scalars alone.
                     let whole = names.evaluate(expr)?.broadcast_to(g.shape())?;
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }

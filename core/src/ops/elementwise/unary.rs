@@ -52,8 +52,7 @@ macro_rules! unary {
         /// Applies the operation in place.
         ///
         /// # Errors
-        /// The result is a float and the tensor is not. The tensor is a leaf that requires a gradient and
-        /// recording is on.
+        /// The result is a float and the tensor is not, or a leaf that requires a gradient is changed.
         #[track_caller]
         pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
             $(let holds = $holds;
@@ -292,8 +291,7 @@ impl Tensor {
         run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
     }
 
-    /// Computes log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid). With `eps`, a is first clamped
-    /// to eps..1 - eps.
+    /// Computes log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid). `eps` clamps a to eps..1 - eps.
     ///
     /// # Errors
     /// The dtype is not supported.
@@ -301,8 +299,8 @@ impl Tensor {
     pub fn logit(&self, eps: Option<f64>) -> Result<Tensor> {
         let Some(eps) = eps else { return run_pointwise(&LOGIT, &[Operand::Tensor(self)], &[]) };
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
-        // If the bounds cross, values below the lower bound rise to it and all others take the upper bound,
-        // as in PyTorch.
+        // If the bounds cross, smaller values rise to the lower bound and others take the upper, as in
+        // PyTorch.
         let held = match eps <= 0.5 {
             true => x.clamp(eps, 1.0 - eps)?,
             false => x.mul(0.0)?.add(1.0 - eps)?.masked_fill(&x.lt(eps)?, eps)?,

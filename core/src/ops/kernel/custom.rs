@@ -43,10 +43,9 @@ use crate::tensor::{Dims, Tensor};
 /// compute entry point is `main`.
 ///
 /// A buffer starts at the tensor's first element and is at least as long as the tensor. Non-contiguous inputs
-/// and views into another tensor are copied first. The module determines the element types, and a tensor of
-/// another type is an error. Only `array<u32>` accepts any type, as raw words. 16-bit and 8-bit elements are
-/// packed into 32-bit words. Guard accesses by a length among the parameters, because the last workgroup is
-/// rarely full.
+/// and views into another tensor are copied first. The module determines the element types: only `array<u32>`
+/// accepts any tensor, as raw words. 16-bit and 8-bit elements are packed into 32-bit words. Guard accesses
+/// by a length, because the last workgroup is rarely full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CustomOp {
     name: &'static str,
@@ -116,15 +115,14 @@ impl CustomOpCall<'_> {
         self
     }
 
-    /// Sets the words of the uniform block (`u32`, `i32`, `f32`, or a `#[repr(C)]` structure), in WGSL's
+    /// Sets the words of the uniform block (`u32`, `i32`, `f32`, or `#[repr(C)]` structures) in WGSL's
     /// layout.
     pub fn params<T: NoUninit>(mut self, params: &[T]) -> Self {
         self.params = bytemuck::cast_slice(params).to_vec();
         self
     }
 
-    /// Sets the values of the module's `override` constants. Each set of values compiles to a separate
-    /// kernel.
+    /// Sets the values of the module's `override` constants. Each set is compiled to a separate kernel.
     pub fn overrides(mut self, overrides: &'static [(&'static str, f64)]) -> Self {
         self.overrides = overrides;
         self
@@ -136,10 +134,9 @@ impl CustomOpCall<'_> {
         self
     }
 
-    /// Sets the gradient function. It maps the gradient of the output to one gradient for each input, in the
-    /// input's shape and type, or `None` for inputs that require none. The function may use any operations,
-    /// including custom ones. With `create_graph` they are recorded, so a custom operation among them then
-    /// needs a gradient too.
+    /// Sets the gradient function. It maps the output's gradient to one gradient for each input, in the
+    /// input's shape and type, or `None` for inputs that require none. It may use any operations. With
+    /// `create_graph` they are recorded, so custom operations among them also need a gradient.
     ///
     /// A call without a gradient function fails if an input requires a gradient.
     #[track_caller]
@@ -323,8 +320,7 @@ fn check_interface(
     ))
 }
 
-/// Fails if a buffer's element type is not the tensor's type, since bits are not converted. `u32` words
-/// accept any type.
+/// Fails if a buffer has another element type than the tensor. `u32` words accept any type.
 fn check_element_type(op: &'static str, buffer: &StorageBuffer, dtype: DType) -> Result<()> {
     let StorageBuffer { binding, element_type: element, .. } = *buffer;
     let fits = match element {

@@ -100,8 +100,8 @@ pub(crate) struct RowConfig {
 const MAX_STEPS_PER_THREAD: usize = 4;
 
 impl RowConfig {
-    /// Chooses the layout for contiguous rows of `extent` elements. A thread holds at most `most` steps of
-    /// [`VEC4_WIDTH`] elements.
+    /// Chooses the layout for contiguous rows. A thread holds at most `most` steps of [`VEC4_WIDTH`]
+    /// elements.
     pub(crate) fn for_contiguous_rows(extent: usize, quads: bool, most: usize) -> Self {
         let width = if quads { VEC4_WIDTH } else { 1 };
         let steps = extent.div_ceil(width).max(1);
@@ -129,8 +129,7 @@ impl RowConfig {
         rows.div_ceil(WORKGROUP_SIZE / self.lanes)
     }
 
-    /// Returns the number of workgroups of a grid-stride loop over all rows, for kernels that write partial
-    /// sums at their end.
+    /// Returns the number of workgroups of a grid-stride loop over rows that ends with partial sums.
     pub(crate) fn grid_stride_workgroups(&self, rows: usize) -> usize {
         // One iteration over rows contains the iterations that sum over the threads of a row.
         let turns = 1024 * (WORKGROUP_SIZE / self.lanes);

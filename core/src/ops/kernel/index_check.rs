@@ -34,9 +34,9 @@ pub struct CheckIndicesGuard {
 /// Makes an out-of-range index an error in operations of this thread, until the guard is dropped. The error
 /// names the operation, the index, its position, the range and the line of the call.
 ///
-/// Without the guard, an out-of-range index reads as 0, and writes and gradients skip it. The check makes the
-/// host wait for the indices of every operation, so it is a debugging tool. `FOREBAY_CHECK_INDICES=1` enables
-/// it for the whole program.
+/// Without the guard, an out-of-range index reads as 0, and writes and gradients skip it. The host waits for
+/// the indices of every operation, so this is for debugging. `FOREBAY_CHECK_INDICES=1` enables it for the
+/// program.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops, tensor::Tensor};

@@ -39,8 +39,7 @@ impl KernelParams {
         Self { words: Vec::with_capacity(80), exceeds_u32: false, loop_iterations: 0 }
     }
 
-    /// Appends a number of elements, an extent or a stride. Tensors have fewer than 2^32 elements, and larger
-    /// views are not launched.
+    /// Appends a number of elements, an extent or a stride. Values of 2^32 and above prevent the launch.
     pub(crate) fn size(mut self, value: usize) -> Self {
         self.exceeds_u32 |= value > u32::MAX as usize;
         self.words.push(value as u32);
@@ -69,9 +68,8 @@ impl KernelParams {
         self
     }
 
-    /// Sets an upper bound on the iterations of all loops of one invocation together. The bound is not passed
-    /// to the kernel. A launch above the device's limit is an error. Every kernel whose loops grow with its
-    /// operands must set it.
+    /// Sets an upper bound on the iterations of all loops of one invocation together, which is not passed to
+    /// the kernel. A launch above the device's limit is an error. Required if loops grow with the operands.
     pub(crate) fn loop_iterations(mut self, turns: usize) -> Self {
         self.loop_iterations = self.loop_iterations.max(turns);
         self
@@ -159,8 +157,7 @@ pub(crate) fn launch(
     launch_3d(spec, tensors, params, [groups, 1, 1])
 }
 
-/// Launches as [`launch`] does, for kernels that small tensors often run. The spec is built on the first call
-/// only.
+/// Launches as [`launch`] does, for kernels of small tensors. The spec is built on the first call only.
 pub(crate) fn launch_by_key(
     identity: &KernelKey,
     spec: impl FnOnce() -> KernelSpec,
@@ -176,8 +173,7 @@ pub(crate) fn launch_by_key(
     }
 }
 
-/// Launches as [`launch`] does, with parameters that change at each replay. `make` is called for every run,
-/// including this one.
+/// Launches as [`launch`] does. `make` builds the parameters of this run and of each replay.
 pub(crate) fn launch_dynamic(
     spec: &KernelSpec,
     tensors: &[&Tensor],
@@ -204,8 +200,7 @@ pub(crate) fn launch_3d(
     if groups.contains(&0) {
         return Ok(());
     }
-    // Copies move any bytes, and casts look up their kernel elsewhere. Other kernels would misread
-    // storage-only types.
+    // Copies move any bytes, and casts take another path. Other kernels would misread storage-only types.
     if spec.template != "copy" {
         tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     }
@@ -363,8 +358,7 @@ where
     }
 }
 
-/// Binds the bytes of contiguous tensors of one device, for a copy or a similar command. See
-/// [`bind_tensors`].
+/// Binds the bytes of contiguous tensors of one device, for copies. See [`bind_tensors`].
 pub(crate) fn bind_contiguous_bytes<'a, const N: usize>(
     tensors: [(&'a Tensor, Access); N],
 ) -> Result<BoundTensors<'a>> {

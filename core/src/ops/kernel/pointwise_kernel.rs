@@ -218,8 +218,7 @@ impl PointwiseSpec<'_> {
         identity
     }
 
-    /// Returns the elements of a 16-byte vector: four, or eight if a type has 16 bits. Returns 0 if a type
-    /// has no vectors.
+    /// Returns the elements of a 16-byte vector: four, or eight if a type has 16 bits, or 0 for other types.
     fn vector_width(&self, out: &Tensor) -> usize {
         self.tensors().chain([out]).fold(4, |vector, t| match t.dtype() {
             DType::F32 | DType::I32 | DType::U32 => vector,

@@ -1,5 +1,4 @@
-//! Cross-entropy fused from logits. The operation saves one value for each example, and its gradient is one
-//! kernel.
+//! Cross-entropy fused from logits. It saves one value for each example, and its gradient is one kernel.
 
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
@@ -71,9 +70,8 @@ pub(crate) struct LogitsBatch {
     pub(crate) has_padded_rows: bool,
 }
 
-/// Returns the elements of workgroup memory that cache a row, so that the kernel reads it once. Two
-/// workgroups must fit on one multiprocessor, so that one computes while the other reads. Returns 0 if they
-/// do not fit.
+/// Returns the elements of workgroup memory that cache a row for a single read. Two workgroups must fit on
+/// one multiprocessor, so that one computes while the other reads. Returns 0 if they do not.
 fn cached_row_elements(extent: usize, x: &Tensor) -> usize {
     // Rounds up, to limit the number of compiled kernels. The rest of a workgroup's memory is below 7 KiB.
     const STEP: usize = 2048;
@@ -86,11 +84,10 @@ fn cached_row_elements(extent: usize, x: &Tensor) -> usize {
 pub(crate) enum CrossEntropyPass<'a> {
     /// Writes weighted losses, and log-sum-exps.
     Forward(&'a Tensor, &'a Tensor),
-    /// Computes the gradient from losses, log-sum-exps and scales (one, or one for each row), to a tensor or
-    /// over the logits.
+    /// Computes the gradient from losses, log-sum-exps and scales (one, or one for each row), out of place or
+    /// in place.
     Backward(&'a Tensor, &'a Tensor, &'a Tensor, Option<&'a Tensor>),
-    /// Writes weighted losses, and writes the gradient, times the scales, over the logits. Targets are class
-    /// indices.
+    /// Writes weighted losses, and their scaled gradient over the logits. Targets are class indices.
     ForwardBackward(&'a Tensor, &'a Tensor),
 }
 

@@ -47,7 +47,7 @@ static LOGSUMEXP3: PointwiseOp = PointwiseOp {
 pub struct CtcLossOptions<'a> {
     /// Labels, \[batch, longest\], integers. Entries after a target's length are not read.
     pub targets: &'a Tensor,
-    /// Steps of each example, \[batch\]. With no steps, an empty target has loss 0 and any other an infinite
+    /// Steps of each example, \[batch\]. With no steps, an empty target has loss 0, any other an infinite
     /// loss.
     pub input_lengths: &'a Tensor,
     /// Number of labels of each example, \[batch\].

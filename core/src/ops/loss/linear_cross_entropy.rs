@@ -36,8 +36,7 @@ fn chunk_bytes(device: &Device) -> usize {
 /// Row granularity of the vendor's products.
 const GEMM_TILE_ROWS: usize = 128;
 
-/// Returns the rows of a chunk, for `n` rows of which `fit` fit. Chunks are few, even, and multiples of whole
-/// tiles.
+/// Returns the rows of a chunk, for `n` rows of which `fit` fit. Chunks are few, even, and whole tiles.
 fn chunk_rows(n: usize, fit: usize) -> usize {
     let fit = if fit > GEMM_TILE_ROWS { fit / GEMM_TILE_ROWS * GEMM_TILE_ROWS } else { fit.max(1) };
     let even = n.div_ceil(n.div_ceil(fit).max(1));
@@ -164,9 +163,8 @@ impl Tensor {
     /// followed by [`cross_entropy_with`](Self::cross_entropy_with). Shapes are x \[.., in\], weight
     /// \[classes, in\] and classes \[..\].
     ///
-    /// The logits are computed in chunks of rows of at most 288 MiB, for any batch size. If gradients are
-    /// required, the same pass computes them, the weight's in f32, so that no tensor of the logits' size is
-    /// saved.
+    /// The logits are computed in chunks of rows of at most 288 MiB, for any batch size. The same pass
+    /// computes required gradients, the weight's in f32, so that no tensor of the logits' size is saved.
     ///
     /// A backward pass that retains the graph (`backward_retain`) copies these gradients. With `create_graph`
     /// it recomputes all logits at once. The reduction must be a sum or a mean. Under
@@ -226,8 +224,7 @@ impl Tensor {
         let n = numel(before);
         let rows = contiguous_zero_offset(&x.detach().reshape([n, features])?)?;
         let target = contiguous_zero_offset(&narrow_class_targets(&target.reshape([n])?, options)?)?;
-        // Check class weights and smoothing on a view with the logits' shape, because the logits do not exist
-        // yet.
+        // Check class weights and smoothing on a view with the shape of the logits, which do not exist yet.
         check_targets(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
         let head = LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, options };
         let wants = match autograd::is_grad_enabled() {
@@ -270,8 +267,7 @@ impl Tensor {
                 )));
             };
             let g = contiguous_zero_offset(g)?;
-            // Scale the forward pass's gradients in place, unless the graph is retained and a later backward
-            // pass needs them.
+            // Scale the forward pass's gradients in place, unless a later backward pass needs them.
             let scaled = |t: Tensor| match wants.retain_graph() {
                 true => t.mul(&g),
                 false => scale_in_place(&t, &g).map(|()| t),

@@ -8,8 +8,7 @@ use crate::ops::index::select;
 use crate::ops::loss::{Reduction, apply_weight_and_reduce};
 use crate::tensor::Tensor;
 
-/// Returns scores as \[batch, classes\] and integer targets as \[batch, labels\]: one label, or one for each
-/// class if `several`.
+/// Returns scores \[batch, classes\] and integer targets \[batch, labels\], with one label unless `several`.
 fn batch_scores_and_targets(
     op: &'static str,
     x: &Tensor,
@@ -121,9 +120,9 @@ impl Tensor {
         reduction.apply(&alike.add(&apart)?)
     }
 
-    /// Computes the mean of max(0, margin - x\[target\] + x\[i\])^p over all classes i except the target. The
-    /// `weight` of the target's class scales the loss. Shapes are \[batch, classes\] with targets \[batch\],
-    /// or both without the batch.
+    /// Computes the mean of max(0, margin - x\[target\] + x\[i\])^p over the classes i except the target,
+    /// scaled by the target's `weight`. Shapes are \[batch, classes\] with targets \[batch\], or both without
+    /// the batch.
     ///
     /// # Errors
     /// The shapes or types do not fit, or p is neither 1 nor 2.
@@ -195,9 +194,8 @@ impl Tensor {
         reduction.apply(&each.mean(&[-1], false)?)
     }
 
-    /// Computes max(0, d(a, p) - d(a, n) + `margin`) with the function `distance` as d, for these anchors,
-    /// `positive` and `negative`. `swap` uses the distance between positive and negative if it is less than
-    /// d(a, n).
+    /// Computes max(0, d(a, p) - d(a, n) + `margin`), with `distance` as d, for these anchors, `positive` and
+    /// `negative`. `swap` replaces d(a, n) by d(p, n) if that is less.
     ///
     /// # Errors
     /// `distance` fails, or the distances do not broadcast.

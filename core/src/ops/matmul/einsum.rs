@@ -87,8 +87,7 @@ impl EinsumOperand {
         Ok(Self { tensor: self.tensor.sum(&gone, false)?, labels })
     }
 
-    /// Permutes the dimensions to the order of these labels and merges each group. A missing label has extent
-    /// 1.
+    /// Permutes the dimensions to these labels and merges each group. A missing label has extent 1.
     fn permute_and_merge(&self, groups: [&Labels; 3]) -> Result<Tensor> {
         let order: SmallVec<[isize; 8]> = groups
             .iter()

@@ -1,6 +1,5 @@
-//! Linear layers: a product with a weight and a bias as one operation. The vendor's library can then add the
-//! bias, apply GELU and sum the bias gradients in epilogues, and accumulate the weight's gradient in f32 in
-//! place.
+//! Linear layers: a product with a weight and a bias as one operation. Epilogues of the vendor's library then
+//! add the bias, apply GELU and sum the bias gradients. The weight's gradient accumulates in f32.
 //!
 //! Under autocast the products are of 16-bit values, while weights and their gradients stay in f32.
 
@@ -164,9 +163,8 @@ fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Ten
     Ok(())
 }
 
-/// Computes the backward pass through [`gelu_tanh`](Tensor::gelu_tanh) of x and the next layer, which has
-/// this weight and the output gradient g. Returns the gradient of x, gelu_tanh(x), and the column sums of
-/// that gradient in f32.
+/// Computes the backward pass through the next layer, of this weight, and [`gelu_tanh`](Tensor::gelu_tanh) of
+/// x. Returns the gradient of x, gelu_tanh(x), and the f32 column sums of the gradient.
 fn mlp_hidden_backward(
     op: &'static str,
     g: &Tensor,

@@ -1,5 +1,4 @@
-//! 8-bit linear layers: each operand is scaled to the range of the type, cast, and multiplied (current
-//! scaling).
+//! 8-bit linear layers: operands are scaled to the type's range, cast, and multiplied (current scaling).
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -19,8 +18,7 @@ use crate::tensor::{Dims, Tensor};
 /// Matrix of 8-bit floats with its scale, by which the values were divided.
 struct ScaledFp8Matrix {
     fp8_values: Tensor,
-    /// Column-major copy of the matrix, which the library needs for one operand, or `fp8_values` if no copy
-    /// was requested.
+    /// Column-major copy, which the library needs for one operand, or else `fp8_values`.
     column_major: Tensor,
     scale: Tensor,
 }

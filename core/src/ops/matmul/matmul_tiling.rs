@@ -1,5 +1,4 @@
-//! Tiling of matrix products: which variant of the `matmul_body` kernel runs, and how long sums are split
-//! (split-K).
+//! Tiling of matrix products: the variant of the `matmul_body` kernel, and the split of long sums (split-K).
 
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
@@ -77,12 +76,10 @@ pub(crate) struct CostModel {
 }
 
 impl CostModel {
-    /// Returns the costs of a device. If `gathered` is true, elements of b are addressed by divisions instead
-    /// of strides.
+    /// Returns a device's costs. If `gathered` is true, elements of b are addressed by divisions.
     pub(crate) fn new(device: &Device, gathered: bool) -> Self {
         let far = if gathered { 2 } else { 1 };
-        // A software device runs on few cores and loads one lane at a time. Its costs were measured on
-        // lavapipe.
+        // Software devices run on few cores and load one lane at a time: measured on lavapipe.
         let turns = device.info().limits.max_loop_iterations as usize / 2;
         if device.info().software {
             Self {

@@ -1,8 +1,7 @@
 //! Batch normalisation: each channel is normalised over all other dimensions.
 //!
-//! The forward pass reads the input once for the statistics and once for the result. The backward pass reads
-//! the gradient and the input twice. A short kernel turns sums into statistics, which are f32 for every
-//! element type.
+//! The forward pass reads the input once for the statistics, which are f32, and once for the result. The
+//! backward pass reads the gradient and the input twice.
 
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
@@ -144,8 +143,7 @@ impl BatchNormalization {
         Ok(out)
     }
 
-    /// Computes the mean and the reciprocal deviation of each channel as f32 [2, channels], and updates
-    /// running statistics.
+    /// Computes the f32 mean and reciprocal deviation [2, channels], and updates running statistics.
     fn compute_statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
         let (partial, parts) = self.run_channel_reduction("moments", None, None)?;
         let statistics = Tensor::empty(&[2, self.channels], DType::F32, self.x.device())?;

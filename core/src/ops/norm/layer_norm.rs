@@ -1,6 +1,5 @@
-//! Layer and RMS normalisation of contiguous rows that fit the registers of a workgroup. Each element is read
-//! once and written once. The forward kernel adds the residual, and the backward kernel adds the residual's
-//! gradient.
+//! Layer and RMS normalisation of contiguous rows that fit a workgroup's registers, which reads and writes
+//! each element once. The kernels also add the residual, and in the backward pass its gradient.
 //!
 //! Longer rows and rows of other shapes use [`norm`](crate::ops::norm).
 
@@ -20,8 +19,7 @@ use crate::ops::norm::{apply_weight_bias, normalize_composite, prepare_parameter
 use crate::ops::reduce::{contiguous_zero_offset, sum_parts};
 use crate::tensor::Tensor;
 
-/// Largest number of vec4 steps in a thread's registers, forward and backward. Backward needs three values
-/// for each element.
+/// Largest number of vec4 steps in a thread's registers. Backward has three values for each element.
 const FORWARD_REGISTER_STEPS: usize = 8;
 const BACKWARD_REGISTER_STEPS: usize = 4;
 
@@ -44,8 +42,7 @@ pub(crate) struct RowNorm {
 /// Saved rows for the gradient.
 enum SavedRows {
     Input(Tensor),
-    /// Residual branch in 16 bits, and a residual that another gradient saves anyway. Their f32 sum is the
-    /// input.
+    /// 16-bit residual branch, and a residual that another gradient saves anyway. The input is their f32 sum.
     BranchAndResidual(Tensor, Tensor),
 }
 
@@ -119,8 +116,8 @@ impl RowNorm {
         KernelParams::new().size(self.rows).size(self.extent).size(step).f32(self.eps as f32)
     }
 
-    /// Computes the normalised x in type `result`, and the statistics. `added` has a residual and the output
-    /// for its sum with x.
+    /// Computes the normalised x in type `result`, and the statistics. `added` is a residual and the sum's
+    /// output.
     fn forward(
         &self,
         x: &Tensor,
@@ -176,8 +173,7 @@ impl RowNorm {
         let held = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
         let sums = wants[1..].contains(&true);
         let groups = if sums { held.grid_stride_workgroups(self.rows) } else { held.workgroups(self.rows) };
-        // Column sums of g times the normalised x, of g, and, if the row is the branch's last dimension, of
-        // the gradient.
+        // Column sums of g times the normalised x, of g, and for a residual branch of the gradient.
         let of_columns = self.branch_dtype.is_some() && g.shape().last() == Some(&self.extent);
         let sections = if of_columns { 3 } else { 2 };
         let partial = match sums {
@@ -215,8 +211,7 @@ impl RowNorm {
             tensors.extend(residual);
             tensors.extend(others.iter().copied());
             let step = groups * (WORKGROUP_SIZE / held.lanes);
-            // Each iteration sums over the threads of a row, first within groups of threads, then across
-            // them.
+            // Each iteration sums over the threads of a row in two steps.
             let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);
             launch::launch(&spec, &tensors, params, groups)?;
         }

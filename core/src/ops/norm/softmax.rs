@@ -50,8 +50,7 @@ impl RowLayout {
         })
     }
 
-    /// Returns the parameters that locate rows: eight words, the last two of which are `more`, then shape and
-    /// strides.
+    /// Returns the parameters that locate rows: six words, the two of `more`, then shape and strides.
     pub(crate) fn params(&self, x: &Tensor, more: [usize; 2]) -> KernelParams {
         let params =
             KernelParams::new().size(self.rows).size(self.extent).size(self.inner).size(self.shape.len());
@@ -268,8 +267,7 @@ impl Tensor {
         softmax_with_grad("log_softmax", self, dim)
     }
 
-    /// Computes [`softmax`](Self::softmax) of the values cast to `dtype`. f32 avoids rounding of 16-bit
-    /// intermediate values.
+    /// Computes [`softmax`](Self::softmax) of the values cast to `dtype`. f32 avoids 16-bit rounding.
     ///
     /// # Errors
     /// See [`softmax`](Self::softmax).

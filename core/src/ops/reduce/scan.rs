@@ -54,8 +54,7 @@ fn split_rows(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
     }
 }
 
-/// Returns the loop iterations of a chunk scanned by `lanes` threads, including the tree that combines their
-/// results.
+/// Returns the loop iterations of a chunk that `lanes` threads scan and then combine in a tree.
 fn loop_iterations(lanes: usize, chunk: usize) -> usize {
     chunk.div_ceil(lanes) * if lanes > 1 { lanes.ilog2() as usize + 2 } else { 1 } + 16
 }
@@ -276,8 +275,7 @@ impl Tensor {
         }))
     }
 
-    /// Scans with an associative operation of tensors (Hillis and Steele, 1986). Differentiable as often as
-    /// the operation is.
+    /// Scans with an associative operation (Hillis and Steele, 1986), differentiable as often as that.
     fn scan_associative(
         &self,
         dim: isize,
@@ -383,8 +381,7 @@ impl Tensor {
         self.doubled_trapezoid_areas("trapezoid", spacing, dim)?.sum(&[dim], false)?.mul(0.5)
     }
 
-    /// Computes the cumulative integral along `dim` by [`trapezoid`](Self::trapezoid). The result has one
-    /// element less.
+    /// Computes the cumulative integral along `dim`, one element less: see [`trapezoid`](Self::trapezoid).
     ///
     /// # Errors
     /// See [`trapezoid`](Self::trapezoid).

@@ -337,8 +337,7 @@ impl Tensor {
     /// Scales each slice along `dim` down to norm `most` if its norm is larger: PyTorch's `renorm`.
     ///
     /// # Errors
-    /// There are fewer than two dimensions, `dim` is out of range, `p` is not above 0, `most` is negative, or
-    /// the type is not a float.
+    /// `self` has fewer than two dimensions or is not a float, or `dim`, `p` or `most` is out of range.
     #[track_caller]
     pub fn renorm(&self, p: f64, dim: isize, most: f64) -> Result<Tensor> {
         const OP: &str = "renorm";
@@ -361,8 +360,7 @@ impl Tensor {
         self.mul(&factor.where_(&long, 1.0)?)
     }
 
-    /// Computes the logarithm of the sum of exponentials over `dims` (all if there are none), without
-    /// overflow.
+    /// Computes log Σ exp over `dims` (all if there are none), without overflow.
     ///
     /// # Errors
     /// See [`var`](Self::var).
@@ -382,8 +380,7 @@ impl Tensor {
             return sum.log()?.add(&shift.reshape(sum.shape())?);
         }
         let extra = ReduceArgs { center: Some(&largest), ..ReduceArgs::default() };
-        // For 16-bit types the gradient saves the result in f32, because its rounding error would scale all
-        // weights.
+        // Save 16-bit results in f32 for the gradient, because rounding would scale all weights.
         let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
         let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
