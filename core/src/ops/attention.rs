@@ -140,7 +140,6 @@ impl AttentionOptions<'_> {
         Ok(())
     }
 
-    /// Returns true if the kernels support these operands.
     fn has_fused_kernel(&self, q: &Tensor, v: &Tensor) -> bool {
         let kernel = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let row = |t: &Tensor| (1..=MAX_HEAD_DIM).contains(&t.shape()[t.rank() - 1]);
@@ -331,7 +330,6 @@ fn attach_backward(
     }))
 }
 
-/// Reshapes to \[batch, heads, rows, elements\].
 fn reshape_to_4d(t: &Tensor) -> Result<Tensor> {
     let &[ref batch @ .., rows, elements] = t.shape() else { return Ok(t.clone()) };
     let (&heads, outer) = batch.split_last().unwrap_or((&1, &[]));
@@ -373,7 +371,6 @@ struct AttentionRun {
     window_sides: [usize; 2],
     scale: f32,
     dropout: Option<AttentionDropoutState>,
-    /// True if gradients will be required.
     needs_grad: bool,
 }
 
@@ -388,7 +385,6 @@ struct AttentionDropoutState {
     philox_buffer: Option<Tensor>,
     /// Threshold of a weight's 16 random bits, below which the weight is dropped.
     threshold: u32,
-    /// Scale of the kept weights.
     keep_scale: f32,
 }
 
@@ -563,7 +559,6 @@ impl AttentionRun {
         q.device().try_enqueue(|| describe_for_profiler(&call), &Command::Attention(&call))
     }
 
-    /// Returns an upper bound on the loop iterations of one invocation.
     fn loop_iterations(&self, pass: &str, whole: bool) -> usize {
         let [q, k, v] = &self.inputs;
         let ([left, right], queries, keys) = (self.window_sides, q.shape()[2], k.shape()[2]);
@@ -681,7 +676,6 @@ fn fits_whole_rows(pass: &str, head: usize, value: usize, device: &Device) -> bo
     bytes * workgroups <= device.info().limits.max_workgroup_memory as usize
 }
 
-/// Describes a backend call for the profiler.
 pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {
     WorkItem {
         name: format!(
@@ -700,7 +694,6 @@ pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {
     }
 }
 
-/// Appends the first `count` extents or strides.
 fn push_extents(params: KernelParams, of: &[usize], count: usize) -> KernelParams {
     of.iter().take(count).fold(params, |params, &n| params.size(n))
 }

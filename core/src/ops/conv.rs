@@ -85,7 +85,6 @@ impl ConvGeometry {
         self.run_kernel("forward", extents, spatial_numel(&self.y_extents), w, x, bias, &self.y_shape())
     }
 
-    /// Computes the gradients of x and of w from the gradient of y.
     fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
         match self.uses_im2col(dy) {
             true => self.im2col_backward(dy, w, x),
@@ -108,7 +107,6 @@ impl ConvGeometry {
         self.run_kernel("input", extents, spatial_numel(&self.x_extents), w, dy, bias, &self.x_shape())
     }
 
-    /// Computes the gradient of w from the gradient of y.
     fn weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
         if self.uses_im2col(dy) {
             return self.im2col_weight_grad(dy, x);
@@ -187,7 +185,6 @@ pub(super) fn spatial_numel(extents: &[usize; 3]) -> usize {
     extents.iter().product()
 }
 
-/// Checks the operands of convolutions and transposed convolutions.
 fn check_conv_operands(
     op: &'static str,
     x: &Tensor,
@@ -246,7 +243,6 @@ fn bias_gradient(g: &Tensor) -> Result<Tensor> {
     g.sum(&dims, false)
 }
 
-/// Computes a convolution of `N` spatial dimensions.
 #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
 #[track_caller]
 fn convolve<const N: usize>(
@@ -374,7 +370,6 @@ fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor
     }))
 }
 
-/// Records a convolution, or a transposed one, in the autograd graph.
 fn attach_conv_grad(
     geometry: ConvGeometry,
     out: Tensor,
@@ -412,7 +407,6 @@ fn attach_conv_grad(
     })
 }
 
-/// Computes a transposed convolution of `N` spatial dimensions.
 #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
 #[track_caller]
 fn convolve_transposed<const N: usize>(

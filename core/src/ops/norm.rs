@@ -332,7 +332,6 @@ impl Normalization {
         }))
     }
 
-    /// Saves the inputs for the backward pass.
     fn saved_inputs(&self, inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
         let made = [Some(&self.x), self.weight.as_ref(), self.bias.as_ref()];
         made.into_iter().flatten().zip(inputs).map(|(made, t)| SavedTensor::substitute(made, t)).collect()

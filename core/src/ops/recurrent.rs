@@ -43,7 +43,6 @@ impl RecurrentKind {
         }
     }
 
-    /// Returns PyTorch's name of the operation.
     fn op_name(self) -> &'static str {
         match self {
             Self::Tanh => "rnn_tanh",
@@ -122,7 +121,6 @@ struct RecurrentRun {
 }
 
 impl RecurrentRun {
-    /// Returns the time steps in the order of computation.
     fn time_order(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
         let (steps, reverse) = (self.sizes[0], self.reverse);
         (0..steps).map(move |k| if reverse { steps - 1 - k } else { k })

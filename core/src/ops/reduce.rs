@@ -22,7 +22,6 @@ use crate::runtime::device::KernelKey;
 use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides, normalize_dim, numel};
 use crate::tensor::{Dims, Layout, Tensor};
 
-/// Record of one reduction.
 #[derive(Debug)]
 pub(crate) struct ReduceOp {
     /// PyTorch's name.
@@ -61,7 +60,6 @@ static COUNT: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("count_non
 #[derive(Clone, Debug)]
 pub(crate) struct ReduceDims {
     is_reduced: SmallVec<[bool; 6]>,
-    /// Shape of the input.
     pub(crate) input_shape: Dims,
     /// Shape of the input with 1 for each reduced dimension.
     pub(crate) keepdim_shape: Dims,
@@ -97,7 +95,6 @@ impl ReduceDims {
         }
     }
 
-    /// Returns the shape of the result.
     pub(crate) fn result_shape(&self, keepdim: bool) -> Dims {
         if keepdim {
             return self.keepdim_shape.clone();
@@ -129,7 +126,6 @@ pub(crate) struct ReduceArgs<'a> {
     pub(crate) center: Option<&'a Tensor>,
     /// Indices from the first stage.
     pub(super) partial_indices: Option<&'a Tensor>,
-    /// `p.args`.
     pub(crate) params: [f32; 4],
 }
 

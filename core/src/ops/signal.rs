@@ -8,7 +8,6 @@ use crate::tensor::Tensor;
 
 use std::f64::consts::PI;
 
-/// Returns the number of intervals from 0 to 1.
 fn interval_count(n: usize, periodic: bool) -> f64 {
     if periodic { n as f64 } else { n.saturating_sub(1) as f64 }
 }

@@ -166,7 +166,6 @@ binary! {
     bitwise_xor: Bits, "a ^ b", [], [NoGrad, NoGrad];
 }
 
-/// Returns the operation of a comparison by its name.
 pub(crate) fn comparison_op(name: &str) -> &'static PointwiseOp {
     match name {
         "lt" => &lt,
@@ -231,7 +230,6 @@ static CLAMP_SCALARS: PointwiseOp = PointwiseOp {
     ..CLAMP
 };
 
-/// Returns the operation that clamps by these bounds.
 fn select_clamp_op(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp {
     if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_SCALARS } else { &CLAMP }
 }

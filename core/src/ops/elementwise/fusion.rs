@@ -65,7 +65,6 @@ pub(crate) struct FusionSlot {
 }
 
 impl FusionSlot {
-    /// Returns the id of the group.
     pub(crate) fn group_id(self) -> u64 {
         self.group_id
     }
@@ -90,9 +89,7 @@ struct FusionStep {
     operands: SmallVec<[StepOperand; 4]>,
     scope: Scope,
     slice: Slice,
-    /// Weak handle to the result's storage.
     result: WeakStorage,
-    /// True if another step reads the result.
     is_read: bool,
 }
 
@@ -125,7 +122,6 @@ impl FusionGroup {
         self.id
     }
 
-    /// Returns true if no step is pending.
     pub(crate) fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }

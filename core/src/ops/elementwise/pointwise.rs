@@ -31,7 +31,6 @@ pub enum Scalar {
 }
 
 impl Scalar {
-    /// Returns the scalar as a float.
     pub(crate) fn to_f64(self) -> f64 {
         match self {
             Self::Float(v) => v,
@@ -117,13 +116,9 @@ pub(crate) enum TypeRule {
 /// Variable in the expression of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GradVar {
-    /// First input.
     A,
-    /// Second input.
     B,
-    /// Third input.
     C,
-    /// Result.
     Y,
 }
 
@@ -148,7 +143,6 @@ pub(crate) struct PointwiseOp {
     /// Expression for integers and f64, with `base` as its only math file. Empty if `expr` serves them or
     /// they are unsupported. NaN is tested as f32, because compilers may fold `a != a` to false.
     pub(crate) int_f64_expr: &'static str,
-    /// Rule for the types of the inputs and of the result.
     pub(crate) type_rule: TypeRule,
     /// Files of shaders/wgsl/math that the expressions need, in order of inclusion.
     pub(crate) math_files: &'static [&'static str],
@@ -158,7 +152,6 @@ pub(crate) struct PointwiseOp {
 
 const INPUT_NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// Returns the compute type and the result type for the operands.
 fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DType)> {
     let mut dtype: Option<DType> = None;
     // As in PyTorch, a zero-dimensional tensor does not widen tensors of the same category.
@@ -246,7 +239,6 @@ const F64_MATH: &[&str] = &["base", "f64_exp_log", "f64"];
 const F64_TRIG_MATH: &[&str] = &["base", "mul_wide", "f64_exp_log", "f64", "f64_trig"];
 const F64_SPECIAL_MATH: &[&str] = &["base", "f64_exp_log", "f64", "f64_special"];
 
-/// Returns the files that an expression in f64 needs.
 fn f64_math_files(expr: &str) -> &'static [&'static str] {
     match expr {
         _ if !expr.contains("m_") && !expr.contains("power(") => &[],
@@ -358,7 +350,6 @@ impl PointwiseOp {
     }
 }
 
-/// Tensor or scalar saved for a gradient.
 enum SavedOperand {
     Tensor(SavedTensor),
     Scalar(Scalar),

@@ -264,7 +264,6 @@ impl CustomOpCall<'_> {
     }
 }
 
-/// Fails if a call does not match the module's interface.
 fn check_interface(
     op: &'static str,
     module: &ModuleInterface,

@@ -37,7 +37,6 @@ pub(crate) struct ReduceConfig {
     pub(crate) lanes: usize,
     /// Reads that a thread has in flight.
     pub(crate) unroll: usize,
-    /// Steps of one partial result.
     pub(crate) chunk: usize,
     /// Partial results of one output.
     pub(crate) splits: usize,
@@ -88,9 +87,7 @@ impl ReduceConfig {
 /// Register layout of rows that several threads share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowConfig {
-    /// Threads for one row.
     pub(crate) lanes: usize,
-    /// Elements of a step.
     pub(crate) width: usize,
     /// Steps that a thread holds in registers, or 0 if a row is too long for registers.
     pub(crate) register_steps: usize,

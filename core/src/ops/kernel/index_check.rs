@@ -57,7 +57,6 @@ pub fn set_check_indices(on: bool) {
     ALL_THREADS_ENABLED.store(on, Ordering::Relaxed);
 }
 
-/// Reads the setting from the environment, once.
 fn is_enabled_by_env() -> Result<bool> {
     static FROM_ENV: OnceLock<std::result::Result<bool, String>> = OnceLock::new();
     let asked = FROM_ENV.get_or_init(|| {
@@ -69,7 +68,6 @@ fn is_enabled_by_env() -> Result<bool> {
 /// Range of the indices that an operation accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IndexRange {
-    /// Extent of the indexed dimension.
     pub(crate) extent: usize,
     /// If true, `-extent..0` counts from the end.
     pub(crate) allows_negative: bool,
@@ -78,7 +76,6 @@ pub(crate) struct IndexRange {
 }
 
 impl IndexRange {
-    /// Returns the range of a dimension.
     pub(crate) fn from_dim(x: &Tensor, dim: usize) -> Self {
         Self { extent: x.shape().get(dim).copied().unwrap_or(1), allows_negative: false, ignored_index: None }
     }

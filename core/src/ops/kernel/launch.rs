@@ -75,7 +75,6 @@ impl KernelParams {
         self
     }
 
-    /// Returns the number of words.
     pub(crate) fn len(&self) -> usize {
         self.words.len()
     }
@@ -104,7 +103,6 @@ pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
     if dtype == DType::I64 && !device.info().features.i64 { "i64w" } else { dtype.name() }
 }
 
-/// Fails if a kernel would compute in a type that the device lacks.
 pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
     let reason = match dtype {
         DType::I64 if !device.info().features.i64 => "the adapter has no 64-bit integers; cast to i32",
@@ -114,7 +112,6 @@ pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device
     Err(Error::Unsupported { op, device: device.to_string(), reason: reason.into() })
 }
 
-/// Fails for a tensor of a storage-only type.
 pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
     if !t.dtype().is_storage_only() {
         return Ok(());
@@ -126,7 +123,6 @@ pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
     ))
 }
 
-/// Fails for a mask that is not bool.
 pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
     if mask.dtype() == DType::Bool {
         return Ok(());
@@ -134,7 +130,6 @@ pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
     Err(Error::dtype(op, mask.dtype(), "the mask is bool; compare, or cast with `to_dtype`"))
 }
 
-/// Fails if a shape has more dimensions than kernels index.
 pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
     if rank <= MAX_RANK {
         return Ok(());
@@ -294,7 +289,6 @@ pub(crate) struct BoundTensors<'a> {
 }
 
 impl BoundTensors<'_> {
-    /// Returns the dispatch lock.
     pub(crate) fn dispatch_guard(&self) -> &DispatchGuard<'_> {
         &self.guard
     }

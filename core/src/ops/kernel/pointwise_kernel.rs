@@ -50,7 +50,6 @@ enum OutOfRangeRule {
     Wrap,
 }
 
-/// Named input of a kernel.
 pub(crate) struct PointwiseInput<'a> {
     pub(crate) name: &'static str,
     pub(crate) operand: Operand<'a>,

@@ -130,9 +130,7 @@ pub(crate) struct TilePlan {
     variant: MatmulVariant,
     /// Workgroups for each split of the sums.
     workgroups_per_split: usize,
-    /// Number of splits of a sum.
     split_k: usize,
-    /// Length of a split.
     k_per_split: usize,
 }
 
@@ -227,7 +225,6 @@ impl TilePlan {
         rounds(self.workgroups_per_split * self.split_k) * steps * step + second
     }
 
-    /// Returns true if rows of c are written four columns at a time.
     fn is_tiled(&self) -> bool {
         matches!(self.variant, MatmulVariant::Tiled(_))
     }

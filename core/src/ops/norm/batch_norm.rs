@@ -115,7 +115,6 @@ impl BatchNormalization {
         Ok((partial, parts))
     }
 
-    /// Runs a kernel over all elements.
     fn run_element_kernel(
         &self,
         g: Option<&Tensor>,

@@ -16,7 +16,6 @@ use crate::tensor::{Dims, Tensor};
 
 /// Rows of a tensor along one dimension, and their distribution over threads.
 pub(crate) struct RowLayout {
-    /// Number of rows.
     pub(crate) rows: usize,
     /// Elements of a row.
     pub(crate) extent: usize,
@@ -96,7 +95,6 @@ pub(crate) fn check_f32_f16_bf16(op: &'static str, x: &Tensor) -> Result<()> {
     }
 }
 
-/// Checks that softmax supports the dtype.
 #[track_caller]
 fn check_softmax_dtype(op: &'static str, x: &Tensor) -> Result<()> {
     if x.dtype() == DType::F64 {

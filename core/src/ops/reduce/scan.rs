@@ -16,7 +16,6 @@ use crate::runtime::device::Device;
 use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
-/// Kind of scan.
 #[derive(Clone, Copy, Default)]
 struct Scan<'a> {
     op: &'static str,
