@@ -205,9 +205,6 @@ impl GradScaler {
     }
 
     /// The scale. Waits for the device.
-    ///
-    /// # Errors
-    /// The device was lost.
     pub fn get_scale(&self) -> Result<f64> {
         self.device_state
             .get()
@@ -216,9 +213,6 @@ impl GradScaler {
 
     /// The scale, and how many steps went well in a row (`scale`, `growth_tracker`). Factors and interval are the
     /// program's. Waits for nothing; saving does.
-    ///
-    /// # Errors
-    /// Memory runs out.
     pub fn state_dict(&self, device: &Device) -> Result<BTreeMap<String, Tensor>> {
         let _no_grad = autograd::no_grad();
         let state = self.device_state(device)?;
@@ -264,9 +258,6 @@ impl GradScaler {
     }
 
     /// Forgets what was unscaled since the last update: for a step that ran out of memory midway, and is made again.
-    ///
-    /// # Errors
-    /// The device was lost.
     pub fn discard_step(&mut self) -> Result<()> {
         if let Some(state) = self.device_state.get().filter(|_| !self.optimizers.is_empty()) {
             let flags = state.narrow(0, FOUND_INF_INDEX, STATE_LEN - FOUND_INF_INDEX)?;
@@ -329,9 +320,6 @@ pub(crate) struct StagedScalerState {
 
 impl StagedScalerState {
     /// Gives it to the scaler.
-    ///
-    /// # Errors
-    /// The device was lost.
     pub(crate) fn commit(self, scaler: &mut GradScaler) -> Result<()> {
         self.device_state.commit()?;
         (scaler.init_scale, scaler.init_growth_tracker) = (self.scale, self.growth_tracker);
