@@ -1,4 +1,4 @@
-//! Ranges of options: one error text for each, that names the option, its value and the range.
+//! Range checks of options, with one error text that names the option, its value and the range.
 
 use crate::error::{Error, Result};
 

@@ -447,7 +447,7 @@ impl Device {
         self.launch_on_queue(self.current_queue(), scope::current(), kernel, bindings, params, groups)
     }
 
-    /// Enqueues a kernel on a given queue, attributed to a given scope.
+    /// Enqueues a kernel on queue `queue`, attributed to `scope`.
     pub(crate) fn launch_on_queue(
         &self,
         queue: u8,

@@ -280,8 +280,7 @@ impl Device {
         self.try_enqueue_on(self.current_queue(), scope::current(), work, command)
     }
 
-    /// Enqueues a command on a given queue, attributed to a given scope, and records it if a step is
-    /// captured.
+    /// Enqueues a command on queue `queue`, attributed to `scope`, and records it if a step is captured.
     #[inline]
     pub(crate) fn try_enqueue_on(
         &self,
