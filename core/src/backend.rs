@@ -220,8 +220,8 @@ pub enum Epilogue {
     },
     /// Writes the sums of a's rows over k: m values of a's dtype.
     RowSums(Slice),
-    /// For 8-bit floats: multiplies the product by an f32 scale of a and one of b, and adds a bias of n
-    /// values of c's dtype.
+    /// Multiplies a product of 8-bit floats by an f32 scale of a and one of b, then adds a bias of n values
+    /// of c's dtype.
     Scaled {
         /// Scales of a and of b; `None` means 1.
         scales: Option<[Slice; 2]>,
@@ -378,7 +378,7 @@ pub struct AttentionMask {
 
 /// Dropout of [`AttentionCall`]. Each weight uses 16 bits of Philox 4x32-10. Let h count the heads of all
 /// batches. The weight of query i and key j uses counter \[offset, offset, h · queries + i, j / 8\] and word
-/// j / 2 % 4: the upper half if j is odd, the lower half otherwise.
+/// j / 2 % 4. An odd j uses the upper half of that word, an even j the lower half.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionDropout {
     /// Four words: two of the generator's offset, then two of its seed.

@@ -2,8 +2,8 @@
 //! unscaled before the optimiser's step.
 //!
 //! All state is in one small buffer on the device: the scale, its inverse, the number of successful steps in
-//! a row, and a flag for each optimiser that marks non-finite gradients. The host never reads the buffer. The
-//! optimiser's kernels read the flags and skip the update if one is set.
+//! a row, and a non-finite flag for each optimiser. The host never reads the buffer. The optimiser's kernels
+//! read the flags and skip the update if one is set.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -187,7 +187,7 @@ impl GradScaler {
     /// Updates the scale according to the steps since the last update. Call it once for all optimisers.
     ///
     /// # Errors
-    /// There was no step.
+    /// There was no step since the last update.
     pub fn update(&mut self) -> Result<()> {
         const OP: &str = "update";
         let _op = memory::scope::enter_op(OP);

@@ -555,7 +555,7 @@ impl GradOptions<'_> {
 /// such gradients (`set_grad(None)`) when they are no longer needed, or use [`grad`].
 ///
 /// # Errors
-/// As [`Tensor::backward`].
+/// Those of [`Tensor::backward`].
 #[track_caller]
 pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
     run_backward(&options.seeded_outputs(outputs)?, options.to_backward_options())
@@ -596,7 +596,7 @@ pub fn grad(outputs: &[Tensor], inputs: &[Tensor], options: &GradOptions<'_>) ->
 /// Returns the gradients like [`grad`], with `None` for inputs that no path leads to.
 ///
 /// # Errors
-/// As [`grad`].
+/// Those of [`grad`].
 #[track_caller]
 pub fn grad_allow_unused(
     outputs: &[Tensor],
@@ -634,7 +634,7 @@ impl Tensor {
     /// Runs [`backward`](Self::backward) and retains the graph for another pass.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// Those of [`backward`](Self::backward).
     #[track_caller]
     pub fn backward_retain_graph(&self) -> Result<()> {
         run_backward(

@@ -319,7 +319,7 @@ pub(crate) fn lock_low_precision_copy(t: &Tensor) -> Option<MutexGuard<'_, LowPr
 /// Fails if an operation without a gradient has an input that requires one.
 ///
 /// # Errors
-/// [`Error::NoGradient`].
+/// [`Error::NoGradient`] if an input requires a gradient.
 pub fn check_no_grad_inputs(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
     if compute_requires_grad(inputs) { Err(Error::NoGradient { op }) } else { Ok(()) }
 }

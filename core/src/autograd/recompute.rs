@@ -1,10 +1,10 @@
 //! Forward runs and recomputations of a checkpoint's body. A recomputation must repeat the forward run and
 //! must change nothing else.
 //!
-//! The record of a forward run has its random draws, the values of state that it updated, the modes of
-//! modules, and the versions of older tensors that it read. A recomputation replays the draws, values and
-//! modes, leaves the state of modules alone, and is refused if a tensor that it reads has changed. It does
-//! not touch the device's random state, so other threads, panics and errors cannot disturb that state.
+//! The record of a forward run has its random draws, the module state values and modes that it used, and the
+//! versions of older tensors that it read. A recomputation replays the draws, values and modes, and leaves
+//! the state of modules alone. It is refused if a tensor that it reads has changed. It does not touch the
+//! device's random state, so other threads, panics and errors cannot disturb that state.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicUsize, Ordering};

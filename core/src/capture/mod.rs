@@ -15,8 +15,8 @@
 //! even if the step ignores the operation's error.
 //!
 //! State that is carried from one step to the next must be a tensor that the step changes in place
-//! (`state.copy_(&new)?`). It is an error if the program keeps a tensor of the step that is not an output,
-//! because the next replay would read the old tensor. Two buffers that are swapped in each step are not
+//! (`state.copy_(&new)?`). The program must not keep a tensor of the step that is not an output: the next
+//! replay would read the old tensor, so this is an error. Two buffers that are swapped in each step are not
 //! detected: copy instead.
 //!
 //! Memory used only inside the step lies in an arena that the [`CapturedStep`] owns. Commands whose results
@@ -168,7 +168,7 @@ impl fmt::Display for CaptureStats {
     }
 }
 
-/// A captured step: see the [module](self).
+/// Captured step; see the [module](self).
 ///
 /// The step owns everything that its replays need, even after the model and the optimiser are dropped.
 #[must_use = "a captured step is replayed by it"]

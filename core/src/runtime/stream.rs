@@ -142,8 +142,8 @@ pub(crate) struct StreamSet {
 }
 
 /// Dispatch lock, held from operand lookup until the work is enqueued. While a thread holds it, no other
-/// thread enqueues work, records an event or moves memory, so addresses stay valid until the work is in its
-/// queue. Taking this lock flushes the pending fusion group.
+/// thread enqueues work, records an event or moves memory. Addresses therefore stay valid until the work is
+/// in its queue. Taking this lock flushes the pending fusion group.
 ///
 /// Lock order: dispatch lock, pool, storage state, synchronisation state. No memory is allocated while this
 /// lock is held, because an allocation may move memory.
