@@ -41,9 +41,9 @@ const SMALL_PROGRAM_DIVISOR: u64 = 4;
 /// A segment for several requests like the first one is cut down to whole requests, if it would leave this
 /// part of itself unused.
 const MAX_TAIL_DIVISOR: u64 = 8;
-/// Idle segments of at least this part of a request are replaced by one segment that holds as many requests
-/// of that size as possible, since the next requests are often alike. [`SPARE_DIVISOR`] of one more request
-/// is added, for requests that are slightly larger.
+/// Idle segments of at least this part of a request are replaced by one segment for as many such requests as
+/// possible: the next ones are often alike. [`SPARE_DIVISOR`] of one more request is added, for requests that
+/// are slightly larger.
 const MIN_REPLACED_DIVISOR: u64 = 2;
 /// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
 /// segment would leave no place for a third, slightly larger one.

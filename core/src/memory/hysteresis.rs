@@ -5,9 +5,9 @@
 //! ([`MigrationBudget`](super::grow::MigrationBudget)) do not show that, because a large program may move a
 //! little in every step, for ever.
 //!
-//! Such a program is recognised by its repetition. Memory is missing for a request of the same size, with the
-//! same number of bytes in use, after the same number of allocated bytes, again and again. Repeating layers
-//! do not look like that, because each layer leaves memory in use.
+//! Such a program is recognised by its repetition. Memory is missing again and again for requests of one
+//! size, with equal bytes in use, and equal bytes allocated in between. Repeating layers do not look like
+//! that, because each layer leaves memory in use.
 
 /// Number of growths remembered: those of some steps.
 const HISTORY_LEN: usize = 128;
