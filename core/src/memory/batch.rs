@@ -239,7 +239,7 @@ impl Pool {
     /// Of nested calls, only the outermost one measures.
     ///
     /// # Errors
-    /// Those of `step`.
+    /// Errors of `step`.
     ///
     /// ```
     /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};

@@ -8,14 +8,14 @@
 //!
 //! - every step that may have freed memory is followed by a search, before the pool grows or fails;
 //! - blocks carry the tag, module and operation they were allocated for ([`scope`]), so [`OutOfMemory`] can
+//!   list their holders;
 //! - freed blocks that the device may still use count as pending, and their memory returns to the device only
 //!   after a fence;
-//!   the device only after a fence;
 //! - the pool returns idle memory before it grows past what the program has shown to need.
 //!
 //! # The slow path
+//!
 //! A request that no free block fits goes through these steps. [`ReclaimStats`] counts steps 1 to 8, and a
-//! search follows each step that may have freed memory.
 //! search follows each step that may have freed memory.
 //!
 //! 0. cross-stream: a free block of another queue serves the request, whose queue waits for the other one on
@@ -25,9 +25,9 @@
 //! 3. collect: above `garbage_collection_threshold`, segments that were idle for long return to the device;
 //! 4. compact: tensors' blocks in plain segments move to join free memory, if the pool would otherwise hold
 //!    as much as in the next step. Once the device is full, segments of any kind are compacted, all of them
+//!    if necessary;
 //! 5. reclaim: if the pool would hold more than `1 + growth_slack` times its peak usage, idle memory returns
 //!    to the device or moves to where memory is missing;
-//!    more than `1 + growth_slack` times its peak usage;
 //! 6. grow: the pool allocates a segment, or maps memory where the least is missing;
 //! 7. wait: the host waits for all fences of freed blocks;
 //! 8. release: all idle memory returns to the device, and the pool grows once more. A virtual range is then

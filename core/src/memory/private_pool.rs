@@ -24,7 +24,7 @@ use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 /// drop(inside);
 /// drop(a);
 /// let taken = device.memory().reserved();
-/// // What is free in it does not serve others.
+/// // Its free memory does not serve other requests.
 /// let _b = Tensor::zeros(&[1 << 20], DType::F32, &device)?;
 /// assert!(device.memory().reserved() > taken);
 /// drop(own);
