@@ -260,7 +260,7 @@ impl Heap {
 
     #[inline]
     pub(super) fn segment(&self, segment: u32) -> &Segment {
-        // invariant: slots and arenas name only segments that are there
+        // invariant: slots and arenas refer only to existing segments
         self.segments[segment as usize].as_ref().expect("a segment that is there") // invariant: see above
     }
 

@@ -12,8 +12,9 @@ use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 /// Memory of a [`Pool`] that serves only requests made [inside](Self::enter) it, as PyTorch's `MemPool`.
 ///
 /// The private pool keeps the memory it has taken while it lives, so addresses in a captured step stay
-/// reserved for that step. The pool's statistics count its bytes. When it is dropped, idle memory returns to
-/// the device. Blocks that are still allocated stay valid; once freed, they serve any request.
+/// reserved for that step. The pool's statistics count its bytes. When the private pool is dropped, its idle
+/// memory returns to the device. Blocks that are still allocated stay valid; once freed, they serve any
+/// request.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
