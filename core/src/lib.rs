@@ -1,28 +1,29 @@
-//! The core of forebay: tensors, operations, gradients, memory, training. It names no GPU API.
+//! Core of forebay: tensors, operations, gradients, memory and training, independent of any GPU API.
 //!
-//! A [`device::Device`] is a [`backend::Backend`] with a memory [`memory::Pool`]; a [`tensor::Tensor`] is a view of a block of
-//! that pool; an operation ([`ops`]) launches kernels of the shaders crate and puts its gradient on the tape
-//! ([`autograd`]). Programs use the facade crate `forebay`, which chooses the device.
+//! A [`device::Device`] is a [`backend::Backend`] with a memory [`memory::Pool`]. A [`tensor::Tensor`] is a
+//! view of a block of that pool. An operation ([`ops`]) launches kernels of the shaders crate and records its
+//! gradient in the autograd graph ([`autograd`]). Programs use the facade crate `forebay`, which chooses the
+//! device.
+//!
+//! Every operation can fail because memory runs out or the device was lost. `# Errors` sections list only
+//! other errors.
 
 pub mod amp;
+pub mod atomic_write;
 pub mod autograd;
 pub mod backend;
 pub mod capture;
-pub(crate) mod check;
-pub mod data;
+#[doc(hidden)]
+pub mod check;
 pub mod dtype;
 pub mod environment;
 pub mod error;
-pub mod io;
 pub mod memory;
-pub mod nn;
 pub mod ops;
-pub mod optim;
-pub mod plan;
 mod runtime;
-mod scoped_local;
+#[doc(hidden)]
+pub mod scoped_local;
 mod storage;
 pub mod tensor;
-pub mod train;
 
 pub use runtime::{device, profile, stream};

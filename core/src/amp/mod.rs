@@ -1,8 +1,10 @@
-//! Mixed precision: what is safe in 16 bits runs in 16 bits, everything else in f32, and so are the weights kept.
+//! Automatic mixed precision: operations that are safe in 16 bits run in 16 bits, all others in f32. Weights
+//! stay in f32.
 //!
-//! [`autocast`] is a scope around the forward pass, in which every operation chooses its type by PyTorch's lists
-//! ([`CastPolicy`]). Parameters stay f32: what multiplies is a cast of them, made once a scope, and gradients are cast back
-//! on their way. With [`fp8()`] inside, linear layers multiply in 8 bits. In f16, small gradients vanish: [`GradScaler`] multiplies the loss, and divides the gradients again.
+//! [`autocast`] is a scope around the forward pass in which every operation chooses its dtype by PyTorch's
+//! lists ([`CastPolicy`]). Parameters stay in f32: each is cast once in a scope, and its gradient is cast
+//! back. With [`fp8()`] inside, linear layers multiply in 8 bits. In f16, small gradients underflow:
+//! [`GradScaler`] scales the loss, and unscales the gradients.
 //!
 //! ```no_run
 //! # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
@@ -17,15 +19,14 @@
 
 mod autocast;
 mod fp8;
-pub(crate) mod low_precision_copy;
-mod scaler;
+#[doc(hidden)]
+pub mod low_precision_copy;
 
 pub use autocast::{
     AutocastGuard, CastPolicy, autocast, autocast_dtype, clear_autocast_cache, is_autocast_enabled,
     no_autocast,
 };
 pub use fp8::{Fp8Guard, fp8, is_fp8_enabled};
-pub use scaler::GradScaler;
 
 pub(crate) use autocast::{
     AutocastOperand, AutocastState, OperandCast, dispatch_autocast, dispatch_in_f32, half_to_f32,

@@ -1,15 +1,17 @@
-//! Operations, one folder for each family: the shape rule, the launch and the gradient of an operation stand next to each other.
+//! Operations, one folder for each family. A file has an operation's shape rule, launch and gradient.
 //!
-//! Operations are methods of [`Tensor`](crate::tensor::Tensor) under PyTorch's names; what joins several tensors ([`cat`],
-//! [`stack`], [`einsum`], [`meshgrid`]) is a function of a slice of them. Arguments with defaults are a struct of options, with
-//! `Default` ([`AttentionOptions`], [`CrossEntropyOptions`]), or have a name of their own (`sum_all`). A new operation is one entry in
-//! its family's file, and a kernel in the shaders crate where the family does not generate it.
+//! Operations are methods of [`Tensor`](crate::tensor::Tensor) under PyTorch's names. Operations on a list of
+//! tensors ([`cat`], [`stack`], [`einsum`], [`meshgrid`]) are functions of a slice. Optional arguments form a
+//! struct that implements `Default` ([`AttentionOptions`], [`CrossEntropyOptions`]), or the variant has its
+//! own name (`sum_all`). A new operation is one entry in its family's file. Its kernel goes into the shaders
+//! crate, unless the family generates it.
 
 pub(crate) mod attention;
 pub(crate) mod conv;
 pub(crate) mod elementwise;
 mod index;
-pub(crate) mod kernel;
+#[doc(hidden)]
+pub mod kernel;
 mod linalg;
 mod loss;
 pub(crate) mod matmul;
@@ -19,20 +21,23 @@ mod recurrent;
 mod reduce;
 mod shape;
 mod signal;
-mod sort;
+#[doc(hidden)]
+pub mod sort;
 
 pub use attention::AttentionOptions;
 pub use conv::grid_sample::{GridMode, GridPadding};
 pub use conv::interpolate::{InterpolateMode, InterpolateOptions};
 pub use conv::pool::{Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions};
-pub(crate) use conv::spatial::check_at_least;
+#[doc(hidden)]
+pub use conv::spatial::check_at_least;
 pub use conv::spatial::{IntoSpatial, Padding};
 pub use elementwise::pointwise::{Operand, Scalar};
 pub use index::ScatterOp;
 pub use index::embedding::EmbeddingOptions;
 pub use index::embedding_bag::{EmbeddingBagMode, EmbeddingBagOptions};
 pub use index::scatter::ScatterReduce;
-pub(crate) use index::select::{cast_index_to_i32, ignore_index_to_i32};
+#[doc(hidden)]
+pub use index::select::{cast_index_to_i32, ignore_index_to_i32};
 pub use kernel::custom::{CustomOp, CustomOpCall, SavedForBackward};
 pub use kernel::index_check::{CheckIndicesGuard, check_indices, set_check_indices};
 pub use linalg::factorizations::LstsqResult;
@@ -41,8 +46,10 @@ pub use loss::Reduction;
 pub use loss::cross_entropy::CrossEntropyOptions;
 pub use loss::ctc_loss::CtcLossOptions;
 pub use matmul::einsum::einsum;
-pub(crate) use norm::layer_norm::machine_epsilon;
-pub(crate) use random::representable_range;
+#[doc(hidden)]
+pub use norm::layer_norm::machine_epsilon;
+#[doc(hidden)]
+pub use random::representable_range;
 pub use recurrent::{RecurrentKind, RecurrentOp, RecurrentOutput};
 pub use shape::shape_composite::{
     block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, hstack, meshgrid, vstack,

@@ -1,9 +1,10 @@
-//! The plumbing that every operation shares: launches and their parameters, pointwise kernels, custom kernels, tuning
+//! Code that every operation shares: launches and their parameters, pointwise kernels, custom kernels, launch
 //! heuristics, and the checks of scalars and indices.
 
 pub(crate) mod custom;
 pub(crate) mod heuristics;
 pub(crate) mod index_check;
-pub(crate) mod launch;
+#[doc(hidden)]
+pub mod launch;
 pub(crate) mod pointwise_kernel;
 pub(crate) mod scalar;

@@ -1,0 +1,77 @@
+//! Self-attention.
+
+use super::{Dropout, Linear, Module, ModuleScope};
+use forebay_core::device::Device;
+use forebay_core::error::{Error, Result};
+use forebay_core::ops::AttentionOptions;
+use forebay_core::tensor::Tensor;
+
+/// Multi-head self-attention as in GPT-2: one projection to queries, keys and values, and one output
+/// projection.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct SelfAttention {
+    /// Projection from \[features\] to queries, keys and values, concatenated: \[3 · features\].
+    pub qkv: Linear,
+    /// Output projection of the concatenated heads.
+    pub proj: Linear,
+    /// Dropout of the output.
+    pub dropout: Dropout,
+    heads: usize,
+    causal: bool,
+    scope: ModuleScope,
+}
+
+impl SelfAttention {
+    /// Creates attention in which each position attends to all positions.
+    ///
+    /// # Errors
+    /// `heads` is 0 or does not divide the number of features.
+    #[track_caller]
+    pub fn new(features: usize, heads: usize, device: &Device) -> Result<Self> {
+        if heads == 0 || !features.is_multiple_of(heads) {
+            return Err(Error::argument(
+                "SelfAttention",
+                format!("{features} features do not divide by {heads} heads"),
+            ));
+        }
+        Ok(Self {
+            qkv: Linear::new(features, features.saturating_mul(3), device)?,
+            proj: Linear::new(features, features, device)?,
+            dropout: Dropout::new(0.0),
+            heads,
+            causal: false,
+            scope: ModuleScope::new(),
+        })
+    }
+
+    /// Makes each position attend only to itself and to earlier positions.
+    #[must_use]
+    pub fn causal(mut self) -> Self {
+        self.causal = true;
+        self
+    }
+
+    /// Sets the dropout probability of the output.
+    #[must_use]
+    pub fn with_dropout(mut self, p: f64) -> Self {
+        self.dropout.p = p;
+        self
+    }
+
+    /// Computes attention: \[batch, length, features\] to the same shape.
+    ///
+    /// # Errors
+    /// `x` does not have this shape.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| {
+            if x.rank() != 3 {
+                return Err(Error::shape("SelfAttention", "takes [batch, length, features]", &[x.shape()]));
+            }
+            let options = AttentionOptions { is_causal: self.causal, ..AttentionOptions::default() };
+            let out = self.qkv.forward(x)?.qkv_attention(self.heads, self.heads, &options)?;
+            self.dropout.forward(&self.proj.forward(&out)?)
+        })
+    }
+}

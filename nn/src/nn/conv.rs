@@ -1,0 +1,235 @@
+//! Convolutions and transposed convolutions as layers.
+
+use super::{HasWeight, Module, ModuleScope, init};
+use forebay_core::device::Device;
+use forebay_core::error::{Error, Result};
+use forebay_core::ops::{IntoSpatial, PadMode, Padding, check_at_least};
+use forebay_core::tensor::Tensor;
+use forebay_core::tensor::layout::numel;
+
+/// Options of a convolution with `N` spatial dimensions. `Conv2dOptions { padding: [1, 1],
+/// ..Default::default() }`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ConvOptions<const N: usize> {
+    /// Stride of the kernel; 1.
+    pub stride: [usize; N],
+    /// Padding on both sides of each dimension; 0.
+    pub padding: [usize; N],
+    /// If true, replaces `padding` by the padding that preserves the extents of the input: PyTorch's
+    /// `padding="same"`. Requires a stride of 1; false.
+    pub same_padding: bool,
+    /// Values of the padding; zeros.
+    pub padding_mode: PadMode,
+    /// Distance between elements of the kernel; 1.
+    pub dilation: [usize; N],
+    /// Number of independent groups of channels; 1.
+    pub groups: usize,
+    /// If true, the layer has a bias; true.
+    pub bias: bool,
+}
+
+/// Options of a [`Conv1d`].
+pub type Conv1dOptions = ConvOptions<1>;
+/// Options of a [`Conv2d`].
+pub type Conv2dOptions = ConvOptions<2>;
+/// Options of a [`Conv3d`].
+pub type Conv3dOptions = ConvOptions<3>;
+
+impl<const N: usize> Default for ConvOptions<N> {
+    fn default() -> Self {
+        Self {
+            stride: [1; N],
+            padding: [0; N],
+            same_padding: false,
+            padding_mode: PadMode::Constant(0.0),
+            dilation: [1; N],
+            groups: 1,
+            bias: true,
+        }
+    }
+}
+
+/// Options of a transposed convolution with `N` spatial dimensions. `ConvTranspose2dOptions { stride: [2, 2],
+/// ..Default::default() }`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ConvTransposeOptions<const N: usize> {
+    /// Stride of the kernel over the output; 1.
+    pub stride: [usize; N],
+    /// Number of elements removed from both sides of each output dimension; 0.
+    pub padding: [usize; N],
+    /// Number of elements added to one side of each output dimension; 0.
+    pub output_padding: [usize; N],
+    /// Distance between elements of the kernel; 1.
+    pub dilation: [usize; N],
+    /// Number of independent groups of channels; 1.
+    pub groups: usize,
+    /// If true, the layer has a bias; true.
+    pub bias: bool,
+}
+
+/// Options of a [`ConvTranspose1d`].
+pub type ConvTranspose1dOptions = ConvTransposeOptions<1>;
+/// Options of a [`ConvTranspose2d`].
+pub type ConvTranspose2dOptions = ConvTransposeOptions<2>;
+/// Options of a [`ConvTranspose3d`].
+pub type ConvTranspose3dOptions = ConvTransposeOptions<3>;
+
+impl<const N: usize> Default for ConvTransposeOptions<N> {
+    fn default() -> Self {
+        Self {
+            stride: [1; N],
+            padding: [0; N],
+            output_padding: [0; N],
+            dilation: [1; N],
+            groups: 1,
+            bias: true,
+        }
+    }
+}
+
+/// Creates a weight of \[lead, other / groups, kernel..\] and a bias of `outputs`, both uniform within
+/// 1/√fan_in. The fan-in is the size of the weight without its first dimension, also for transposed
+/// convolutions, as in PyTorch.
+#[track_caller]
+fn create_parameters(
+    layer: &'static str,
+    [lead, other]: [usize; 2],
+    outputs: usize,
+    kernel: &[usize],
+    groups: usize,
+    bias: bool,
+    device: &Device,
+) -> Result<(Tensor, Option<Tensor>)> {
+    if groups == 0 || !lead.is_multiple_of(groups) || !other.is_multiple_of(groups) {
+        let inputs = if lead == outputs { other } else { lead };
+        let why = format!("{inputs} and {outputs} channels do not divide into {groups} groups");
+        return Err(Error::argument(layer, why));
+    }
+    let shape = [&[lead, other / groups], kernel].concat();
+    let fan_in = numel(&shape[1..]);
+    let bias = if bias { Some(init::create_uniform_parameter(&[outputs], fan_in, device)?) } else { None };
+    Ok((init::create_uniform_parameter(&shape, fan_in, device)?, bias))
+}
+
+/// Defines a layer from its options, the order of channels in its weight, and its operation.
+macro_rules! conv_layer {
+    (
+        $layer:ident($options:ident<$n:literal>) $doc:literal $shape:literal $weight:literal $outputs_dim:literal
+        [$in:ident, $out:ident -> $lead:ident, $other:ident]
+        |$this:ident, $w:ident, $x:ident| $forward:expr
+    ) => {
+        #[doc = concat!($doc, " of \\[batch, channels, ", $shape, "\\].")]
+        #[derive(Debug, Module)]
+        #[module(crate = crate)]
+        pub struct $layer {
+            #[doc = concat!("\\[", $weight, ", ", $shape, "\\].")]
+            pub weight: Tensor,
+            /// Bias, \[out\].
+            pub bias: Option<Tensor>,
+            #[module(skip)]
+            options: $options<$n>,
+            scope: ModuleScope,
+        }
+
+        impl $layer {
+            /// Creates a layer with weight and bias uniform within 1/√fan_in, as in PyTorch. `kernel` is one
+            /// extent, or one for each dimension.
+            ///
+            /// # Errors
+            /// `groups` does not divide the channels, or the kernel has an extent of 0.
+            #[track_caller]
+            pub fn new(
+                $in: usize,
+                $out: usize,
+                kernel: impl IntoSpatial<$n>,
+                options: $options<$n>,
+                device: &Device,
+            ) -> Result<Self> {
+                let (name, channels) = (stringify!($layer), [$lead, $other]);
+                let kernel = check_at_least(name, "kernel_size", kernel.spatial(), 1)?;
+                let (weight, bias) =
+                    create_parameters(name, channels, $out, &kernel, options.groups, options.bias, device)?;
+                Ok(Self { weight, bias, options, scope: ModuleScope::new() })
+            }
+
+            #[doc = concat!("\\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
+            /// # Errors
+            /// The number of channels of `x` differs from the layer's, or `same_padding` is set with a stride
+            /// other than 1.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                self.forward_with(&self.weight, x)
+            }
+        }
+
+        impl HasWeight for $layer {
+            const OUTPUTS_DIM: usize = $outputs_dim;
+
+            fn weight(&self) -> &Tensor {
+                &self.weight
+            }
+
+            fn weight_mut(&mut self) -> &mut Tensor {
+                &mut self.weight
+            }
+
+            #[track_caller]
+            fn forward_with(&self, $w: &Tensor, $x: &Tensor) -> Result<Tensor> {
+                let $this = self;
+                self.scope.run(|| $forward)
+            }
+        }
+    };
+}
+
+macro_rules! conv_layers {
+    ($($n:literal $shape:literal $conv:ident $op:ident $transpose:ident $transpose_op:ident;)*) => {$(
+        conv_layer! {
+            $conv(ConvOptions<$n>) "A convolution" $shape "out, in / groups" 0 [inputs, outputs -> outputs, inputs]
+            |this, w, x| {
+                let ConvOptions { stride, padding, same_padding, padding_mode, dilation, groups, .. } = this.options;
+                let bias = this.bias.as_ref();
+                match padding_mode {
+                    PadMode::Constant(0.0) if same_padding => x.$op(w, bias, stride, Padding::Same, dilation, groups),
+                    PadMode::Constant(0.0) => x.$op(w, bias, stride, padding, dilation, groups),
+                    mode => {
+                        let sides = if same_padding { same_padding_sides(w, stride, dilation)? } else { padding.map(|n| [n; 2]) };
+                        // `pad` takes the last dimension first.
+                        let pads: Vec<isize> = sides.iter().rev().flatten().map(|&n| n as isize).collect();
+                        x.pad(&pads, mode)?.$op(w, bias, stride, [0; $n], dilation, groups)
+                    }
+                }
+            }
+        }
+        conv_layer! {
+            $transpose(ConvTransposeOptions<$n>) "A transposed convolution" $shape "in, out / groups" 1
+            [inputs, outputs -> inputs, outputs]
+            |this, w, x| {
+                let ConvTransposeOptions { stride, padding, output_padding, dilation, groups, .. } = this.options;
+                x.$transpose_op(w, this.bias.as_ref(), stride, padding, output_padding, groups, dilation)
+            }
+        }
+    )*};
+}
+
+conv_layers! {
+    1 "length" Conv1d conv1d ConvTranspose1d conv_transpose1d;
+    2 "height, width" Conv2d conv2d ConvTranspose2d conv_transpose2d;
+    3 "depth, height, width" Conv3d conv3d ConvTranspose3d conv_transpose3d;
+}
+
+/// Returns the padding before and after each dimension that preserves its extent. An odd total puts the extra
+/// element after, as in PyTorch.
+fn same_padding_sides<const N: usize>(
+    weight: &Tensor,
+    stride: [usize; N],
+    dilation: [usize; N],
+) -> Result<[[usize; 2]; N]> {
+    if stride != [1; N] {
+        return Err(Error::argument("conv", format!("`same_padding` takes a stride of 1, not {stride:?}")));
+    }
+    Ok(std::array::from_fn(|d| {
+        let both = dilation[d] * weight.shape().get(d + 2).map_or(0, |taps| taps.saturating_sub(1));
+        [both / 2, both - both / 2]
+    }))
+}

@@ -1,0 +1,197 @@
+//! Embedding tables.
+
+use super::{Module, ModuleScope, init};
+use forebay_core::autograd;
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
+use forebay_core::tensor::Tensor;
+
+/// Bound of the `p`-norm of a table's rows.
+#[derive(Clone, Copy, Debug)]
+struct MaxNorm {
+    max_norm: f64,
+    p: f64,
+}
+
+impl MaxNorm {
+    /// Scales the rows that `index` selects to the maximum norm, in place.
+    #[track_caller]
+    fn renorm_rows(self, table: &Tensor, index: &Tensor) -> Result<()> {
+        autograd::update_state(|| table.embedding_renorm_(index, self.max_norm, self.p))
+    }
+}
+
+/// Table of vectors, selected by integers.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct Embedding {
+    /// Table, \[entries, features\].
+    pub weight: Tensor,
+    #[module(skip)]
+    lookup: EmbeddingOptions,
+    #[module(skip)]
+    max_norm: Option<MaxNorm>,
+    scope: ModuleScope,
+}
+
+impl Embedding {
+    /// Creates a table of standard normal values, as PyTorch.
+    #[track_caller]
+    pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
+        let weight = init::create_parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
+        Ok(Self::from_parameter(weight))
+    }
+
+    /// Wraps an existing tensor, for example one with other initial values or shared with another layer.
+    #[must_use]
+    pub fn from_parameter(weight: Tensor) -> Self {
+        Self { weight, lookup: EmbeddingOptions::default(), max_norm: None, scope: ModuleScope::new() }
+    }
+
+    /// Zeroes a row for padding and excludes the row from the gradient.
+    ///
+    /// # Errors
+    /// `padding_idx` is not a row of the table.
+    #[track_caller]
+    pub fn with_padding_idx(mut self, padding_idx: usize) -> Result<Self> {
+        zero_padding_row("Embedding", &self.weight, padding_idx)?;
+        self.lookup.padding_idx = Some(padding_idx);
+        Ok(self)
+    }
+
+    /// Divides the gradient of a row by the number of times a lookup selects the row: PyTorch's
+    /// `scale_grad_by_freq`.
+    #[must_use]
+    pub fn scale_grad_by_freq(mut self) -> Self {
+        self.lookup.scale_grad_by_freq = true;
+        self
+    }
+
+    /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
+    /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
+    /// was recorded before the lookup becomes an error.
+    #[must_use]
+    pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
+        self.max_norm = Some(MaxNorm { max_norm, p });
+        self
+    }
+
+    /// Selects rows of the table; the output has the shape of `index` and a last dimension of features.
+    ///
+    /// # Errors
+    /// `index` does not hold integers.
+    #[track_caller]
+    pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| {
+            self.max_norm.map_or(Ok(()), |most| most.renorm_rows(&self.weight, index))?;
+            self.weight.embedding_with(index, self.lookup)
+        })
+    }
+}
+
+/// Table of vectors, selected in bags, each of which is reduced to one vector.
+///
+/// ```
+/// # use forebay_core::{device::Device, ops::EmbeddingBagMode, tensor::Tensor};
+/// # use forebay_nn::nn::EmbeddingBag;
+/// # let device = Device::null(Default::default());
+/// let words = EmbeddingBag::new(100, 8, EmbeddingBagMode::Mean, None, &device)?;
+/// let sentences = Tensor::from_slice(&[1i32, 2, 3, 7, 7, 0], &[2, 3], &device)?;
+/// assert_eq!(words.forward(&sentences, None, None)?.shape(), [2, 8]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct EmbeddingBag {
+    /// Table, \[entries, features\].
+    pub weight: Tensor,
+    #[module(skip)]
+    mode: EmbeddingBagMode,
+    #[module(skip)]
+    padding_idx: Option<usize>,
+    #[module(skip)]
+    scale_grad_by_freq: bool,
+    #[module(skip)]
+    max_norm: Option<MaxNorm>,
+    scope: ModuleScope,
+}
+
+/// Zeroes the padding row.
+fn zero_padding_row(layer: &'static str, weight: &Tensor, row: usize) -> Result<()> {
+    let rows = weight.shape().first().copied().unwrap_or(0);
+    if row >= rows {
+        return Err(Error::argument(layer, format!("padding_idx {row} is none of the {rows} rows")));
+    }
+    init::constant_(&weight.detach().narrow(0, row, 1)?, 0.0)
+}
+
+impl EmbeddingBag {
+    /// Creates a table of standard normal values, as PyTorch. The row `padding_idx` is zero and excluded from
+    /// every bag.
+    ///
+    /// # Errors
+    /// `padding_idx` is not a row of the table.
+    #[track_caller]
+    pub fn new(
+        entries: usize,
+        features: usize,
+        mode: EmbeddingBagMode,
+        padding_idx: Option<usize>,
+        device: &Device,
+    ) -> Result<Self> {
+        let weight = init::create_parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
+        if let Some(row) = padding_idx {
+            zero_padding_row("EmbeddingBag", &weight, row)?;
+        }
+        Ok(Self {
+            weight,
+            mode,
+            padding_idx,
+            scale_grad_by_freq: false,
+            max_norm: None,
+            scope: ModuleScope::new(),
+        })
+    }
+
+    /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
+    /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
+    /// was recorded before the lookup becomes an error.
+    #[must_use]
+    pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
+        self.max_norm = Some(MaxNorm { max_norm, p });
+        self
+    }
+
+    /// Divides the gradient of a row by the number of times a call selects the row: PyTorch's
+    /// `scale_grad_by_freq`. Not supported for maxima.
+    #[must_use]
+    pub fn scale_grad_by_freq(mut self) -> Self {
+        self.scale_grad_by_freq = true;
+        self
+    }
+
+    /// Reduces each bag to one vector; errors as for [`embedding_bag`](Tensor::embedding_bag).
+    #[track_caller]
+    pub fn forward(
+        &self,
+        index: &Tensor,
+        offsets: Option<&Tensor>,
+        per_sample_weights: Option<&Tensor>,
+    ) -> Result<Tensor> {
+        let (mode, padding_idx, scale_grad_by_freq) = (self.mode, self.padding_idx, self.scale_grad_by_freq);
+        let bags = EmbeddingBagOptions {
+            offsets,
+            mode,
+            per_sample_weights,
+            padding_idx,
+            scale_grad_by_freq,
+            ..EmbeddingBagOptions::default()
+        };
+        self.scope.run(|| {
+            self.max_norm.map_or(Ok(()), |most| most.renorm_rows(&self.weight, index))?;
+            self.weight.embedding_bag(index, &bags)
+        })
+    }
+}

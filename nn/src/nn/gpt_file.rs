@@ -1,0 +1,121 @@
+//! GPT-2's weights in the format of the published Python files.
+//!
+//! The files use the names of [`Gpt`], with three differences. Weights of layers are \[in, out\] instead of
+//! \[out, in\]. Loading and saving transpose them by name, because the shape of a square weight does not show
+//! its order. Names may begin with `transformer.`. Files may hold tensors that are not parameters: masks, and
+//! the weight of the last layer, a copy of the token embedding.
+
+use std::collections::BTreeMap;
+
+use super::{Gpt, GptOptions, Module, rename_keys};
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+const LOAD_GPT2_OP: &str = "load_gpt2";
+/// Features of a head in all models of this family.
+const HEAD_DIM: usize = 64;
+
+/// Reports whether files hold this weight transposed.
+fn is_transposed(name: &str) -> bool {
+    [".c_attn.weight", ".c_fc.weight", ".c_proj.weight"].iter().any(|end| name.ends_with(end))
+}
+
+/// Removes the prefix that files of a whole language model have.
+fn strip_transformer_prefix(name: &str) -> &str {
+    name.strip_prefix("transformer.").unwrap_or(name)
+}
+
+impl GptOptions {
+    /// Infers the sizes of the model from its file, without dropout. All models of this family have 64
+    /// features for each head.
+    ///
+    /// ```
+    /// # use std::collections::BTreeMap;
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # use forebay_nn::nn::GptOptions;
+    /// # let device = Device::null(Default::default());
+    /// let tensor = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+    /// let file = BTreeMap::from([
+    ///     ("wte.weight".to_owned(), tensor(&[50_257, 768])?),
+    ///     ("wpe.weight".to_owned(), tensor(&[1024, 768])?),
+    ///     ("h.0.ln_1.weight".to_owned(), tensor(&[768])?),
+    /// ]);
+    /// let sizes = GptOptions::from_gpt2_state_dict(&file)?;
+    /// assert_eq!((sizes.layers, sizes.heads, sizes.context), (1, 12, 1024));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The file does not have the embeddings of tokens and positions.
+    pub fn from_gpt2_state_dict(file: &BTreeMap<String, Tensor>) -> Result<Self> {
+        let table = |name: &str| {
+            let found =
+                file.iter().find(|(n, _)| strip_transformer_prefix(n) == name).map(|(_, t)| t.shape());
+            match found {
+                Some(&[rows, width]) => Ok((rows, width)),
+                _ => Err(Error::argument(
+                    "of_gpt2",
+                    format!("no matrix `{name}`: this is no file of GPT-2's weights"),
+                )),
+            }
+        };
+        let ((vocabulary, width), (context, _)) = (table("wte.weight")?, table("wpe.weight")?);
+        let norms = |name: &&String| {
+            strip_transformer_prefix(name).starts_with("h.") && name.ends_with(".ln_1.weight")
+        };
+        let layers = file.keys().filter(norms).count();
+        Ok(Self { vocabulary, context, layers, heads: (width / HEAD_DIM).max(1), width, dropout: 0.0 })
+    }
+}
+
+impl Gpt {
+    /// Copies the weights of a GPT-2 file ([`safetensors::load`](crate::io::safetensors::load)) into the
+    /// model. Names may begin with `transformer.`, and weights of layers are \[in, out\]. Positions beyond
+    /// the model's context are ignored.
+    ///
+    /// # Errors
+    /// Same errors as [`load_state_dict`](Module::load_state_dict). Also fails if the weight of the last
+    /// layer differs from the token embedding, because this model shares the two.
+    pub fn load_gpt2(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
+        let (mut state, mut head) = (BTreeMap::new(), None);
+        let file = rename_keys(file, |name| Some(strip_transformer_prefix(name).to_owned()))?;
+        for (name, tensor) in &file {
+            let name = name.as_str();
+            // Old files hold attention masks next to the weights.
+            if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
+                continue;
+            }
+            let tensor = tensor.detach();
+            let tensor = match name {
+                "lm_head.weight" => {
+                    head = Some(tensor);
+                    continue;
+                }
+                "wpe.weight" if tensor.rank() == 2 && tensor.shape()[0] > self.context() => {
+                    tensor.narrow(0, 0, self.context())?
+                }
+                _ if is_transposed(name) && tensor.rank() == 2 => tensor.t()?,
+                _ => tensor,
+            };
+            state.insert(name.to_owned(), tensor);
+        }
+        if let (Some(head), Some(tokens)) = (head, state.get("wte.weight"))
+            && (head.shape() != tokens.shape() || head.to_bytes()? != tokens.to_bytes()?)
+        {
+            let why =
+                "`lm_head.weight` is not `wte.weight`: the model shares them, and cannot hold this file";
+            return Err(Error::argument(LOAD_GPT2_OP, why));
+        }
+        self.load_state_dict(&state)
+    }
+
+    /// Returns the weights in the format of GPT-2's files, to be [saved](crate::io::safetensors::save):
+    /// [`state_dict`](Module::state_dict) with the weights of layers as \[in, out\].
+    pub fn gpt2_state_dict(&self) -> Result<BTreeMap<String, Tensor>> {
+        let turn = |(name, t): (String, Tensor)| {
+            let t = if is_transposed(&name) { t.t()? } else { t };
+            Ok((name, t))
+        };
+        self.state_dict().into_iter().map(turn).collect()
+    }
+}

@@ -1,0 +1,268 @@
+//! Losses as modules, with PyTorch's names and defaults. Each calls the tensor method of its name on the
+//! first input.
+
+use super::Module;
+use forebay_core::error::Result;
+use forebay_core::ops::{CrossEntropyOptions, CtcLossOptions, Reduction};
+use forebay_core::tensor::Tensor;
+
+/// Defines losses of inputs and a target. The fields are the arguments of the method, with PyTorch's
+/// defaults.
+macro_rules! loss_layers {
+    ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident $(, $x:ident)*| $call:expr;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug, PartialEq, Module)]
+        #[module(crate = crate)]
+        pub struct $loss {
+            $(
+                #[doc = concat!("As the method's; ", stringify!($default), ".")]
+                #[module(skip)]
+                pub $field: $ty,
+            )*
+            /// Reduction of the losses; their mean.
+            #[module(skip)]
+            pub reduction: Reduction,
+        }
+
+        impl Default for $loss {
+            fn default() -> Self {
+                Self { $($field: $default,)* reduction: Reduction::Mean }
+            }
+        }
+
+        impl $loss {
+            /// Computes the loss.
+            ///
+            /// # Errors
+            /// The shapes or dtypes do not match.
+            #[track_caller]
+            pub fn forward(&self $(, $x: &Tensor)*) -> Result<Tensor> {
+                let $this = self;
+                $call
+            }
+        }
+    )*};
+}
+
+loss_layers! {
+    /// Squared differences: [`mse_loss`](Tensor::mse_loss).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, ops::Reduction, tensor::Tensor};
+    /// # use forebay_nn::nn::MseLoss;
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros(&[4, 3], DType::F32, &device)?;
+    /// let y = Tensor::ones(&[4, 3], DType::F32, &device)?;
+    /// assert_eq!(MseLoss::default().forward(&x, &y)?.rank(), 0);
+    /// assert_eq!(MseLoss { reduction: Reduction::None }.forward(&x, &y)?.shape(), [4, 3]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    MseLoss {} = |this, x, target| x.mse_loss(target, this.reduction);
+    /// Absolute differences: [`l1_loss`](Tensor::l1_loss).
+    L1Loss {} = |this, x, target| x.l1_loss(target, this.reduction);
+    /// Squared differences near 0, absolute differences elsewhere:
+    /// [`smooth_l1_loss`](Tensor::smooth_l1_loss).
+    SmoothL1Loss { beta: f64 = 1.0 } = |this, x, target| x.smooth_l1_loss(target, this.beta, this.reduction);
+    /// Squared differences near 0, absolute differences elsewhere: [`huber_loss`](Tensor::huber_loss).
+    HuberLoss { delta: f64 = 1.0 } = |this, x, target| x.huber_loss(target, this.delta, this.reduction);
+    /// Kullback-Leibler divergence from log-probabilities: [`kl_div`](Tensor::kl_div). `BatchMean` gives the
+    /// mathematical mean.
+    KlDivLoss { log_target: bool = false } = |this, x, target| x.kl_div(target, this.log_target, this.reduction);
+    /// Negative log-likelihood of Poisson counts: [`poisson_nll_loss`](Tensor::poisson_nll_loss).
+    PoissonNllLoss { log_input: bool = true, full: bool = false, eps: f64 = 1e-8 } =
+        |this, x, target| x.poisson_nll_loss(target, this.log_input, this.full, this.eps, this.reduction);
+    /// Negative log-likelihood of normal distributions with variances:
+    /// [`gaussian_nll_loss`](Tensor::gaussian_nll_loss).
+    GaussianNllLoss { full: bool = false, eps: f64 = 1e-6 } =
+        |this, x, target, var| x.gaussian_nll_loss(target, var, this.full, this.eps, this.reduction);
+    /// Logistic loss of targets 1 and -1: [`soft_margin_loss`](Tensor::soft_margin_loss).
+    SoftMarginLoss {} = |this, x, target| x.soft_margin_loss(target, this.reduction);
+    /// Ranking loss of which of two inputs is larger: [`margin_ranking_loss`](Tensor::margin_ranking_loss).
+    MarginRankingLoss { margin: f64 = 0.0 } =
+        |this, x, other, target| x.margin_ranking_loss(other, target, this.margin, this.reduction);
+    /// Hinge loss of distances, small for target 1 and large for -1:
+    /// [`hinge_embedding_loss`](Tensor::hinge_embedding_loss).
+    HingeEmbeddingLoss { margin: f64 = 1.0 } =
+        |this, x, target| x.hinge_embedding_loss(target, this.margin, this.reduction);
+    /// Loss of the cosine between vectors, similar or dissimilar:
+    /// [`cosine_embedding_loss`](Tensor::cosine_embedding_loss).
+    CosineEmbeddingLoss { margin: f64 = 0.0 } =
+        |this, x, other, target| x.cosine_embedding_loss(other, target, this.margin, this.reduction);
+    /// Loss of vectors that should be nearer to a positive than to a negative one:
+    /// [`triplet_margin_loss`](Tensor::triplet_margin_loss).
+    TripletMarginLoss { margin: f64 = 1.0, p: f64 = 2.0, swap: bool = false } =
+        |this, x, positive, negative| x.triplet_margin_loss(positive, negative, this.margin, this.p, this.swap, this.reduction);
+    /// Margin loss of lists of labels: [`multilabel_margin_loss`](Tensor::multilabel_margin_loss).
+    MultiLabelMarginLoss {} = |this, x, target| x.multilabel_margin_loss(target, this.reduction);
+}
+
+/// Defines losses with a weight for each class or element. The weight is a buffer, as in PyTorch.
+macro_rules! weighted_loss_layers {
+    ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident, $x:ident, $target:ident| $call:expr;)*) => {$(
+        $(#[$doc])*
+        #[derive(Clone, Debug, Module)]
+        #[module(crate = crate)]
+        pub struct $loss {
+            /// Optional weights.
+            pub weight: Option<Tensor>,
+            $(
+                #[doc = concat!("As the method's; ", stringify!($default), ".")]
+                pub $field: $ty,
+            )*
+            /// Reduction of the losses; their mean.
+            #[module(skip)]
+            pub reduction: Reduction,
+        }
+
+        impl Default for $loss {
+            fn default() -> Self {
+                Self { weight: None, $($field: $default,)* reduction: Reduction::Mean }
+            }
+        }
+
+        impl $loss {
+            /// Computes the loss.
+            ///
+            /// # Errors
+            /// The shapes or dtypes do not match.
+            #[track_caller]
+            pub fn forward(&self, $x: &Tensor, $target: &Tensor) -> Result<Tensor> {
+                let $this = self;
+                $call
+            }
+        }
+    )*};
+}
+
+weighted_loss_layers! {
+    /// Cross-entropy of logits and classes, or of logits and class probabilities:
+    /// [`cross_entropy`](Tensor::cross_entropy).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # use forebay_nn::nn::CrossEntropyLoss;
+    /// # let device = Device::null(Default::default());
+    /// let loss = CrossEntropyLoss { label_smoothing: 0.1, ..Default::default() };
+    /// let classes = Tensor::from_slice(&[1i64, 0, 9, 3], &[4], &device)?;
+    /// assert_eq!(loss.forward(&Tensor::zeros(&[4, 10], DType::F32, &device)?, &classes)?.rank(), 0);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    CrossEntropyLoss { ignore_index: i64 = -100, label_smoothing: f64 = 0.0 } = |this, x, target| {
+        let (weight, ignore_index, label_smoothing) = (this.weight.as_ref(), this.ignore_index, this.label_smoothing);
+        let reduction = this.reduction;
+        x.cross_entropy_with(target, &CrossEntropyOptions { weight, ignore_index, label_smoothing, reduction, ..CrossEntropyOptions::default() })
+    };
+    /// Negative log-likelihood of classes from log-probabilities: [`nll_loss`](Tensor::nll_loss).
+    NllLoss { ignore_index: i64 = -100 } =
+        |this, x, target| x.nll_loss(target, this.weight.as_ref(), this.ignore_index, this.reduction);
+    /// Binary cross-entropy of probabilities and targets of 0 to 1:
+    /// [`binary_cross_entropy`](Tensor::binary_cross_entropy).
+    BceLoss {} = |this, x, target| x.binary_cross_entropy(target, this.weight.as_ref(), this.reduction);
+    /// Binary cross-entropy of logits and targets of 0 to 1:
+    /// [`binary_cross_entropy_with_logits`](Tensor::binary_cross_entropy_with_logits).
+    BceWithLogitsLoss { pos_weight: Option<Tensor> = None } = |this, x, target| {
+        x.binary_cross_entropy_with_logits(target, this.weight.as_ref(), this.pos_weight.as_ref(), this.reduction)
+    };
+    /// Binary cross-entropy of logits and several labels:
+    /// [`multilabel_soft_margin_loss`](Tensor::multilabel_soft_margin_loss).
+    MultiLabelSoftMarginLoss {} =
+        |this, x, target| x.multilabel_soft_margin_loss(target, this.weight.as_ref(), this.reduction);
+    /// Margin loss of scores and classes: [`multi_margin_loss`](Tensor::multi_margin_loss).
+    MultiMarginLoss { p: i32 = 1, margin: f64 = 1.0 } =
+        |this, x, target| x.multi_margin_loss(target, this.p, this.margin, this.weight.as_ref(), this.reduction);
+}
+
+/// Connectionist temporal classification, for label sequences without alignment:
+/// [`ctc_loss`](Tensor::ctc_loss).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
+#[module(crate = crate)]
+pub struct CtcLoss {
+    /// Index of the blank class; 0.
+    pub blank: usize,
+    /// Reduction of the losses; their mean, each divided by its target length.
+    #[module(skip)]
+    pub reduction: Reduction,
+    /// If true, an infinite loss (an input too short for its target) counts as 0; false.
+    pub zero_infinity: bool,
+}
+
+impl CtcLoss {
+    /// Computes the loss of log-probabilities \[steps, batch, classes\] with labels \[batch, longest\].
+    ///
+    /// # Errors
+    /// Same errors as [`ctc_loss`](Tensor::ctc_loss).
+    #[track_caller]
+    pub fn forward(
+        &self,
+        log_probs: &Tensor,
+        targets: &Tensor,
+        input_lengths: &Tensor,
+        target_lengths: &Tensor,
+    ) -> Result<Tensor> {
+        let Self { blank, reduction, zero_infinity } = *self;
+        log_probs.ctc_loss(&CtcLossOptions {
+            targets,
+            input_lengths,
+            target_lengths,
+            blank,
+            reduction,
+            zero_infinity,
+        })
+    }
+}
+
+/// Cosine of the angle between vectors: [`cosine_similarity`](Tensor::cosine_similarity).
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct CosineSimilarity {
+    /// Dimension of the vectors; 1.
+    pub dim: isize,
+    /// Lower bound of the length; 1e-8.
+    pub eps: f64,
+}
+
+impl Default for CosineSimilarity {
+    fn default() -> Self {
+        Self { dim: 1, eps: 1e-8 }
+    }
+}
+
+impl CosineSimilarity {
+    /// Returns one cosine for each pair of vectors.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast.
+    #[track_caller]
+    pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        a.cosine_similarity(b, self.dim, self.eps)
+    }
+}
+
+/// p-norm of the difference of vectors: [`pairwise_distance`](Tensor::pairwise_distance).
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct PairwiseDistance {
+    /// Exponent of the norm; 2.
+    pub p: f64,
+    /// Term added to each difference; 1e-6.
+    pub eps: f64,
+    /// If true, keeps the reduced dimension with extent 1; false.
+    pub keepdim: bool,
+}
+
+impl Default for PairwiseDistance {
+    fn default() -> Self {
+        Self { p: 2.0, eps: 1e-6, keepdim: false }
+    }
+}
+
+impl PairwiseDistance {
+    /// Returns one distance for each pair of vectors, over the last dimension.
+    ///
+    /// # Errors
+    /// The shapes do not broadcast.
+    #[track_caller]
+    pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
+        a.pairwise_distance(b, self.p, self.eps, self.keepdim)
+    }
+}

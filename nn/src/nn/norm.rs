@@ -1,0 +1,502 @@
+//! Normalisation layers.
+
+use std::sync::atomic::AtomicBool;
+
+use super::{Module, ModuleScope, init};
+use forebay_core::autograd;
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+#[track_caller]
+fn create_ones_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+    init::create_parameter(|| Tensor::ones(shape, DType::F32, device))
+}
+
+#[track_caller]
+fn create_zeros_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+    init::create_parameter(|| Tensor::zeros(shape, DType::F32, device))
+}
+
+/// Layer normalisation: normalises the last dimensions to mean 0 and variance 1, then scales and shifts.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct LayerNorm {
+    /// Scale in the normalised shape; initially 1.
+    pub weight: Tensor,
+    /// Shift in the normalised shape; initially 0.
+    pub bias: Option<Tensor>,
+    /// Term added to the variance; 1e-5.
+    pub eps: f64,
+    scope: ModuleScope,
+}
+
+impl LayerNorm {
+    /// Creates a layer over the last dimensions, which have these extents.
+    #[track_caller]
+    pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
+        let (weight, bias) =
+            (create_ones_parameter(shape, device)?, Some(create_zeros_parameter(shape, device)?));
+        Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
+    }
+
+    /// Sets the term added to the variance.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+
+    /// Removes the shift: PyTorch's `bias=False`. A layer without a scale too has no weights: use
+    /// [`Tensor::layer_norm`].
+    #[must_use]
+    pub fn without_bias(mut self) -> Self {
+        self.bias = None;
+        self
+    }
+
+    /// Normalises `x`.
+    ///
+    /// # Errors
+    /// The last dimensions of `x` differ from the layer's.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x.layer_norm(self.weight.shape(), Some(&self.weight), self.bias.as_ref(), self.eps))
+    }
+
+    /// Adds a block's output `x` to the `residual` stream and normalises the sum in one pass. Returns the sum
+    /// and the normalised sum; see [`Tensor::add_layer_norm`].
+    ///
+    /// # Errors
+    /// Same errors as [`forward`](Self::forward), or `x` and `residual` have different shapes.
+    #[track_caller]
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        let (shape, weight) = (self.weight.shape(), Some(&self.weight));
+        self.scope.run(|| x.add_layer_norm(residual, shape, weight, self.bias.as_ref(), self.eps))
+    }
+
+    /// Computes [`forward_add`](Self::forward_add) for a normalised sum that only matrix products consume, as
+    /// in pre-norm blocks (`norm_first`). Under [`autocast`](crate::amp::autocast), the normalised sum is
+    /// written in the 16-bit dtype to which the products would cast it. The sum, which is the residual
+    /// stream, keeps its dtype.
+    ///
+    /// # Errors
+    /// Same errors as [`forward_add`](Self::forward_add).
+    #[track_caller]
+    pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.scope
+            .run(|| x.add_layer_norm_low_precision(residual, &self.weight, self.bias.as_ref(), self.eps))
+    }
+}
+
+/// RMS normalisation: divides the last dimensions by the root of their mean square, then scales.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct RmsNorm {
+    /// Scale in the normalised shape; initially 1.
+    pub weight: Tensor,
+    /// Term added to the mean square; the dtype's epsilon if `None`, as in PyTorch.
+    pub eps: Option<f64>,
+    scope: ModuleScope,
+}
+
+impl RmsNorm {
+    /// Creates a layer over the last dimensions, which have these extents.
+    #[track_caller]
+    pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
+        Ok(Self { weight: create_ones_parameter(shape, device)?, eps: None, scope: ModuleScope::new() })
+    }
+
+    /// Sets the term added to the mean square.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = Some(eps);
+        self
+    }
+
+    /// Normalises `x`.
+    ///
+    /// # Errors
+    /// The last dimensions of `x` differ from the layer's.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x.rms_norm(self.weight.shape(), Some(&self.weight), self.eps))
+    }
+
+    /// Adds a block's output `x` to the `residual` stream and normalises the sum in one pass. Returns the sum
+    /// and the normalised sum; see [`Tensor::add_rms_norm`].
+    ///
+    /// # Errors
+    /// Same errors as [`forward`](Self::forward), or `x` and `residual` have different shapes.
+    #[track_caller]
+    pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.scope.run(|| x.add_rms_norm(residual, self.weight.shape(), Some(&self.weight), self.eps))
+    }
+
+    /// Computes [`forward_add`](Self::forward_add) for a normalised sum that only matrix products consume:
+    /// see [`LayerNorm::forward_add_low_precision`].
+    ///
+    /// # Errors
+    /// Same errors as [`forward_add`](Self::forward_add).
+    #[track_caller]
+    pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.scope.run(|| x.add_rms_norm_low_precision(residual, &self.weight, self.eps))
+    }
+}
+
+/// Normalises groups of channels of \[batch, channels, ...\], then scales and shifts each channel.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct GroupNorm {
+    /// Number of groups of channels.
+    pub groups: usize,
+    /// Scale, \[channels\]; initially 1.
+    pub weight: Tensor,
+    /// Shift, \[channels\]; initially 0.
+    pub bias: Tensor,
+    /// Term added to the variance; 1e-5.
+    pub eps: f64,
+    scope: ModuleScope,
+}
+
+impl GroupNorm {
+    /// Creates a layer of `channels` channels in `groups` groups.
+    ///
+    /// # Errors
+    /// `groups` does not divide the channels.
+    #[track_caller]
+    pub fn new(groups: usize, channels: usize, device: &Device) -> Result<Self> {
+        if groups == 0 || !channels.is_multiple_of(groups) {
+            return Err(Error::argument(
+                "GroupNorm",
+                format!("{channels} channels do not divide by {groups}"),
+            ));
+        }
+        let (weight, bias) =
+            (create_ones_parameter(&[channels], device)?, create_zeros_parameter(&[channels], device)?);
+        Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
+    }
+
+    /// Sets the term added to the variance.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+
+    /// Normalises `x`.
+    ///
+    /// # Errors
+    /// The number of channels of `x` differs from the layer's.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x.group_norm(self.groups, Some(&self.weight), Some(&self.bias), self.eps))
+    }
+}
+
+/// Shared implementation of the batch norms. The layers expose its fields as their own, so names match
+/// PyTorch's.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+struct BatchNorm {
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    running_mean: Option<Tensor>,
+    running_var: Option<Tensor>,
+    // An i32, because every device supports i32 arithmetic; PyTorch's i64 counters load too.
+    num_batches_tracked: Option<Tensor>,
+    momentum: f64,
+    eps: f64,
+    training: AtomicBool,
+    scope: ModuleScope,
+}
+
+impl BatchNorm {
+    fn new(channels: usize, device: &Device) -> Result<Self> {
+        let buffer = |value| init::create_buffer(|| Tensor::full(&[channels], value, DType::F32, device));
+        Ok(Self {
+            weight: Some(create_ones_parameter(&[channels], device)?),
+            bias: Some(create_zeros_parameter(&[channels], device)?),
+            running_mean: Some(buffer(0.0)?),
+            running_var: Some(buffer(1.0)?),
+            num_batches_tracked: Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?),
+            momentum: 0.1,
+            eps: 1e-5,
+            training: AtomicBool::new(true),
+            scope: ModuleScope::new(),
+        })
+    }
+
+    fn forward(&self, x: &Tensor, relu: bool) -> Result<Tensor> {
+        self.scope.run(|| {
+            let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
+            let training = super::is_training(&self.training) || running.is_none();
+            let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
+            let out = match relu {
+                true => x.batch_norm_relu(running, weight, bias, training, self.momentum, self.eps)?,
+                false => x.batch_norm(running, weight, bias, training, self.momentum, self.eps)?,
+            };
+            if training && let Some(count) = &self.num_batches_tracked {
+                autograd::update_state(|| count.add_(1))?;
+            }
+            Ok(out)
+        })
+    }
+}
+
+macro_rules! batch_norm {
+    ($(#[$doc:meta])* $name:ident, $ranks:pat, $takes:literal) => {
+        $(#[$doc])*
+        /// In training, uses the statistics of the batch and updates the running statistics. In evaluation,
+        /// uses the running statistics.
+        #[derive(Debug)]
+        pub struct $name(BatchNorm);
+
+        impl $name {
+            /// Creates a layer with weight 1, bias 0, momentum 0.1 and eps 1e-5.
+            #[track_caller]
+            pub fn new(channels: usize, device: &Device) -> Result<Self> {
+                Ok(Self(BatchNorm::new(channels, device)?))
+            }
+
+            /// Sets the weight of the batch's statistics in the update of the running statistics.
+            #[must_use]
+            pub fn momentum(mut self, momentum: f64) -> Self {
+                self.0.momentum = momentum;
+                self
+            }
+
+            /// Sets the term added to the variance.
+            #[must_use]
+            pub fn eps(mut self, eps: f64) -> Self {
+                self.0.eps = eps;
+                self
+            }
+
+            /// Removes scale and shift: PyTorch's `affine=False`.
+            #[must_use]
+            pub fn without_affine(mut self) -> Self {
+                (self.0.weight, self.0.bias) = (None, None);
+                self
+            }
+
+            /// Uses the statistics of the batch in evaluation too: PyTorch's `track_running_stats=False`.
+            #[must_use]
+            pub fn without_running_stats(mut self) -> Self {
+                (self.0.running_mean, self.0.running_var, self.0.num_batches_tracked) = (None, None, None);
+                self
+            }
+
+            /// Normalises `x`.
+            ///
+            /// # Errors
+            /// The number of channels of `x` differs from the layer's, or a channel has a single element in
+            /// training.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                Self::check(x)?;
+                self.0.forward(x, false)
+            }
+
+            /// Normalises `x` and applies a ReLU in one pass: see [`Tensor::batch_norm_relu`].
+            ///
+            /// # Errors
+            /// Same errors as [`forward`](Self::forward).
+            #[track_caller]
+            pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
+                Self::check(x)?;
+                self.0.forward(x, true)
+            }
+
+            fn check(x: &Tensor) -> Result<()> {
+                match x.rank() {
+                    $ranks => Ok(()),
+                    _ => Err(Error::shape(stringify!($name), concat!("takes ", $takes), &[x.shape()])),
+                }
+            }
+        }
+
+        impl Module for $name {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, super::ModuleEntry<'_>)) {
+                self.0.visit(path, f);
+            }
+        }
+    };
+}
+batch_norm!(
+    /// Normalises each channel of \[batch, channels\] or \[batch, channels, length\], then scales and shifts
+    /// the channel.
+    BatchNorm1d,
+    2 | 3,
+    "[batch, channels] or [batch, channels, length]"
+);
+batch_norm!(
+    /// Normalises each channel of \[batch, channels, height, width\], then scales and shifts the channel.
+    BatchNorm2d,
+    4,
+    "[batch, channels, height, width]"
+);
+batch_norm!(
+    /// Normalises each channel of \[batch, channels, depth, height, width\], then scales and shifts the channel.
+    BatchNorm3d,
+    5,
+    "[batch, channels, depth, height, width]"
+);
+
+/// Shared implementation of the instance norms. The layers expose its fields as their own, so names match
+/// PyTorch's.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+struct InstanceNorm {
+    weight: Option<Tensor>,
+    bias: Option<Tensor>,
+    running_mean: Option<Tensor>,
+    running_var: Option<Tensor>,
+    num_batches_tracked: Option<Tensor>,
+    channels: usize,
+    momentum: f64,
+    eps: f64,
+    training: AtomicBool,
+    scope: ModuleScope,
+}
+
+impl InstanceNorm {
+    fn forward(&self, name: &'static str, x: &Tensor, rank: usize) -> Result<Tensor> {
+        self.scope.run(|| {
+            let unbatched = x.rank() + 1 == rank;
+            let channels = x.shape().get(usize::from(!unbatched)).copied();
+            if !(unbatched || x.rank() == rank) || channels != Some(self.channels) {
+                let rule =
+                    format!("takes {} channels, with {} dimensions behind them", self.channels, rank - 2);
+                return Err(Error::shape(name, rule, &[x.shape()]));
+            }
+            let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
+            let training = super::is_training(&self.training);
+            let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
+            let space: usize = x.shape()[2..].iter().product();
+            let own = training || running.is_none();
+            if own && space == 1 {
+                return Err(Error::shape(name, "an instance of one element has no deviation", &[x.shape()]));
+            }
+            let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
+            let out = x.instance_norm(running, weight, bias, own, self.momentum, self.eps)?;
+            if unbatched { out.squeeze(0) } else { Ok(out) }
+        })
+    }
+}
+
+macro_rules! instance_norm {
+    ($($(#[$doc:meta])* $name:ident $rank:literal;)*) => {$(
+        $(#[$doc])*
+        /// By default, has neither parameters nor running statistics, as in PyTorch.
+        #[derive(Debug)]
+        pub struct $name(InstanceNorm);
+
+        impl $name {
+            /// Creates a layer with momentum 0.1 and eps 1e-5.
+            #[must_use]
+            pub fn new(channels: usize) -> Self {
+                Self(InstanceNorm {
+                    weight: None,
+                    bias: None,
+                    running_mean: None,
+                    running_var: None,
+                    num_batches_tracked: None,
+                    channels,
+                    momentum: 0.1,
+                    eps: 1e-5,
+                    training: AtomicBool::new(true),
+                    scope: ModuleScope::new(),
+                })
+            }
+
+            /// Adds a scale (initially 1) and a shift (initially 0) for each channel: PyTorch's `affine`.
+            #[track_caller]
+            pub fn affine(mut self, device: &Device) -> Result<Self> {
+                self.0.weight = Some(create_ones_parameter(&[self.0.channels], device)?);
+                self.0.bias = Some(create_zeros_parameter(&[self.0.channels], device)?);
+                Ok(self)
+            }
+
+            /// Updates running statistics in training and uses them in evaluation.
+            #[track_caller]
+            pub fn track_running_stats(mut self, device: &Device) -> Result<Self> {
+                let buffer = |value| init::create_buffer(|| Tensor::full(&[self.0.channels], value, DType::F32, device));
+                (self.0.running_mean, self.0.running_var) = (Some(buffer(0.0)?), Some(buffer(1.0)?));
+                // PyTorch has this counter too, but never increments it.
+                self.0.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?);
+                Ok(self)
+            }
+
+            /// Sets the weight of the batch's statistics in the update of the running statistics.
+            #[must_use]
+            pub fn momentum(mut self, momentum: f64) -> Self {
+                self.0.momentum = momentum;
+                self
+            }
+
+            /// Sets the term added to the variance.
+            #[must_use]
+            pub fn eps(mut self, eps: f64) -> Self {
+                self.0.eps = eps;
+                self
+            }
+
+            /// Normalises `x`, with or without a batch.
+            ///
+            /// # Errors
+            /// The number of channels of `x` differs from the layer's, or an instance has a single element.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                self.0.forward(stringify!($name), x, $rank)
+            }
+        }
+
+        impl Module for $name {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, super::ModuleEntry<'_>)) {
+                self.0.visit(path, f);
+            }
+        }
+    )*};
+}
+instance_norm! {
+    /// Normalises each channel of each entry of \[batch, channels, length\].
+    InstanceNorm1d 3;
+    /// Normalises each channel of each entry of \[batch, channels, height, width\].
+    InstanceNorm2d 4;
+    /// Normalises each channel of each entry of \[batch, channels, depth, height, width\].
+    InstanceNorm3d 5;
+}
+
+/// Local response normalisation over neighbouring channels:
+/// [`local_response_norm`](Tensor::local_response_norm).
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct LocalResponseNorm {
+    /// Number of channels.
+    pub size: usize,
+    /// Factor of the mean square; 1e-4.
+    pub alpha: f64,
+    /// Exponent; 0.75.
+    pub beta: f64,
+    /// Term added to the mean square; 1.
+    pub k: f64,
+}
+
+impl LocalResponseNorm {
+    /// Creates a layer over `size` channels.
+    #[must_use]
+    pub fn new(size: usize) -> Self {
+        Self { size, alpha: 1e-4, beta: 0.75, k: 1.0 }
+    }
+
+    /// Normalises `x`.
+    ///
+    /// # Errors
+    /// Same errors as [`local_response_norm`](Tensor::local_response_norm).
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.local_response_norm(self.size, self.alpha, self.beta, self.k)
+    }
+}

@@ -1,0 +1,747 @@
+//! Fused optimiser steps: grouping of parameters, layout of their state, and launches.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use forebay_shaders::KernelSpec;
+use rustc_hash::FxHashSet;
+use smallvec::{SmallVec, smallvec};
+
+use super::composite::{self, ParamStep, ParamUpdate};
+use super::staging_slots::{self, StagingSlots};
+use forebay_core::amp;
+use forebay_core::autograd;
+use forebay_core::capture::ReplayCtx;
+use forebay_core::check;
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::{self, Tag};
+use forebay_core::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use forebay_core::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
+
+/// Number of elements that one workgroup updates.
+pub(super) const ELEMENTS_PER_WORKGROUP: usize = 4 * WORKGROUP_SIZE;
+
+/// Number of bindings that every device supports. Kernels use more only on devices with a higher limit.
+const MIN_BINDINGS: usize = 7;
+
+/// Maximum number of tensors in one launch, limited by the uniform block.
+pub(super) const MAX_LAUNCH_TENSORS: usize = 16;
+
+/// Update rule of an optimiser.
+pub(super) trait UpdateRule: Copy + Send + Sync + 'static {
+    /// Returns the kernel without parameter-dependent definitions, or `None` for a rule with
+    /// `compute_update`.
+    fn kernel(&self) -> Option<KernelSpec> {
+        None
+    }
+    /// Computes the updated parameter by tensor operations.
+    fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {
+        Ok((at.param, at.states))
+    }
+    /// Fails for a parameter that the rule does not support.
+    fn check_parameter(&self, parameter: &Tensor) -> Result<()> {
+        let _ = parameter;
+        Ok(())
+    }
+    /// Fails for an option that is out of range. Called before each step.
+    fn check_options(&self) -> Result<()>;
+    /// Returns the names of the states, in the kernel's order.
+    fn state_names(&self) -> SmallVec<[&'static str; 3]>;
+    /// Returns further names in PyTorch's state, whose values follow from the step count. Loading ignores
+    /// them.
+    fn derived_state_names(&self) -> &'static [&'static str] {
+        &[]
+    }
+    /// Reports whether PyTorch's state has a step count. Without a count, a parameter with state counts as
+    /// one step.
+    fn has_step_count(&self) -> bool {
+        true
+    }
+    /// Returns the shape of a state, by default the parameter's.
+    fn state_shape(&self, state: &'static str, shape: &[usize]) -> Dims {
+        let _ = state;
+        shape.into()
+    }
+    /// Returns the weight decay, unless the parameter group overrides it.
+    fn weight_decay(&self) -> f64;
+    /// Reports whether weight decay applies to a parameter. A launch mixes no parameters with and without
+    /// weight decay.
+    fn has_weight_decay(&self, parameter: &Tensor) -> bool {
+        let _ = parameter;
+        true
+    }
+    /// Returns the constants shared by all parameters of a launch.
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+        let _ = (weight_decay, lr);
+        [0.0; 8]
+    }
+    /// Returns the constants that depend on the number of this step, from 1. The kernel repeats this formula
+    /// for counts kept on the device.
+    fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
+        let _ = (step, lr);
+        [0.0; 3]
+    }
+}
+
+/// Parameters with their own learning rate or weight decay, like PyTorch's parameter groups.
+///
+/// ```
+/// # use forebay_core::{device::Device, error::Result};
+/// # use forebay_nn::{nn::{Linear, Module}, optim::{AdamW, Optimizer, ParamGroup}};
+/// # fn main() -> Result<()> {
+/// # let device = Device::null(Default::default());
+/// # let (body, head) = (Linear::new(8, 8, &device)?, Linear::new(8, 2, &device)?);
+/// let mut opt = AdamW::new(body.parameters(), 1e-4);
+/// opt.add_param_group(ParamGroup::new(head.parameters()).lr(1e-3).weight_decay(0.0))?;
+/// // Schedules change the rates of all groups in proportion.
+/// opt.set_lr(5e-5);
+/// assert_eq!(opt.lrs(), [5e-5, 5e-4]);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Debug)]
+pub struct ParamGroup {
+    parameters: Vec<Tensor>,
+    lr: Option<f64>,
+    weight_decay: Option<f64>,
+}
+
+impl ParamGroup {
+    /// Creates a group with the optimiser's options.
+    #[must_use]
+    pub fn new(parameters: Vec<Tensor>) -> Self {
+        Self { parameters, lr: None, weight_decay: None }
+    }
+
+    /// Sets the group's learning rate. Its ratio to the optimiser's current rate is kept when the optimiser's
+    /// rate changes.
+    #[must_use]
+    pub fn lr(self, lr: f64) -> Self {
+        Self { lr: Some(lr), ..self }
+    }
+
+    /// Sets the group's weight decay.
+    #[must_use]
+    pub fn weight_decay(self, weight_decay: f64) -> Self {
+        Self { weight_decay: Some(weight_decay), ..self }
+    }
+}
+
+/// Options that a [`ParamGroup`] overrides.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct GroupOverrides {
+    /// Ratio of the group's learning rate to the optimiser's.
+    lr_ratio: Option<f64>,
+    weight_decay: Option<f64>,
+}
+
+impl GroupOverrides {
+    pub(super) fn lr(self, lr: f64) -> f64 {
+        self.lr_ratio.map_or(lr, |ratio| ratio * lr)
+    }
+
+    /// Returns the weight decay of a parameter under a rule.
+    pub(super) fn weight_decay_for(self, rule: &impl UpdateRule, parameter: &Tensor) -> f64 {
+        if rule.has_weight_decay(parameter) { self.weight_decay.unwrap_or(rule.weight_decay()) } else { 0.0 }
+    }
+}
+
+/// Parameters of an optimiser and their state.
+#[derive(Debug)]
+pub(super) struct FusedOptimizer {
+    pub(super) parameters: Vec<Tensor>,
+    /// First parameter of each group, and the group's overrides.
+    group_overrides: SmallVec<[(usize, GroupOverrides); 2]>,
+    /// Learning rate as last set. Captured steps use the last valid one.
+    lr: f64,
+    pub(super) step_state: Arc<StepState>,
+    pub(super) groups: Vec<FusedGroup>,
+    /// Indices of parameters without a group. They have had no gradient yet and therefore have no state.
+    ungrouped: Vec<usize>,
+    /// State names of the existing groups.
+    state_names: SmallVec<[&'static str; 3]>,
+    /// If true, the parameters were checked.
+    is_checked: bool,
+    /// If true, the state is on the host between steps.
+    offloads_state: bool,
+    /// If true, steps also write 16-bit copies of the parameters.
+    writes_low_precision_copies: bool,
+}
+
+/// Values that change between steps; captured steps read and count them at each replay.
+#[derive(Debug)]
+pub(super) struct StepState {
+    /// Bits of the learning rate.
+    lr: AtomicU64,
+    /// Step counts of the parameters, including steps that the device may have skipped.
+    steps: Box<[AtomicU64]>,
+}
+
+impl StepState {
+    fn new(lr: f64, parameters: usize) -> Self {
+        Self { lr: AtomicU64::new(lr.to_bits()), steps: (0..parameters).map(|_| AtomicU64::new(0)).collect() }
+    }
+
+    pub(super) fn lr(&self) -> f64 {
+        f64::from_bits(self.lr.load(Ordering::Relaxed))
+    }
+
+    pub(super) fn steps(&self, parameter: usize) -> u64 {
+        self.steps[parameter].load(Ordering::Relaxed)
+    }
+
+    /// Increments the step count, and returns the count before.
+    pub(super) fn increment_steps(&self, parameter: usize) -> u64 {
+        self.steps[parameter].fetch_add(1, Ordering::Relaxed)
+    }
+
+    pub(super) fn set_steps(&self, parameter: usize, steps: u64) {
+        self.steps[parameter].store(steps, Ordering::Relaxed);
+    }
+}
+
+/// Parameters that one launch updates.
+#[derive(Debug)]
+pub(super) struct FusedGroup {
+    /// Indices of the parameters.
+    pub(super) members: Vec<usize>,
+    pub(super) overrides: GroupOverrides,
+    /// Offset of each member's state, in elements.
+    offsets: Vec<usize>,
+    /// State of all members, or `None` for a rule without state.
+    pub(super) state: Option<Tensor>,
+    /// Step counts of the members on the device, in two slots each: a step reads one slot and writes the
+    /// other. `None` while the host counts.
+    pub(super) step_counts: Option<Tensor>,
+}
+
+/// Returns the maximum number of tensors in a launch with `each` bindings for each tensor and `shared` common
+/// ones.
+pub(super) fn max_tensors_per_launch(device: &Device, each: usize, shared: usize) -> usize {
+    let bindings = (device.info().limits.max_bindings as usize).max(MIN_BINDINGS);
+    // Backends count some internal buffers towards the limit, so only a generous limit is used.
+    let bindings = if bindings >= 2 * MIN_BINDINGS { bindings } else { MIN_BINDINGS };
+    ((bindings - shared) / each).min(MAX_LAUNCH_TENSORS)
+}
+
+/// Reports whether a tensor may join a launch. A kernel declares the conversion to f16 only once, so an f16
+/// tensor is launched alone.
+pub(super) fn can_share_launch(first: &Tensor, next: &Tensor, count: usize, most: usize) -> bool {
+    count < most && first.device() == next.device() && ![first, next].iter().any(|t| t.dtype() == DType::F16)
+}
+
+/// Returns the mode in which a kernel writes a tensor: see optim.wgsl.
+pub(super) fn write_mode(t: &Tensor, other: Option<&Tensor>) -> &'static str {
+    let offsets = [Some(t), other].into_iter().flatten().map(|t| t.layout().offset());
+    if t.dtype() == DType::F32 {
+        let whole = t.numel().is_multiple_of(4) && offsets.clone().all(|o| o.is_multiple_of(4));
+        return if whole { "vec4" } else { "scattered" };
+    }
+    if t.layout().offset() == 0 && t.numel().is_multiple_of(2) { "packed" } else { "scattered" }
+}
+
+/// Fails for a dtype that the kernels of this module do not support.
+pub(super) fn check_dtype(op: &'static str, t: &Tensor) -> Result<()> {
+    match t.dtype() {
+        DType::F32 | DType::F16 | DType::BF16 => Ok(()),
+        dtype => Err(Error::dtype(op, dtype, "takes parameters of f32, f16 and bf16")),
+    }
+}
+
+impl FusedGroup {
+    /// Returns the index of a member's current slot in `step_counts`, from the host's count `steps`.
+    pub(super) fn count_index(member: usize, steps: u64) -> usize {
+        2 * member + (steps % 2) as usize
+    }
+
+    /// Creates the device's step counts of all members.
+    pub(super) fn create_step_counts(
+        &self,
+        steps: impl Fn(usize) -> u64,
+        parameters: &[Tensor],
+    ) -> Result<Tensor> {
+        let steps: Vec<f32> = self.members.iter().flat_map(|&k| [steps(k) as f32; 2]).collect();
+        Tensor::from_slice(&steps, &[steps.len()], parameters[self.members[0]].device())
+    }
+
+    /// Returns views of a member's states.
+    pub(super) fn state_views(
+        &self,
+        rule: &impl UpdateRule,
+        member: usize,
+        shape: &[usize],
+    ) -> SmallVec<[Tensor; 3]> {
+        let Some(state) = &self.state else { return SmallVec::new() };
+        let mut offset = self.offsets[member];
+        let view = |name| {
+            let shape = rule.state_shape(name, shape);
+            let strides = contiguous_strides(&shape);
+            let view = state.with_layout(Layout::new(&*shape, strides, offset));
+            offset += padded_numel(&shape);
+            view
+        };
+        rule.state_names().into_iter().map(view).collect()
+    }
+}
+
+/// Returns the size of a state in the buffer, in elements: a multiple of a vec4.
+fn padded_numel(shape: &[usize]) -> usize {
+    shape.iter().product::<usize>().next_multiple_of(4)
+}
+
+impl FusedOptimizer {
+    /// Creates an optimiser, with each parameter once. PyTorch warns about duplicates in the list.
+    pub(super) fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+        let mut seen = FxHashSet::default();
+        let parameters: Vec<Tensor> = parameters
+            .into_iter()
+            .filter(|p| autograd::leaf_id(p).is_none_or(|leaf| seen.insert(leaf)))
+            .collect();
+        Self {
+            group_overrides: smallvec![(0, GroupOverrides::default())],
+            lr,
+            step_state: Arc::new(StepState::new(lr, parameters.len())),
+            groups: Vec::new(),
+            ungrouped: (0..parameters.len()).collect(),
+            state_names: SmallVec::new(),
+            is_checked: false,
+            offloads_state: false,
+            writes_low_precision_copies: false,
+            parameters,
+        }
+    }
+
+    /// Adds parameters with their own learning rate or weight decay.
+    pub(super) fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
+        const OP: &str = "add_param_group";
+        let error = |why: &str| Err(Error::argument(OP, why));
+        if !self.groups.is_empty() {
+            return error(
+                "comes before the first step; make an optimiser of all parameters and load the state",
+            );
+        }
+        let lr = self.lr();
+        check::non_negative(OP, "lr", group.lr.unwrap_or(0.0))?;
+        check::non_negative(OP, "weight_decay", group.weight_decay.unwrap_or(0.0))?;
+        let ratio = group.lr.map(|own| own / lr);
+        if ratio.is_some_and(|ratio| !ratio.is_finite()) {
+            return error(
+                "a learning rate keeps its ratio to the optimiser's, which is 0; begin with another",
+            );
+        }
+        let mut seen: FxHashSet<_> = self.parameters.iter().filter_map(autograd::leaf_id).collect();
+        if group.parameters.iter().any(|p| autograd::leaf_id(p).is_some_and(|leaf| !seen.insert(leaf))) {
+            return error("a parameter is in more than one group, or twice in one");
+        }
+        self.group_overrides.push((
+            self.parameters.len(),
+            GroupOverrides { lr_ratio: ratio, weight_decay: group.weight_decay },
+        ));
+        self.parameters.extend(group.parameters);
+        self.ungrouped = (0..self.parameters.len()).collect();
+        self.is_checked = false;
+        self.step_state = Arc::new(StepState::new(lr, self.parameters.len()));
+        Ok(())
+    }
+
+    /// Returns the overrides of a parameter's group.
+    fn overrides_for_parameter(&self, parameter: usize) -> GroupOverrides {
+        self.group_overrides
+            .iter()
+            .rev()
+            .find(|(first, _)| *first <= parameter)
+            .map_or_else(GroupOverrides::default, |s| s.1)
+    }
+
+    /// Returns the learning rates of all groups.
+    pub(super) fn lrs(&self) -> Vec<f64> {
+        self.group_overrides.iter().map(|(_, settings)| settings.lr(self.lr())).collect()
+    }
+
+    pub(super) fn parameters(&self) -> &[Tensor] {
+        &self.parameters
+    }
+
+    pub(super) fn lr(&self) -> f64 {
+        self.lr
+    }
+
+    pub(super) fn set_lr(&mut self, lr: f64) {
+        self.lr = lr;
+        if check::non_negative("set_lr", "lr", lr).is_ok() {
+            self.step_state.lr.store(lr.to_bits(), Ordering::Relaxed);
+        } else {
+            log::warn!(
+                "the learning rate {lr} is refused by the next step; captured steps keep the last one"
+            );
+        }
+    }
+
+    /// Moves the state to the host, or back to the device, with the next step.
+    pub(super) fn set_offload_state(&mut self, on: bool) {
+        self.offloads_state = on;
+    }
+
+    /// Enables or disables 16-bit copies of the parameters that autocast casts. Call before the first step.
+    pub(super) fn set_low_precision_copies(&mut self, on: bool) {
+        self.writes_low_precision_copies = on;
+    }
+
+    /// Fails for options out of range; in the first call, also for parameters that cannot be trained.
+    pub(super) fn check_step(&mut self, rule: &impl UpdateRule) -> Result<()> {
+        for (_, settings) in &self.group_overrides {
+            check::non_negative("step", "lr", settings.lr(self.lr))?;
+        }
+        rule.check_options()?;
+        if !self.groups.is_empty() && self.state_names != rule.state_names() {
+            let (kept, now) = (self.state_names.join(", "), rule.state_names().join(", "));
+            let why =
+                format!("the states are [{kept}] and would be [{now}]; set options before the first step");
+            return Err(Error::argument("step", why));
+        }
+        if !self.is_checked {
+            self.check_parameters(rule)?;
+            self.is_checked = true;
+        }
+        Ok(())
+    }
+
+    /// Fails for parameters that cannot be trained, or not by this rule.
+    fn check_parameters(&self, rule: &impl UpdateRule) -> Result<()> {
+        const OP: &str = "optimizer";
+        if self.parameters.is_empty() {
+            let why = "got an empty parameter list; pass `model.parameters()`";
+            return Err(Error::argument(OP, why));
+        }
+        for (k, p) in self.parameters.iter().enumerate() {
+            let refuse =
+                |why: &str| Err(Error::argument(OP, format!("parameter {k} of shape {:?} {why}", p.shape())));
+            if autograd::leaf_id(p).is_none() {
+                return refuse(if p.requires_grad() {
+                    "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
+                } else {
+                    "requires no gradient and never did; pass the leaf that `requires_grad_` returns"
+                });
+            }
+            check_dtype("step", p)?;
+            if !p.is_contiguous() {
+                return refuse("is not contiguous; make it from a copy");
+            }
+            rule.check_parameter(p)?;
+        }
+        Ok(())
+    }
+
+    /// Groups the parameters for which `trains` returns true, and allocates their state. Parameters that
+    /// never have a gradient take no memory.
+    pub(super) fn create_groups(
+        &mut self,
+        rule: &impl UpdateRule,
+        trains: impl Fn(usize, &Tensor) -> Result<bool>,
+    ) -> Result<()> {
+        let mut new: Vec<usize> = Vec::new();
+        for &k in &self.ungrouped {
+            if trains(k, &self.parameters[k])? {
+                new.push(k);
+            }
+        }
+        let states = rule.state_names();
+        let Some(&first) = new.first() else { return Ok(()) };
+        if !states.is_empty() {
+            let reason = "every replay would begin with new state; make one step before one is recorded";
+            self.parameters[first].device().check_not_recording("step", reason)?;
+        }
+        let _tag = memory::scope::enter_tag(Tag::OptimizerState);
+        let mut groups: Vec<FusedGroup> = Vec::new();
+        let mut sizes: Vec<usize> = Vec::new();
+        for &k in &new {
+            let p = &self.parameters[k];
+            let size =
+                states.iter().map(|&name| padded_numel(&rule.state_shape(name, p.shape()))).sum::<usize>();
+            let most = max_tensors_per_launch(
+                p.device(),
+                bindings_per_parameter(self.writes_low_precision_copies),
+                usize::from(!states.is_empty()),
+            );
+            // Limited by the bytes of a binding and by the 32-bit indices of kernels.
+            let room = (p.device().info().limits.max_binding_bytes as usize / 4).min(u32::MAX as usize);
+            // At most one group of each kind is still open.
+            let settings = self.overrides_for_parameter(k);
+            let kind = (settings, rule.has_weight_decay(p));
+            let open = groups
+                .iter()
+                .rposition(|g| (g.overrides, rule.has_weight_decay(&self.parameters[g.members[0]])) == kind);
+            if let Some((group, total)) = open.map(|at| (&mut groups[at], &mut sizes[at]))
+                && can_share_launch(&self.parameters[group.members[0]], p, group.members.len(), most)
+                && *total + size <= room
+            {
+                group.members.push(k);
+                group.offsets.push(*total);
+                *total += size;
+            } else {
+                groups.push(FusedGroup {
+                    members: vec![k],
+                    overrides: settings,
+                    offsets: vec![0],
+                    state: None,
+                    step_counts: None,
+                });
+                sizes.push(size);
+            }
+        }
+        for (group, &size) in groups.iter_mut().zip(&sizes) {
+            if size > 0 {
+                let device = self.parameters[group.members[0]].device();
+                let state = Tensor::zeros(&[size], DType::F32, device)?;
+                if self.offloads_state {
+                    state.offload_()?;
+                }
+                group.state = Some(state);
+            }
+        }
+        // `new` is in ascending order.
+        self.ungrouped.retain(|k| new.binary_search(k).is_err());
+        self.state_names = states;
+        self.groups.extend(groups);
+        Ok(())
+    }
+
+    /// Moves the step counts to the device.
+    fn enable_device_step_counts(&mut self) -> Result<()> {
+        let _tag = memory::scope::enter_tag(Tag::OptimizerState);
+        for group in self.groups.iter_mut().filter(|group| group.step_counts.is_none()) {
+            group.step_counts =
+                Some(group.create_step_counts(|k| self.step_state.steps(k), &self.parameters)?);
+        }
+        Ok(())
+    }
+
+    /// Steps all parameters that have gradients, unless the value in `skip` is not zero.
+    #[track_caller]
+    pub(super) fn step(&mut self, rule: &impl UpdateRule, skip: Option<&Tensor>) -> Result<()> {
+        let _op = memory::scope::enter_op("optimizer_step");
+        self.check_step(rule)?;
+        // The cached casts become stale with this step.
+        amp::clear_autocast_cache();
+        self.create_groups(rule, |k, p| match p.grad().filter(|_| p.numel() > 0) {
+            Some(grad) => check_grad("step", k, p, &grad).map(|()| true),
+            None => Ok(false),
+        })?;
+        if let Some(skip) = skip {
+            check_skip(skip, &self.parameters)?;
+            self.enable_device_step_counts()?;
+        }
+        // Allocates first, so that a step that runs out of memory has changed nothing.
+        let grads: Vec<MemberGrads> = self
+            .groups
+            .iter()
+            .map(|group| collect_group_grads(group, &self.parameters, self.writes_low_precision_copies))
+            .collect::<Result<_>>()?;
+        let Some(kernel) = rule.kernel() else { return self.step_composed(rule, &grads, skip) };
+        let mut room = StagingSlots::new(&self.groups, self.offloads_state)?;
+        for (at, grads) in grads.iter().enumerate() {
+            room.prefetch_state(&self.groups, at)?;
+            room.prefetch_state(&self.groups, at + 1)?;
+            launch_group(rule, &kernel, &self.groups[at], grads, skip, &self.parameters, &self.step_state)?;
+            for grad in grads {
+                if let Some(copy) = &grad.copy {
+                    amp::low_precision_copy::store_copy(
+                        &self.parameters[self.groups[at].members[grad.member]],
+                        copy.clone(),
+                    );
+                }
+            }
+            room.offload_state(&self.groups, at);
+        }
+        Ok(())
+    }
+
+    /// Steps by tensor operations. All updates are computed before any parameter changes.
+    fn step_composed(
+        &self,
+        rule: &impl UpdateRule,
+        grads: &[MemberGrads],
+        skip: Option<&Tensor>,
+    ) -> Result<()> {
+        let (_no_grad, _no_autocast) = (autograd::no_grad(), amp::no_autocast());
+        let before: Vec<u64> = (0..self.parameters.len()).map(|k| self.step_state.steps(k)).collect();
+        let make = |(group, grads)| {
+            composite::compute_writes(rule, group, grads, skip, &self.parameters, &self.step_state)
+        };
+        let made: Result<Vec<_>> = self.groups.iter().zip(grads).map(make).collect();
+        let writes = made.inspect_err(|_| {
+            // Restores the counts, because no step was made.
+            before.iter().enumerate().for_each(|(k, &steps)| self.step_state.set_steps(k, steps));
+        })?;
+        // These copies allocate nothing: each value has the dtype of its destination and its own memory.
+        writes.iter().flatten().try_for_each(|(value, to)| to.copy_(value))?;
+        for (group, grads) in self.groups.iter().zip(grads) {
+            for grad in grads {
+                if let Some(copy) = &grad.copy {
+                    amp::low_precision_copy::store_copy(
+                        &self.parameters[group.members[grad.member]],
+                        copy.clone(),
+                    );
+                }
+            }
+            if let Some(state) = group.state.as_ref().filter(|_| self.offloads_state) {
+                state.offload_().unwrap_or_else(|error| staging_slots::warn_offload_failed(&error));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Gradient of a group member, with the destination of the updated copy.
+pub(super) struct MemberGrad {
+    pub(super) member: usize,
+    pub(super) grad: Tensor,
+    /// Destination of the 16-bit copy.
+    pub(super) copy: Option<Tensor>,
+}
+
+pub(super) type MemberGrads = SmallVec<[MemberGrad; MAX_LAUNCH_TENSORS]>;
+
+/// Returns the number of bindings of a parameter: parameter, gradient and optional copy.
+fn bindings_per_parameter(copies: bool) -> usize {
+    2 + usize::from(copies)
+}
+
+/// Fails for a gradient that differs from its parameter in shape, dtype or device, because `set_grad` accepts
+/// any tensor.
+pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) -> Result<()> {
+    if grad.shape() != p.shape() {
+        let rule = format!("the gradient of parameter {k} has the parameter's shape");
+        return Err(Error::shape(op, rule, &[grad.shape(), p.shape()]));
+    }
+    if grad.dtype() != p.dtype() {
+        let rule = format!("the gradient of parameter {k} has the parameter's type, {}", p.dtype());
+        return Err(Error::dtype(op, grad.dtype(), rule));
+    }
+    p.check_same_device(op, grad)
+        .map_err(|error| error.with_context(format!("the gradient of parameter {k}")))
+}
+
+/// Collects the gradients of a group's members.
+fn collect_group_grads(group: &FusedGroup, parameters: &[Tensor], copies: bool) -> Result<MemberGrads> {
+    let mut grads = MemberGrads::new();
+    for (member, &k) in group.members.iter().enumerate() {
+        let p = &parameters[k];
+        let Some(grad) = p.grad() else { continue };
+        check_grad("step", k, p, &grad)?;
+        if p.numel() > 0 {
+            let copy = if copies { amp::low_precision_copy::alloc_next_copy(p)? } else { None };
+            grads.push(MemberGrad { member, grad: grad.contiguous()?, copy });
+        }
+    }
+    Ok(grads)
+}
+
+/// Fails for a `skip` tensor that is not a single f32 on the parameters' device.
+fn check_skip(skip: &Tensor, parameters: &[Tensor]) -> Result<()> {
+    const OP: &str = "step_unless";
+    if skip.dtype() != DType::F32 {
+        return Err(Error::dtype(OP, skip.dtype(), "takes one number of f32"));
+    }
+    if skip.numel() != 1 {
+        return Err(Error::shape(OP, "takes one number", &[skip.shape()]));
+    }
+    parameters.iter().try_for_each(|p| skip.check_same_device(OP, p))
+}
+
+/// Parameter in a launch.
+#[derive(Clone, Copy)]
+struct LaunchItem {
+    parameter: usize,
+    member: usize,
+    /// Kernel arguments that stay constant across steps.
+    words: [usize; 5],
+}
+
+/// Steps the members of a group that have gradients, in as many launches as the bindings require.
+fn launch_group(
+    rule: &impl UpdateRule,
+    kernel: &KernelSpec,
+    group: &FusedGroup,
+    grads: &MemberGrads,
+    skip: Option<&Tensor>,
+    parameters: &[Tensor],
+    pace: &Arc<StepState>,
+) -> Result<()> {
+    let states = rule.state_names().len();
+    let weight_decay = group.overrides.weight_decay_for(rule, &parameters[group.members[0]]);
+    let shared: SmallVec<[&Tensor; 3]> = group.state.iter().chain(&group.step_counts).chain(skip).collect();
+    let copies = grads.iter().any(|grad| grad.copy.is_some());
+    let most = max_tensors_per_launch(
+        parameters[group.members[0]].device(),
+        bindings_per_parameter(copies),
+        shared.len(),
+    );
+    for grads in grads.chunks(most) {
+        let mut dtypes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
+        let mut modes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
+        // Dtypes of the copies, if there are any.
+        let mut copied: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
+        let mut tensors: SmallVec<[&Tensor; 3 * MAX_LAUNCH_TENSORS + 3]> = SmallVec::from_slice(&shared);
+        let mut items: SmallVec<[LaunchItem; MAX_LAUNCH_TENSORS]> = SmallVec::new();
+        let mut groups = 0;
+        for MemberGrad { member, grad, copy } in grads {
+            let parameter = group.members[*member];
+            let p = &parameters[parameter];
+            let n = p.numel();
+            let words = [n, groups, p.layout().offset(), grad.layout().offset(), group.offsets[*member] / 4];
+            items.push(LaunchItem { parameter, member: *member, words });
+            groups += n.div_ceil(ELEMENTS_PER_WORKGROUP);
+            dtypes.push(p.dtype().name());
+            modes.push(write_mode(p, Some(grad)));
+            if copies {
+                copied.push(copy.as_ref().map_or("", |copy| copy.dtype().name()));
+            }
+            tensors.push(p);
+            tensors.push(grad);
+        }
+        tensors.extend(grads.iter().filter_map(|grad| grad.copy.as_ref()));
+        let spec = kernel
+            .clone()
+            .def("states", states)
+            .def("counted", group.step_counts.is_some())
+            .def("skip", skip.is_some())
+            .def("dtypes", &dtypes[..])
+            .def("modes", &modes[..])
+            .def("copies", &copied[..]);
+        let (rule, pace, counted) = (*rule, Arc::clone(pace), group.step_counts.is_some());
+        let skip = skip.map_or(0, |skip| skip.layout().offset());
+        let settings = group.overrides;
+        let params = move |_: &ReplayCtx| {
+            let lr = settings.lr(pace.lr());
+            let params = rule
+                .launch_constants(weight_decay, lr)
+                .into_iter()
+                .fold(KernelParams::new(), |p, c| p.f32(c as f32));
+            items.iter().fold(params, |params, item| {
+                let params = item.words.into_iter().fold(params, KernelParams::size);
+                let before = pace.increment_steps(item.parameter);
+                if counted {
+                    return params.size(FusedGroup::count_index(item.member, before)).size(skip).size(0);
+                }
+                rule.step_constants(before + 1, lr).into_iter().fold(params, |p, x| p.f32(x as f32))
+            })
+        };
+        launch::launch_dynamic(&spec, &tensors, params, groups)?;
+    }
+    Ok(())
+}
+
+/// Makes a parameter's gradient contiguous, so that it can be changed in place.
+pub(super) fn make_grad_contiguous(p: &Tensor) -> Result<Option<Tensor>> {
+    let Some(grad) = p.grad() else { return Ok(None) };
+    if grad.is_contiguous() {
+        return Ok(Some(grad));
+    }
+    let _tag = memory::scope::enter_tag(Tag::Gradient);
+    let grad = grad.copy()?;
+    p.set_grad(Some(grad.clone()));
+    Ok(Some(grad))
+}

@@ -1,0 +1,195 @@
+//! Optimisers, gradient clipping and learning-rate schedules, as in PyTorch.
+//!
+//! One kernel launch steps several parameters and updates parameters and state in place. The states of these
+//! parameters share a buffer. The host computes bias corrections in f64. From the first step that the device
+//! may skip, the device counts the steps and computes the corrections. Rules that need more than single
+//! elements (LAMB, Adafactor, Muon) run tensor operations. The program sets hyper-parameters;
+//! [`Optimizer::state_dict`] saves only the state that training makes.
+
+use std::collections::BTreeMap;
+
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+mod adadelta;
+mod adafactor;
+mod adagrad;
+mod adam;
+mod asgd;
+mod averaged;
+pub(crate) mod clip;
+mod composite;
+mod fused;
+mod lamb;
+mod lion;
+mod muon;
+mod plateau;
+mod rmsprop;
+mod rprop;
+mod scaler;
+pub mod schedule;
+mod sgd;
+mod staging_slots;
+mod state_dict;
+
+pub use adadelta::Adadelta;
+pub use adafactor::Adafactor;
+pub use adagrad::Adagrad;
+pub use adam::{Adam, AdamW, Adamax, NAdam, RAdam};
+pub use asgd::Asgd;
+pub use averaged::AveragedModel;
+pub use clip::{ClipGradNormOptions, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_};
+pub use fused::ParamGroup;
+pub use lamb::Lamb;
+pub use lion::Lion;
+pub use muon::{Muon, MuonAdjustLr};
+pub use rmsprop::RmsProp;
+pub use rprop::Rprop;
+pub use scaler::GradScaler;
+pub use schedule::LrSchedule;
+pub use sgd::Sgd;
+
+/// An algorithm that updates parameters by their gradients.
+pub trait Optimizer {
+    /// Updates every parameter that has a gradient.
+    ///
+    /// # Errors
+    /// The dtype or layout of a parameter is not supported. After this error, as after running out of memory,
+    /// nothing has changed.
+    fn step(&mut self) -> Result<()>;
+
+    /// Steps, unless the single value in `skip` (f32, on the device) is not zero. A skipped step changes
+    /// nothing and does not count. A [`GradScaler`](crate::amp::GradScaler) steps this way.
+    ///
+    /// The optimisers here decide on the device. The default implementation reads the value and waits for the
+    /// device.
+    ///
+    /// # Errors
+    /// Same errors as [`step`](Self::step), or `skip` is not a single f32 on the device of the parameters.
+    fn step_unless(&mut self, skip: &Tensor) -> Result<()> {
+        if skip.item()? == 0.0 { self.step() } else { Ok(()) }
+    }
+
+    /// Keeps the state in host memory between steps, or on the device again. A step copies the state to the
+    /// device group by group, two at a time, and back. Results are bitwise equal. Optimisers without state
+    /// ignore this call.
+    fn offload_state(&mut self, on: bool) {
+        let _ = on;
+    }
+
+    /// Returns the trained parameters, each once.
+    fn parameters(&self) -> &[Tensor];
+
+    /// Returns the learning rate.
+    fn lr(&self) -> f64;
+
+    /// Sets the learning rate of the following steps, and scales the rates of other parameter groups in
+    /// proportion.
+    fn set_lr(&mut self, lr: f64);
+
+    /// Returns the learning rates of all parameter groups; the first is [`lr`](Self::lr).
+    fn lrs(&self) -> Vec<f64> {
+        vec![self.lr()]
+    }
+
+    /// Adds parameters with their own learning rate or weight decay. Call before the first step.
+    ///
+    /// # Errors
+    /// The optimiser does not support groups, has made a step, or has one of the parameters already. Also
+    /// fails for a group with its own learning rate if the optimiser's is 0.
+    fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
+        let _ = group;
+        Err(Error::argument("add_param_group", "this optimiser has one group of parameters"))
+    }
+
+    /// Returns the state of every parameter that has any, by the parameter's index: `3.exp_avg`, `3.step`.
+    /// The tensors share memory with the optimiser, so save or copy them. Learning rates and other options
+    /// (PyTorch's `param_groups`) are not included; set them at construction or with `set_lr`.
+    fn state_dict(&self) -> Result<BTreeMap<String, Tensor>>;
+
+    /// Restores a state from [`state_dict`](Self::state_dict), or PyTorch's `state` with keys of the form
+    /// `INDEX.NAME`.
+    ///
+    /// # Errors
+    /// A name is missing or unexpected, or a tensor's shape or dtype does not match.
+    fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()>;
+
+    /// Drops every parameter's gradient.
+    fn zero_grad(&self) {
+        for p in self.parameters() {
+            p.set_grad(None);
+        }
+    }
+
+    /// Fills every gradient with zeros and keeps its memory.
+    fn zero_grad_in_place(&self) -> Result<()> {
+        self.parameters().iter().filter_map(Tensor::grad).try_for_each(|g| crate::nn::init::zeros_(&g))
+    }
+}
+
+/// Implements setters for the options of an optimiser, and [`Optimizer`] by its rule and fused state.
+macro_rules! impl_optimizer {
+    ($name:ident { $($(#[$doc:meta])* $option:ident: $ty:ty,)* }) => {
+        impl $name {
+            /// If true, steps also write the 16-bit copies of f32 parameters that
+            /// [`autocast`](crate::amp::autocast()) would make in the next forward pass. This saves the
+            /// casts, but keeps 2 bytes allocated for each parameter element that matrix products use.
+            /// Results are bitwise equal. A parameter that changes in any other way is cast again.
+            /// [Captured](crate::capture) steps use the copies too.
+            #[must_use]
+            pub fn low_precision_copies(mut self, on: bool) -> Self {
+                self.fused.set_low_precision_copies(on);
+                self
+            }
+            $(
+                $(#[$doc])*
+                #[must_use]
+                pub fn $option(mut self, $option: $ty) -> Self {
+                    self.rule.$option = $option;
+                    self
+                }
+            )*
+        }
+        impl $crate::optim::Optimizer for $name {
+            #[track_caller]
+            fn step(&mut self) -> ::forebay_core::error::Result<()> {
+                self.fused.step(&self.rule, None)
+            }
+            #[track_caller]
+            fn step_unless(&mut self, skip: &::forebay_core::tensor::Tensor) -> ::forebay_core::error::Result<()> {
+                self.fused.step(&self.rule, Some(skip))
+            }
+            fn parameters(&self) -> &[::forebay_core::tensor::Tensor] {
+                self.fused.parameters()
+            }
+            fn offload_state(&mut self, on: bool) {
+                self.fused.set_offload_state(on);
+            }
+            fn lr(&self) -> f64 {
+                self.fused.lr()
+            }
+            fn lrs(&self) -> Vec<f64> {
+                self.fused.lrs()
+            }
+            #[track_caller]
+            fn add_param_group(&mut self, group: $crate::optim::ParamGroup) -> ::forebay_core::error::Result<()> {
+                self.fused.add_param_group(group)
+            }
+            fn set_lr(&mut self, lr: f64) {
+                self.fused.set_lr(lr);
+            }
+            fn state_dict(
+                &self,
+            ) -> ::forebay_core::error::Result<std::collections::BTreeMap<String, ::forebay_core::tensor::Tensor>> {
+                self.fused.state_dict(&self.rule)
+            }
+            fn load_state_dict(
+                &mut self,
+                state: &std::collections::BTreeMap<String, ::forebay_core::tensor::Tensor>,
+            ) -> ::forebay_core::error::Result<()> {
+                self.fused.load_state_dict(&self.rule, state)
+            }
+        }
+    };
+}
+use impl_optimizer;

@@ -1,0 +1,339 @@
+//! Gradient scaling: the loss is scaled up so that 16-bit gradients do not underflow, and the gradients are
+//! unscaled before the optimiser's step.
+//!
+//! All state is in one small buffer on the device: the scale, its inverse, the number of successful steps in
+//! a row, and a non-finite flag for each optimiser. The host never reads the buffer. The optimiser's kernels
+//! read the flags and skip the update if one is set.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use forebay_shaders::KernelSpec;
+
+use crate::nn::{PreparedCopies, StagedCopies};
+use crate::optim::{Optimizer, clip};
+use forebay_core::autograd;
+use forebay_core::check;
+use forebay_core::device::Device;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::{self, Tag};
+use forebay_core::ops::kernel::launch::{self, KernelParams};
+use forebay_core::tensor::Tensor;
+
+/// Layout of the buffer in words, shared with amp_update.wgsl and grad_scale.wgsl.
+const SCALE_INDEX: usize = 0;
+const INVERSE_SCALE_INDEX: usize = 1;
+const GROWTH_TRACKER_INDEX: usize = 2;
+const FOUND_INF_INDEX: usize = 4;
+const STATE_LEN: usize = 16;
+
+/// Gradient scaler with an adaptive scale. The scale doubles after 2000 steps without an infinity or NaN in
+/// the gradients, and halves after each step with one, which is skipped. Names and constants are PyTorch's.
+///
+/// f16 needs a scaler, bf16 does not. Only [`get_scale`](Self::get_scale) and saving and loading the state
+/// wait for the device.
+///
+/// ```no_run
+/// # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
+/// # use forebay_nn::optim::GradScaler;
+/// # use forebay_nn::optim::{Optimizer, clip_grad_norm_};
+/// # fn train(optimizer: &mut impl Optimizer, forward: impl Fn() -> Result<Tensor>) -> Result<()> {
+/// let mut scaler = GradScaler::new();
+/// for _ in 0..1000 {
+///     let loss = {
+///         let _autocast = autocast(DType::F16)?;
+///         forward()?
+///     };
+///     scaler.scale(&loss)?.backward()?; // more often, to accumulate
+///     scaler.unscale_(optimizer)?; // only to clip, or to look at the gradients
+///     clip_grad_norm_(optimizer.parameters(), 1.0)?;
+///     scaler.step(optimizer)?;
+///     scaler.update()?;
+///     optimizer.zero_grad();
+/// }
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct GradScaler {
+    init_scale: f64,
+    growth_factor: f64,
+    backoff_factor: f64,
+    growth_interval: u32,
+    /// Number of successful steps in a row, from a loaded state.
+    init_growth_tracker: f64,
+    /// Allocated on the device of the first loss.
+    device_state: OnceLock<Tensor>,
+    /// Optimisers used since the last update, by the address of their parameters. The index is that of the
+    /// optimiser's flag.
+    optimizers: Vec<(usize, OptimizerStage)>,
+}
+
+/// Progress of an optimiser since the last update.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum OptimizerStage {
+    Unscaled,
+    Stepped,
+}
+
+impl Default for GradScaler {
+    fn default() -> Self {
+        Self {
+            init_scale: 65536.0,
+            growth_factor: 2.0,
+            backoff_factor: 0.5,
+            growth_interval: 2000,
+            init_growth_tracker: 0.0,
+            device_state: OnceLock::new(),
+            optimizers: Vec::new(),
+        }
+    }
+}
+
+impl GradScaler {
+    /// Creates a scaler with a scale of 65536, which doubles after 2000 finite steps in a row and halves
+    /// after each other step.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// Sets the initial scale.
+    #[must_use]
+    pub fn init_scale(self, scale: f64) -> Self {
+        Self { init_scale: scale, ..self }
+    }
+
+    /// Sets the factor by which the scale grows. The scale does not exceed 2^126, the largest power of two
+    /// whose inverse is a normal f32.
+    #[must_use]
+    pub fn growth_factor(self, factor: f64) -> Self {
+        Self { growth_factor: factor, ..self }
+    }
+
+    /// Sets the factor applied to the scale after a step with an infinity or NaN.
+    #[must_use]
+    pub fn backoff_factor(self, factor: f64) -> Self {
+        Self { backoff_factor: factor, ..self }
+    }
+
+    /// Sets the number of finite steps in a row after which the scale grows; at most 2^24.
+    #[must_use]
+    pub fn growth_interval(self, steps: u32) -> Self {
+        Self { growth_interval: steps, ..self }
+    }
+
+    /// Returns the loss multiplied by the scale, in f32, on which `backward` is called.
+    ///
+    /// # Errors
+    /// The loss is on another device than earlier losses.
+    pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
+        loss.mul(&self.device_state(loss.device())?.select(0, SCALE_INDEX as isize)?)
+    }
+
+    /// Divides the gradients of an optimiser's parameters by the scale, in place, and records whether any is
+    /// infinite or NaN. [`step`](Self::step) does this unless it was done before, for clipping.
+    ///
+    /// # Errors
+    /// The optimiser was unscaled since the last [`update`](Self::update). A gradient is f16, which cannot
+    /// hold the quotient: keep parameters in f32 and let [`autocast`](super::autocast) cast them.
+    pub fn unscale_(&mut self, optimizer: &(impl Optimizer + ?Sized)) -> Result<()> {
+        const OP: &str = "unscale_";
+        let _op = memory::scope::enter_op(OP);
+        let (place, stage) = self.find_optimizer(optimizer);
+        match stage {
+            None => {}
+            Some(OptimizerStage::Unscaled) => {
+                return Err(Error::argument(OP, "the gradients are unscaled already, since the last update"));
+            }
+            Some(OptimizerStage::Stepped) => {
+                return Err(Error::argument(OP, "comes before `step`; call `update` after each step"));
+            }
+        }
+        if FOUND_INF_INDEX + place >= STATE_LEN {
+            let most = STATE_LEN - FOUND_INF_INDEX;
+            return Err(Error::argument(OP, format!("one scaler takes up to {most} optimisers an update")));
+        }
+        let Some(first) = optimizer.parameters().first() else {
+            return Err(Error::argument(OP, "the optimiser has no parameters"));
+        };
+        let state = self.device_state(first.device())?;
+        clip::unscale_grads(OP, optimizer.parameters(), state, FOUND_INF_INDEX + place)?;
+        self.optimizers.push((optimizer_address(optimizer), OptimizerStage::Unscaled));
+        Ok(())
+    }
+
+    /// Unscales the gradients unless that was done, and makes the optimiser's step if all of them are finite.
+    /// The device decides; the host does not wait for the decision.
+    ///
+    /// # Errors
+    /// The optimiser was stepped since the last [`update`](Self::update). Those of
+    /// [`unscale_`](Self::unscale_) and of the optimiser.
+    pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) -> Result<()> {
+        const OP: &str = "step";
+        match self.find_optimizer(optimizer) {
+            (_, Some(OptimizerStage::Stepped)) => {
+                return Err(Error::argument(OP, "was done already since the last update; call `update`"));
+            }
+            (_, Some(OptimizerStage::Unscaled)) => {}
+            (_, None) => self.unscale_(optimizer)?,
+        }
+        let (place, _) = self.find_optimizer(optimizer);
+        let Some(state) = self.device_state.get() else { return Ok(()) };
+        optimizer.step_unless(&state.select(0, (FOUND_INF_INDEX + place) as isize)?)?;
+        self.optimizers[place].1 = OptimizerStage::Stepped;
+        Ok(())
+    }
+
+    /// Updates the scale according to the steps since the last update. Call it once for all optimisers.
+    ///
+    /// # Errors
+    /// There was no step since the last update.
+    pub fn update(&mut self) -> Result<()> {
+        const OP: &str = "update";
+        let _op = memory::scope::enter_op(OP);
+        let Some(state) = self.device_state.get().filter(|_| !self.optimizers.is_empty()) else {
+            return Err(Error::argument(
+                OP,
+                "comes after `step`, or `unscale_`; there was none since the last",
+            ));
+        };
+        let params = KernelParams::new()
+            .f32(self.growth_factor as f32)
+            .f32(self.backoff_factor as f32)
+            .f32(self.growth_interval as f32)
+            .size(self.optimizers.len())
+            .loop_iterations(self.optimizers.len() + 1);
+        launch::launch(&KernelSpec::new("amp_update"), &[state], params, 1)?;
+        self.optimizers.clear();
+        Ok(())
+    }
+
+    /// Returns the scale. Waits for the device.
+    pub fn get_scale(&self) -> Result<f64> {
+        self.device_state
+            .get()
+            .map_or(Ok(self.init_scale), |state| state.select(0, SCALE_INDEX as isize)?.item())
+    }
+
+    /// Returns the scale and the number of finite steps in a row (`scale`, `growth_tracker`). Factors and
+    /// interval are not included. Does not wait for the device, but saving does.
+    pub fn state_dict(&self, device: &Device) -> Result<BTreeMap<String, Tensor>> {
+        let _no_grad = autograd::no_grad();
+        let state = self.device_state(device)?;
+        let word = |at: usize| state.select(0, at as isize)?.copy();
+        Ok(BTreeMap::from([
+            ("scale".to_owned(), word(SCALE_INDEX)?),
+            ("growth_tracker".to_owned(), word(GROWTH_TRACKER_INDEX)?),
+        ]))
+    }
+
+    /// Loads a state of [`state_dict`](Self::state_dict). Waits for the device.
+    ///
+    /// # Errors
+    /// A name is missing or unexpected, or the scale is not a finite value above 0. Nothing is changed then.
+    pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
+        self.stage_state_dict(state)?.commit(self)
+    }
+
+    /// Validates and stages a state for [`load_state_dict`](Self::load_state_dict).
+    pub(crate) fn stage_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<StagedScalerState> {
+        const OP: &str = "load_state_dict";
+        let number = |name: &str| {
+            let found = state.get(name).ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
+            found.item()
+        };
+        let (scale, tracker) = (number("scale")?, number("growth_tracker")?);
+        if let Some(strange) = state.keys().find(|k| !["scale", "growth_tracker"].contains(&k.as_str())) {
+            return Err(Error::argument(OP, format!("unexpected: {strange}")));
+        }
+        if !(scale.is_finite() && scale > 0.0) {
+            return Err(Error::argument(OP, format!("a scale is a finite number above 0, not {scale}")));
+        }
+        if !(tracker.is_finite() && tracker >= 0.0) {
+            let why = format!("growth_tracker is a count of steps, and cannot be {tracker}");
+            return Err(Error::argument(OP, why));
+        }
+        let mut staged = StagedCopies::default();
+        // In place, because a captured step may read the buffer.
+        if let Some(state) = self.device_state.get() {
+            staged.add_copy(state, &Self::create_state(state.device(), scale, tracker)?)?;
+        }
+        Ok(StagedScalerState { scale, growth_tracker: tracker, device_state: staged.prepare()? })
+    }
+
+    /// Discards the unscaling since the last update, for a step that ran out of memory and is repeated.
+    pub fn discard_step(&mut self) -> Result<()> {
+        if let Some(state) = self.device_state.get().filter(|_| !self.optimizers.is_empty()) {
+            let flags = state.narrow(0, FOUND_INF_INDEX, STATE_LEN - FOUND_INF_INDEX)?;
+            flags.fill_word(0)?;
+            self.optimizers.clear();
+        }
+        Ok(())
+    }
+
+    /// Returns the flag index of an optimiser and its progress since the last update.
+    fn find_optimizer(&self, optimizer: &(impl Optimizer + ?Sized)) -> (usize, Option<OptimizerStage>) {
+        let address = optimizer_address(optimizer);
+        match self.optimizers.iter().position(|&(a, _)| a == address) {
+            Some(place) => (place, Some(self.optimizers[place].1)),
+            None => (self.optimizers.len(), None),
+        }
+    }
+
+    /// Returns the state buffer, allocating it at the first call.
+    fn device_state(&self, device: &Device) -> Result<&Tensor> {
+        if let Some(state) = self.device_state.get() {
+            return Ok(state);
+        }
+        self.check_options()?;
+        let made = self.create_initial_state(device)?;
+        Ok(self.device_state.get_or_init(|| made))
+    }
+
+    /// Fails if an option is out of range.
+    fn check_options(&self) -> Result<()> {
+        const OP: &str = "GradScaler";
+        check::positive(OP, "init_scale", self.init_scale)?;
+        check::at_least_one(OP, "growth_factor", self.growth_factor)?;
+        check::positive(OP, "backoff_factor", self.backoff_factor)?;
+        check::unit_interval(OP, "backoff_factor", self.backoff_factor)?;
+        check::positive_count(OP, "growth_interval", self.growth_interval.into())
+    }
+
+    /// Creates the initial buffer, or that of a loaded state.
+    fn create_initial_state(&self, device: &Device) -> Result<Tensor> {
+        Self::create_state(device, self.init_scale, self.init_growth_tracker)
+    }
+
+    fn create_state(device: &Device, scale: f64, tracker: f64) -> Result<Tensor> {
+        let _tag = memory::scope::enter_tag(Tag::OptimizerState);
+        let mut words = [0.0; STATE_LEN];
+        words[SCALE_INDEX] = scale as f32;
+        words[INVERSE_SCALE_INDEX] = (1.0 / scale) as f32;
+        words[GROWTH_TRACKER_INDEX] = tracker as f32;
+        Tensor::from_slice(&words, &[STATE_LEN], device)
+    }
+}
+
+/// Validated state of a scaler, staged on the device.
+pub(crate) struct StagedScalerState {
+    scale: f64,
+    growth_tracker: f64,
+    device_state: PreparedCopies,
+}
+
+impl StagedScalerState {
+    /// Applies the state to the scaler.
+    pub(crate) fn commit(self, scaler: &mut GradScaler) -> Result<()> {
+        self.device_state.commit()?;
+        (scaler.init_scale, scaler.init_growth_tracker) = (self.scale, self.growth_tracker);
+        scaler.optimizers.clear();
+        Ok(())
+    }
+}
+
+/// Identifies an optimiser by its list of parameters, which does not move while the optimiser exists.
+fn optimizer_address(optimizer: &(impl Optimizer + ?Sized)) -> usize {
+    optimizer.parameters().as_ptr() as usize
+}

@@ -1,0 +1,731 @@
+//! Search for the fastest configuration of a training step whose peak memory is within a budget.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::dry_run::with_unlimited_memory;
+use super::segment::{ActivationPolicy, SegmentCost, SegmentGuard, pareto_sets};
+use forebay_core::amp::{AutocastGuard, autocast};
+use forebay_core::backend::null::{CardProfile, NullBackend, WorkEstimate};
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::{Bytes, Config};
+
+/// Maximum number of recomputation sets to try for each micro-batch size and precision.
+const MAX_SEGMENT_SETS: usize = 25;
+
+/// Number of offload sets to try: the first quarter of the segments, the first half, and so on.
+const OFFLOAD_FRACTIONS: usize = 4;
+
+/// Configuration of a training step.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct StepConfig {
+    /// Rows of the batch that run at once.
+    pub micro_batch_size: usize,
+    /// Number of micro-batches in a step; their gradients accumulate.
+    pub micro_batch_count: usize,
+    /// Dtype of [`autocast`], or `None` for f32.
+    pub precision: Option<DType>,
+    /// Policies of the segments' saved activations, in the order of the forward pass.
+    pub policies: Arc<[ActivationPolicy]>,
+    /// If true, the optimiser's state is in host memory between steps. The step passes the value to
+    /// [`Optimizer::offload_state`](crate::optim::Optimizer::offload_state).
+    pub offload_state: bool,
+}
+
+impl StepConfig {
+    /// Creates a step of `count` micro-batches of `rows` rows, in f32 and without recomputation.
+    #[must_use]
+    pub fn new(rows: usize, count: usize) -> Self {
+        Self {
+            micro_batch_size: rows,
+            micro_batch_count: count,
+            precision: None,
+            policies: Arc::default(),
+            offload_state: false,
+        }
+    }
+
+    /// Sets the precision to f16 or bf16, by [`autocast`].
+    #[must_use]
+    pub fn with_precision(self, dtype: DType) -> Self {
+        Self { precision: Some(dtype), ..self }
+    }
+
+    /// Recomputes the segments that are true in `again`, in the order of the forward pass.
+    #[must_use]
+    pub fn with_recompute(self, again: impl AsRef<[bool]>) -> Self {
+        self.with_policy(again.as_ref(), ActivationPolicy::Recompute)
+    }
+
+    /// Offloads the saved activations of the segments that are true in `away`, in the order of the forward
+    /// pass.
+    #[must_use]
+    pub fn with_offload(self, away: impl AsRef<[bool]>) -> Self {
+        self.with_policy(away.as_ref(), ActivationPolicy::Offload)
+    }
+
+    /// Offloads the optimiser's state between steps.
+    #[must_use]
+    pub fn with_offloaded_state(self) -> Self {
+        Self { offload_state: true, ..self }
+    }
+
+    fn with_policy(self, which: &[bool], what: ActivationPolicy) -> Self {
+        let of = |k: usize| match which.get(k) {
+            Some(true) => what,
+            _ => self.policies.get(k).copied().unwrap_or_default(),
+        };
+        let saved = (0..which.len().max(self.policies.len())).map(of).collect();
+        Self { policies: saved, ..self }
+    }
+
+    /// Applies the policies to segments until the guard is dropped. The guard must cover forward and backward
+    /// passes.
+    pub fn apply_segments(&self) -> SegmentGuard {
+        SegmentGuard::apply_policies(Arc::clone(&self.policies))
+    }
+
+    /// Enters [`autocast`] for the forward pass and the loss; returns `None` in f32.
+    ///
+    /// # Errors
+    /// Same errors as [`autocast`].
+    pub fn autocast(&self) -> Result<Option<AutocastGuard>> {
+        self.precision.map(autocast).transpose()
+    }
+
+    /// Returns the number of recomputed segments.
+    #[must_use]
+    pub fn recomputed_count(&self) -> usize {
+        self.policies.iter().filter(|saved| **saved == ActivationPolicy::Recompute).count()
+    }
+
+    /// Returns the number of offloaded segments.
+    #[must_use]
+    pub fn offloaded_count(&self) -> usize {
+        self.policies.iter().filter(|saved| **saved == ActivationPolicy::Offload).count()
+    }
+}
+
+impl fmt::Display for StepConfig {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} x {} rows, ", self.micro_batch_count, self.micro_batch_size)?;
+        match self.precision {
+            Some(dtype) => write!(f, "{dtype}")?,
+            None => f.write_str("f32")?,
+        }
+        write!(f, ", {} of {} segments computed again", self.recomputed_count(), self.policies.len())?;
+        if self.offloaded_count() > 0 {
+            write!(f, ", {} offloaded", self.offloaded_count())?;
+        }
+        if self.offload_state { f.write_str(", optimiser state offloaded") } else { Ok(()) }
+    }
+}
+
+/// Configuration with its estimated cost.
+#[derive(Clone, Debug, PartialEq)]
+#[non_exhaustive]
+pub struct Estimate {
+    /// Configuration of the step.
+    pub config: StepConfig,
+    /// Peak bytes that the pool reserves. If the step fits only in a pool limited to the budget, the peak is
+    /// that pool's. `None` if a faster configuration already fits.
+    pub peak: Option<u64>,
+    /// Reports whether a dry run succeeded in a pool limited to the budget. `None` without such a dry run.
+    pub fits: Option<bool>,
+    /// Time of a step by the cost model of [`Budget`].
+    pub seconds: f64,
+}
+
+/// Chosen configuration and its alternatives.
+#[derive(Clone, Debug)]
+#[non_exhaustive]
+pub struct StepPlan {
+    /// Name of the card.
+    pub card: String,
+    /// Bytes that the step may reserve.
+    pub budget: u64,
+    /// Fastest configuration that fits.
+    pub best: Estimate,
+    /// All configurations, the fastest first.
+    pub estimates: Vec<Estimate>,
+}
+
+/// Memory budget of a training step, with the changes that the planner may make to meet the budget.
+///
+/// The planner dry-runs the step for every micro-batch size that divides the batch, and every allowed
+/// precision. It combines these with sets of [segments](super::segment) to recompute or offload, and with the
+/// optimiser's state on the device or on the host. The plan is the fastest configuration that runs in a pool
+/// limited to the budget ([`Pool::set_limit`](crate::memory::Pool::set_limit), or `max_memory_mb`).
+///
+/// Limit the device's pool as well. Without a limit, a small model may reserve more, in segments larger than
+/// necessary. The peak is exact; the time comes from a cost model
+/// ([`WorkEstimate::seconds`](crate::backend::null::WorkEstimate)):
+///
+/// - A kernel takes the longest of its bytes over the card's bandwidth, its FLOPs over the card's rate, and a
+///   launch.
+/// - A recomputed segment takes its forward pass once more.
+/// - Copies of offloaded segments overlap with computation at the speed of the card's bus; the step takes the
+///   longer of both.
+/// - Copies of the optimiser's state add to the step.
+///
+/// The set of configurations does not depend on the budget. A larger budget therefore never makes a step
+/// slower, or its peak smaller.
+///
+/// ```
+/// use forebay_core::backend::null::CardProfile;
+/// use forebay_nn::nn::{Gpt, GptOptions, Module};
+/// use forebay_nn::optim::{AdamW, Optimizer};
+/// use forebay_nn::plan::Budget;
+/// use forebay_core::{dtype::DType, tensor::Tensor};
+///
+/// let options = GptOptions { layers: 4, ..GptOptions::preset("gpt2-124m")? };
+/// let plan = Budget::new(2 << 30, 8).plan(&CardProfile::from_card("rtx4090")?, |device| {
+///     let net = Gpt::new(&options, device)?;
+///     let mut optimizer = AdamW::new(net.parameters(), 3e-4);
+///     let device = device.clone();
+///     Ok(move |choice: &_| -> Result<(), forebay_core::error::Error> {
+///         let choice: &forebay_nn::plan::StepConfig = choice;
+///         optimizer.offload_state(choice.offload_state);
+///         for _ in 0..choice.micro_batch_count {
+///             let text = Tensor::zeros(&[choice.micro_batch_size, 256], DType::I64, &device)?;
+///             let autocast = choice.autocast()?;
+///             let loss = net.forward(&text)?.flatten(0, 1)?.cross_entropy(&text.flatten(0, 1)?)?;
+///             drop(autocast);
+///             loss.backward()?;
+///         }
+///         optimizer.step()?;
+///         optimizer.zero_grad();
+///         Ok(())
+///     })
+/// })?;
+/// assert!(plan.best.peak <= Some(2 << 30));
+/// println!("{plan}");
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct Budget {
+    bytes: u64,
+    batch_size: usize,
+    precisions: Vec<Option<DType>>,
+    measures_all: bool,
+    allows_offload: bool,
+}
+
+impl Budget {
+    /// Creates a budget of `bytes` of device memory for a step of `batch` rows, in f32.
+    #[must_use]
+    pub fn new(bytes: u64, batch: usize) -> Self {
+        Self { bytes, batch_size: batch, precisions: vec![None], measures_all: false, allows_offload: true }
+    }
+
+    /// Also allows f16 or bf16. Training in f16 needs a `GradScaler`.
+    #[must_use]
+    pub fn allow_precision(mut self, precision: DType) -> Self {
+        if !self.precisions.contains(&Some(precision)) {
+            self.precisions.push(Some(precision));
+        }
+        self
+    }
+
+    /// Disables offloading to host memory.
+    #[must_use]
+    pub fn without_offload(self) -> Self {
+        Self { allows_offload: false, ..self }
+    }
+
+    /// Measures the peaks of all configurations. By default, measurement stops at the first one that fits.
+    #[must_use]
+    pub fn measure_all(self) -> Self {
+        Self { measures_all: true, ..self }
+    }
+
+    /// Finds the fastest configuration that fits. `setup` creates the model and everything that stays
+    /// allocated. It returns the step: one optimiser step of
+    /// [`micro_batch_count`](StepConfig::micro_batch_count) micro-batches of
+    /// [`micro_batch_size`](StepConfig::micro_batch_size) rows. Peaks are measured over three steps.
+    ///
+    /// # Errors
+    /// The batch has no rows or more than 2^32, or the step fails. [`Error::BudgetTooSmall`] if nothing fits,
+    /// with the smallest sufficient budget.
+    pub fn plan<S: FnMut(&StepConfig) -> Result<()>>(
+        &self,
+        profile: &CardProfile,
+        setup: impl Fn(&Device) -> Result<S>,
+    ) -> Result<StepPlan> {
+        if self.batch_size == 0 || u32::try_from(self.batch_size).is_err() {
+            let why = format!("a step has 1 to {} rows, not {}", u32::MAX, self.batch_size);
+            return Err(Error::argument("plan", why));
+        }
+        let card = with_unlimited_memory(profile);
+        let room =
+            self.bytes.min(profile.available_bytes()).min(profile.config.max_memory.unwrap_or(u64::MAX));
+        let mut table = Vec::new();
+        for rows in (1..=self.batch_size).rev().filter(|rows| self.batch_size.is_multiple_of(*rows)) {
+            for &precision in &self.precisions {
+                table.extend(self.estimate_configs(rows, precision, &card, &setup)?);
+            }
+        }
+        table.sort_by(|a, b| {
+            a.seconds.total_cmp(&b.seconds).then(b.config.micro_batch_size.cmp(&a.config.micro_batch_size))
+        });
+        let mut best: Option<usize> = None;
+        let mut tried: Vec<MeasuredConfig> = Vec::new();
+        for (k, estimate) in table.iter_mut().enumerate() {
+            let (peaks, fits) = measure_peaks(&card, &setup, &estimate.config, room)?;
+            (estimate.peak, estimate.fits) = (Some(peaks.reserved), Some(fits));
+            tried.push((peaks.requested.max(room), peaks.reserved, estimate.config.clone()));
+            if best.is_none() && fits {
+                best = Some(k);
+                if !self.measures_all {
+                    break;
+                }
+            }
+        }
+        if let Some(k) = best {
+            return Ok(StepPlan {
+                card: card.name.clone(),
+                budget: room,
+                best: table[k].clone(),
+                estimates: table,
+            });
+        }
+        let (needed, choice) = find_smallest_budget(&card, &setup, tried)?;
+        Err(Error::BudgetTooSmall {
+            card: card.name.clone(),
+            budget: room,
+            needed,
+            choice: choice.to_string(),
+        })
+    }
+
+    /// Estimates the configurations of one micro-batch size and precision.
+    fn estimate_configs<S: FnMut(&StepConfig) -> Result<()>>(
+        &self,
+        rows: usize,
+        precision: Option<DType>,
+        card: &CardProfile,
+        setup: &impl Fn(&Device) -> Result<S>,
+    ) -> Result<Vec<Estimate>> {
+        let count = self.batch_size / rows;
+        let mut parts: Vec<SegmentCost> = Vec::new();
+        let mut work = |choice: &StepConfig| -> Result<WorkEstimate> {
+            let measured = run_dry(card, setup, choice, |backend, step| {
+                let probe = SegmentGuard::start_measuring(Arc::clone(backend));
+                let before = backend.estimated_work();
+                step()?;
+                parts = probe.take_costs();
+                // Keeps the segments of one forward pass.
+                parts.truncate(parts.len() / choice.micro_batch_count);
+                Ok(backend.estimated_work() - before)
+            });
+            Ok(measured?.0)
+        };
+        let plain = |count: usize| StepConfig { precision, ..StepConfig::new(rows, count) };
+        let offload = self.allows_offload && card.speed.host_bandwidth > 0.0;
+        let state = if offload { work(&plain(1).with_offloaded_state())?.host_seconds } else { 0.0 };
+        let one = work(&plain(1))?.seconds;
+        // Each further micro-batch costs as much as the second.
+        let whole = if count > 1 { one + (count - 1) as f64 * (work(&plain(2))?.seconds - one) } else { one };
+        let estimate = |choice: StepConfig| {
+            let of = |what: ActivationPolicy, cost: &dyn Fn(&SegmentCost) -> f64| -> f64 {
+                let those = parts.iter().zip(&*choice.policies).filter(|(_, saved)| **saved == what);
+                count as f64 * those.map(|(part, _)| cost(part)).sum::<f64>()
+            };
+            let computed = whole + of(ActivationPolicy::Recompute, &|part| part.seconds);
+            let copied = of(ActivationPolicy::Offload, &|part| {
+                2.0 * part.saved_bytes as f64 / card.speed.host_bandwidth
+            });
+            let seconds = computed.max(copied) + if choice.offload_state { state } else { 0.0 };
+            Estimate { config: choice, peak: None, fits: None, seconds }
+        };
+        let choice =
+            || StepConfig { policies: vec![ActivationPolicy::Keep; parts.len()].into(), ..plain(count) };
+        let sets = pareto_sets(&parts, MAX_SEGMENT_SETS);
+        let mut choices: Vec<StepConfig> = sets.iter().map(|set| choice().with_recompute(set)).collect();
+        if state > 0.0 {
+            let some = sets.iter().rev().step_by(MAX_SEGMENT_SETS / 5);
+            choices.extend(some.map(|set| choice().with_recompute(set).with_offloaded_state()));
+        }
+        if offload {
+            // Earlier segments have more time for the copy back.
+            let mut ends: Vec<usize> =
+                (1..=OFFLOAD_FRACTIONS).map(|k| parts.len() * k / OFFLOAD_FRACTIONS).collect();
+            ends.dedup();
+            for end in ends.into_iter().filter(|end| *end > 0) {
+                let away: Vec<bool> = (0..parts.len()).map(|k| k < end).collect();
+                choices.push(choice().with_offload(&away));
+                if state > 0.0 {
+                    choices.push(choice().with_offload(&away).with_offloaded_state());
+                }
+            }
+        }
+        Ok(choices.into_iter().map(estimate).collect())
+    }
+}
+
+impl StepConfig {
+    /// Limits the configuration to two micro-batches, which have the same peak as more.
+    fn with_at_most_two_micro_batches(&self) -> Self {
+        Self { micro_batch_count: self.micro_batch_count.min(2), ..self.clone() }
+    }
+}
+
+/// Measures the peaks of a configuration, and reports whether it fits `room`. If the peak without a limit
+/// also fits, that peak is returned.
+fn measure_peaks<S: FnMut(&StepConfig) -> Result<()>>(
+    card: &CardProfile,
+    setup: &impl Fn(&Device) -> Result<S>,
+    choice: &StepConfig,
+    room: u64,
+) -> Result<(PoolPeaks, bool)> {
+    let steps = |choice: &StepConfig| -> Result<PoolPeaks> {
+        Ok(run_dry(card, setup, choice, |_, step| step().and_then(|()| step()))?.1)
+    };
+    match peak_within_limit(card, setup, choice, room)? {
+        Some(peak) => {
+            // Includes blocks that are placed differently in later micro-batches and steps.
+            let short = steps(&choice.with_at_most_two_micro_batches())?;
+            let free = if short.reserved > room {
+                short.reserved
+            } else {
+                short.reserved.max(steps(choice)?.reserved)
+            };
+            Ok((PoolPeaks { reserved: if free > room { peak } else { free }, ..short }, true))
+        }
+        // Two micro-batches approximate the peak.
+        None => {
+            Ok((run_dry(card, setup, &choice.with_at_most_two_micro_batches(), |_, step| step())?.1, false))
+        }
+    }
+}
+
+/// Returns the peak in a pool limited to `room`, the limit that the device's pool will have. Such a pool
+/// reserves smaller segments, compacts, and releases memory. Returns `None` if the configuration does not
+/// fit.
+fn peak_within_limit<S: FnMut(&StepConfig) -> Result<()>>(
+    card: &CardProfile,
+    setup: &impl Fn(&Device) -> Result<S>,
+    choice: &StepConfig,
+    room: u64,
+) -> Result<Option<u64>> {
+    let bounded = card.clone().with_config(Config { max_memory: Some(room), ..card.config });
+    match run_dry(&bounded, setup, choice, |_, step| step().and_then(|()| step())) {
+        Ok((_, peaks)) => Ok(Some(peaks.reserved)),
+        Err(error) => error.into_out_of_memory().map(|_| None),
+    }
+}
+
+/// Lower bound of the budget from requested bytes and failed attempts, peak without a limit, and
+/// configuration.
+type MeasuredConfig = (u64, u64, StepConfig);
+
+/// Returns the smallest budget under which a configuration runs, if none fits `room`. A dry run under this
+/// limit succeeded. No configuration runs with one granule less.
+fn find_smallest_budget<S: FnMut(&StepConfig) -> Result<()>>(
+    card: &CardProfile,
+    setup: &impl Fn(&Device) -> Result<S>,
+    mut all: Vec<MeasuredConfig>,
+) -> Result<(u64, StepConfig)> {
+    let source = &card.source_limits;
+    let granule = source.virtual_memory.map_or(source.alignment.max(512), |pages| pages.granularity);
+    all.sort_by_key(|&(least, reserved, _)| (least, reserved));
+    let mut best: Option<(u64, StepConfig)> = None;
+    let mut found = true;
+    // Repeats until no configuration runs with less. With a lower limit, a configuration that was skipped may
+    // run after all.
+    while std::mem::take(&mut found) {
+        for (least, reserved, choice) in &all {
+            let below = best.as_ref().map_or(u64::MAX, |(bytes, _)| bytes.saturating_sub(granule));
+            if *least > below {
+                break;
+            }
+            // A run needs no more than its peak without a limit, except for different placement in later
+            // steps.
+            let most = below.min(reserved.saturating_mul(2));
+            if let Some(peak) = peak_within_limit(card, setup, choice, most)? {
+                best = Some((
+                    find_smallest_limit(card, setup, choice, *least, peak.max(*least), granule)?,
+                    choice.clone(),
+                ));
+                found = true;
+            }
+        }
+    }
+    best.ok_or_else(|| Error::argument("plan", "the step runs out of memory at any budget"))
+}
+
+/// Returns the smallest pool limit under which a configuration runs: a multiple of the granule, at least
+/// `low` and about `most` bytes at most.
+fn find_smallest_limit<S: FnMut(&StepConfig) -> Result<()>>(
+    card: &CardProfile,
+    setup: &impl Fn(&Device) -> Result<S>,
+    choice: &StepConfig,
+    low: u64,
+    most: u64,
+    granule: u64,
+) -> Result<u64> {
+    let runs = |granules: u64| peak_within_limit(card, setup, choice, granules * granule);
+    let (mut low, mut most) = (low.saturating_sub(1) / granule, most.div_ceil(granule));
+    // The placement may differ in a pool of the size that a larger pool reserved.
+    let mut step = 1;
+    while runs(most)?.is_none() {
+        (low, most, step) = (most, most + step, 2 * step);
+    }
+    while most > low + 1 {
+        let middle = low.midpoint(most);
+        match runs(middle)? {
+            Some(peak) => most = peak.div_ceil(granule).clamp(low + 1, middle),
+            None => low = middle,
+        }
+        if most < middle && runs(most)?.is_none() {
+            (low, most) = (most, middle);
+        }
+    }
+    Ok(most * granule)
+}
+
+/// Peak bytes of a run.
+#[derive(Clone, Copy, Debug)]
+struct PoolPeaks {
+    /// Bytes reserved from the device.
+    reserved: u64,
+    /// Bytes in use, before rounding.
+    requested: u64,
+}
+
+/// Runs a step on a null device, and then `second`, which runs the step again and may inspect the device.
+/// Also returns the pool's peaks.
+fn run_dry<S: FnMut(&StepConfig) -> Result<()>, T>(
+    card: &CardProfile,
+    setup: &impl Fn(&Device) -> Result<S>,
+    choice: &StepConfig,
+    second: impl FnOnce(&Arc<NullBackend>, &mut dyn FnMut() -> Result<()>) -> Result<T>,
+) -> Result<(T, PoolPeaks)> {
+    let backend = Arc::new(NullBackend::new(card.clone()));
+    let device = Device::with_config(backend.clone(), card.config);
+    let mut step = setup(&device)?;
+    let _segments = choice.apply_segments();
+    step(choice)?;
+    let value = second(&backend, &mut || step(choice))?;
+    let stats = device.memory();
+    Ok((value, PoolPeaks { reserved: stats.peak_reserved(), requested: stats.requested_bytes.all.peak }))
+}
+
+impl StepPlan {
+    /// Returns the Pareto front in time and memory, the fastest first.
+    #[must_use]
+    pub fn pareto(&self) -> Vec<&Estimate> {
+        let mut least = u64::MAX;
+        let better = |estimate: &&Estimate| {
+            let peak = estimate.peak.unwrap_or(u64::MAX);
+            let better = peak < least;
+            least = least.min(peak);
+            better
+        };
+        let mut sorted: Vec<&Estimate> = self.estimates.iter().filter(|e| e.peak.is_some()).collect();
+        sorted.sort_by(|a, b| a.seconds.total_cmp(&b.seconds).then(a.peak.cmp(&b.peak)));
+        sorted.into_iter().filter(better).collect()
+    }
+
+    fn write_row(&self, f: &mut fmt::Formatter<'_>, estimate: &Estimate) -> fmt::Result {
+        let Estimate { config: choice, peak, fits, seconds } = estimate;
+        let mark = if *estimate == self.best {
+            "  <- chosen"
+        } else if *fits == Some(false) {
+            "  does not fit"
+        } else {
+            ""
+        };
+        write!(
+            f,
+            "\n{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>9.1} ms{mark}",
+            choice.micro_batch_size,
+            choice.micro_batch_count,
+            choice.precision.map_or("f32".to_owned(), |d| d.to_string()),
+            format!("{} of {}", choice.recomputed_count(), choice.policies.len()),
+            match (choice.offloaded_count(), choice.offload_state) {
+                (0, false) => "-".to_owned(),
+                (0, true) => "state".to_owned(),
+                (n, false) => n.to_string(),
+                (n, true) => format!("{n} + state"),
+            },
+            Bytes(peak.unwrap_or(0)).to_string(),
+            seconds * 1e3,
+        )
+    }
+}
+
+/// Prints the plan and its cost, then the [Pareto front](StepPlan::pareto); `{:#}` prints all measured
+/// configurations.
+impl fmt::Display for StepPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (best, budget) = (&self.best, Bytes(self.budget));
+        let peak = Bytes(best.peak.unwrap_or(0));
+        write!(f, "within {budget} on {}: {}", self.card, best.config)?;
+        write!(f, "\n  peak {peak}, at least {:.1} ms a step", best.seconds * 1e3)?;
+        let fastest = self.estimates.first().filter(|first| first.seconds < best.seconds);
+        if let Some(Estimate { peak: Some(peak), seconds, .. }) = fastest {
+            let more = 100.0 * (best.seconds / seconds - 1.0);
+            write!(f, ": {more:.0} % more than the fastest of all, which takes {}", Bytes(*peak))?;
+        }
+        let measured: Vec<&Estimate> = self.estimates.iter().filter(|e| e.peak.is_some()).collect();
+        let rows = if f.alternate() { measured.clone() } else { self.pareto() };
+        let (few, all) = (rows.len(), measured.len());
+        match f.alternate() {
+            true => write!(f, "\nall {all} choices, the fastest first:")?,
+            false => write!(f, "\n{few} of {all} choices, of which none is better in both memory and time:")?,
+        }
+        write!(
+            f,
+            "\n{:>5} {:>6} {:>9} {:>12} {:>12} {:>12} {:>12}",
+            "rows", "parts", "precision", "again", "offloaded", "peak", "step"
+        )?;
+        rows.into_iter().try_for_each(|estimate| self.write_row(f, estimate))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::nn::{Gpt, GptOptions, Module};
+    use crate::optim::{AdamW, Optimizer};
+    use forebay_core::tensor::Tensor;
+
+    fn setup(device: &Device) -> Result<impl FnMut(&StepConfig) -> Result<()> + use<>> {
+        let options =
+            GptOptions { vocabulary: 1000, context: 256, layers: 3, heads: 4, width: 256, dropout: 0.0 };
+        let net = Gpt::new(&options, device)?;
+        let mut optimizer = AdamW::new(net.parameters(), 1e-3);
+        let device = device.clone();
+        Ok(move |choice: &StepConfig| {
+            optimizer.offload_state(choice.offload_state);
+            for _ in 0..choice.micro_batch_count {
+                let text = Tensor::zeros(&[choice.micro_batch_size, 256], DType::I64, &device)?;
+                let autocast = choice.autocast()?;
+                let loss = net.forward(&text)?.mean_all()?;
+                drop(autocast);
+                loss.backward()?;
+            }
+            optimizer.step()?;
+            optimizer.zero_grad();
+            Ok(())
+        })
+    }
+
+    fn plan_on(card: &CardProfile, budget: u64) -> Result<StepPlan> {
+        Budget::new(budget, 4).allow_precision(DType::BF16).plan(card, setup)
+    }
+
+    fn plan(budget: u64) -> Result<StepPlan> {
+        plan_on(&CardProfile::from_card("t4")?, budget)
+    }
+
+    #[test]
+    fn what_is_chosen_runs_in_a_pool_of_the_budget() -> Result<()> {
+        for card in [CardProfile::from_card("t4")?, CardProfile::from_card("t4")?.with_wgpu_limits()] {
+            let Err(Error::BudgetTooSmall { needed, .. }) = plan_on(&card, 1 << 20) else {
+                panic!("1 MiB is enough");
+            };
+            for budget in [needed, needed + needed / 8, needed + needed / 2] {
+                let choice = plan_on(&card, budget)?.best.config;
+                let bounded = Config { max_memory: Some(budget), ..card.config };
+                let steps = run_dry(&card.clone().with_config(bounded), &setup, &choice, |_, step| {
+                    step().and_then(|()| step()).and_then(|()| step())
+                });
+                assert!(steps?.1.reserved <= budget, "{choice} within {budget}");
+            }
+        }
+        Ok(())
+    }
+
+    #[test]
+    fn more_memory_is_never_slower_and_less_is_refused_with_what_would_do() -> Result<()> {
+        let needed = match plan(1 << 20) {
+            Err(Error::BudgetTooSmall { needed, choice, .. }) => {
+                assert!(choice.contains("of 3 segments computed again"), "{choice}");
+                needed
+            }
+            other => panic!("1 MiB is enough: {other:?}"),
+        };
+        assert!(matches!(plan(needed - 1), Err(Error::BudgetTooSmall { .. })));
+        let mut before = plan(needed)?.best;
+        assert_eq!(before.peak, Some(needed));
+        for budget in (1..40).map(|k| needed + k * needed / 16) {
+            let best = plan(budget)?.best;
+            assert!(best.peak <= Some(budget) && best.peak >= before.peak, "{best:?} after {before:?}");
+            assert!(best.seconds <= before.seconds, "{best:?} after {before:?}");
+            before = best;
+        }
+        assert_eq!(
+            before.config,
+            StepConfig::new(4, 1).with_recompute([false; 3]).with_precision(DType::BF16)
+        );
+        Ok(())
+    }
+
+    /// Tests small models of random sizes, on cards with and without virtual memory. Their pool segments
+    /// would exceed their needs.
+    #[test]
+    fn the_smallest_budget_is_one_that_runs_and_one_granule_less_does_not() -> Result<()> {
+        use crate::nn::Linear;
+        let mut seed = 7u64;
+        let mut below = |n: u64| {
+            seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            ((seed >> 33) % n) as usize
+        };
+        for k in 0..6 {
+            let (inputs, hidden) = (1 + below(700), 1 + below(900));
+            let (layers, batch) = (1 + below(3), 1 + below(4));
+            let card = CardProfile::from_card("t4")?;
+            let card = if k % 2 == 0 { card } else { card.with_wgpu_limits() };
+            let granule = match card.source_limits.virtual_memory {
+                Some(pages) => pages.granularity,
+                None => card.source_limits.alignment.max(512),
+            };
+            let make = |device: &Device| {
+                let first = Linear::new(inputs, hidden, device)?;
+                let body =
+                    (0..layers).map(|_| Linear::new(hidden, hidden, device)).collect::<Result<Vec<_>>>()?;
+                let mut optimizer = AdamW::new([first.parameters(), body.parameters()].concat(), 1e-3);
+                let device = device.clone();
+                Ok(move |choice: &StepConfig| {
+                    optimizer.offload_state(choice.offload_state);
+                    for _ in 0..choice.micro_batch_count {
+                        let x = Tensor::zeros(&[100 * choice.micro_batch_size, inputs], DType::F32, &device)?;
+                        let mut x = first.forward(&x)?.relu()?;
+                        for layer in &body {
+                            let layer = (layer.weight.clone(), layer.bias.clone());
+                            x = super::super::segment(&[&x], move |x| {
+                                x[0].linear(&layer.0, layer.1.as_ref())?.relu()
+                            })?;
+                        }
+                        x.mean_all()?.backward()?;
+                    }
+                    optimizer.step()?;
+                    optimizer.zero_grad();
+                    Ok(())
+                })
+            };
+            let at = format!("{inputs} {hidden} {layers} {batch} on {}", card.name);
+            let plan = |bytes: u64| Budget::new(bytes, batch).plan(&card, make);
+            let needed = match plan(1) {
+                Err(Error::BudgetTooSmall { needed, .. }) => needed,
+                other => panic!("{at}: {other:?}"),
+            };
+            let best = plan(needed)?.best;
+            assert!(best.peak.is_some_and(|peak| peak <= needed), "{at}: {best:?} within {needed}");
+            assert!(
+                peak_within_limit(&card, &make, &best.config, needed)?.is_some(),
+                "{at}: {needed} is too little"
+            );
+            match plan(needed - granule) {
+                Err(Error::BudgetTooSmall { needed: again, .. }) => assert_eq!(again, needed, "{at}"),
+                other => panic!("{at}: {granule} bytes less than {needed} do: {other:?}"),
+            }
+        }
+        Ok(())
+    }
+}
