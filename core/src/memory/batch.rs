@@ -234,7 +234,7 @@ impl Pool {
     /// Runs a step, forward and backward, that has `rows` rows of a batch on the device at once. If the step
     /// runs out of memory, [`OutOfMemory::fitting_batch_size`](super::OutOfMemory::fitting_batch_size) gives
     /// a batch size that would fit. That size is computed from what the step had reached, and more precisely
-    /// from earlier steps that completed. A [`Trainer`](crate::train::Trainer) runs its steps this way.
+    /// from earlier steps that completed. `forebay_nn`'s `Trainer` runs its steps this way.
     ///
     /// Of nested calls, only the outermost one measures.
     ///
