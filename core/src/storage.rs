@@ -1,6 +1,6 @@
 //! Memory of tensors: a block of the device, or temporarily a copy in host memory.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::AtomicU32;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use crate::autograd;
@@ -8,9 +8,9 @@ use crate::backend::Slice;
 use crate::error::Result;
 use crate::memory::scope::Scope;
 use crate::memory::{Block, Pool, Request, Tag};
-use crate::ops::elementwise::fusion::FusionSlot;
 use crate::runtime::device::Device;
-use crate::runtime::stream::{Access, DispatchGuard, StreamUses};
+use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
+use crate::runtime::stream::{Access, StreamUses};
 
 /// Memory of one or more tensors, freed with the last of them.
 pub(crate) struct Storage {
@@ -388,9 +388,7 @@ fn free_block(device: &Device, pool: &Pool, block: Block, uses: &StreamUses) {
 impl Drop for Storage {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if state.fusion_slot.group_id() == self.device.stream_set().fusion_group.load(Ordering::Acquire) {
-            self.device.flush_before_free(state.fusion_slot);
-        }
+        self.device.flush_before_free(state.fusion_slot);
         match &state.residency {
             Residency::Device(block) | Residency::DeviceAndHost(block, _) => {
                 free_block(&self.device, self.device.pool(), *block, &state.uses)

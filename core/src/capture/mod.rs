@@ -57,16 +57,16 @@ use crate::backend::command::OperandAccess;
 use crate::backend::{Command, CommandSequence, OwnedCommand, SegmentId, Slice};
 use crate::error::{Error, Result};
 use crate::memory::{self, Block, Bytes, Request, Tag};
-use crate::ops::elementwise::fusion;
 use crate::ops::{attention, matmul};
 use crate::runtime::device::{Device, RandomState};
+use crate::runtime::dispatch::DispatchGuard;
+use crate::runtime::options::default_fusion_min_bytes;
 use crate::runtime::profile::WorkItem;
-use crate::runtime::stream::{Access, DispatchGuard, Stream};
+use crate::runtime::stream::{Access, Stream};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 use crate::runtime::capture::plan::{CapturePlan, CapturedBuffer};
-pub(crate) use crate::runtime::capture::recorder::CaptureRecorder;
 use crate::runtime::capture::recorder::{CaptureRecording, RecordedCommand, capture_error};
 #[doc(hidden)]
 pub use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
@@ -244,7 +244,7 @@ impl<'a> FusionOverride<'a> {
     fn new(device: &'a Device) -> Self {
         let changed = device.is_null() && device.fusion_min_bytes().is_none();
         if changed {
-            device.set_fusion_min_bytes(fusion::min_bytes_or_default());
+            device.set_fusion_min_bytes(default_fusion_min_bytes());
         }
         Self(device, changed)
     }
@@ -738,7 +738,7 @@ mod tests {
     fn a_dry_run_holds_what_a_device_that_fuses_holds() -> Result<()> {
         let profile = crate::backend::null::CardProfile::default();
         let dry = bytes(&Device::null(profile.clone()), None)?;
-        let real = bytes(&Device::null(profile.clone()), fusion::min_bytes_or_default())?;
+        let real = bytes(&Device::null(profile.clone()), default_fusion_min_bytes())?;
         assert_eq!(dry, real);
         assert!(dry.0.arena_bytes < dry.0.eager_bytes, "{}", dry.0);
         Ok(())

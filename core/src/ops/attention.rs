@@ -18,11 +18,11 @@ use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
-use crate::capture::{PhiloxState, ReplayCtx};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 use crate::runtime::device::Device;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;

@@ -2,7 +2,6 @@
 //! dimensions shortened, and after the elements the device, the type and the gradient.
 
 use std::fmt;
-use std::sync::TryLockError;
 
 use super::Tensor;
 use crate::autograd::GradEdge;
@@ -113,13 +112,13 @@ fn read_printed_values(tensor: &Tensor, shorten: bool) -> Result<(PrintedValues,
     }
     // The thread that formats may hold the dispatch lock already.
     for attempt in 0.. {
-        match tensor.device().stream_set().dispatch.try_lock() {
-            Err(TryLockError::WouldBlock) if attempt == LOCK_ATTEMPTS => {
-                return Err("<error: the device is in use by an operation that has not ended>".to_owned());
-            }
-            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-            Ok(_) | Err(TryLockError::Poisoned(_)) => break,
+        if !tensor.device().stream_set().dispatch.is_locked() {
+            break;
         }
+        if attempt == LOCK_ATTEMPTS {
+            return Err("<error: the device is in use by an operation that has not ended>".to_owned());
+        }
+        std::thread::yield_now();
     }
     let mut shape = tensor.shape().to_vec();
     let mut bytes = Vec::new();

@@ -9,10 +9,10 @@ use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Tag;
-use crate::ops::elementwise::fusion::FusionSlot;
 use crate::ops::kernel::launch;
 use crate::runtime::device::Device;
-use crate::runtime::stream::{Access, DispatchGuard};
+use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
+use crate::runtime::stream::Access;
 
 mod create;
 mod display;

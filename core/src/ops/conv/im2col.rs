@@ -10,24 +10,18 @@
 //! - The gradient of the weights is the product of one side's places with the other's windows: with the turned windows, where
 //!   the input's gradient has made them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use crate::dtype::DType;
-use crate::environment;
 use crate::error::Result;
 use crate::memory::{self, Tag};
 use crate::ops::conv::{ConvGeometry, spatial_numel};
 use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
 use crate::ops::matmul::gemm_into;
 use crate::ops::shape::PadMode;
-use crate::runtime::device::Device;
 use crate::tensor::{Dims, Layout, Tensor};
 
-/// Bytes of windows that are there at a time on devices that were not told otherwise.
-const DEFAULT_MAX_BYTES: u64 = 256 << 20;
 /// Bytes of the images' gradients of the weights, in f32, which are then added up.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
 /// Channels of the result, and lines of windows, of a group from which on its products are worth their windows.
@@ -499,61 +493,5 @@ impl WeightGradSum {
                 Ok(())
             }
         }
-    }
-}
-
-/// What a device was told of windows: bytes at a time, 0 for never, `DEFAULT` for nothing.
-#[derive(Debug)]
-pub(crate) struct Im2colLimit(AtomicU64);
-
-const UNSET_LIMIT: u64 = u64::MAX;
-
-impl Im2colLimit {
-    /// What the environment says, where opening a device has seen to errors.
-    pub(crate) fn from_env_or_default() -> Self {
-        Self(AtomicU64::new(im2col_bytes_from_env().ok().flatten().unwrap_or(UNSET_LIMIT)))
-    }
-}
-
-/// What the environment says.
-///
-/// # Errors
-/// It says no number.
-pub(crate) fn im2col_bytes_from_env() -> Result<Option<u64>> {
-    environment::read_bytes("FOREBAY_IM2COL_BYTES")
-}
-
-impl Device {
-    /// The most bytes of windows that convolutions write at a time on this device; 0 where they write none. See
-    /// [`set_windows`](Self::set_windows).
-    #[must_use]
-    pub fn im2col_max_bytes(&self) -> u64 {
-        match self.im2col_limit().0.load(Ordering::Relaxed) {
-            UNSET_LIMIT if self.raw_backend().has_matmul_library() => DEFAULT_MAX_BYTES,
-            UNSET_LIMIT => 0,
-            told => told,
-        }
-    }
-
-    /// Has convolutions run as matrix products over windows of their images, of which at most so many bytes are written to scratch
-    /// memory at a time (of one image at least); with 0 by kernels that gather windows where they lie. Results differ by the order
-    /// of their sums.
-    ///
-    /// `None`: what the environment's `FOREBAY_IM2COL_BYTES` would be without a word, 256 MiB where the vendor's library multiplies
-    /// matrices, else 0. Groups of less than four channels of
-    /// the result, or of less than sixteen lines of windows, and f64, are gathered always. A dry run must be told the same.
-    ///
-    /// ```
-    /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
-    /// # let device = Device::null(Default::default());
-    /// device.set_im2col_max_bytes(Some(1 << 20));
-    /// let x = Tensor::zeros(&[1, 8, 32, 32], DType::F32, &device)?;
-    /// let w = Tensor::zeros(&[8, 8, 3, 3], DType::F32, &device)?;
-    /// x.conv2d(&w, None, 1, 1, 1, 1)?;
-    /// assert!(device.memory().peak_allocated() > 9 * 4 * x.numel() as u64);
-    /// # Ok::<(), forebay_core::error::Error>(())
-    /// ```
-    pub fn set_im2col_max_bytes(&self, most: Option<u64>) {
-        self.im2col_limit().0.store(most.unwrap_or(UNSET_LIMIT), Ordering::Relaxed);
     }
 }

@@ -6,12 +6,13 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use crate::backend::Slice;
-use crate::capture::ReplayCtx;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope;
+use crate::runtime::capture::replay_params::ReplayCtx;
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
-use crate::runtime::stream::{Access, DispatchGuard};
+use crate::runtime::dispatch::DispatchGuard;
+use crate::runtime::stream::Access;
 use crate::tensor::Tensor;
 
 /// Invocations in a workgroup of elementwise kernels.

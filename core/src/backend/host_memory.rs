@@ -3,8 +3,10 @@
 
 use std::sync::Arc;
 
-use super::source::{DeviceMemory, Event, Fence, SegmentId, SegmentSource, SourceError, SourceLimits};
-use crate::backend::Backend;
+use super::Backend;
+use crate::memory::source::{
+    DeviceMemory, Event, Fence, SegmentId, SegmentSource, SourceError, SourceLimits,
+};
 
 /// The page-locked (CUDA) or host-visible (wgpu) memory of a backend.
 #[derive(Debug)]

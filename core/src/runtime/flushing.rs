@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use super::{
+use crate::backend::{
     AttentionCall, Backend, Command, CommandSequence, DeviceInfo, Event, Fence, KernelId, KernelSource,
     Launch, MatmulCall, SegmentId, Slice, TimestampId,
 };
