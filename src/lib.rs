@@ -36,25 +36,33 @@ pub mod prelude {
     pub use forebay_core::train::{Checkpoint, Trainer};
 }
 
-/// Compiles the Rust samples of the documentation pages as documentation tests.
+/// Compiles the Rust samples of the book as documentation tests.
 #[cfg(doctest)]
-mod documents {
+mod book {
     #[doc = include_str!("../README.md")]
     struct Readme;
-    #[doc = include_str!("../docs/architecture.md")]
-    struct Architecture;
-    #[doc = include_str!("../docs/autograd.md")]
-    struct Autograd;
-    #[doc = include_str!("../docs/devices.md")]
-    struct Devices;
-    #[doc = include_str!("../docs/kernels.md")]
-    struct Kernels;
-    #[doc = include_str!("../docs/memory.md")]
-    struct Memory;
-    #[doc = include_str!("../docs/modules.md")]
-    struct Modules;
-    #[doc = include_str!("../docs/tensors.md")]
-    struct Tensors;
-    #[doc = include_str!("../docs/training.md")]
-    struct Training;
+    #[doc = include_str!("../docs/src/introduction.md")]
+    struct Introduction;
+    #[doc = include_str!("../docs/src/quick-start.md")]
+    struct QuickStart;
+    #[doc = include_str!("../docs/src/guide/tensors.md")]
+    struct GuideTensors;
+    #[doc = include_str!("../docs/src/guide/autograd.md")]
+    struct GuideAutograd;
+    #[doc = include_str!("../docs/src/guide/modules.md")]
+    struct GuideModules;
+    #[doc = include_str!("../docs/src/guide/trainer.md")]
+    struct GuideTrainer;
+    #[doc = include_str!("../docs/src/memory/questions.md")]
+    struct MemoryQuestions;
+    #[doc = include_str!("../docs/src/reference/devices.md")]
+    struct ReferenceDevices;
+    #[doc = include_str!("../docs/src/reference/modules.md")]
+    struct ReferenceModules;
+    #[doc = include_str!("../docs/src/inside/architecture.md")]
+    struct InsideArchitecture;
+    #[doc = include_str!("../docs/src/inside/allocator.md")]
+    struct InsideAllocator;
+    #[doc = include_str!("../docs/src/inside/kernels.md")]
+    struct InsideKernels;
 }

@@ -31,7 +31,7 @@ enum ValueKind {
 /// Words that `FOREBAY_REQUIRE` may name.
 const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
-/// Every variable of the project, with what it may hold. The table of docs/devices.md says what they mean.
+/// Every variable of the project, with what it may hold. The table of docs/src/reference/environment.md says what they mean.
 const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
     ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),

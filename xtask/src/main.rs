@@ -55,7 +55,7 @@ enum Command {
     Traces(PassthroughArgs),
     /// Check what is promised about memory, line by line, on every device [ITEM...]
     Memory(PassthroughArgs),
-    /// Write docs/operators.md: what there is of PyTorch's operator database
+    /// Write docs/src/reference/operators.md: what there is of PyTorch's operator database
     Operators,
     /// Compile every kernel with NVRTC for every architecture
     Kernels(PassthroughArgs),
@@ -115,7 +115,7 @@ fn run_command(command: Command) -> Result<bool> {
             process::run_foreground(&mut bundle::memory_check_command(&workspace, &environment, &rest.args))
         }
         Command::Operators => {
-            let file = workspace.root.join("docs/operators.md").display().to_string();
+            let file = workspace.root.join("docs/src/reference/operators.md").display().to_string();
             run_conformance(&workspace, "operators", PassthroughArgs { args: vec![file] })
         }
         Command::Kernels(rest) => run_conformance(&workspace, "kernels", rest),

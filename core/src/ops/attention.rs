@@ -666,7 +666,7 @@ fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> u
 }
 
 /// Whether whole rows and columns fit into memory so often that workgroups hide each other's waits: with two at a time instead of six a
-/// card is slower (docs/performance.md).
+/// card is slower (docs/lab/2026-11.md).
 fn fits_whole_rows(pass: &str, head: usize, value: usize, device: &Device) -> bool {
     let workgroups = if device.info().software { 1 } else { 4 };
     let rows = if pass == "forward" { head } else { head.max(value) }.div_ceil(4);

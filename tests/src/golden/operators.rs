@@ -1,4 +1,4 @@
-//! Generator of `docs/operators.md`, which shows the coverage of PyTorch's operator database. Calls run on the null
+//! Generator of `docs/src/reference/operators.md`, which shows the coverage of PyTorch's operator database. Calls run on the null
 //! device, which checks shapes and types and reports errors.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -212,11 +212,11 @@ mod tests {
     fn the_page_of_operators_is_what_there_is() -> Result<()> {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
         let page = render_page(&GoldenSet::load(&root.join("golden"))?)?;
-        let kept = std::fs::read_to_string(root.join("../docs/operators.md"))?;
+        let kept = std::fs::read_to_string(root.join("../docs/src/reference/operators.md"))?;
         let stale = page.lines().zip(kept.lines()).find(|(now, then)| now != then);
         anyhow::ensure!(
             page == kept,
-            "docs/operators.md is stale; write it with `cargo xtask operators`. The first difference: {stale:?}"
+            "docs/src/reference/operators.md is stale; write it with `cargo xtask operators`. The first difference: {stale:?}"
         );
         Ok(())
     }
