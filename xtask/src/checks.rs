@@ -3,7 +3,7 @@
 use crate::process;
 use crate::stage::{PendingStage, Stage};
 use crate::workspace::Workspace;
-use crate::{layers, prose};
+use crate::{book, layers, prose};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -31,7 +31,8 @@ pub(crate) fn run_quick(workspace: &Workspace) -> Vec<Stage> {
     };
     let layers = Stage::run_pass_or_fail("layers", || layers::check(&workspace.root));
     let prose = Stage::run_pass_or_fail("prose", || check_prose(&workspace.root));
-    vec![budget, layers, prose, fmt]
+    let docs = Stage::run_pass_or_fail("links", || book::check_docs(&workspace.root));
+    vec![budget, layers, prose, docs, fmt]
 }
 
 /// Returns the Clippy stage, or a skipped stage with the reason.
