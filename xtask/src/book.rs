@@ -23,16 +23,25 @@ pub(crate) fn build(workspace: &Workspace) -> Result<bool> {
     Ok(passed)
 }
 
-/// Draws `docs/src/pictures` again: the loss and the memory of a training run.
+/// Draws `docs/src/pictures` again: loss and memory of a training run, and the memory viewer's page of a dry run.
 pub(crate) fn draw_pictures(workspace: &Workspace, environment: &Environment) -> Result<bool> {
-    let weights = workspace.target_dir().join("pictures/train.safetensors");
-    let save = weights.to_str().context("the target folder's name is not Unicode")?;
-    let args = ["--steps", "600", "--save", save].map(String::from);
-    if !workspace.run_example("train_images", &args, environment)? {
-        return Ok(false);
+    let work = workspace.target_dir().join("pictures");
+    let pictures = workspace.root.join("docs/src/pictures");
+    let words = |line: &str, file: &Path| -> Vec<String> {
+        line.split(' ').map(String::from).chain([file.display().to_string()]).collect()
+    };
+    let (weights, snapshot) = (work.join("train.safetensors"), work.join("memory.json"));
+    let train = words("--steps 600 --save", &weights);
+    let dry_run = "--card rtx4090 --layers 4 --width 768 --batch 4 --memory-snapshot";
+    let view = words("run --release -p forebay-cli -- memory view", &snapshot);
+    let view = [view, words("-o", &pictures.join("memory.html"))].concat();
+    let passed = workspace.run_example("train_images", &train, environment)?
+        && workspace.run_example("dry_run", &words(dry_run, &snapshot), environment)?
+        && workspace.run_cargo(&view.iter().map(String::as_str).collect::<Vec<_>>())?;
+    if passed {
+        std::fs::copy(weights.with_extension("svg"), pictures.join("train.svg"))?;
     }
-    std::fs::copy(weights.with_extension("svg"), workspace.root.join("docs/src/pictures/train.svg"))?;
-    Ok(true)
+    Ok(passed)
 }
 
 /// Returns mdBook from the path, or one that is installed below `target`.

@@ -72,7 +72,7 @@ enum Command {
     Docs,
     /// Build the book in docs/ with mdBook, into target/book
     Book,
-    /// Draw the pictures of the book again: trains for 600 steps on the best device of this machine
+    /// Draw the pictures of the book again: a training run of 600 steps on this machine, and a dry run
     Pictures,
     /// List the fuzz targets and say how to run one
     Fuzz,
