@@ -59,6 +59,8 @@ fn find_mdbook(workspace: &Workspace) -> Result<PathBuf> {
         MDBOOK_VERSION,
         "--locked",
         "--no-default-features",
+        "--features",
+        "search",
         "--root",
         root,
     ];
