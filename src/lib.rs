@@ -36,7 +36,7 @@ pub mod prelude {
     pub use forebay_core::train::{Checkpoint, Trainer};
 }
 
-/// Compiles the Rust samples of the book as documentation tests; `cargo xtask check` names a page that is missing.
+/// Compiles the Rust samples of the book as documentation tests. `cargo xtask check` names a missing page.
 #[cfg(doctest)]
 mod book {
     #[doc = include_str!("../README.md")]

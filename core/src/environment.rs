@@ -31,7 +31,7 @@ enum ValueKind {
 /// Words that `FOREBAY_REQUIRE` may name.
 const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
-/// Every variable of the project, with what it may hold. The table of docs/src/reference/environment.md says what they mean.
+/// Every variable of the project, with the kind of its value. docs/src/reference/environment.md has their meanings.
 const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
     ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),

@@ -1,5 +1,6 @@
-//! Generator of `docs/src/reference/operators.md`, which shows the coverage of PyTorch's operator database. Calls run on the null
-//! device, which checks shapes and types and reports errors.
+//! Generator of `docs/src/reference/operators.md`, which shows the coverage of PyTorch's operator database.
+//!
+//! Calls run on the null device, which checks shapes and types and reports errors.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;

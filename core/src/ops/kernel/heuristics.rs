@@ -1,5 +1,6 @@
 //! How kernels that read every element once are spread over a device: threads for a row, reads on their way at a
-//! time, workgroups for one sum. All such choices stand here; they were measured on an H100 (docs/lab/2026-11.md).
+//! time, workgroups for one sum. All such choices stand here; they were measured on an H100
+//! (docs/lab/2026-11.md).
 
 use crate::dtype::DType;
 use crate::ops::kernel::launch::WORKGROUP_SIZE;
