@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::{Parser, ValueEnum};
-use forebay::amp::GradScaler;
 use forebay::ops::Pool2dOptions;
+use forebay::optim::GradScaler;
 use forebay::optim::schedule::OneCycle;
 use forebay::prelude::*;
 use forebay::train::{self, FitStatus};

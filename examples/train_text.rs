@@ -7,11 +7,11 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 use clap::{Parser, ValueEnum};
-use forebay::amp::GradScaler;
 use forebay::autograd::no_grad;
 use forebay::backend::null::CardProfile;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions, eval_mode};
+use forebay::optim::GradScaler;
 use forebay::optim::schedule::WarmupCosine;
 use forebay::plan::{Budget, StepConfig, StepPlan};
 use forebay::prelude::*;

@@ -4,17 +4,17 @@
 
 use std::collections::BTreeMap;
 
-use forebay_core::amp::GradScaler;
-use forebay_core::data::LoaderCursor;
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
-use forebay_core::io::{idx, safetensors};
 use forebay_core::memory::{Config, Snapshot, trace::Trace};
-use forebay_core::nn::{BertOptions, Gpt, GptOptions, Linear, Module};
-use forebay_core::optim::{Adam, AveragedModel, Optimizer};
 use forebay_core::tensor::Tensor;
-use forebay_core::train::Checkpoint;
+use forebay_nn::data::LoaderCursor;
+use forebay_nn::io::{idx, safetensors};
+use forebay_nn::nn::{BertOptions, Gpt, GptOptions, Linear, Module};
+use forebay_nn::optim::GradScaler;
+use forebay_nn::optim::{Adam, AveragedModel, Optimizer};
+use forebay_nn::train::Checkpoint;
 
 /// Loader with a valid file, and a function that reads arbitrary bytes, which may fail but must not panic.
 pub(crate) struct Loader {

@@ -3,6 +3,7 @@
 //! Import [`prelude`] and open a device with `Device::best()`. Tensors and modules have everything else as methods.
 
 pub use forebay_core::*;
+pub use forebay_nn::*;
 
 /// CUDA-specific switches, such as [`set_allow_tf32`](cuda::set_allow_tf32), and information about its libraries.
 #[cfg(feature = "cuda")]
@@ -21,19 +22,19 @@ pub use open_device::{OpenDevice, ProbedDevice};
 pub mod prelude {
     pub use crate::open_device::OpenDevice;
     pub use forebay_core::amp::autocast;
-    pub use forebay_core::data::{DataLoader, Dataset, FashionMnist, Text};
     pub use forebay_core::device::Device;
     pub use forebay_core::dtype::DType;
     pub use forebay_core::error::{Error, Result};
-    pub use forebay_core::nn::{
+    pub use forebay_core::ops::Reduction;
+    pub use forebay_core::stream::Stream;
+    pub use forebay_core::tensor::Tensor;
+    pub use forebay_nn::data::{DataLoader, Dataset, FashionMnist, Text};
+    pub use forebay_nn::nn::{
         BatchNorm1d, BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, Forward, GroupNorm, LayerNorm,
         Linear, Module, RmsNorm, SelfAttention, Sequential,
     };
-    pub use forebay_core::ops::Reduction;
-    pub use forebay_core::optim::{Adam, AdamW, LrSchedule, Optimizer, RmsProp, Sgd, clip_grad_norm_};
-    pub use forebay_core::stream::Stream;
-    pub use forebay_core::tensor::Tensor;
-    pub use forebay_core::train::{Checkpoint, Trainer};
+    pub use forebay_nn::optim::{Adam, AdamW, LrSchedule, Optimizer, RmsProp, Sgd, clip_grad_norm_};
+    pub use forebay_nn::train::{Checkpoint, Trainer};
 }
 
 /// Compiles the Rust samples of the book as documentation tests. `cargo xtask check` names a missing page.

@@ -7,8 +7,8 @@ use std::ffi::OsString;
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use forebay_core::atomic_write::write_atomic_unsynced;
 use forebay_core::error::{Error, Result};
-use forebay_core::io::write_atomic_unsynced;
 
 /// What every file begins with; the number changes with the form.
 const MAGIC: &[u8; 16] = b"forebay cubin 1\n";

@@ -16,6 +16,7 @@ pub use crate::memory::source::{
     SourceLimits, VirtualMemory,
 };
 
+pub mod cards;
 pub(crate) mod command;
 pub(crate) mod flushing;
 pub mod null;

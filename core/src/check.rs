@@ -12,53 +12,53 @@ fn check_range(op: &'static str, name: &str, value: f64, fits: bool, range: &str
 }
 
 /// Fails unless a number is finite.
-pub(crate) fn finite(op: &'static str, name: &str, value: f64) -> Result<()> {
+pub fn finite(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, is_finite_f32(value), "a finite number, in f32")
 }
 
 /// Fails unless a number is finite and 0 or more.
-pub(crate) fn non_negative(op: &'static str, name: &str, value: f64) -> Result<()> {
+pub fn non_negative(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, is_finite_f32(value) && value >= 0.0, "a finite number of 0 or more, in f32")
 }
 
 /// Fails unless a number is finite and 0 or less.
-pub(crate) fn non_positive(op: &'static str, name: &str, value: f64) -> Result<()> {
+pub fn non_positive(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, is_finite_f32(value) && value <= 0.0, "a finite number of 0 or less, in f32")
 }
 
 /// Fails unless a number is finite and above 0.
-pub(crate) fn positive(op: &'static str, name: &str, value: f64) -> Result<()> {
+pub fn positive(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, is_finite_f32(value) && value > 0.0, "a finite number above 0, in f32")
 }
 
 /// Fails unless a number is finite and 1 or more.
-pub(crate) fn at_least_one(op: &'static str, name: &str, value: f64) -> Result<()> {
+pub fn at_least_one(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, is_finite_f32(value) && value >= 1.0, "a finite number of 1 or more, in f32")
 }
 
 /// Fails unless a number is a bound: 0 or more, infinity included.
-pub(crate) fn non_negative_or_infinite(op: &'static str, name: &str, value: f64) -> Result<()> {
+pub fn non_negative_or_infinite(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, value >= 0.0, "0 or more; infinity bounds nothing")
 }
 
 /// Fails unless a number is between 0 and 1, both included.
-pub(crate) fn unit_interval(op: &'static str, name: &str, value: f64) -> Result<()> {
+pub fn unit_interval(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, (0.0..=1.0).contains(&value), "a number from 0 to 1")
 }
 
 /// Fails unless a number is 0 or more and below 1: a factor by which a running mean fades.
-pub(crate) fn decay_factor(op: &'static str, name: &str, value: f64) -> Result<()> {
+pub fn decay_factor(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, (0.0..1.0).contains(&value), "a number of 0 or more and below 1")
 }
 
 /// Fails unless both factors of running means are 0 or more and below 1.
-pub(crate) fn betas(op: &'static str, betas: (f64, f64)) -> Result<()> {
+pub fn betas(op: &'static str, betas: (f64, f64)) -> Result<()> {
     decay_factor(op, "betas.0", betas.0)?;
     decay_factor(op, "betas.1", betas.1)
 }
 
 /// Fails unless a count is 1 or more.
-pub(crate) fn positive_count(op: &'static str, name: &str, value: u64) -> Result<()> {
+pub fn positive_count(op: &'static str, name: &str, value: u64) -> Result<()> {
     check_range(op, name, value as f64, value > 0, "1 or more")
 }
 

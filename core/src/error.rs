@@ -181,6 +181,26 @@ impl Error {
         Self::Argument { op, message: message.into() }
     }
 
+    /// An error about a file; `message` continues the sentence that begins with the path.
+    pub fn file(path: impl AsRef<std::path::Path>, message: impl Into<String>) -> Self {
+        Self::File { path: path.as_ref().display().to_string(), message: message.into() }
+    }
+
+    /// Returns the report of an out-of-memory error, also from within [`Error::Context`].
+    ///
+    /// # Errors
+    /// The error itself, if it is another one.
+    pub fn into_out_of_memory(self) -> Result<Box<OutOfMemory>> {
+        if !self.is_out_of_memory() {
+            return Err(self);
+        }
+        match self {
+            Self::OutOfMemory(report) => Ok(report),
+            Self::Context { error, .. } => error.into_out_of_memory(),
+            other => Err(other),
+        }
+    }
+
     /// A dtype error.
     pub fn dtype(op: &'static str, got: DType, expected: impl Into<String>) -> Self {
         Self::DType { op, got, expected: expected.into() }

@@ -5,24 +5,21 @@
 //! ([`autograd`]). Programs use the facade crate `forebay`, which chooses the device.
 
 pub mod amp;
+pub mod atomic_write;
 pub mod autograd;
 pub mod backend;
 pub mod capture;
-pub(crate) mod check;
-pub mod data;
+#[doc(hidden)]
+pub mod check;
 pub mod dtype;
 pub mod environment;
 pub mod error;
-pub mod io;
 pub mod memory;
-pub mod nn;
 pub mod ops;
-pub mod optim;
-pub mod plan;
 mod runtime;
-mod scoped_local;
+#[doc(hidden)]
+pub mod scoped_local;
 mod storage;
 pub mod tensor;
-pub mod train;
 
 pub use runtime::{device, profile, stream};

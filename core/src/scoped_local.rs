@@ -14,7 +14,7 @@ use std::mem::{self, ManuallyDrop};
 use std::thread::LocalKey;
 
 /// Where the value on top is kept.
-pub(crate) trait ReplaceSlot {
+pub trait ReplaceSlot {
     /// The value.
     type Value;
     /// Puts another value there and returns the one that was there.
@@ -29,10 +29,10 @@ impl<T> ReplaceSlot for Cell<T> {
 }
 
 /// Slot of a value that is changed in place. It never drops what it holds last.
-pub(crate) struct NoDropCell<T>(RefCell<ManuallyDrop<T>>);
+pub struct NoDropCell<T>(RefCell<ManuallyDrop<T>>);
 
 impl<T> NoDropCell<T> {
-    pub(crate) const fn new(value: T) -> Self {
+    pub const fn new(value: T) -> Self {
         Self(RefCell::new(ManuallyDrop::new(value)))
     }
 }
@@ -52,7 +52,7 @@ struct RemovedEntry<V> {
 }
 
 /// A value of each thread, to be the type of a `thread_local!`, with the guards that set it.
-pub(crate) struct ScopedLocal<S: ReplaceSlot> {
+pub struct ScopedLocal<S: ReplaceSlot> {
     slot: S,
     /// The entry on top; 0 where there is none.
     top_entry: Cell<u64>,
@@ -62,7 +62,7 @@ pub(crate) struct ScopedLocal<S: ReplaceSlot> {
 
 impl<S: ReplaceSlot> ScopedLocal<S> {
     /// A stack without entries: `slot` holds the value outside of all guards.
-    pub(crate) const fn new(slot: S) -> Self {
+    pub const fn new(slot: S) -> Self {
         Self {
             slot,
             top_entry: Cell::new(0),
@@ -72,7 +72,7 @@ impl<S: ReplaceSlot> ScopedLocal<S> {
     }
 
     /// Reports whether no guard is alive.
-    pub(crate) fn has_no_guards(&self) -> bool {
+    pub fn has_no_guards(&self) -> bool {
         self.top_entry.get() == 0
     }
 
@@ -109,13 +109,13 @@ impl<S: ReplaceSlot> ScopedLocal<S> {
 impl<T: Copy> ScopedLocal<Cell<T>> {
     /// The value in force.
     #[inline]
-    pub(crate) fn get(&self) -> T {
+    pub fn get(&self) -> T {
         self.slot.get()
     }
 }
 
 /// Reads a value of this thread.
-pub(crate) trait GetCurrent<T> {
+pub trait GetCurrent<T> {
     /// The value in force.
     fn current(&'static self) -> T;
 }
@@ -128,7 +128,7 @@ impl<T: Copy + 'static> GetCurrent<T> for LocalKey<ScopedLocal<Cell<T>>> {
 }
 
 /// Reads and changes a value of this thread in place.
-pub(crate) trait WithCurrent<T> {
+pub trait WithCurrent<T> {
     /// Reads the value in force.
     fn with_current<R>(&'static self, read: impl FnOnce(&T) -> R) -> R;
     /// Changes the value in force.
@@ -146,7 +146,7 @@ impl<T: 'static> WithCurrent<T> for LocalKey<ScopedLocal<NoDropCell<T>>> {
 }
 
 /// A value of this thread while it lives; see the [module](self).
-pub(crate) struct ScopedGuard<S: ReplaceSlot + 'static> {
+pub struct ScopedGuard<S: ReplaceSlot + 'static> {
     stack: &'static LocalKey<ScopedLocal<S>>,
     saved_value: Option<S::Value>,
     id: u64,
@@ -157,7 +157,7 @@ pub(crate) struct ScopedGuard<S: ReplaceSlot + 'static> {
 
 impl<S: ReplaceSlot> ScopedGuard<S> {
     #[inline]
-    pub(crate) fn new(local: &'static LocalKey<ScopedLocal<S>>, value: S::Value) -> Self {
+    pub fn new(local: &'static LocalKey<ScopedLocal<S>>, value: S::Value) -> Self {
         local.with(|stack| {
             let (id, below) = (stack.last_id.get() + 1, stack.top_entry.get());
             stack.last_id.set(id);

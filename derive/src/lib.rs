@@ -78,9 +78,9 @@ fn expand_module(input: &DeriveInput) -> Result<TokenStream> {
                 #body
             }
 
-            fn module_path(&self) -> #root::memory::scope::ModulePath {
+            fn module_path(&self) -> #nn::ModulePath {
                 #paths
-                #root::memory::scope::ModulePath::ROOT
+                #nn::ModulePath::ROOT
             }
         }
     })

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use anyhow::{Result, bail};
-use forebay::amp::{GradScaler, autocast, fp8};
+use forebay::amp::{autocast, fp8};
 use forebay::backend::null::{CardProfile, NullBackend, NullKernel};
 use forebay::backend::{Backend, Features};
 use forebay::device::Device;
@@ -21,8 +21,8 @@ use forebay::dtype::DType;
 use forebay::memory::Config;
 use forebay::ops::CrossEntropyOptions;
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipGradNormOptions, Lamb, Lion, NAdam,
-    Optimizer, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, ClipGradNormOptions, GradScaler, Lamb, Lion,
+    NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_with, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
 use forebay_cuda::NativeKernel;

@@ -72,7 +72,7 @@ pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
 }
 
 /// Memory for the next copy of a parameter, if it is one of f32 that was cast.
-pub(crate) fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
+pub fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
     let _tag = memory::scope::enter_tag(Tag::Parameter);
     let copy = autograd::lock_low_precision_copy(parameter).filter(|_| parameter.dtype() == DType::F32);
     let Some(copy) = copy else { return Ok(None) };
@@ -90,7 +90,7 @@ pub(crate) fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
 }
 
 /// The copy has been written, with the parameter.
-pub(crate) fn store_copy(parameter: &Tensor, numbers: Tensor) {
+pub fn store_copy(parameter: &Tensor, numbers: Tensor) {
     if let Some(mut copy) = autograd::lock_low_precision_copy(parameter) {
         let of = CopyVersion::read(parameter, &numbers);
         *copy = LowPrecisionCopy::Ready { copy: numbers, source: of };

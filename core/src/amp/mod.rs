@@ -17,15 +17,14 @@
 
 mod autocast;
 mod fp8;
-pub(crate) mod low_precision_copy;
-mod scaler;
+#[doc(hidden)]
+pub mod low_precision_copy;
 
 pub use autocast::{
     AutocastGuard, CastPolicy, autocast, autocast_dtype, clear_autocast_cache, is_autocast_enabled,
     no_autocast,
 };
 pub use fp8::{Fp8Guard, fp8, is_fp8_enabled};
-pub use scaler::GradScaler;
 
 pub(crate) use autocast::{
     AutocastOperand, AutocastState, OperandCast, dispatch_autocast, dispatch_in_f32, half_to_f32,

@@ -46,9 +46,9 @@ pub use hooks::HookHandle;
 use hooks::HookList;
 pub(crate) use inplace::{check_inplace, rebase_history, regenerate_grad_fn};
 pub use recompute::{is_recomputing, update_state};
-pub(crate) use recompute::{
-    record_access, record_draw, replayable_state_update, replayable_training_mode, replayed_draw,
-};
+pub(crate) use recompute::{record_access, record_draw, replayed_draw};
+#[doc(hidden)]
+pub use recompute::{replayable_state_update, replayable_training_mode};
 pub use saved::SavedTensor;
 
 /// The gradients of an operation's inputs, in order; `None` where none is wanted.
@@ -300,7 +300,8 @@ pub fn compute_requires_grad(inputs: &[&Tensor]) -> bool {
 }
 
 /// Names a leaf among all there ever were; `None` for other tensors.
-pub(crate) fn leaf_id(t: &Tensor) -> Option<u64> {
+#[doc(hidden)]
+pub fn leaf_id(t: &Tensor) -> Option<u64> {
     t.leaf().map(|leaf| leaf.id)
 }
 

@@ -180,7 +180,7 @@ fn run_state_update<R>(update: impl FnOnce() -> Result<R>) -> Result<R> {
 }
 
 /// Runs [`update_state`] for an update that gives values which the forward pass goes on with: a second run is given those of the first one.
-pub(crate) fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> Result<StateValues> {
+pub fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> Result<StateValues> {
     if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
         return run_state_update(update);
     }
@@ -220,7 +220,7 @@ fn recording_runs(stack: &mut [CheckpointFrame]) -> impl Iterator<Item = &mut Fo
 }
 
 /// Gives the mode of a module, which is `now`; in a second run the mode that it had in the first one.
-pub(crate) fn replayable_training_mode(now: bool) -> bool {
+pub fn replayable_training_mode(now: bool) -> bool {
     if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
         return now;
     }

@@ -69,13 +69,15 @@ pub mod testing;
 mod tests;
 mod timeline;
 pub mod trace;
-pub(crate) mod validation;
+#[doc(hidden)]
+pub mod validation;
 
 pub use batch::{BatchCostModel, BatchEstimate, BatchMeasurement, FittingBatch};
 pub use config::{CONFIG_KEYS, Config, ENV_VARS, FitPolicy, RoundupDivisions};
 pub use diff::{HeldBytes, HolderChange, MemoryGrowth, SnapshotDiff};
 pub(crate) use host::HostSource;
-pub(crate) use oom::BytesOf;
+#[doc(hidden)]
+pub use oom::BytesOf;
 pub use oom::OutOfMemory;
 pub use pool::{Block, Pool, Request};
 pub use private_pool::{PrivatePool, PrivatePoolGuard};

@@ -219,7 +219,7 @@ impl OutOfMemory {
 }
 
 /// Bytes of others: `9.1 of 10.0 GiB`.
-pub(crate) struct BytesOf(pub(crate) u64, pub(crate) u64);
+pub struct BytesOf(pub u64, pub u64);
 
 impl fmt::Display for BytesOf {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

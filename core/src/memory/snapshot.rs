@@ -369,7 +369,7 @@ impl Snapshot {
             message: e.to_string(),
         };
         let pickle = path.extension().is_some_and(|e| e == "pickle" || e == "pkl");
-        crate::io::write_atomic(path, |mut file: &mut dyn Write| {
+        crate::atomic_write::write_atomic(path, |mut file: &mut dyn Write| {
             if pickle {
                 self.write_pickle(&mut file).map_err(|e| wrong(&e))
             } else {

@@ -32,7 +32,8 @@ pub(crate) fn check_count(name: &str, count: u64) -> Result<(), String> {
 ///
 /// # Errors
 /// It is more than memory can have.
-pub(crate) fn deserialize_bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+#[doc(hidden)]
+pub fn deserialize_bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let size = <u64 as serde::Deserialize>::deserialize(from)?;
     check_bytes("a size", size).map_err(serde::de::Error::custom)?;
     Ok(size)
@@ -42,7 +43,8 @@ pub(crate) fn deserialize_bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Re
 ///
 /// # Errors
 /// It is more than can have happened.
-pub(crate) fn deserialize_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
+#[doc(hidden)]
+pub fn deserialize_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let number = <u64 as serde::Deserialize>::deserialize(from)?;
     check_count("a count", number).map_err(serde::de::Error::custom)?;
     Ok(number)

@@ -132,7 +132,10 @@ pub(super) fn gemm_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, 
     }
     match product.is_empty() {
         true if add => Ok(()),
-        true => crate::nn::init::zeros_(out),
+        true => {
+            let _no_grad = autograd::no_grad();
+            out.zero_()
+        }
         false => product.write_into(out, add),
     }
 }

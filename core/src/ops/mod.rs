@@ -9,7 +9,8 @@ pub(crate) mod attention;
 pub(crate) mod conv;
 pub(crate) mod elementwise;
 mod index;
-pub(crate) mod kernel;
+#[doc(hidden)]
+pub mod kernel;
 mod linalg;
 mod loss;
 pub(crate) mod matmul;
@@ -19,20 +20,23 @@ mod recurrent;
 mod reduce;
 mod shape;
 mod signal;
-mod sort;
+#[doc(hidden)]
+pub mod sort;
 
 pub use attention::AttentionOptions;
 pub use conv::grid_sample::{GridMode, GridPadding};
 pub use conv::interpolate::{InterpolateMode, InterpolateOptions};
 pub use conv::pool::{Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions};
-pub(crate) use conv::spatial::check_at_least;
+#[doc(hidden)]
+pub use conv::spatial::check_at_least;
 pub use conv::spatial::{IntoSpatial, Padding};
 pub use elementwise::pointwise::{Operand, Scalar};
 pub use index::ScatterOp;
 pub use index::embedding::EmbeddingOptions;
 pub use index::embedding_bag::{EmbeddingBagMode, EmbeddingBagOptions};
 pub use index::scatter::ScatterReduce;
-pub(crate) use index::select::{cast_index_to_i32, ignore_index_to_i32};
+#[doc(hidden)]
+pub use index::select::{cast_index_to_i32, ignore_index_to_i32};
 pub use kernel::custom::{CustomOp, CustomOpCall, SavedForBackward};
 pub use kernel::index_check::{CheckIndicesGuard, check_indices, set_check_indices};
 pub use linalg::factorizations::LstsqResult;
@@ -41,8 +45,10 @@ pub use loss::Reduction;
 pub use loss::cross_entropy::CrossEntropyOptions;
 pub use loss::ctc_loss::CtcLossOptions;
 pub use matmul::einsum::einsum;
-pub(crate) use norm::layer_norm::machine_epsilon;
-pub(crate) use random::representable_range;
+#[doc(hidden)]
+pub use norm::layer_norm::machine_epsilon;
+#[doc(hidden)]
+pub use random::representable_range;
 pub use recurrent::{RecurrentKind, RecurrentOp, RecurrentOutput};
 pub use shape::shape_composite::{
     block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, hstack, meshgrid, vstack,

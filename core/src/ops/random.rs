@@ -59,7 +59,7 @@ fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
 ///
 /// # Errors
 /// A bound is not a number that the type reaches; no number of it lies between them.
-pub(crate) fn representable_range(
+pub fn representable_range(
     op: &'static str,
     low: f64,
     high: f64,

@@ -267,6 +267,15 @@ impl Device {
         &self.inner.span_recorder
     }
 
+    /// Fails where a step is recorded on this device; `reason` says why `op` cannot be part of one.
+    ///
+    /// # Errors
+    /// [`Error::Capture`](crate::error::Error::Capture).
+    #[doc(hidden)]
+    pub fn check_not_recording(&self, op: &'static str, reason: &str) -> Result<()> {
+        self.inner.capture_recorder.check_not_recording(op, reason)
+    }
+
     /// What is recorded of a step that is being captured.
     pub(crate) fn capture_recorder(&self) -> &CaptureRecorder {
         &self.inner.capture_recorder

@@ -148,7 +148,8 @@ impl Tensor {
     }
 
     /// Writes a word all over a contiguous tensor, and over what is left of its last one.
-    pub(crate) fn fill_word(&self, word: u32) -> Result<()> {
+    #[doc(hidden)]
+    pub fn fill_word(&self, word: u32) -> Result<()> {
         let bound = launch::bind_contiguous_bytes([(self, Access::Write)])?;
         let dst = Slice { bytes: bound[0].bytes.next_multiple_of(4), ..bound[0] };
         self.device().enqueue(|| WorkItem::without_flops("fill", dst.bytes), &Command::Fill { dst, word })

@@ -19,7 +19,8 @@ mod display;
 pub(crate) mod float8;
 mod grad_extras;
 pub mod layout;
-pub(crate) mod offload;
+#[doc(hidden)]
+pub mod offload;
 mod view;
 
 use crate::storage::Storage;
@@ -326,7 +327,8 @@ impl Tensor {
     }
 
     /// Another view of the same memory, without history.
-    pub(crate) fn with_layout(&self, layout: Layout) -> Self {
+    #[doc(hidden)]
+    pub fn with_layout(&self, layout: Layout) -> Self {
         let TensorImpl { storage, dtype, base, .. } = &*self.inner;
         // A view of a view is one of the whole.
         let base = if base.strong_count() > 0 { base.clone() } else { Arc::downgrade(&self.inner) };
@@ -405,7 +407,8 @@ impl Tensor {
     }
 
     /// The number of its memory: larger than that of older memory.
-    pub(crate) fn storage_id(&self) -> u64 {
+    #[doc(hidden)]
+    pub fn storage_id(&self) -> u64 {
         self.inner.storage.id
     }
 
@@ -439,7 +442,8 @@ impl Tensor {
     }
 
     /// The other operand of an operation must be on the same device.
-    pub(crate) fn check_same_device(&self, op: &'static str, other: &Self) -> Result<()> {
+    #[doc(hidden)]
+    pub fn check_same_device(&self, op: &'static str, other: &Self) -> Result<()> {
         if self.device() == other.device() {
             return Ok(());
         }

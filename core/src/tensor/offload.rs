@@ -15,7 +15,7 @@ thread_local! {
 }
 
 /// Notes a new storage, for the collection that is under way.
-pub(super) fn track_storage(storage: &Arc<Storage>) {
+pub fn track_storage(storage: &Arc<Storage>) {
     TRACKED_STORAGES.with_current_mut(|made| {
         if let Some(made) = made {
             made.push(Arc::downgrade(storage));
@@ -25,7 +25,7 @@ pub(super) fn track_storage(storage: &Arc<Storage>) {
 
 /// The memory of several tensors, which leaves and comes back together. It keeps none of them alive.
 #[derive(Default)]
-pub(crate) struct OffloadSet {
+pub struct OffloadSet {
     storages: Vec<Weak<Storage>>,
 }
 
@@ -37,7 +37,7 @@ impl std::fmt::Debug for OffloadSet {
 
 impl OffloadSet {
     /// Runs `body`, and collects what it has allocated.
-    pub(crate) fn track_allocations<T>(body: impl FnOnce() -> T) -> (T, Self) {
+    pub fn track_allocations<T>(body: impl FnOnce() -> T) -> (T, Self) {
         let collecting = ScopedGuard::new(&TRACKED_STORAGES, Some(Vec::new()));
         let value = body();
         let storages = TRACKED_STORAGES.with_current_mut(Option::take).unwrap_or_default();
@@ -46,12 +46,12 @@ impl OffloadSet {
     }
 
     /// Also the memory of a tensor that was there before.
-    pub(crate) fn insert(&mut self, t: &Tensor) {
+    pub fn insert(&mut self, t: &Tensor) {
         self.storages.push(Arc::downgrade(&t.inner.storage));
     }
 
     /// Without the memory of a tensor, without small pieces, and without what has been freed.
-    pub(crate) fn retain_offloadable(&mut self, here: &Tensor) {
+    pub fn retain_offloadable(&mut self, here: &Tensor) {
         self.storages.retain(|weak| {
             let found = weak.upgrade().filter(|s| s.bytes() >= MIN_OFFLOAD_BYTES);
             found.is_some_and(|s| !Arc::ptr_eq(&s, &here.inner.storage))
@@ -59,17 +59,17 @@ impl OffloadSet {
     }
 
     /// Starts copies to the host.
-    pub(crate) fn copy_to_host(&self) -> Result<()> {
+    pub fn copy_to_host(&self) -> Result<()> {
         self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.copy_to_host())
     }
 
     /// Frees what was copied and not changed since.
-    pub(crate) fn evict(&self) {
+    pub fn evict(&self) {
         self.storages.iter().filter_map(Weak::upgrade).for_each(|s| s.evict());
     }
 
     /// Starts to bring everything back.
-    pub(crate) fn copy_to_device(&self) -> Result<()> {
+    pub fn copy_to_device(&self) -> Result<()> {
         self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.copy_to_device())
     }
 }

@@ -13,12 +13,12 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::Parser;
-use forebay::amp::GradScaler;
 use forebay::backend::null::CardProfile;
 use forebay::data::TokenWindows;
 use forebay::io::safetensors;
 use forebay::memory::Bytes;
 use forebay::nn::{Gpt, GptOptions};
+use forebay::optim::GradScaler;
 use forebay::optim::schedule::WarmupCosine;
 use forebay::plan::{Budget, StepConfig, StepPlan};
 use forebay::prelude::*;

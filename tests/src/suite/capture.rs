@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 
 use anyhow::{Context, Result, ensure};
-use forebay::amp::{GradScaler, autocast};
+use forebay::amp::autocast;
 use forebay::autograd::checkpoint;
 use forebay::device::Device;
 use forebay::dtype::DType;
@@ -12,7 +12,8 @@ use forebay::error::{Error, Result as CoreResult};
 use forebay::memory::Config;
 use forebay::nn::{Linear, Module};
 use forebay::optim::{
-    Adafactor, Adagrad, Adam, AdamW, Lamb, NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_,
+    Adafactor, Adagrad, Adam, AdamW, GradScaler, Lamb, NAdam, Optimizer, RAdam, RmsProp, Rprop, Sgd,
+    clip_grad_norm_,
 };
 use forebay::profile::Profiler;
 use forebay::stream::Stream;

@@ -3,7 +3,6 @@
 use std::slice::from_ref;
 
 use anyhow::{Context, Result, ensure};
-use forebay::amp::GradScaler;
 use forebay::autograd::{self, GradOptions, functional, once_differentiable};
 use forebay::backend::null::CardProfile;
 use forebay::device::Device;
@@ -11,7 +10,7 @@ use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
 use forebay::ops::{AttentionOptions, cat, stack};
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, AdamW, Lamb, Lion, Muon, NAdam, Optimizer, RmsProp, Rprop, Sgd,
+    Adadelta, Adafactor, Adagrad, AdamW, GradScaler, Lamb, Lion, Muon, NAdam, Optimizer, RmsProp, Rprop, Sgd,
     clip_grad_norm_, clip_grad_value_,
 };
 use forebay::tensor::Tensor;

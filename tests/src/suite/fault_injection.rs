@@ -2,7 +2,7 @@
 //! nothing, and repeating it has the result of an uninterrupted step.
 
 use anyhow::{Context, Result, ensure};
-use forebay::amp::{GradScaler, autocast};
+use forebay::amp::autocast;
 use forebay::autograd::checkpoint;
 use forebay::data::Dataset;
 use forebay::device::Device;
@@ -11,7 +11,7 @@ use forebay::error::Result as CoreResult;
 use forebay::memory::Config;
 use forebay::memory::testing::{fail_request, request_count};
 use forebay::nn::{Linear, Module};
-use forebay::optim::{Adam, Optimizer, clip_grad_norm_};
+use forebay::optim::{Adam, GradScaler, Optimizer, clip_grad_norm_};
 use forebay::tensor::Tensor;
 use forebay::train::Trainer;
 

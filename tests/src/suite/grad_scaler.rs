@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use anyhow::{Context, Result, ensure};
-use forebay::amp::{GradScaler, autocast};
+use forebay::amp::autocast;
 use forebay::data::Dataset;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
 use forebay::memory::Config;
 use forebay::nn::{Linear, Module};
-use forebay::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_};
+use forebay::optim::{Adam, AdamW, GradScaler, Optimizer, RmsProp, Sgd, clip_grad_norm_};
 use forebay::tensor::Tensor;
 use forebay::train::Trainer;
 

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use anyhow::{Context, Result, ensure};
-use forebay::amp::GradScaler;
 use forebay::data::LoaderCursor;
 use forebay::device::{Device, RandomState};
 use forebay::dtype::DType;
@@ -12,7 +11,7 @@ use forebay::io::safetensors;
 use forebay::memory::Config;
 use forebay::memory::testing::fail_request;
 use forebay::nn::{Embedding, Gpt, GptOptions, Linear, Module};
-use forebay::optim::{Adafactor, Adam, AveragedModel, Optimizer, Sgd};
+use forebay::optim::{Adafactor, Adam, AveragedModel, GradScaler, Optimizer, Sgd};
 use forebay::tensor::Tensor;
 use forebay::train::{Checkpoint, Trainer};
 

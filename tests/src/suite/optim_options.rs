@@ -1,7 +1,6 @@
 //! Optimisers and clipping: rejected options, state of frozen parameters, and steps that run out of memory.
 
 use anyhow::{Context, Result, ensure};
-use forebay::amp::GradScaler;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::memory::testing::{fail_request, request_count};
@@ -11,9 +10,9 @@ use forebay::nn::{
 };
 use forebay::ops::CrossEntropyOptions;
 use forebay::optim::{
-    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, AveragedModel, ClipGradNormOptions, Lamb, Lion,
-    Muon, NAdam, Optimizer, ParamGroup, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_, clip_grad_norm_with,
-    clip_grad_value_,
+    Adadelta, Adafactor, Adagrad, Adam, AdamW, Adamax, Asgd, AveragedModel, ClipGradNormOptions, GradScaler,
+    Lamb, Lion, Muon, NAdam, Optimizer, ParamGroup, RAdam, RmsProp, Rprop, Sgd, clip_grad_norm_,
+    clip_grad_norm_with, clip_grad_value_,
 };
 use forebay::tensor::Tensor;
 

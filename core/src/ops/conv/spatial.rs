@@ -49,7 +49,7 @@ macro_rules! impl_into_spatial {
 impl_into_spatial!(i32, isize, usize);
 
 /// The numbers, if none is below `least`, or more than an extent can be.
-pub(crate) fn check_at_least<const N: usize>(
+pub fn check_at_least<const N: usize>(
     op: &'static str,
     what: &str,
     numbers: [isize; N],

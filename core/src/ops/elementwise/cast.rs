@@ -47,7 +47,8 @@ impl Tensor {
     /// Copies the elements of `self` into `target`, of the same shape and type, whatever the strides of both. Not
     /// recorded.
     #[track_caller]
-    pub(crate) fn copy_into(&self, target: &Tensor) -> Result<()> {
+    #[doc(hidden)]
+    pub fn copy_into(&self, target: &Tensor) -> Result<()> {
         let _op = memory::scope::enter_op("copy");
         if self.shape() != target.shape() || self.dtype() != target.dtype() {
             return Err(Error::shape("copy", "takes one shape and type", &[self.shape(), target.shape()]));

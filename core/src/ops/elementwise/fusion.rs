@@ -418,7 +418,8 @@ impl Device {
     }
 
     /// Launches what waits, and says what went wrong with it or before.
-    pub(crate) fn flush_fusion(&self) -> Result<()> {
+    #[doc(hidden)]
+    pub fn flush_fusion(&self) -> Result<()> {
         self.lock_dispatch().take_failure()
     }
 

@@ -99,7 +99,7 @@ pub(crate) fn linearize_index(
 /// Indices, classes or lengths of any integer type as i32. Those that an i32 does not hold become the nearest one but its lowest, which
 /// stands for `ignored` where that is no i32 either.
 #[track_caller]
-pub(crate) fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
+pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
     if index.dtype() == DType::U8 {
         return index.detach().to_dtype(DType::I32);
     }
@@ -124,7 +124,7 @@ pub(crate) fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Optio
 }
 
 /// The number that stands for an ignored class among those that [`narrowed`] gives.
-pub(crate) fn ignore_index_to_i32(ignored: i64) -> i32 {
+pub fn ignore_index_to_i32(ignored: i64) -> i32 {
     i32::try_from(ignored).unwrap_or(i32::MIN)
 }
 

@@ -15,7 +15,8 @@ use crate::runtime::stream::{Access, DispatchGuard};
 use crate::tensor::Tensor;
 
 /// Invocations in a workgroup of the kernels that handle elements one by one.
-pub(crate) const WORKGROUP_SIZE: usize = 256;
+#[doc(hidden)]
+pub const WORKGROUP_SIZE: usize = 256;
 
 /// Bytes that a thread reads or writes at once, at most.
 pub(crate) const VECTOR_BYTES: usize = 16;
@@ -25,7 +26,8 @@ pub(crate) const MAX_RANK: usize = 8;
 
 /// The uniform block of a launch, word by word, in WGSL's layout.
 #[derive(Clone, Debug)]
-pub(crate) struct KernelParams {
+#[doc(hidden)]
+pub struct KernelParams {
     // On the heap: it is handed on by value with each word.
     words: Vec<u32>,
     /// Whether a number did not fit: of a view that repeats its elements 2^32 times or more.
@@ -35,23 +37,27 @@ pub(crate) struct KernelParams {
 }
 
 impl KernelParams {
-    pub(crate) fn new() -> Self {
+    #[doc(hidden)]
+    pub fn new() -> Self {
         Self { words: Vec::with_capacity(80), exceeds_u32: false, loop_iterations: 0 }
     }
 
     /// A number of elements, an extent, a stride. Tensors have less than 2^32 elements; views with more are not launched.
-    pub(crate) fn size(mut self, value: usize) -> Self {
+    #[doc(hidden)]
+    pub fn size(mut self, value: usize) -> Self {
         self.exceeds_u32 |= value > u32::MAX as usize;
         self.words.push(value as u32);
         self
     }
 
-    pub(crate) fn u32(mut self, value: u32) -> Self {
+    #[doc(hidden)]
+    pub fn u32(mut self, value: u32) -> Self {
         self.words.push(value);
         self
     }
 
-    pub(crate) fn f32(mut self, value: f32) -> Self {
+    #[doc(hidden)]
+    pub fn f32(mut self, value: f32) -> Self {
         self.words.push(value.to_bits());
         self
     }
@@ -70,7 +76,8 @@ impl KernelParams {
 
     /// States how many turns all loops of one invocation take together, at most. The number is no parameter: a launch with more turns
     /// than the device finishes is an error. Every kernel whose loops grow with its operands states it.
-    pub(crate) fn loop_iterations(mut self, turns: usize) -> Self {
+    #[doc(hidden)]
+    pub fn loop_iterations(mut self, turns: usize) -> Self {
         self.loop_iterations = self.loop_iterations.max(turns);
         self
     }
@@ -87,7 +94,8 @@ impl KernelParams {
     }
 
     /// Zeros up to the next multiple of four words, where a `vec4` or an array starts.
-    pub(crate) fn align(mut self) -> Self {
+    #[doc(hidden)]
+    pub fn align(mut self) -> Self {
         while !self.words.len().is_multiple_of(4) {
             self.words.push(0);
         }
@@ -148,12 +156,8 @@ pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
 }
 
 /// Runs a kernel with `groups` workgroups over the storages of `tensors`, in the order of its bindings.
-pub(crate) fn launch(
-    spec: &KernelSpec,
-    tensors: &[&Tensor],
-    params: KernelParams,
-    groups: usize,
-) -> Result<()> {
+#[doc(hidden)]
+pub fn launch(spec: &KernelSpec, tensors: &[&Tensor], params: KernelParams, groups: usize) -> Result<()> {
     launch_3d(spec, tensors, params, [groups, 1, 1])
 }
 
@@ -174,7 +178,8 @@ pub(crate) fn launch_by_key(
 }
 
 /// As [`launch`] with parameters that are other ones at each run: `make` is called once for each, also for this one.
-pub(crate) fn launch_dynamic(
+#[doc(hidden)]
+pub fn launch_dynamic(
     spec: &KernelSpec,
     tensors: &[&Tensor],
     make: impl Fn(&ReplayCtx) -> KernelParams + Send + Sync + 'static,

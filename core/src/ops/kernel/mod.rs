@@ -4,6 +4,7 @@
 pub(crate) mod custom;
 pub(crate) mod heuristics;
 pub(crate) mod index_check;
-pub(crate) mod launch;
+#[doc(hidden)]
+pub mod launch;
 pub(crate) mod pointwise_kernel;
 pub(crate) mod scalar;

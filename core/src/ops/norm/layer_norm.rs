@@ -414,7 +414,8 @@ impl Tensor {
 
     /// [`add_layer_norm`](Self::add_layer_norm) before products.
     #[track_caller]
-    pub(crate) fn add_layer_norm_low_precision(
+    #[doc(hidden)]
+    pub fn add_layer_norm_low_precision(
         &self,
         residual: &Tensor,
         weight: &Tensor,
@@ -434,7 +435,8 @@ impl Tensor {
 
     /// [`add_rms_norm`](Self::add_rms_norm) before products.
     #[track_caller]
-    pub(crate) fn add_rms_norm_low_precision(
+    #[doc(hidden)]
+    pub fn add_rms_norm_low_precision(
         &self,
         residual: &Tensor,
         weight: &Tensor,
@@ -452,7 +454,7 @@ impl Tensor {
 }
 
 /// The `eps` of an RMS normalisation that names none.
-pub(crate) fn machine_epsilon(dtype: DType) -> f64 {
+pub fn machine_epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),
         DType::BF16 => 2f64.powi(-7),

@@ -5,7 +5,7 @@ use crate::runtime::device::RandomState;
 
 /// The run of a command that its parameters are made for.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct ReplayCtx {
+pub struct ReplayCtx {
     /// The seed of the replay; `None` for a run that is no replay.
     seed: Option<u64>,
     /// Blocks of random numbers that were drawn from when the command was recorded to the replay.
@@ -22,7 +22,7 @@ impl ReplayCtx {
 /// Random numbers that were drawn. Only the run of a command tells where they stand, so that no command can keep those of
 /// another run.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct PhiloxState(RandomState);
+pub struct PhiloxState(RandomState);
 
 impl PhiloxState {
     pub(crate) fn new(state: RandomState) -> Self {

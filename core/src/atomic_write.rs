@@ -1,0 +1,271 @@
+//! The one writer of files: every file that this project writes goes through [`write_atomic`].
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use fs4::{FileExt, TryLockError};
+use tempfile::NamedTempFile;
+
+use crate::error::{Error, Result};
+
+/// First letters of a temporary file's name: by them leftovers are known.
+const TEMPORARY_PREFIX: &str = ".forebay-";
+/// Last letters of a temporary file's name.
+const TEMPORARY_SUFFIX: &str = ".tmp";
+/// Age from which a leftover is removed on file systems that cannot lock files.
+const STALE_AGE: Duration = Duration::from_secs(24 * 3600);
+/// Links that are followed from one name before it counts as a circle.
+const MAX_LINKS: usize = 40;
+
+/// Writes a file through `write`, so that `path` holds either what it held before or all of the new contents, also if
+/// the machine stops midway. Makes the folder if there is none. A symbolic link stays, and its target is replaced.
+///
+/// The bytes go to a temporary file of a unique name in the same folder, which then takes the name. Several writers of one
+/// path, in one process or in many, do not disturb each other: the last one that ends wins. The temporary file of a writer
+/// that was killed is removed by the next write into its folder; those of writers that live are locked, and stay.
+///
+/// # Errors
+/// Those of `write`; the file cannot be written or put in place; `path` is there and no file, such as a folder or a device.
+pub fn write_atomic(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    write_through_temporary(path.as_ref(), write, true)
+}
+
+/// Replaces a file as [`write_atomic`] does, for one that can be made again: neither it nor its folder is flushed to the disk. After
+/// the machine stopped it may be damaged, so its reader must notice that. Leftovers are looked for once in a process and folder.
+///
+/// # Errors
+/// See [`write_atomic`].
+pub fn write_atomic_unsynced(
+    path: impl AsRef<Path>,
+    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+) -> Result<()> {
+    write_through_temporary(path.as_ref(), write, false)
+}
+
+/// Replaces a file by these bytes. See [`write_atomic`].
+///
+/// # Errors
+/// See [`write_atomic`].
+pub fn write_bytes(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
+    let path = path.as_ref();
+    write_atomic(path, |out| out.write_all(bytes.as_ref()).map_err(|e| write_error(path, "written", &e)))
+}
+
+fn write_error(path: &Path, what: &str, e: &io::Error) -> Error {
+    Error::file(path, format!("cannot be {what}: {e}"))
+}
+
+fn write_through_temporary(
+    path: &Path,
+    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+    durable: bool,
+) -> Result<()> {
+    let path = &resolve_links(path)?;
+    let there = fs::metadata(path).ok();
+    if let Some(there) = there.as_ref().filter(|there| !there.is_file()) {
+        let what = if there.is_dir() { "a folder" } else { "no regular file" };
+        return Err(Error::file(path, format!("is {what}, and is not replaced; name a file")));
+    }
+    if path.file_name().is_none() {
+        return Err(Error::file(path, "names no file"));
+    }
+    let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    fs::create_dir_all(folder).map_err(|e| write_error(path, "written", &e))?;
+    if durable || is_first_write_to(folder) {
+        remove_stale_temporaries(folder);
+    }
+    let temporary = create_temporary(folder).map_err(|e| write_error(path, "written", &e))?;
+    let mut out = BufWriter::with_capacity(1 << 20, temporary.as_file());
+    write(&mut out)?;
+    out.flush().map_err(|e| write_error(path, "written", &e))?;
+    drop(out);
+    if let Some(there) = there {
+        // A file system without permissions, or another owner's file: the new file then has those of any new file.
+        let _ = temporary.as_file().set_permissions(there.permissions());
+    }
+    if durable {
+        temporary.as_file().sync_all().map_err(|e| write_error(path, "written", &e))?;
+    }
+    temporary.persist(path).map_err(|e| write_error(path, "replaced", &e.error))?;
+    if durable {
+        sync_folder(folder);
+    }
+    Ok(())
+}
+
+/// Follows symbolic links, also to a file that is not there yet.
+fn resolve_links(path: &Path) -> Result<PathBuf> {
+    let mut path = path.to_owned();
+    for _ in 0..MAX_LINKS {
+        let Ok(to) = fs::read_link(&path) else { return Ok(path) };
+        // A relative link counts from its own folder; an absolute one replaces it.
+        path = path.parent().unwrap_or(Path::new("")).join(to);
+    }
+    Err(Error::file(path, "is a circle of symbolic links; name a file"))
+}
+
+/// Makes a temporary file that is locked, so that nobody takes it for a leftover.
+fn create_temporary(folder: &Path) -> io::Result<NamedTempFile> {
+    let mut builder = tempfile::Builder::new();
+    builder.prefix(TEMPORARY_PREFIX).suffix(TEMPORARY_SUFFIX).rand_bytes(12);
+    #[cfg(unix)]
+    {
+        use std::os::unix::fs::PermissionsExt;
+        // As any new file: what the process's mask leaves of it.
+        builder.permissions(fs::Permissions::from_mode(0o666));
+    }
+    loop {
+        let made = builder.tempfile_in(folder)?;
+        match FileExt::try_lock(made.as_file()) {
+            // Somebody took it for a leftover before it was locked: it is gone, or will be.
+            Err(TryLockError::WouldBlock) => continue,
+            Ok(()) if fs::symlink_metadata(made.path()).is_err() => continue,
+            // A file system that cannot lock: leftovers are told by their age.
+            Ok(()) | Err(TryLockError::Error(_)) => return Ok(made),
+        }
+    }
+}
+
+/// Removes temporary files whose writers have ended without removing them. Nothing is an error: the next write tries again.
+fn remove_stale_temporaries(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else { return };
+    for entry in entries.flatten() {
+        let name = entry.file_name();
+        let ours = name
+            .to_str()
+            .is_some_and(|name| name.starts_with(TEMPORARY_PREFIX) && name.ends_with(TEMPORARY_SUFFIX));
+        if !ours || !entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            continue;
+        }
+        let path = entry.path();
+        let Ok(file) = OpenOptions::new().read(true).write(true).open(&path) else { continue };
+        let abandoned = match FileExt::try_lock(&file) {
+            Ok(()) => true,
+            Err(TryLockError::WouldBlock) => false,
+            Err(TryLockError::Error(_)) => is_stale(&file),
+        };
+        // The lock is held until the file is gone: a writer that made it a moment ago sees that and makes another.
+        if abandoned && fs::remove_file(&path).is_ok() {
+            log::debug!("{} was left by a writer that ended midway: removed", path.display());
+        }
+    }
+}
+
+fn is_stale(file: &File) -> bool {
+    let age = file.metadata().and_then(|m| m.modified()).map(|at| at.elapsed());
+    age.is_ok_and(|age| age.is_ok_and(|age| age > STALE_AGE))
+}
+
+/// Reports whether this process writes into a folder for the first time.
+fn is_first_write_to(folder: &Path) -> bool {
+    static WRITTEN_FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
+    WRITTEN_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).insert(folder)
+}
+
+/// Makes the new name last. The contents are there in any case, so a folder that cannot be flushed is no error.
+fn sync_folder(folder: &Path) {
+    if cfg!(unix) {
+        let synced = File::open(folder).and_then(|folder| folder.sync_all());
+        if let Err(e) = synced {
+            log::debug!("{} cannot be flushed: {e}", folder.display());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(folder: &Path) -> Vec<String> {
+        let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+        let mut names: Vec<_> = entries.map(|e| e.file_name().to_string_lossy().into_owned()).collect();
+        names.sort();
+        names
+    }
+
+    #[test]
+    fn leftovers_without_a_writer_go_and_those_of_live_writers_stay() -> Result<()> {
+        let folder = tempfile::tempdir().map_err(|e| Error::file("tempdir", e.to_string()))?;
+        let folder = folder.path();
+        let live = create_temporary(folder).expect("a file can be made");
+        let (left, others) = (folder.join(".forebay-abc.tmp"), folder.join(".other-abc.tmp"));
+        for path in [&left, &others] {
+            fs::write(path, b"half").expect("it can be written");
+        }
+        for quick in [false, true] {
+            let path = folder.join("file");
+            if quick { write_atomic_unsynced(&path, |_| Ok(()))? } else { write_bytes(&path, b"whole")? }
+        }
+        assert!(!left.exists() && others.exists() && live.path().exists(), "{:?}", names(folder));
+        drop(live);
+        assert_eq!(names(folder), [".other-abc.tmp", "file"]);
+        Ok(())
+    }
+
+    #[test]
+    fn many_writers_of_one_path_all_succeed_and_leave_one_whole_file() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = folder.path().join("file");
+        std::thread::scope(|scope| {
+            for writer in 0..8u8 {
+                let path = &path;
+                scope.spawn(move || {
+                    for _ in 0..6 {
+                        // In pieces that are larger than the buffer, so that writers take turns.
+                        let piece = vec![writer; 1 << 20];
+                        let pieces = |out: &mut dyn Write| {
+                            for _ in 0..2 {
+                                out.write_all(&piece).map_err(|e| write_error(path, "written", &e))?;
+                            }
+                            Ok(())
+                        };
+                        write_atomic_unsynced(path, pieces).expect("a writer fails");
+                        let read = fs::read(path).expect("it is there");
+                        assert!(read.len() == 2 << 20 && read.iter().all(|b| *b == read[0]), "torn");
+                    }
+                });
+            }
+        });
+        assert_eq!(names(folder.path()), ["file"]);
+    }
+
+    #[test]
+    fn a_write_that_fails_or_panics_leaves_nothing() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let path = folder.path().join("file");
+        let error = write_atomic(&path, |_| Err(Error::InvalidConfig("stopped".into())));
+        assert!(error.is_err());
+        let panicked = std::panic::catch_unwind(|| write_atomic(&path, |_| panic!("midway")));
+        assert!(panicked.is_err());
+        assert_eq!(names(folder.path()), [""; 0]);
+    }
+
+    #[cfg(unix)]
+    #[test]
+    fn permissions_and_links_stay_also_where_a_link_leads_nowhere_yet() -> Result<()> {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let (file, link) = (folder.path().join("below/file"), folder.path().join("link"));
+        symlink("below/file", &link).expect("a link can be made");
+        write_bytes(&link, b"new")?;
+        let mode = |path: &Path| fs::metadata(path).map(|m| m.permissions().mode() & 0o777).unwrap_or(0);
+        let fresh = folder.path().join("fresh");
+        fs::write(&fresh, b"").expect("it can be written");
+        assert_eq!(mode(&file), mode(&fresh), "a new file has the permissions of new files");
+        fs::set_permissions(&file, fs::Permissions::from_mode(0o640)).expect("it is ours");
+        write_bytes(&link, b"newer")?;
+        assert_eq!((mode(&file), fs::read(&file).ok()), (0o640, Some(b"newer".to_vec())));
+        assert!(fs::symlink_metadata(&link).is_ok_and(|m| m.is_symlink()));
+        symlink("circle", folder.path().join("circle")).expect("a link can be made");
+        assert!(
+            write_bytes(folder.path().join("circle"), b"")
+                .is_err_and(|e| e.to_string().contains("circle of"))
+        );
+        Ok(())
+    }
+}

@@ -1,0 +1,35 @@
+//! Profile of an open device, for dry runs of it.
+
+use crate::backend::null::{CardProfile, CardSpeed};
+use crate::runtime::device::Device;
+
+impl CardProfile {
+    /// Describes an open device: a dry run of its profile takes the bytes that the device takes.
+    #[must_use]
+    pub fn from_device(device: &Device) -> Self {
+        let (info, backend) = (device.info(), device.raw_backend());
+        let speed = Self::from_full_name(&info.name).unwrap_or_default().speed;
+        let profile = Self {
+            name: info.name.clone(),
+            overhead_bytes: 0,
+            is_software: info.software,
+            has_matmul_library: backend.has_matmul_library(),
+            queues: backend.queue_count(),
+            source_limits: backend.limits(),
+            features: info.features,
+            limits: info.limits,
+            config: device.pool().config(),
+            speed,
+            total_bytes: 0,
+        };
+        let speed = CardSpeed {
+            host_bandwidth: if backend.supports_pinned_host() { speed.host_bandwidth } else { 0.0 },
+            ..speed
+        };
+        let profile = Self { speed, ..profile };
+        let memory = backend.device_memory();
+        // What is free now and what this pool holds; where no driver tells, no bound is known.
+        let total = memory.free.map(|free| free + device.memory().reserved()).or(memory.total);
+        Self { total_bytes: total.unwrap_or(1 << 44), ..profile }
+    }
+}

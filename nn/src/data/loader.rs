@@ -1,0 +1,754 @@
+//! From samples to batches on a device.
+//!
+//! A thread of the loader's own assembles batches on the host, a few ahead; the thread that asks for a batch uploads
+//! it, through the backend's staging memory and without waiting. So the device's memory is asked for in the same
+//! order in every run, however fast the loader's thread is.
+
+use std::any::Any;
+use std::mem;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::{Receiver, Sender, SyncSender, channel, sync_channel};
+use std::thread::{self, JoinHandle};
+
+use serde::{Deserialize, Serialize};
+
+use super::Dataset;
+use forebay_core::device::Device;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::{self, Tag};
+use forebay_core::tensor::Tensor;
+use forebay_core::tensor::layout::{numel, tensor_numel};
+
+/// Batches that are kept ready, if [`Loader::ahead`] does not say otherwise.
+const DEFAULT_PREFETCH: usize = 4;
+
+/// Where a loader stands: the batch that comes next.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LoaderCursor {
+    /// The epoch, from 0.
+    pub epoch: u64,
+    /// The batch in the epoch, from 0.
+    pub batch: u64,
+}
+
+/// How a data set becomes batches. The batches depend on this description alone: on the data, the seed, the sizes and
+/// the position, not on timing or the device.
+#[derive(Debug)]
+pub struct DataLoader<D> {
+    data: Arc<D>,
+    seed: Option<u64>,
+    batch_size: usize,
+    drop_last: bool,
+    ahead: usize,
+    epochs: Option<u64>,
+    start: LoaderCursor,
+}
+
+impl<D> Clone for DataLoader<D> {
+    fn clone(&self) -> Self {
+        Self { data: self.data.clone(), ..*self }
+    }
+}
+
+impl<D: Dataset> DataLoader<D> {
+    /// Single samples, in order, once.
+    #[must_use]
+    pub fn new(data: D) -> Self {
+        Self {
+            data: Arc::new(data),
+            seed: None,
+            batch_size: 1,
+            drop_last: false,
+            ahead: DEFAULT_PREFETCH,
+            epochs: Some(1),
+            start: LoaderCursor::default(),
+        }
+    }
+
+    /// Takes the samples in an order that `seed` determines, another one in each epoch.
+    #[must_use]
+    pub fn shuffle(self, seed: u64) -> Self {
+        Self { seed: Some(seed), ..self }
+    }
+
+    /// Puts `n` samples in a batch.
+    #[must_use]
+    pub fn batches(self, n: usize) -> Self {
+        Self { batch_size: n, ..self }
+    }
+
+    /// Leaves out the last batch of an epoch if it would be smaller than the others.
+    #[must_use]
+    pub fn drop_last(self) -> Self {
+        Self { drop_last: true, ..self }
+    }
+
+    /// Keeps at most `n` batches ready on the host.
+    #[must_use]
+    pub fn ahead(self, n: usize) -> Self {
+        Self { ahead: n.max(1), ..self }
+    }
+
+    /// Ends after `n` epochs; one, if nothing is said.
+    #[must_use]
+    pub fn epochs(self, n: u64) -> Self {
+        Self { epochs: Some(n), ..self }
+    }
+
+    /// Never ends.
+    #[must_use]
+    pub fn forever(self) -> Self {
+        Self { epochs: None, ..self }
+    }
+
+    /// Starts where another run stood ([`BatchIter::cursor`]): the batches that follow are the same.
+    #[must_use]
+    pub fn start_at(self, cursor: LoaderCursor) -> Self {
+        Self { start: cursor, ..self }
+    }
+
+    /// The data.
+    #[must_use]
+    pub fn dataset(&self) -> &D {
+        &self.data
+    }
+
+    /// Batches in one epoch.
+    #[must_use]
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.batches_for_samples(self.data.len())
+    }
+
+    /// Batches in one epoch of so many samples.
+    pub(crate) fn batches_for_samples(&self, samples: usize) -> u64 {
+        let batch = self.batch_size.max(1);
+        (if self.drop_last { samples / batch } else { samples.div_ceil(batch) }) as u64
+    }
+
+    /// Batches in all epochs; `None` if it never ends.
+    #[must_use]
+    pub fn total_batches(&self) -> Option<u64> {
+        self.epochs.map(|n| n.saturating_mul(self.batches_per_epoch()))
+    }
+
+    /// Epochs; `None` if it never ends.
+    pub(crate) fn epoch_limit(&self) -> Option<u64> {
+        self.epochs
+    }
+
+    /// The place where it starts.
+    pub(crate) fn start_cursor(&self) -> LoaderCursor {
+        self.start
+    }
+
+    /// What determines the batches, in words; a cursor has a meaning only among loaders that say the same.
+    #[must_use]
+    pub fn description(&self) -> String {
+        self.describe_for_samples(self.data.len())
+    }
+
+    pub(crate) fn describe_for_samples(&self, samples: usize) -> String {
+        let order = self.seed.map_or_else(|| "in order".to_owned(), |seed| format!("shuffled by {seed}"));
+        let last = if self.drop_last { ", whole batches only" } else { "" };
+        format!("{} of {samples} samples {order}{last}", self.batch_size)
+    }
+
+    /// Asks the data set for its sizes. Its panic is an error.
+    pub(crate) fn query_sizes(&self) -> Result<DatasetSizes> {
+        Ok(DatasetSizes {
+            samples: catch_panic("len", || self.data.len())?,
+            input: catch_panic("input_shape", || self.data.input_shape().to_vec())?,
+            target: catch_panic("target_shape", || self.data.target_shape().to_vec())?,
+        })
+    }
+
+    /// Starts the loader's thread; the batches come as `(inputs, targets)` on `device`. The sizes of the data set are those of
+    /// this moment: one whose length changes is an error of the next epoch, and needs another loop.
+    #[must_use]
+    pub fn prefetch(&self, device: &Device) -> BatchIter<D> {
+        let (ready, batches) = sync_channel(self.ahead);
+        let (recycle, used) = channel();
+        let checked = self.query_sizes().and_then(|sizes| self.check_sizes(&sizes).map(|()| sizes));
+        let (sizes, problem) = match checked {
+            Ok(sizes) => (sizes, None),
+            Err(problem) => (DatasetSizes::default(), Some(problem)),
+        };
+        let per_epoch = self.batches_for_samples(sizes.samples);
+        let start = || {
+            let (loader, sizes) = (self.clone(), sizes.clone());
+            let name = thread::Builder::new().name("forebay-loader".into());
+            let thread = name.spawn(move || loader.run_worker(&sizes, &ready, &used));
+            thread.map_err(|e| Error::argument("prefetch", format!("no thread can be started: {e}")))
+        };
+        let (thread, problem) = match problem {
+            Some(problem) => (None, Some(problem)),
+            None => start().map_or_else(|e| (None, Some(e)), |thread| (Some(thread), None)),
+        };
+        BatchIter {
+            device: device.clone(),
+            cursor: self.start.normalized(per_epoch),
+            epochs: self.epochs,
+            batches_per_epoch: per_epoch,
+            sizes,
+            startup_error: problem,
+            receiver: Some(batches),
+            retry_batch: None,
+            recycle,
+            thread,
+        }
+    }
+
+    /// Looks for what would make the loop over the batches senseless or endless.
+    fn check_sizes(&self, sizes: &DatasetSizes) -> Result<()> {
+        let (n, batch) = (sizes.samples, self.batch_size);
+        if batch == 0 {
+            return Err(Error::argument("batches", "a batch has at least one sample, not 0"));
+        }
+        if self.seed.is_some() && u32::try_from(n).is_err() {
+            let why = format!(
+                "the data set has {n} samples; at most {} are shuffled: take them in order",
+                u32::MAX
+            );
+            return Err(Error::argument("shuffle", why));
+        }
+        if let Some(shape) = [&sizes.input, &sizes.target]
+            .into_iter()
+            .find(|shape| tensor_numel(&[&[batch.min(n)], &shape[..]].concat()).is_none())
+        {
+            let why =
+                format!("a batch of {batch} samples of shape {shape:?} has more elements than a tensor can");
+            return Err(Error::argument("batches", why));
+        }
+        if self.batches_for_samples(n) > 0 || (n == 0 && self.epochs.is_some()) {
+            return Ok(());
+        }
+        let why = format!("the data set has {n} samples, too few for one batch of {batch}");
+        Err(Error::argument("batches", why))
+    }
+
+    /// The loader's thread: assembles batches until there are no more, or nobody takes them. Every way in which it ends early
+    /// is an error of the loop.
+    fn run_worker(
+        &self,
+        sizes: &DatasetSizes,
+        ready: &SyncSender<Result<HostBatch<D>>>,
+        used: &Receiver<HostBatch<D>>,
+    ) {
+        let ended = catch_panic("loader", || self.assemble_batches(sizes, ready, used));
+        if let Err(error) = ended.and_then(|ended| ended) {
+            // Nobody may listen any more.
+            let _ = ready.send(Err(error));
+        }
+    }
+
+    fn assemble_batches(
+        &self,
+        sizes: &DatasetSizes,
+        ready: &SyncSender<Result<HostBatch<D>>>,
+        used: &Receiver<HostBatch<D>>,
+    ) -> Result<()> {
+        let per_epoch = self.batches_for_samples(sizes.samples);
+        let mut cursor = self.start.normalized(per_epoch);
+        let mut order = None;
+        while !cursor.is_finished(per_epoch, self.epochs) {
+            let order = match &mut order {
+                Some((epoch, order)) if *epoch == cursor.epoch => order,
+                stale => {
+                    self.check_same_length(sizes)?;
+                    &mut stale
+                        .insert((cursor.epoch, EpochOrder::new(sizes.samples, self.seed, cursor.epoch)?))
+                        .1
+                }
+            };
+            let mut host = used.try_recv().unwrap_or_default();
+            // A data set is a user's code; its panic is an error of the loop, not a silent end.
+            catch_panic("get", || self.fill_batch(sizes, &mut host, cursor.batch, order))
+                .and_then(|filled| filled)?;
+            if ready.send(Ok(host)).is_err() {
+                return Ok(());
+            }
+            cursor = cursor.advance(per_epoch);
+        }
+        Ok(())
+    }
+
+    /// A loop is over the samples that there were when it began.
+    fn check_same_length(&self, sizes: &DatasetSizes) -> Result<()> {
+        let (before, now) = (sizes.samples, catch_panic("len", || self.data.len())?);
+        if before == now {
+            return Ok(());
+        }
+        let why = format!(
+            "the data set had {before} samples when the loop over its batches began, and has {now} now: begin another loop"
+        );
+        Err(Error::argument("prefetch", why))
+    }
+
+    /// Writes the samples of one batch.
+    fn fill_batch(
+        &self,
+        sizes: &DatasetSizes,
+        host: &mut HostBatch<D>,
+        batch: u64,
+        order: &EpochOrder,
+    ) -> Result<()> {
+        let first = batch as usize * self.batch_size;
+        host.samples = self.batch_size.min(sizes.samples - first);
+        let (x, y) = (numel(&sizes.input), numel(&sizes.target));
+        try_resize(&mut host.inputs, host.samples * x)?;
+        try_resize(&mut host.targets, host.samples * y)?;
+        for i in 0..host.samples {
+            let (input, target) =
+                (&mut host.inputs[i * x..(i + 1) * x], &mut host.targets[i * y..(i + 1) * y]);
+            self.data.get(order.sample_index(first + i), input, target)?;
+        }
+        Ok(())
+    }
+}
+
+/// Sizes of a data set, as they were when a loop began.
+#[derive(Clone, Debug, Default)]
+pub(crate) struct DatasetSizes {
+    pub(crate) samples: usize,
+    input: Vec<usize>,
+    target: Vec<usize>,
+}
+
+/// Makes room for so many elements; memory of the host that is not there is an error.
+fn try_resize<T: bytemuck::Zeroable + Clone>(list: &mut Vec<T>, elements: usize) -> Result<()> {
+    let more = elements.saturating_sub(list.len());
+    list.try_reserve(more).map_err(|e| {
+        Error::argument(
+            "prefetch",
+            format!("a batch of {elements} elements does not fit the host's memory: {e}"),
+        )
+    })?;
+    list.resize(elements, T::zeroed());
+    Ok(())
+}
+
+/// Calls a data set's code. Its panic becomes an error that names the method.
+fn catch_panic<R>(method: &str, call: impl FnOnce() -> R) -> Result<R> {
+    catch_unwind(AssertUnwindSafe(call)).map_err(|panic| panic_error(method, &*panic))
+}
+
+/// An error that says what a panic said.
+fn panic_error(method: &str, panic: &(dyn Any + Send)) -> Error {
+    let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
+    let said = said.unwrap_or("without a message");
+    Error::argument("prefetch", format!("the data set's `{method}` panicked: {said}"))
+}
+
+impl LoaderCursor {
+    fn advance(self, per_epoch: u64) -> Self {
+        Self { batch: self.batch.saturating_add(1), ..self }.normalized(per_epoch)
+    }
+
+    /// Reports whether all epochs have been.
+    fn is_finished(self, per_epoch: u64, epochs: Option<u64>) -> bool {
+        per_epoch == 0 || epochs.is_some_and(|n| self.epoch >= n)
+    }
+
+    /// The end of an epoch is the start of the next one.
+    pub(crate) fn normalized(self, per_epoch: u64) -> Self {
+        let ends = self.batch >= per_epoch && per_epoch > 0;
+        if ends { Self { epoch: self.epoch.saturating_add(1), batch: 0 } } else { self }
+    }
+}
+
+/// A batch on the host.
+struct HostBatch<D: Dataset> {
+    samples: usize,
+    inputs: Vec<D::Input>,
+    targets: Vec<D::Target>,
+}
+
+impl<D: Dataset> Default for HostBatch<D> {
+    fn default() -> Self {
+        Self { samples: 0, inputs: Vec::new(), targets: Vec::new() }
+    }
+}
+
+/// The order of the samples in one epoch.
+enum EpochOrder {
+    Sequential,
+    Shuffled(Vec<u32>),
+}
+
+impl EpochOrder {
+    fn new(len: usize, seed: Option<u64>, epoch: u64) -> Result<Self> {
+        let Some(seed) = seed else { return Ok(Self::Sequential) };
+        // Fisher and Yates: each place takes one of the samples that are left.
+        let mut random = SplitMix64(seed ^ SplitMix64(epoch).next_u64());
+        let mut order: Vec<u32> = Vec::new();
+        order.try_reserve_exact(len).map_err(|e| {
+            Error::argument(
+                "shuffle",
+                format!("the order of {len} samples does not fit the host's memory: {e}"),
+            )
+        })?;
+        order.extend(0..len as u32);
+        for i in (1..order.len()).rev() {
+            order.swap(i, random.next_below(i as u64 + 1) as usize);
+        }
+        Ok(Self::Shuffled(order))
+    }
+
+    fn sample_index(&self, i: usize) -> usize {
+        match self {
+            Self::Sequential => i,
+            Self::Shuffled(order) => order[i] as usize,
+        }
+    }
+}
+
+/// SplitMix64, for orders only; numbers for tensors come from the device's generator.
+struct SplitMix64(u64);
+
+impl SplitMix64 {
+    fn next_u64(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut z = self.0;
+        z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        z ^ (z >> 31)
+    }
+
+    /// A number below `n`; the bias is below n / 2⁶⁴.
+    fn next_below(&mut self, n: u64) -> u64 {
+        ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
+    }
+}
+
+/// The batches of a loader, on a device. Dropping it ends the loader's thread.
+pub struct BatchIter<D: Dataset> {
+    device: Device,
+    cursor: LoaderCursor,
+    epochs: Option<u64>,
+    batches_per_epoch: u64,
+    sizes: DatasetSizes,
+    startup_error: Option<Error>,
+    receiver: Option<Receiver<Result<HostBatch<D>>>>,
+    /// A batch that there was no memory for: it is the next one still.
+    retry_batch: Option<HostBatch<D>>,
+    recycle: Sender<HostBatch<D>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl<D: Dataset> BatchIter<D> {
+    /// Where it stands: a loader that [starts there](Loader::start_at) goes on with the batch that comes next here.
+    #[must_use]
+    pub fn cursor(&self) -> LoaderCursor {
+        self.cursor
+    }
+
+    /// Batches in one epoch.
+    #[must_use]
+    pub fn batches_per_epoch(&self) -> u64 {
+        self.batches_per_epoch
+    }
+
+    /// The loader's thread has ended: an error if batches were to come.
+    fn join_worker(&mut self) -> Option<Error> {
+        self.receiver = None;
+        let joined = self.thread.take().map(JoinHandle::join);
+        if self.cursor.is_finished(self.batches_per_epoch, self.epochs) {
+            return None;
+        }
+        Some(match joined {
+            Some(Err(panic)) => panic_error("loader", &*panic),
+            _ => Error::argument("prefetch", "the loader's thread ended before its last batch"),
+        })
+    }
+
+    fn upload_batch(&self, host: &HostBatch<D>) -> Result<(Tensor, Tensor)> {
+        let _tag = memory::scope::enter_tag(Tag::Input);
+        let batched = |shape: &[usize]| [&[host.samples], shape].concat();
+        Ok((
+            Tensor::from_slice(&host.inputs, &batched(&self.sizes.input), &self.device)?,
+            Tensor::from_slice(&host.targets, &batched(&self.sizes.target), &self.device)?,
+        ))
+    }
+}
+
+impl<D: Dataset> Iterator for BatchIter<D> {
+    type Item = Result<(Tensor, Tensor)>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        if let Some(problem) = self.startup_error.take() {
+            self.receiver = None;
+            return Some(Err(problem));
+        }
+        // The channel closes after the last batch and after an error.
+        let host = match self.retry_batch.take() {
+            Some(host) => host,
+            None => match self.receiver.as_ref()?.recv() {
+                Ok(Ok(host)) => host,
+                Ok(Err(e)) => {
+                    self.receiver = None;
+                    return Some(Err(e));
+                }
+                Err(_) => return self.join_worker().map(Err),
+            },
+        };
+        let tensors = self.upload_batch(&host);
+        if tensors.is_err() {
+            self.retry_batch = Some(host);
+            return Some(tensors);
+        }
+        self.cursor = self.cursor.advance(self.batches_per_epoch);
+        // The loader's thread may have ended by now.
+        let _ = self.recycle.send(host);
+        Some(tensors)
+    }
+}
+
+impl<D: Dataset> Drop for BatchIter<D> {
+    fn drop(&mut self) {
+        // Without a receiver the loader's next `send` fails, and its thread ends.
+        drop(mem::take(&mut self.receiver));
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl<D: Dataset> std::fmt::Debug for BatchIter<D> {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Batches")
+            .field("device", &self.device)
+            .field("cursor", &self.cursor)
+            .finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    struct Numbers(usize);
+
+    impl Dataset for Numbers {
+        type Input = f32;
+        type Target = i64;
+        fn len(&self) -> usize {
+            self.0
+        }
+        fn input_shape(&self) -> &[usize] {
+            &[2]
+        }
+        fn target_shape(&self) -> &[usize] {
+            &[]
+        }
+        fn get(&self, index: usize, input: &mut [f32], target: &mut [i64]) -> Result<()> {
+            assert_ne!(index, 666, "a data set that panics");
+            if index == 13 {
+                return Err(Error::argument("get", "an unlucky number"));
+            }
+            input.fill(index as f32);
+            target[0] = index as i64;
+            Ok(())
+        }
+    }
+
+    /// The numbers of every batch, as the loader's thread makes them.
+    fn hosts(loader: &DataLoader<Numbers>) -> Vec<Vec<i64>> {
+        let (ready, batches) = sync_channel(1024);
+        let (_recycle, used) = channel();
+        let sizes = loader.query_sizes().expect("it does not panic");
+        loader.run_worker(&sizes, &ready, &used);
+        drop(ready);
+        batches.into_iter().map(|host| host.map_or_else(|_| Vec::new(), |h| h.targets)).collect()
+    }
+
+    fn device() -> Device {
+        Device::null(forebay_core::backend::null::CardProfile::default())
+    }
+
+    #[test]
+    fn an_epoch_has_every_sample_once_and_the_next_another_order() {
+        let loader = DataLoader::new(Numbers(10)).shuffle(3).batches(4).epochs(2);
+        let all = hosts(&loader);
+        assert_eq!(all.iter().map(Vec::len).collect::<Vec<_>>(), [4, 4, 2, 4, 4, 2]);
+        let epoch = |i: usize| all[3 * i..3 * i + 3].concat();
+        for e in 0..2 {
+            let mut sorted = epoch(e);
+            sorted.sort_unstable();
+            assert_eq!(sorted, (0..10).collect::<Vec<_>>());
+        }
+        assert_ne!(epoch(0), epoch(1));
+        assert_eq!(all, hosts(&loader), "the seed alone determines the order");
+        assert_ne!(all, hosts(&loader.shuffle(4)));
+    }
+
+    #[test]
+    fn the_order_of_a_seed_is_fixed_for_all_time() {
+        // Checkpoints of earlier releases resume with the same batches.
+        let all = hosts(&DataLoader::new(Numbers(10)).shuffle(42).batches(10));
+        assert_eq!(all, [[0, 6, 9, 1, 5, 7, 8, 2, 4, 3]]);
+    }
+
+    #[test]
+    fn without_a_seed_in_order_and_the_incomplete_batch_can_be_left_out() {
+        let loader = DataLoader::new(Numbers(5)).batches(2);
+        assert_eq!(hosts(&loader), [vec![0, 1], vec![2, 3], vec![4]]);
+        assert_eq!(hosts(&loader.drop_last()), [vec![0, 1], vec![2, 3]]);
+    }
+
+    #[test]
+    fn the_last_cursor_and_random_offset_are_no_overflow() -> Result<()> {
+        let last = LoaderCursor { epoch: u64::MAX, batch: u64::MAX };
+        assert_eq!(last.advance(3), LoaderCursor { epoch: u64::MAX, batch: 0 });
+        assert!(hosts(&DataLoader::new(Numbers(5)).batches(2).start_at(last)).is_empty());
+        let device = Device::null(forebay_core::backend::null::CardProfile::default());
+        device.set_random_state(forebay_core::device::RandomState { seed: 1, offset: u64::MAX });
+        forebay_core::tensor::Tensor::rand(&[100], forebay_core::dtype::DType::F32, &device)?;
+        assert!(device.random_state().offset < 100);
+        Ok(())
+    }
+
+    #[test]
+    fn a_cursor_goes_on_where_another_loader_stood() -> Result<()> {
+        let loader = DataLoader::new(Numbers(10)).shuffle(1).batches(3).epochs(3);
+        let all = hosts(&loader);
+        let mut batches = loader.prefetch(&device());
+        for taken in 0..all.len() {
+            assert_eq!(hosts(&loader.clone().start_at(batches.cursor())), all[taken..], "after {taken}");
+            let (x, y) = batches.next().ok_or_else(|| Error::argument("test", "ended"))??;
+            assert_eq!((x.shape()[0], y.shape()), (all[taken].len(), &[all[taken].len()][..]));
+        }
+        assert!(batches.next().is_none());
+        assert_eq!(batches.cursor(), LoaderCursor { epoch: 3, batch: 0 });
+        Ok(())
+    }
+
+    #[test]
+    fn batches_are_tagged_as_input() -> Result<()> {
+        let device = device();
+        let mut batches = DataLoader::new(Numbers(8)).batches(8).prefetch(&device);
+        let held = batches.next().transpose()?;
+        assert!(device.memory().tag(Tag::Input).current >= 8 * (2 * 4 + 8));
+        drop(held);
+        assert_eq!(device.memory().tag(Tag::Input).current, 0);
+        Ok(())
+    }
+
+    #[test]
+    fn a_failing_or_panicking_data_set_is_an_error_and_then_the_end() {
+        for (first, message) in [(10, "unlucky"), (650, "a data set that panics")] {
+            let loader = DataLoader::new(Numbers(700)).start_at(LoaderCursor { epoch: 0, batch: first });
+            let mut batches = loader.prefetch(&device());
+            let failure = batches.find_map(Result::err).map(|e| e.to_string()).unwrap_or_default();
+            assert!(failure.contains(message), "{failure}");
+            assert!(batches.next().is_none());
+        }
+    }
+
+    /// Panics, fails or changes where it is told to.
+    struct Hostile {
+        calls: std::sync::atomic::AtomicUsize,
+        bad: fn(usize, &str) -> usize,
+        shape: [usize; 1],
+    }
+
+    impl Dataset for Hostile {
+        type Input = f32;
+        type Target = i64;
+        fn len(&self) -> usize {
+            (self.bad)(self.calls.fetch_add(1, std::sync::atomic::Ordering::Relaxed), "len")
+        }
+        fn input_shape(&self) -> &[usize] {
+            (self.bad)(0, "input_shape");
+            &self.shape
+        }
+        fn target_shape(&self) -> &[usize] {
+            (self.bad)(0, "target_shape");
+            &[]
+        }
+        fn get(&self, index: usize, _: &mut [f32], _: &mut [i64]) -> Result<()> {
+            (self.bad)(index, "get");
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn whatever_a_data_set_does_wrong_is_an_error_that_names_it() {
+        type Length = fn(usize, &str) -> usize;
+        let cases: [(Length, usize, &str); 7] = [
+            (|_, at| if at == "len" { panic!("lost") } else { 4 }, 0, "`len` panicked: lost"),
+            // The first call is the caller's, the next ones are of the loader's thread: at the start, and of the second epoch.
+            (|n, at| if at == "len" && n == 1 { panic!("lost") } else { 4 }, 0, "`len` panicked: lost"),
+            (|n, at| if at == "len" && n == 2 { panic!("lost") } else { 4 }, 2, "`len` panicked: lost"),
+            (|n, at| if at == "len" && n == 2 { 3 } else { 4 }, 2, "had 4 samples when the loop"),
+            (|_, at| if at == "input_shape" { panic!("lost") } else { 4 }, 0, "`input_shape` panicked: lost"),
+            (
+                |_, at| if at == "target_shape" { panic!("lost") } else { 4 },
+                0,
+                "`target_shape` panicked: lost",
+            ),
+            (|n, at| if at == "get" && n == 3 { panic!("lost") } else { 4 }, 1, "`get` panicked: lost"),
+        ];
+        for (bad, good, message) in cases {
+            let data = Hostile { calls: Default::default(), bad, shape: [2] };
+            let mut batches = data.batches(2).epochs(2).prefetch(&device());
+            let mut all: Vec<_> = batches.by_ref().collect();
+            let last = all.pop().and_then(Result::err).map(|e| e.to_string()).unwrap_or_default();
+            assert!(last.contains(message), "{message}: {last}");
+            assert!(all.len() == good && all.iter().all(Result::is_ok), "{message}: {} batches", all.len());
+            assert!(batches.next().is_none(), "{message}");
+        }
+    }
+
+    #[test]
+    fn a_batch_that_the_host_cannot_hold_is_an_error() {
+        let data = Hostile { calls: Default::default(), bad: |_, _| 1 << 40, shape: [4] };
+        let first = data.batches(1 << 40).prefetch(&device()).next();
+        assert!(first.is_some_and(|b| b.is_err()));
+    }
+
+    #[test]
+    fn a_cursor_from_anywhere_is_no_panic() {
+        for (epoch, batch) in [(u64::MAX, 0), (0, u64::MAX), (u64::MAX, u64::MAX), (u64::MAX - 1, 4)] {
+            for epochs in [None, Some(3)] {
+                let loader = DataLoader { epochs, ..DataLoader::new(Numbers(5)) }.shuffle(1);
+                let loader = loader.start_at(LoaderCursor { epoch, batch });
+                let taken = loader.prefetch(&device()).take(12).filter(Result::is_ok).count();
+                // The batch past the end of epoch 0 is the first of epoch 1, of three.
+                let expected = if epochs.is_none() { 12 } else { 10 * usize::from(epoch == 0) };
+                assert_eq!(taken, expected, "{epoch} {batch} {epochs:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn senseless_sizes_are_errors() {
+        let first = |loader: DataLoader<Numbers>| match loader.prefetch(&device()).next() {
+            Some(Err(e)) => e.to_string(),
+            other => format!("{other:?}"),
+        };
+        assert_eq!(
+            first(DataLoader::new(Numbers(5)).batches(0)),
+            "batches: a batch has at least one sample, not 0"
+        );
+        assert_eq!(
+            first(DataLoader::new(Numbers(5)).batches(6).drop_last()),
+            "batches: the data set has 5 samples, too few for one batch of 6"
+        );
+        assert_eq!(first(DataLoader::new(Numbers(0)).batches(6)), "None");
+        assert!(first(DataLoader::new(Numbers(0)).forever()).contains("has 0 samples"));
+        assert_eq!(
+            first(DataLoader::new(Numbers(5_000_000_000)).batches(2).shuffle(1)),
+            "shuffle: the data set has 5000000000 samples; at most 4294967295 are shuffled: take them in order"
+        );
+        let whole = DataLoader::new(Numbers(5_000_000_000)).batches(usize::MAX);
+        assert!(first(whole).ends_with("of shape [2] has more elements than a tensor can"));
+    }
+
+    #[test]
+    fn a_loop_that_stops_early_ends_the_thread() {
+        let mut batches = DataLoader::new(Numbers(12)).forever().prefetch(&device());
+        assert!(batches.next().is_some_and(|b| b.is_ok()));
+        drop(batches); // Would hang here if the thread went on.
+    }
+}

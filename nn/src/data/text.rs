@@ -1,0 +1,198 @@
+//! Text as a sequence of characters.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::{Dataset, locate};
+use forebay_core::error::{Error, Result};
+
+/// A text and its vocabulary: the characters that occur in it, numbered in their own order.
+#[derive(Clone, Debug)]
+pub struct Text {
+    tokens: Arc<[u32]>,
+    vocabulary: Arc<[char]>,
+}
+
+impl Text {
+    /// A text.
+    #[must_use]
+    pub fn new(text: &str) -> Self {
+        let vocabulary: Arc<[char]> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
+        // Every character is in the vocabulary, which was made from the same text.
+        let tokens =
+            text.chars().filter_map(|c| vocabulary.binary_search(&c).ok()).map(|i| i as u32).collect();
+        Self { tokens, vocabulary }
+    }
+
+    /// The text of a file.
+    ///
+    /// # Errors
+    /// The file cannot be read, is not UTF-8, or is empty.
+    pub fn open(path: impl AsRef<Path>) -> Result<Self> {
+        let path = path.as_ref();
+        let text =
+            std::fs::read_to_string(path).map_err(|e| Error::file(path, format!("cannot be read: {e}")))?;
+        if text.is_empty() {
+            return Err(Error::file(path, "is empty"));
+        }
+        Ok(Self::new(&text))
+    }
+
+    /// Nine plays of Shakespeare, looked for where [`FashionMnist`](super::FashionMnist) is.
+    ///
+    /// # Errors
+    /// They are nowhere (the message says where they were looked for).
+    pub fn shakespeare() -> Result<Self> {
+        Self::open(Self::shakespeare_file()?)
+    }
+
+    /// The file of [`shakespeare`](Self::shakespeare), for another tokenizer than one of characters.
+    ///
+    /// # Errors
+    /// It is nowhere (the message says where it was looked for).
+    pub fn shakespeare_file() -> Result<PathBuf> {
+        let advice = "it is `tests/data/shakespeare.txt` of the project's repository: name a folder that has it in \
+                      FOREBAY_DATA, or open another text with `Text::open`";
+        locate::find_file(&["shakespeare.txt"], &[""], advice)
+    }
+
+    /// How many characters it has.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.tokens.len()
+    }
+
+    /// Whether it has none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.tokens.is_empty()
+    }
+
+    /// The characters that occur; a character's number is its place here.
+    #[must_use]
+    pub fn vocabulary(&self) -> &[char] {
+        &self.vocabulary
+    }
+
+    /// The numbers of a string's characters.
+    ///
+    /// # Errors
+    /// A character is not in the vocabulary.
+    pub fn encode(&self, text: &str) -> Result<Vec<i64>> {
+        let number = |c: char| match self.vocabulary.binary_search(&c) {
+            Ok(i) => Ok(i as i64),
+            Err(_) => Err(Error::argument("encode", format!("{c:?} does not occur in the text"))),
+        };
+        text.chars().map(number).collect()
+    }
+
+    /// The characters of these numbers; `\u{fffd}` for a number that stands for none.
+    #[must_use]
+    pub fn decode(&self, tokens: &[i64]) -> String {
+        let char = |&t: &i64| usize::try_from(t).ok().and_then(|t| self.vocabulary.get(t)).copied();
+        tokens.iter().map(|t| char(t).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
+    }
+
+    /// The first part of it and the rest, over one vocabulary.
+    #[must_use]
+    pub fn split(&self, first: f64) -> (Self, Self) {
+        let at = ((self.len() as f64 * first) as usize).min(self.len());
+        let part = |tokens: &[u32]| Self { tokens: tokens.into(), vocabulary: self.vocabulary.clone() };
+        (part(&self.tokens[..at]), part(&self.tokens[at..]))
+    }
+
+    /// Every run of `length` characters as an input, with the run that starts one character later as its target.
+    #[must_use]
+    pub fn token_windows(&self, length: usize) -> TokenWindows {
+        TokenWindows::new(self.tokens.clone(), length)
+    }
+}
+
+/// Runs of tokens, to predict each from those before it: of characters ([`Text::windows`]), or of what another tokenizer made.
+#[derive(Clone, Debug)]
+pub struct TokenWindows {
+    tokens: Arc<[u32]>,
+    shape: [usize; 1],
+    stride: usize,
+}
+
+impl TokenWindows {
+    /// Every run of `length` tokens as an input, with the run that starts one token later as its target.
+    #[must_use]
+    pub fn new(tokens: impl Into<Arc<[u32]>>, length: usize) -> Self {
+        Self { tokens: tokens.into(), shape: [length], stride: 1 }
+    }
+
+    /// Only every `n`-th run; with `n` the length, runs that do not overlap.
+    #[must_use]
+    pub fn with_stride(self, n: usize) -> Self {
+        Self { stride: n.max(1), ..self }
+    }
+}
+
+impl Dataset for TokenWindows {
+    type Input = i64;
+    type Target = i64;
+
+    fn len(&self) -> usize {
+        self.tokens.len().saturating_sub(self.shape[0]).div_ceil(self.stride)
+    }
+
+    fn input_shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn target_shape(&self) -> &[usize] {
+        &self.shape
+    }
+
+    fn get(&self, index: usize, input: &mut [i64], target: &mut [i64]) -> Result<()> {
+        let start = index * self.stride;
+        let tokens = &self.tokens[start..=start + self.shape[0]];
+        for (i, pair) in tokens.windows(2).enumerate() {
+            (input[i], target[i]) = (pair[0].into(), pair[1].into());
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_goes_to_numbers_and_back() -> Result<()> {
+        let text = Text::new("to be, or not to be");
+        assert_eq!(text.vocabulary(), [' ', ',', 'b', 'e', 'n', 'o', 'r', 't']);
+        assert_eq!(text.decode(&text.encode("robot, not")?), "robot, not");
+        assert_eq!(text.decode(&[0, 99, -1]), " \u{fffd}\u{fffd}");
+        assert!(text.encode("X").is_err_and(|e| e.to_string() == "encode: 'X' does not occur in the text"));
+        Ok(())
+    }
+
+    #[test]
+    fn windows_are_shifted_by_one_and_end_with_the_text() -> Result<()> {
+        let text = Text::new("abcdefg");
+        let windows = text.token_windows(3);
+        assert_eq!(
+            (windows.len(), windows.clone().with_stride(3).len(), text.token_windows(7).len()),
+            (4, 2, 0)
+        );
+        let (mut x, mut y) = ([0; 3], [0; 3]);
+        windows.get(3, &mut x, &mut y)?;
+        assert_eq!((text.decode(&x), text.decode(&y)), ("def".into(), "efg".into()));
+        windows.with_stride(3).get(1, &mut x, &mut y)?;
+        assert_eq!(text.decode(&y), "efg");
+        let (first, rest) = text.split(0.5);
+        assert_eq!((first.len(), rest.len(), rest.vocabulary().len()), (3, 4, 7));
+        Ok(())
+    }
+
+    #[test]
+    fn the_plays_are_there() -> Result<()> {
+        let text = Text::open(Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/data/shakespeare.txt"))?;
+        assert!(text.len() > 1_000_000 && text.vocabulary().len() < 100, "{}", text.len());
+        Ok(())
+    }
+}

@@ -1,0 +1,466 @@
+//! Tensors by name in a file: [safetensors](https://github.com/huggingface/safetensors), which PyTorch and its
+//! relatives read and write too.
+//!
+//! ```
+//! # use std::collections::BTreeMap;
+//! # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+//! # use forebay_nn::io::safetensors;
+//! # fn main() -> forebay_core::error::Result<()> {
+//! # let device = Device::null(Default::default());
+//! # let path = std::env::temp_dir().join(format!("forebay-doc-{}.safetensors", std::process::id()));
+//! let weights = BTreeMap::from([("fc.weight".to_owned(), Tensor::ones(&[2, 3], DType::F32, &device)?)]);
+//! safetensors::save(&path, &weights, &BTreeMap::new())?;
+//! assert_eq!(safetensors::load(&path, &device)?["fc.weight"].shape(), [2, 3]);
+//! # std::fs::remove_file(&path).ok();
+//! # Ok(())
+//! # }
+//! ```
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::fs::File;
+use std::io::{BufReader, Cursor, Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::Dtype;
+use safetensors::tensor::TensorInfo;
+use serde::de::{Error as _, MapAccess, Visitor};
+use serde::{Deserialize, Deserializer};
+
+use super::write_atomic;
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+/// What a header may take at most; the format's own limit.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
+/// Where the header keeps the strings that are no tensors.
+const METADATA_KEY: &str = "__metadata__";
+/// Bytes of a tensor that the host holds at a time.
+const READ_CHUNK_BYTES: usize = 64 << 20;
+
+/// Tensors by name.
+pub type Tensors = BTreeMap<String, Tensor>;
+/// Strings that a file carries in addition to its tensors.
+pub type Metadata = BTreeMap<String, String>;
+
+/// Reads the tensors of a file onto a device.
+///
+/// Types that this crate does not compute in come as the nearest one that holds all their values: I8, I16 and U16 as i32, U64 as
+/// i64. Files with tensors that no type here holds are read by name, with [`open`].
+///
+/// # Errors
+/// The file cannot be read, is damaged, names a tensor twice, or holds an element type that this crate has not; memory runs out.
+pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Tensors> {
+    Ok(load_with_metadata(path, device)?.0)
+}
+
+/// Reads tensors as [`load`] does, and the strings that the file carries in addition.
+///
+/// # Errors
+/// See [`load`].
+pub fn load_with_metadata(path: impl AsRef<Path>, device: &Device) -> Result<(Tensors, Metadata)> {
+    let mut reader = open(path)?;
+    Ok((reader.get_tensors(device, |_| true)?, reader.metadata))
+}
+
+/// Reads tensors as [`load_with_metadata`] does, from the bytes of a file.
+///
+/// # Errors
+/// See [`load`]; the messages call the file `<bytes>`.
+pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Metadata)> {
+    let mut reader = SafetensorsReader::new(Cursor::new(bytes), bytes.len() as u64, Path::new("<bytes>"))?;
+    Ok((reader.get_tensors(device, |_| true)?, reader.metadata))
+}
+
+/// Opens a file, of which only the header is read: PyTorch's users know it as `safe_open`.
+///
+/// ```
+/// # use std::collections::BTreeMap;
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::io::safetensors;
+/// # fn main() -> forebay_core::error::Result<()> {
+/// # let device = Device::null(Default::default());
+/// # let path = std::env::temp_dir().join(format!("forebay-doc-open-{}.safetensors", std::process::id()));
+/// # let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
+/// # let weights = BTreeMap::from([("body.weight".to_owned(), zeros(&[2, 3])?), ("head.weight".to_owned(), zeros(&[4, 2])?)]);
+/// # safetensors::save(&path, &weights, &BTreeMap::new())?;
+/// let mut file = safetensors::open(&path)?;
+/// assert_eq!(file.keys().collect::<Vec<_>>(), ["body.weight", "head.weight"]);
+/// assert_eq!((file.dtype("head.weight"), file.shape("head.weight")), (Some("F32"), Some(&[4, 2][..])));
+/// let head = file.get_tensor("head.weight", &device)?;
+/// let body = file.get_tensors(&device, |name| name.starts_with("body."))?;
+/// # assert_eq!((head.shape(), body.len()), (&[4, 2][..], 1));
+/// # std::fs::remove_file(&path).ok();
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// The file cannot be read, its header is damaged, or it names a tensor twice.
+pub fn open(path: impl AsRef<Path>) -> Result<SafetensorsReader> {
+    let path = path.as_ref();
+    let file = super::open_file(path)?;
+    let length = file.metadata().map_err(|e| Error::file(path, format!("cannot be read: {e}")))?.len();
+    SafetensorsReader::new(BufReader::with_capacity(1 << 16, file), length, path)
+}
+
+/// A file whose tensors are read when they are asked for. [`open`] makes it.
+#[derive(Debug)]
+pub struct SafetensorsReader<R = BufReader<File>> {
+    source: R,
+    path: PathBuf,
+    /// Where the first tensor's bytes begin.
+    data_start: u64,
+    /// Where the source stands, if that is known: a seek would drop what it has buffered.
+    position: Option<u64>,
+    entries: BTreeMap<String, TensorEntry>,
+    metadata: Metadata,
+}
+
+impl<R: Read + Seek> SafetensorsReader<R> {
+    fn new(mut source: R, length: u64, path: &Path) -> Result<Self> {
+        let damaged = |message: String| Error::file(path, message);
+        let mut take = |bytes: &mut [u8], what: &str| {
+            source.read_exact(bytes).map_err(|e| damaged(format!("{what} cannot be read: {e}")))
+        };
+        let mut word = [0; 8];
+        if length < 8 {
+            return Err(damaged(format!("has {length} bytes; a safetensors file has at least 8")));
+        }
+        take(&mut word, "the header's length")?;
+        let header = u64::from_le_bytes(word);
+        if header > length - 8 || header > MAX_HEADER_BYTES {
+            return Err(damaged(format!(
+                "is no safetensors file, or is cut short: its first word asks for a header of {header} bytes, \
+                 the file has {length}"
+            )));
+        }
+        let mut bytes = vec![0; header as usize];
+        take(&mut bytes, "the header")?;
+        let SafetensorsHeader { metadata, entries } =
+            serde_json::from_slice(&bytes).map_err(|e| damaged(format!("header: {e}")))?;
+        let (claimed, there) = (check_layout(&entries).map_err(damaged)?, length - 8 - header);
+        if claimed != there {
+            return Err(damaged(format!(
+                "is cut short or too long: its tensors take {claimed} bytes, {there} follow"
+            )));
+        }
+        Ok(Self {
+            source,
+            path: path.to_owned(),
+            data_start: 8 + header,
+            position: Some(8 + header),
+            entries,
+            metadata,
+        })
+    }
+
+    /// The names of the tensors, sorted.
+    pub fn keys(&self) -> impl Iterator<Item = &str> {
+        self.entries.keys().map(String::as_str)
+    }
+
+    /// The strings that the file carries in addition to its tensors.
+    pub fn metadata(&self) -> &Metadata {
+        &self.metadata
+    }
+
+    /// A tensor's type as the file calls it, such as `BF16` or `I8`.
+    pub fn dtype(&self, name: &str) -> Option<&str> {
+        self.entries.get(name).map(|entry| entry.dtype.as_str())
+    }
+
+    /// A tensor's extents.
+    pub fn shape(&self, name: &str) -> Option<&[usize]> {
+        self.entries.get(name).map(|entry| entry.shape.as_slice())
+    }
+
+    /// Reads one tensor onto a device. See [`load`] for the types.
+    ///
+    /// # Errors
+    /// The file has no tensor of this name; its bytes cannot be read; this crate has not its type; memory runs out.
+    pub fn get_tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
+        let Some(entry) = self.entries.get(name) else {
+            return Err(Error::file(
+                &self.path,
+                format!("has no tensor `{name}`; `keys` lists those that it has"),
+            ));
+        };
+        let damaged = |message: String| Error::file(&self.path, message);
+        let (dtype, cast) = dtype_from_file(&entry.dtype).ok_or_else(|| {
+            damaged(format!(
+                "tensor `{name}` is {}, a type that this crate has not; read the other tensors by name, with `open`",
+                entry.dtype
+            ))
+        })?;
+        let at = |e: Error| e.with_context(format!("{}, tensor `{name}`", self.path.display()));
+        let cannot = |e: std::io::Error| damaged(format!("tensor `{name}` cannot be read: {e}"));
+        let (start, end) = entry.data_offsets;
+        if self.position.replace(self.data_start + start) != Some(self.data_start + start) {
+            self.source.seek(SeekFrom::Start(self.data_start + start)).map_err(cannot)?;
+        }
+        let position = self.position.take();
+
+        let elements = entry.shape.iter().product::<usize>();
+        let width = (end - start).checked_div(elements as u64).unwrap_or(0) as usize;
+        let mut part = |elements: usize| -> Result<Vec<u8>> {
+            let mut data = vec![0; elements * width];
+            self.source.read_exact(&mut data).map_err(cannot)?;
+            if dtype == DType::Bool && data.iter().any(|&b| b > 1) {
+                return Err(damaged(format!("tensor `{name}` is bool and holds bytes other than 0 and 1")));
+            }
+            cast(data).map_err(|why| damaged(format!("tensor `{name}` {why}")))
+        };
+        if end - start <= READ_CHUNK_BYTES as u64 {
+            let data = part(elements)?;
+            self.position = position.map(|at| at + end - start);
+            return Tensor::from_bytes(&data, &entry.shape, dtype, device).map_err(at);
+        }
+        // Memory of the device first: a tensor that it cannot hold is an error before its bytes are read. The host holds a part.
+        let tensor = Tensor::empty(&entry.shape, dtype, device).map_err(at)?;
+        let flat = tensor.reshape([elements]).map_err(at)?;
+        let most = READ_CHUNK_BYTES / width;
+        for first in (0..elements).step_by(most) {
+            let n = most.min(elements - first);
+            let data = part(n)?;
+            let copied = Tensor::from_bytes(&data, &[n], dtype, device)
+                .and_then(|part| flat.narrow(0, first, n)?.copy_(&part));
+            copied.map_err(at)?;
+        }
+        self.position = position.map(|at| at + end - start);
+        Ok(tensor)
+    }
+
+    /// Reads the tensors whose names `wanted` takes onto a device, in the order in which they lie in the file.
+    ///
+    /// # Errors
+    /// See [`get_tensor`](Self::get_tensor).
+    pub fn get_tensors(&mut self, device: &Device, mut wanted: impl FnMut(&str) -> bool) -> Result<Tensors> {
+        let names = self.entries.iter().filter(|(name, _)| wanted(name));
+        let mut order: Vec<(u64, String)> =
+            names.map(|(name, entry)| (entry.data_offsets.0, name.clone())).collect();
+        order.sort_unstable();
+        order.into_iter().map(|(_, name)| Ok((name.clone(), self.get_tensor(&name, device)?))).collect()
+    }
+}
+
+/// Entry of a header: one tensor.
+#[derive(Debug, Deserialize)]
+struct TensorEntry {
+    dtype: String,
+    shape: Vec<usize>,
+    data_offsets: (u64, u64),
+}
+
+/// A header, in which no name is twice.
+struct SafetensorsHeader {
+    metadata: Metadata,
+    entries: BTreeMap<String, TensorEntry>,
+}
+
+impl<'de> Deserialize<'de> for SafetensorsHeader {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Names;
+
+        impl<'de> Visitor<'de> for Names {
+            type Value = SafetensorsHeader;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of tensors by name")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<SafetensorsHeader, A::Error> {
+                let (mut metadata, mut entries) = (None, BTreeMap::new());
+                while let Some(name) = map.next_key::<String>()? {
+                    let first = if name == METADATA_KEY {
+                        let strings = map.next_value::<Option<UniqueMetadata>>()?.unwrap_or_default();
+                        metadata.replace(strings).is_none()
+                    } else {
+                        let entry = map.next_value::<TensorEntry>()?;
+                        entries.insert(name.clone(), entry).is_none()
+                    };
+                    if !first {
+                        return Err(A::Error::custom(format!("`{name}` is there twice")));
+                    }
+                }
+                Ok(SafetensorsHeader { metadata: metadata.unwrap_or_default().0, entries })
+            }
+        }
+
+        from.deserialize_map(Names)
+    }
+}
+
+/// Strings by names that are there once.
+#[derive(Default)]
+struct UniqueMetadata(Metadata);
+
+impl<'de> Deserialize<'de> for UniqueMetadata {
+    fn deserialize<D: Deserializer<'de>>(from: D) -> std::result::Result<Self, D::Error> {
+        struct Names;
+
+        impl<'de> Visitor<'de> for Names {
+            type Value = UniqueMetadata;
+
+            fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+                f.write_str("an object of strings")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(
+                self,
+                mut map: A,
+            ) -> std::result::Result<UniqueMetadata, A::Error> {
+                let mut strings = Metadata::new();
+                while let Some((name, text)) = map.next_entry::<String, String>()? {
+                    if strings.contains_key(&name) {
+                        return Err(A::Error::custom(format!("`{name}` is there twice in `{METADATA_KEY}`")));
+                    }
+                    strings.insert(name, text);
+                }
+                Ok(UniqueMetadata(strings))
+            }
+        }
+
+        from.deserialize_map(Names)
+    }
+}
+
+/// Checks that tensors lie behind one another without gaps, each in as many bytes as its shape takes. Returns the bytes of all.
+fn check_layout(entries: &BTreeMap<String, TensorEntry>) -> std::result::Result<u64, String> {
+    let mut order: Vec<(&String, &TensorEntry)> = entries.iter().collect();
+    order.sort_unstable_by_key(|(_, entry)| entry.data_offsets);
+    let mut at = 0;
+    for (name, TensorEntry { dtype, shape, data_offsets: (start, end) }) in order {
+        if *start != at || end < start {
+            return Err(format!(
+                "header: tensor `{name}` lies at {start}..{end}, where byte {at} comes next: tensors have no gaps and share nothing"
+            ));
+        }
+        let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64));
+        // A type that this release does not know has a size that it does not know.
+        let known = serde_json::from_value::<Dtype>(dtype.as_str().into()).ok();
+        let bits = known.map(|dtype| elements.and_then(|n| n.checked_mul(dtype.bitsize() as u64)));
+        if bits.is_some_and(|bits| bits != (end - start).checked_mul(8)) || elements.is_none() {
+            return Err(format!(
+                "header: tensor `{name}` of {dtype} {shape:?} does not take the {} bytes that it has",
+                end - start
+            ));
+        }
+        at = *end;
+    }
+    Ok(at)
+}
+
+/// Writes tensors and strings to a file, which is replaced as a whole. Waits for the device.
+///
+/// # Errors
+/// The file cannot be written; a tensor is called `__metadata__`; the device was lost.
+pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> Result<()> {
+    let path = path.as_ref();
+    // Wide types first keeps every tensor aligned to its element.
+    let mut order: Vec<(&String, &Tensor)> = tensors.iter().collect();
+    order.sort_by_key(|(_, t)| std::cmp::Reverse(t.dtype().size()));
+    let mut header = serde_json::Map::new();
+    let json = |e: serde_json::Error| Error::file(path, format!("header: {e}"));
+    let mut start = 0;
+    for (name, tensor) in &order {
+        if *name == METADATA_KEY {
+            return Err(Error::file(path, format!("a tensor cannot be called `{METADATA_KEY}`")));
+        }
+        let end = start + tensor.numel() * tensor.dtype().size();
+        let info = TensorInfo {
+            dtype: dtype_to_file(tensor.dtype())?,
+            shape: tensor.shape().to_vec(),
+            data_offsets: (start, end),
+        };
+        header.insert((*name).clone(), serde_json::to_value(info).map_err(json)?);
+        start = end;
+    }
+    if !metadata.is_empty() {
+        header.insert(METADATA_KEY.into(), serde_json::to_value(metadata).map_err(json)?);
+    }
+    let mut header = serde_json::to_vec(&header).map_err(json)?;
+    header.resize(header.len().next_multiple_of(8), b' ');
+    if header.len() as u64 > MAX_HEADER_BYTES {
+        return Err(Error::file(
+            path,
+            format!("the header takes {} bytes, more than {MAX_HEADER_BYTES}", header.len()),
+        ));
+    }
+    write_atomic(path, |out: &mut dyn Write| {
+        let mut put = |bytes: &[u8]| {
+            out.write_all(bytes).map_err(|e| Error::file(path, format!("cannot be written: {e}")))
+        };
+        put(&(header.len() as u64).to_le_bytes())?;
+        put(&header)?;
+        for (name, tensor) in &order {
+            put(&tensor.to_bytes().map_err(|e: Error| e.with_context(format!("tensor `{name}`")))?)?;
+        }
+        Ok(())
+    })
+}
+
+/// Makes a type's bytes of those of the file.
+type ConvertBytes = fn(Vec<u8>) -> std::result::Result<Vec<u8>, String>;
+
+/// The type that holds all values of a file's type, and how they get there.
+fn dtype_from_file(dtype: &str) -> Option<(DType, ConvertBytes)> {
+    let same = |dtype| Some((dtype, Ok as ConvertBytes));
+    match dtype {
+        "F32" => same(DType::F32),
+        "F16" => same(DType::F16),
+        "BF16" => same(DType::BF16),
+        "F64" => same(DType::F64),
+        "I32" => same(DType::I32),
+        "U32" => same(DType::U32),
+        "I64" => same(DType::I64),
+        "U8" => same(DType::U8),
+        "BOOL" => same(DType::Bool),
+        "F8_E4M3" => same(DType::F8E4M3),
+        "F8_E5M2" => same(DType::F8E5M2),
+        "I8" => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b: [u8; 1]| i8::from_le_bytes(b).into())))),
+        "I16" => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b| i16::from_le_bytes(b).into())))),
+        "U16" => Some((DType::I32, |data| Ok(widen_to_i32(&data, |b| u16::from_le_bytes(b).into())))),
+        "U64" => Some((DType::I64, |data| {
+            let large = data
+                .as_chunks::<8>()
+                .0
+                .iter()
+                .map(|b| u64::from_le_bytes(*b))
+                .find(|&n| i64::try_from(n).is_err());
+            large.map_or(Ok(data), |n| Err(format!("is U64 and holds {n}, which i64 does not")))
+        })),
+        _ => None,
+    }
+}
+
+/// Each value of `N` bytes as an i32.
+fn widen_to_i32<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> i32) -> Vec<u8> {
+    data.as_chunks::<N>().0.iter().flat_map(|b| value(*b).to_le_bytes()).collect()
+}
+
+/// Returns the type of a safetensors file.
+///
+/// # Errors
+/// The format lacks the type.
+fn dtype_to_file(dtype: DType) -> Result<Dtype> {
+    Ok(match dtype {
+        DType::F32 => Dtype::F32,
+        DType::F16 => Dtype::F16,
+        DType::BF16 => Dtype::BF16,
+        DType::F64 => Dtype::F64,
+        DType::I32 => Dtype::I32,
+        DType::U32 => Dtype::U32,
+        DType::I64 => Dtype::I64,
+        DType::U8 => Dtype::U8,
+        DType::Bool => Dtype::BOOL,
+        DType::F8E4M3 => Dtype::F8_E4M3,
+        DType::F8E5M2 => Dtype::F8_E5M2,
+        other => return Err(Error::dtype("save", other, "a type that safetensors has")),
+    })
+}

@@ -1,0 +1,10 @@
+//! Modules, optimisers, data, files, the memory planner and the training loop of forebay, on the tensors of `forebay-core`.
+//!
+//! Programs use the facade crate `forebay`, which re-exports the modules of both crates.
+
+pub mod data;
+pub mod io;
+pub mod nn;
+pub mod optim;
+pub mod plan;
+pub mod train;

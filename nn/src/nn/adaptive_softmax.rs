@@ -1,0 +1,157 @@
+//! A softmax over many classes, of which few are common (Grave et al., 2017).
+
+use super::{Linear, Module, ModuleScope, Sequential};
+use forebay_core::device::Device;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+/// Scores of classes in the order of how common they are: the first ones in a head, the others in clusters whose scores have fewer
+/// features, and which only those rows pass through that belong there. PyTorch's module, with its names.
+///
+/// The host reads how many rows a cluster has, so a step with it is not captured.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::AdaptiveLogSoftmaxWithLoss;
+/// # let device = Device::null(Default::default());
+/// let softmax = AdaptiveLogSoftmaxWithLoss::new(16, 1000, &[100, 400], 4.0, false, &device)?;
+/// let x = Tensor::zeros(&[8, 16], DType::F32, &device)?;
+/// assert_eq!(softmax.log_prob(&x)?.shape(), [8, 1000]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct AdaptiveLogSoftmaxWithLoss {
+    /// Scores of the first classes and of the clusters.
+    pub head: Linear,
+    /// Of each cluster, to fewer features and to its classes.
+    pub tail: Vec<Sequential>,
+    /// Where clusters begin, and the number of classes.
+    #[module(skip)]
+    cutoffs: Vec<usize>,
+    scope: ModuleScope,
+}
+
+impl AdaptiveLogSoftmaxWithLoss {
+    /// `classes` of `features`, in clusters that begin at `cutoffs`; the k-th cluster has features / `div_value`ᵏ⁺¹ (PyTorch's `div_value` is 4, its
+    /// `head_bias` false).
+    ///
+    /// # Errors
+    /// The cutoffs do not rise, or are not between 0 and `classes`; memory runs out.
+    #[track_caller]
+    pub fn new(
+        features: usize,
+        classes: usize,
+        cutoffs: &[usize],
+        div_value: f64,
+        head_bias: bool,
+        device: &Device,
+    ) -> Result<Self> {
+        let cutoffs = [cutoffs, &[classes]].concat();
+        if cutoffs.len() < 2 || cutoffs[0] == 0 || cutoffs.windows(2).any(|pair| pair[0] >= pair[1]) {
+            let why = format!(
+                "cutoffs rise, are above 0 and below the {classes} classes; got {:?}",
+                &cutoffs[..cutoffs.len() - 1]
+            );
+            return Err(Error::argument("AdaptiveLogSoftmaxWithLoss", why));
+        }
+        if !(div_value.is_finite() && div_value > 0.0) {
+            let why = format!("div_value is a number above 0, not {div_value}");
+            return Err(Error::argument("AdaptiveLogSoftmaxWithLoss", why));
+        }
+        let head = cutoffs[0] + cutoffs.len() - 1;
+        let head = match head_bias {
+            true => Linear::new(features, head, device)?,
+            false => Linear::without_bias(features, head, device)?,
+        };
+        let tail = cutoffs.windows(2).enumerate().map(|(k, pair)| {
+            let inner = (features as f64 / div_value.powi(k as i32 + 1)).floor() as usize;
+            Ok(Sequential::new()
+                .add(Linear::without_bias(features, inner, device)?)
+                .add(Linear::without_bias(inner, pair[1] - pair[0], device)?))
+        });
+        let tail = tail.collect::<Result<_>>()?;
+        Ok(Self { head, tail, cutoffs, scope: ModuleScope::new() })
+    }
+
+    /// The log-probability of each row's target, \[rows\], and the mean of their negatives, the loss.
+    ///
+    /// # Errors
+    /// `x` is not \[rows, features\] with targets \[rows\] of integers below the number of classes, or one row without that dimension; the
+    /// step is being captured; memory runs out.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
+        self.scope.run(|| {
+            const OP: &str = "AdaptiveLogSoftmaxWithLoss";
+            if !target.dtype().is_int() {
+                return Err(Error::dtype(OP, target.dtype(), "targets are integers, the classes"));
+            }
+            if x.rank() == 1 && target.rank() == 0 {
+                let (out, loss) = self.forward_batch(OP, &x.unsqueeze(0)?, &target.unsqueeze(0)?)?;
+                return Ok((out.squeeze(0)?, loss));
+            }
+            self.forward_batch(OP, x, target)
+        })
+    }
+
+    fn forward_batch(&self, op: &'static str, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
+        if x.rank() != 2 || target.shape() != &x.shape()[..1] {
+            let rule = "takes inputs of [rows, features] and targets of [rows], or one row of each";
+            return Err(Error::shape(op, rule, &[x.shape(), target.shape()]));
+        }
+        let target = forebay_core::ops::cast_index_to_i32(op, target, None)?;
+        let classes = self.cutoffs[self.cutoffs.len() - 1];
+        let mut of_head = target.clone();
+        let mut parts: Vec<(Tensor, Tensor)> = Vec::new();
+        let mut found =
+            target.ge(0)?.logical_and(&target.lt(self.cutoffs[0] as i64)?)?.count_nonzero(&[])?.item()?;
+        for (k, (pair, tail)) in self.cutoffs.windows(2).zip(&self.tail).enumerate() {
+            let inside = target.ge(pair[0] as i64)?.logical_and(&target.lt(pair[1] as i64)?)?;
+            of_head = of_head.masked_fill(&inside, (self.cutoffs[0] + k) as i64)?;
+            let rows = inside.nonzero()?.flatten(0, -1)?;
+            found += rows.numel() as f64;
+            if rows.numel() > 0 {
+                let scores = tail.forward(&x.index_select(0, &rows)?)?.log_softmax(-1)?;
+                let own = target.index_select(0, &rows)?.sub(pair[0] as i64)?;
+                parts.push((rows, scores.gather(1, &own.unsqueeze(1)?)?.squeeze(1)?));
+            }
+        }
+        if found != target.numel() as f64 {
+            let why = format!("targets are at least 0 and below the {classes} classes; some are not");
+            return Err(Error::argument(op, why));
+        }
+        let scores = self.head.forward(x)?.log_softmax(-1)?;
+        let mut out = scores.gather(1, &of_head.unsqueeze(1)?)?.squeeze(1)?;
+        for (rows, part) in parts {
+            out = out.index_add(0, &rows, &part, 1.0)?;
+        }
+        let loss = out.mean_all()?.neg()?;
+        Ok((out, loss))
+    }
+
+    /// The log-probabilities of all classes: \[rows, features\] to \[rows, classes\].
+    ///
+    /// # Errors
+    /// The features of `x` are not the layer's; memory runs out.
+    #[track_caller]
+    pub fn log_prob(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| {
+            let first = self.cutoffs[0];
+            let scores = self.head.forward(x)?.log_softmax(-1)?;
+            let mut parts = vec![scores.narrow(-1, 0, first)?];
+            for (k, tail) in self.tail.iter().enumerate() {
+                parts.push(tail.forward(x)?.log_softmax(-1)?.add(&scores.narrow(-1, first + k, 1)?)?);
+            }
+            forebay_core::ops::cat(&parts.iter().collect::<Vec<_>>(), -1)
+        })
+    }
+
+    /// The likeliest class of each row: \[rows, features\] to \[rows\] of i64.
+    ///
+    /// # Errors
+    /// As [`log_prob`](Self::log_prob).
+    #[track_caller]
+    pub fn predict(&self, x: &Tensor) -> Result<Tensor> {
+        self.log_prob(x)?.argmax(Some(-1), false)
+    }
+}

@@ -1,0 +1,494 @@
+//! BERT: an encoder that reads both ways, and what sentence embeddings are made with.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use serde::Deserialize;
+
+use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init, rename_keys};
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::ops::AttentionOptions;
+use forebay_core::tensor::Tensor;
+
+/// The sizes of a [`Bert`], under the names of the `config.json` beside its weights.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(default)]
+pub struct BertOptions {
+    /// Different tokens.
+    pub vocab_size: usize,
+    /// The longest text, in tokens.
+    pub max_position_embeddings: usize,
+    /// Kinds of segments; the first one is for a text alone.
+    pub type_vocab_size: usize,
+    /// Layers.
+    pub num_hidden_layers: usize,
+    /// Heads of a layer's attention.
+    pub num_attention_heads: usize,
+    /// Features of a token.
+    pub hidden_size: usize,
+    /// Features between the two layers that treat each token alone.
+    pub intermediate_size: usize,
+    /// Added to the norms' variances.
+    pub layer_norm_eps: f64,
+    /// The part of values that is dropped in training.
+    pub hidden_dropout_prob: f64,
+    /// The part of the attention's weights that is dropped in training.
+    pub attention_probs_dropout_prob: f64,
+    /// The deviation of initial weights.
+    pub initializer_range: f64,
+    /// The token of padding, whose row of the table is zero at first and gets no gradient; `None` if there is none.
+    pub pad_token_id: Option<usize>,
+    /// The function between the layers: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu` (or `swish`).
+    pub hidden_act: String,
+}
+
+impl Default for BertOptions {
+    /// Those of the published `bert-base-uncased`, which count for what a `config.json` leaves out.
+    fn default() -> Self {
+        Self {
+            vocab_size: 30_522,
+            max_position_embeddings: 512,
+            type_vocab_size: 2,
+            num_hidden_layers: 12,
+            num_attention_heads: 12,
+            hidden_size: 768,
+            intermediate_size: 3072,
+            layer_norm_eps: 1e-12,
+            hidden_dropout_prob: 0.1,
+            attention_probs_dropout_prob: 0.1,
+            initializer_range: 0.02,
+            pad_token_id: Some(0),
+            hidden_act: "gelu".to_owned(),
+        }
+    }
+}
+
+/// Settings of a `config.json` that make another model, with the only value that is there.
+const REQUIRED_CONFIG: &[(&str, &str)] = &[
+    ("model_type", "\"bert\""),
+    ("position_embedding_type", "\"absolute\""),
+    ("is_decoder", "false"),
+    ("add_cross_attention", "false"),
+    ("pruned_heads", "{}"),
+];
+
+/// The function between the layers.
+#[derive(Clone, Copy, Debug)]
+enum BertActivation {
+    Gelu,
+    GeluTanh,
+    Relu,
+    Silu,
+}
+
+impl BertActivation {
+    fn from_name(name: &str) -> Result<Self> {
+        Ok(match name {
+            "gelu" => Self::Gelu,
+            "gelu_new" | "gelu_pytorch_tanh" => Self::GeluTanh,
+            "relu" => Self::Relu,
+            "silu" | "swish" => Self::Silu,
+            other => {
+                let why = format!("the activation is `{other}`; there are gelu, gelu_new, relu and silu");
+                return Err(Error::argument("Bert", why));
+            }
+        })
+    }
+
+    fn apply(self, x: &Tensor) -> Result<Tensor> {
+        match self {
+            Self::Gelu => x.gelu(),
+            Self::GeluTanh => x.gelu_tanh(),
+            Self::Relu => x.relu(),
+            Self::Silu => x.silu(),
+        }
+    }
+}
+
+impl BertOptions {
+    /// From the text of a `config.json`.
+    ///
+    /// ```
+    /// # use forebay_nn::nn::BertOptions;
+    /// let text = r#"{"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, "num_hidden_layers": 6,
+    ///     "num_attention_heads": 12, "hidden_size": 384, "intermediate_size": 1536, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}"#;
+    /// assert_eq!(BertOptions::from_config(text)?.hidden_size, 384);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// The text is no such file; a size is missing; a setting makes another model than this one, such as relative positions, a decoder,
+    /// or an activation that is not there.
+    pub fn from_config(text: &str) -> Result<Self> {
+        let wrong = |e| Error::argument("Bert", format!("this is no configuration of a BERT: {e}"));
+        let config: serde_json::Map<String, serde_json::Value> =
+            serde_json::from_str(text).map_err(|e| wrong(e.to_string()))?;
+        let sizes =
+            ["vocab_size", "num_hidden_layers", "num_attention_heads", "hidden_size", "intermediate_size"];
+        if let Some(missing) = sizes.iter().find(|name| !config.contains_key(**name)) {
+            return Err(wrong(format!("missing field `{missing}`")));
+        }
+        for &(name, only) in REQUIRED_CONFIG {
+            let found = config.get(name).filter(|value| !value.is_null()).map(ToString::to_string);
+            if let Some(found) = found.filter(|found| found != only) {
+                let why = format!("`{name}` is {found}, which makes another model; {only} is what there is");
+                return Err(Error::argument("Bert", why));
+            }
+        }
+        let options: Self = serde_json::from_value(config.into()).map_err(|e| wrong(e.to_string()))?;
+        options.validate()?;
+        Ok(options)
+    }
+
+    /// Fails for what no model can have.
+    fn validate(&self) -> Result<BertActivation> {
+        let probabilities = [
+            ("hidden_dropout_prob", self.hidden_dropout_prob),
+            ("attention_probs_dropout_prob", self.attention_probs_dropout_prob),
+        ];
+        if let Some((name, p)) = probabilities.iter().find(|(_, p)| !(0.0..=1.0).contains(p)) {
+            return Err(Error::argument(
+                "Bert",
+                format!("`{name}` is a probability between 0 and 1, not {p}"),
+            ));
+        }
+        let range = self.initializer_range;
+        if !(range.is_finite() && range >= 0.0) {
+            let why = format!("`initializer_range` is a deviation of 0 or more, not {range}");
+            return Err(Error::argument("Bert", why));
+        }
+        BertActivation::from_name(&self.hidden_act)
+    }
+
+    /// A layer with weights of the deviation, and a bias of zeros.
+    #[track_caller]
+    fn create_linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
+        let weight = self.create_normal_parameter(&[outputs, inputs], device)?;
+        let bias = init::create_parameter(|| Tensor::zeros(&[outputs], DType::F32, device))?;
+        Linear::from_parameters(weight, Some(bias))
+    }
+
+    #[track_caller]
+    fn create_normal_parameter(&self, shape: &[usize], device: &Device) -> Result<Tensor> {
+        init::create_parameter(|| Tensor::normal(shape, 0.0, self.initializer_range, DType::F32, device))
+    }
+
+    #[track_caller]
+    fn create_embedding(&self, entries: usize, device: &Device) -> Result<Embedding> {
+        Ok(Embedding::from_parameter(self.create_normal_parameter(&[entries, self.hidden_size], device)?))
+    }
+
+    #[track_caller]
+    fn create_norm(&self, device: &Device) -> Result<LayerNorm> {
+        Ok(LayerNorm::new(&[self.hidden_size], device)?.eps(self.layer_norm_eps))
+    }
+}
+
+/// Vectors of tokens, positions and segments, added and normalised.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct BertEmbeddings {
+    /// Of tokens.
+    pub word_embeddings: Embedding,
+    /// Of positions.
+    pub position_embeddings: Embedding,
+    /// Of segments.
+    pub token_type_embeddings: Embedding,
+    /// Of the sum.
+    #[module(name = "LayerNorm")]
+    pub norm: LayerNorm,
+    /// Behind it.
+    pub dropout: Dropout,
+    scope: ModuleScope,
+}
+
+/// Queries, keys and values.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct BertProjections {
+    /// Of what asks.
+    pub query: Linear,
+    /// Of what is asked for.
+    pub key: Linear,
+    /// Of what is given.
+    pub value: Linear,
+}
+
+/// A layer, and the norm of its sum with what a block was given.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct BertOutput {
+    /// The layer.
+    pub dense: Linear,
+    /// Of the sum.
+    #[module(name = "LayerNorm")]
+    pub norm: LayerNorm,
+    /// Behind the layer.
+    pub dropout: Dropout,
+}
+
+impl BertOutput {
+    fn new(inputs: usize, options: &BertOptions, device: &Device) -> Result<Self> {
+        let norm = options.create_norm(device)?;
+        let dense = options.create_linear(inputs, options.hidden_size, device)?;
+        Ok(Self { dense, norm, dropout: Dropout::new(options.hidden_dropout_prob) })
+    }
+
+    fn forward(&self, x: &Tensor, residual: &Tensor) -> Result<Tensor> {
+        let x = self.dropout.forward(&self.dense.forward(x)?)?;
+        Ok(self.norm.forward_add(&x, residual)?.1)
+    }
+}
+
+/// Attention of all tokens to all.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct BertAttention {
+    /// To queries, keys and values.
+    #[module(name = "self")]
+    pub projections: BertProjections,
+    /// The heads' results to the sum.
+    pub output: BertOutput,
+    heads: usize,
+    /// The part of the weights that is dropped in training.
+    dropout: f64,
+    training: AtomicBool,
+    scope: ModuleScope,
+}
+
+impl BertAttention {
+    fn forward(&self, x: &Tensor, seen: Option<&Tensor>) -> Result<Tensor> {
+        self.scope.run(|| {
+            let &[batch, length, width] = x.shape() else {
+                return Err(Error::shape("Bert", "takes [batch, length, features]", &[x.shape()]));
+            };
+            let heads = |layer: &Linear| {
+                layer.forward(x)?.reshape([batch, length, self.heads, width / self.heads])?.transpose(1, 2)
+            };
+            let BertProjections { query, key, value } = &self.projections;
+            let dropout_p = if self.training.load(Ordering::Relaxed) { self.dropout } else { 0.0 };
+            let options = AttentionOptions { attn_mask: seen, dropout_p, ..AttentionOptions::default() };
+            let out = heads(query)?.scaled_dot_product_attention(&heads(key)?, &heads(value)?, &options)?;
+            self.output.forward(&out.transpose(1, 2)?.reshape([batch, length, width])?, x)
+        })
+    }
+}
+
+/// The first of the two layers for each token alone.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct BertIntermediate {
+    /// To the features between.
+    pub dense: Linear,
+}
+
+/// Attention, then two layers for each token alone; each added to what it was given, and normalised.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct BertLayer {
+    /// All tokens to all.
+    pub attention: BertAttention,
+    /// Each token alone.
+    pub intermediate: BertIntermediate,
+    /// And back.
+    pub output: BertOutput,
+    #[module(skip)]
+    activation: BertActivation,
+    scope: ModuleScope,
+}
+
+impl BertLayer {
+    fn new(options: &BertOptions, device: &Device) -> Result<Self> {
+        let width = options.hidden_size;
+        let linear = || options.create_linear(width, width, device);
+        Ok(Self {
+            attention: BertAttention {
+                projections: BertProjections { query: linear()?, key: linear()?, value: linear()? },
+                output: BertOutput::new(width, options, device)?,
+                heads: options.num_attention_heads,
+                dropout: options.attention_probs_dropout_prob,
+                training: AtomicBool::new(true),
+                scope: ModuleScope::new(),
+            },
+            intermediate: BertIntermediate {
+                dense: options.create_linear(width, options.intermediate_size, device)?,
+            },
+            output: BertOutput::new(options.intermediate_size, options, device)?,
+            activation: options.validate()?,
+            scope: ModuleScope::new(),
+        })
+    }
+
+    fn forward(&self, x: &Tensor, seen: Option<&Tensor>) -> Result<Tensor> {
+        self.scope.run(|| {
+            let x = self.attention.forward(x, seen)?;
+            self.output.forward(&self.activation.apply(&self.intermediate.dense.forward(&x)?)?, &x)
+        })
+    }
+}
+
+/// The layers, in order.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct BertEncoder {
+    /// In order.
+    pub layer: Vec<BertLayer>,
+}
+
+/// A layer over the first token's features, with a tanh.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct BertPooler {
+    /// The layer.
+    pub dense: Linear,
+}
+
+/// BERT (Devlin et al., 2019), with the parameters of its published files: MiniLM and most encoders of sentences are one.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::{Bert, BertOptions};
+/// # let device = Device::null(Default::default());
+/// let sizes = BertOptions {
+///     vocab_size: 100, max_position_embeddings: 16, type_vocab_size: 2, num_hidden_layers: 2, num_attention_heads: 4,
+///     hidden_size: 32, intermediate_size: 64, ..Default::default()
+/// };
+/// let model = Bert::new(&sizes, &device)?;
+/// let tokens = Tensor::from_slice(&[5i64, 7, 2, 9, 1, 0], &[2, 3], &device)?;
+/// let mask = Tensor::from_slice(&[1i64, 1, 1, 1, 1, 0], &[2, 3], &device)?;
+/// assert_eq!(model.forward(&tokens, Some(&mask))?.shape(), [2, 3, 32]);
+/// assert_eq!(model.sentence_embeddings(&tokens, &mask)?.shape(), [2, 32]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct Bert {
+    /// What the layers read.
+    pub embeddings: BertEmbeddings,
+    /// The layers.
+    pub encoder: BertEncoder,
+    /// What [`pooled`](Self::pooled) computes.
+    pub pooler: BertPooler,
+    scope: ModuleScope,
+}
+
+impl Bert {
+    /// A model of these sizes, initialised as the published one: weights and tables are normal of deviation `initializer_range`, biases
+    /// are zero, and so is the row of padding.
+    ///
+    /// # Errors
+    /// The features do not divide by the heads; an option is out of its range; memory runs out.
+    #[track_caller]
+    pub fn new(options: &BertOptions, device: &Device) -> Result<Self> {
+        let (width, heads) = (options.hidden_size, options.num_attention_heads);
+        if heads == 0 || !width.is_multiple_of(heads) {
+            return Err(Error::argument("Bert", format!("{width} features do not divide by {heads} heads")));
+        }
+        options.validate()?;
+        let words = options.create_embedding(options.vocab_size, device)?;
+        let embeddings = BertEmbeddings {
+            word_embeddings: match options.pad_token_id {
+                Some(row) => words.with_padding_idx(row)?,
+                None => words,
+            },
+            position_embeddings: options.create_embedding(options.max_position_embeddings, device)?,
+            token_type_embeddings: options.create_embedding(options.type_vocab_size, device)?,
+            norm: options.create_norm(device)?,
+            dropout: Dropout::new(options.hidden_dropout_prob),
+            scope: ModuleScope::new(),
+        };
+        let layers = (0..options.num_hidden_layers).map(|_| BertLayer::new(options, device));
+        Ok(Self {
+            embeddings,
+            encoder: BertEncoder { layer: layers.collect::<Result<_>>()? },
+            pooler: BertPooler { dense: options.create_linear(width, width, device)? },
+            scope: ModuleScope::new(),
+        })
+    }
+
+    /// Copies the weights of a published file ([`safetensors::load`](crate::io::safetensors::load)) into the model: names with or
+    /// without `bert.`. What older files hold beside weights, `embeddings.position_ids`, is left out, as are a language model's heads
+    /// (`cls.`).
+    ///
+    /// # Errors
+    /// As [`load_state_dict`](Module::load_state_dict).
+    pub fn load_bert(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
+        let state = rename_keys(file, |name| {
+            let name = name.strip_prefix("bert.").unwrap_or(name);
+            let kept = name != "embeddings.position_ids" && !name.starts_with("cls.");
+            kept.then(|| name.to_owned())
+        })?;
+        self.load_state_dict(&state)
+    }
+
+    /// Features of tokens, \[batch, length, features\], from their numbers, \[batch, length\]. `mask` is 1 or true where a token
+    /// stands, and 0 at padding, which no token sees.
+    ///
+    /// # Errors
+    /// The text is longer than the model's positions; the mask has another shape; memory runs out.
+    #[track_caller]
+    pub fn forward(&self, tokens: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
+        self.scope.run(|| {
+            let &[batch, length] = tokens.shape() else {
+                return Err(Error::shape("Bert", "takes tokens of [batch, length]", &[tokens.shape()]));
+            };
+            let seen = match mask {
+                Some(mask) if mask.shape() != tokens.shape() => {
+                    let rule = "the mask has the shape of the tokens";
+                    return Err(Error::shape("Bert", rule, &[tokens.shape(), mask.shape()]));
+                }
+                Some(mask) => Some(mask.to_dtype(DType::Bool)?.reshape([batch, 1, 1, length])?),
+                None => None,
+            };
+            let x = self.embed_tokens(tokens, length)?;
+            self.encoder.layer.iter().try_fold(x, |x, layer| layer.forward(&x, seen.as_ref()))
+        })
+    }
+
+    fn embed_tokens(&self, tokens: &Tensor, length: usize) -> Result<Tensor> {
+        let BertEmbeddings {
+            word_embeddings,
+            position_embeddings,
+            token_type_embeddings,
+            norm,
+            dropout,
+            scope,
+        } = &self.embeddings;
+        scope.run(|| {
+            let most = position_embeddings.weight.shape()[0];
+            if length > most {
+                let why = format!("{length} tokens are more than the {most} positions; cut the text");
+                return Err(Error::argument("Bert", why));
+            }
+            let places = position_embeddings.weight.narrow(0, 0, length)?;
+            // A text alone is of the first segment.
+            let segment = token_type_embeddings.weight.narrow(0, 0, 1)?;
+            let x = word_embeddings.forward(tokens)?.add(&segment)?.add(&places)?;
+            dropout.forward(&norm.forward(&x)?)
+        })
+    }
+
+    /// The first token's features through the pooler: \[batch, features\].
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn pooler_output(&self, hidden: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| self.pooler.dense.forward(&hidden.select(1, 0)?)?.tanh())
+    }
+
+    /// One vector of length 1 for each text, \[batch, features\]: the mean of its tokens' features without padding, normalised. Its
+    /// products with others are cosines.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    #[track_caller]
+    pub fn sentence_embeddings(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
+        let hidden = self.forward(tokens, Some(mask))?;
+        let kept = mask.to_dtype(DType::Bool)?.to_dtype(hidden.dtype())?.unsqueeze(-1)?;
+        let count = kept.sum(&[1], false)?.maximum(1e-9)?;
+        hidden.mul(&kept)?.sum(&[1], false)?.div(&count)?.normalize(2.0, 1, 1e-12)
+    }
+}

@@ -1,0 +1,350 @@
+//! Modules by name, in an order; layers in a row.
+
+use std::fmt;
+
+use super::*;
+use forebay_core::error::Result;
+use forebay_core::memory::scope;
+use forebay_core::tensor::Tensor;
+
+/// A module of one tensor in and one out.
+pub trait Forward {
+    /// What the module makes of `x`.
+    ///
+    /// # Errors
+    /// The shape or dtype is not the module's; memory runs out.
+    fn forward(&self, x: &Tensor) -> Result<Tensor>;
+}
+
+macro_rules! impl_forward {
+    ($($layer:ty),* $(,)?) => {$(
+        impl Forward for $layer {
+            fn forward(&self, x: &Tensor) -> Result<Tensor> { <$layer>::forward(self, x) }
+        }
+    )*};
+}
+impl_forward!(
+    // With weights.
+    BatchNorm1d,
+    BatchNorm2d,
+    BatchNorm3d,
+    Conv1d,
+    Conv2d,
+    Conv3d,
+    ConvTranspose1d,
+    ConvTranspose2d,
+    ConvTranspose3d,
+    Embedding,
+    GroupNorm,
+    InstanceNorm1d,
+    InstanceNorm2d,
+    InstanceNorm3d,
+    LayerNorm,
+    Linear,
+    Prelu,
+    RmsNorm,
+    SelfAttention,
+    Sequential,
+    // Activations.
+    Celu,
+    Elu,
+    Gelu,
+    GeluTanh,
+    Glu,
+    Hardshrink,
+    Hardsigmoid,
+    Hardswish,
+    Hardtanh,
+    LeakyRelu,
+    LogSigmoid,
+    LogSoftmax,
+    Mish,
+    Relu,
+    Relu6,
+    Rrelu,
+    Selu,
+    Sigmoid,
+    Silu,
+    Softmax,
+    Softmax2d,
+    Softmin,
+    Softplus,
+    Softshrink,
+    Softsign,
+    Tanh,
+    Tanhshrink,
+    Threshold,
+    // Dropout and norms without weights.
+    AlphaDropout,
+    Dropout,
+    Dropout1d,
+    Dropout2d,
+    Dropout3d,
+    FeatureAlphaDropout,
+    LocalResponseNorm,
+    // Pooling.
+    AdaptiveAvgPool1d,
+    AdaptiveAvgPool2d,
+    AdaptiveAvgPool3d,
+    AdaptiveMaxPool1d,
+    AdaptiveMaxPool2d,
+    AdaptiveMaxPool3d,
+    AvgPool1d,
+    AvgPool2d,
+    AvgPool3d,
+    FractionalMaxPool2d,
+    FractionalMaxPool3d,
+    LpPool1d,
+    LpPool2d,
+    LpPool3d,
+    MaxPool1d,
+    MaxPool2d,
+    MaxPool3d,
+    // Places.
+    ChannelShuffle,
+    CircularPad1d,
+    CircularPad2d,
+    CircularPad3d,
+    ConstantPad1d,
+    ConstantPad2d,
+    ConstantPad3d,
+    Flatten,
+    Fold,
+    Identity,
+    PixelShuffle,
+    PixelUnshuffle,
+    ReflectionPad1d,
+    ReflectionPad2d,
+    ReflectionPad3d,
+    ReplicationPad1d,
+    ReplicationPad2d,
+    ReplicationPad3d,
+    RotaryEmbedding,
+    SinusoidalEmbedding,
+    Unflatten,
+    Unfold,
+    Upsample,
+    ZeroPad1d,
+    ZeroPad2d,
+    ZeroPad3d,
+);
+
+impl<L: HasWeight> Forward for WeightNorm<L> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Self::forward(self, x)
+    }
+}
+
+impl<L: HasWeight> Forward for SpectralNorm<L> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Self::forward(self, x)
+    }
+}
+
+/// What a [`Sequential`] holds.
+pub trait Layer: Module + Forward + Send + Sync {}
+
+impl<T: Module + Forward + Send + Sync> Layer for T {}
+
+/// A function as a layer without parameters.
+pub struct FnLayer<F>(pub F);
+
+impl<F> fmt::Debug for FnLayer<F> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Apply(..)")
+    }
+}
+
+impl<F> Module for FnLayer<F> {
+    fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
+}
+
+impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for FnLayer<F> {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        (self.0)(x)
+    }
+}
+
+/// Modules by name, in the order in which they came: PyTorch's `ModuleDict`. (A `BTreeMap<String, M>` is a module too, in the order of
+/// its names, where `layer10` comes before `layer2`.)
+///
+/// ```
+/// # use forebay_core::device::Device;
+/// # use forebay_nn::nn::{Linear, Module, ModuleDict};
+/// # let device = Device::null(Default::default());
+/// let heads: ModuleDict<Linear> =
+///     [("size", Linear::new(8, 1, &device)?), ("colour", Linear::new(8, 3, &device)?)].into_iter().collect();
+/// assert_eq!(heads.keys().collect::<Vec<_>>(), ["size", "colour"]);
+/// assert_eq!(heads.get("colour").map(|head| head.weight.shape()), Some(&[3, 8][..]));
+/// assert!(heads.state_dict().contains_key("size.bias"));
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Debug)]
+pub struct ModuleDict<M> {
+    modules: Vec<(String, M)>,
+}
+
+impl<M> Default for ModuleDict<M> {
+    fn default() -> Self {
+        Self { modules: Vec::new() }
+    }
+}
+
+impl<M> ModuleDict<M> {
+    /// No modules yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One more at the end; or in the place of the one with this name, which is returned.
+    pub fn insert(&mut self, name: impl Into<String>, module: M) -> Option<M> {
+        let name = name.into();
+        match self.modules.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, old)) => Some(std::mem::replace(old, module)),
+            None => {
+                self.modules.push((name, module));
+                None
+            }
+        }
+    }
+
+    /// The module of this name.
+    #[must_use]
+    pub fn get(&self, name: &str) -> Option<&M> {
+        self.iter().find(|(other, _)| *other == name).map(|(_, module)| module)
+    }
+
+    /// Names and modules, in order.
+    pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &M)> {
+        self.modules.iter().map(|(name, module)| (name.as_str(), module))
+    }
+
+    /// The names, in order.
+    pub fn keys(&self) -> impl DoubleEndedIterator<Item = &str> {
+        self.iter().map(|(name, _)| name)
+    }
+
+    /// The modules, in order.
+    pub fn values(&self) -> impl DoubleEndedIterator<Item = &M> {
+        self.iter().map(|(_, module)| module)
+    }
+
+    /// How many there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.modules.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.modules.is_empty()
+    }
+}
+
+impl<M, N: Into<String>> FromIterator<(N, M)> for ModuleDict<M> {
+    fn from_iter<I: IntoIterator<Item = (N, M)>>(modules: I) -> Self {
+        let mut dict = Self::new();
+        for (name, module) in modules {
+            dict.insert(name, module);
+        }
+        dict
+    }
+}
+
+impl<M: Module> Module for ModuleDict<M> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        for (name, module) in self.iter() {
+            module.visit(&join_path(path, name), f);
+        }
+    }
+}
+
+/// Layers that feed one another, named by their numbers or by [`add_named`](Self::add_named).
+///
+/// ```
+/// # use forebay_core::{device::Device, tensor::Tensor};
+/// # use forebay_nn::nn::{Linear, Module, Sequential};
+/// # let device = Device::null(Default::default());
+/// let net = Sequential::new()
+///     .add(Linear::new(784, 64, &device)?)
+///     .add_fn(Tensor::relu)
+///     .add(Linear::new(64, 10, &device)?);
+/// assert!(net.state_dict().contains_key("2.weight"));
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Default)]
+pub struct Sequential {
+    layers: ModuleDict<Box<dyn Layer>>,
+}
+
+impl Sequential {
+    /// No layers yet: the identity.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// One more layer, whose name is its number.
+    #[must_use]
+    #[expect(clippy::should_implement_trait, reason = "a builder; nobody sums layers")]
+    pub fn add(self, layer: impl Layer + 'static) -> Self {
+        let name = self.len().to_string();
+        self.add_named(name, layer)
+    }
+
+    /// One more layer with a name; or the one of this name, replaced.
+    #[must_use]
+    pub fn add_named(mut self, name: impl Into<String>, layer: impl Layer + 'static) -> Self {
+        self.layers.insert(name, Box::new(layer));
+        self
+    }
+
+    /// One more step without parameters.
+    #[must_use]
+    #[track_caller]
+    pub fn add_fn(self, step: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
+        self.add(FnLayer(step))
+    }
+
+    /// How many layers there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.layers.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.layers.is_empty()
+    }
+
+    /// The layers, in order: for what lies between two of them.
+    pub fn layers(&self) -> impl DoubleEndedIterator<Item = &dyn Layer> {
+        self.layers.values().map(|layer| &**layer)
+    }
+
+    /// Through all layers.
+    ///
+    /// # Errors
+    /// What a layer returns.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        // A trait's method does not know its caller's line.
+        let _line = scope::enter_scope(scope::current().or_caller_site());
+        self.layers().try_fold(x.clone(), |x, layer| layer.forward(&x))
+    }
+}
+
+impl fmt::Debug for Sequential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Sequential({} layers)", self.layers.len())
+    }
+}
+
+impl Module for Sequential {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        self.layers.visit(path, f);
+    }
+}

@@ -1,0 +1,299 @@
+//! GPT-2: the model by which training is compared.
+
+use std::sync::Arc;
+
+use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
+use crate::plan::{is_segment_pass_active, segment};
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::ops::{AttentionOptions, CrossEntropyOptions};
+use forebay_core::tensor::Tensor;
+
+/// The sizes of a [`Gpt`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct GptOptions {
+    /// Different tokens.
+    pub vocabulary: usize,
+    /// The longest passage, in tokens.
+    pub context: usize,
+    /// Blocks.
+    pub layers: usize,
+    /// Heads of a block's attention.
+    pub heads: usize,
+    /// Features of a token.
+    pub width: usize,
+    /// The part of the values that is dropped in training.
+    pub dropout: f64,
+}
+
+/// Name, the name of its files, layers, heads, width, context.
+const PRESETS: [(&str, &str, [usize; 4]); 5] = [
+    ("gpt2-124m", "gpt2", [12, 12, 768, 1024]),
+    ("gpt2-350m", "gpt2-medium", [24, 16, 1024, 1024]),
+    ("gpt2-774m", "gpt2-large", [36, 20, 1280, 1024]),
+    ("gpt2-1.5b", "gpt2-xl", [48, 25, 1600, 1024]),
+    ("gpt3-6.7b", "gpt3-6.7b", [32, 32, 4096, 2048]),
+];
+
+impl GptOptions {
+    /// The names that [`preset`](Self::preset) takes.
+    pub const PRESETS: [&str; PRESETS.len()] =
+        [PRESETS[0].0, PRESETS[1].0, PRESETS[2].0, PRESETS[3].0, PRESETS[4].0];
+
+    /// Sizes that were published, by name: `gpt2-124m`, or as the files with its weights are called, `gpt2`. Without dropout.
+    ///
+    /// # Errors
+    /// There is no such preset; the message lists them.
+    pub fn preset(name: &str) -> Result<Self> {
+        let found = PRESETS.iter().find(|p| p.0 == name || p.1 == name).ok_or_else(|| {
+            let known = Self::PRESETS.join(", ");
+            Error::argument("Gpt", format!("no preset `{name}` is known; there are {known}"))
+        })?;
+        let [layers, heads, width, context] = found.2;
+        Ok(Self { vocabulary: 50_257, context, layers, heads, width, dropout: 0.0 })
+    }
+}
+
+/// Attention of each token to itself and those before it; the names are those of GPT-2's files.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct GptAttention {
+    /// To queries, keys and values side by side.
+    pub c_attn: Linear,
+    /// The heads' results to the output.
+    pub c_proj: Linear,
+    /// Applied to the output.
+    pub dropout: Dropout,
+    heads: usize,
+    scope: ModuleScope,
+}
+
+impl GptAttention {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| {
+            let causal = AttentionOptions { is_causal: true, ..AttentionOptions::default() };
+            let seen = self.c_attn.forward(x)?.qkv_attention(self.heads, self.heads, &causal)?;
+            self.dropout.forward(&self.c_proj.forward(&seen)?)
+        })
+    }
+}
+
+/// Two layers for each token alone.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct GptMlp {
+    /// To four times the width.
+    pub c_fc: Linear,
+    /// And back.
+    pub c_proj: Linear,
+    /// Applied to the output.
+    pub dropout: Dropout,
+    scope: ModuleScope,
+}
+
+impl GptMlp {
+    fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let Self { c_fc, c_proj, .. } = self;
+        self.scope.run(|| {
+            let y = match (&c_fc.bias, &c_proj.bias) {
+                (Some(up), Some(down)) => x.mlp(&c_fc.weight, up, &c_proj.weight, down)?,
+                _ => c_proj.forward(&c_fc.forward(x)?.gelu_tanh()?)?,
+            };
+            self.dropout.forward(&y)
+        })
+    }
+}
+
+/// A block: attention, then two layers for each token alone; each on normalised values, and added.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct GptBlock {
+    /// Before the attention.
+    pub ln_1: LayerNorm,
+    /// Each token sees those before it.
+    pub attn: GptAttention,
+    /// Before the layers.
+    pub ln_2: LayerNorm,
+    /// Each token alone.
+    pub mlp: GptMlp,
+    scope: ModuleScope,
+}
+
+impl GptBlock {
+    fn new(options: &GptOptions, device: &Device) -> Result<Self> {
+        let GptOptions { width, heads, layers, dropout, .. } = *options;
+        if heads == 0 || !width.is_multiple_of(heads) {
+            let why = format!("a width of {width} does not divide by {heads} heads");
+            return Err(Error::argument("Gpt", why));
+        }
+        // Every block adds twice to the same values: smaller by what so many sums grow (Radford et al., 2019, section 2.3).
+        let last = INIT_STD / (2.0 * layers as f64).sqrt();
+        Ok(Self {
+            ln_1: LayerNorm::new(&[width], device)?,
+            attn: GptAttention {
+                c_attn: create_linear(width, 3 * width, INIT_STD, device)?,
+                c_proj: create_linear(width, width, last, device)?,
+                dropout: Dropout::new(dropout),
+                heads,
+                scope: ModuleScope::new(),
+            },
+            ln_2: LayerNorm::new(&[width], device)?,
+            mlp: GptMlp {
+                c_fc: create_linear(width, 4 * width, INIT_STD, device)?,
+                c_proj: create_linear(4 * width, width, last, device)?,
+                dropout: Dropout::new(dropout),
+                scope: ModuleScope::new(),
+            },
+            scope: ModuleScope::new(),
+        })
+    }
+
+    /// \[batch, length, features\] to the same.
+    ///
+    /// # Errors
+    /// `x` has another shape; memory runs out.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let (x, added) = self.forward_before_add(x, None)?;
+        self.scope.run(|| x.add(&added))
+    }
+
+    /// The two whose sum is the block's output. `added` is what is still to be added to `x`: norms do it on their way.
+    fn forward_before_add(&self, x: &Tensor, added: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+        self.scope.run(|| {
+            let (x, normed) = match added {
+                Some(added) => self.ln_1.forward_add_low_precision(added, x)?,
+                None => (x.clone(), self.ln_1.forward(x)?),
+            };
+            let seen = self.attn.forward(&normed)?;
+            let (x, normed) = self.ln_2.forward_add_low_precision(&seen, &x)?;
+            Ok((x, self.mlp.forward(&normed)?))
+        })
+    }
+}
+
+/// GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): tokens in, scores of the next
+/// token out. The table of tokens is also the last layer's weight.
+///
+/// Every block is a [`segment`] of a plan. Parameters are named as in the files of GPT-2's weights (`h.0.attn.c_attn.weight`), which
+/// [`load_gpt2`](Self::load_gpt2) reads and [`gpt2_state_dict`](Self::gpt2_state_dict) makes.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::{Gpt, GptOptions, Module};
+/// # let device = Device::null(Default::default());
+/// let net = Gpt::new(&GptOptions::preset("gpt2-124m")?, &device)?;
+/// assert_eq!(net.num_parameters(), 124_439_808);
+/// let text = Tensor::zeros(&[1, 64], DType::I64, &device)?;
+/// assert_eq!(net.forward(&text)?.shape(), [1, 64, 50_257]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct Gpt {
+    /// The features of each token of the vocabulary.
+    pub wte: Embedding,
+    /// The features of each position of the context.
+    pub wpe: Embedding,
+    /// The blocks, shared with the backward passes that run them again.
+    pub h: Vec<Arc<GptBlock>>,
+    /// After the blocks.
+    pub ln_f: LayerNorm,
+    scope: ModuleScope,
+}
+
+/// The deviation of initial weights.
+const INIT_STD: f64 = 0.02;
+
+fn create_normal_parameter(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
+    init::create_parameter(|| Tensor::normal(shape, 0.0, std, DType::F32, device))
+}
+
+fn create_embedding(entries: usize, features: usize, device: &Device) -> Result<Embedding> {
+    Ok(Embedding::from_parameter(create_normal_parameter(&[entries, features], INIT_STD, device)?))
+}
+
+fn create_linear(inputs: usize, outputs: usize, std: f64, device: &Device) -> Result<Linear> {
+    let bias = init::create_parameter(|| Tensor::zeros(&[outputs], DType::F32, device))?;
+    Linear::from_parameters(create_normal_parameter(&[outputs, inputs], std, device)?, Some(bias))
+}
+
+impl Gpt {
+    /// A model with initial weights.
+    ///
+    /// # Errors
+    /// The width does not divide by the heads; memory runs out.
+    pub fn new(options: &GptOptions, device: &Device) -> Result<Self> {
+        let &GptOptions { vocabulary, context, layers, width, .. } = options;
+        let block = |_| GptBlock::new(options, device).map(Arc::new);
+        Ok(Self {
+            wte: create_embedding(vocabulary, width, device)?,
+            wpe: create_embedding(context, width, device)?,
+            h: (0..layers).map(block).collect::<Result<_>>()?,
+            ln_f: LayerNorm::new(&[width], device)?,
+            scope: ModuleScope::new(),
+        })
+    }
+
+    /// The longest passage, in tokens.
+    #[must_use]
+    pub fn context(&self) -> usize {
+        self.wpe.weight.shape()[0]
+    }
+
+    /// Operations that a training step does for a token of passages of `length`: six a weight of a product (two forward, four backward), and
+    /// those of the attention, all of its matrix counted (Chowdhery et al., "PaLM", 2022, appendix B). What is computed again is not
+    /// counted: a rate of these is the model-FLOPs utilisation.
+    #[must_use]
+    pub fn flops_per_token(&self, length: usize) -> f64 {
+        let weights = self.num_parameters() - self.wpe.weight.numel();
+        let width = self.wpe.weight.shape()[1];
+        6.0 * weights as f64 + 12.0 * (self.h.len() * width * length) as f64
+    }
+
+    /// Scores of the next token at every position: \[batch, length\] to \[batch, length, vocabulary\].
+    ///
+    /// # Errors
+    /// A passage is longer than the context; `text` holds no integers; memory runs out.
+    pub fn forward(&self, text: &Tensor) -> Result<Tensor> {
+        let x = self.hidden(text)?;
+        self.scope.run(|| x.linear(&self.wte.weight, None))
+    }
+
+    /// The mean cross-entropy of the tokens that come next, `next` of the shape of `text`, in place of
+    /// `forward(text)?.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?)`: the scores of all positions are never held at once
+    /// ([`Tensor::linear_cross_entropy`]).
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward); `next` has another shape.
+    pub fn loss(&self, text: &Tensor, next: &Tensor) -> Result<Tensor> {
+        let x = self.hidden(text)?;
+        self.scope.run(|| x.linear_cross_entropy(&self.wte.weight, next, &CrossEntropyOptions::default()))
+    }
+
+    /// The features of every position after all blocks, normalised.
+    fn hidden(&self, text: &Tensor) -> Result<Tensor> {
+        let context = self.context();
+        let (&[_, length], true) = (text.shape(), text.dim(-1)? <= context) else {
+            let rule = format!("takes [batch, length] with a length of at most {context}");
+            return Err(Error::shape("Gpt", rule, &[text.shape()]));
+        };
+        let mut x = self.scope.run(|| self.wte.forward(text))?;
+        let positions = self.wpe.weight.narrow(0, 0, length)?;
+        if !is_segment_pass_active() {
+            // The first norm adds the positions, as others add what a block gives.
+            let mut added = positions.broadcast_to(x.shape())?;
+            for block in &self.h {
+                (x, added) = block.forward_before_add(&x, Some(&added))?;
+            }
+            return Ok(self.ln_f.forward_add_low_precision(&added, &x)?.1);
+        }
+        x = x.add(&positions)?;
+        // What is computed again keeps one tensor a block.
+        for block in &self.h {
+            let block = Arc::clone(block);
+            x = segment(&[&x], move |x| block.forward(&x[0]))?;
+        }
+        self.ln_f.forward(&x)
+    }
+}

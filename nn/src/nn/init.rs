@@ -1,0 +1,423 @@
+//! Initial values of parameters, as PyTorch's `nn.init`. The functions whose names end in `_` overwrite a tensor; the
+//! random ones draw from its device's stream.
+
+use std::cell::Cell;
+
+use forebay_core::check;
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::{self, Tag};
+use forebay_core::ops::representable_range;
+use forebay_core::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
+use forebay_core::tensor::Tensor;
+
+thread_local! {
+    static DEFAULT_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };
+}
+
+/// While it lives, layers that this thread makes have parameters of another type: see [`dtype`].
+#[derive(Debug)]
+#[must_use = "the type counts while the guard lives"]
+pub struct DefaultDTypeGuard {
+    _dtype: ScopedGuard<Cell<Option<DType>>>,
+}
+
+/// Layers that this thread makes while the guard lives have parameters of `dtype`, and not of f32: for a model to be evaluated in the two
+/// bytes a parameter that its file has. (Training is better done in f32 under [`autocast`](forebay_core::amp::autocast()).) Running statistics and
+/// tables of positions stay f32. PyTorch's `set_default_dtype`.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType};
+/// # use forebay_nn::nn::{init, Linear};
+/// # let device = Device::null(Default::default());
+/// let layer = {
+///     let _halves = init::default_dtype(DType::BF16)?;
+///     Linear::new(8, 4, &device)?
+/// };
+/// assert_eq!(layer.weight.dtype(), DType::BF16);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+///
+/// # Errors
+/// `dtype` is no type to compute with: not f32, f16, bf16 or f64.
+pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
+    if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
+        return Err(Error::dtype("init::dtype", dtype, "parameters are f32, f16, bf16 or f64"));
+    }
+    Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
+}
+
+/// A parameter: tagged as one and recorded for gradients, from `make`, which allocates it. Within [`dtype`] it is of that type.
+///
+/// # Errors
+/// What `make` returns; its dtype is no float.
+#[track_caller]
+pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    let made = create_buffer(|| {
+        let made = make()?;
+        match DEFAULT_DTYPE.current() {
+            Some(dtype) if made.dtype().is_float() => made.to_dtype(dtype),
+            _ => Ok(made),
+        }
+    })?;
+    made.requires_grad_()
+}
+
+/// A buffer: a tensor of a module that is saved and not trained.
+///
+/// # Errors
+/// What `make` returns.
+#[track_caller]
+pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    // The line of the caller: what a closure calls would name the closure's.
+    let _scope = memory::scope::enter_scope(memory::scope::Scope {
+        tag: Tag::Parameter,
+        ..memory::scope::current().or_caller_site()
+    });
+    make()
+}
+
+/// How many inputs one output of a weight \[out, in, ...\] sums over, and how many outputs one input reaches.
+///
+/// # Errors
+/// There are fewer than two dimensions.
+#[track_caller]
+pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
+    let &[out, inputs, ref window @ ..] = weight.shape() else {
+        return Err(Error::shape("init", "takes a weight of at least two dimensions", &[weight.shape()]));
+    };
+    let window: usize = window.iter().product();
+    Ok((inputs * window, out * window))
+}
+
+fn overwrite_with(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Result<Tensor>) -> Result<()> {
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    t.detach().copy_(&make(t.shape(), t.dtype(), t.device())?)
+}
+
+/// Uniform numbers in low ≤ x < high.
+///
+/// # Errors
+/// The dtype is no float; memory runs out.
+#[track_caller]
+pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
+    overwrite_with(t, |shape, to, device| Tensor::uniform(shape, low, high, to, device))
+}
+
+/// Normal numbers.
+///
+/// # Errors
+/// `std` is negative or not finite; the dtype is no float; memory runs out.
+#[track_caller]
+pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
+    check::non_negative("normal_", "std", std)?;
+    overwrite_with(t, |shape, to, device| Tensor::normal(shape, mean, std, to, device))
+}
+
+/// One number everywhere.
+///
+/// # Errors
+/// Memory runs out.
+#[track_caller]
+pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
+    overwrite_with(t, |_, to, device| Tensor::full(&[], value, to, device))
+}
+
+/// Zeros.
+///
+/// # Errors
+/// Memory runs out.
+#[track_caller]
+pub fn zeros_(t: &Tensor) -> Result<()> {
+    constant_(t, 0.0)
+}
+
+/// Ones.
+///
+/// # Errors
+/// Memory runs out.
+#[track_caller]
+pub fn ones_(t: &Tensor) -> Result<()> {
+    constant_(t, 1.0)
+}
+
+/// Uniform numbers that keep the variance through a layer whose activation is a leaky ReLU of slope `a` (0 for a ReLU);
+/// layers use √5, which gives the bound 1/√fan_in.
+///
+/// # Errors
+/// The weight has fewer than two dimensions; the dtype is no float; memory runs out.
+#[track_caller]
+pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
+    let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt();
+    uniform_(t, -bound, bound)
+}
+
+/// The normal form of [`kaiming_uniform_`].
+///
+/// # Errors
+/// As [`kaiming_uniform_`].
+#[track_caller]
+pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
+    normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt())
+}
+
+/// Uniform numbers that keep the variance forward and backward (Glorot).
+///
+/// # Errors
+/// As [`kaiming_uniform_`].
+#[track_caller]
+pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
+    check::non_negative("xavier_uniform_", "gain", gain)?;
+    let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
+    let bound = gain * (6.0 / (fan_in + fan_out) as f64).sqrt();
+    uniform_(t, -bound, bound)
+}
+
+/// The normal form of [`xavier_uniform_`].
+///
+/// # Errors
+/// As [`kaiming_uniform_`].
+#[track_caller]
+pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
+    check::non_negative("xavier_normal_", "gain", gain)?;
+    let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
+    normal_(t, 0.0, gain * (2.0 / (fan_in + fan_out) as f64).sqrt())
+}
+
+/// What is computed behind a weight, for [`gain`].
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Nonlinearity {
+    /// Nothing, or a sigmoid.
+    Linear,
+    /// tanh.
+    Tanh,
+    /// ReLU.
+    Relu,
+    /// A leaky ReLU of this slope; 0.01 in PyTorch.
+    LeakyRelu(f64),
+    /// The self-normalising elu.
+    Selu,
+}
+
+/// By how much weights are larger for what is computed behind them: PyTorch's `calculate_gain`.
+///
+/// ```
+/// use forebay_nn::nn::init::{Nonlinearity, calculate_gain};
+/// assert_eq!(calculate_gain(Nonlinearity::Tanh), 5.0 / 3.0);
+/// ```
+#[must_use]
+pub fn calculate_gain(of: Nonlinearity) -> f64 {
+    match of {
+        Nonlinearity::Linear => 1.0,
+        Nonlinearity::Tanh => 5.0 / 3.0,
+        Nonlinearity::Relu => 2f64.sqrt(),
+        Nonlinearity::LeakyRelu(slope) => (2.0 / (1.0 + slope * slope)).sqrt(),
+        Nonlinearity::Selu => 0.75,
+    }
+}
+
+/// Which fan keeps its variance: that of the forward or of the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum FanMode {
+    /// The inputs of an output.
+    #[default]
+    FanIn,
+    /// The outputs of an input.
+    FanOut,
+}
+
+fn kaiming_std(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<f64> {
+    let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
+    let n = if fan == FanMode::FanIn { fan_in } else { fan_out };
+    Ok(calculate_gain(of) / (n.max(1) as f64).sqrt())
+}
+
+/// As [`kaiming_uniform_`], for either fan and for what is computed behind the weight.
+///
+/// # Errors
+/// As there.
+#[track_caller]
+pub fn kaiming_uniform_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<()> {
+    let bound = 3f64.sqrt() * kaiming_std(t, fan, of)?;
+    uniform_(t, -bound, bound)
+}
+
+/// As [`kaiming_normal_`], for either fan and for what is computed behind the weight.
+///
+/// # Errors
+/// As there.
+#[track_caller]
+pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<()> {
+    normal_(t, 0.0, kaiming_std(t, fan, of)?)
+}
+
+/// Normal numbers, of which those outside low ≤ x ≤ high are drawn again (by their cumulative distribution, at once).
+///
+/// # Errors
+/// low is not below high, or `std` is not positive; the dtype is no float, or has no number between the bounds; memory runs out.
+#[track_caller]
+pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Result<()> {
+    if !(low < high && std > 0.0 && std.is_finite() && mean.is_finite()) {
+        let why = format!("{low}..{high} with a deviation of {std} holds no normal numbers");
+        return Err(Error::argument("trunc_normal_", why));
+    }
+    // erf at the bounds is twice the cumulative distribution, less 1; only f32 arithmetic reaches it here.
+    let bound = |x: f64| erf((x - mean) / (std * std::f64::consts::SQRT_2));
+    // Bounds that are far away, or near each other, may be one number there.
+    let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
+    overwrite_with(t, |shape, dtype, device| {
+        let [least, most] = representable_range("trunc_normal_", low, high, true, dtype)?;
+        let normal = Tensor::uniform(shape, from, to, DType::F32, device)?.erfinv()?;
+        let normal = normal.mul(std * std::f64::consts::SQRT_2)?.add(mean)?;
+        normal.to_dtype(dtype)?.clamp(least, most)
+    })
+}
+
+/// The error function, by its series near 0 and its continued fraction elsewhere; 1e-12.
+fn erf(x: f64) -> f64 {
+    let (a, root) = (x.abs(), std::f64::consts::PI.sqrt());
+    let value = if a > 6.0 {
+        1.0
+    } else if a < 2.5 {
+        let (mut term, mut sum) = (a, a);
+        for n in 1..80 {
+            term *= -a * a / f64::from(n);
+            sum += term / f64::from(2 * n + 1);
+        }
+        sum * 2.0 / root
+    } else {
+        let fraction = (1..60).rev().fold(a, |below, n| a + f64::from(n) / 2.0 / below);
+        1.0 - (-a * a).exp() / root / fraction
+    };
+    value.copysign(x)
+}
+
+/// Rows, or columns where there are fewer, that are orthogonal and of length `gain`, of a tensor as a matrix \[out, rest\] (Saxe et
+/// al., 2013). They are made on the host: this waits for the device.
+///
+/// # Errors
+/// There are fewer than two dimensions; the dtype is no float; memory runs out.
+#[track_caller]
+pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
+    calculate_fan_in_and_fan_out(t)?;
+    let rows = t.shape()[0];
+    let columns = t.numel() / rows.max(1);
+    let (short, long) = (rows.min(columns), rows.max(columns));
+    overwrite_with(t, |shape, dtype, device| {
+        let drawn = Tensor::randn(&[short * long], DType::F32, device)?.to_f64s()?;
+        let mut lines: Vec<Vec<f64>> = drawn.chunks(long.max(1)).map(<[f64]>::to_vec).collect();
+        for k in 0..lines.len() {
+            let (before, rest) = lines.split_at_mut(k);
+            let line = &mut rest[0];
+            // Twice: once leaves what rounding gave.
+            for _ in 0..2 {
+                for other in before.iter() {
+                    let along: f64 = line.iter().zip(other).map(|(a, b)| a * b).sum();
+                    line.iter_mut().zip(other).for_each(|(a, b)| *a -= along * b);
+                }
+            }
+            let length = line.iter().map(|a| a * a).sum::<f64>().sqrt();
+            line.iter_mut().for_each(|a| *a /= length);
+        }
+        let at = |r: usize, c: usize| if rows <= columns { lines[r][c] } else { lines[c][r] };
+        let numbers: Vec<f32> =
+            (0..rows * columns).map(|i| (gain * at(i / columns, i % columns)) as f32).collect();
+        Tensor::from_slice(&numbers, shape, device)?.to_dtype(dtype)
+    })
+}
+
+/// The identity, as far as a matrix has a diagonal.
+///
+/// # Errors
+/// The tensor is no matrix; memory runs out.
+#[track_caller]
+pub fn eye_(t: &Tensor) -> Result<()> {
+    let &[rows, columns] = t.shape() else {
+        return Err(Error::shape("eye_", "takes a matrix", &[t.shape()]));
+    };
+    overwrite_with(t, |_, to, device| Tensor::eye(rows, columns, to, device))
+}
+
+/// Ones in the middle of windows, so that a convolution of \[out, in / groups, window..\] passes its first channels on, in each group.
+///
+/// # Errors
+/// There are not 3 to 5 dimensions; the outputs do not divide into the groups; memory runs out.
+#[track_caller]
+pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
+    let &[out, inputs, ref window @ ..] = t.shape() else {
+        return Err(Error::shape("dirac_", "takes a weight of 3 to 5 dimensions", &[t.shape()]));
+    };
+    if !(1..=3).contains(&window.len()) || groups == 0 || !out.is_multiple_of(groups) {
+        let rule = format!("takes a weight of 3 to 5 dimensions whose outputs divide into {groups} groups");
+        return Err(Error::shape("dirac_", rule, &[t.shape()]));
+    }
+    let size: usize = window.iter().product();
+    let middle = window.iter().fold(0, |at, n| at * n + n / 2);
+    let mut numbers = vec![0f32; t.numel()];
+    for o in 0..out {
+        let channel = o % (out / groups);
+        if channel < inputs {
+            numbers[(o * inputs + channel) * size + middle] = 1.0;
+        }
+    }
+    overwrite_with(t, |shape, to, device| Tensor::from_slice(&numbers, shape, device)?.to_dtype(to))
+}
+
+/// Normal numbers, and in each column a part `sparsity` of zeros, at places that are drawn (Martens, 2010).
+///
+/// # Errors
+/// The tensor is no matrix; the part is none; memory runs out.
+#[track_caller]
+pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
+    let &[rows, columns] = t.shape() else {
+        return Err(Error::shape("sparse_", "takes a matrix", &[t.shape()]));
+    };
+    if !(0.0..=1.0).contains(&sparsity) {
+        return Err(Error::argument("sparse_", format!("{sparsity} is no part of 0 to 1")));
+    }
+    let zeros = (sparsity * rows as f64).ceil() as i64;
+    overwrite_with(t, |shape, dtype, device| {
+        // Ranks of random numbers in each column.
+        let ranks =
+            Tensor::rand(&[rows, columns], DType::F32, device)?.argsort(0, false)?.to_dtype(DType::I32)?;
+        let numbers = Tensor::normal(shape, 0.0, std, DType::F32, device)?;
+        numbers.masked_fill(&ranks.lt(zeros)?, 0.0)?.to_dtype(dtype)
+    })
+}
+
+/// The parameters as one vector, in their order: PyTorch's `parameters_to_vector`. Its gradient reaches all of them.
+///
+/// # Errors
+/// There are none, or their types differ; memory runs out.
+#[track_caller]
+pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
+    let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>()?;
+    forebay_core::ops::cat(&flat.iter().collect::<Vec<_>>(), 0)
+}
+
+/// Copies a vector into parameters, in their order: PyTorch's `vector_to_parameters`.
+///
+/// # Errors
+/// The vector has another number of elements; memory runs out.
+#[track_caller]
+pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()> {
+    let all: usize = parameters.iter().map(Tensor::numel).sum();
+    if vector.shape() != [all] {
+        let rule = format!("the parameters have {all} elements");
+        return Err(Error::shape("vector_to_parameters", rule, &[vector.shape()]));
+    }
+    let mut start = 0;
+    for p in parameters {
+        p.detach().copy_(&vector.detach().narrow(0, start, p.numel())?.reshape(p.shape())?)?;
+        start += p.numel();
+    }
+    Ok(())
+}
+
+/// The default of layers with a window or a matrix: uniform within 1/√fan_in, weight and bias alike.
+#[track_caller]
+pub(super) fn create_uniform_parameter(shape: &[usize], fan_in: usize, device: &Device) -> Result<Tensor> {
+    let bound = if fan_in == 0 { 0.0 } else { 1.0 / (fan_in as f64).sqrt() };
+    create_parameter(|| Tensor::uniform(shape, -bound, bound, DType::F32, device))
+}

@@ -1,0 +1,122 @@
+//! Linear and bilinear layers.
+
+use super::{HasWeight, Module, ModuleScope, init};
+use forebay_core::device::Device;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+/// x · weightᵀ + bias, over the last dimension.
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct Linear {
+    /// \[out, in\].
+    pub weight: Tensor,
+    /// \[out\].
+    pub bias: Option<Tensor>,
+    scope: ModuleScope,
+}
+
+impl Linear {
+    /// Weight and bias uniform within 1/√inputs, as PyTorch.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn new(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
+        let mut layer = Self::without_bias(inputs, outputs, device)?;
+        layer.bias = Some(init::create_uniform_parameter(&[outputs], inputs, device)?);
+        Ok(layer)
+    }
+
+    /// As [`new`](Self::new), without a bias.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn without_bias(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
+        let weight = init::create_uniform_parameter(&[outputs, inputs], inputs, device)?;
+        Ok(Self { weight, bias: None, scope: ModuleScope::new() })
+    }
+
+    /// A layer over tensors that exist: of another dtype, or shared with another layer.
+    ///
+    /// # Errors
+    /// The weight is no matrix, or the bias does not fit it.
+    #[track_caller]
+    pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
+        let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
+        if !fits {
+            let shapes = [weight.shape(), bias.as_ref().map_or(&[], Tensor::shape)];
+            return Err(Error::shape("Linear", "takes a weight of [out, in] and a bias of [out]", &shapes));
+        }
+        Ok(Self { weight, bias, scope: ModuleScope::new() })
+    }
+
+    /// \[.., in\] to \[.., out\].
+    ///
+    /// # Errors
+    /// The last extent of `x` is not the layer's; memory runs out.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.forward_with(&self.weight, x)
+    }
+}
+
+impl HasWeight for Linear {
+    fn weight(&self) -> &Tensor {
+        &self.weight
+    }
+
+    fn weight_mut(&mut self) -> &mut Tensor {
+        &mut self.weight
+    }
+
+    #[track_caller]
+    fn forward_with(&self, weight: &Tensor, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x.linear(weight, self.bias.as_ref()))
+    }
+}
+
+/// x1 · weight · x2 + bias for each output: [`bilinear`](Tensor::bilinear).
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::Bilinear;
+/// # let device = Device::null(Default::default());
+/// let layer = Bilinear::new([4, 5], 3, true, &device)?;
+/// let (a, b) = (Tensor::zeros(&[2, 4], DType::F32, &device)?, Tensor::zeros(&[2, 5], DType::F32, &device)?);
+/// assert_eq!(layer.forward(&a, &b)?.shape(), [2, 3]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct Bilinear {
+    /// \[out, in1, in2\].
+    pub weight: Tensor,
+    /// \[out\].
+    pub bias: Option<Tensor>,
+    scope: ModuleScope,
+}
+
+impl Bilinear {
+    /// Weight and bias uniform within 1/√in1, as PyTorch.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn new(inputs: [usize; 2], outputs: usize, bias: bool, device: &Device) -> Result<Self> {
+        let weight = init::create_uniform_parameter(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
+        let bias =
+            if bias { Some(init::create_uniform_parameter(&[outputs], inputs[0], device)?) } else { None };
+        Ok(Self { weight, bias, scope: ModuleScope::new() })
+    }
+
+    /// \[.., in1\] and \[.., in2\] to \[.., out\].
+    ///
+    /// # Errors
+    /// The shapes do not fit; memory runs out.
+    #[track_caller]
+    pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x1.bilinear(x2, &self.weight, self.bias.as_ref()))
+    }
+}

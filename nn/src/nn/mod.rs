@@ -1,0 +1,450 @@
+//! Modules: layers, and structs of layers, whose parameters have names.
+//!
+//! A module is a value that can be walked ([`Module::visit`]); `#[derive(Module)]` writes the walk. Everything else
+//! follows from it: the parameters an optimiser takes, the names they are saved under, training and evaluation mode,
+//! and the module's own path, which memory reports and errors name. How a module computes is its own method; layers
+//! of this crate have `forward`, and [`Forward`] is its trait for a [`Sequential`].
+//!
+//! Weights are laid out, named and initialised as in PyTorch, so that files of weights fit.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::marker::PhantomData;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use forebay_core::autograd;
+use forebay_core::error::Result;
+use forebay_core::tensor::Tensor;
+
+mod activation;
+mod adaptive_softmax;
+mod attention;
+mod bert;
+mod containers;
+mod conv;
+mod dropout;
+mod embedding;
+mod gpt;
+mod gpt_file;
+pub mod init;
+mod linear;
+mod loss;
+mod multihead;
+mod norm;
+mod parametrizations;
+mod pool;
+mod positional_embedding;
+mod recurrent;
+mod scope;
+mod shape;
+mod staged_copies;
+mod state_dict;
+mod training_mode;
+mod transformer;
+mod upsample;
+
+pub use activation::*;
+pub use adaptive_softmax::AdaptiveLogSoftmaxWithLoss;
+pub use attention::SelfAttention;
+pub use bert::{
+    Bert, BertAttention, BertEmbeddings, BertEncoder, BertIntermediate, BertLayer, BertOptions, BertOutput,
+    BertPooler, BertProjections,
+};
+pub use containers::{FnLayer, Forward, Layer, ModuleDict, Sequential};
+pub use conv::{
+    Conv1d, Conv1dOptions, Conv2d, Conv2dOptions, Conv3d, Conv3dOptions, ConvOptions, ConvTranspose1d,
+    ConvTranspose1dOptions, ConvTranspose2d, ConvTranspose2dOptions, ConvTranspose3d, ConvTranspose3dOptions,
+    ConvTransposeOptions,
+};
+pub use dropout::{AlphaDropout, Dropout, Dropout1d, Dropout2d, Dropout3d, FeatureAlphaDropout};
+pub use embedding::{Embedding, EmbeddingBag};
+#[doc(hidden)]
+pub use forebay_core::memory::scope::ModulePath;
+pub use forebay_derive::{Module, forward};
+pub use gpt::{Gpt, GptAttention, GptBlock, GptMlp, GptOptions};
+pub use linear::{Bilinear, Linear};
+pub use loss::*;
+pub use multihead::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
+pub use norm::{
+    BatchNorm1d, BatchNorm2d, BatchNorm3d, GroupNorm, InstanceNorm1d, InstanceNorm2d, InstanceNorm3d,
+    LayerNorm, LocalResponseNorm, RmsNorm,
+};
+pub use parametrizations::{HasWeight, SpectralNorm, WeightNorm};
+pub use pool::*;
+pub use positional_embedding::{RotaryEmbedding, SinusoidalEmbedding};
+pub use recurrent::{Gru, GruCell, Lstm, LstmCell, RecurrentOptions, Rnn, RnnCell};
+pub use scope::{ModuleScope, enter_module};
+pub use shape::*;
+pub(crate) use staged_copies::{PreparedCopies, StagedCopies};
+pub use state_dict::{IncompatibleKeys, rename_keys};
+pub(crate) use state_dict::{NamedTensor, named_tensors, stage_state_dict};
+pub(crate) use training_mode::training_modes;
+pub use training_mode::{EvalModeGuard, eval_mode};
+pub use transformer::{
+    Transformer, TransformerActivation, TransformerDecoder, TransformerDecoderLayer, TransformerEncoder,
+    TransformerEncoderLayer, TransformerOptions,
+};
+pub use upsample::Upsample;
+
+/// What [`Module::visit`] finds in a module.
+#[derive(Debug)]
+#[non_exhaustive]
+pub enum ModuleEntry<'a> {
+    /// A tensor that is trained.
+    Parameter(&'a Tensor),
+    /// A tensor that is saved and not trained.
+    Buffer(&'a Tensor),
+    /// The switch between training and evaluation.
+    Training(&'a AtomicBool),
+    /// The place where a module keeps its own path.
+    Scope(&'a ModuleScope),
+}
+
+/// The name of a child: `encoder` and `fc1` make `encoder.fc1`. A child without a name is called as its parent.
+#[must_use]
+pub fn join_path(path: &str, name: &str) -> String {
+    match (path, name) {
+        ("", name) | (name, "") => name.to_owned(),
+        (path, name) => format!("{path}.{name}"),
+    }
+}
+
+/// A layer, or a structure of layers. Derive it:
+///
+/// ```
+/// # use forebay_core::{device::Device, error::Result, tensor::Tensor};
+/// # use forebay_nn::nn::{Linear, Module};
+/// #[derive(Module)]
+/// # #[module(crate = forebay_core)]
+/// struct Net {
+///     fc1: Linear,
+///     fc2: Linear,
+/// }
+///
+/// impl Net {
+///     fn forward(&self, x: &Tensor) -> Result<Tensor> {
+///         self.fc2.forward(&self.fc1.forward(x)?.relu()?)
+///     }
+/// }
+/// # let device = Device::null(Default::default());
+/// let net = Net { fc1: Linear::new(784, 64, &device)?, fc2: Linear::new(64, 10, &device)? };
+/// assert_eq!(net.num_parameters(), 784 * 64 + 64 + 64 * 10 + 10);
+/// assert!(net.state_dict().contains_key("fc2.bias"));
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+pub trait Module {
+    /// Hands every slot of this module and of its children to `f`, with its full name; `path` is this module's own.
+    ///
+    /// The order is that of declaration, and the same in every walk.
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>));
+
+    /// The path that walks of the model have told it, or its children; the root until then. [`enter`] uses it.
+    #[must_use]
+    fn module_path(&self) -> ModulePath {
+        ModulePath::ROOT
+    }
+
+    /// The path of the module that has it as a child of this name.
+    #[doc(hidden)]
+    fn parent_path(&self, name: &str) -> ModulePath {
+        self.module_path().strip_child(name)
+    }
+
+    /// The tensors to train, each once, also if several modules share it.
+    fn parameters(&self) -> Vec<Tensor> {
+        self.named_parameters().into_iter().map(|(_, t)| t).collect()
+    }
+
+    /// As [`parameters`](Self::parameters), with their names; a shared one has its first name.
+    fn named_parameters(&self) -> Vec<(String, Tensor)> {
+        let mut seen = BTreeSet::new();
+        let mut found = Vec::new();
+        visit_model(self, &mut |name, slot| {
+            if let ModuleEntry::Parameter(t) = slot
+                && autograd::leaf_id(t).is_none_or(|leaf| seen.insert(leaf))
+            {
+                found.push((name.to_owned(), t.clone()));
+            }
+        });
+        found
+    }
+
+    /// Every parameter and buffer under its name. They share memory with the module: save them, or copy them.
+    fn state_dict(&self) -> BTreeMap<String, Tensor> {
+        let mut state = BTreeMap::new();
+        visit_model(self, &mut |name, slot| {
+            if let ModuleEntry::Parameter(t) | ModuleEntry::Buffer(t) = slot {
+                state.insert(name.to_owned(), t.detach());
+            }
+        });
+        state
+    }
+
+    /// Copies tensors into the parameters and buffers of the same names.
+    ///
+    /// Nothing is changed unless all fit, and memory is there for what has to be cast. Floats load into floats and integers into
+    /// integers of another width. A parameter that several modules share (tied weights) needs one of its names, and if it comes
+    /// under several, they have to agree. The count of batches of a batch norm may be missing, as in old files. [`rename_keys`] is for files that call things otherwise.
+    ///
+    /// # Errors
+    /// One error that lists the names which are missing, unexpected, or of another shape or kind.
+    fn load_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<()> {
+        state_dict::load_state_dict(self, state, true).map(drop)
+    }
+
+    /// As [`load_state_dict`](Self::load_state_dict), without what is missing on either side, which is returned: PyTorch's
+    /// `strict=False`, for a body with another head.
+    ///
+    /// ```
+    /// # use forebay_core::device::Device;
+    /// # use forebay_nn::nn::{Linear, Module, Sequential};
+    /// # let device = Device::null(Default::default());
+    /// let old = Sequential::new().add(Linear::new(8, 4, &device)?).add(Linear::new(4, 10, &device)?);
+    /// let new = Sequential::new().add(Linear::new(8, 4, &device)?);
+    /// let keys = new.load_state_dict_partial(&old.state_dict())?;
+    /// assert_eq!(keys.unexpected, ["1.bias", "1.weight"]);
+    /// assert!(keys.missing.is_empty());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// A name that is in both is of another shape or kind: all of them are listed, and nothing is changed.
+    fn load_state_dict_partial(&self, state: &BTreeMap<String, Tensor>) -> Result<IncompatibleKeys> {
+        state_dict::load_state_dict(self, state, false)
+    }
+
+    /// Switches to training mode, or with `false` to evaluation mode. Modules are made in training mode; [`eval_mode`] switches for
+    /// a while, and restores the mode of each.
+    fn train(&self, on: bool) {
+        visit_model(self, &mut |_, slot| {
+            if let ModuleEntry::Training(switch) = slot {
+                switch.store(on, Ordering::Relaxed);
+            }
+        });
+    }
+
+    /// Switches to evaluation mode.
+    fn eval(&self) {
+        self.train(false);
+    }
+
+    /// Frees the gradients of all parameters.
+    fn zero_grad(&self) {
+        visit_model(self, &mut |_, slot| {
+            if let ModuleEntry::Parameter(t) = slot {
+                t.set_grad(None);
+            }
+        });
+    }
+
+    /// Freezes all parameters, or lets them have gradients again, as PyTorch's method of this name; those that other modules share too.
+    /// See [`Tensor::set_requires_grad`].
+    ///
+    /// ```
+    /// # use forebay_core::device::Device;
+    /// # use forebay_nn::nn::{Linear, Module};
+    /// # let device = Device::null(Default::default());
+    /// let (body, head) = (Linear::new(8, 4, &device)?, Linear::new(4, 2, &device)?);
+    /// body.requires_grad_(false);
+    /// let x = forebay_core::tensor::Tensor::zeros(&[3, 8], forebay_core::dtype::DType::F32, &device)?;
+    /// head.forward(&body.forward(&x)?)?.sum_all()?.backward()?;
+    /// assert!(body.weight.grad().is_none() && head.weight.grad().is_some());
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    fn requires_grad_(&self, on: bool) {
+        // Parameters are leaves.
+        self.parameters().iter().for_each(|t| drop(t.set_requires_grad(on)));
+    }
+
+    /// Counts the numbers of the parameters, each once, frozen ones included: PyTorch's `sum(p.numel() for p in model.parameters())`.
+    fn num_parameters(&self) -> usize {
+        self.parameters().iter().map(Tensor::numel).sum()
+    }
+
+    /// Counts those of them that are trained: those of parameters that require a gradient.
+    ///
+    /// ```
+    /// # use forebay_core::device::Device;
+    /// # use forebay_nn::nn::{Linear, Module};
+    /// # let device = Device::null(Default::default());
+    /// let net = (Linear::new(8, 4, &device)?, Linear::new(4, 2, &device)?);
+    /// net.0.requires_grad_(false);
+    /// assert_eq!((net.num_parameters(), net.num_trainable_parameters()), (46, 10));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    fn num_trainable_parameters(&self) -> usize {
+        self.parameters().iter().filter(|p| p.requires_grad()).map(Tensor::numel).sum()
+    }
+}
+
+/// Visits a whole model: its modules learn their paths on the way.
+fn visit_model<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+    module.visit("", &mut |name, slot| {
+        if let ModuleEntry::Scope(scope) = slot {
+            scope.set_path(name);
+        }
+        f(name, slot);
+    });
+}
+
+impl Module for Tensor {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        // A frozen one too.
+        if autograd::leaf_id(self).is_some() {
+            f(path, ModuleEntry::Parameter(self));
+        } else {
+            f(path, ModuleEntry::Buffer(self));
+        }
+    }
+}
+
+/// Reports whether a module trains; in the second run of a checkpoint, whether it did in the first one.
+pub(crate) fn is_training(mode: &AtomicBool) -> bool {
+    autograd::replayable_training_mode(mode.load(Ordering::Relaxed))
+}
+
+impl Module for AtomicBool {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        f(path, ModuleEntry::Training(self));
+    }
+}
+
+impl<M: Module> Module for Option<M> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        if let Some(module) = self {
+            module.visit(path, f);
+        }
+    }
+
+    fn module_path(&self) -> ModulePath {
+        self.as_ref().map_or(ModulePath::ROOT, Module::module_path)
+    }
+
+    fn parent_path(&self, name: &str) -> ModulePath {
+        self.as_ref().map_or(ModulePath::ROOT, |module| module.parent_path(name))
+    }
+}
+
+macro_rules! impl_module_for_pointers {
+    ($($pointer:ident),*) => {$(
+        impl<M: Module + ?Sized> Module for $pointer<M> {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+                (**self).visit(path, f);
+            }
+
+            fn module_path(&self) -> ModulePath {
+                (**self).module_path()
+            }
+
+            fn parent_path(&self, name: &str) -> ModulePath {
+                (**self).parent_path(name)
+            }
+        }
+    )*};
+}
+impl_module_for_pointers!(Box, Arc);
+
+/// The first path that is known.
+fn first_known_path(mut paths: impl Iterator<Item = ModulePath>) -> ModulePath {
+    paths.find(|path| !path.is_root()).unwrap_or(ModulePath::ROOT)
+}
+
+impl<M: Module> Module for [M] {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        for (k, module) in self.iter().enumerate() {
+            module.visit(&join_path(path, &k.to_string()), f);
+        }
+    }
+
+    fn module_path(&self) -> ModulePath {
+        first_known_path(self.iter().enumerate().map(|(k, module)| module.parent_path(&k.to_string())))
+    }
+}
+
+impl<M: Module> Module for Vec<M> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        self.as_slice().visit(path, f);
+    }
+
+    fn module_path(&self) -> ModulePath {
+        self.as_slice().module_path()
+    }
+}
+
+impl<M: Module, const N: usize> Module for [M; N] {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        self.as_slice().visit(path, f);
+    }
+
+    fn module_path(&self) -> ModulePath {
+        self.as_slice().module_path()
+    }
+}
+
+impl<M: Module> Module for BTreeMap<String, M> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        for (name, module) in self {
+            module.visit(&join_path(path, name), f);
+        }
+    }
+
+    fn module_path(&self) -> ModulePath {
+        first_known_path(self.iter().map(|(name, module)| module.parent_path(name)))
+    }
+}
+
+macro_rules! impl_module_for_tuples {
+    ($(($($m:ident $k:tt),+)),*) => {$(
+        impl<$($m: Module),+> Module for ($($m,)+) {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+                $(self.$k.visit(&join_path(path, stringify!($k)), f);)+
+            }
+
+            fn module_path(&self) -> ModulePath {
+                first_known_path([$(self.$k.parent_path(stringify!($k))),+].into_iter())
+            }
+        }
+    )*};
+}
+impl_module_for_tuples!(
+    (A 0),
+    (A 0, B 1),
+    (A 0, B 1, C 2),
+    (A 0, B 1, C 2, D 3),
+    (A 0, B 1, C 2, D 3, E 4),
+    (A 0, B 1, C 2, D 3, E 4, F 5)
+);
+
+/// Plain values beside a module's layers hold nothing to visit.
+macro_rules! impl_module_for_values {
+    ($($t:ty),* $(,)?) => {$(
+        impl Module for $t {
+            fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
+        }
+    )*};
+}
+impl_module_for_values!(
+    (),
+    bool,
+    char,
+    u8,
+    u16,
+    u32,
+    u64,
+    usize,
+    i8,
+    i16,
+    i32,
+    i64,
+    isize,
+    f32,
+    f64,
+    String,
+    &'static str,
+    forebay_core::device::Device,
+    forebay_core::dtype::DType,
+);
+
+impl<T: ?Sized> Module for PhantomData<T> {
+    fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
+}

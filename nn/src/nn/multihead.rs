@@ -1,0 +1,428 @@
+//! Attention over several heads, with PyTorch's parameters.
+
+use std::sync::atomic::AtomicBool;
+
+use super::{Linear, Module, ModuleScope, init};
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::ops::{AttentionOptions, cat};
+use forebay_core::tensor::Tensor;
+
+const OP: &str = "MultiheadAttention";
+
+/// Which keys a query does not see. Nothing is hidden by default.
+///
+/// As in PyTorch's modules, a bool mask hides where it is *true* (for
+/// [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) it lets through there), and a float mask is added to the scores.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct AttentionMasks<'a> {
+    /// \[queries, keys\], or \[batch · heads, queries, keys\].
+    pub attn_mask: Option<&'a Tensor>,
+    /// \[batch, keys\], or \[keys\] where there is no batch: padding.
+    pub key_padding_mask: Option<&'a Tensor>,
+    /// Query i sees keys up to i. Unlike PyTorch's hint it needs no mask beside it; beside one, both hide.
+    pub is_causal: bool,
+}
+
+impl<'a> AttentionMasks<'a> {
+    /// Query i sees keys up to i.
+    #[must_use]
+    pub fn causal() -> Self {
+        Self { is_causal: true, ..Self::default() }
+    }
+
+    /// Hides what this mask of \[queries, keys\] hides.
+    #[must_use]
+    pub fn from_attn_mask(attn_mask: &'a Tensor) -> Self {
+        Self { attn_mask: Some(attn_mask), ..Self::default() }
+    }
+
+    /// Hides padding, \[batch, keys\].
+    #[must_use]
+    pub fn from_key_padding_mask(key_padding_mask: &'a Tensor) -> Self {
+        Self { key_padding_mask: Some(key_padding_mask), ..Self::default() }
+    }
+}
+
+/// What a [`MultiheadAttention`] is made of. `MultiheadAttentionOptions { batch_first: true, ..Default::default() }`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct MultiheadAttentionOptions {
+    /// The probability that a weight is dropped in training; 0.
+    pub dropout: f64,
+    /// Whether the projections have biases; yes.
+    pub bias: bool,
+    /// Whether a learned key and value stand behind the others; no.
+    pub add_bias_kv: bool,
+    /// Whether a key and a value of zeros stand behind the others; no.
+    pub add_zero_attn: bool,
+    /// Features of the keys; those of the queries.
+    pub kdim: Option<usize>,
+    /// Features of the values; those of the queries.
+    pub vdim: Option<usize>,
+    /// Whether the batch is the first dimension and the sequence the second; no: the other way round, as in PyTorch.
+    pub batch_first: bool,
+}
+
+impl Default for MultiheadAttentionOptions {
+    fn default() -> Self {
+        Self {
+            dropout: 0.0,
+            bias: true,
+            add_bias_kv: false,
+            add_zero_attn: false,
+            kdim: None,
+            vdim: None,
+            batch_first: false,
+        }
+    }
+}
+
+/// Attention over several heads (Vaswani et al., 2017), with PyTorch's parameters.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
+/// # let device = Device::null(Default::default());
+/// let options = MultiheadAttentionOptions { batch_first: true, ..Default::default() };
+/// let attention = MultiheadAttention::new(64, 8, options, &device)?;
+/// let x = Tensor::zeros(&[2, 10, 64], DType::F32, &device)?;
+/// assert_eq!(attention.forward(&x, &x, &x, &AttentionMasks::causal())?.shape(), [2, 10, 64]);
+/// let (_, weights) = attention.forward_with_weights(&x, &x, &x, &AttentionMasks::default())?;
+/// assert_eq!(weights.shape(), [2, 8, 10, 10]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct MultiheadAttention {
+    /// To queries, keys and values, \[3 · features, features\], where all have as many features.
+    pub in_proj_weight: Option<Tensor>,
+    /// To queries, where keys or values have other features.
+    pub q_proj_weight: Option<Tensor>,
+    /// To keys, \[features, kdim\].
+    pub k_proj_weight: Option<Tensor>,
+    /// To values, \[features, vdim\].
+    pub v_proj_weight: Option<Tensor>,
+    /// \[3 · features\].
+    pub in_proj_bias: Option<Tensor>,
+    /// A key behind the others, \[1, 1, features\].
+    pub bias_k: Option<Tensor>,
+    /// Its value.
+    pub bias_v: Option<Tensor>,
+    /// The heads' results to the output.
+    pub out_proj: Linear,
+    heads: usize,
+    #[module(skip)]
+    options: MultiheadAttentionOptions,
+    training: AtomicBool,
+    scope: ModuleScope,
+}
+
+/// Queries, keys and values, \[batch, length, features\] each.
+type ProjectedQkv = [Tensor; 3];
+
+impl MultiheadAttention {
+    /// Projections uniform by Xavier's rule, biases 0, as PyTorch.
+    ///
+    /// # Errors
+    /// The features do not divide by the heads; memory runs out.
+    #[track_caller]
+    pub fn new(
+        features: usize,
+        heads: usize,
+        options: MultiheadAttentionOptions,
+        device: &Device,
+    ) -> Result<Self> {
+        if heads == 0 || !features.is_multiple_of(heads) {
+            return Err(Error::argument(OP, format!("{features} features do not divide by {heads} heads")));
+        }
+        let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));
+        let xavier = |rows: usize, columns: usize| -> Result<Tensor> {
+            let weight = init::create_parameter(|| Tensor::empty(&[rows, columns], DType::F32, device))?;
+            init::xavier_uniform_(&weight, 1.0)?;
+            Ok(weight)
+        };
+        let whole = kdim == features && vdim == features;
+        let apart = |columns: usize| (!whole).then(|| xavier(features, columns)).transpose();
+        let zeros = |n: usize| init::create_parameter(|| Tensor::zeros(&[n], DType::F32, device));
+        let behind = || -> Result<Option<Tensor>> {
+            if !options.add_bias_kv {
+                return Ok(None);
+            }
+            let t = init::create_parameter(|| Tensor::empty(&[1, 1, features], DType::F32, device))?;
+            init::xavier_normal_(&t, 1.0)?;
+            Ok(Some(t))
+        };
+        let mut out_proj = Linear::without_bias(features, features, device)?;
+        out_proj.bias = options.bias.then(|| zeros(features)).transpose()?;
+        Ok(Self {
+            in_proj_weight: whole.then(|| xavier(3 * features, features)).transpose()?,
+            q_proj_weight: apart(features)?,
+            k_proj_weight: apart(kdim)?,
+            v_proj_weight: apart(vdim)?,
+            in_proj_bias: options.bias.then(|| zeros(3 * features)).transpose()?,
+            bias_k: behind()?,
+            bias_v: behind()?,
+            out_proj,
+            heads,
+            options,
+            training: AtomicBool::new(true),
+            scope: ModuleScope::new(),
+        })
+    }
+
+    /// What each query takes of the values: \[queries, batch, features\], or with `batch_first` \[batch, queries, features\], or
+    /// without the batch in all of them. The weights are not in memory. A query from which all keys are hidden gets zeros.
+    ///
+    /// # Errors
+    /// The shapes do not fit; memory runs out.
+    #[track_caller]
+    pub fn forward(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        masks: &AttentionMasks<'_>,
+    ) -> Result<Tensor> {
+        self.scope.run(|| {
+            let dropout_p = self.dropout_p();
+            let plain = self.bias_k.is_none() && !self.options.add_zero_attn;
+            if plain
+                && is_same_argument(query, key)
+                && is_same_argument(query, value)
+                && let Some(weight) = &self.in_proj_weight
+            {
+                let qkv = self.to_batch_first(&query.linear(weight, self.in_proj_bias.as_ref())?)?;
+                let length = qkv.shape()[1];
+                let mask = self.merge_masks(masks, [qkv.shape()[0], length, length])?;
+                let is_causal = masks.is_causal && mask.is_none();
+                let options = AttentionOptions {
+                    attn_mask: mask.as_ref(),
+                    dropout_p,
+                    is_causal,
+                    ..AttentionOptions::default()
+                };
+                return self.project_output(qkv.qkv_attention(self.heads, self.heads, &options)?, query);
+            }
+            let (parts, mask) = self.project_inputs([query, key, value], masks)?;
+            let [q, k, v] = self.split_heads(&parts)?;
+            let is_causal = masks.is_causal && mask.is_none();
+            let options = AttentionOptions {
+                attn_mask: mask.as_ref(),
+                dropout_p,
+                is_causal,
+                ..AttentionOptions::default()
+            };
+            let out = q.scaled_dot_product_attention(&k, &v, &options)?.transpose(1, 2)?;
+            self.project_output(out.reshape(parts[0].shape())?, query)
+        })
+    }
+
+    /// As [`forward`](Self::forward), with the weights of each head, \[batch, heads, queries, keys\] (without the batch where there is
+    /// none); `weights.mean(&[-3], false)` is what PyTorch returns. They are in memory, and dropped weights are 0 in them.
+    ///
+    /// # Errors
+    /// As [`forward`](Self::forward).
+    #[track_caller]
+    pub fn forward_with_weights(
+        &self,
+        query: &Tensor,
+        key: &Tensor,
+        value: &Tensor,
+        masks: &AttentionMasks<'_>,
+    ) -> Result<(Tensor, Tensor)> {
+        self.scope.run(|| {
+            let (parts, mask) = self.project_inputs([query, key, value], masks)?;
+            let [q, k, v] = self.split_heads(&parts)?;
+            let scale = 1.0 / (q.shape()[3].max(1) as f64).sqrt();
+            let mut scores = q.mul(scale)?.matmul(&k.transpose(-2, -1)?)?;
+            let (queries, keys) = (q.shape()[2], k.shape()[2]);
+            let mask = match mask {
+                None if masks.is_causal => Some(causal(queries, keys, q.device())?.logical_not()?),
+                mask => mask,
+            };
+            scores = match &mask {
+                Some(seen) if seen.dtype() == DType::Bool => {
+                    scores.masked_fill(&seen.logical_not()?, f64::NEG_INFINITY)?
+                }
+                Some(added) => scores.add(added)?,
+                None => scores,
+            };
+            let weights = scores.softmax(-1)?.dropout(self.options.dropout, self.is_training())?;
+            let out = weights.matmul(&v)?.transpose(1, 2)?.reshape(parts[0].shape())?;
+            let weights = if query.rank() == 2 { weights.squeeze(0)? } else { weights };
+            Ok((self.project_output(out, query)?, weights))
+        })
+    }
+
+    fn is_training(&self) -> bool {
+        super::is_training(&self.training)
+    }
+
+    fn dropout_p(&self) -> f64 {
+        if self.is_training() { self.options.dropout } else { 0.0 }
+    }
+
+    /// As \[batch, length, features\].
+    fn to_batch_first(&self, t: &Tensor) -> Result<Tensor> {
+        match t.rank() {
+            2 => t.unsqueeze(0),
+            3 if self.options.batch_first => Ok(t.clone()),
+            3 => t.transpose(0, 1),
+            _ => Err(Error::shape(
+                OP,
+                "takes queries, keys and values of [length, batch, features] (`batch_first`: [batch, length, features]), or \
+                 without the batch",
+                &[t.shape()],
+            )),
+        }
+    }
+
+    /// The heads' results to the output, laid out as the queries.
+    fn project_output(&self, out: Tensor, query: &Tensor) -> Result<Tensor> {
+        let out = self.out_proj.forward(&out)?;
+        match query.rank() {
+            2 => out.squeeze(0),
+            _ if self.options.batch_first => Ok(out),
+            _ => out.transpose(0, 1),
+        }
+    }
+
+    /// Projected, with what stands behind, and the mask that goes with it.
+    fn project_inputs(
+        &self,
+        given: [&Tensor; 3],
+        masks: &AttentionMasks<'_>,
+    ) -> Result<(ProjectedQkv, Option<Tensor>)> {
+        let features = self.out_proj.weight.shape()[0];
+        let weights: [Tensor; 3] =
+            match (&self.in_proj_weight, &self.q_proj_weight, &self.k_proj_weight, &self.v_proj_weight) {
+                (Some(all), ..) => {
+                    let part = |k: usize| all.narrow(0, k * features, features);
+                    [part(0)?, part(1)?, part(2)?]
+                }
+                (None, Some(q), Some(k), Some(v)) => [q.clone(), k.clone(), v.clone()],
+                _ => {
+                    return Err(Error::argument(
+                        OP,
+                        "has neither `in_proj_weight` nor all three of the others",
+                    ));
+                }
+            };
+        let project = |k: usize| -> Result<Tensor> {
+            let bias = self.in_proj_bias.as_ref().map(|b| b.narrow(0, k * features, features)).transpose()?;
+            self.to_batch_first(&given[k].linear(&weights[k], bias.as_ref())?)
+        };
+        let [q, mut k, mut v] = [project(0)?, project(1)?, project(2)?];
+        let (batch, queries, keys) = (q.shape()[0], q.shape()[1], k.shape()[1]);
+        if k.shape() != [batch, keys, features] || v.shape() != k.shape() {
+            let rule = "keys and values have one length, and the batch of the queries";
+            return Err(Error::shape(OP, rule, &[given[0].shape(), given[1].shape(), given[2].shape()]));
+        }
+        let mut mask = self.merge_masks(masks, [batch, queries, keys])?;
+        let extra = usize::from(self.bias_k.is_some()) + usize::from(self.options.add_zero_attn);
+        if extra > 0 {
+            // What stands behind is seen by every query.
+            if mask.is_none() && masks.is_causal {
+                mask = Some(causal(queries, keys, q.device())?.logical_not()?);
+            }
+            mask = mask.map(|m| pad_mask(&m, extra)).transpose()?;
+        }
+        if let (Some(bias_k), Some(bias_v)) = (&self.bias_k, &self.bias_v) {
+            let one = [batch, 1, features];
+            k = cat(&[&k, &bias_k.to_dtype(k.dtype())?.broadcast_to(&one)?], 1)?;
+            v = cat(&[&v, &bias_v.to_dtype(v.dtype())?.broadcast_to(&one)?], 1)?;
+        }
+        if self.options.add_zero_attn {
+            let zeros = Tensor::zeros(&[batch, 1, features], k.dtype(), k.device())?;
+            (k, v) = (cat(&[&k, &zeros], 1)?, cat(&[&v, &zeros], 1)?);
+        }
+        Ok(([q, k, v], mask))
+    }
+
+    /// \[batch, heads, length, features of a head\] each.
+    fn split_heads(&self, parts: &ProjectedQkv) -> Result<[Tensor; 3]> {
+        let split = |t: &Tensor| -> Result<Tensor> {
+            let &[batch, length, features] = t.shape() else { return Ok(t.clone()) };
+            t.reshape([batch, length, self.heads, features / self.heads])?.transpose(1, 2)
+        };
+        Ok([split(&parts[0])?, split(&parts[1])?, split(&parts[2])?])
+    }
+
+    /// What hides, as a mask that broadcasts to \[batch, heads, queries, keys\]: bools that are true where a query sees, or numbers to
+    /// add. `None` if nothing hides but the order alone.
+    fn merge_masks(
+        &self,
+        masks: &AttentionMasks<'_>,
+        [batch, queries, keys]: [usize; 3],
+    ) -> Result<Option<Tensor>> {
+        let attn = masks.attn_mask.map(|m| match *m.shape() {
+            [l, s] if [l, s] == [queries, keys] => m.reshape([1, 1, l, s]),
+            [n, l, s] if [n, l, s] == [batch * self.heads, queries, keys] => {
+                m.reshape([batch, self.heads, l, s])
+            }
+            _ => {
+                let all = batch * self.heads;
+                let rule = format!("`attn_mask` is [{queries}, {keys}] or [{all}, {queries}, {keys}]");
+                Err(Error::shape(OP, rule, &[m.shape()]))
+            }
+        });
+        let padding = masks.key_padding_mask.map(|m| match *m.shape() {
+            [s] if (batch, s) == (1, keys) => m.reshape([1, 1, 1, s]),
+            [n, s] if [n, s] == [batch, keys] => m.reshape([n, 1, 1, s]),
+            _ => Err(Error::shape(OP, format!("`key_padding_mask` is [{batch}, {keys}]"), &[m.shape()])),
+        });
+        let mut all: Vec<Tensor> = [attn, padding].into_iter().flatten().collect::<Result<_>>()?;
+        if let Some(other) = all.iter().find(|m| m.dtype() != DType::Bool && !m.dtype().is_float()) {
+            return Err(Error::dtype(
+                OP,
+                other.dtype(),
+                "masks are bool (true hides) or floats (added to scores)",
+            ));
+        }
+        let Some(first) = all.first() else { return Ok(None) };
+        if masks.is_causal {
+            all.push(causal(queries, keys, first.device())?.reshape([1, 1, queries, keys])?);
+        }
+        let float = all.iter().find(|m| m.dtype().is_float()).map(Tensor::dtype);
+        let as_one = |m: &Tensor| match float {
+            Some(dtype) if m.dtype() == DType::Bool => {
+                Tensor::zeros(m.shape(), dtype, m.device())?.masked_fill(m, f64::NEG_INFINITY)
+            }
+            Some(dtype) => m.to_dtype(dtype),
+            None => m.logical_not(),
+        };
+        let mut sum: Option<Tensor> = None;
+        for m in &all {
+            let m = as_one(m)?;
+            sum = Some(match sum {
+                None => m,
+                Some(sum) if float.is_some() => sum.add(&m)?,
+                Some(sum) => sum.logical_and(&m)?,
+            });
+        }
+        let dtype = self.out_proj.weight.dtype();
+        sum.map(|m| if m.dtype() == DType::Bool { Ok(m) } else { m.to_dtype(dtype) }).transpose()
+    }
+}
+
+/// True where the order hides a key from a query.
+fn causal(queries: usize, keys: usize, device: &Device) -> Result<Tensor> {
+    let row = Tensor::arange(0.0, queries as f64, 1.0, DType::I32, device)?.unsqueeze(1)?;
+    Tensor::arange(0.0, keys as f64, 1.0, DType::I32, device)?.gt(&row)
+}
+
+/// A mask with `extra` keys more, which every query sees.
+fn pad_mask(mask: &Tensor, extra: usize) -> Result<Tensor> {
+    let mut shape = mask.shape().to_vec();
+    if let Some(last) = shape.last_mut() {
+        *last = extra;
+    }
+    let seen = if mask.dtype() == DType::Bool { 1.0 } else { 0.0 };
+    cat(&[mask, &Tensor::full(&shape, seen, mask.dtype(), mask.device())?], -1)
+}
+
+/// Whether two arguments are one tensor.
+fn is_same_argument(a: &Tensor, b: &Tensor) -> bool {
+    std::ptr::eq(a, b) || (a.shares_storage(b) && a.layout() == b.layout())
+}

@@ -1,0 +1,277 @@
+//! Weights that are computed from others: `torch.nn.utils.parametrizations`.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use smallvec::smallvec;
+
+use super::{Module, ModuleEntry, init, join_path};
+use forebay_core::autograd;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+/// A layer that computes with one weight, and can be given another.
+pub trait HasWeight: Module + Sized {
+    /// The dimension of the weight that stands for its outputs.
+    const OUTPUTS_DIM: usize = 0;
+
+    /// Its own.
+    fn weight(&self) -> &Tensor;
+
+    /// Its own, to put another in its place.
+    fn weight_mut(&mut self) -> &mut Tensor;
+
+    /// What the layer makes of `x` with this weight.
+    ///
+    /// # Errors
+    /// The shapes do not fit; memory runs out.
+    fn forward_with(&self, weight: &Tensor, x: &Tensor) -> Result<Tensor>;
+}
+
+/// Visits a layer without its own weight.
+fn visit_without_weight<L: Module>(layer: &L, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+    let weight = join_path(path, "weight");
+    layer.visit(path, &mut |name, slot| {
+        if name != weight || matches!(slot, ModuleEntry::Scope(_)) {
+            f(name, slot);
+        }
+    });
+}
+
+/// Puts a computed weight in the place of a layer's own.
+fn replace_weight<L: HasWeight>(mut layer: L, weight: Tensor) -> Result<L> {
+    *layer.weight_mut() = init::create_parameter(|| weight.detach().copy())?;
+    Ok(layer)
+}
+
+/// A layer whose weight is v · g / ‖v‖: a length and a direction that are trained apart (Salimans and Kingma, 2016), PyTorch's
+/// `parametrizations.weight_norm` with its names. Files of the older `weight_norm` have `weight_g` and `weight_v`:
+/// [`rename_keys`](super::rename_keys) makes them `parametrizations.weight.original0` and `original1`.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::{Linear, Module, WeightNorm};
+/// # let device = Device::null(Default::default());
+/// let layer = WeightNorm::new(Linear::new(8, 4, &device)?, Some(0))?;
+/// assert_eq!(layer.forward(&Tensor::zeros(&[2, 8], DType::F32, &device)?)?.shape(), [2, 4]);
+/// assert_eq!(layer.state_dict()["parametrizations.weight.original0"].shape(), [4, 1]);
+/// // The layer with the weight as it is now.
+/// let plain: Linear = layer.remove_parametrization()?;
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct WeightNorm<L> {
+    layer: L,
+    magnitude: Tensor,
+    direction: Tensor,
+    dim: Option<usize>,
+}
+
+impl<L: HasWeight> WeightNorm<L> {
+    /// One length for each index of the dimension `dim` of the weight, or with `None` one for all; PyTorch's default is `Some(0)`. The layer
+    /// computes what it did.
+    ///
+    /// # Errors
+    /// The weight has no such dimension; memory runs out.
+    #[track_caller]
+    pub fn new(layer: L, dim: Option<usize>) -> Result<Self> {
+        let weight = layer.weight();
+        if let Some(dim) = dim
+            && dim >= weight.rank()
+        {
+            let rule = format!("the weight has no dimension {dim}");
+            return Err(Error::shape("WeightNorm", rule, &[weight.shape()]));
+        }
+        let length = init::create_parameter(|| norm_except_dim(&weight.detach(), dim))?;
+        let direction = init::create_parameter(|| weight.detach().copy())?;
+        Ok(Self { layer, magnitude: length, direction, dim })
+    }
+
+    /// The weight as it is now.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn weight(&self) -> Result<Tensor> {
+        self.direction.mul(&self.magnitude.div(&norm_except_dim(&self.direction, self.dim)?)?)
+    }
+
+    /// As the layer.
+    ///
+    /// # Errors
+    /// As the layer's.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.layer.forward_with(&self.weight()?, x)
+    }
+
+    /// The layer, with the weight as it is now for its own.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn remove_parametrization(self) -> Result<L> {
+        let weight = self.weight()?;
+        replace_weight(self.layer, weight)
+    }
+}
+
+/// The lengths along all dimensions but one, or along all, with extents of 1; a number where `dim` is none.
+#[track_caller]
+fn norm_except_dim(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
+    match dim {
+        None => weight.norm(2.0, &[], false),
+        Some(dim) => {
+            let others: Vec<isize> = (0..weight.rank()).filter(|&d| d != dim).map(|d| d as isize).collect();
+            if others.is_empty() { weight.abs() } else { weight.norm(2.0, &others, true) }
+        }
+    }
+}
+
+impl<L: HasWeight> Module for WeightNorm<L> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        visit_without_weight(&self.layer, path, f);
+        let path = join_path(path, "parametrizations.weight");
+        self.magnitude.visit(&join_path(&path, "original0"), f);
+        self.direction.visit(&join_path(&path, "original1"), f);
+    }
+}
+
+/// A layer whose weight is divided by its largest singular value (Miyato et al., 2018), PyTorch's `parametrizations.spectral_norm` with
+/// its names. Each pass in training follows that value by a step of the power method; evaluation uses it as it is.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::{Linear, Module, Sequential, SpectralNorm};
+/// # let device = Device::null(Default::default());
+/// let critic = Sequential::new()
+///     .add(SpectralNorm::new(Linear::new(8, 4, &device)?)?)
+///     .add_fn(|x| x.leaky_relu(0.2))
+///     .add(SpectralNorm::new(Linear::new(4, 1, &device)?)?);
+/// assert_eq!(critic.state_dict()["0.parametrizations.weight.0._v"].shape(), [8]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug)]
+pub struct SpectralNorm<L> {
+    layer: L,
+    u: Tensor,
+    v: Tensor,
+    n_power_iterations: usize,
+    eps: f64,
+    training: AtomicBool,
+}
+
+impl<L: HasWeight> SpectralNorm<L> {
+    /// One step of the power method for each pass, eps 1e-12; the value starts after 15 steps, as PyTorch's.
+    ///
+    /// # Errors
+    /// The weight has fewer than two dimensions; memory runs out.
+    #[track_caller]
+    pub fn new(layer: L) -> Result<Self> {
+        let weight = layer.weight();
+        if weight.rank() < 2 {
+            let rule = "takes a layer whose weight has at least two dimensions";
+            return Err(Error::shape("SpectralNorm", rule, &[weight.shape()]));
+        }
+        let matrix = weight_matrix::<L>(&weight.detach())?;
+        let eps = 1e-12;
+        let unit = |n: usize| {
+            init::create_buffer(|| {
+                Tensor::randn(&[n], DType::F32, weight.device())?
+                    .normalize(2.0, 0, eps)?
+                    .to_dtype(weight.dtype())
+            })
+        };
+        let (u, v) = (unit(matrix.shape()[0])?, unit(matrix.shape()[1])?);
+        let norm = Self { layer, u, v, n_power_iterations: 1, eps, training: AtomicBool::new(true) };
+        norm.run_power_method(&matrix, 15)?;
+        Ok(norm)
+    }
+
+    /// How many steps of the power method a pass in training makes: PyTorch's `n_power_iterations`; 1 at first.
+    #[must_use]
+    pub fn n_power_iterations(mut self, steps: usize) -> Self {
+        self.n_power_iterations = steps;
+        self
+    }
+
+    /// The least length of a vector of the power method; 1e-12 at first.
+    #[must_use]
+    pub fn eps(mut self, eps: f64) -> Self {
+        self.eps = eps;
+        self
+    }
+
+    /// Steps of the power method: `u` and `v` come nearer to the first singular vectors.
+    fn run_power_method(&self, matrix: &Tensor, steps: usize) -> Result<()> {
+        let _no_grad = autograd::no_grad();
+        let (mut u, mut v) = (self.u.clone(), self.v.clone());
+        for _ in 0..steps {
+            u = matrix.mv(&v)?.normalize(2.0, 0, self.eps)?;
+            v = matrix.t()?.mv(&u)?.normalize(2.0, 0, self.eps)?;
+        }
+        if steps > 0 {
+            self.u.copy_(&u)?;
+            self.v.copy_(&v)?;
+        }
+        Ok(())
+    }
+
+    /// The weight as it is now; in training, the power method goes on first.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn weight(&self) -> Result<Tensor> {
+        let weight = self.layer.weight();
+        let matrix = weight_matrix::<L>(weight)?;
+        let vectors = autograd::replayable_state_update(|| {
+            if self.training.load(Ordering::Relaxed) {
+                self.run_power_method(&matrix.detach(), self.n_power_iterations)?;
+            }
+            // Copies: the next pass writes into the buffers, which this one's gradient reads.
+            Ok(smallvec![self.u.copy()?, self.v.copy()?])
+        })?;
+        let [u, v] = &vectors[..] else {
+            return Err(Error::argument("SpectralNorm", "the vectors of the power method are lost"));
+        };
+        weight.div(&u.dot(&matrix.mv(v)?)?)
+    }
+
+    /// As the layer.
+    ///
+    /// # Errors
+    /// As the layer's.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.layer.forward_with(&self.weight()?, x)
+    }
+
+    /// The layer, with the weight as it is now for its own.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn remove_parametrization(self) -> Result<L> {
+        self.training.store(false, Ordering::Relaxed);
+        let weight = self.weight()?;
+        replace_weight(self.layer, weight)
+    }
+}
+
+/// A weight as a matrix of a row for each output.
+#[track_caller]
+fn weight_matrix<L: HasWeight>(weight: &Tensor) -> Result<Tensor> {
+    weight.transpose(0, L::OUTPUTS_DIM as isize)?.flatten(1, -1)
+}
+
+impl<L: HasWeight> Module for SpectralNorm<L> {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        visit_without_weight(&self.layer, path, f);
+        let path = join_path(path, "parametrizations.weight");
+        self.layer.weight().visit(&join_path(&path, "original"), f);
+        self.u.visit(&join_path(&path, "0._u"), f);
+        self.v.visit(&join_path(&path, "0._v"), f);
+        self.training.visit(&join_path(&path, "training"), f);
+    }
+}

@@ -1,0 +1,177 @@
+//! Pooling as layers.
+
+use super::Module;
+use forebay_core::error::{Error, Result};
+use forebay_core::ops::PoolOptions;
+use forebay_core::tensor::Tensor;
+
+/// Layers that call a method of a tensor with a window, or with the extents of the result.
+macro_rules! pool_layers {
+    ($($layer:ident($of:ty) $op:ident $doc:literal;)*) => {$(
+        #[doc = concat!($doc, ": [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+        #[module(crate = crate)]
+        pub struct $layer(#[module(skip)] pub $of);
+
+        impl $layer {
+            /// `x`, pooled.
+            ///
+            /// # Errors
+            /// A window does not fit; the dtype is no 16- or 32-bit float; memory runs out.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                x.$op(self.0)
+            }
+        }
+    )*};
+}
+
+pool_layers! {
+    MaxPool1d(PoolOptions<1>) max_pool1d "The largest element of each window of signals";
+    MaxPool2d(PoolOptions<2>) max_pool2d "The largest element of each window of images";
+    MaxPool3d(PoolOptions<3>) max_pool3d "The largest element of each window of volumes";
+    AvgPool1d(PoolOptions<1>) avg_pool1d "The average of each window of signals";
+    AvgPool2d(PoolOptions<2>) avg_pool2d "The average of each window of images";
+    AvgPool3d(PoolOptions<3>) avg_pool3d "The average of each window of volumes";
+    AdaptiveAvgPool1d(usize) adaptive_avg_pool1d "So many averages of signals";
+    AdaptiveAvgPool2d([usize; 2]) adaptive_avg_pool2d "So many averages of images, height and width";
+    AdaptiveAvgPool3d([usize; 3]) adaptive_avg_pool3d "So many averages of volumes, depth, height and width";
+    AdaptiveMaxPool1d(usize) adaptive_max_pool1d "So many maxima of signals";
+    AdaptiveMaxPool2d([usize; 2]) adaptive_max_pool2d "So many maxima of images, height and width";
+    AdaptiveMaxPool3d([usize; 3]) adaptive_max_pool3d "So many maxima of volumes, depth, height and width";
+}
+
+/// The p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), of signals, images and volumes with `N` of 1, 2 and 3.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct LpPool<const N: usize> {
+    /// Which norm.
+    pub p: f64,
+    /// The window, without padding.
+    #[module(skip)]
+    pub options: PoolOptions<N>,
+}
+
+/// Maxima back at their places, zeros elsewhere: [`max_unpool2d`](Tensor::max_unpool2d), of signals, images and volumes.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, ops::Pool2dOptions, tensor::Tensor};
+/// # use forebay_nn::nn::MaxUnpool2d;
+/// # let device = Device::null(Default::default());
+/// let options = Pool2dOptions::new(2);
+/// let x = Tensor::zeros(&[1, 3, 8, 6], DType::F32, &device)?;
+/// let (maxima, places) = x.max_pool2d_with_indices(options)?;
+/// assert_eq!(MaxUnpool2d { options }.forward(&maxima, &places, None)?.shape(), x.shape());
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct MaxUnpool<const N: usize> {
+    /// The window that pooled.
+    #[module(skip)]
+    pub options: PoolOptions<N>,
+}
+
+/// What a [`FractionalMaxPool`] gives.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum FractionalSize<const N: usize> {
+    /// So many windows.
+    OutputSize([usize; N]),
+    /// As many as these parts of the input's extents, each below 1.
+    OutputRatio([f64; N]),
+}
+
+/// The largest element of windows that begin at random: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), of images and volumes.
+#[derive(Clone, Copy, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct FractionalMaxPool<const N: usize> {
+    /// Extents of a window.
+    #[module(skip)]
+    pub kernel_size: [usize; N],
+    /// How many there are.
+    #[module(skip)]
+    pub output_size: FractionalSize<N>,
+}
+
+impl<const N: usize> FractionalMaxPool<N> {
+    /// How many windows an input has.
+    fn output_extents(&self, x: &Tensor) -> Result<[usize; N]> {
+        let parts = match self.output_size {
+            FractionalSize::OutputSize(windows) => return Ok(windows),
+            FractionalSize::OutputRatio(parts) => parts,
+        };
+        if parts.iter().any(|part| !(0.0..1.0).contains(part)) || x.rank() < N {
+            let rule = format!("takes parts between 0 and 1 of {N} dimensions, not {parts:?}");
+            return Err(Error::shape("FractionalMaxPool", rule, &[x.shape()]));
+        }
+        Ok(std::array::from_fn(|d| (x.shape()[x.rank() - N + d] as f64 * parts[d]) as usize))
+    }
+}
+
+macro_rules! dimensioned_pools {
+    ($($n:literal $what:literal $lp:ident $lp_op:ident $unpool:ident $unpool_op:ident;)*) => {$(
+        #[doc = concat!("Of ", $what, ".")]
+        pub type $lp = LpPool<$n>;
+        #[doc = concat!("Of ", $what, ".")]
+        pub type $unpool = MaxUnpool<$n>;
+
+        impl LpPool<$n> {
+            /// `x`, pooled.
+            ///
+            /// # Errors
+            /// As [`lp_pool2d`](Tensor::lp_pool2d).
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                x.$lp_op(self.p, self.options)
+            }
+        }
+
+        impl MaxUnpool<$n> {
+            /// `x`, with every element at its place, in these extents; `None` are [those](Pool::unpool_output_size) of which nothing was cut off.
+            ///
+            /// # Errors
+            /// As [`max_unpool2d`](Tensor::max_unpool2d).
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor, indices: &Tensor, output: Option<[usize; $n]>) -> Result<Tensor> {
+                let pooled = std::array::from_fn(|d| x.shape().iter().rev().nth($n - 1 - d).copied().unwrap_or(1));
+                x.$unpool_op(indices, output.unwrap_or_else(|| self.options.unpool_output_size(pooled)))
+            }
+        }
+    )*};
+}
+dimensioned_pools! {
+    1 "signals" LpPool1d lp_pool1d MaxUnpool1d max_unpool1d;
+    2 "images" LpPool2d lp_pool2d MaxUnpool2d max_unpool2d;
+    3 "volumes" LpPool3d lp_pool3d MaxUnpool3d max_unpool3d;
+}
+
+macro_rules! fractional_pools {
+    ($($n:literal $what:literal $layer:ident $op:ident;)*) => {$(
+        #[doc = concat!("Of ", $what, ".")]
+        pub type $layer = FractionalMaxPool<$n>;
+
+        impl FractionalMaxPool<$n> {
+            /// `x`, pooled.
+            ///
+            /// # Errors
+            /// As [`forward_with_indices`](Self::forward_with_indices).
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                Ok(self.forward_with_indices(x, None)?.0)
+            }
+
+            /// `x`, pooled, and the places of the maxima; where windows begin is drawn, if no samples say it.
+            ///
+            /// # Errors
+            #[doc = concat!("As [`", stringify!($op), "`](Tensor::", stringify!($op), "); a ratio is not between 0 and 1.")]
+            #[track_caller]
+            pub fn forward_with_indices(&self, x: &Tensor, samples: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+                x.$op(self.kernel_size, self.output_extents(x)?, samples)
+            }
+        }
+    )*};
+}
+fractional_pools! {
+    2 "images" FractionalMaxPool2d fractional_max_pool2d;
+    3 "volumes" FractionalMaxPool3d fractional_max_pool3d;
+}

@@ -1,0 +1,606 @@
+//! Recurrent layers, with PyTorch's parameters.
+
+use std::sync::atomic::AtomicBool;
+
+use super::{Module, ModuleEntry, ModuleScope, init, join_path};
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::ops::{RecurrentKind, RecurrentOp, cat, stack};
+use forebay_core::tensor::Tensor;
+
+/// What a recurrent layer is made of. `RecurrentOptions { num_layers: 2, ..Default::default() }`.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct RecurrentOptions {
+    /// Layers, each of which reads the one before; 1.
+    pub num_layers: usize,
+    /// Whether products have biases; yes.
+    pub bias: bool,
+    /// Whether the batch is the first dimension and the sequence the second; no.
+    pub batch_first: bool,
+    /// The part of values that is dropped between layers in training; 0.
+    pub dropout: f64,
+    /// Whether a second direction reads from the end; no.
+    pub bidirectional: bool,
+    /// Of an [`Lstm`]: features that the output is projected to; 0 for none.
+    pub proj_size: usize,
+}
+
+impl Default for RecurrentOptions {
+    fn default() -> Self {
+        Self {
+            num_layers: 1,
+            bias: true,
+            batch_first: false,
+            dropout: 0.0,
+            bidirectional: false,
+            proj_size: 0,
+        }
+    }
+}
+
+/// The parameters of one direction of one layer, or of a cell.
+#[derive(Debug)]
+struct RecurrentWeights {
+    weight_ih: Tensor,
+    weight_hh: Tensor,
+    biases: Option<[Tensor; 2]>,
+    weight_hr: Option<Tensor>,
+}
+
+impl RecurrentWeights {
+    /// Uniform within 1/√hidden, as PyTorch.
+    #[track_caller]
+    fn new(
+        inputs: usize,
+        hidden: usize,
+        gates: usize,
+        bias: bool,
+        proj: usize,
+        device: &Device,
+    ) -> Result<Self> {
+        let uniform = |shape: &[usize]| init::create_uniform_parameter(shape, hidden, device);
+        let state = if proj > 0 { proj } else { hidden };
+        let lines = hidden.saturating_mul(gates);
+        Ok(Self {
+            weight_ih: uniform(&[lines, inputs])?,
+            weight_hh: uniform(&[lines, state])?,
+            biases: if bias { Some([uniform(&[lines])?, uniform(&[lines])?]) } else { None },
+            weight_hr: if proj > 0 { Some(uniform(&[proj, hidden])?) } else { None },
+        })
+    }
+
+    /// Under PyTorch's names, with an ending: none for a cell, `_l0`, `_l0_reverse`.
+    fn visit(&self, path: &str, ending: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        let [ih, hh] = self.biases.as_ref().map_or([None; 2], |[ih, hh]| [Some(ih), Some(hh)]);
+        for (name, t) in [
+            ("weight_ih", Some(&self.weight_ih)),
+            ("weight_hh", Some(&self.weight_hh)),
+            ("bias_ih", ih),
+            ("bias_hh", hh),
+            ("weight_hr", self.weight_hr.as_ref()),
+        ] {
+            if let Some(t) = t {
+                t.visit(&join_path(path, &format!("{name}{ending}")), f);
+            }
+        }
+    }
+
+    /// One direction over all steps of \[steps, batch, features\], or of \[batch, steps, features\] if `turned`. Returns
+    /// \[steps, batch, out\], the last state and the last cell.
+    fn run_direction(
+        &self,
+        kind: RecurrentKind,
+        x: &Tensor,
+        turned: bool,
+        [state, cell]: [&Tensor; 2],
+        lengths: Option<&Tensor>,
+        reverse: bool,
+    ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
+        let [bias_ih, bias_hh] = self.biases.as_ref().map_or([None; 2], |[ih, hh]| [Some(ih), Some(hh)]);
+        // One product for the inputs of all steps, in the order in which they lie.
+        let input = x.linear(&self.weight_ih, bias_ih)?;
+        let input = if turned { input.transpose(0, 1)? } else { input };
+        let cell = (kind == RecurrentKind::Lstm).then_some(cell);
+        let of = RecurrentOp {
+            kind,
+            input_gates: &input,
+            h_0: state,
+            c_0: cell,
+            weight_hh: &self.weight_hh,
+            bias_hh,
+            lengths,
+            reverse,
+        };
+        let Some(hr) = &self.weight_hr else {
+            let states = of.run()?;
+            return Ok((states.output, states.h_n, states.c_n));
+        };
+        // Every step waits for the projection of the one before.
+        let (steps, mut state, mut cell) = (input.shape()[0], state.clone(), cell.cloned());
+        let mut outs = Vec::with_capacity(steps);
+        for k in 0..steps {
+            let t = if reverse { steps - 1 - k } else { k };
+            let input = input.narrow(0, t, 1)?;
+            let step =
+                RecurrentOp { input_gates: &input, h_0: &state, c_0: cell.as_ref(), lengths: None, ..of }
+                    .run()?;
+            let (mut next, mut next_cell) = (step.h_n.linear(hr, None)?, step.c_n);
+            if let Some(lengths) = lengths {
+                let ended = lengths.le(t as i64)?.unsqueeze(1)?;
+                next = state.where_(&ended, &next)?;
+                next_cell = match (&cell, next_cell) {
+                    (Some(cell), Some(next)) => Some(cell.where_(&ended, &next)?),
+                    (_, next) => next,
+                };
+            }
+            outs.push(next.clone());
+            (state, cell) = (next, next_cell);
+        }
+        if reverse {
+            outs.reverse();
+        }
+        Ok((stack(&outs.iter().collect::<Vec<_>>(), 0)?, state, cell))
+    }
+}
+
+/// What the recurrent layers are made of. Its parameters are the layer's.
+#[derive(Debug)]
+struct RecurrentStack {
+    name: &'static str,
+    kind: RecurrentKind,
+    hidden: usize,
+    options: RecurrentOptions,
+    /// Of each layer, and in it of each direction.
+    weights: Vec<RecurrentWeights>,
+    training: AtomicBool,
+    scope: ModuleScope,
+}
+
+/// Output, states and cells of a run.
+type SequenceOutput = (Tensor, Tensor, Option<Tensor>);
+
+impl RecurrentStack {
+    #[track_caller]
+    fn new(
+        name: &'static str,
+        kind: RecurrentKind,
+        [inputs, hidden]: [usize; 2],
+        options: RecurrentOptions,
+        device: &Device,
+    ) -> Result<Self> {
+        let RecurrentOptions { num_layers, bias, bidirectional, proj_size, .. } = options;
+        if hidden == 0 || num_layers == 0 {
+            return Err(Error::argument(
+                name,
+                format!("{num_layers} layers of {hidden} features compute nothing"),
+            ));
+        }
+        if proj_size > 0 && (kind != RecurrentKind::Lstm || proj_size >= hidden) {
+            let why = format!(
+                "proj_size is {proj_size}; it is for an Lstm, and below the {hidden} hidden features"
+            );
+            return Err(Error::argument(name, why));
+        }
+        let directions = 1 + usize::from(bidirectional);
+        let out = if proj_size > 0 { proj_size } else { hidden };
+        let mut weights = Vec::with_capacity(num_layers * directions);
+        for layer in 0..num_layers {
+            let inputs = if layer == 0 { inputs } else { out * directions };
+            for _ in 0..directions {
+                weights.push(RecurrentWeights::new(
+                    inputs,
+                    hidden,
+                    kind.gate_count(),
+                    bias,
+                    proj_size,
+                    device,
+                )?);
+            }
+        }
+        let training = AtomicBool::new(true);
+        Ok(Self { name, kind, hidden, options, weights, training, scope: ModuleScope::new() })
+    }
+
+    fn output_features(&self) -> usize {
+        if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden }
+    }
+
+    /// A state that was given, as \[layers · directions, batch, width\], or zeros.
+    fn initial_state(
+        &self,
+        given: Option<&Tensor>,
+        x: &Tensor,
+        batch: usize,
+        width: usize,
+        unbatched: bool,
+    ) -> Result<Tensor> {
+        let shape = [self.weights.len(), batch, width];
+        let Some(given) = given else { return Tensor::zeros(&shape, x.dtype(), x.device()) };
+        let whole = if unbatched && given.rank() == 2 { given.unsqueeze(1)? } else { given.clone() };
+        if whole.shape() != shape {
+            let rule = format!("states are {shape:?}: [layers · directions, batch, features]");
+            return Err(Error::shape(self.name, rule, &[given.shape()]));
+        }
+        Ok(whole)
+    }
+
+    fn forward(
+        &self,
+        x: &Tensor,
+        given: [Option<&Tensor>; 2],
+        lengths: Option<&Tensor>,
+    ) -> Result<SequenceOutput> {
+        let (name, options) = (self.name, &self.options);
+        let unbatched = x.rank() == 2;
+        // [steps, batch, features], but for the first layer's input with `batch_first`.
+        let turned = options.batch_first && !unbatched;
+        let mut x = if unbatched { x.unsqueeze(1)? } else { x.clone() };
+        let &[first, second, features] = x.shape() else {
+            let rule = "takes [steps, batch, features] (`batch_first`: [batch, steps, features]), or without the batch";
+            return Err(Error::shape(name, rule, &[x.shape()]));
+        };
+        let inputs = self.weights[0].weight_ih.shape()[1];
+        let (steps, batch) = if turned { (second, first) } else { (first, second) };
+        if features != inputs || steps == 0 {
+            let rule = format!("takes at least one step of {inputs} features");
+            return Err(Error::shape(name, rule, &[x.shape()]));
+        }
+        let ended = lengths.map(|lengths| ended_mask(name, lengths, steps, batch)).transpose()?;
+        let lengths = ended.as_ref().map(|(lengths, _)| lengths);
+        let states = self.initial_state(given[0], &x, batch, self.output_features(), unbatched)?;
+        let cells = self.initial_state(given[1], &x, batch, self.hidden, unbatched)?;
+        let directions = 1 + usize::from(options.bidirectional);
+        let (mut last, mut last_cells) = (Vec::new(), Vec::new());
+        for (layer, weights) in self.weights.chunks(directions).enumerate() {
+            if layer > 0 {
+                x = x.dropout(options.dropout, super::is_training(&self.training))?;
+            }
+            let mut outs = Vec::with_capacity(directions);
+            for (direction, weights) in weights.iter().enumerate() {
+                let at = (layer * directions + direction) as isize;
+                let given = [&states.select(0, at)?, &cells.select(0, at)?];
+                let turned = turned && layer == 0;
+                let (out, state, cell) =
+                    weights.run_direction(self.kind, &x, turned, given, lengths, direction == 1)?;
+                outs.push(out);
+                last.push(state);
+                last_cells.extend(cell);
+            }
+            x = match outs.as_slice() {
+                [out] => out.clone(),
+                both => cat(&both.iter().collect::<Vec<_>>(), -1)?,
+            };
+            if let Some((_, ended)) = &ended {
+                x = x.masked_fill(ended, 0.0)?;
+            }
+        }
+        let together = |t: &[Tensor]| -> Result<Tensor> {
+            let whole = stack(&t.iter().collect::<Vec<_>>(), 0)?;
+            if unbatched { whole.squeeze(1) } else { Ok(whole) }
+        };
+        let out = match (unbatched, turned) {
+            (true, _) => x.squeeze(1)?,
+            (_, true) => x.transpose(0, 1)?,
+            _ => x,
+        };
+        let cells = if last_cells.is_empty() { None } else { Some(together(&last_cells)?) };
+        Ok((out, together(&last)?, cells))
+    }
+}
+
+/// Lengths as i32, and where sequences have ended: \[steps, batch, 1\].
+fn ended_mask(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Result<(Tensor, Tensor)> {
+    if lengths.shape() != [batch] || !lengths.dtype().is_int() {
+        let rule = format!("lengths are integers, [{batch}]; got {} of them", lengths.dtype());
+        return Err(Error::shape(name, rule, &[lengths.shape()]));
+    }
+    let lengths = forebay_core::ops::cast_index_to_i32(name, lengths, None)?;
+    let steps = Tensor::arange(0.0, steps as f64, 1.0, DType::I32, lengths.device())?.unsqueeze(1)?;
+    let ended = steps.ge(&lengths)?.unsqueeze(2)?;
+    Ok((lengths, ended))
+}
+
+impl Module for RecurrentStack {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        let directions = 1 + usize::from(self.options.bidirectional);
+        for (k, weights) in self.weights.iter().enumerate() {
+            let reverse = if k % directions == 1 { "_reverse" } else { "" };
+            weights.visit(path, &format!("_l{}{reverse}", k / directions), f);
+        }
+        self.training.visit(path, f);
+        f(path, ModuleEntry::Scope(&self.scope));
+    }
+}
+
+macro_rules! delegate_module {
+    ($($layer:ident)*) => {$(
+        impl Module for $layer {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+                self.0.visit(path, f);
+            }
+        }
+    )*};
+}
+delegate_module!(Rnn Lstm Gru RnnCell LstmCell GruCell);
+
+macro_rules! recurrent_layers {
+    ($($(#[$doc:meta])* $layer:ident $kind:ident;)*) => {$(
+        $(#[$doc])*
+        ///
+        /// Parameters have PyTorch's names: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and so on for each layer,
+        /// with `_reverse` for the second direction.
+        #[derive(Debug)]
+        pub struct $layer(RecurrentStack);
+
+        impl $layer {
+            /// `inputs` features to `hidden`; all parameters uniform within 1/√hidden, as PyTorch.
+            ///
+            /// # Errors
+            /// A number is 0, or `proj_size` does not fit; memory runs out.
+            #[track_caller]
+            pub fn new(inputs: usize, hidden: usize, options: RecurrentOptions, device: &Device) -> Result<Self> {
+                Ok(Self(RecurrentStack::new(stringify!($layer), RecurrentKind::$kind, [inputs, hidden], options, device)?))
+            }
+        }
+    )*};
+}
+
+recurrent_layers! {
+    /// h ← tanh(W x + b + V h + c), step by step over sequences (Elman, 1990).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # use forebay_nn::nn::{RecurrentOptions, Rnn};
+    /// # let device = Device::null(Default::default());
+    /// let layer = Rnn::new(8, 16, RecurrentOptions { bidirectional: true, ..Default::default() }, &device)?.relu();
+    /// let (out, states) = layer.forward(&Tensor::zeros(&[10, 2, 8], DType::F32, &device)?, None)?;
+    /// assert_eq!((out.shape(), states.shape()), (&[10, 2, 32][..], &[2, 2, 16][..]));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    Rnn Tanh;
+    /// Long short-term memory (Hochreiter and Schmidhuber, 1997), step by step over sequences, with projections (Sak et al., 2014) if
+    /// `proj_size` is not 0: `weight_hr_l0`.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # use forebay_nn::nn::{Lstm, RecurrentOptions};
+    /// # let device = Device::null(Default::default());
+    /// let options = RecurrentOptions { num_layers: 2, batch_first: true, ..Default::default() };
+    /// let layer = Lstm::new(8, 16, options, &device)?;
+    /// let x = Tensor::zeros(&[2, 10, 8], DType::F32, &device)?;
+    /// let (out, (state, cell)) = layer.forward(&x, None)?;
+    /// assert_eq!((out.shape(), state.shape()), (&[2, 10, 16][..], &[2, 2, 16][..]));
+    /// // Sequences of 10 and 7 steps; the output behind an end is zero.
+    /// let lengths = Tensor::from_slice(&[10i32, 7], &[2], &device)?;
+    /// layer.forward_lengths(&x, &lengths, Some((&state, &cell)))?;
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    Lstm Lstm;
+    /// Gated recurrent units (Cho et al., 2014), step by step over sequences, with the reset gate behind the product, as in PyTorch.
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # use forebay_nn::nn::{Gru, RecurrentOptions};
+    /// # let device = Device::null(Default::default());
+    /// let layer = Gru::new(8, 16, RecurrentOptions::default(), &device)?;
+    /// let (out, state) = layer.forward(&Tensor::zeros(&[10, 2, 8], DType::F32, &device)?, None)?;
+    /// assert_eq!((out.shape(), state.shape()), (&[10, 2, 16][..], &[1, 2, 16][..]));
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    Gru Gru;
+}
+
+impl Rnn {
+    /// With max(.., 0) in place of tanh.
+    #[must_use]
+    pub fn relu(mut self) -> Self {
+        self.0.kind = RecurrentKind::Relu;
+        self
+    }
+}
+
+macro_rules! single_state_forward {
+    ($($layer:ident)*) => {$(
+        impl $layer {
+            /// \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]) or without the batch, from the states of
+            /// \[layers · directions, batch, hidden\] or zeros, to the last layer's \[steps, batch, directions · hidden\] and the last
+            /// states.
+            ///
+            /// # Errors
+            /// The shapes do not fit; memory runs out.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor, states: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+                let (out, states, _) = self.0.scope.run(|| self.0.forward(x, [states, None], None))?;
+                Ok((out, states))
+            }
+
+            /// As [`forward`](Self::forward) with sequences that end after so many steps, \[batch\], 1 to all: what PyTorch does with
+            /// a packed sequence, which need not be sorted here. The last states are those of each sequence's end, the second
+            /// direction begins there, and the output behind it is zero.
+            ///
+            /// # Errors
+            /// As there; the lengths are no integers, or not one for each sequence.
+            #[track_caller]
+            pub fn forward_lengths(&self, x: &Tensor, lengths: &Tensor, states: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
+                let (out, states, _) = self.0.scope.run(|| self.0.forward(x, [states, None], Some(lengths)))?;
+                Ok((out, states))
+            }
+        }
+    )*};
+}
+single_state_forward!(Rnn Gru);
+
+impl Lstm {
+    /// \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]) or without the batch, from states and cells of
+    /// \[layers · directions, batch, hidden\] or zeros, to the last layer's \[steps, batch, directions · hidden\] and the last states
+    /// and cells. With `proj_size`, outputs and states have as many features.
+    ///
+    /// # Errors
+    /// The shapes do not fit; memory runs out.
+    #[track_caller]
+    pub fn forward(
+        &self,
+        x: &Tensor,
+        states: Option<(&Tensor, &Tensor)>,
+    ) -> Result<(Tensor, (Tensor, Tensor))> {
+        self.forward_impl(x, states, None)
+    }
+
+    /// As [`forward`](Self::forward) with sequences that end after so many steps, \[batch\], 1 to all: what PyTorch does with a packed
+    /// sequence, which need not be sorted here. The last states are those of each sequence's end, the second direction begins there,
+    /// and the output behind it is zero.
+    ///
+    /// # Errors
+    /// As there; the lengths are no integers, or not one for each sequence.
+    #[track_caller]
+    pub fn forward_lengths(
+        &self,
+        x: &Tensor,
+        lengths: &Tensor,
+        states: Option<(&Tensor, &Tensor)>,
+    ) -> Result<(Tensor, (Tensor, Tensor))> {
+        self.forward_impl(x, states, Some(lengths))
+    }
+
+    #[track_caller]
+    fn forward_impl(
+        &self,
+        x: &Tensor,
+        states: Option<(&Tensor, &Tensor)>,
+        lengths: Option<&Tensor>,
+    ) -> Result<(Tensor, (Tensor, Tensor))> {
+        let given = [states.map(|(state, _)| state), states.map(|(_, cell)| cell)];
+        let (out, states, cells) = self.0.scope.run(|| self.0.forward(x, given, lengths))?;
+        let cells = cells.ok_or_else(|| Error::argument("Lstm", "the run gave no cells"))?;
+        Ok((out, (states, cells)))
+    }
+}
+
+/// What the cells are made of: one step.
+#[derive(Debug)]
+struct RecurrentCell {
+    name: &'static str,
+    kind: RecurrentKind,
+    hidden: usize,
+    weights: RecurrentWeights,
+    scope: ModuleScope,
+}
+
+impl RecurrentCell {
+    fn forward(&self, x: &Tensor, given: [Option<&Tensor>; 2]) -> Result<(Tensor, Option<Tensor>)> {
+        let unbatched = x.rank() == 1;
+        let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
+        let inputs = self.weights.weight_ih.shape()[1];
+        let &[batch, features] = x.shape() else {
+            return Err(Error::shape(self.name, "takes [batch, features] or [features]", &[x.shape()]));
+        };
+        if features != inputs {
+            return Err(Error::shape(self.name, format!("takes {inputs} features"), &[x.shape()]));
+        }
+        let state = |given: Option<&Tensor>| -> Result<Tensor> {
+            let Some(given) = given else {
+                return Tensor::zeros(&[batch, self.hidden], x.dtype(), x.device());
+            };
+            let whole = if unbatched { given.unsqueeze(0)? } else { given.clone() };
+            if whole.shape() != [batch, self.hidden] {
+                let rule =
+                    format!("states are [{batch}, {}], without the batch where x has none", self.hidden);
+                return Err(Error::shape(self.name, rule, &[given.shape()]));
+            }
+            Ok(whole)
+        };
+        let (states, cells) = (state(given[0])?, state(given[1])?);
+        let (_, state, cell) =
+            self.weights.run_direction(self.kind, &x.unsqueeze(0)?, false, [&states, &cells], None, false)?;
+        let back = |t: Tensor| if unbatched { t.squeeze(0) } else { Ok(t) };
+        Ok((back(state)?, cell.map(back).transpose()?))
+    }
+}
+
+impl Module for RecurrentCell {
+    fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
+        self.weights.visit(path, "", f);
+        f(path, ModuleEntry::Scope(&self.scope));
+    }
+}
+
+macro_rules! recurrent_cells {
+    ($($(#[$doc:meta])* $cell:ident $kind:ident;)*) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $cell(RecurrentCell);
+
+        impl $cell {
+            /// `inputs` features to `hidden`; all parameters uniform within 1/√hidden, as PyTorch.
+            ///
+            /// # Errors
+            /// Memory runs out.
+            #[track_caller]
+            pub fn new(inputs: usize, hidden: usize, bias: bool, device: &Device) -> Result<Self> {
+                let kind = RecurrentKind::$kind;
+                let weights = RecurrentWeights::new(inputs, hidden, kind.gate_count(), bias, 0, device)?;
+                Ok(Self(RecurrentCell { name: stringify!($cell), kind, hidden, weights, scope: ModuleScope::new() }))
+            }
+        }
+    )*};
+}
+
+recurrent_cells! {
+    /// One step of an [`Rnn`].
+    RnnCell Tanh;
+    /// One step of an [`Lstm`].
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # use forebay_nn::nn::LstmCell;
+    /// # let device = Device::null(Default::default());
+    /// let cell = LstmCell::new(8, 16, true, &device)?;
+    /// let x = Tensor::zeros(&[2, 8], DType::F32, &device)?;
+    /// let (h, c) = cell.forward(&x, None)?;
+    /// assert_eq!(cell.forward(&x, Some((&h, &c)))?.0.shape(), [2, 16]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    LstmCell Lstm;
+    /// One step of a [`Gru`].
+    GruCell Gru;
+}
+
+impl RnnCell {
+    /// With max(.., 0) in place of tanh.
+    #[must_use]
+    pub fn relu(mut self) -> Self {
+        self.0.kind = RecurrentKind::Relu;
+        self
+    }
+}
+
+macro_rules! single_state_cell_forward {
+    ($($cell:ident)*) => {$(
+        impl $cell {
+            /// \[batch, inputs\] and the state \[batch, hidden\], or both without the batch, to the next state; zeros if none is given.
+            ///
+            /// # Errors
+            /// The shapes do not fit; memory runs out.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor, state: Option<&Tensor>) -> Result<Tensor> {
+                Ok(self.0.scope.run(|| self.0.forward(x, [state, None]))?.0)
+            }
+        }
+    )*};
+}
+single_state_cell_forward!(RnnCell GruCell);
+
+impl LstmCell {
+    /// \[batch, inputs\], state and cell \[batch, hidden\], or all without the batch, to the next state and cell; zeros if none are
+    /// given.
+    ///
+    /// # Errors
+    /// The shapes do not fit; memory runs out.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor, state: Option<(&Tensor, &Tensor)>) -> Result<(Tensor, Tensor)> {
+        let given = [state.map(|(h, _)| h), state.map(|(_, c)| c)];
+        let (state, cell) = self.0.scope.run(|| self.0.forward(x, given))?;
+        Ok((state, cell.ok_or_else(|| Error::argument("LstmCell", "the step gave no cell"))?))
+    }
+}

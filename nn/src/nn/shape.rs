@@ -1,0 +1,268 @@
+//! Layers that only move elements: padding, flattening, shuffling, windows.
+
+use super::Module;
+use forebay_core::error::{Error, Result};
+use forebay_core::ops::PadMode;
+use forebay_core::tensor::Tensor;
+
+/// Gives what it is given.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
+#[module(crate = crate)]
+pub struct Identity;
+
+impl Identity {
+    /// `x`.
+    ///
+    /// # Errors
+    /// None.
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        Ok(x.clone())
+    }
+}
+
+/// Joins dimensions into one: [`flatten`](Tensor::flatten).
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::Flatten;
+/// # let device = Device::null(Default::default());
+/// let x = Tensor::zeros(&[2, 3, 4], DType::F32, &device)?;
+/// assert_eq!(Flatten::default().forward(&x)?.shape(), [2, 12]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+#[module(crate = crate)]
+pub struct Flatten {
+    /// The first; 1.
+    pub start_dim: isize,
+    /// The last; -1.
+    pub end_dim: isize,
+}
+
+impl Default for Flatten {
+    fn default() -> Self {
+        Self { start_dim: 1, end_dim: -1 }
+    }
+}
+
+impl Flatten {
+    /// `x` with fewer dimensions.
+    ///
+    /// # Errors
+    /// A dimension is out of range; memory runs out.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.flatten(self.start_dim, self.end_dim)
+    }
+}
+
+/// Splits a dimension into several: [`unflatten`](Tensor::unflatten).
+#[derive(Clone, Debug, PartialEq, Eq, Module)]
+#[module(crate = crate)]
+pub struct Unflatten {
+    /// Which.
+    pub dim: isize,
+    /// The extents; one may be -1.
+    #[module(skip)]
+    pub sizes: Vec<isize>,
+}
+
+impl Unflatten {
+    /// Splits `dim` into these extents, one of which may be -1.
+    #[must_use]
+    pub fn new(dim: isize, sizes: &[isize]) -> Self {
+        Self { dim, sizes: sizes.to_vec() }
+    }
+
+    /// `x` with more dimensions.
+    ///
+    /// # Errors
+    /// The extents do not fit; memory runs out.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.unflatten(self.dim, &self.sizes)
+    }
+}
+
+/// Layers of one number that calls a method of a tensor.
+macro_rules! factor_layers {
+    ($($layer:ident $op:ident $doc:literal;)*) => {$(
+        #[doc = concat!($doc, " [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+        #[module(crate = crate)]
+        pub struct $layer(pub usize);
+
+        impl $layer {
+            /// Elements of `x` at other places.
+            ///
+            /// # Errors
+            /// The extents do not divide; memory runs out.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                x.$op(self.0)
+            }
+        }
+    )*};
+}
+factor_layers! {
+    PixelShuffle pixel_shuffle "Images of fewer channels that are larger by a factor:";
+    PixelUnshuffle pixel_unshuffle "Images of more channels that are smaller by a factor:";
+    ChannelShuffle channel_shuffle "Channels that change places between groups:";
+}
+
+/// Blocks of images as columns: [`im2col`](Tensor::im2col), PyTorch's `Unfold`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+#[module(crate = crate)]
+pub struct Unfold {
+    /// Extents of a block.
+    #[module(skip)]
+    pub kernel_size: [usize; 2],
+    /// Distance of a block's elements; 1.
+    #[module(skip)]
+    pub dilation: [usize; 2],
+    /// Zeros on every side; 0.
+    #[module(skip)]
+    pub padding: [usize; 2],
+    /// Steps from one block to the next; 1.
+    #[module(skip)]
+    pub stride: [usize; 2],
+}
+
+impl Unfold {
+    /// Every block of these extents.
+    #[must_use]
+    pub fn new(kernel_size: [usize; 2]) -> Self {
+        Self { kernel_size, dilation: [1; 2], padding: [0; 2], stride: [1; 2] }
+    }
+
+    /// \[batch, channels, height, width\] to \[batch, channels · block, blocks\].
+    ///
+    /// # Errors
+    /// As [`im2col`](Tensor::im2col).
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.im2col(self.kernel_size, self.dilation, self.padding, self.stride)
+    }
+}
+
+/// Sums of columns as images: [`col2im`](Tensor::col2im), PyTorch's `Fold`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+#[module(crate = crate)]
+pub struct Fold {
+    /// Height and width of the images.
+    #[module(skip)]
+    pub output_size: [usize; 2],
+    /// How the blocks lie in them.
+    pub blocks: Unfold,
+}
+
+impl Fold {
+    /// Images from every block of these extents.
+    #[must_use]
+    pub fn new(output_size: [usize; 2], kernel_size: [usize; 2]) -> Self {
+        Self { output_size, blocks: Unfold::new(kernel_size) }
+    }
+
+    /// \[batch, channels · block, blocks\] to \[batch, channels, height, width\].
+    ///
+    /// # Errors
+    /// As [`col2im`](Tensor::col2im).
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        let Unfold { kernel_size, dilation, padding, stride } = self.blocks;
+        x.col2im(self.output_size, kernel_size, dilation, padding, stride)
+    }
+}
+
+/// Layers that pad the last dimensions: numbers before and after, from the last dimension on.
+macro_rules! pad_layers {
+    ($($layer:ident $n:literal $mode:expr, $doc:literal;)*) => {$(
+        #[doc = concat!("Pads the last ", stringify!($n), " dimensions ", $doc, ": before and after, from the last dimension on. Negative numbers cut.")]
+        #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+        #[module(crate = crate)]
+        pub struct $layer(#[module(skip)] pub [isize; 2 * $n]);
+
+        impl $layer {
+            /// The same on every side.
+            #[must_use]
+            pub fn new(padding: isize) -> Self {
+                Self([padding; 2 * $n])
+            }
+
+            /// `x`, padded.
+            ///
+            /// # Errors
+            /// There are fewer dimensions, or too few elements for the mode; memory runs out.
+            #[track_caller]
+            pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+                x.pad(&self.0, $mode)
+            }
+        }
+    )*};
+}
+pad_layers! {
+    ZeroPad1d 1 PadMode::Constant(0.0), "with zeros";
+    ZeroPad2d 2 PadMode::Constant(0.0), "with zeros";
+    ZeroPad3d 3 PadMode::Constant(0.0), "with zeros";
+    ReflectionPad1d 1 PadMode::Reflect, "with their mirror image";
+    ReflectionPad2d 2 PadMode::Reflect, "with their mirror image";
+    ReflectionPad3d 3 PadMode::Reflect, "with their mirror image";
+    ReplicationPad1d 1 PadMode::Replicate, "with their edge";
+    ReplicationPad2d 2 PadMode::Replicate, "with their edge";
+    ReplicationPad3d 3 PadMode::Replicate, "with their edge";
+    CircularPad1d 1 PadMode::Circular, "with their other end";
+    CircularPad2d 2 PadMode::Circular, "with their other end";
+    CircularPad3d 3 PadMode::Circular, "with their other end";
+}
+
+/// Pads the last `N` dimensions with a number: before and after, from the last dimension on. Negative numbers cut.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::ConstantPad;
+/// # let device = Device::null(Default::default());
+/// let pad = ConstantPad::<2>::new(&[1, 1, 0, 2], 3.5)?;
+/// assert_eq!(pad.forward(&Tensor::zeros(&[2, 3, 4], DType::F32, &device)?)?.shape(), [2, 5, 6]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Clone, Debug, PartialEq, Module)]
+#[module(crate = crate)]
+pub struct ConstantPad<const N: usize> {
+    #[module(skip)]
+    padding: Vec<isize>,
+    value: f64,
+}
+
+/// Of signals.
+pub type ConstantPad1d = ConstantPad<1>;
+/// Of images.
+pub type ConstantPad2d = ConstantPad<2>;
+/// Of volumes.
+pub type ConstantPad3d = ConstantPad<3>;
+
+impl<const N: usize> ConstantPad<N> {
+    /// With `value`; one number for all sides, or two for each of the `N` dimensions.
+    ///
+    /// # Errors
+    /// There is another number of numbers.
+    pub fn new(padding: &[isize], value: f64) -> Result<Self> {
+        let padding = match padding {
+            [all] => vec![*all; 2 * N],
+            each if each.len() == 2 * N => each.to_vec(),
+            other => {
+                let why = format!("takes one number or {}, two for each dimension; got {other:?}", 2 * N);
+                return Err(Error::argument("ConstantPad", why));
+            }
+        };
+        Ok(Self { padding, value })
+    }
+
+    /// `x`, padded.
+    ///
+    /// # Errors
+    /// There are fewer dimensions; memory runs out.
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        x.pad(&self.padding, PadMode::Constant(self.value))
+    }
+}

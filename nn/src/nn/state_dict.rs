@@ -1,0 +1,184 @@
+//! Weights by name: what a module has, and what a file gives it.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+use super::staged_copies::{PreparedCopies, StagedCopies, TensorKey};
+use super::{Module, ModuleEntry, visit_model};
+use forebay_core::autograd;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+/// Names that only one side has: of [`load_state_dict_partial`](Module::load_state_dict_partial).
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[must_use = "what was not loaded keeps its initial numbers"]
+pub struct IncompatibleKeys {
+    /// The module has them, and keeps its numbers.
+    pub missing: Vec<String>,
+    /// The state has them, and nobody takes them.
+    pub unexpected: Vec<String>,
+}
+
+impl IncompatibleKeys {
+    /// Whether everything was loaded, and nothing was left over.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.missing.is_empty() && self.unexpected.is_empty()
+    }
+}
+
+impl fmt::Display for IncompatibleKeys {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let parts = [("missing", &self.missing), ("unexpected", &self.unexpected)];
+        let parts = parts.iter().filter(|(_, names)| !names.is_empty());
+        let parts: Vec<_> = parts.map(|(what, names)| format!("{what}: {}", names.join(", "))).collect();
+        f.write_str(&parts.join("; "))
+    }
+}
+
+/// The same tensors under other names; what has none is left out.
+///
+/// ```
+/// # use std::collections::BTreeMap;
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::nn::rename_keys;
+/// # let device = Device::null(Default::default());
+/// # let tensor = || Tensor::zeros(&[2], DType::F32, &device);
+/// # let file = BTreeMap::from([("module.fc.weight".to_owned(), tensor()?), ("optimizer".to_owned(), tensor()?)]);
+/// // Of DataParallel's file, what is the model's.
+/// let state = rename_keys(&file, |name| Some(name.strip_prefix("module.")?.to_owned()))?;
+/// assert!(state.contains_key("fc.weight") && state.len() == 1);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+///
+/// # Errors
+/// Two names become one.
+pub fn rename_keys(
+    state: &BTreeMap<String, Tensor>,
+    mut rename: impl FnMut(&str) -> Option<String>,
+) -> Result<BTreeMap<String, Tensor>> {
+    let mut renamed: BTreeMap<String, (&str, Tensor)> = BTreeMap::new();
+    for (name, tensor) in state {
+        let Some(new) = rename(name) else { continue };
+        if let Some((other, _)) = renamed.get(&new) {
+            let what = format!("`{other}` and `{name}` both become `{new}`; give each a name of its own");
+            return Err(Error::argument("rename_keys", what));
+        }
+        renamed.insert(new, (name, tensor.clone()));
+    }
+    Ok(renamed.into_iter().map(|(name, (_, tensor))| (name, tensor)).collect())
+}
+
+/// A tensor of a module, with all its names: several, if modules share a parameter.
+pub(crate) struct NamedTensor {
+    pub(crate) tensor: Tensor,
+    pub(crate) names: Vec<String>,
+    /// Whether it is trained.
+    pub(crate) is_parameter: bool,
+}
+
+/// What a module has, each once, in the order of its walk.
+pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> {
+    let mut all: Vec<NamedTensor> = Vec::new();
+    let mut known = BTreeMap::new();
+    visit_model(module, &mut |name, slot| {
+        let (t, parameter) = match slot {
+            ModuleEntry::Parameter(t) => (t, true),
+            ModuleEntry::Buffer(t) => (t, false),
+            _ => return,
+        };
+        // Tied are those of one memory, whichever way they came to share it.
+        let place = *known.entry(TensorKey::from_tensor(t)).or_insert(all.len());
+        match all.get_mut(place) {
+            Some(named) => {
+                named.names.push(name.to_owned());
+                named.is_parameter |= parameter;
+            }
+            None => all.push(NamedTensor {
+                tensor: t.detach(),
+                names: vec![name.to_owned()],
+                is_parameter: parameter,
+            }),
+        }
+    });
+    all
+}
+
+/// Copies what has the same name, if all of it fits; `strict` takes missing and unexpected names for errors.
+pub(super) fn load_state_dict<M: Module + ?Sized>(
+    module: &M,
+    state: &BTreeMap<String, Tensor>,
+    strict: bool,
+) -> Result<IncompatibleKeys> {
+    let (sealed, keys) = stage_state_dict(module, state, strict)?;
+    sealed.commit()?;
+    Ok(keys)
+}
+
+/// Prepares what [`load`] changes.
+pub(crate) fn stage_state_dict<M: Module + ?Sized>(
+    module: &M,
+    state: &BTreeMap<String, Tensor>,
+    strict: bool,
+) -> Result<(PreparedCopies, IncompatibleKeys)> {
+    let own = named_tensors(module);
+    let names: BTreeSet<&String> = own.iter().flat_map(|named| &named.names).collect();
+    // A shared parameter is there under any of its names: files often keep one. Counts of batches are not asked for: old files have
+    // none, and PyTorch takes them too.
+    let there =
+        |name: &String| state.contains_key(name) || name.rsplit('.').next() == Some("num_batches_tracked");
+    let absent = own.iter().filter(|named| !named.names.iter().any(there));
+    let keys = IncompatibleKeys {
+        missing: absent.flat_map(|named| named.names.iter().cloned()).collect(),
+        unexpected: state.keys().filter(|name| !names.contains(name)).cloned().collect(),
+    };
+    let kind = |t: &Tensor| (t.dtype().is_float(), t.dtype().is_int());
+    let given = own.iter().flat_map(|NamedTensor { tensor, names, .. }| {
+        names.iter().filter_map(move |name| Some((name, tensor, state.get(name)?)))
+    });
+    let misfits = given.filter(|(_, t, given)| t.shape() != given.shape() || kind(t) != kind(given));
+    let misfits = misfits.map(|(name, t, given)| {
+        format!("{name} is {} {:?}, given {} {:?}", t.dtype(), t.shape(), given.dtype(), given.shape())
+    });
+    let misfits = misfits.collect::<Vec<_>>().join(", ");
+    let mut problems = Vec::new();
+    if strict && !keys.is_empty() {
+        problems.push(keys.to_string());
+    }
+    if !misfits.is_empty() {
+        problems.push(format!("does not fit: {misfits}"));
+    }
+    if !problems.is_empty() {
+        return Err(Error::argument("load_state_dict", problems.join("; ")));
+    }
+    let mut staged = StagedCopies::default();
+    for NamedTensor { tensor, names, .. } in &own {
+        let mut first: Option<(&String, Tensor)> = None;
+        for (name, source) in names.iter().filter_map(|name| Some((name, state.get(name)?))) {
+            match &first {
+                None => {
+                    let cast = staged.add_copy(tensor, source).map_err(|e| e.with_context(name))?;
+                    first = Some((name, cast));
+                }
+                // As the model would hold it: a file may have one of them in another type.
+                Some((other, cast)) if !has_same_bits(cast, source).map_err(|e| e.with_context(name))? => {
+                    let why = format!(
+                        "`{other}` and `{name}` are one tensor of the model, and the state has two that differ: give it \
+                         one of them, or a model that does not share them"
+                    );
+                    return Err(Error::argument("load_state_dict", why));
+                }
+                Some(_) => {}
+            }
+        }
+    }
+    Ok((staged.prepare()?, keys))
+}
+
+/// Reports whether a tensor, cast to the type of another one, has its bits. Waits for the device where memory is not shared.
+fn has_same_bits(cast: &Tensor, source: &Tensor) -> Result<bool> {
+    let _no_grad = autograd::no_grad();
+    let source = source.detach().to_device(cast.device())?.to_dtype(cast.dtype())?;
+    Ok(TensorKey::from_tensor(cast) == TensorKey::from_tensor(&source)
+        || cast.to_bytes()? == source.to_bytes()?)
+}

@@ -1,0 +1,64 @@
+//! Evaluation mode for a while.
+
+use std::fmt;
+use std::sync::atomic::Ordering;
+
+use super::{Module, ModuleEntry, visit_model};
+
+/// Switches a model to evaluation mode until the guard is dropped. Then each module is back in the mode that it had, also
+/// where the scope ends with an error or a panic, and also one that was frozen by [`eval`](Module::eval) before.
+///
+/// ```
+/// # use std::sync::atomic::{AtomicBool, Ordering};
+/// # use forebay_nn::nn::{self, Module};
+/// // The switches of two layers, of which the second is frozen.
+/// let layers = (AtomicBool::new(true), AtomicBool::new(false));
+/// {
+///     let _eval = nn::eval_mode(&layers);
+///     assert!(!layers.0.load(Ordering::Relaxed));
+/// }
+/// assert!(layers.0.load(Ordering::Relaxed) && !layers.1.load(Ordering::Relaxed));
+/// ```
+pub fn eval_mode<M: Module + ?Sized>(model: &M) -> EvalModeGuard<'_, M> {
+    let before = training_modes(model);
+    model.eval();
+    EvalModeGuard { model, saved_modes: before }
+}
+
+/// Guard of [`eval_mode`].
+#[must_use = "the modes are restored when it is dropped"]
+pub struct EvalModeGuard<'a, M: Module + ?Sized> {
+    model: &'a M,
+    /// The mode of each module, in the order of a walk.
+    saved_modes: Vec<bool>,
+}
+
+impl<M: Module + ?Sized> Drop for EvalModeGuard<'_, M> {
+    fn drop(&mut self) {
+        let mut before = self.saved_modes.iter();
+        visit_model(self.model, &mut |_, slot| {
+            if let ModuleEntry::Training(switch) = slot
+                && let Some(&on) = before.next()
+            {
+                switch.store(on, Ordering::Relaxed);
+            }
+        });
+    }
+}
+
+impl<M: Module + ?Sized> fmt::Debug for EvalModeGuard<'_, M> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EvalMode").field("before", &self.saved_modes).finish_non_exhaustive()
+    }
+}
+
+/// The mode of each module that has one, in the order of a walk; true is training.
+pub(crate) fn training_modes<M: Module + ?Sized>(model: &M) -> Vec<bool> {
+    let mut modes = Vec::new();
+    visit_model(model, &mut |_, slot| {
+        if let ModuleEntry::Training(switch) = slot {
+            modes.push(switch.load(Ordering::Relaxed));
+        }
+    });
+    modes
+}

@@ -1,0 +1,42 @@
+//! Resizing as a layer.
+
+use super::{Module, ModuleScope};
+use forebay_core::error::Result;
+use forebay_core::ops::InterpolateOptions;
+use forebay_core::tensor::Tensor;
+
+/// Signals, images or volumes at other extents; see [`interpolate`](Tensor::interpolate).
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, ops::InterpolateOptions, tensor::Tensor};
+/// # use forebay_nn::nn::Upsample;
+/// # let device = Device::null(Default::default());
+/// let twice = Upsample::new(InterpolateOptions::with_scale_factor(2.0));
+/// let x = Tensor::zeros(&[1, 3, 4, 4], DType::F32, &device)?;
+/// assert_eq!(twice.forward(&x)?.shape(), [1, 3, 8, 8]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[derive(Debug, Module)]
+#[module(crate = crate)]
+pub struct Upsample {
+    #[module(skip)]
+    options: InterpolateOptions,
+    scope: ModuleScope,
+}
+
+impl Upsample {
+    /// To the extents, or by the factors, that the options say.
+    #[must_use]
+    pub fn new(options: InterpolateOptions) -> Self {
+        Self { options, scope: ModuleScope::new() }
+    }
+
+    /// \[batch, channels, ..\] to \[batch, channels, ..\] of other extents.
+    ///
+    /// # Errors
+    /// As [`interpolate`](Tensor::interpolate).
+    #[track_caller]
+    pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
+        self.scope.run(|| x.interpolate(&self.options))
+    }
+}

@@ -1,0 +1,205 @@
+//! Adam (Kingma and Ba, 2014) and its relatives: AdamW (Loshchilov and Hutter, 2017), Adamax (Kingma and Ba, 2014), NAdam (Dozat, 2016)
+//! and RAdam (Liu et al., 2019). All keep a running mean of gradients, and one of their size.
+
+use forebay_shaders::KernelSpec;
+use smallvec::{SmallVec, smallvec};
+
+use super::fused::{FusedOptimizer, UpdateRule};
+use super::impl_optimizer;
+use forebay_core::check;
+use forebay_core::error::Result;
+use forebay_core::tensor::Tensor;
+
+/// How the mean of gradients and their size become a step.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum AdamVariant {
+    Adam,
+    Adamax,
+    NAdam,
+    RAdam,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct AdamRule {
+    variant: AdamVariant,
+    betas: (f64, f64),
+    eps: f64,
+    weight_decay: f64,
+    momentum_decay: f64,
+    amsgrad: bool,
+    maximize: bool,
+    decoupled_weight_decay: bool,
+    weight_decay_filter: fn(&Tensor) -> bool,
+}
+
+impl AdamRule {
+    fn for_variant(variant: AdamVariant) -> Self {
+        Self {
+            variant,
+            betas: (0.9, 0.999),
+            eps: 1e-8,
+            weight_decay: 0.0,
+            momentum_decay: 4e-3,
+            amsgrad: false,
+            maximize: false,
+            decoupled_weight_decay: false,
+            weight_decay_filter: |_| true,
+        }
+    }
+
+    /// NAdam: the logarithm of q = 0.96^decay, below zero: the momentum of step i is beta1 (1 - qⁱ / 2).
+    fn ln_q(&self) -> f64 {
+        (self.momentum_decay * 0.96f64.ln()).min(-1e-12)
+    }
+
+    /// NAdam: the product of the momenta of all steps up to `t`: ln(1 - qⁱ / 2) as its series, whose terms are geometric in i.
+    fn mu_product(&self, t: f64) -> f64 {
+        let lq = self.ln_q();
+        let sum = |k: f64| (k * lq).exp() * (t * k * lq).exp_m1() / (k * lq).exp_m1();
+        let log: f64 = (1..54).map(|k| 0.5f64.powi(k) / f64::from(k) * sum(f64::from(k))).sum();
+        (t * self.betas.0.ln() - log).exp()
+    }
+}
+
+/// An optimiser of the family: its variant, what differs at first, and which options it has.
+macro_rules! adam_optimizers {
+    ($(
+        $(#[$doc:meta])*
+        $name:ident = $variant:ident { $($first:ident: $value:expr),* } $new:literal { $($options:tt)* }
+    )*) => {$(
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name {
+            rule: AdamRule,
+            fused: FusedOptimizer,
+        }
+
+        impl $name {
+            #[doc = concat!(stringify!($name), " with betas 0.9 and 0.999, eps 1e-8, ", $new)]
+            #[must_use]
+            pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+                let rule = AdamRule { $($first: $value,)* ..AdamRule::for_variant(AdamVariant::$variant) };
+                Self { rule, fused: FusedOptimizer::new(parameters, lr) }
+            }
+        }
+
+        impl_optimizer!($name {
+            /// How much of the running mean of gradients, and of the measure of their size, stays at each step.
+            betas: (f64, f64),
+            /// Added to the measure of size, what the mean is divided by.
+            eps: f64,
+            /// How fast parameters decay.
+            weight_decay: f64,
+            /// Which of them decay, all unless set: `|p| p.rank() > 1` leaves out biases and the weights of norms.
+            weight_decay_filter: fn(&Tensor) -> bool,
+            /// Climbs instead.
+            maximize: bool,
+            $($options)*
+        });
+    )*};
+}
+
+adam_optimizers! {
+    /// Adam; weight decay is a penalty added to the gradient.
+    Adam = Adam {} "no weight decay." {
+        /// Divides by the largest mean of squares so far.
+        amsgrad: bool,
+    }
+    /// Adam with weight decay apart from the gradient, 0.01 unless set.
+    AdamW = Adam { weight_decay: 0.01, decoupled_weight_decay: true } "weight decay 0.01." {
+        /// Divides by the largest mean of squares so far.
+        amsgrad: bool,
+    }
+    /// Adamax: Adam with the largest gradient, which fades, in place of the mean of squares.
+    Adamax = Adamax {} "no weight decay; PyTorch's rate is 0.002." {}
+    /// NAdam: Adam that looks one step of momentum ahead.
+    NAdam = NAdam {} "momentum decay 0.004, no weight decay; PyTorch's rate is 0.002." {
+        /// How fast the momentum grows to its full size.
+        momentum_decay: f64,
+        /// Weights decay apart from the gradient, as in AdamW.
+        decoupled_weight_decay: bool,
+    }
+    /// RAdam: Adam whose first steps are not divided by a variance that is not known yet.
+    RAdam = RAdam {} "no weight decay." {
+        /// Weights decay apart from the gradient, as in AdamW.
+        decoupled_weight_decay: bool,
+    }
+}
+
+impl UpdateRule for AdamRule {
+    fn check_options(&self) -> Result<()> {
+        const OP: [&str; 4] = ["Adam", "Adamax", "NAdam", "RAdam"];
+        let op = OP[self.variant as usize];
+        check::betas(op, self.betas)?;
+        check::non_negative(op, "eps", self.eps)?;
+        check::non_negative(op, "weight_decay", self.weight_decay)?;
+        check::non_negative(op, "momentum_decay", self.momentum_decay)
+    }
+
+    fn kernel(&self) -> Option<KernelSpec> {
+        let algorithm = match self.variant {
+            AdamVariant::Adam => "adam",
+            AdamVariant::Adamax => "adamax",
+            AdamVariant::NAdam => "nadam",
+            AdamVariant::RAdam => "radam",
+        };
+        let kernel = KernelSpec::new("optim").def("algorithm", algorithm).def("maximize", self.maximize);
+        Some(match self.variant {
+            AdamVariant::Adamax => kernel,
+            _ => kernel.def("decoupled", self.decoupled_weight_decay),
+        })
+    }
+
+    fn derived_state_names(&self) -> &'static [&'static str] {
+        if matches!(self.variant, AdamVariant::NAdam) { &["mu_product"] } else { &[] }
+    }
+
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
+        let size = if self.variant == AdamVariant::Adamax { "exp_inf" } else { "exp_avg_sq" };
+        let mut states = smallvec!["exp_avg", size];
+        states.extend(self.amsgrad.then_some("max_exp_avg_sq"));
+        states
+    }
+
+    fn has_weight_decay(&self, parameter: &Tensor) -> bool {
+        (self.weight_decay_filter)(parameter)
+    }
+
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
+    fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
+        let decay = if self.decoupled_weight_decay { 1.0 - lr * weight_decay } else { weight_decay };
+        // The smallest logarithm whose power is 0: that of 0 itself is infinite, which kernels do not compute with.
+        let ln = |beta: f64| beta.ln().max(-1e3);
+        let (b1, b2) = self.betas;
+        let ln_momentum = if self.variant == AdamVariant::NAdam { self.ln_q() } else { ln(b1) };
+        match self.variant {
+            AdamVariant::Adamax => [decay, 1.0 - b1, b2, self.eps, ln(b1), lr, 0.0, 0.0],
+            _ => [decay, 1.0 - b1, b2, 1.0 - b2, self.eps, ln_momentum, ln(b2), lr],
+        }
+    }
+
+    fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
+        let (t, (b1, b2)) = (step as f64, self.betas);
+        // What the means lack of weights that sum to 1.
+        let [first, second] = [b1, b2].map(|beta| 1.0 - beta.powf(t));
+        match self.variant {
+            AdamVariant::Adam => [lr / first, second.sqrt(), 0.0],
+            AdamVariant::Adamax => [lr / first, 0.0, 0.0],
+            AdamVariant::NAdam => {
+                let mu = |i: f64| b1 * (1.0 - 0.5 * (i * self.ln_q()).exp());
+                let (root, product) = (second.sqrt(), self.mu_product(t));
+                let now = lr * root * (1.0 - mu(t)) / (1.0 - product);
+                [now, lr * root * mu(t + 1.0) / (1.0 - product * mu(t + 1.0)), root]
+            }
+            AdamVariant::RAdam => {
+                let most = 2.0 / (1.0 - b2) - 1.0;
+                let rho = most - 2.0 * t * (1.0 - second) / second;
+                let rect = ((rho - 4.0) * (rho - 2.0) * most / ((most - 4.0) * (most - 2.0) * rho)).sqrt();
+                [lr / first, if rho > 5.0 { rect * second.sqrt() } else { 0.0 }, 0.0]
+            }
+        }
+    }
+}

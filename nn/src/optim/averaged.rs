@@ -1,0 +1,229 @@
+//! Averages of what training goes through: PyTorch's `optim.swa_utils.AveragedModel`.
+
+use std::collections::BTreeMap;
+
+use crate::nn::{self, Module, NamedTensor};
+use forebay_core::autograd;
+use forebay_core::check;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::{self, Tag};
+use forebay_core::tensor::Tensor;
+
+/// How parameters are averaged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+enum AveragingRule {
+    /// All alike (Izmailov et al., 2018).
+    Swa,
+    /// Each update fades by this factor at the next one.
+    Ema(f64),
+}
+
+/// A second set of a model's numbers that follows it, and is often the better one to evaluate.
+///
+/// ```
+/// # use forebay_core::{device::Device, error::Result};
+/// # use forebay_nn::{nn::{Linear, Module}, optim::{AveragedModel, Optimizer, Sgd}};
+/// # fn main() -> Result<()> {
+/// # let device = Device::null(Default::default());
+/// let net = Linear::new(8, 2, &device)?;
+/// let mut optimizer = Sgd::new(net.parameters(), 0.1);
+/// let mut average = AveragedModel::ema(&net, 0.999)?;
+/// for _ in 0..10 {
+///     optimizer.step()?;
+///     average.update_parameters(&net)?;
+/// }
+/// average.swap_parameters(&net)?; // evaluate: the model has the averages
+/// average.swap_parameters(&net)?; // and go on
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Debug)]
+pub struct AveragedModel {
+    rule: AveragingRule,
+    use_buffers: bool,
+    /// Under all names; names of one parameter have one tensor.
+    averages: BTreeMap<String, Tensor>,
+    n_averaged: u64,
+}
+
+impl AveragedModel {
+    /// The mean over all updates: stochastic weight averaging.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    #[track_caller]
+    pub fn swa<M: Module + ?Sized>(model: &M) -> Result<Self> {
+        Self::new(model, AveragingRule::Swa)
+    }
+
+    /// An exponential moving average: of what there was, `decay` stays at each update.
+    ///
+    /// # Errors
+    /// `decay` is not between 0 and 1; memory runs out.
+    #[track_caller]
+    pub fn ema<M: Module + ?Sized>(model: &M, decay: f64) -> Result<Self> {
+        if !(0.0..=1.0).contains(&decay) {
+            let why = format!("takes a decay between 0 and 1, not {decay}; 0.999 is usual");
+            return Err(Error::argument("AveragedModel::ema", why));
+        }
+        Self::new(model, AveragingRule::Ema(decay))
+    }
+
+    #[track_caller]
+    fn new<M: Module + ?Sized>(model: &M, average: AveragingRule) -> Result<Self> {
+        let _tag = memory::scope::enter_tag(Tag::OptimizerState);
+        let mut values = BTreeMap::new();
+        for NamedTensor { tensor, names, .. } in nn::named_tensors(model) {
+            let copy = tensor.copy()?;
+            values.extend(names.into_iter().map(|name| (name, copy.clone())));
+        }
+        Ok(Self { rule: average, use_buffers: false, averages: values, n_averaged: 0 })
+    }
+
+    /// Averages buffers of floats too, such as the running statistics of batch norms; else they are those of the last update.
+    #[must_use]
+    pub fn use_buffers(mut self, on: bool) -> Self {
+        self.use_buffers = on;
+        self
+    }
+
+    /// How many updates there were.
+    #[must_use]
+    pub fn n_averaged(&self) -> u64 {
+        self.n_averaged
+    }
+
+    /// The model's tensors beside their averages.
+    fn zip_with_averages<M: Module + ?Sized>(
+        &self,
+        op: &'static str,
+        model: &M,
+    ) -> Result<Vec<(NamedTensor, Tensor)>> {
+        let pair = |named: NamedTensor| {
+            let name = named.names.first().map_or("", String::as_str);
+            let average = self.averages.get(name).filter(|t| t.shape() == named.tensor.shape()).cloned();
+            let average = average.ok_or_else(|| {
+                let why =
+                    format!("`{name}` of {:?} is not in the model that is averaged", named.tensor.shape());
+                Error::argument(op, why)
+            })?;
+            Ok((named, average))
+        };
+        nn::named_tensors(model).into_iter().map(pair).collect()
+    }
+
+    /// Takes the model's numbers into the averages; the first time, as they are. Not in a step that is captured: call it behind.
+    ///
+    /// # Errors
+    /// The model has other names or shapes; a step is being captured; memory runs out.
+    #[track_caller]
+    pub fn update_parameters<M: Module + ?Sized>(&mut self, model: &M) -> Result<()> {
+        const OP: &str = "AveragedModel::update";
+        let _op = memory::scope::enter_op(OP);
+        let _no_grad = autograd::no_grad();
+        let weight = match self.rule {
+            AveragingRule::Swa => 1.0 / (self.n_averaged + 1) as f64,
+            AveragingRule::Ema(decay) => 1.0 - decay,
+        };
+        for (NamedTensor { tensor, is_parameter: parameter, .. }, average) in
+            self.zip_with_averages(OP, model)?
+        {
+            tensor
+                .device()
+                .check_not_recording(OP, "updates are counted by the program; call it behind the step")?;
+            let averaged = (parameter || self.use_buffers) && tensor.dtype().is_float();
+            if averaged && self.n_averaged > 0 {
+                average.lerp_(&tensor, weight)?;
+            } else {
+                average.copy_(&tensor)?;
+            }
+        }
+        self.n_averaged += 1;
+        Ok(())
+    }
+
+    /// Exchanges the model's numbers and the averages; again, and both are as before.
+    ///
+    /// # Errors
+    /// The model has other names or shapes; memory runs out, for one tensor's copy.
+    #[track_caller]
+    pub fn swap_parameters<M: Module + ?Sized>(&mut self, model: &M) -> Result<()> {
+        const OP: &str = "AveragedModel::swap";
+        let _op = memory::scope::enter_op(OP);
+        let _no_grad = autograd::no_grad();
+        let pairs = self.zip_with_averages(OP, model)?;
+        // All that takes memory comes first: one place for each type, as large as the largest tensor of it.
+        let mut places: Vec<Tensor> = Vec::new();
+        let mut sorted: Vec<&Tensor> = pairs.iter().map(|(named, _)| &named.tensor).collect();
+        sorted.sort_by_key(|t| std::cmp::Reverse(t.numel()));
+        let fits = |place: &&Tensor, t: &Tensor| place.dtype() == t.dtype() && place.device() == t.device();
+        {
+            let _tag = memory::scope::enter_tag(Tag::Workspace);
+            for t in sorted {
+                if !places.iter().any(|place| fits(&place, t)) {
+                    places.push(Tensor::empty(&[t.numel()], t.dtype(), t.device())?);
+                }
+            }
+        }
+        for (NamedTensor { tensor, .. }, average) in &pairs {
+            let Some(place) = places.iter().find(|place| fits(place, tensor)) else { continue };
+            let kept = place.narrow(0, 0, tensor.numel())?.reshape(tensor.shape())?;
+            kept.copy_(tensor)?;
+            tensor.copy_(average)?;
+            average.copy_(&kept)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the averages into the model.
+    ///
+    /// # Errors
+    /// The model has other names or shapes.
+    #[track_caller]
+    pub fn copy_to<M: Module + ?Sized>(&self, model: &M) -> Result<()> {
+        for (NamedTensor { tensor, .. }, average) in
+            self.zip_with_averages("AveragedModel::copy_to", model)?
+        {
+            tensor.copy_(&average)?;
+        }
+        Ok(())
+    }
+
+    /// The averages under PyTorch's names, `module.` before each, and `n_averaged`. They share memory with this: save them, or copy them.
+    ///
+    /// # Errors
+    /// Memory runs out.
+    pub fn state_dict(&self) -> Result<BTreeMap<String, Tensor>> {
+        let mut state: BTreeMap<String, Tensor> =
+            self.averages.iter().map(|(name, t)| (format!("module.{name}"), t.clone())).collect();
+        if let Some(device) = self.averages.values().next().map(Tensor::device) {
+            state.insert(
+                N_AVERAGED_KEY.to_owned(),
+                Tensor::from_slice(&[self.n_averaged as i64], &[], device)?,
+            );
+        }
+        Ok(state)
+    }
+
+    /// Goes on from averages of [`state_dict`](Self::state_dict), or of PyTorch's.
+    ///
+    /// # Errors
+    /// One error that lists names that are missing, unexpected or do not fit; nothing is changed then.
+    pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
+        let count = state.get(N_AVERAGED_KEY).filter(|t| t.numel() == 1 && t.dtype().is_int());
+        let Some(count) = count else {
+            let why = format!(
+                "takes a state with `{N_AVERAGED_KEY}`, one integer: of an AveragedModel, not of a model"
+            );
+            return Err(Error::argument("AveragedModel::load_state_dict", why));
+        };
+        let count = count.item()?;
+        check::non_negative("AveragedModel::load_state_dict", N_AVERAGED_KEY, count)?;
+        let values = nn::rename_keys(state, |name| Some(name.strip_prefix("module.")?.to_owned()))?;
+        self.averages.load_state_dict(&values)?;
+        self.n_averaged = count as u64;
+        Ok(())
+    }
+}
+
+const N_AVERAGED_KEY: &str = "n_averaged";

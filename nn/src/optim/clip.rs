@@ -1,0 +1,244 @@
+//! Gradients held within bounds, on the device.
+
+use forebay_shaders::KernelSpec;
+use rustc_hash::FxHashSet;
+use smallvec::SmallVec;
+
+use super::fused::{self, ELEMENTS_PER_WORKGROUP};
+use forebay_core::autograd;
+use forebay_core::check;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::{self, Tag};
+use forebay_core::ops::kernel::launch::{self, KernelParams};
+use forebay_core::tensor::Tensor;
+
+/// Elements whose squares one workgroup sums.
+const ELEMENTS_PER_PARTIAL: usize = 4096;
+
+/// The largest bound of a norm: the kernel divides it by at least 1e-6, which f32 holds.
+const MAX_NORM_LIMIT: f64 = 1e32;
+
+/// How [`clip_grad_norm_with`] measures; the default is PyTorch's.
+///
+/// ```
+/// # use forebay_nn::optim::ClipGradNormOptions;
+/// let largest = ClipGradNormOptions { norm_type: f64::INFINITY, ..ClipGradNormOptions::default() };
+/// assert_eq!((ClipGradNormOptions::default().norm_type, largest.error_if_nonfinite), (2.0, false));
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct ClipGradNormOptions {
+    /// The order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
+    pub norm_type: f64,
+    /// A norm that is infinite or NaN is an error, and the gradients stay as they are; the host waits for the device to know it.
+    pub error_if_nonfinite: bool,
+}
+
+impl Default for ClipGradNormOptions {
+    fn default() -> Self {
+        Self { norm_type: 2.0, error_if_nonfinite: false }
+    }
+}
+
+/// Scales the gradients of `parameters` in place so that the norm of all together is at most `max_norm`, and returns the
+/// norm they had. Nothing waits for the device. [`clip_grad_norm_with`] has other norms.
+///
+/// ```no_run
+/// # use forebay_core::{error::Result, tensor::Tensor};
+/// # use forebay_nn::optim::clip_grad_norm_;
+/// # fn step(parameters: &[Tensor]) -> Result<()> {
+/// let norm = clip_grad_norm_(parameters, 1.0)?;
+/// # Ok(())
+/// # }
+/// ```
+///
+/// # Errors
+/// `max_norm` is negative or NaN; the gradients are on several devices or of f64, or do not fit their parameters; memory runs out.
+pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
+    clip_grad_norm_with(parameters, max_norm, &ClipGradNormOptions::default())
+}
+
+/// As [`clip_grad_norm_`] with a norm of any order, and on request an error where it is not finite.
+///
+/// # Errors
+/// As [`clip_grad_norm_`]; the order is not above 0; the norm is not finite, and that is to be an error.
+pub fn clip_grad_norm_with(
+    parameters: &[Tensor],
+    max_norm: f64,
+    options: &ClipGradNormOptions,
+) -> Result<Tensor> {
+    const OP: &str = "clip_grad_norm_";
+    check::non_negative_or_infinite(OP, "max_norm", max_norm)?;
+    let power = options.norm_type;
+    if power.is_nan() || power <= 0.0 {
+        return Err(Error::argument(
+            OP,
+            format!("takes a norm of an order above 0, or of infinity, not of {power}"),
+        ));
+    }
+    let kind = match power {
+        1.0 => "one",
+        2.0 => "two",
+        f64::INFINITY => "largest",
+        _ => "power",
+    };
+    let _op = memory::scope::enter_op(OP);
+    let Some(device) = parameters.first().map(Tensor::device) else {
+        return Err(Error::argument(OP, "takes at least one parameter"));
+    };
+    let grads = collect_grads(OP, parameters)?;
+    for grad in &grads {
+        parameters[0].check_same_device(OP, grad)?;
+    }
+    let norm = Tensor::empty(&[], DType::F32, device)?;
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    let count = grads.iter().map(|g| g.numel().div_ceil(ELEMENTS_PER_PARTIAL)).sum::<usize>();
+    let parts = Tensor::empty(&[count], DType::F32, device)?;
+    let factor = Tensor::empty(&[1], DType::F32, device)?;
+    let mut done = 0;
+    for batch in split_into_launches(&grads, 1) {
+        let mut params = KernelParams::new();
+        if kind == "power" {
+            params = params.f32(power as f32).align();
+        }
+        let mut tensors: SmallVec<[&Tensor; 16]> = SmallVec::from_slice(&[&parts]);
+        let mut groups = 0;
+        for grad in batch {
+            params = params.size(grad.numel()).size(groups).size(grad.layout().offset()).size(done + groups);
+            groups += grad.numel().div_ceil(ELEMENTS_PER_PARTIAL);
+            tensors.push(grad);
+        }
+        done += groups;
+        let spec = KernelSpec::new("grad_norm").def("stage", "parts").def("norm", kind);
+        let spec = spec.def("dtypes", &dtype_names(batch)[..]);
+        launch::launch(&spec, &tensors, params, groups)?;
+    }
+    let spec = KernelSpec::new("grad_norm").def("stage", "total").def("norm", kind);
+    let params = KernelParams::new()
+        .size(count)
+        .f32(max_norm.min(MAX_NORM_LIMIT) as f32)
+        .f32((1.0 / power) as f32)
+        .loop_iterations(count.div_ceil(256) + 64);
+    launch::launch(&spec, &[&parts, &norm, &factor], params, 1)?;
+    if options.error_if_nonfinite {
+        let found = norm.item()?;
+        if !found.is_finite() {
+            let rule = format!(
+                "the norm of order {power} of the gradients is {found}, so they cannot be clipped; look for what made it \
+                 (`autograd::detect_anomaly`), or leave `error_if_nonfinite` out"
+            );
+            return Err(Error::argument(OP, rule));
+        }
+    }
+    // An infinite bound leaves the gradients as they are, also where the norm is infinite or NaN.
+    if max_norm < f64::INFINITY {
+        transform_grads(&grads, GradTransform::Scale(&factor))?;
+    }
+    Ok(norm)
+}
+
+/// Holds every element of the gradients of `parameters` between -`value` and `value`, in place.
+///
+/// # Errors
+/// A gradient is of f64 or does not fit its parameter; `value` is negative or NaN.
+pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
+    const OP: &str = "clip_grad_value_";
+    let _op = memory::scope::enter_op(OP);
+    check::non_negative_or_infinite(OP, "clip_value", value)?;
+    let grads = collect_grads(OP, parameters)?;
+    if value == f64::INFINITY {
+        return Ok(());
+    }
+    let value = value.min(f32::MAX.into()) as f32;
+    transform_grads(&grads, GradTransform::Clamp([-value, value]))
+}
+
+/// Divides the gradients of `parameters` by the scale of a scaler: see [`Change::Unscale`].
+pub(crate) fn unscale_grads(
+    op: &'static str,
+    parameters: &[Tensor],
+    scaler: &Tensor,
+    flag: usize,
+) -> Result<()> {
+    let grads = collect_grads(op, parameters)?;
+    for grad in &grads {
+        scaler.check_same_device(op, grad)?;
+        if grad.dtype() == DType::F16 {
+            let rule = "takes gradients of f32 and bf16; keep parameters in f32, autocast casts them";
+            return Err(Error::dtype(op, DType::F16, rule));
+        }
+    }
+    transform_grads(&grads, GradTransform::Unscale(scaler, flag))
+}
+
+/// The gradients there are, each once, contiguous.
+fn collect_grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
+    let mut seen = FxHashSet::default();
+    let mut grads = Vec::new();
+    // All are checked before the first is changed, or replaced by a contiguous one.
+    for (k, p) in parameters.iter().enumerate() {
+        p.grad().map_or(Ok(()), |grad| fused::check_grad(op, k, p, &grad))?;
+    }
+    for p in parameters.iter().filter(|p| autograd::leaf_id(p).is_some_and(|leaf| seen.insert(leaf))) {
+        if let Some(grad) = fused::make_grad_contiguous(p)?.filter(|g| g.numel() > 0) {
+            fused::check_dtype(op, &grad)?;
+            grads.push(grad);
+        }
+    }
+    Ok(grads)
+}
+
+/// Runs of gradients that fit one launch beside `shared` other bindings.
+fn split_into_launches(grads: &[Tensor], shared: usize) -> Vec<&[Tensor]> {
+    let mut batches = Vec::new();
+    let mut start = 0;
+    for end in 1..=grads.len() {
+        let first = &grads[start];
+        let most = fused::max_tensors_per_launch(first.device(), 1, shared);
+        if grads.get(end).is_none_or(|next| !fused::can_share_launch(first, next, end - start, most)) {
+            batches.push(&grads[start..end]);
+            start = end;
+        }
+    }
+    batches
+}
+
+fn dtype_names(grads: &[Tensor]) -> SmallVec<[&'static str; 16]> {
+    grads.iter().map(|g| g.dtype().name()).collect()
+}
+
+/// What becomes of gradients.
+#[derive(Clone, Copy)]
+enum GradTransform<'a> {
+    /// Times a number on the device.
+    Scale(&'a Tensor),
+    /// Between two numbers.
+    Clamp([f32; 2]),
+    /// Times the inverse scale in the buffer of a scaler, whose flag at this place is set if one is infinite or NaN.
+    Unscale(&'a Tensor, usize),
+}
+
+fn transform_grads(grads: &[Tensor], how: GradTransform<'_>) -> Result<()> {
+    let (name, operand, [low, high], flag) = match how {
+        GradTransform::Scale(factor) => ("scale", Some(factor), [0.0; 2], 0),
+        GradTransform::Clamp(bounds) => ("clamp", None, bounds, 0),
+        GradTransform::Unscale(scaler, flag) => ("unscale", Some(scaler), [0.0; 2], flag),
+    };
+    for batch in split_into_launches(grads, usize::from(operand.is_some())) {
+        let mut params = KernelParams::new().f32(low).f32(high).size(flag).align();
+        let mut tensors: SmallVec<[&Tensor; 17]> = operand.into_iter().collect();
+        let mut groups = 0;
+        for grad in batch {
+            params = params.size(grad.numel()).size(groups).size(grad.layout().offset()).u32(0);
+            groups += grad.numel().div_ceil(ELEMENTS_PER_WORKGROUP);
+            tensors.push(grad);
+        }
+        let modes: SmallVec<[&'static str; 16]> = batch.iter().map(|g| fused::write_mode(g, None)).collect();
+        let spec = KernelSpec::new("grad_scale")
+            .def("change", name)
+            .def("dtypes", &dtype_names(batch)[..])
+            .def("modes", &modes[..]);
+        launch::launch(&spec, &tensors, params, groups)?;
+    }
+    Ok(())
+}

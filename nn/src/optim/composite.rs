@@ -1,0 +1,124 @@
+//! Steps that are made of tensor operations, for what needs more of a parameter than one element: its norm, its rows, products.
+//!
+//! What changes from step to step is read from the device, where one launch writes it for several parameters: so captured steps stay
+//! live, and a step can be skipped, as in those of one kernel.
+
+use std::sync::Arc;
+
+use forebay_shaders::KernelSpec;
+use smallvec::SmallVec;
+
+use super::fused::{FusedGroup, MAX_LAUNCH_TENSORS, MemberGrads, StepState, UpdateRule};
+use forebay_core::capture::ReplayCtx;
+use forebay_core::dtype::DType;
+use forebay_core::error::Result;
+use forebay_core::memory::{self, Tag};
+use forebay_core::ops::kernel::launch::{self, KernelParams};
+use forebay_core::tensor::Tensor;
+
+/// A parameter in the step at hand, all in f32.
+pub(super) struct ParamStep {
+    /// The parameter, before.
+    pub(super) param: Tensor,
+    /// Its gradient.
+    pub(super) grad: Tensor,
+    /// Its states, in the rule's order.
+    pub(super) states: SmallVec<[Tensor; 3]>,
+    /// The learning rate and the number of this step, from 1 on: numbers on the device.
+    pub(super) lr: Tensor,
+    pub(super) step: Tensor,
+    pub(super) weight_decay: f64,
+    /// What the parameter is kept in.
+    pub(super) dtype: DType,
+}
+
+/// What the parameter becomes, and its states.
+pub(super) type ParamUpdate = (Tensor, SmallVec<[Tensor; 3]>);
+
+/// A value, and where it goes.
+pub(super) type PendingWrite = (Tensor, Tensor);
+
+/// What the members of a group that have gradients become; nothing is changed yet but the counts of steps.
+pub(super) fn compute_writes(
+    rule: &impl UpdateRule,
+    group: &FusedGroup,
+    grads: &MemberGrads,
+    skip: Option<&Tensor>,
+    parameters: &[Tensor],
+    pace: &Arc<StepState>,
+) -> Result<Vec<PendingWrite>> {
+    let mut writes = Vec::new();
+    let _tag = memory::scope::enter_tag(Tag::Workspace);
+    for grads in grads.chunks(MAX_LAUNCH_TENSORS) {
+        let numbers = compute_step_scalars(group, grads, skip, pace, parameters[group.members[0]].device())?;
+        for (k, grad) in grads.iter().enumerate() {
+            let number = |at: isize| numbers.select(0, k as isize)?.select(0, at);
+            let p = &parameters[group.members[grad.member]];
+            let states: SmallVec<[Tensor; 3]> = group.state_views(rule, grad.member, p.shape());
+            let at = ParamStep {
+                param: p.detach().to_dtype(DType::F32)?,
+                grad: grad.grad.detach().to_dtype(DType::F32)?,
+                states: states.clone(),
+                lr: number(0)?,
+                step: number(1)?,
+                weight_decay: group.overrides.weight_decay_for(rule, p),
+                dtype: p.dtype(),
+            };
+            let before = at.param.clone();
+            let (after, moved) = rule.compute_update(at)?;
+            let skipped = skip.map(|_| number(2)?.eq(0.0)).transpose()?;
+            let kept = |new: Tensor, old: &Tensor| match &skipped {
+                Some(skipped) => old.where_(skipped, &new),
+                None => Ok(new),
+            };
+            for (view, new) in states.into_iter().zip(moved) {
+                // A state that this parameter does not use is handed back as it was: it is no write.
+                if view.numel() > 0 && !new.shares_storage(&view) {
+                    writes.push((kept(new, &view)?, view));
+                }
+            }
+            let after = kept(after, &before)?.to_dtype(p.dtype())?;
+            if let Some(copy) = &grad.copy {
+                writes.push((after.to_dtype(copy.dtype())?, copy.clone()));
+            }
+            writes.push((after, p.detach()));
+        }
+    }
+    Ok(writes)
+}
+
+/// [members, 4]: the learning rate, the number of the step, and 0 where it is skipped.
+fn compute_step_scalars(
+    group: &FusedGroup,
+    grads: &[super::fused::MemberGrad],
+    skip: Option<&Tensor>,
+    pace: &Arc<StepState>,
+    device: &forebay_core::device::Device,
+) -> Result<Tensor> {
+    let numbers = Tensor::empty(&[grads.len(), 4], DType::F32, device)?;
+    let counted = group.step_counts.is_some();
+    let spec = KernelSpec::new("optim_step_values")
+        .def("counted", counted)
+        .def("skip", skip.is_some())
+        .def("items", grads.len());
+    let items: SmallVec<[[usize; 2]; MAX_LAUNCH_TENSORS]> =
+        grads.iter().map(|grad| [grad.member, group.members[grad.member]]).collect();
+    let flag = skip.map_or(0, |skip| skip.layout().offset());
+    let (pace, settings) = (Arc::clone(pace), group.overrides);
+    let params = move |_: &ReplayCtx| {
+        let lr = settings.lr(pace.lr()) as f32;
+        items.iter().fold(KernelParams::new(), |params, &[member, parameter]| {
+            let before = pace.increment_steps(parameter);
+            let params = params.f32(lr);
+            if counted {
+                return params.u32(0).size(FusedGroup::count_index(member, before)).size(flag);
+            }
+            params.f32((before + 1) as f32).u32(0).u32(0)
+        })
+    };
+    let tensors: SmallVec<[&Tensor; 3]> =
+        [&numbers].into_iter().chain(&group.step_counts).chain(skip).collect();
+    launch::launch_dynamic(&spec, &tensors, params, 1)?;
+    drop(tensors);
+    Ok(numbers)
+}

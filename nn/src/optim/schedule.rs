@@ -1,0 +1,689 @@
+//! Schedules: the learning rate as a function of the step, counted from 0. PyTorch's, under its names, and a warmup for any of them.
+//!
+//! A function has no state but the step, which a [`Checkpoint`](crate::train::Checkpoint) knows: a
+//! [`Trainer`](crate::train::Trainer) goes on where it stopped. In a loop of one's own, [`LrScheduler`] counts as PyTorch's schedulers
+//! do. [`ReduceLrOnPlateau`] follows a measured value, and keeps what it has seen. Rates reach captured steps as they are set.
+//!
+//! ```
+//! use forebay_nn::optim::schedule::{LrSchedule, WarmupCosine};
+//! let schedule = WarmupCosine::new(3e-4, 100, 1000).min_lr(3e-5);
+//! assert_eq!(schedule.lr(99), 3e-4);
+//! assert!(schedule.lr(999) < schedule.lr(500));
+//! ```
+
+use std::f64::consts::PI;
+
+use crate::optim::Optimizer;
+use forebay_core::check;
+use forebay_core::error::{Error, Result};
+
+pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
+
+/// The learning rate of every step.
+pub trait LrSchedule {
+    /// The rate for step `step`, counted from 0.
+    fn lr(&self, step: u64) -> f64;
+
+    /// Fails for options out of their ranges, before the first step. A [`Trainer`](crate::train::Trainer) calls it; an [`LrScheduler`] sets a
+    /// rate of NaN then, which the optimiser's next step refuses.
+    ///
+    /// # Errors
+    /// An option is out of its range; the error names it.
+    fn check(&self) -> Result<()> {
+        Ok(())
+    }
+}
+
+impl<S: LrSchedule + ?Sized> LrSchedule for &S {
+    fn lr(&self, step: u64) -> f64 {
+        (**self).lr(step)
+    }
+
+    fn check(&self) -> Result<()> {
+        (**self).check()
+    }
+}
+
+/// A schedule from a function: `FnSchedule(|step| 0.1 / (1.0 + step as f64))`.
+#[derive(Clone, Copy, Debug)]
+pub struct FnSchedule<F>(pub F);
+
+impl<F: Fn(u64) -> f64> LrSchedule for FnSchedule<F> {
+    fn lr(&self, step: u64) -> f64 {
+        (self.0)(step)
+    }
+}
+
+/// One rate for all steps.
+#[derive(Clone, Copy, Debug)]
+pub struct ConstantSchedule(pub f64);
+
+impl LrSchedule for ConstantSchedule {
+    fn lr(&self, _step: u64) -> f64 {
+        self.0
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("Constant", "lr", self.0)
+    }
+}
+
+/// The rate times `gamma` after every `every` steps.
+#[derive(Clone, Copy, Debug)]
+pub struct StepLr {
+    /// The first rate.
+    pub base_lr: f64,
+    /// Steps from one change to the next.
+    pub step_size: u64,
+    /// The factor of a change.
+    pub gamma: f64,
+}
+
+impl LrSchedule for StepLr {
+    fn lr(&self, step: u64) -> f64 {
+        self.base_lr * self.gamma.powf((step / self.step_size.max(1)) as f64)
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("StepLr", "base", self.base_lr)?;
+        check::positive_count("StepLr", "every", self.step_size)?;
+        check::non_negative("StepLr", "gamma", self.gamma)
+    }
+}
+
+/// The rate times `gamma` at every milestone.
+#[derive(Clone, Debug)]
+pub struct MultiStepLr {
+    /// The first rate.
+    pub base_lr: f64,
+    /// The steps at which it changes, in any order; one that is named twice changes it twice.
+    pub milestones: Vec<u64>,
+    /// The factor of a change.
+    pub gamma: f64,
+}
+
+impl LrSchedule for MultiStepLr {
+    fn lr(&self, step: u64) -> f64 {
+        self.base_lr * self.gamma.powf(self.milestones.iter().filter(|&&m| m <= step).count() as f64)
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("MultiStepLr", "base", self.base_lr)?;
+        check::non_negative("MultiStepLr", "gamma", self.gamma)
+    }
+}
+
+/// The rate times `factor` before step `total_iters`, and the rate itself from there.
+#[derive(Clone, Copy, Debug)]
+pub struct ConstantLr {
+    /// The rate.
+    pub base_lr: f64,
+    /// What it is multiplied by at first; PyTorch's is a third.
+    pub factor: f64,
+    /// Steps until it is not.
+    pub total_iters: u64,
+}
+
+impl LrSchedule for ConstantLr {
+    fn lr(&self, step: u64) -> f64 {
+        if step < self.total_iters { self.base_lr * self.factor } else { self.base_lr }
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("ConstantLr", "base", self.base_lr)?;
+        check::unit_interval("ConstantLr", "factor", self.factor)
+    }
+}
+
+/// The rate times a factor that goes in a line from `start_factor` to `end_factor`, and stays.
+#[derive(Clone, Copy, Debug)]
+pub struct LinearLr {
+    /// The rate.
+    pub base_lr: f64,
+    /// The first factor; PyTorch's is a third.
+    pub start_factor: f64,
+    /// The last; PyTorch's is 1.
+    pub end_factor: f64,
+    /// Steps from one to the other.
+    pub total_iters: u64,
+}
+
+impl LrSchedule for LinearLr {
+    fn lr(&self, step: u64) -> f64 {
+        let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
+        self.base_lr * (self.start_factor + (self.end_factor - self.start_factor) * progress)
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("LinearLr", "base", self.base_lr)?;
+        check::positive("LinearLr", "start_factor", self.start_factor)?;
+        check::unit_interval("LinearLr", "start_factor", self.start_factor)?;
+        check::unit_interval("LinearLr", "end_factor", self.end_factor)
+    }
+}
+
+/// The rate times `gamma` after every step.
+#[derive(Clone, Copy, Debug)]
+pub struct ExponentialLr {
+    /// The first rate.
+    pub base_lr: f64,
+    /// The factor of a step.
+    pub gamma: f64,
+}
+
+impl LrSchedule for ExponentialLr {
+    fn lr(&self, step: u64) -> f64 {
+        self.base_lr * self.gamma.powf(step as f64)
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("ExponentialLr", "base", self.base_lr)?;
+        check::non_negative("ExponentialLr", "gamma", self.gamma)
+    }
+}
+
+/// The rate times (1 - step / `total_iters`)^`power`, and 0 beyond.
+#[derive(Clone, Copy, Debug)]
+pub struct PolynomialLr {
+    /// The first rate.
+    pub base_lr: f64,
+    /// Steps until it is 0.
+    pub total_iters: u64,
+    /// The power; 1 is a line.
+    pub power: f64,
+}
+
+impl LrSchedule for PolynomialLr {
+    fn lr(&self, step: u64) -> f64 {
+        let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
+        self.base_lr * (1.0 - progress).powf(self.power)
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("PolynomialLr", "base", self.base_lr)?;
+        check::non_negative("PolynomialLr", "power", self.power)
+    }
+}
+
+/// The rate times a function of the step: `LambdaLr { base: 0.1, factor: |step| 0.95f64.powf(step as f64) }`.
+#[derive(Clone, Copy, Debug)]
+pub struct LambdaLr<F> {
+    /// The rate.
+    pub base_lr: f64,
+    /// What it is multiplied by.
+    pub factor: F,
+}
+
+impl<F: Fn(u64) -> f64> LrSchedule for LambdaLr<F> {
+    fn lr(&self, step: u64) -> f64 {
+        self.base_lr * (self.factor)(step)
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("LambdaLr", "base", self.base_lr)
+    }
+}
+
+/// The rate of the step before times a function of the step. Costs as many calls as there were steps.
+#[derive(Clone, Copy, Debug)]
+pub struct MultiplicativeLr<F> {
+    /// The first rate.
+    pub base_lr: f64,
+    /// What it is multiplied by before step 1, 2, ...
+    pub factor: F,
+}
+
+impl<F: Fn(u64) -> f64> LrSchedule for MultiplicativeLr<F> {
+    fn lr(&self, step: u64) -> f64 {
+        (1..=step).fold(self.base_lr, |lr, k| lr * (self.factor)(k))
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("MultiplicativeLr", "base", self.base_lr)
+    }
+}
+
+/// PyTorch's name of [`CosineAnnealing`].
+pub type CosineAnnealingLr = CosineAnnealing;
+
+/// PyTorch's name of [`OneCycle`].
+pub type OneCycleLr = OneCycle;
+
+/// Half a cosine from `base` to `min` over `steps` steps; periodic beyond, as PyTorch's.
+#[derive(Clone, Copy, Debug)]
+pub struct CosineAnnealing {
+    /// The first rate.
+    pub base_lr: f64,
+    /// The last.
+    pub eta_min: f64,
+    /// Steps from one to the other.
+    pub t_max: u64,
+}
+
+impl LrSchedule for CosineAnnealing {
+    fn lr(&self, step: u64) -> f64 {
+        let progress = step as f64 / self.t_max.max(1) as f64;
+        self.eta_min + (self.base_lr - self.eta_min) * (1.0 + (PI * progress).cos()) / 2.0
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("CosineAnnealing", "base", self.base_lr)?;
+        check::non_negative("CosineAnnealing", "min", self.eta_min)?;
+        check::positive_count("CosineAnnealing", "steps", self.t_max)
+    }
+}
+
+/// Half a cosine from `base` to `eta_min`, again and again: over `t_0` steps at first, each time `t_mult` times as many (SGDR:
+/// Loshchilov and Hutter, 2016).
+#[derive(Clone, Copy, Debug)]
+pub struct CosineAnnealingWarmRestarts {
+    /// The first rate of every round.
+    pub base_lr: f64,
+    /// Steps of the first round.
+    pub t_0: u64,
+    /// How many times as long the next is.
+    pub t_mult: u64,
+    /// What the rates fall to.
+    pub eta_min: f64,
+}
+
+impl LrSchedule for CosineAnnealingWarmRestarts {
+    fn lr(&self, step: u64) -> f64 {
+        let (mut at, mut length) = (step, self.t_0.max(1));
+        if self.t_mult <= 1 {
+            at %= length;
+        }
+        while at >= length {
+            at -= length;
+            length = length.saturating_mul(self.t_mult);
+        }
+        self.eta_min + (self.base_lr - self.eta_min) * (1.0 + (PI * at as f64 / length as f64).cos()) / 2.0
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("CosineAnnealingWarmRestarts", "base", self.base_lr)?;
+        check::non_negative("CosineAnnealingWarmRestarts", "eta_min", self.eta_min)?;
+        check::positive_count("CosineAnnealingWarmRestarts", "t_0", self.t_0)?;
+        check::positive_count("CosineAnnealingWarmRestarts", "t_mult", self.t_mult)
+    }
+}
+
+/// How the peaks of [`CyclicLr`] change.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum CyclicMode {
+    /// They stay.
+    Triangular,
+    /// Each is half as far from the base as the one before.
+    Triangular2,
+    /// The distance to the base is multiplied by this number to the power of the step.
+    ExpRange(f64),
+}
+
+/// Up in a line from `base` to `max`, and down again (Smith, 2015).
+#[derive(Clone, Copy, Debug)]
+pub struct CyclicLr {
+    /// The lowest rate.
+    pub base_lr: f64,
+    /// The highest.
+    pub max_lr: f64,
+    /// Steps up; PyTorch's are 2,000.
+    pub step_size_up: u64,
+    /// Steps down.
+    pub step_size_down: u64,
+    /// How peaks change.
+    pub mode: CyclicMode,
+}
+
+impl LrSchedule for CyclicLr {
+    fn lr(&self, step: u64) -> f64 {
+        let (up, total) = (self.step_size_up, (self.step_size_up + self.step_size_down).max(1));
+        let (cycle, at) = (step / total, step % total);
+        let height = if at <= up && up > 0 {
+            at as f64 / up as f64
+        } else {
+            (total - at) as f64 / self.step_size_down.max(1) as f64
+        };
+        let scale = match self.mode {
+            CyclicMode::Triangular => 1.0,
+            CyclicMode::Triangular2 => 0.5f64.powf(cycle as f64),
+            CyclicMode::ExpRange(gamma) => gamma.powf(step as f64),
+        };
+        self.base_lr + (self.max_lr - self.base_lr) * height * scale
+    }
+
+    fn check(&self) -> Result<()> {
+        if let CyclicMode::ExpRange(gamma) = self.mode {
+            check::non_negative("CyclicLr", "mode", gamma)?;
+        }
+        check::non_negative("CyclicLr", "base", self.base_lr)?;
+        check::non_negative("CyclicLr", "max", self.max_lr)?;
+        check::positive_count(
+            "CyclicLr",
+            "step_size_up",
+            self.step_size_up.saturating_add(self.step_size_down),
+        )
+    }
+}
+
+/// One schedule after the other: at each milestone the next one begins, with its step 0.
+pub struct SequentialLr<'a> {
+    schedules: Vec<Box<dyn LrSchedule + 'a>>,
+    milestones: Vec<u64>,
+}
+
+impl<'a> SequentialLr<'a> {
+    /// Schedules, and the steps at which the second, the third, ... begins.
+    ///
+    /// # Errors
+    /// The milestones are not one fewer than the schedules, or do not rise.
+    pub fn new(schedules: Vec<Box<dyn LrSchedule + 'a>>, milestones: &[u64]) -> Result<Self> {
+        if milestones.len() + 1 != schedules.len() || !milestones.is_sorted() {
+            let (given, wanted) = (schedules.len(), schedules.len().saturating_sub(1));
+            return Err(Error::argument(
+                "SequentialLr",
+                format!("{given} schedules take {wanted} rising milestones, got {milestones:?}"),
+            ));
+        }
+        Ok(Self { schedules, milestones: milestones.to_vec() })
+    }
+}
+
+impl LrSchedule for SequentialLr<'_> {
+    fn lr(&self, step: u64) -> f64 {
+        let at = self.milestones.partition_point(|&m| m <= step);
+        let begin = at.checked_sub(1).map_or(0, |before| self.milestones[before]);
+        self.schedules[at].lr(step - begin)
+    }
+
+    fn check(&self) -> Result<()> {
+        self.schedules.iter().try_for_each(|schedule| schedule.check())
+    }
+}
+
+/// Several schedules of one rate at once: it is multiplied by the factors of all.
+pub struct ChainedScheduler<'a> {
+    base_lr: f64,
+    schedules: Vec<Box<dyn LrSchedule + 'a>>,
+}
+
+impl<'a> ChainedScheduler<'a> {
+    /// Schedules that were made for the rate `base`.
+    ///
+    /// # Errors
+    /// `base` is 0 or no number: then schedules have no factors.
+    pub fn new(base: f64, schedules: Vec<Box<dyn LrSchedule + 'a>>) -> Result<Self> {
+        if base == 0.0 || !base.is_finite() {
+            return Err(Error::argument(
+                "ChainedScheduler",
+                format!("takes a rate other than 0, got {base}"),
+            ));
+        }
+        Ok(Self { base_lr: base, schedules })
+    }
+}
+
+impl LrSchedule for ChainedScheduler<'_> {
+    fn lr(&self, step: u64) -> f64 {
+        self.schedules.iter().fold(self.base_lr, |lr, schedule| lr * (schedule.lr(step) / self.base_lr))
+    }
+
+    fn check(&self) -> Result<()> {
+        self.schedules.iter().try_for_each(|schedule| schedule.check())
+    }
+}
+
+/// A linear rise to the first rate of another schedule, which follows: step i of it has that rate · (i + 1) / steps.
+#[derive(Clone, Copy, Debug)]
+pub struct Warmup<S> {
+    /// Steps of the rise.
+    pub warmup_steps: u64,
+    /// What follows.
+    pub schedule: S,
+}
+
+impl<S: LrSchedule> LrSchedule for Warmup<S> {
+    fn lr(&self, step: u64) -> f64 {
+        match step.checked_sub(self.warmup_steps) {
+            Some(step) => self.schedule.lr(step),
+            None => self.schedule.lr(0) * (step + 1) as f64 / self.warmup_steps as f64,
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        self.schedule.check()
+    }
+}
+
+/// A schedule that counts, as PyTorch's schedulers do: for a loop of one's own. Its state is the number of its steps.
+///
+/// ```
+/// # use forebay_core::{device::Device, dtype::DType, error::Result, tensor::Tensor};
+/// # use forebay_nn::optim::{Optimizer, Sgd, schedule::{ExponentialLr, LrScheduler}};
+/// # fn main() -> Result<()> {
+/// # let device = Device::null(Default::default());
+/// # let mut optimizer = Sgd::new(vec![Tensor::zeros(&[2], DType::F32, &device)?.requires_grad_()?], 0.1);
+/// let mut scheduler = LrScheduler::new(ExponentialLr { base_lr: 0.1, gamma: 0.5 }, &mut optimizer);
+/// // After each step of the optimiser, or each epoch:
+/// scheduler.step(&mut optimizer);
+/// assert_eq!(optimizer.lr(), 0.05);
+/// # Ok(())
+/// # }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct LrScheduler<S> {
+    schedule: S,
+    last_epoch: u64,
+}
+
+impl<S: LrSchedule> LrScheduler<S> {
+    /// Sets the optimiser's rate to the schedule's first.
+    pub fn new(schedule: S, optimizer: &mut (impl Optimizer + ?Sized)) -> Self {
+        let mut scheduler = Self { schedule, last_epoch: 0 };
+        scheduler.load_state(0, optimizer);
+        scheduler
+    }
+
+    /// Sets it to the next.
+    pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) {
+        self.load_state(self.last_epoch.saturating_add(1), optimizer);
+    }
+
+    /// The rate that was set last.
+    pub fn last_lr(&self) -> f64 {
+        log_if_invalid(self.schedule.check()).map_or(f64::NAN, |()| self.schedule.lr(self.last_epoch))
+    }
+
+    /// Its steps so far.
+    pub fn state(&self) -> u64 {
+        self.last_epoch
+    }
+
+    /// Goes on after so many steps.
+    pub fn load_state(&mut self, steps: u64, optimizer: &mut (impl Optimizer + ?Sized)) {
+        self.last_epoch = steps;
+        optimizer.set_lr(self.last_lr());
+    }
+}
+
+/// Reports options out of range, where no error can be returned: the rate is NaN then, which the optimiser's next step refuses.
+pub(super) fn log_if_invalid(checked: Result<()>) -> Option<()> {
+    checked.map_err(|error| log::error!("{error}; the learning rate is NaN")).ok()
+}
+
+/// A linear rise to the full rate, then half a cosine down.
+///
+/// Step i of the rise has base · (i + 1) / warmup; step `warmup` begins the cosine, which would end at step `total`.
+#[derive(Clone, Copy, Debug)]
+pub struct WarmupCosine {
+    base_lr: f64,
+    warmup_steps: u64,
+    total_steps: u64,
+    min_lr: f64,
+}
+
+impl WarmupCosine {
+    /// Rises for `warmup` of `total` steps to `base`, then falls to 0.
+    #[must_use]
+    pub fn new(base: f64, warmup: u64, total: u64) -> Self {
+        Self { base_lr: base, warmup_steps: warmup, total_steps: total, min_lr: 0.0 }
+    }
+
+    /// Falls to `min` instead of 0.
+    #[must_use]
+    pub fn min_lr(mut self, min: f64) -> Self {
+        self.min_lr = min;
+        self
+    }
+}
+
+impl LrSchedule for WarmupCosine {
+    fn lr(&self, step: u64) -> f64 {
+        if step < self.warmup_steps {
+            return self.base_lr * (step + 1) as f64 / self.warmup_steps as f64;
+        }
+        let length = self.total_steps.saturating_sub(self.warmup_steps).max(1);
+        let progress = ((step - self.warmup_steps) as f64 / length as f64).min(1.0);
+        self.min_lr + (self.base_lr - self.min_lr) * (1.0 + (PI * progress).cos()) / 2.0
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("WarmupCosine", "base", self.base_lr)?;
+        check::non_negative("WarmupCosine", "min", self.min_lr)
+    }
+}
+
+/// The one-cycle policy (Smith and Topin, 2017), with cosines: from `max` / 25 up to `max` in the first 30 % of the
+/// steps, then down to a 10,000th of the first rate.
+#[derive(Clone, Copy, Debug)]
+pub struct OneCycle {
+    /// The highest rate.
+    pub max_lr: f64,
+    /// All steps.
+    pub total_steps: u64,
+    /// The part of the steps that rises.
+    pub pct_start: f64,
+    /// `max` over the first rate.
+    pub div_factor: f64,
+    /// The first rate over the last.
+    pub final_div_factor: f64,
+}
+
+impl OneCycle {
+    /// PyTorch's cycle over `total` steps.
+    #[must_use]
+    pub fn new(max: f64, total: u64) -> Self {
+        Self { max_lr: max, total_steps: total, pct_start: 0.3, div_factor: 25.0, final_div_factor: 1e4 }
+    }
+}
+
+impl LrSchedule for OneCycle {
+    fn lr(&self, step: u64) -> f64 {
+        let cosine =
+            |from: f64, to: f64, progress: f64| to + (from - to) * (1.0 + (PI * progress).cos()) / 2.0;
+        let first = self.max_lr / self.div_factor;
+        let (top, last) = (self.pct_start * self.total_steps as f64 - 1.0, self.total_steps as f64 - 1.0);
+        let step = (step as f64).min(last);
+        if step <= top {
+            cosine(first, self.max_lr, if top > 0.0 { step / top } else { 1.0 })
+        } else {
+            cosine(self.max_lr, first / self.final_div_factor, (step - top) / (last - top))
+        }
+    }
+
+    fn check(&self) -> Result<()> {
+        check::non_negative("OneCycle", "max", self.max_lr)?;
+        check::positive_count("OneCycle", "total", self.total_steps)?;
+        check::unit_interval("OneCycle", "rise", self.pct_start)?;
+        check::positive("OneCycle", "div", self.div_factor)?;
+        check::positive("OneCycle", "final_div", self.final_div_factor)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn close(a: f64, b: f64) {
+        assert!((a - b).abs() <= 1e-12 * b.abs().max(1.0), "{a} is not {b}");
+    }
+
+    #[test]
+    fn schedules_have_their_corners() {
+        let step = StepLr { base_lr: 1.0, step_size: 10, gamma: 0.1 };
+        close(step.lr(9), 1.0);
+        close(step.lr(10), 0.1);
+        let cosine = CosineAnnealing { base_lr: 1.0, eta_min: 0.1, t_max: 100 };
+        close(cosine.lr(0), 1.0);
+        close(cosine.lr(50), 0.55);
+        close(cosine.lr(100), 0.1);
+        let warm = WarmupCosine::new(1.0, 10, 110).min_lr(0.1);
+        close(warm.lr(0), 0.1);
+        close(warm.lr(10), 1.0);
+        close(warm.lr(60), 0.55);
+        close(warm.lr(500), 0.1);
+        let cycle = OneCycle::new(1.0, 100);
+        close(cycle.lr(0), 0.04);
+        close(cycle.lr(29), 1.0);
+        close(cycle.lr(99), 0.04 / 1e4);
+    }
+
+    #[test]
+    fn options_out_of_range_are_named_and_leave_no_rate() {
+        let (nan, base) = (f64::NAN, 0.1);
+        let linear =
+            |start_factor, end_factor| LinearLr { base_lr: base, start_factor, end_factor, total_iters: 5 };
+        let restarts = |t_0, t_mult| CosineAnnealingWarmRestarts { base_lr: base, t_0, t_mult, eta_min: 0.0 };
+        let cyclic = |up, down, mode| CyclicLr {
+            base_lr: base,
+            max_lr: 0.2,
+            step_size_up: up,
+            step_size_down: down,
+            mode,
+        };
+        let wrong: Vec<(&str, Box<dyn LrSchedule>)> = vec![
+            ("lr", Box::new(ConstantSchedule(-0.1))),
+            ("every", Box::new(StepLr { base_lr: base, step_size: 0, gamma: 0.5 })),
+            ("gamma", Box::new(StepLr { base_lr: base, step_size: 1, gamma: nan })),
+            ("gamma", Box::new(MultiStepLr { base_lr: base, milestones: vec![1], gamma: -0.5 })),
+            ("factor", Box::new(ConstantLr { base_lr: base, factor: 1.5, total_iters: 3 })),
+            ("start_factor", Box::new(linear(0.0, 1.0))),
+            ("end_factor", Box::new(linear(0.5, nan))),
+            ("gamma", Box::new(ExponentialLr { base_lr: base, gamma: f64::INFINITY })),
+            ("power", Box::new(PolynomialLr { base_lr: base, total_iters: 3, power: -1.0 })),
+            ("steps", Box::new(CosineAnnealing { base_lr: base, eta_min: 0.0, t_max: 0 })),
+            ("min", Box::new(CosineAnnealing { base_lr: base, eta_min: nan, t_max: 3 })),
+            ("t_0", Box::new(restarts(0, 1))),
+            ("t_mult", Box::new(restarts(1, 0))),
+            ("step_size_up", Box::new(cyclic(0, 0, CyclicMode::Triangular))),
+            ("mode", Box::new(cyclic(1, 1, CyclicMode::ExpRange(nan)))),
+            ("total", Box::new(OneCycle::new(0.1, 0))),
+            ("rise", Box::new(OneCycle { pct_start: 1.5, ..OneCycle::new(0.1, 9) })),
+            ("div", Box::new(OneCycle { div_factor: 0.0, ..OneCycle::new(0.1, 9) })),
+            ("base", Box::new(WarmupCosine::new(nan, 1, 5))),
+            (
+                "gamma",
+                Box::new(Warmup { warmup_steps: 2, schedule: ExponentialLr { base_lr: base, gamma: -1.0 } }),
+            ),
+        ];
+        for (name, schedule) in wrong {
+            let error = schedule.check().map_or_else(|error| error.to_string(), |()| String::new());
+            assert!(error.contains(&format!("`{name}` is ")), "{name}: {error}");
+            let mut optimizer = crate::optim::Sgd::new(Vec::new(), 0.1);
+            assert!(LrScheduler::new(&*schedule, &mut optimizer).last_lr().is_nan(), "{name}");
+            assert!(optimizer.lr().is_nan(), "{name}");
+        }
+        let mut optimizer = crate::optim::Sgd::new(Vec::new(), 0.1);
+        for plateau in [
+            ReduceLrOnPlateau::new().factor(1.0),
+            ReduceLrOnPlateau::new().factor(nan),
+            ReduceLrOnPlateau::new().threshold(-1.0),
+            ReduceLrOnPlateau::new().min_lr(-1.0),
+            ReduceLrOnPlateau::new().eps(nan),
+        ] {
+            assert!(plateau.check().is_err(), "{plateau:?}");
+            let mut plateau = plateau;
+            plateau.step(1.0, &mut optimizer);
+            assert!(optimizer.lr().is_nan(), "{plateau:?}");
+        }
+    }
+}

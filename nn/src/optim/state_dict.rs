@@ -1,0 +1,142 @@
+//! States of optimisers as they are saved and loaded.
+
+use std::collections::BTreeMap;
+
+use rustc_hash::{FxHashMap, FxHashSet};
+use smallvec::SmallVec;
+
+use super::fused::{FusedGroup, FusedOptimizer, UpdateRule};
+use crate::nn::StagedCopies;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+/// State of one parameter: its count of steps, and its states in the rule's order.
+type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
+
+/// A count of steps: a whole number of 0 or more, as an integer or a float.
+fn parse_step_count(name: &str, tensor: &Tensor) -> Result<u64> {
+    let steps = if tensor.numel() == 1 { tensor.item()? } else { f64::NAN };
+    if steps >= 0.0 && steps.fract() == 0.0 && steps <= u64::MAX as f64 {
+        return Ok(steps as u64);
+    }
+    let why = match tensor.numel() {
+        1 => format!("`{name}` is {steps}, expected a whole number of 0 or more"),
+        _ => format!("`{name}` has the shape {:?}, expected one number", tensor.shape()),
+    };
+    Err(Error::argument("load_state_dict", why))
+}
+
+impl FusedOptimizer {
+    pub(super) fn state_dict(&self, rule: &impl UpdateRule) -> Result<BTreeMap<String, Tensor>> {
+        let mut found = BTreeMap::new();
+        for group in &self.groups {
+            for (member, &k) in group.members.iter().enumerate() {
+                let p = &self.parameters[k];
+                let steps = self.step_state.steps(k);
+                if steps == 0 {
+                    continue;
+                }
+                let step = match &group.step_counts {
+                    Some(counts) => {
+                        let at = FusedGroup::count_index(member, steps);
+                        counts.select(0, at as isize)?.to_dtype(DType::I64)?
+                    }
+                    None => Tensor::from_slice(&[steps as i64], &[], p.device())?,
+                };
+                found.insert(format!("{k}.step"), step);
+                let views = group.state_views(rule, member, p.shape());
+                found.extend(
+                    rule.state_names().into_iter().zip(views).map(|(name, t)| (format!("{k}.{name}"), t)),
+                );
+            }
+        }
+        Ok(found)
+    }
+
+    pub(super) fn load_state_dict(
+        &mut self,
+        rule: &impl UpdateRule,
+        given: &BTreeMap<String, Tensor>,
+    ) -> Result<()> {
+        self.check_step(rule)?;
+        // All is looked at before anything is overwritten, or memory is taken.
+        let found = self.match_state_dict(rule, given)?;
+        self.create_groups(rule, |k, _| Ok(found.contains_key(&k)))?;
+        let steps = |k: usize| found.get(&k).map_or(0, |(count, _)| *count);
+        let mut staged = StagedCopies::default();
+        for group in &self.groups {
+            for (member, &k) in group.members.iter().enumerate() {
+                let views = group.state_views(rule, member, self.parameters[k].shape());
+                let Some((_, sources)) = found.get(&k) else {
+                    // This parameter had made no step.
+                    views.iter().for_each(|view| staged.add_zero(view));
+                    continue;
+                };
+                for (view, source) in views.iter().zip(sources) {
+                    let Some(source) = source else { continue };
+                    staged.add_copy(view, source)?;
+                }
+            }
+            // In place: a captured step may count there.
+            if let Some(counts) = &group.step_counts {
+                staged.add_copy(counts, &group.create_step_counts(steps, &self.parameters)?)?;
+            }
+        }
+        staged.prepare()?.commit()?;
+        (0..self.parameters.len()).for_each(|k| self.step_state.set_steps(k, steps(k)));
+        Ok(())
+    }
+
+    /// The states that are there, by the number of their parameter; fails for names and shapes that do not fit.
+    fn match_state_dict<'a>(
+        &self,
+        rule: &impl UpdateRule,
+        given: &'a BTreeMap<String, Tensor>,
+    ) -> Result<FxHashMap<usize, LoadedState<'a>>> {
+        const OP: &str = "load_state_dict";
+        let names = rule.state_names();
+        let mut expected = FxHashSet::default();
+        let mut found = FxHashMap::default();
+        for (k, p) in self.parameters.iter().enumerate() {
+            let step = format!("{k}.step");
+            let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
+            let count = match given.get(&step) {
+                Some(tensor) => Some(parse_step_count(&step, tensor)?),
+                None => (!rule.has_step_count() && names.iter().any(has)).then_some(1),
+            };
+            let Some(count) = count else { continue };
+            expected.insert(step);
+            expected.extend(rule.derived_state_names().iter().map(|name| format!("{k}.{name}")));
+            let mut sources = SmallVec::new();
+            for &state in &names {
+                let name = format!("{k}.{state}");
+                let shape = rule.state_shape(state, p.shape());
+                if shape.contains(&0) && !given.contains_key(&name) {
+                    // PyTorch's state has only what this parameter uses.
+                    sources.push(None);
+                    continue;
+                }
+                let source = given.get(&name);
+                let source = source.ok_or_else(|| Error::argument(OP, format!("missing: {name}")))?;
+                if source.shape() != &*shape {
+                    let rule = format!("{name} has the shape that its parameter asks for");
+                    return Err(Error::shape(OP, rule, &[source.shape(), &shape]));
+                }
+                if !source.dtype().is_float() {
+                    let rule = format!("{name} is kept as f32, and read from any float");
+                    return Err(Error::dtype(OP, source.dtype(), rule));
+                }
+                sources.push(Some(source));
+                expected.insert(name);
+            }
+            found.insert(k, (count, sources));
+        }
+        let strange: Vec<&str> =
+            given.keys().filter(|name| !expected.contains(*name)).map(String::as_str).collect();
+        if !strange.is_empty() {
+            return Err(Error::argument(OP, format!("unexpected: {}", strange.join(", "))));
+        }
+        Ok(found)
+    }
+}

@@ -1,0 +1,308 @@
+//! Segments: the parts of a model that a plan may compute twice.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+use std::sync::{Arc, Weak};
+
+use forebay_core::autograd::{self, checkpoint};
+use forebay_core::backend::null::NullBackend;
+use forebay_core::error::Result;
+use forebay_core::scoped_local::{NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
+use forebay_core::tensor::Tensor;
+use forebay_core::tensor::offload::OffloadSet;
+
+/// What becomes of the values that a segment keeps for the backward pass.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum ActivationPolicy {
+    /// They stay on the device.
+    #[default]
+    Keep,
+    /// They are dropped, and computed again.
+    Recompute,
+    /// They are copied to memory of the host beside the next segment's work, and back beside the backward pass of the one
+    /// after it.
+    Offload,
+}
+
+/// What a plan, or the planner, does with the segments of this thread's forward passes.
+#[derive(Debug, Default)]
+struct SegmentPass {
+    policies: Arc<[ActivationPolicy]>,
+    /// The number of the next one.
+    next_segment: usize,
+    probe: Option<SegmentProbe>,
+    /// What is being copied to the host: it leaves the device when the next segment has been enqueued.
+    pending_offload: Option<Arc<OffloadSet>>,
+    /// What the last segment that was offloaded kept.
+    last_offload: Weak<OffloadSet>,
+}
+
+/// What one segment costs.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(super) struct SegmentCost {
+    /// Bytes that it keeps for the backward pass, its result left out.
+    pub(super) saved_bytes: u64,
+    /// Seconds that it takes, at the profile's speed.
+    pub(super) seconds: f64,
+}
+
+/// Measures segments.
+#[derive(Clone, Debug)]
+struct SegmentProbe {
+    backend: Arc<NullBackend>,
+    costs: Rc<RefCell<Vec<SegmentCost>>>,
+}
+
+thread_local! {
+    static CURRENT_PASS: ScopedLocal<NoDropCell<Option<SegmentPass>>> = const { ScopedLocal::new(NoDropCell::new(None)) };
+}
+
+/// While it lives, a plan says what becomes of segments. Guards may be dropped in any order.
+#[derive(Debug)]
+#[must_use = "segments are computed again only while the guard lives"]
+pub struct SegmentGuard {
+    _scope: ScopedGuard<NoDropCell<Option<SegmentPass>>>,
+}
+
+impl SegmentGuard {
+    fn install_pass(pass: Option<SegmentPass>) -> Self {
+        Self { _scope: ScopedGuard::new(&CURRENT_PASS, pass) }
+    }
+
+    /// From here on this becomes of segments, in the order in which a forward pass meets them.
+    pub(super) fn apply_policies(saved: Arc<[ActivationPolicy]>) -> Self {
+        // A step may enter its choice by itself: the planner measures it all the same.
+        let probe = CURRENT_PASS.with_current(|pass| pass.as_ref().and_then(|p| p.probe.clone()));
+        Self::install_pass(Some(SegmentPass { policies: saved, probe, ..SegmentPass::default() }))
+    }
+
+    /// From here on segments are measured, and none is computed again.
+    pub(super) fn start_measuring(backend: Arc<NullBackend>) -> Self {
+        Self::install_pass(Some(SegmentPass {
+            probe: Some(SegmentProbe { backend, costs: Rc::default() }),
+            ..SegmentPass::default()
+        }))
+    }
+
+    /// What was measured since [`measure`](Self::measure), or the last call of this.
+    pub(super) fn take_costs(&self) -> Vec<SegmentCost> {
+        CURRENT_PASS.with_current(|pass| {
+            let probe = pass.as_ref().and_then(|p| p.probe.as_ref());
+            probe.map(|p| p.costs.take()).unwrap_or_default()
+        })
+    }
+}
+
+/// Runs `body` on `inputs`: a part of a model that a [`Plan`](super::Plan) may choose to compute again in the backward pass,
+/// as a [`checkpoint`] does, or to copy to the host meanwhile, to save the memory of what it keeps. Without a plan it is a
+/// plain call.
+///
+/// A forward pass must meet the same segments in the same order each time; segments inside a segment belong to it.
+///
+/// ```
+/// # use std::sync::Arc;
+/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+/// # use forebay_nn::{nn::{Linear, Module}, plan::segment};
+/// # let device = Device::null(Default::default());
+/// let layers: Vec<_> = (0..8).map(|_| Linear::new(64, 64, &device).map(Arc::new)).collect::<Result<_, _>>()?;
+/// let mut x = Tensor::zeros(&[16, 64], DType::F32, &device)?;
+/// for layer in &layers {
+///     let layer = Arc::clone(layer);
+///     x = segment(&[&x], move |x| layer.forward(&x[0])?.gelu())?;
+/// }
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+///
+/// # Errors
+/// What `body` returns.
+pub fn segment(
+    inputs: &[&Tensor],
+    body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
+) -> Result<Tensor> {
+    let plain = |body: &dyn Fn(&[Tensor]) -> Result<Tensor>| {
+        body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>())
+    };
+    // Inside a checkpoint, segments are parts of it, also when it runs again.
+    if !autograd::is_grad_enabled() || autograd::is_recomputing() {
+        return plain(&body);
+    }
+    let Some((saved, backend)) = CURRENT_PASS.with_current_mut(|pass| {
+        let pass = pass.as_mut()?;
+        let saved = pass.policies.get(pass.next_segment).copied().unwrap_or_default();
+        pass.next_segment = (pass.next_segment + 1) % pass.policies.len().max(1);
+        Some((saved, pass.probe.as_ref().map(|p| Arc::clone(&p.backend))))
+    }) else {
+        return plain(&body);
+    };
+    // Segments inside this one are parts of it, now and when it runs again.
+    let whole = move |x: &[Tensor]| {
+        let _inside = SegmentGuard::install_pass(None);
+        body(x)
+    };
+    match saved {
+        ActivationPolicy::Keep => {}
+        ActivationPolicy::Recompute => {
+            return checkpoint(inputs, whole).inspect(|_| evict_previous_segment());
+        }
+        ActivationPolicy::Offload => return run_offloaded(inputs, || plain(&whole)),
+    }
+    let (Some(backend), Some(device)) = (backend, inputs.first().map(|t| t.device())) else {
+        return plain(&whole).inspect(|_| evict_previous_segment());
+    };
+    let (held, spent) = (device.memory().allocated(), backend.estimated_work().seconds);
+    let out = plain(&whole)?;
+    let bytes = device.memory().allocated().saturating_sub(held + (out.numel() * out.dtype().size()) as u64);
+    let part = SegmentCost { saved_bytes: bytes, seconds: backend.estimated_work().seconds - spent };
+    CURRENT_PASS.with_current(|pass| {
+        if let Some(probe) = pass.as_ref().and_then(|p| p.probe.as_ref()) {
+            probe.costs.borrow_mut().push(part);
+        }
+    });
+    Ok(out)
+}
+
+/// Whether a plan decides here what becomes of segments.
+pub(crate) fn is_segment_pass_active() -> bool {
+    autograd::is_grad_enabled() && CURRENT_PASS.with_current(Option::is_some)
+}
+
+/// The segment before this one has been copied, or is waited for on the device by what takes its memory: it leaves.
+fn evict_previous_segment() {
+    let leaving = CURRENT_PASS.with_current_mut(|pass| pass.as_mut().and_then(|p| p.pending_offload.take()));
+    if let Some(away) = leaving {
+        away.evict();
+    }
+}
+
+/// Runs a segment whose kept values go to the host, its inputs among them. They come back when the backward pass reaches
+/// the segment after it, so that the copy runs beside that one's work.
+fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
+    let (out, mut away) = OffloadSet::track_allocations(body);
+    let out = out?;
+    for input in inputs.iter().filter(|t| t.requires_grad() && !t.is_leaf()) {
+        away.insert(input);
+    }
+    away.retain_offloadable(&out);
+    // Before the copies of this one: the memory of the one before is to wait for its own alone.
+    evict_previous_segment();
+    away.copy_to_host()?;
+    let away = Arc::new(away);
+    let before = CURRENT_PASS.with_current_mut(|pass| {
+        let pass = pass.as_mut()?;
+        pass.pending_offload = Some(Arc::clone(&away));
+        Some(std::mem::replace(&mut pass.last_offload, Arc::downgrade(&away)))
+    });
+    let before = before.unwrap_or_default();
+    Ok(autograd::differentiable("segment", out.detach(), &[&out], move |g, _| {
+        away.copy_to_device()?;
+        if let Some(before) = before.upgrade() {
+            before.copy_to_device()?;
+        }
+        Ok(smallvec::smallvec![Some(g.clone())])
+    }))
+}
+
+/// The sets of segments worth computing again: none saves as many bytes in less time than another. By time; the first
+/// has none, but such as take no time; the last has all that save anything.
+///
+/// Of equal segments the earlier are taken: when the backward pass comes to them, the later ones have been freed, and what
+/// they compute again stands beside less (a later one's would stand beside everything).
+pub(super) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>> {
+    struct Set {
+        bytes: u64,
+        seconds: f64,
+        chosen: Vec<bool>,
+    }
+    let none = Set { bytes: 0, seconds: 0.0, chosen: vec![false; parts.len()] };
+    let mut front = vec![none];
+    for (k, part) in parts.iter().enumerate().filter(|(_, p)| p.saved_bytes > 0) {
+        let with = front.iter().map(|set| {
+            let mut chosen = set.chosen.clone();
+            chosen[k] = true;
+            Set { bytes: set.bytes + part.saved_bytes, seconds: set.seconds + part.seconds, chosen }
+        });
+        let with: Vec<Set> = with.collect();
+        front.extend(with);
+        // Of the same time and bytes, the set of earlier segments first.
+        front.sort_by(|a, b| {
+            a.seconds.total_cmp(&b.seconds).then(b.bytes.cmp(&a.bytes)).then(b.chosen.cmp(&a.chosen))
+        });
+        let mut saved = None;
+        front.retain(|set| {
+            // One that saves no more than a faster one is worth nothing.
+            let better = saved.is_none_or(|s| set.bytes > s);
+            saved = saved.max(Some(set.bytes));
+            better
+        });
+        thin_out_evenly(&mut front, 4 * most);
+    }
+    thin_out_evenly(&mut front, most);
+    front.into_iter().map(|set| set.chosen.into()).collect()
+}
+
+/// Keeps at most `most` of them, evenly spread, the first and the last among them.
+fn thin_out_evenly<T>(list: &mut Vec<T>, most: usize) {
+    let n = list.len();
+    if n > most.max(2) {
+        let most = most.max(2);
+        let mut kept = (0..most).map(|k| k * (n - 1) / (most - 1)).peekable();
+        let mut at = 0;
+        list.retain(|_| {
+            let keep = kept.peek() == Some(&at);
+            if keep {
+                kept.next();
+            }
+            at += 1;
+            keep
+        });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn part(bytes: u64, seconds: f64) -> SegmentCost {
+        SegmentCost { saved_bytes: bytes, seconds }
+    }
+
+    #[test]
+    fn equal_segments_are_taken_from_the_front() {
+        let sets = pareto_sets(&[part(10, 1.0); 4], 16);
+        let counts: Vec<usize> = sets.iter().map(|s| s.iter().filter(|c| **c).count()).collect();
+        assert_eq!(counts, [0, 1, 2, 3, 4]);
+        assert_eq!(*sets[2], [true, true, false, false]);
+    }
+
+    #[test]
+    fn cheap_bytes_come_first_and_none_is_dominated() {
+        let parts = [part(10, 5.0), part(100, 1.0), part(0, 1.0), part(50, 0.5), part(60, 4.0)];
+        let sets = pareto_sets(&parts, 64);
+        let cost = |set: &[bool]| {
+            let of = |f: fn(&SegmentCost) -> f64| -> f64 {
+                parts.iter().zip(set).filter(|(_, c)| **c).map(|(p, _)| f(p)).sum()
+            };
+            (of(|p| p.seconds), of(|p| p.saved_bytes as f64))
+        };
+        // Against every subset.
+        for mask in 0..1 << parts.len() {
+            let subset: Vec<bool> = (0..parts.len()).map(|k| mask >> k & 1 == 1).collect();
+            let (seconds, bytes) = cost(&subset);
+            assert!(
+                sets.iter().map(|s| cost(s)).any(|(s, b)| s <= seconds && b >= bytes),
+                "{subset:?} is better than what was found"
+            );
+        }
+        assert_eq!(*sets[0], [false; 5]);
+        assert_eq!(sets.last().map(|s| s.to_vec()), Some(vec![true, true, false, true, true]));
+        assert!(!sets.iter().any(|s| s[2]), "a segment that keeps nothing is never computed again");
+    }
+
+    #[test]
+    fn many_different_segments_stay_manageable() {
+        let parts: Vec<SegmentCost> = (0..60).map(|k| part(1 << (k % 13), (k * 7 % 11 + 1) as f64)).collect();
+        let sets = pareto_sets(&parts, 24);
+        assert_eq!(sets.len(), 24);
+        assert!(sets[0].iter().all(|c| !c) && sets[23].iter().all(|c| *c));
+    }
+}

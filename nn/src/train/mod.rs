@@ -1,0 +1,108 @@
+//! Training: the loop as a library type, checkpoints to resume from exactly, and what a run leaves behind.
+//!
+//! A loop is short enough to write by hand (the `by_hand` example does); [`Trainer`] is the same loop with what one
+//! wants next: schedule, clipping, accumulation, a progress bar, checkpoints, Ctrl-C that saves.
+//!
+//! ```no_run
+//! # use forebay_core::{device::Device, error::Result};
+//! # use forebay_nn::{data::{Dataset, FashionMnist}, nn::{Linear, Module}};
+//! # use forebay_nn::{optim::AdamW, train::{self, Trainer}};
+//! # fn main() -> Result<()> {
+//! # let device = Device::null(Default::default());
+//! let net = Linear::new(784, 10, &device)?;
+//! let mut trainer = Trainer::new(&net, AdamW::new(net.parameters(), 1e-3)).steps(1000).clip_grad_norm(1.0);
+//! trainer.fit(&FashionMnist::train()?.shuffle(42).batches(128), |x, y| net.forward(x)?.cross_entropy(y))?;
+//! let test = train::evaluate(&net, &FashionMnist::test()?.batches(500), |x| net.forward(x))?;
+//! println!("test accuracy {:.1} %", 100.0 * test);
+//! # Ok(())
+//! # }
+//! ```
+
+use crate::data::{DataLoader, Dataset};
+use crate::nn::{self, Module};
+use forebay_core::autograd;
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+mod checkpoint;
+mod history;
+mod micro_batching;
+#[cfg(feature = "train")]
+mod plot;
+mod progress;
+mod signals;
+mod step_capture;
+mod trainer;
+
+pub use checkpoint::Checkpoint;
+pub use history::{History, MemoryPoint, Validation};
+pub use trainer::{FitStatus, LossOutput, Trainer};
+
+/// The part of the rows of `logits` whose largest element is at the class that `target` names; a scalar on the device.
+///
+/// # Errors
+/// The shapes do not fit; memory runs out.
+pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
+    let _no_grad = autograd::no_grad();
+    logits.argmax(Some(-1), false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()
+}
+
+/// The [`accuracy`] of a model in evaluation mode over all samples of a loader. Each module is in the mode that it
+/// had afterwards, also after an error.
+///
+/// # Errors
+/// Those of the loader and of `forward`; the loader has no samples.
+pub fn evaluate<D: Dataset>(
+    model: &(impl Module + ?Sized),
+    loader: &DataLoader<D>,
+    mut forward: impl FnMut(&Tensor) -> Result<Tensor>,
+) -> Result<f64> {
+    let _no_grad = autograd::no_grad();
+    let device = model_device("evaluate", model)?;
+    let _eval = nn::eval_mode(model);
+    let (mut right, mut all) = (0.0, 0.0);
+    for batch in loader.prefetch(&device) {
+        let (x, y) = batch?;
+        right += accuracy(&forward(&x)?, &y)?.item()? * y.numel() as f64;
+        all += y.numel() as f64;
+    }
+    if all == 0.0 {
+        return Err(Error::argument("evaluate", "the loader has no samples"));
+    }
+    Ok(right / all)
+}
+
+/// The mean loss of a model in evaluation mode over all batches of a loader, each weighted by its rows. Each module is in
+/// the mode that it had afterwards, also after an error.
+///
+/// # Errors
+/// Those of the loader and of `loss`; the loader has no samples.
+pub fn mean_loss<D: Dataset>(
+    model: &(impl Module + ?Sized),
+    loader: &DataLoader<D>,
+    mut loss: impl FnMut(&Tensor, &Tensor) -> Result<Tensor>,
+) -> Result<f64> {
+    let _no_grad = autograd::no_grad();
+    let device = model_device("mean_loss", model)?;
+    let _eval = nn::eval_mode(model);
+    let (mut sum, mut all) = (0.0, 0.0);
+    for batch in loader.prefetch(&device) {
+        let (x, y) = batch?;
+        let rows = x.dim(0)? as f64;
+        sum += loss(&x, &y)?.item()? * rows;
+        all += rows;
+    }
+    if all == 0.0 {
+        return Err(Error::argument("mean_loss", "the loader has no samples"));
+    }
+    Ok(sum / all)
+}
+
+/// Where a model is.
+fn model_device(op: &'static str, model: &(impl Module + ?Sized)) -> Result<Device> {
+    let parameters = model.parameters();
+    let first = parameters.first().ok_or_else(|| Error::argument(op, "the model has no parameters"))?;
+    Ok(first.device().clone())
+}

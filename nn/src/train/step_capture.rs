@@ -1,0 +1,121 @@
+//! Steps of a training loop that are captured: the first is made eagerly, the second is recorded, the others of its shapes are
+//! replayed.
+
+use super::trainer::LossOutput;
+use forebay_core::capture::{CaptureOutputs, CapturedStep};
+use forebay_core::device::Device;
+use forebay_core::error::{Error, Result};
+use forebay_core::tensor::Tensor;
+
+/// What becomes of the next step.
+#[derive(Debug, Default)]
+pub(super) enum StepCapture {
+    /// Every step is made eagerly.
+    #[default]
+    Disabled,
+    /// Nothing was made yet.
+    Requested,
+    /// Gradients and the optimiser's state are there: the next step is recorded.
+    WarmedUp,
+    Active(Box<CapturedStep<Vec<LossOutput>>>),
+    /// The last step was made, and cannot be captured.
+    Failed(Error),
+}
+
+impl CaptureOutputs for LossOutput {
+    fn detach_all(&self) -> Self {
+        Self { loss: self.loss.detach(), accuracy: self.accuracy.detach_all() }
+    }
+
+    fn tensors(&self) -> Option<Vec<Tensor>> {
+        Some([self.loss.tensors()?, self.accuracy.tensors()?].concat())
+    }
+}
+
+impl LossOutput {
+    /// Copies another one's numbers.
+    fn copy_from(&self, other: &Self) -> Result<()> {
+        self.loss.copy_(&other.loss)?;
+        match (&self.accuracy, &other.accuracy) {
+            (Some(own), Some(other)) => own.copy_(other).map(drop),
+            _ => Ok(()),
+        }
+    }
+}
+
+impl StepCapture {
+    /// Captures anew: the steps to come are other ones than those before.
+    pub(super) fn restart(&mut self) {
+        if !matches!(self, Self::Disabled) {
+            *self = Self::Requested;
+        }
+    }
+
+    /// Whether memory may be enough without a captured step beside eager ones: then there is none any more.
+    pub(super) fn release_memory(&mut self) -> bool {
+        let held = matches!(self, Self::Active(_) | Self::WarmedUp);
+        if held {
+            log::warn!("memory ran out beside a captured step: steps are made eagerly");
+            *self = Self::Disabled;
+        }
+        held
+    }
+
+    /// Makes a step on its batches. `make` is the eager one. An error means that none was made.
+    pub(super) fn run_step(
+        &mut self,
+        device: &Device,
+        batches: &[(Tensor, Tensor)],
+        mut make: impl FnMut(&[(Tensor, Tensor)]) -> Result<Vec<LossOutput>>,
+    ) -> Result<Vec<LossOutput>> {
+        let inputs: Vec<&Tensor> = batches.iter().flat_map(|(x, y)| [x, y]).collect();
+        match self {
+            Self::Active(step) if step.accepts_inputs(&inputs) => {
+                // Memory first: behind the step nothing may run out of it.
+                let kept = copy_outputs(&step.outputs())?;
+                let outcomes = step.run(&inputs)?;
+                outcomes.iter().zip(&kept).try_for_each(|(new, kept)| kept.copy_from(new))?;
+                Ok(kept)
+            }
+            Self::WarmedUp => {
+                let (outcomes, step) = CapturedStep::record_on_copies(device, &inputs, |t| {
+                    let pairs: Vec<_> = t.chunks_exact(2).map(|t| (t[0].clone(), t[1].clone())).collect();
+                    make(&pairs)
+                })?;
+                let (outcomes, next) = match step.and_then(|step| Ok((copy_outputs(&outcomes)?, step))) {
+                    Ok((kept, step)) => (kept, Self::Active(Box::new(step))),
+                    Err(error) if error.is_out_of_memory() => {
+                        log::warn!("a captured step does not fit, steps are made eagerly: {error}");
+                        (outcomes, Self::Disabled)
+                    }
+                    // The step counts; the next one tells.
+                    Err(error) => (outcomes, Self::Failed(error)),
+                };
+                *self = next;
+                Ok(outcomes)
+            }
+            Self::Failed(_) => match std::mem::replace(self, Self::Requested) {
+                Self::Failed(error) => Err(error),
+                _ => Ok(Vec::new()),
+            },
+            _ => {
+                let outcomes = make(batches)?;
+                if matches!(self, Self::Requested) {
+                    *self = Self::WarmedUp;
+                }
+                Ok(outcomes)
+            }
+        }
+    }
+}
+
+/// What the next replay does not overwrite.
+fn copy_outputs(outcomes: &[LossOutput]) -> Result<Vec<LossOutput>> {
+    let copy = |outcome: &LossOutput| {
+        Ok(LossOutput {
+            loss: outcome.loss.copy()?,
+            accuracy: outcome.accuracy.as_ref().map(Tensor::copy).transpose()?,
+        })
+    };
+    outcomes.iter().map(copy).collect()
+}

@@ -1,0 +1,668 @@
+//! The training loop.
+
+use std::path::{Path, PathBuf};
+
+use super::micro_batching::MicroBatching;
+use super::progress::{ProgressReporter, StepStatus, TokenThroughput};
+use super::signals::SignalGuard;
+use super::step_capture::StepCapture;
+use super::{Checkpoint, History, MemoryPoint, Validation, model_device};
+use crate::data::{DataLoader, Dataset, LoaderCursor};
+use crate::nn::{self, Module};
+use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
+use crate::plan::{StepConfig, StepPlan};
+use forebay_core::amp;
+use forebay_core::autograd;
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::BytesOf;
+use forebay_core::ops::stack;
+use forebay_core::tensor::Tensor;
+
+/// Steps between two looks at losses and memory on a GPU; a look waits for the device.
+const LOG_INTERVAL: u64 = 10;
+/// Steps in a row without a finite loss that a scaler may skip: its scale is 2⁻⁵⁰ of what it was by then.
+const MAX_SKIPPED_STEPS: usize = 50;
+
+/// What a loss function returns: the loss, a scalar, and an accuracy to record if there is one.
+#[derive(Clone, Debug)]
+pub struct LossOutput {
+    /// What is minimised.
+    pub loss: Tensor,
+    /// What is shown and recorded beside it ([`accuracy`](super::accuracy)).
+    pub accuracy: Option<Tensor>,
+}
+
+impl From<Tensor> for LossOutput {
+    fn from(loss: Tensor) -> Self {
+        Self { loss, accuracy: None }
+    }
+}
+
+impl From<(Tensor, Tensor)> for LossOutput {
+    fn from((loss, accuracy): (Tensor, Tensor)) -> Self {
+        Self { loss, accuracy: Some(accuracy) }
+    }
+}
+
+/// What a run validates by, and after how many steps.
+type Validator<'a> = (u64, Box<dyn FnMut() -> Result<f64> + 'a>);
+
+/// Why a run ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum FitStatus {
+    /// It did its steps, or the loader its epochs.
+    Finished,
+    /// A signal: Ctrl-C, SIGTERM or SIGHUP. The checkpoint is saved, if there is one.
+    Interrupted,
+}
+
+/// The training loop over a model and its optimiser. See [the module](super) for an example.
+#[must_use = "a trainer does nothing until `fit`"]
+pub struct Trainer<'a, M: ?Sized, O> {
+    model: &'a M,
+    optimizer: O,
+    schedule: Option<Box<dyn LrSchedule + 'a>>,
+    max_grad_norm: Option<f64>,
+    accumulation_steps: u32,
+    micro_batching: MicroBatching,
+    autocast: Option<DType>,
+    scaler: Option<GradScaler>,
+    step_plan: Option<(StepConfig, u64)>,
+    step_capture: StepCapture,
+    max_steps: Option<u64>,
+    checkpoint_every: Option<(PathBuf, u64)>,
+    validation: Option<Validator<'a>>,
+    token_throughput: Option<TokenThroughput>,
+    tokens_per_second: Option<f64>,
+    quiet: bool,
+    position: Checkpoint,
+    fit_state: FitState,
+}
+
+/// Where the last call of `fit` stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum FitState {
+    /// There was none.
+    NotStarted,
+    /// It was another process's: a checkpoint tells where it stood.
+    Resumed,
+    /// It ended midway, by a signal or an error.
+    Unfinished,
+    /// It did all that was asked of it.
+    Finished,
+}
+
+impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
+    /// Trains `model` with `optimizer`, which holds its parameters.
+    pub fn new(model: &'a M, optimizer: O) -> Self {
+        Self {
+            model,
+            optimizer,
+            schedule: None,
+            max_grad_norm: None,
+            accumulation_steps: 1,
+            micro_batching: MicroBatching::default(),
+            autocast: None,
+            scaler: None,
+            step_plan: None,
+            step_capture: StepCapture::Disabled,
+            max_steps: None,
+            checkpoint_every: None,
+            validation: None,
+            token_throughput: None,
+            tokens_per_second: None,
+            quiet: false,
+            position: Checkpoint::default(),
+            fit_state: FitState::NotStarted,
+        }
+    }
+
+    /// Sets the learning rate before every step; else it stays as the optimiser has it.
+    pub fn schedule(self, schedule: impl LrSchedule + 'a) -> Self {
+        Self { schedule: Some(Box::new(schedule)), ..self }
+    }
+
+    /// Scales the gradients down to a norm of at most `max` before every step.
+    pub fn clip_grad_norm(self, max: f64) -> Self {
+        Self { max_grad_norm: Some(max), ..self }
+    }
+
+    /// Makes a step of `n` batches, whose losses are averaged; 0 is 1. Steps go on across epochs. Where the batches end with
+    /// fewer than `n`, those are a step of their own, the mean over them. Each batch has the same weight, also a smaller one, as
+    /// in a loop that divides each batch's loss by their number.
+    pub fn accumulate(self, n: u32) -> Self {
+        Self { accumulation_steps: n.max(1), ..self }
+    }
+
+    /// Runs at most `rows` rows of a batch at once, and adds up the gradients of the parts. A step that runs out of memory
+    /// is made again of half as many, or of as many as the error says would fit; later steps stay with it.
+    ///
+    /// The loss is taken as a mean over the rows (see [`ignore_index`](Self::ignore_index) for one that is not): the
+    /// gradients are those of the whole batch, but for the order of sums.
+    pub fn micro_batch(self, rows: usize) -> Self {
+        Self { micro_batching: self.micro_batching.with_max_rows(rows), ..self }
+    }
+
+    /// Says that the loss is a mean over the targets that are not `target`, as
+    /// [`CrossEntropyOptions::ignore_index`](forebay_core::ops::CrossEntropyOptions) has it: parts of a batch are weighted by those.
+    pub fn ignore_index(self, target: i64) -> Self {
+        Self { micro_batching: self.micro_batching.with_ignore_index(target), ..self }
+    }
+
+    /// Runs the loss function under [`autocast`](amp::autocast) to this type, f16 or bf16.
+    pub fn autocast(self, dtype: DType) -> Self {
+        Self { autocast: Some(dtype), ..self }
+    }
+
+    /// Scales the losses, and skips the steps whose gradients are not finite: f16 needs it. Checkpoints hold its state: it
+    /// is set before [`resume`](Self::resume).
+    pub fn scaler(self, scaler: GradScaler) -> Self {
+        Self { scaler: Some(scaler), ..self }
+    }
+
+    /// Ends after `n` steps, counted from the very first one, however many epochs they take; else after those that the
+    /// loader has. A second [`fit`](Self::fit) needs a larger number.
+    pub fn steps(self, n: u64) -> Self {
+        Self { max_steps: Some(n), ..self }
+    }
+
+    /// Runs every step as a [`Plan`] has chosen, in its micro-batches, precision and segments, and holds the device's pool
+    /// to the plan's budget. f16 gets a [`GradScaler`] if there is none.
+    pub fn plan(mut self, plan: &StepPlan) -> Self {
+        let choice = &plan.best.config;
+        self.optimizer.offload_state(choice.offload_state);
+        self = self.micro_batch(choice.micro_batch_size);
+        if let Some(dtype) = choice.precision {
+            self = self.autocast(dtype);
+            if dtype == DType::F16 && self.scaler.is_none() {
+                self = self.scaler(GradScaler::new());
+            }
+        }
+        Self { step_plan: Some((choice.clone(), plan.budget)), ..self }
+    }
+
+    /// Replays steps instead of making them anew ([`capture`](forebay_core::capture)), with the same bits: [`fit`](Self::fit) makes its first one eagerly, records
+    /// the second, and replays it for batches of the same shapes. The loss function is not called for these: what it does besides computing on the
+    /// device, such as counting, it does twice; reading a tensor is an error. The step's memory stays its own until `fit` ends, so validation, and steps of
+    /// other shapes, need theirs beside it; where that runs out, all steps are made eagerly.
+    pub fn capture(self, on: bool) -> Self {
+        Self { step_capture: if on { StepCapture::Requested } else { StepCapture::Disabled }, ..self }
+    }
+
+    /// Saves a [`Checkpoint`] after every `every` steps (0 is 1), at the end, and on a signal that ends programs (Ctrl-C, SIGTERM,
+    /// SIGHUP).
+    pub fn checkpoint(self, path: impl Into<PathBuf>, every: u64) -> Self {
+        Self { checkpoint_every: Some((path.into(), every.max(1))), ..self }
+    }
+
+    /// Takes the loss on other data after every `every` steps (0 is 1) and after the last one, shows it and records it
+    /// ([`History::validations`]): `loss` runs with the model in evaluation mode and without gradients;
+    /// [`mean_loss`](super::mean_loss) is what it mostly calls.
+    pub fn validate(self, every: u64, loss: impl FnMut() -> Result<f64> + 'a) -> Self {
+        Self { validation: Some((every.max(1), Box::new(loss))), ..self }
+    }
+
+    /// Says that a step is so many tokens, each of so many operations (forward and backward: `Gpt::flops_per_token`): the tokens a
+    /// second are shown, and where the device's [peak](forebay_core::backend::Peak) is known, the part of it that these operations are (MFU).
+    pub fn tokens(self, per_step: u64, flops: f64) -> Self {
+        Self { token_throughput: Some(TokenThroughput { per_step, flops, peak: None }), ..self }
+    }
+
+    /// Shows nothing.
+    pub fn quiet(self) -> Self {
+        Self { quiet: true, ..self }
+    }
+
+    /// Goes on from a checkpoint, with the same bits as if the run had not stopped.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::resume`].
+    pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
+        let Self { model, optimizer, scaler, .. } = &mut self;
+        self.position = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
+        self.fit_state = FitState::Resumed;
+        Ok(self)
+    }
+
+    /// Steps done.
+    #[must_use]
+    pub fn steps_done(&self) -> u64 {
+        self.position.step
+    }
+
+    /// Rows of a batch that run at once, if they are fewer than all: as asked for, or after a step ran out of memory.
+    #[must_use]
+    pub fn micro_batch_rows(&self) -> Option<usize> {
+        self.micro_batching.max_rows()
+    }
+
+    /// What was recorded.
+    #[must_use]
+    pub fn history(&self) -> &History {
+        &self.position.history
+    }
+
+    /// Tokens a second of the last [`fit`](Self::fit), from its first look at the losses on, validation and saving left out; `None`
+    /// without [`tokens`](Self::tokens).
+    #[must_use]
+    pub fn tokens_per_second(&self) -> Option<f64> {
+        self.tokens_per_second
+    }
+
+    /// The optimiser.
+    #[must_use]
+    pub fn optimizer(&self) -> &O {
+        &self.optimizer
+    }
+
+    /// What scales the losses, if anything does.
+    #[must_use]
+    pub fn grad_scaler(&self) -> Option<&GradScaler> {
+        self.scaler.as_ref()
+    }
+
+    /// Saves a checkpoint.
+    ///
+    /// # Errors
+    /// As [`Checkpoint::save`].
+    pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
+        self.position.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
+    }
+
+    /// Runs the loop: `loss` gets the inputs and the targets of a batch. A signal that ends programs (Ctrl-C, SIGTERM, SIGHUP)
+    /// ends it after a step.
+    ///
+    /// Modules stay in the modes that they have: training, unless the program has switched some to evaluation mode, such as norms
+    /// that it freezes. Validation restores the mode of each.
+    ///
+    /// Called again, it trains again. With a loader that makes the same batches, epochs go on counting, so that each is
+    /// shuffled anew; a call that was interrupted, or ended with an error, is finished first. Another loader begins at its own start.
+    ///
+    /// # Errors
+    /// Those of the loader, of `loss`, of the optimiser and of saving, with the step in front of them; there is nothing to do,
+    /// as the loader has no batches or an earlier call has made all [`steps`](Self::steps); the batches are
+    /// made in another way than those of the checkpoint that was resumed; a loss is NaN or infinite (with a scaler, which skips
+    /// such steps, fifty in a row), which is noticed where losses are read, and before a checkpoint is written.
+    pub fn fit<D: Dataset, L: Into<LossOutput>>(
+        &mut self,
+        loader: &DataLoader<D>,
+        loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<FitStatus> {
+        self.step_capture.restart();
+        let ended = self.run_loop(loader, loss);
+        // Its memory goes back, and another loss function is another step.
+        self.step_capture.restart();
+        ended
+    }
+
+    fn run_loop<D: Dataset, L: Into<LossOutput>>(
+        &mut self,
+        loader: &DataLoader<D>,
+        mut loss: impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<FitStatus> {
+        let device = model_device("fit", self.model)?;
+        let (loader, total) = self.begin_fit(loader)?;
+        let modes = nn::training_modes(self.model);
+        if !modes.is_empty() && modes.iter().all(|training| !training) {
+            log::warn!(
+                "all modules are in evaluation mode, and are trained so: call `train(true)` on the model before `fit`"
+            );
+        }
+        let mut batches = loader.prefetch(&device);
+        let peak = device.info().peak_rates.flops_per_second;
+        let tokens = self.token_throughput.map(|tokens| TokenThroughput { peak, ..tokens });
+        let mut progress = ProgressReporter::new(self.quiet, self.position.step, total, tokens);
+        let mut pending = PendingMetrics::default();
+        let watch = SignalGuard::new();
+        if let Some((_, bytes)) = self.step_plan {
+            device.pool().set_limit(Some(bytes));
+        }
+        let mut ended = FitStatus::Finished;
+        while total.is_none_or(|n| self.position.step < n) {
+            if watch.is_stop_requested() {
+                ended = FitStatus::Interrupted;
+                break;
+            }
+            let step = self.position.step + 1;
+            match self.step_with_retry(&mut batches, &mut loss, &mut pending) {
+                Ok(true) => {}
+                // Unless it had no batches at all, the loader has as many as were counted.
+                Ok(false) => break,
+                Err(error) => {
+                    // The steps before it stay recorded, as far as they can be read.
+                    let _ = pending.drain_to_history(&mut self.position.history);
+                    return Err(error.with_context(format!("step {step}")));
+                }
+            }
+            self.position.step = step;
+            self.position.cursor = batches.cursor();
+            progress.set_step(step);
+            let every = if device.info().software { 1 } else { LOG_INTERVAL };
+            if step.is_multiple_of(every) || total == Some(step) {
+                self.report_metrics(&device, &mut pending, &mut progress)?;
+            }
+            if let Some((every, loss)) = &mut self.validation
+                && (step.is_multiple_of(*every) || total == Some(step))
+            {
+                let loss = progress
+                    .exclude_time(|| run_validation(self.model, loss))
+                    .map_err(|e| e.with_context("validation"))? as f32;
+                self.position.history.validations.push(Validation { step, loss });
+                progress.print_line(&format!("step {step}  validation loss {loss:.4}"));
+            }
+            let due = self
+                .checkpoint_every
+                .as_ref()
+                .filter(|(_, every)| step.is_multiple_of(*every) && total != Some(step));
+            if let Some(path) = due.map(|(path, _)| path.clone()) {
+                // What a NaN has made of the model does not replace the checkpoint before it.
+                self.read_losses(&mut pending)?;
+                progress.exclude_time(|| self.save(path))?;
+            }
+        }
+        if self.position.history.memory.last().is_none_or(|last| last.step != self.position.step) {
+            self.report_metrics(&device, &mut pending, &mut progress)?;
+        }
+        progress.finish();
+        self.tokens_per_second = progress.tokens_per_second();
+        if let Some((path, _)) = &self.checkpoint_every {
+            self.save(path)?;
+        }
+        if ended == FitStatus::Finished {
+            self.fit_state = FitState::Finished;
+        }
+        Ok(ended)
+    }
+
+    /// Decides where this call's batches begin, and with which step it ends (`None`: with the loader).
+    fn begin_fit<D: Dataset>(&mut self, loader: &DataLoader<D>) -> Result<(DataLoader<D>, Option<u64>)> {
+        let sizes = loader.query_sizes()?;
+        let (per_epoch, batches) =
+            (loader.batches_for_samples(sizes.samples), loader.describe_for_samples(sizes.samples));
+        let done = &self.position;
+        let same = batches == done.loader_description;
+        let (start, zero) = (loader.start_cursor(), LoaderCursor::default());
+        if self.fit_state == FitState::Resumed
+            && !done.loader_description.is_empty()
+            && !same
+            && done.cursor != zero
+        {
+            let why = format!(
+                "resumed from batches of {}, but the loader makes {batches}; use the same",
+                done.loader_description
+            );
+            return Err(Error::argument("fit", why));
+        }
+        let (cursor, first_epoch) = match self.fit_state {
+            FitState::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),
+            FitState::Unfinished if same => (done.cursor, done.first_epoch),
+            // Steps end anywhere in an epoch, which goes on.
+            FitState::Finished if same && self.max_steps.is_some() => (done.cursor, done.first_epoch),
+            FitState::Finished if same => {
+                let first = done.cursor.epoch;
+                (LoaderCursor { epoch: first.saturating_add(start.epoch), ..start }, first)
+            }
+            _ => (start, 0),
+        };
+        let cursor = cursor.normalized(per_epoch);
+        let (loader, total) = match (self.max_steps, loader.epoch_limit()) {
+            (Some(n), _) => (loader.clone().forever(), Some(n)),
+            (None, None) => (loader.clone(), None),
+            (None, Some(n)) => {
+                let end = first_epoch.saturating_add(n);
+                let epochs = end.saturating_sub(cursor.epoch);
+                let left = epochs.saturating_mul(per_epoch).saturating_sub(cursor.batch);
+                let steps = left.div_ceil(u64::from(self.accumulation_steps));
+                (loader.clone().epochs(end), Some(done.step.saturating_add(steps)))
+            }
+        };
+        match total {
+            Some(n) if self.max_steps.is_some() && n <= done.step && self.fit_state == FitState::Finished => {
+                let why = format!(
+                    "all {n} steps are made; for more, set `steps` to a larger number, which counts from the first"
+                );
+                return Err(Error::argument("fit", why));
+            }
+            Some(n) if n <= done.step && self.fit_state == FitState::Resumed => {
+                log::info!(
+                    "the checkpoint is of a run that had ended, after {} steps: nothing is left to do",
+                    done.step
+                );
+            }
+            _ if sizes.samples == 0 => {
+                return Err(Error::argument("fit", "the loader has no batches: its data set has no samples"));
+            }
+            _ => {}
+        }
+        self.position.loader_description = batches;
+        self.position.cursor = cursor;
+        self.position.first_epoch = first_epoch;
+        self.fit_state = FitState::Unfinished;
+        Ok((loader.start_at(cursor), total))
+    }
+
+    /// One step; `false` if there are no batches left for it.
+    fn step_with_retry<L: Into<LossOutput>>(
+        &mut self,
+        batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
+        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
+        pending: &mut PendingMetrics,
+    ) -> Result<bool> {
+        if let Some(schedule) = &self.schedule {
+            schedule.check()?;
+            self.optimizer.set_lr(schedule.lr(self.position.step));
+        }
+        // Batches are kept until the step is made: one that runs out of memory is made again, of smaller parts.
+        let mut taken = Vec::new();
+        let device = model_device("fit", self.model)?;
+        let random = device.random_state();
+        let mut again = false;
+        loop {
+            // Also what an earlier step left that failed midway.
+            self.optimizer.zero_grad();
+            let made = self.try_step(batches, &mut taken, loss);
+            self.optimizer.zero_grad();
+            match made {
+                Ok(Some(outcomes)) => {
+                    if let Some(step) = device.pool().measured_batch().filter(|_| again) {
+                        let room = device.pool().capacity().unwrap_or(step.peak);
+                        log::info!("micro-batch {} fits: {}", step.batch_size, BytesOf(step.peak, room));
+                    }
+                    pending.push_outputs(&outcomes);
+                    return Ok(true);
+                }
+                Ok(None) => return Ok(false),
+                Err(error) => {
+                    device.set_random_state(random);
+                    if !(error.is_out_of_memory() && self.step_capture.release_memory()) {
+                        self.micro_batching.shrink_after_oom(error, &taken)?;
+                    }
+                    // Plain segments are cut for the sizes of the step that failed.
+                    device.pool().empty_cache()?;
+                    again = true;
+                }
+            }
+        }
+    }
+
+    /// Makes a step on the batches that are taken, and on more of them if these are too few. Returns their outcomes; `None` if there
+    /// are none. The last batches are a step, though they be fewer.
+    fn try_step<L: Into<LossOutput>>(
+        &mut self,
+        batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
+        taken: &mut Vec<(Tensor, Tensor)>,
+        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<Option<Vec<LossOutput>>> {
+        while taken.len() < self.accumulation_steps as usize {
+            let Some(batch) = batches.next() else { break };
+            taken.push(batch?);
+        }
+        if taken.is_empty() {
+            return Ok(None);
+        }
+        let device = model_device("fit", self.model)?;
+        let mut replay = std::mem::take(&mut self.step_capture);
+        let outcomes = replay.run_step(&device, taken, |taken| self.compute_step(taken, loss));
+        self.step_capture = replay;
+        outcomes.map(Some)
+    }
+
+    /// Gradients, clipping, and the optimiser's step, which is the last that can run out of memory and changes nothing
+    /// if it does. Returns the outcomes of the batches.
+    fn compute_step<L: Into<LossOutput>>(
+        &mut self,
+        batches: &[(Tensor, Tensor)],
+        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<Vec<LossOutput>> {
+        // Anew for each attempt: one that failed midway has left the count of segments anywhere.
+        let _segments = self.step_plan.as_ref().map(|(choice, _)| choice.apply_segments());
+        if let Some(scaler) = &mut self.scaler {
+            scaler.discard_step()?;
+        }
+        let outcomes = self.compute_gradients(batches, loss)?;
+        if let Some(scaler) = &mut self.scaler {
+            scaler.unscale_(&self.optimizer)?;
+        }
+        if let Some(max) = self.max_grad_norm {
+            clip_grad_norm_(self.optimizer.parameters(), max)?;
+        }
+        match &mut self.scaler {
+            Some(scaler) => {
+                scaler.step(&mut self.optimizer)?;
+                scaler.update()?;
+            }
+            None => self.optimizer.step()?,
+        }
+        self.optimizer.zero_grad();
+        Ok(outcomes)
+    }
+
+    /// The gradients of a step's batches, and their outcomes.
+    fn compute_gradients<L: Into<LossOutput>>(
+        &self,
+        batches: &[(Tensor, Tensor)],
+        loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
+    ) -> Result<Vec<LossOutput>> {
+        let scale = |loss: &Tensor| {
+            let share = match batches.len() {
+                1 => loss.clone(),
+                n => loss.div(n as f64)?,
+            };
+            self.scaler.as_ref().map_or(Ok(share.clone()), |scaler| scaler.scale(&share))
+        };
+        let mut loss = |x: &Tensor, y: &Tensor| {
+            let _autocast = self.autocast.map(amp::autocast).transpose()?;
+            loss(x, y)
+        };
+        batches.iter().map(|batch| self.micro_batching.forward_backward(batch, scale, &mut loss)).collect()
+    }
+
+    /// Reads the losses since the last look, and the memory. Waits for the device.
+    fn report_metrics(
+        &mut self,
+        device: &Device,
+        pending: &mut PendingMetrics,
+        progress: &mut ProgressReporter,
+    ) -> Result<()> {
+        self.read_losses(pending)?;
+        let history = &mut self.position.history;
+        let memory = MemoryPoint::new(self.position.step, &device.memory());
+        history.memory.push(memory);
+        if let Some(&loss) = history.losses.last() {
+            let accuracy = history.accuracies.last().copied();
+            let status = StepStatus { loss, accuracy, lr: self.optimizer.lr(), memory: &memory };
+            progress.report_status(self.position.step, &status);
+        }
+        Ok(())
+    }
+
+    /// Moves losses to the history; one that is no number ends the run.
+    fn read_losses(&mut self, pending: &mut PendingMetrics) -> Result<()> {
+        let before = self.position.history.losses.len();
+        pending.drain_to_history(&mut self.position.history)?;
+        let losses = &self.position.history.losses;
+        let wrong = match &self.scaler {
+            None => losses[before..].iter().position(|loss| !loss.is_finite()).map(|k| before + k),
+            // It skips such a step, and halves its scale.
+            Some(_) => {
+                let run = losses.iter().rev().take_while(|loss| !loss.is_finite()).count();
+                (run >= MAX_SKIPPED_STEPS).then(|| losses.len() - run)
+            }
+        };
+        let Some(at) = wrong else { return Ok(()) };
+        let step = self.position.step + 1 + at as u64 - losses.len() as u64;
+        let why = format!(
+            "the loss of step {step} is {}, and no checkpoint is written from here on: try a smaller learning rate, warm-up or \
+             `clip_grad_norm`, or look for its cause with `autograd::detect_anomaly`",
+            losses[at]
+        );
+        Err(Error::argument("fit", why))
+    }
+}
+
+/// A loss in evaluation mode, without gradients.
+fn run_validation<M: Module + ?Sized>(model: &M, loss: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
+    let _no_grad = autograd::no_grad();
+    let _eval = nn::eval_mode(model);
+    loss()
+}
+
+/// Losses and accuracies that are still on the device.
+#[derive(Default)]
+struct PendingMetrics {
+    losses: PendingSeries,
+    accuracies: PendingSeries,
+}
+
+/// Scalars, and how many of them each step has.
+#[derive(Default)]
+struct PendingSeries {
+    values: Vec<Tensor>,
+    values_per_step: Vec<usize>,
+}
+
+impl PendingSeries {
+    fn push(&mut self, values: impl Iterator<Item = Tensor>) {
+        let before = self.values.len();
+        self.values.extend(values);
+        // A loss that came without an accuracy has none to record.
+        self.values_per_step.extend(Some(self.values.len() - before).filter(|&n| n > 0));
+    }
+
+    /// Moves the mean of each step to a list.
+    fn drain_means(&mut self, into: &mut Vec<f32>) -> Result<()> {
+        if self.values.is_empty() {
+            return Ok(());
+        }
+        let values = match stack(&self.values.iter().collect::<Vec<_>>(), 0).and_then(|t| t.to_f64s()) {
+            // One by one takes no memory.
+            Err(error) if error.is_out_of_memory() => {
+                self.values.iter().map(Tensor::item).collect::<Result<_>>()?
+            }
+            values => values?,
+        };
+        let mut values = &values[..];
+        for n in std::mem::take(self).values_per_step {
+            let (step, rest) = values.split_at(n);
+            into.push((step.iter().sum::<f64>() / n as f64) as f32);
+            values = rest;
+        }
+        Ok(())
+    }
+}
+
+impl PendingMetrics {
+    /// Takes the outcomes of a step.
+    fn push_outputs(&mut self, outcomes: &[LossOutput]) {
+        self.losses.push(outcomes.iter().map(|o| o.loss.detach()));
+        self.accuracies.push(outcomes.iter().filter_map(|o| o.accuracy.as_ref().map(Tensor::detach)));
+    }
+
+    /// Moves all to the history, one number a step.
+    fn drain_to_history(&mut self, history: &mut History) -> Result<()> {
+        self.losses.drain_means(&mut history.losses)?;
+        self.accuracies.drain_means(&mut history.accuracies)
+    }
+}

@@ -1,0 +1,268 @@
+//! Modules and optimisers without arithmetic, on the null device: names, sharing, messages, tags, memory.
+
+use std::collections::BTreeMap;
+use std::sync::Mutex;
+
+use forebay_core::device::Device;
+use forebay_core::dtype::DType;
+use forebay_core::error::{Error, Result};
+use forebay_core::memory::Tag;
+use forebay_core::tensor::Tensor;
+use forebay_nn::nn::{
+    BatchNorm2d, Dropout, Embedding, LayerNorm, Linear, Module, ModuleEntry, ModuleScope, SelfAttention,
+    Sequential,
+};
+use forebay_nn::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_};
+
+fn device() -> Device {
+    Device::null(Default::default())
+}
+
+#[derive(Module)]
+#[module(crate = forebay_nn)]
+struct Block<N> {
+    ln: N,
+    attn: SelfAttention,
+    drop: Option<Dropout>,
+    width: usize,
+    #[module(skip)]
+    _calls: Mutex<u32>,
+    scope: ModuleScope,
+}
+
+#[derive(Module)]
+#[module(crate = forebay_nn)]
+enum Head {
+    Tied(Tensor),
+    Own { fc: Linear, r#type: String },
+}
+
+#[derive(Module)]
+#[module(crate = forebay_nn)]
+struct Net {
+    wte: Embedding,
+    blocks: Vec<Block<LayerNorm>>,
+    pair: (Linear, [f64; 2]),
+    head: Head,
+    named: BTreeMap<String, BatchNorm2d>,
+}
+
+fn block(device: &Device) -> Result<Block<LayerNorm>> {
+    Ok(Block {
+        ln: LayerNorm::new(&[8], device)?,
+        attn: SelfAttention::new(8, 2, device)?.causal(),
+        drop: Some(Dropout::new(0.1)),
+        width: 8,
+        _calls: Mutex::new(0),
+        scope: ModuleScope::new(),
+    })
+}
+
+fn net(device: &Device) -> Result<Net> {
+    let wte = Embedding::new(5, 8, device)?;
+    let tied = wte.weight.clone();
+    Ok(Net {
+        wte,
+        blocks: vec![block(device)?, block(device)?],
+        pair: (Linear::without_bias(8, 8, device)?, [0.0; 2]),
+        head: Head::Tied(tied),
+        named: BTreeMap::from([("bn".to_owned(), BatchNorm2d::new(3, device)?)]),
+    })
+}
+
+#[test]
+fn names_are_paths_of_fields() -> Result<()> {
+    let net = net(&device())?;
+    assert_eq!((net.blocks[0].width, net.pair.1), (8, [0.0; 2]));
+    let names: Vec<String> = net.state_dict().into_keys().collect();
+    let expected = "blocks.0.attn.proj.bias blocks.0.attn.proj.weight blocks.0.attn.qkv.bias \
+                    blocks.0.attn.qkv.weight blocks.0.ln.bias blocks.0.ln.weight blocks.1.attn.proj.bias \
+                    blocks.1.attn.proj.weight blocks.1.attn.qkv.bias blocks.1.attn.qkv.weight blocks.1.ln.bias \
+                    blocks.1.ln.weight head named.bn.bias named.bn.num_batches_tracked named.bn.running_mean \
+                    named.bn.running_var named.bn.weight pair.0.weight wte.weight";
+    assert_eq!(names.join(" "), expected);
+    Ok(())
+}
+
+#[test]
+fn a_shared_parameter_is_trained_once_and_saved_under_both_names() -> Result<()> {
+    let net = net(&device())?;
+    let parameters = net.named_parameters();
+    assert_eq!(parameters.iter().filter(|(name, _)| name == "wte.weight").count(), 1);
+    assert!(parameters.iter().all(|(name, _)| name != "head"));
+    let state = net.state_dict();
+    assert!(state["head"].shares_storage(&state["wte.weight"]));
+    let opt = AdamW::new(vec![net.wte.weight.clone(), net.wte.weight.clone()], 1e-3);
+    assert_eq!(opt.parameters().len(), 1);
+    Ok(())
+}
+
+#[test]
+fn an_enum_is_the_variant_at_hand() -> Result<()> {
+    let device = device();
+    let own = Head::Own { fc: Linear::new(2, 3, &device)?, r#type: "own".into() };
+    assert_eq!(own.state_dict().into_keys().collect::<Vec<_>>(), ["fc.bias", "fc.weight"]);
+    let tied = Head::Tied(Tensor::ones(&[2], DType::F32, &device)?);
+    let mut slots = Vec::new();
+    tied.visit("head", &mut |name, slot| {
+        slots.push((name.to_owned(), matches!(slot, ModuleEntry::Buffer(_))))
+    });
+    assert_eq!(slots, [("head".to_owned(), true)]);
+    Ok(())
+}
+
+#[test]
+fn a_field_may_have_another_name_in_files() -> Result<()> {
+    #[derive(Module)]
+    #[module(crate = forebay_nn)]
+    struct Renamed {
+        #[module(name = "self")]
+        inner: Linear,
+        #[module(name = "LayerNorm")]
+        norm: LayerNorm,
+    }
+    let device = device();
+    let model = Renamed { inner: Linear::new(2, 3, &device)?, norm: LayerNorm::new(&[3], &device)? };
+    let names: Vec<String> = model.state_dict().into_keys().collect();
+    assert_eq!(names, ["LayerNorm.bias", "LayerNorm.weight", "self.bias", "self.weight"]);
+    Ok(())
+}
+
+#[test]
+fn modules_learn_the_longest_path() -> Result<()> {
+    let net = net(&device())?;
+    let _ = net.blocks[1].parameters();
+    assert!(net.blocks[1].scope.path().is_root());
+    let _ = net.parameters();
+    let _ = net.blocks[1].parameters();
+    assert_eq!(net.blocks[1].scope.path().to_string(), "blocks.1");
+    let _scope = net.blocks[1].scope.enter();
+    assert_eq!(forebay_core::memory::scope::current().module.to_string(), "blocks.1");
+    assert_eq!(forebay_core::memory::scope::current().tag, Tag::Activation);
+    Ok(())
+}
+
+#[test]
+fn an_error_names_the_layer() -> Result<()> {
+    let device = device();
+    let net = net(&device)?;
+    let _ = net.parameters();
+    let x = Tensor::ones(&[1, 4, 7], DType::F32, &device)?;
+    let error = net.blocks[0].attn.forward(&x).expect_err("7 features are not 8");
+    assert_eq!(
+        error.to_string(),
+        "in blocks.0.attn.qkv: linear: the weight takes 8 features, the last extent of x is 7; got [1, 4, 7] and [24, 8]"
+    );
+    Ok(())
+}
+
+#[test]
+fn a_state_that_does_not_fit_changes_nothing_and_says_all() -> Result<()> {
+    let device = device();
+    let net = Sequential::new().add(Linear::new(2, 3, &device)?).add_fn(Tensor::relu);
+    let mut state = net.state_dict();
+    state.remove("0.bias");
+    state.insert("1.weight".into(), Tensor::ones(&[1], DType::F32, &device)?);
+    state.insert("0.weight".into(), Tensor::ones(&[2, 2], DType::F32, &device)?);
+    let error = net.load_state_dict(&state).expect_err("nothing fits");
+    assert_eq!(
+        error.to_string(),
+        "load_state_dict: missing: 0.bias; unexpected: 1.weight; does not fit: 0.weight is f32 [3, 2], given f32 [2, 2]"
+    );
+    Ok(())
+}
+
+#[test]
+fn parameters_and_states_are_tagged() -> Result<()> {
+    let device = device();
+    let net = Linear::new(256, 256, &device)?;
+    let by_tag = |tag: Tag| device.memory().tag(tag).current;
+    let parameters = by_tag(Tag::Parameter);
+    assert!(parameters >= 256 * 257 * 4, "{parameters}");
+    let mut opt = AdamW::new(net.parameters(), 1e-3);
+    assert_eq!(by_tag(Tag::OptimizerState), 0);
+    for _ in 0..3 {
+        for p in opt.parameters() {
+            p.set_grad(Some(p.detach().ones_like()?));
+        }
+        opt.step()?;
+        opt.zero_grad();
+    }
+    let states = by_tag(Tag::OptimizerState);
+    assert!((2 * 256 * 257 * 4..2 * 256 * 257 * 4 + 4096).contains(&states), "{states}");
+    assert_eq!(by_tag(Tag::Parameter), parameters);
+    Ok(())
+}
+
+#[test]
+fn steps_keep_no_memory() -> Result<()> {
+    let device = device();
+    let w = Linear::new(64, 64, &device)?;
+    type OptimizerCtor = fn(Vec<Tensor>) -> Box<dyn Optimizer>;
+    let makers: [OptimizerCtor; 4] = [
+        |p| Box::new(Sgd::new(p, 0.1).momentum(0.9)),
+        |p| Box::new(Adam::new(p, 0.1)),
+        |p| Box::new(AdamW::new(p, 0.1).amsgrad(true)),
+        |p| Box::new(RmsProp::new(p, 0.1).centered(true)),
+    ];
+    for make in makers {
+        let mut opt = make(w.parameters());
+        let mut after = Vec::new();
+        for _ in 0..1000 {
+            let x = Tensor::ones(&[8, 64], DType::F32, &device)?;
+            w.forward(&x)?.sum_all()?.backward()?;
+            clip_grad_norm_(opt.parameters(), 1.0)?;
+            opt.step()?;
+            opt.zero_grad();
+            after.push(device.memory().allocated());
+        }
+        assert_eq!(after[9], after[999]);
+    }
+    Ok(())
+}
+
+#[test]
+fn doubles_are_refused_with_a_reason() -> Result<()> {
+    let device = device();
+    let p = Tensor::ones(&[4], DType::F64, &device)?.requires_grad_()?;
+    let error = Sgd::new(vec![p], 0.1).step().expect_err("no f64");
+    assert_eq!(error.to_string(), "step: does not take f64; takes parameters of f32, f16 and bf16");
+    Ok(())
+}
+
+#[test]
+fn modes_reach_every_layer() -> Result<()> {
+    let net = net(&device())?;
+    let modes = |net: &Net| {
+        let mut modes = Vec::new();
+        net.visit("", &mut |_, slot| {
+            if let ModuleEntry::Training(on) = slot {
+                modes.push(on.load(std::sync::atomic::Ordering::Relaxed));
+            }
+        });
+        modes
+    };
+    assert!(modes(&net).iter().all(|&on| on) && modes(&net).len() == 5, "{:?}", modes(&net));
+    net.eval();
+    assert!(modes(&net).iter().all(|&on| !on));
+    Ok(())
+}
+
+#[test]
+fn a_sequence_is_asked_for_by_the_line_that_called_it() -> Result<()> {
+    let device = device();
+    let net = Sequential::new().add(Linear::new(8, 8, &device)?).add_fn(Tensor::tanh);
+    let x = Tensor::zeros(&[2, 8], DType::F32, &device)?;
+    device.pool().set_limit(Some(device.memory().reserved()));
+    // Takes all memory of the pool except room for the layer's result.
+    let mut rest = Vec::new();
+    while let Ok(block) = Tensor::zeros(&[128], DType::F32, &device) {
+        rest.push(block);
+    }
+    rest.pop();
+    let line = line!() + 1;
+    let asked = net.forward(&x);
+    let Err(Error::OutOfMemory(error)) = asked else { panic!("there is no room: {asked:?}") };
+    assert_eq!((error.op, error.site.map(|site| site.line())), ("tanh", Some(line)));
+    Ok(())
+}
