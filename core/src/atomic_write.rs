@@ -1,4 +1,4 @@
-//! The one writer of files: every file that this project writes goes through [`write_atomic`].
+//! Atomic replacement of files. Every file that this project writes goes through [`write_atomic`].
 
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
@@ -12,33 +12,36 @@ use tempfile::NamedTempFile;
 
 use crate::error::{Error, Result};
 
-/// First letters of a temporary file's name: by them leftovers are known.
+/// Name prefix of temporary files, by which leftovers are recognised.
 const TEMPORARY_PREFIX: &str = ".forebay-";
-/// Last letters of a temporary file's name.
+/// Name suffix of temporary files.
 const TEMPORARY_SUFFIX: &str = ".tmp";
-/// Age from which a leftover is removed on file systems that cannot lock files.
+/// Age from which a leftover is removed on file systems without locks.
 const STALE_AGE: Duration = Duration::from_secs(24 * 3600);
-/// Links that are followed from one name before it counts as a circle.
+/// Maximum number of symbolic links to follow before they count as a cycle.
 const MAX_LINKS: usize = 40;
 
-/// Writes a file through `write`, so that `path` holds either what it held before or all of the new contents, also if
-/// the machine stops midway. Makes the folder if there is none. A symbolic link stays, and its target is replaced.
+/// Writes a file through `write`. After any crash, `path` holds either its previous contents or all of the
+/// new contents. Creates the folder if necessary. A symbolic link stays, and its target is replaced.
 ///
-/// The bytes go to a temporary file of a unique name in the same folder, which then takes the name. Several writers of one
-/// path, in one process or in many, do not disturb each other: the last one that ends wins. The temporary file of a writer
-/// that was killed is removed by the next write into its folder; those of writers that live are locked, and stay.
+/// The bytes go to a temporary file with a unique name in the same folder, which is then renamed. Concurrent
+/// writers of one path, also in several processes, do not interfere: the last one to finish wins. Temporary
+/// files of killed writers are removed by the next write into the folder. Those of running writers are locked
+/// and stay.
 ///
 /// # Errors
-/// Those of `write`; the file cannot be written or put in place; `path` is there and no file, such as a folder or a device.
+/// `write` fails, or the file cannot be written or renamed. Also fails if `path` exists and is not a regular
+/// file.
 pub fn write_atomic(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
     write_through_temporary(path.as_ref(), write, true)
 }
 
-/// Replaces a file as [`write_atomic`] does, for one that can be made again: neither it nor its folder is flushed to the disk. After
-/// the machine stopped it may be damaged, so its reader must notice that. Leftovers are looked for once in a process and folder.
+/// Replaces a file like [`write_atomic`], but without flushing the file and its folder to disk. Suitable for
+/// files that can be regenerated. A system crash may leave the file damaged, so its reader must detect
+/// damage. Leftovers are removed once for each process and folder.
 ///
 /// # Errors
-/// See [`write_atomic`].
+/// Same errors as [`write_atomic`].
 pub fn write_atomic_unsynced(
     path: impl AsRef<Path>,
     write: impl FnOnce(&mut dyn Write) -> Result<()>,
@@ -49,7 +52,7 @@ pub fn write_atomic_unsynced(
 /// Replaces a file by these bytes. See [`write_atomic`].
 ///
 /// # Errors
-/// See [`write_atomic`].
+/// Same errors as [`write_atomic`].
 pub fn write_bytes(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
     let path = path.as_ref();
     write_atomic(path, |out| out.write_all(bytes.as_ref()).map_err(|e| write_error(path, "written", &e)))
@@ -84,7 +87,8 @@ fn write_through_temporary(
     out.flush().map_err(|e| write_error(path, "written", &e))?;
     drop(out);
     if let Some(there) = there {
-        // A file system without permissions, or another owner's file: the new file then has those of any new file.
+        // May fail on a file system without permissions or for another owner's file. The new file then has
+        // default permissions.
         let _ = temporary.as_file().set_permissions(there.permissions());
     }
     if durable {
@@ -97,40 +101,41 @@ fn write_through_temporary(
     Ok(())
 }
 
-/// Follows symbolic links, also to a file that is not there yet.
+/// Follows symbolic links, also to a file that does not exist yet.
 fn resolve_links(path: &Path) -> Result<PathBuf> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
         let Ok(to) = fs::read_link(&path) else { return Ok(path) };
-        // A relative link counts from its own folder; an absolute one replaces it.
+        // `join` resolves a relative link against its own folder, and lets an absolute link replace the path.
         path = path.parent().unwrap_or(Path::new("")).join(to);
     }
     Err(Error::file(path, "is a circle of symbolic links; name a file"))
 }
 
-/// Makes a temporary file that is locked, so that nobody takes it for a leftover.
+/// Creates a locked temporary file; the lock marks the file as in use.
 fn create_temporary(folder: &Path) -> io::Result<NamedTempFile> {
     let mut builder = tempfile::Builder::new();
     builder.prefix(TEMPORARY_PREFIX).suffix(TEMPORARY_SUFFIX).rand_bytes(12);
     #[cfg(unix)]
     {
         use std::os::unix::fs::PermissionsExt;
-        // As any new file: what the process's mask leaves of it.
+        // Default permissions of a new file, subject to the process's umask.
         builder.permissions(fs::Permissions::from_mode(0o666));
     }
     loop {
         let made = builder.tempfile_in(folder)?;
         match FileExt::try_lock(made.as_file()) {
-            // Somebody took it for a leftover before it was locked: it is gone, or will be.
+            // Another process removed the file as a leftover before the lock was taken, or is about to.
             Err(TryLockError::WouldBlock) => continue,
             Ok(()) if fs::symlink_metadata(made.path()).is_err() => continue,
-            // A file system that cannot lock: leftovers are told by their age.
+            // A file system without locks recognises leftovers by age.
             Ok(()) | Err(TryLockError::Error(_)) => return Ok(made),
         }
     }
 }
 
-/// Removes temporary files whose writers have ended without removing them. Nothing is an error: the next write tries again.
+/// Removes temporary files of writers that have ended. Failures are ignored, because the next write tries
+/// again.
 fn remove_stale_temporaries(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else { return };
     for entry in entries.flatten() {
@@ -148,7 +153,8 @@ fn remove_stale_temporaries(folder: &Path) {
             Err(TryLockError::WouldBlock) => false,
             Err(TryLockError::Error(_)) => is_stale(&file),
         };
-        // The lock is held until the file is gone: a writer that made it a moment ago sees that and makes another.
+        // The lock is held until the file is removed, so a writer that has just created it notices and
+        // creates another.
         if abandoned && fs::remove_file(&path).is_ok() {
             log::debug!("{} was left by a writer that ended midway: removed", path.display());
         }
@@ -160,14 +166,15 @@ fn is_stale(file: &File) -> bool {
     age.is_ok_and(|age| age.is_ok_and(|age| age > STALE_AGE))
 }
 
-/// Reports whether this process writes into a folder for the first time.
+/// Reports whether this is the process's first write into a folder.
 fn is_first_write_to(folder: &Path) -> bool {
     static WRITTEN_FOLDERS: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
     let folder = fs::canonicalize(folder).unwrap_or_else(|_| folder.to_owned());
     WRITTEN_FOLDERS.lock().unwrap_or_else(PoisonError::into_inner).insert(folder)
 }
 
-/// Makes the new name last. The contents are there in any case, so a folder that cannot be flushed is no error.
+/// Flushes the folder, which makes the rename durable. The contents are safe already, so a failure is not an
+/// error.
 fn sync_folder(folder: &Path) {
     if cfg!(unix) {
         let synced = File::open(folder).and_then(|folder| folder.sync_all());
@@ -216,7 +223,7 @@ mod tests {
                 let path = &path;
                 scope.spawn(move || {
                     for _ in 0..6 {
-                        // In pieces that are larger than the buffer, so that writers take turns.
+                        // Pieces larger than the buffer make the writers interleave.
                         let piece = vec![writer; 1 << 20];
                         let pieces = |out: &mut dyn Write| {
                             for _ in 0..2 {

@@ -1,10 +1,12 @@
-//! The contract between the core and a GPU API: bytes, kernels and queues; no tensors, no operations.
+//! Contract between the core and a GPU API: bytes, kernels and queues, but no tensors and no operations.
 //!
-//! A backend validates nothing that the core has validated (shapes, dtypes, that slices lie inside their
-//! segments); it returns what only it can know: a full device, a lost device, a kernel that does not compile. Every
-//! call that is not marked as blocking only enqueues: work runs in the order of the calls, on one queue, so a block
-//! of memory may be handed to the next call as soon as the last one that uses it has been enqueued. Where a device has
-//! several queues, each is a backend over the same segments and kernels ([`Backend::queue`]), and events order them.
+//! A backend does not repeat the core's checks of shapes, dtypes and slice bounds. It reports errors that
+//! only the backend can detect: a full device, a lost device, a kernel that does not compile.
+//!
+//! Every call that is not marked as blocking only enqueues work. Work runs in call order on one queue. A
+//! block of memory may therefore be reused by the next call once the last call that uses the block is
+//! enqueued. On a device with several queues, each queue is a backend over the same segments and kernels
+//! ([`Backend::open_queue`]), and events order the queues.
 
 use std::fmt;
 use std::sync::Arc;
@@ -23,42 +25,44 @@ pub mod null;
 
 pub use command::{Command, CommandSequence, OwnedCommand};
 
-/// What a device is.
+/// Description of a device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct DeviceInfo {
-    /// The backend: `cuda`, `wgpu` or `null`.
+    /// Name of the backend: `cuda`, `wgpu` or `null`.
     pub backend: &'static str,
-    /// Its number among the backend's devices.
+    /// Index among the backend's devices.
     pub index: usize,
-    /// The card's name, as the driver tells it.
+    /// Name of the card as reported by the driver.
     pub name: String,
-    /// The driver, its version and the API: `Vulkan, llvmpipe, Mesa 22.3.6`.
+    /// Driver, its version and the API: `Vulkan, llvmpipe, Mesa 22.3.6`.
     pub driver: String,
-    /// Whether it is a program that plays a GPU (lavapipe, SwiftShader), not one.
+    /// If true, the device is a software rasteriser (lavapipe, SwiftShader), not a GPU.
     pub software: bool,
-    /// What its kernels may use.
+    /// Optional capabilities that kernels may use.
     pub features: Features,
-    /// What its launches must keep within.
+    /// Limits of kernel launches.
     pub limits: Limits,
-    /// What it can do at most, by its data sheet.
+    /// Peak rates according to the data sheet.
     pub peak_rates: PeakRates,
 }
 
-/// What a device can do in a second at most, where the driver tells enough to know: what profiles are set against.
+/// Peak rates per second, which profiles compare measured rates with. `None` if the driver reports too
+/// little.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct PeakRates {
-    /// Bytes of its memory.
+    /// Memory bandwidth in bytes per second.
     pub bytes_per_second: Option<f64>,
-    /// Operations of dense products of 16-bit floats, at the highest clock (data sheets may assume a lower one: 989 TFLOP/s of
-    /// 1,070 for an H100).
+    /// Dense 16-bit floating-point operations per second at the highest clock. Data sheets may assume a lower
+    /// clock: 989 TFLOP/s instead of 1,070 for an H100.
     pub flops_per_second: Option<f64>,
 }
 
-/// A reading of a device's clock, when a queue has come to it: the number of those since they were last read.
+/// Index of a timestamp query, counted since the last [`Backend::read_timestamps`]. The timestamp is taken
+/// when the queue reaches it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TimestampId(pub u32);
 
-/// What kernels may use on a device. Every one has been tried, where a driver's word is not enough.
+/// Optional capabilities of a device. Capabilities that drivers misreport are confirmed by a test kernel.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Features {
     /// 16-bit floats in storage and arithmetic (`enable f16`).
@@ -67,71 +71,72 @@ pub struct Features {
     pub f64: bool,
     /// 64-bit integers.
     pub i64: bool,
-    /// 16-bit integers in storage (`array<u16>`), with which 16-bit elements can be stored one by one.
+    /// 16-bit integers in storage (`array<u16>`), which allow 16-bit elements to be stored one by one.
     pub i16: bool,
     /// Subgroup operations.
     pub subgroups: bool,
-    /// Bits of transcendental functions on f64 (CUDA): the shading languages have none.
+    /// Transcendental functions on f64 (CUDA). The shading languages have none.
     pub f64_math: bool,
-    /// Products of 8-bit floats by the vendor's library, if it is there (CUDA from sm_89 on).
+    /// 8-bit float matrix products by the vendor's library, if it is installed (CUDA from sm_89 on).
     pub f8_matmul: bool,
-    /// Products with [`Epilogue::GeluGrad`], where the vendor's library is there (CUDA on Hopper).
+    /// Matrix products with [`Epilogue::GeluGrad`], if the vendor's library is installed (CUDA on Hopper).
     pub gelu_grad_epilogue: bool,
 }
 
-/// What launches must keep within.
+/// Limits of kernel launches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Largest slice that one binding can hold, in bytes.
+    /// Maximum size of one binding in bytes.
     pub max_binding_bytes: u64,
-    /// Storage bindings in one kernel.
+    /// Maximum number of storage bindings of a kernel.
     pub max_bindings: u32,
-    /// Invocations in one workgroup.
+    /// Maximum number of invocations in a workgroup.
     pub max_workgroup_size: u32,
-    /// Bytes of workgroup memory.
+    /// Maximum bytes of workgroup memory.
     pub max_workgroup_memory: u32,
-    /// Workgroups along one dimension.
+    /// Maximum number of workgroups along one dimension.
     pub max_workgroups_per_dim: u32,
     /// Smallest and largest number of invocations in a subgroup.
     pub subgroup_size: (u32, u32),
-    /// Bytes of parameters for one launch.
+    /// Maximum bytes of parameters of one launch.
     pub max_params_bytes: u32,
-    /// Turns that all loops of one invocation may take together; `u32::MAX` where nothing ends them. Mesa's software driver ends
-    /// loops after 65,535 turns without an error, and the results are wrong.
+    /// Maximum number of iterations that all loops of one invocation may run in total; `u32::MAX` if
+    /// unlimited. Mesa's software driver silently ends loops after 65,535 iterations, which makes results
+    /// wrong.
     pub max_loop_iterations: u32,
 }
 
-/// A range of a segment: what a kernel binds and a copy touches.
+/// Range of a segment that a kernel binds or a copy accesses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Slice {
-    /// The segment.
+    /// Segment that contains the range.
     pub segment: SegmentId,
-    /// First byte; a multiple of the source's alignment for bindings, of 4 for copies.
+    /// First byte: a multiple of the source's alignment for bindings, and of 4 for copies.
     pub offset: u64,
     /// Length in bytes; a multiple of 4.
     pub bytes: u64,
 }
 
-/// A kernel: WGSL with one entry point.
+/// Source of a kernel: WGSL with one entry point.
 ///
-/// Storage buffers are `@group(0) @binding(0..n)`, declared `read` or `read_write` (a backend may bind all of them
-/// read_write); parameters are one `var<uniform>` at `@group(1) @binding(0)`, if there are any.
+/// Storage buffers are `@group(0) @binding(0..n)`, declared `read` or `read_write`; a backend may bind all of
+/// them as read_write. Parameters, if any, are one `var<uniform>` at `@group(1) @binding(0)`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelSource<'a> {
-    /// For messages and profiles, e.g. `softmax_forward f32`.
+    /// Name for messages and profiles, e.g. `softmax_forward f32`.
     pub label: &'a str,
-    /// The module.
+    /// WGSL module.
     pub wgsl: &'a str,
-    /// The entry point.
+    /// Name of the entry point.
     pub entry_point: &'a str,
     /// Values of `override` constants.
     pub overrides: &'a [(&'a str, f64)],
-    /// Whether workgroup memory starts as zeros, as WGSL says. Kernels that write every element before they read it do
-    /// without: zeros cost each workgroup a pass over that memory, and some compilers seconds.
+    /// If true, workgroup memory is zero-initialised, as WGSL specifies. Kernels that write every element
+    /// before they read it disable this: zeroing costs each workgroup a pass, and some compilers seconds.
     pub zero_workgroup_memory: bool,
 }
 
-/// All of a kernel but its label: what backends know one by that they have compiled before, for another device.
+/// A kernel's source without its label: the key under which backends share compiled kernels between devices.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct KernelContent {
     wgsl: String,
@@ -141,7 +146,7 @@ pub struct KernelContent {
 }
 
 impl KernelSource<'_> {
-    /// What the kernel is, whatever it is called.
+    /// Returns the cache key of this source.
     #[must_use]
     pub fn to_content(&self) -> KernelContent {
         KernelContent {
@@ -153,85 +158,88 @@ impl KernelSource<'_> {
     }
 }
 
-/// A compiled kernel, owned by its backend for the backend's life.
+/// Handle of a compiled kernel. The backend keeps the kernel for its whole lifetime.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct KernelId(pub u32);
 
-/// One run of a kernel.
+/// Arguments of one kernel launch.
 #[derive(Clone, Copy, Debug)]
 pub struct Launch<'a> {
-    /// What to run.
+    /// Kernel to launch.
     pub kernel: KernelId,
-    /// The storage bindings, in order. A slice that the kernel writes overlaps no other slice.
+    /// Storage bindings, in order. A slice that the kernel writes must not overlap any other slice.
     pub bindings: &'a [Slice],
-    /// The bytes of the uniform block, in WGSL's layout; empty if the kernel has none.
+    /// Bytes of the uniform block in WGSL's layout; empty if the kernel has none.
     pub params: &'a [u8],
-    /// Workgroups in x, y, z, each within `Limits::max_workgroups_per_dim`; none zero.
+    /// Workgroups in x, y and z: each at least 1 and at most `Limits::max_workgroups_per_dim`.
     pub groups: [u32; 3],
 }
 
-/// One operand of a library matrix product.
+/// Operand of a library matrix product.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixOperand {
-    /// Where its first element is (any multiple of the element size).
+    /// Segment that contains the operand.
     pub segment: SegmentId,
-    /// Byte offset of the first element.
+    /// Byte offset of the first element: any multiple of the element size.
     pub offset: u64,
-    /// Elements from one row to the next; 1 means the matrix is stored transposed (column by column).
+    /// Elements from one row to the next; 1 means that the matrix is stored transposed (column-major).
     pub row_stride: u64,
-    /// Elements from one column to the next; one of the two strides is 1.
+    /// Elements from one column to the next. One of the two strides is 1.
     pub col_stride: u64,
     /// Elements from one matrix of the batch to the next; 0 repeats one matrix.
     pub batch_stride: u64,
 }
 
-/// Rows that [`Epilogue::GeluGrad`] sums up together.
+/// Number of rows per partial sum of [`Epilogue::GeluGrad`].
 pub const GELU_GRAD_SUM_ROWS: usize = 128;
 
-/// What a library product does besides, on its way out. Slices hold a number for each element, without gaps.
+/// Work that a library product does on its result before the store. Slices are contiguous.
 #[derive(Clone, Copy, Debug, Default)]
 pub enum Epilogue {
-    /// Nothing.
+    /// No additional work.
     #[default]
     None,
-    /// Adds the n numbers of a bias, of c's type, to each row.
+    /// Adds a bias of n values of c's dtype to each row.
     Bias(Slice),
-    /// Adds a bias, writes the sum to `before`, of c's type and strides, and its GELU (in the form of tanh) to c.
+    /// Adds a bias, writes the sum to `pre_activation`, and writes its GELU (tanh approximation) to c.
     GeluBias {
-        /// n numbers of c's type.
+        /// Bias: n values of c's dtype.
         bias: Slice,
-        /// What GELU is taken of.
+        /// Argument of GELU.
         pre_activation: MatrixOperand,
     },
-    /// Multiplies by the derivative of GELU (in the form of tanh) at x, and writes the GELU of x besides; both are matrices of c's type and
-    /// strides. Where there is one: see [`Features::gelu_grad`].
+    /// Multiplies the product by the derivative of GELU (tanh approximation) at x, and also writes the GELU
+    /// of x. Both matrices have c's dtype and strides. Requires [`Features::gelu_grad_epilogue`].
     GeluGrad {
-        /// What GELU is taken of.
+        /// Argument of GELU.
         x: MatrixOperand,
-        /// GELU of x.
+        /// GELU of x, written.
         gelu: MatrixOperand,
-        /// The sums of c's rows before they are rounded, n numbers of f32 for each [`GELU_GRAD_ROWS`] rows (the last may be fewer).
+        /// Column sums of c before rounding, written: n f32 values for each block of [`GELU_GRAD_SUM_ROWS`]
+        /// rows. The last block may have fewer rows.
         row_block_sums: Slice,
     },
-    /// The sums of a's rows, over k, go to m numbers of a's type.
+    /// Writes the sums of a's rows over k: m values of a's dtype.
     RowSums(Slice),
-    /// Of 8-bit floats: multiplies by a number, f32, of a and one of b, and adds the n numbers of a bias, of c's type.
+    /// Multiplies a product of 8-bit floats by an f32 scale of a and one of b, then adds a bias of n values
+    /// of c's dtype.
     Scaled {
-        /// Of a and of b; none are 1.
+        /// Scales of a and of b; `None` means 1.
         scales: Option<[Slice; 2]>,
-        /// n numbers of c's type, of 16 bits.
+        /// Bias: n values of c's dtype, which has 16 bits.
         bias: Option<Slice>,
     },
 }
 
-/// `c = a * b` over a batch: a is m x k, b is k x n, c is m x n. Sums are kept in f32 (f64 for f64).
+/// Batched matrix product `c = a * b`: a is m x k, b is k x n, c is m x n. Sums accumulate in f32 (f64 for
+/// f64).
 #[derive(Clone, Copy, Debug)]
 pub struct MatmulCall {
-    /// Element type of a, and of b, but of 8-bit floats.
+    /// Element type of a. b has the same type unless both are 8-bit floats.
     pub dtype: DType,
-    /// Element type of b: 8-bit floats mix.
+    /// Element type of b. The two 8-bit float types may be mixed.
     pub dtype_b: DType,
-    /// Element type of c: that of a and b, or f32 for 16-bit ones; a wider float for 8-bit ones.
+    /// Element type of c: that of a and b, f32 for 16-bit operands, or a wider float for 8-bit operands.
     pub dtype_out: DType,
     /// Rows of a and c.
     pub m: u64,
@@ -241,20 +249,21 @@ pub struct MatmulCall {
     pub k: u64,
     /// Number of matrices.
     pub batch: u64,
-    /// The left operand.
+    /// Left operand.
     pub a: MatrixOperand,
-    /// The right operand.
+    /// Right operand.
     pub b: MatrixOperand,
-    /// The result; `col_stride` is 1.
+    /// Result; `col_stride` is 1.
     pub c: MatrixOperand,
     /// 0.0 overwrites c, 1.0 adds to it.
     pub beta: f32,
-    /// What is done besides; of one product, not of a batch.
+    /// Epilogue. Requires a batch of 1.
     pub epilogue: Epilogue,
 }
 
 impl MatmulCall {
-    /// Whether the library takes the types: floats, f32 from 16-bit ones, and from 8-bit ones, of which one is e4m3.
+    /// Reports whether the library supports the dtypes: equal floats, f32 from 16-bit floats, or 8-bit floats
+    /// of which at least one is e4m3.
     #[must_use]
     pub fn has_supported_dtypes(&self) -> bool {
         if self.dtype.is_storage_only() {
@@ -267,8 +276,8 @@ impl MatmulCall {
         self.dtype.is_float() && self.dtype_b == self.dtype && (self.dtype_out == self.dtype || widened)
     }
 
-    /// Whether the library takes the epilogue, which wants lines of 16 bytes: of 16-bit floats, for its matrix units, and of f32
-    /// for a bias or sums.
+    /// Reports whether the library supports the epilogue, which needs rows aligned to 16 bytes. Tensor cores
+    /// take 16-bit floats; f32 allows only a bias or row sums.
     #[must_use]
     pub fn supports_epilogue(&self) -> bool {
         if self.dtype.is_storage_only() || matches!(self.epilogue, Epilogue::Scaled { .. }) {
@@ -292,7 +301,7 @@ impl MatmulCall {
             {
                 false
             }
-            // Sums of rows are not there beside results of another type.
+            // The library has no row sums for results of another dtype.
             Epilogue::RowSums(_) if self.dtype_out != self.dtype => false,
             _ => {
                 let narrow = self.dtype.size() == 2 && self.dtype.is_float();
@@ -301,7 +310,7 @@ impl MatmulCall {
         }
     }
 
-    /// Whether a and b lie by rows, and c is written over in their type.
+    /// Reports whether a and b are row-major and c is overwritten in their dtype.
     fn is_row_major_overwrite(&self) -> bool {
         [&self.a, &self.b].iter().all(|o| o.col_stride == 1)
             && self.dtype == self.dtype_b
@@ -309,7 +318,8 @@ impl MatmulCall {
             && self.beta == 0.0
     }
 
-    /// The same for 8-bit floats: a lies by rows, b by columns, in lines of 16 bytes.
+    /// Reports whether the library supports the scaled 8-bit product: row-major a, column-major b, rows
+    /// aligned to 16 bytes.
     fn supports_fp8_scales(&self) -> bool {
         let Epilogue::Scaled { bias, .. } = self.epilogue else { return false };
         let line = |stride: u64, side: u64, o: &MatrixOperand| {
@@ -326,8 +336,8 @@ impl MatmulCall {
             && (bias.is_none() || self.dtype_out.size() == 2)
     }
 
-    /// Whether each operand lies by rows or by columns, which do not overlap: what libraries take. (A backend may be
-    /// handed others, and declines.)
+    /// Reports whether each operand is row-major or column-major without overlap, as libraries require. A
+    /// backend declines other layouts.
     #[must_use]
     pub fn is_row_or_column_major(&self) -> bool {
         let lines = |o: &MatrixOperand, rows: u64, cols: u64| {
@@ -339,12 +349,12 @@ impl MatmulCall {
     }
 }
 
-/// One operand of [`AttentionCall`]: rows of a head's elements, which lie side by side.
+/// Operand of [`AttentionCall`]: contiguous rows of a head's elements.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionOperand {
-    /// Where its first element is (any multiple of the element size).
+    /// Segment that contains the operand.
     pub segment: SegmentId,
-    /// Byte offset of the first element.
+    /// Byte offset of the first element: any multiple of the element size.
     pub offset: u64,
     /// Elements from one entry of the batch to the next.
     pub batch_stride: u64,
@@ -354,106 +364,111 @@ pub struct AttentionOperand {
     pub row_stride: u64,
 }
 
-/// What lets weights of [`AttentionCall`] through, where it is true, or is added to the scores.
+/// Mask of [`AttentionCall`]: a bool mask keeps weights where true, and a float mask is added to the scores.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionMask {
-    /// Its element type: bool, or a float.
+    /// Element type: bool or a float.
     pub dtype: DType,
-    /// Where its first element is (any multiple of the element size).
+    /// Segment that contains the operand.
     pub segment: SegmentId,
-    /// Byte offset of the first element.
+    /// Byte offset of the first element: any multiple of the element size.
     pub offset: u64,
-    /// Elements from one to the next entry of the batch, head, query and key; 0 repeats.
+    /// Strides in elements along batch, heads, queries and keys; 0 broadcasts.
     pub strides: [u64; 4],
 }
 
-/// Weights of [`AttentionCall`] that are dropped. The weight of query i of head h of all batches' heads and of key j has half a word
-/// of Philox 4x32-10: of counter \[offset, offset, h · queries + i, j / 8\] the word j / 2 % 4, its upper half if j is odd.
+/// Dropout of [`AttentionCall`]. Each weight uses 16 bits of Philox 4x32-10. Let h count the heads of all
+/// batches. The weight of query i and key j uses counter \[offset, offset, h · queries + i, j / 8\] and word
+/// j / 2 % 4. An odd j uses the upper half of that word, an even j the lower half.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionDropout {
-    /// Two words of the generator's offset, two of its seed.
+    /// Four words: two of the generator's offset, then two of its seed.
     pub philox_state: Slice,
-    /// Weights whose 16 bits are below it are dropped.
+    /// Threshold below which the 16 bits drop a weight.
     pub threshold: u32,
-    /// What the others are multiplied by.
+    /// Factor of the weights that are kept.
     pub keep_scale: f32,
 }
 
-/// softmax(scale · q kᵀ + mask) · v for each head, where query i sees keys i - `left` to i + `right`; or its gradients.
+/// Attention `softmax(scale · q kᵀ + mask) · v` for each head, or its gradients. Query i attends to keys i -
+/// `window_left` to i + `window_right`.
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionCall {
     /// Element type of everything but `lse` and the scratch memory.
     pub dtype: DType,
-    /// Entries of the batch.
+    /// Batch size.
     pub batch: u64,
     /// Heads of q and out.
     pub heads: u64,
-    /// Heads of k and v, each of which serves the same number of q's, neighbours.
+    /// Heads of k and v. Each is shared by the same number of consecutive heads of q (grouped-query
+    /// attention).
     pub kv_heads: u64,
-    /// Queries of a head.
+    /// Queries per head.
     pub queries: u64,
-    /// Keys of a head.
+    /// Keys per head.
     pub keys: u64,
-    /// Elements of a row of q, k, v and out.
+    /// Elements per row of q, k, v and out.
     pub head_dim: u64,
-    /// Keys before its own that a query sees, at most 2^30.
+    /// Number of keys before its own position that a query attends to; at most 2^30.
     pub window_left: u64,
-    /// Keys behind its own that a query sees, at most 2^30.
+    /// Number of keys after its own position that a query attends to; at most 2^30.
     pub window_right: u64,
-    /// What products are multiplied by.
+    /// Factor of the scores.
     pub scale: f32,
-    /// The queries.
+    /// Queries.
     pub q: AttentionOperand,
-    /// The keys.
+    /// Keys.
     pub k: AttentionOperand,
-    /// The values.
+    /// Values.
     pub v: AttentionOperand,
-    /// The result: written forward, read backward. A query that sees nothing has zeros.
+    /// Result: written forward, read backward. A query that attends to no key has a row of zeros.
     pub out: AttentionOperand,
-    /// \[batch, heads, queries\] of f32: the logarithm of each query's sum of exponentials, 0 if it sees nothing. Written forward, read
-    /// backward.
+    /// Logarithm of each query's sum of exponentials, 0 if it attends to no key: f32 \[batch, heads,
+    /// queries\]. Written forward, read backward.
     pub lse: Slice,
-    /// The mask, if there is one.
+    /// Mask, if any.
     pub mask: Option<AttentionMask>,
-    /// What is dropped, if anything is.
+    /// Dropout, if any.
     pub dropout: Option<AttentionDropout>,
-    /// Whether its gradients will be asked for, so that a backend may compile their kernels meanwhile.
+    /// If true, gradients will be requested; a backend may start to compile their kernels.
     pub requires_grad: bool,
-    /// What a backward call has besides.
+    /// Gradient operands of a backward call.
     pub backward: Option<AttentionGradients>,
 }
 
-/// What [`AttentionCall`] takes and gives backward.
+/// Gradient operands of a backward [`AttentionCall`].
 #[derive(Clone, Copy, Debug)]
 pub struct AttentionGradients {
-    /// The gradient of the result.
+    /// Gradient of the result, read.
     pub out: AttentionOperand,
-    /// That of the queries, written.
+    /// Gradient of the queries, written.
     pub q: AttentionOperand,
-    /// That of the keys, written.
+    /// Gradient of the keys, written.
     pub k: AttentionOperand,
-    /// That of the values, written.
+    /// Gradient of the values, written.
     pub v: AttentionOperand,
-    /// Scratch memory of twice the size of `lse`.
+    /// Scratch memory, twice the size of `lse`.
     pub scratch: Slice,
-    /// Where to write the sums of the gradients over [`SUMMED_ROWS`](Self::SUMMED_ROWS) rows each, if they are wanted: of q, k and v of one
-    /// length, \[batch, blocks of rows, heads of q, of k and of v, elements\] of f32.
+    /// Optional sums of the gradients over blocks of [`ROWS_PER_SUM`](Self::ROWS_PER_SUM) rows: f32 \[batch,
+    /// blocks of rows, heads of q, k and v, elements\]. Requires q, k and v of one length.
     pub grad_sums: Option<Slice>,
 }
 
 impl AttentionGradients {
-    /// Rows of one of the `sums`.
+    /// Number of rows per sum in `grad_sums`.
     pub const ROWS_PER_SUM: u64 = 64;
 }
 
 impl AttentionCall {
-    /// Floating-point operations as they are commonly counted: two products forward, five backward, of what is seen.
+    /// Returns the number of floating-point operations by the usual convention: two products forward, five
+    /// backward, over visible pairs only.
     #[must_use]
     pub fn flops(&self) -> f64 {
-        // Query i sees the keys from i - left to i + right that there are.
+        // Query i attends to the existing keys from i - left to i + right.
         let (n, m) = (self.queries as f64, self.keys as f64);
         let below = |bound: f64| {
-            // Pairs with key - query below a bound: a sum of min(max(bound + i, 0), m) over the queries.
+            // Number of pairs with key - query < bound: the sum of min(max(bound + i, 0), m) over the
+            // queries.
             let first = (-bound).clamp(0.0, n);
             let full = (m - bound).clamp(first, n);
             (bound + first + bound + full - 1.0) / 2.0 * (full - first) + (n - full) * m
@@ -463,7 +478,7 @@ impl AttentionCall {
         products * 2.0 * (self.batch * self.heads * self.head_dim) as f64 * pairs
     }
 
-    /// Bytes that are read and written if each is touched once.
+    /// Returns the bytes read and written if each operand is accessed once.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         let rows = 2 * self.heads * self.queries + 2 * self.kv_heads * self.keys;
@@ -472,87 +487,91 @@ impl AttentionCall {
     }
 }
 
-/// A GPU API, or something that plays one. Segments, fences and memory are in its supertrait.
+/// GPU API, or an imitation of one. Segments, fences and memory belong to the supertrait.
 pub trait Backend: SegmentSource {
-    /// What the device is and can do.
+    /// Returns the description of the device.
     fn info(&self) -> &DeviceInfo;
 
-    /// Compiles a kernel, or finds it in the backend's disk cache. A backend may go on compiling when it returns: launches then wait for
-    /// it, with all that is enqueued behind them, and what the compiler says against it is an error of whoever waits for the device.
+    /// Compiles a kernel or loads it from the backend's disk cache. A backend may continue to compile after
+    /// it returns. Later work on a queue that launched the kernel then waits. A compile error is reported by
+    /// the next call that waits for the device.
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId>;
-    /// Waits until a kernel is compiled. Blocking.
+    /// Waits until a kernel is compiled. Blocks.
     fn wait_compiled(&self, kernel: KernelId) -> Result<()> {
         let _ = kernel;
         Ok(())
     }
-    /// Enqueues one run of a kernel.
+    /// Enqueues a kernel launch.
     fn launch(&self, launch: &Launch<'_>) -> Result<()>;
 
-    /// Enqueues a copy from the host; `data` may be reused on return. Lengths are equal.
+    /// Enqueues a copy from the host. The lengths must be equal. The caller may reuse `data` on return.
     fn upload(&self, dst: Slice, data: &[u8]) -> Result<()>;
-    /// Copies to the host, after everything enqueued before. Blocking. Lengths are equal.
+    /// Copies to the host after all previously enqueued work. The lengths must be equal. Blocks.
     fn download(&self, src: Slice, data: &mut [u8]) -> Result<()>;
-    /// Enqueues a copy on the device, or between it and memory of [`alloc_host`](Self::alloc_host). The ranges do not
-    /// overlap.
+    /// Enqueues a copy within the device, or between the device and memory of
+    /// [`alloc_host`](Self::alloc_host). The ranges must not overlap.
     fn copy(&self, dst: Slice, src: Slice) -> Result<()>;
-    /// Enqueues setting every 32-bit word of `dst`.
+    /// Enqueues a fill that sets every 32-bit word of `dst`.
     fn fill(&self, dst: Slice, word: u32) -> Result<()>;
-    /// Hands everything enqueued so far to the device, without waiting.
+    /// Submits everything enqueued so far to the device, without waiting.
     fn flush(&self) -> Result<()>;
 
-    /// Enqueues a reading of the device's clock; `None` where it has none.
+    /// Enqueues a timestamp query; returns `None` if the device has no clock.
     fn record_timestamp(&self) -> Result<Option<TimestampId>> {
         Ok(None)
     }
-    /// What all stamps of all queues have read, in nanoseconds on one scale, in the order of their numbers; they are
-    /// forgotten then. Blocking.
+    /// Returns the timestamps of all queues since the last call, in nanoseconds on one clock, indexed by
+    /// [`TimestampId`]. Blocks.
     fn read_timestamps(&self) -> Result<Vec<f64>> {
         Ok(Vec::new())
     }
 
-    /// One of the device's [queues](SegmentSource::queues): a backend that enqueues there, over the same segments and
-    /// kernels. `None` where it is this one, for a device with one queue.
+    /// Returns a backend for one of the device's [queues](SegmentSource::queue_count), over the same segments
+    /// and kernels. Returns `None` if the device has one queue.
     fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         let _ = number;
         Ok(None)
     }
-    /// Whether [`alloc_host`](Self::alloc_host) gives anything.
+    /// Reports whether [`alloc_host`](Self::alloc_host) is supported.
     fn supports_pinned_host(&self) -> bool {
         false
     }
-    /// Memory of the host that the device copies from and to by itself (page-locked): a segment for [`copy`](Self::copy)
-    /// alone.
+    /// Allocates page-locked host memory that the device copies from and to directly. The segment may only be
+    /// used by [`copy`](Self::copy).
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         let _ = bytes;
         let detail = "this backend has no memory of the host that the device reaches".to_owned();
         Err(SourceError::Driver { call: "alloc_host", detail })
     }
-    /// Gives back what [`alloc_host`](Self::alloc_host) gave, after every use of it has been fenced.
+    /// Frees memory of [`alloc_host`](Self::alloc_host). Every use must have been fenced.
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
         let _ = segment;
         Ok(())
     }
 
-    /// Enqueues a matrix product of the vendor's library; `false` where there is none for this call, and the core's
-    /// own kernel is used.
+    /// Enqueues a matrix product by the vendor's library. Returns `false` if the library does not support the
+    /// call; the core then uses its own kernel.
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
         let _ = call;
         Ok(false)
     }
-    /// Enqueues attention by kernels of the backend's own; `false` where there are none for this call, and the core's are used.
+    /// Enqueues attention by the backend's own kernels. Returns `false` if they do not support the call; the
+    /// core then uses its own kernels.
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
         let _ = call;
         Ok(false)
     }
-    /// Commands that this queue will be given again and again, in a form that is quicker to enqueue; `None` where there is
-    /// none. What they name stays where it is until the result is dropped, and each has run before, at the same places.
-    /// Enqueues nothing.
+    /// Prepares commands that this queue will run repeatedly, so that they are cheaper to enqueue. Returns
+    /// `None` if the backend has no such form. Enqueues nothing.
+    ///
+    /// Memory that the commands name must not move until the result is dropped. Each command must have run
+    /// before with the same addresses.
     fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
         let _ = commands;
         Ok(None)
     }
-    /// Whether [`matmul`](Self::matmul) takes products of floats now. A dry run must know it: the core's own kernels need
-    /// scratch memory.
+    /// Reports whether [`matmul`](Self::matmul) supports float products. A dry run depends on it, because the
+    /// core's own kernels need scratch memory.
     fn has_matmul_library(&self) -> bool {
         false
     }

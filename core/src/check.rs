@@ -1,4 +1,4 @@
-//! Ranges of options: one error text for each, that names the option, its value and the range.
+//! Range checks of options, with one error text that names the option, its value and the range.
 
 use crate::error::{Error, Result};
 
@@ -36,7 +36,7 @@ pub fn at_least_one(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, is_finite_f32(value) && value >= 1.0, "a finite number of 1 or more, in f32")
 }
 
-/// Fails unless a number is a bound: 0 or more, infinity included.
+/// Fails unless a number is 0 or more; infinity means no bound.
 pub fn non_negative_or_infinite(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, value >= 0.0, "0 or more; infinity bounds nothing")
 }
@@ -46,12 +46,12 @@ pub fn unit_interval(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, (0.0..=1.0).contains(&value), "a number from 0 to 1")
 }
 
-/// Fails unless a number is 0 or more and below 1: a factor by which a running mean fades.
+/// Fails unless a number is a decay factor: 0 or more and below 1.
 pub fn decay_factor(op: &'static str, name: &str, value: f64) -> Result<()> {
     check_range(op, name, value, (0.0..1.0).contains(&value), "a number of 0 or more and below 1")
 }
 
-/// Fails unless both factors of running means are 0 or more and below 1.
+/// Fails unless both decay factors are 0 or more and below 1.
 pub fn betas(op: &'static str, betas: (f64, f64)) -> Result<()> {
     decay_factor(op, "betas.0", betas.0)?;
     decay_factor(op, "betas.1", betas.1)

@@ -4,7 +4,7 @@ use std::fmt;
 
 use half::{bf16, f16};
 
-/// The type of a tensor's elements.
+/// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
 pub enum DType {
@@ -12,42 +12,44 @@ pub enum DType {
     F32,
     /// 16-bit IEEE float. Arithmetic is done in f32.
     F16,
-    /// bfloat16: the upper half of an f32. Arithmetic is done in f32.
+    /// bfloat16, the upper half of an f32. Arithmetic is done in f32.
     BF16,
-    /// 64-bit float; only on devices that have it.
+    /// 64-bit float, on devices that support it.
     F64,
     /// 32-bit signed integer.
     I32,
     /// 32-bit unsigned integer.
     U32,
-    /// 64-bit signed integer; arithmetic only on devices that have it, indices everywhere.
+    /// 64-bit signed integer. Arithmetic needs device support; indexing works on all devices.
     I64,
     /// 8-bit unsigned integer.
     U8,
-    /// Truth value, one byte, 0 or 1.
+    /// Boolean, one byte with the value 0 or 1.
     Bool,
-    /// PyTorch's `float8_e4m3fn`: 4 bits of exponent, 3 of mantissa, up to 448, NaN and no infinities. Only stored.
+    /// PyTorch's `float8_e4m3fn`: 4 bits of exponent, 3 of mantissa, maximum 448, NaN but no infinities.
+    /// Storage only.
     F8E4M3,
-    /// PyTorch's `float8_e5m2`: 5 bits of exponent, 2 of mantissa, up to 57,344, with infinities. Only stored.
+    /// PyTorch's `float8_e5m2`: 5 bits of exponent, 2 of mantissa, maximum 57,344, with infinities. Storage
+    /// only.
     F8E5M2,
 }
 
 impl DType {
-    /// Every element type that operations compute with.
+    /// Element types that operations compute with.
     pub const ALL: [Self; 9] =
         [Self::F32, Self::F16, Self::BF16, Self::F64, Self::I32, Self::U32, Self::I64, Self::U8, Self::Bool];
 
-    /// The types that are only stored: cast from and to, moved, and multiplied by
-    /// [`scaled_mm`](crate::tensor::Tensor::scaled_mm). Every other operation refuses them.
+    /// Storage-only types: casts, copies and [`scaled_mm`](crate::tensor::Tensor::scaled_mm) support them.
+    /// Every other operation rejects them.
     pub const STORAGE_ONLY: [Self; 2] = [Self::F8E4M3, Self::F8E5M2];
 
-    /// Whether it is one of [`STORED`](Self::STORED).
+    /// Reports whether this is one of [`STORAGE_ONLY`](Self::STORAGE_ONLY).
     #[must_use]
     pub const fn is_storage_only(self) -> bool {
         matches!(self, Self::F8E4M3 | Self::F8E5M2)
     }
 
-    /// Bytes of one element.
+    /// Returns the bytes of one element.
     #[must_use]
     pub const fn size(self) -> usize {
         match self {
@@ -58,19 +60,19 @@ impl DType {
         }
     }
 
-    /// Whether it is a floating-point type to compute with, and so can carry gradients.
+    /// Reports whether operations compute with this floating-point type, which can therefore carry gradients.
     #[must_use]
     pub const fn is_float(self) -> bool {
         matches!(self, Self::F32 | Self::F16 | Self::BF16 | Self::F64)
     }
 
-    /// Whether it is an integer type (bool is not).
+    /// Reports whether this is an integer type (bool is not).
     #[must_use]
     pub const fn is_int(self) -> bool {
         matches!(self, Self::I32 | Self::U32 | Self::I64 | Self::U8)
     }
 
-    /// Its short name, as in safetensors and in shaders: `f32`, `bool`.
+    /// Returns the short name used in safetensors files and shaders: `f32`, `bool`.
     #[must_use]
     pub const fn name(self) -> &'static str {
         match self {
@@ -88,9 +90,9 @@ impl DType {
         }
     }
 
-    /// The type that an operation on both gives, by PyTorch's rules for tensors of one category order
-    /// (bool < integers < floats; inside one, the wider; f16 with bf16 gives f32). What is only stored comes before all, for no
-    /// operation mixes it.
+    /// Returns the result type of an operation on both types, by PyTorch's promotion rules for tensors with
+    /// dimensions. Floats rank above integers, and integers above bool. Within a category the wider type
+    /// wins, and f16 with bf16 gives f32. Storage-only types rank lowest, because no operation mixes them.
     #[must_use]
     pub fn promote(self, other: Self) -> Self {
         use DType::{BF16, Bool, F8E4M3, F8E5M2, F16, F32, F64, I32, I64, U8, U32};
@@ -121,9 +123,9 @@ impl fmt::Display for DType {
     }
 }
 
-/// A Rust type whose values a tensor can hold.
+/// Rust type whose values a tensor can hold.
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug {
-    /// Its element type.
+    /// Element type of a tensor of these values.
     const DTYPE: DType;
 }
 

@@ -1,5 +1,5 @@
-//! Environment variables as a device reads them when it is opened: what is set and cannot be understood is an error that names the
-//! variable, not a setting that is silently another one.
+//! Environment variables, read when a device is opened. An invalid variable is an error that names the
+//! variable, instead of being ignored.
 
 use std::ffi::OsStr;
 
@@ -18,20 +18,20 @@ enum ValueKind {
     Bytes,
     /// A whole number.
     Number,
-    /// A path, or text that a reader of its own checks.
+    /// A path, or text with its own validation.
     Text,
-    /// A device: a backend, and a number.
+    /// A device: a backend and an index.
     Device,
     /// Settings of a pool.
     AllocatorConfig,
-    /// Words of [`REQUIRED`], with commas.
+    /// Words of [`REQUIREMENTS`], separated by commas.
     Requirements,
 }
 
-/// Words that `FOREBAY_REQUIRE` may name.
+/// Words that `FOREBAY_REQUIRE` may contain.
 const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
-/// Every variable of the project, with the kind of its value. docs/src/reference/environment.md has their meanings.
+/// All variables of the project with the kinds of their values. docs/src/reference/environment.md explains them.
 const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
     ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),
@@ -56,7 +56,7 @@ const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
     ("FOREBAY_TRACES", ValueKind::Text),
     ("FOREBAY_VALIDATION", ValueKind::Switch),
 ];
-/// Variables of earlier versions, and the names that replaced them.
+/// Variables of earlier versions and their new names.
 const RENAMED_VARIABLES: [(&str, &str); 5] = [
     ("FOREBAY_CUDA_EARLY", "FOREBAY_CUDA_PDL"),
     ("FOREBAY_CUDA_LINES", "FOREBAY_CUDA_BATCH_LAUNCHES"),
@@ -64,16 +64,16 @@ const RENAMED_VARIABLES: [(&str, &str); 5] = [
     ("FOREBAY_TUNE", "FOREBAY_CUBLASLT_AUTOTUNE"),
     ("FOREBAY_WINDOWS", "FOREBAY_IM2COL_BYTES"),
 ];
-/// The beginning of variables that tests of the project and of programs may use as they like.
+/// Prefix of variables reserved for tests.
 const TEST_PREFIX: &str = "FOREBAY_TEST_";
-/// The beginning of the settings of one device: a backend and a number follow.
+/// Prefix of the settings of one device, followed by a backend and an index.
 const DEVICE_CONFIG_PREFIX: &str = "FOREBAY_ALLOC_CONF_";
 
-/// Checks every variable whose name begins with `FOREBAY_`, and the variables of the pool's settings: each has a known name and a value
-/// that can be understood. Every device calls it when it is opened, whatever its backend, and so does every dry run.
+/// Checks the names and values of all variables whose names begin with `FOREBAY_`, and of the variables that
+/// configure the pool. Opening any device calls this, and so does every dry run.
 ///
 /// # Errors
-/// A variable has a name that is none of the project, or a value that cannot be understood. The error names it.
+/// A variable has an unknown name or an invalid value.
 pub fn check_variables() -> Result<()> {
     let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.to_str()?.to_owned(), value)));
     variables
@@ -122,7 +122,7 @@ fn check_variable(name: &str, value: &OsStr) -> Result<()> {
     }
 }
 
-/// Builds the message for a name that is not in the list: the name that replaced it, or the nearest one.
+/// Builds the message for an unknown name: suggests the name that replaced it, or the nearest one.
 fn unknown_variable_message(name: &str) -> String {
     if let Some((_, new)) = RENAMED_VARIABLES.iter().find(|(old, _)| *old == name) {
         return format!("{name} is called {new} now; set {new} instead, and unset {name}");
@@ -139,7 +139,7 @@ fn unknown_variable_message(name: &str) -> String {
     )
 }
 
-/// Letters that must be inserted, removed or replaced to make one text of the other.
+/// Returns the Levenshtein distance: the number of insertions, removals and replacements between two texts.
 fn edit_distance(a: &str, b: &str) -> usize {
     let mut row: Vec<usize> = (0..=b.len()).collect();
     for (i, x) in a.bytes().enumerate() {
@@ -154,10 +154,10 @@ fn edit_distance(a: &str, b: &str) -> usize {
     row[b.len()]
 }
 
-/// A variable that is `0` or `1`; `None` where it is not set, or empty.
+/// Reads a variable that is `0` or `1`; returns `None` if it is unset or empty.
 ///
 /// # Errors
-/// It holds anything else.
+/// The variable has another value.
 pub fn read_switch(name: &str) -> Result<Option<bool>> {
     read_variable(name, EXPECTED_SWITCH, |text| match text {
         "0" => Some(false),
@@ -166,18 +166,18 @@ pub fn read_switch(name: &str) -> Result<Option<bool>> {
     })
 }
 
-/// A variable that is a number of bytes; `None` where it is not set, or empty.
+/// Reads a number of bytes; returns `None` if the variable is unset or empty.
 ///
 /// # Errors
-/// It holds anything else.
+/// The variable has another value.
 pub fn read_bytes(name: &str) -> Result<Option<u64>> {
     read_variable(name, EXPECTED_BYTES, |text| text.parse().ok())
 }
 
-/// A variable as text; `None` where it is not set, or empty.
+/// Reads a text; returns `None` if the variable is unset or empty.
 ///
 /// # Errors
-/// It is no Unicode.
+/// The value is not Unicode.
 pub fn read_text(name: &str) -> Result<Option<String>> {
     read_variable(name, "text", |text| Some(text.to_owned()))
 }
@@ -270,7 +270,7 @@ mod tests {
         }
     }
 
-    /// A variable that the code or a document names is in the list, so that no device refuses it.
+    /// Checks that the list has every variable named in code or documents, so that no device rejects one.
     #[test]
     fn the_list_has_every_variable_of_the_repository() -> std::io::Result<()> {
         let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("..");

@@ -1,4 +1,5 @@
-//! The one error type. Every message names what was wrong, what was expected and, where it can, what to do.
+//! Error type of the crate. Every message says what was wrong, what was expected and, if possible, what to
+//! do.
 
 use thiserror::Error;
 
@@ -6,159 +7,159 @@ use crate::dtype::DType;
 use crate::memory::source::SourceError;
 use crate::memory::{Bytes, MemoryGrowth, OutOfMemory};
 
-/// Shorthand for results of this crate.
+/// Result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
-/// What can go wrong.
+/// Errors of this crate.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum Error {
-    /// Shapes that do not fit an operation.
+    /// Shapes do not match the rules of an operation.
     #[error("{op}: {rule}; got {shapes}")]
     Shape {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// The rule that was broken.
+        /// Violated rule.
         rule: String,
-        /// The shapes, written out.
+        /// Shapes as text.
         shapes: String,
     },
-    /// An element type that an operation does not take.
+    /// An operation does not support an element type.
     #[error("{op}: does not take {got}; {expected}")]
     DType {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// The type that was given.
+        /// Unsupported type.
         got: DType,
-        /// What it takes, and how to get there.
+        /// Supported types, and how to convert to one.
         expected: String,
     },
-    /// An argument out of its range.
+    /// An argument is invalid.
     #[error("{op}: {message}")]
     Argument {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// What was wrong and what was expected.
+        /// Fault and expected value.
         message: String,
     },
-    /// Tensors of different devices met.
+    /// Operands are on different devices.
     #[error("{op}: tensors are on {left} and {}", describe_other_device(left, right))]
     Device {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// One device.
+        /// First device.
         left: String,
-        /// The other.
+        /// Second device.
         right: String,
     },
-    /// The device cannot do this.
+    /// The device does not support the operation.
     #[error("{op}: not on {device}: {reason}")]
     Unsupported {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// The device.
+        /// Name of the device.
         device: String,
-        /// What it lacks, and what to do instead.
+        /// Missing capability, and an alternative.
         reason: String,
     },
-    /// An operation without a gradient met an input that requires one.
+    /// An operation without a gradient has an input that requires one.
     #[error(
         "{op}: has no gradient, but an input requires one; detach the input, or run it under `no_grad`, if none is wanted"
     )]
     NoGradient {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
     },
-    /// A gradient of gradients came to an operation whose gradient has none.
+    /// A second gradient was requested of an operation that is only once differentiable.
     #[error(
         "{op}: its gradient has no gradient of its own, and one was asked for (`create_graph`) of {place}; compose it of \
          other operations, or detach what needs none"
     )]
     NoSecondGradient {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// The operation of the forward pass, its module, and the line that asked for it.
+        /// Operation of the forward pass, with its module and call site.
         place: String,
     },
-    /// [`detect_anomaly`](crate::autograd::detect_anomaly) has found what it looks for.
+    /// [`detect_anomaly`](crate::autograd::detect_anomaly) found a non-finite value.
     #[error("anomaly: {0}")]
     Anomaly(String),
-    /// What cannot be part of a captured step.
+    /// The operation cannot be part of a captured step.
     #[error("{op}: not in a captured step: {reason}")]
     Capture {
-        /// The operation.
+        /// Name of the operation.
         op: &'static str,
-        /// Why, and what to do.
+        /// Reason, and an alternative.
         reason: String,
     },
-    /// `backward` could not run.
+    /// The backward pass failed.
     #[error("backward: {0}")]
     Backward(String),
     /// The memory pool could not serve a request.
     #[error(transparent)]
     OutOfMemory(#[from] Box<OutOfMemory>),
-    /// Steps left memory behind.
+    /// Allocated memory grows from step to step.
     #[error(transparent)]
     MemoryGrowth(#[from] Box<MemoryGrowth>),
-    /// A snapshot of memory that cannot be read.
+    /// A memory snapshot cannot be read.
     #[error("{0}")]
     Snapshot(String),
-    /// No way to run a step fits the bytes that were given.
+    /// No configuration of the step fits the memory budget.
     #[error(
         "no way to run this step fits {} on {card}; the smallest budget that would do is {} ({needed} bytes): {choice}",
         Bytes(*budget), Bytes(*needed)
     )]
     BudgetTooSmall {
-        /// The card's name.
+        /// Name of the card.
         card: String,
-        /// The bytes that were given.
+        /// Memory budget in bytes.
         budget: u64,
-        /// The bytes that would do.
+        /// Smallest sufficient budget in bytes.
         needed: u64,
-        /// The way to run the step then.
+        /// Configuration of the step for that budget.
         choice: String,
     },
     /// A driver call failed.
     #[error(transparent)]
     Driver(#[from] SourceError),
-    /// A device that could not be opened.
+    /// A device could not be opened.
     #[error("no device `{requested}`: {reason}")]
     NoDevice {
-        /// What was asked for.
+        /// Requested device.
         requested: String,
-        /// What was found instead, and what is missing.
+        /// Devices that were found, and missing components.
         reason: String,
     },
-    /// A kernel that does not compile.
+    /// A kernel does not compile.
     #[error("kernel `{label}` does not compile: {message}")]
     KernelCompilation {
-        /// The kernel.
+        /// Label of the kernel.
         label: String,
-        /// The compiler's message.
+        /// Message of the compiler.
         message: String,
     },
-    /// A file that could not be read or written, or is damaged.
+    /// A file is damaged, or could not be read or written.
     #[error("{path}: {message}")]
     File {
-        /// The file.
+        /// Path of the file.
         path: String,
-        /// What was wrong with it.
+        /// Fault of the file.
         message: String,
     },
-    /// A configuration string that could not be understood.
+    /// A configuration string is invalid.
     #[error("{0}")]
     InvalidConfig(String),
-    /// Another error, with where it happened in front of it: a module's path, usually.
+    /// Another error with its context, usually a module's path.
     #[error("in {place}: {error}")]
     Context {
-        /// The module path or the step.
+        /// Module path or step.
         place: String,
-        /// The error: a part of the message, so it is not named again as its source.
+        /// Underlying error, not reported as the source because the message includes it.
         error: Box<Error>,
     },
 }
 
-/// What is said of the second device, which has the name of the first where it was opened twice.
+/// Describes the second device, which has the same name as the first if one device was opened twice.
 fn describe_other_device(left: &str, right: &str) -> String {
     if left != right {
         return format!("{right}; move one with `to_device`");
@@ -170,26 +171,21 @@ fn describe_other_device(left: &str, right: &str) -> String {
 }
 
 impl Error {
-    /// A shape error; `shapes` are written as `[2, 3] and [4]`.
+    /// Creates a shape error; `shapes` are formatted as `[2, 3] and [4]`.
     pub fn shape(op: &'static str, rule: impl Into<String>, shapes: &[&[usize]]) -> Self {
         let shapes = shapes.iter().map(|s| format!("{s:?}")).collect::<Vec<_>>().join(" and ");
         Self::Shape { op, rule: rule.into(), shapes }
     }
 
-    /// An argument error.
+    /// Creates an argument error.
     pub fn argument(op: &'static str, message: impl Into<String>) -> Self {
         Self::Argument { op, message: message.into() }
     }
 
-    /// An error about a file; `message` continues the sentence that begins with the path.
+    /// Creates a dtype error.
     pub fn file(path: impl AsRef<std::path::Path>, message: impl Into<String>) -> Self {
         Self::File { path: path.as_ref().display().to_string(), message: message.into() }
     }
-
-    /// Returns the report of an out-of-memory error, also from within [`Error::Context`].
-    ///
-    /// # Errors
-    /// The error itself, if it is another one.
     pub fn into_out_of_memory(self) -> Result<Box<OutOfMemory>> {
         if !self.is_out_of_memory() {
             return Err(self);
@@ -200,19 +196,17 @@ impl Error {
             other => Err(other),
         }
     }
-
-    /// A dtype error.
     pub fn dtype(op: &'static str, got: DType, expected: impl Into<String>) -> Self {
         Self::DType { op, got, expected: expected.into() }
     }
 
-    /// Puts a place in front of the error.
+    /// Adds context to the error.
     #[must_use]
     pub fn with_context(self, place: impl Into<String>) -> Self {
         Self::Context { place: place.into(), error: Box::new(self) }
     }
 
-    /// Whether memory ran out, here or in a place below.
+    /// Reports whether this error, or the error in its context, is an out-of-memory error.
     #[must_use]
     pub fn is_out_of_memory(&self) -> bool {
         match self {

@@ -1,8 +1,12 @@
-//! The core of forebay: tensors, operations, gradients, memory, training. It names no GPU API.
+//! Core of forebay: tensors, operations, gradients, memory and training, independent of any GPU API.
 //!
-//! A [`device::Device`] is a [`backend::Backend`] with a memory [`memory::Pool`]; a [`tensor::Tensor`] is a view of a block of
-//! that pool; an operation ([`ops`]) launches kernels of the shaders crate and puts its gradient on the tape
-//! ([`autograd`]). Programs use the facade crate `forebay`, which chooses the device.
+//! A [`device::Device`] is a [`backend::Backend`] with a memory [`memory::Pool`]. A [`tensor::Tensor`] is a
+//! view of a block of that pool. An operation ([`ops`]) launches kernels of the shaders crate and records its
+//! gradient in the autograd graph ([`autograd`]). Programs use the facade crate `forebay`, which chooses the
+//! device.
+//!
+//! Every operation can fail because memory runs out or the device was lost. `# Errors` sections list only
+//! other errors.
 
 pub mod amp;
 pub mod atomic_write;

@@ -1,11 +1,12 @@
-//! Values of a thread that hold while a guard lives.
+//! Thread-local values that are in force while a guard exists.
 //!
-//! A [`ScopedLocal`] is a stack of values; each [`ScopedGuard`] guard is one entry, and the value on top is in force. Guards may be dropped in any
-//! order: an entry that is not on top is removed from where it is. Entries lie in their guards, so that entering and leaving in order
-//! costs a few moves; only an entry that was removed from the middle is remembered until the one above it is gone.
+//! A [`ScopedLocal`] is a stack of values. Each [`ScopedGuard`] is one entry, and the top value is in force.
+//! Guards may be dropped in any order: an entry below the top is removed from its place. Entries are stored
+//! in their guards, so entering and leaving in order is cheap. Only an entry removed from the middle is
+//! remembered until the one above it is gone.
 //!
-//! Nothing here has a destructor that the thread's end runs. A guard in a `thread_local!` of a program is therefore dropped safely
-//! when its thread ends. Memory is lost only where guards are forgotten (`mem::forget`).
+//! No type here has a destructor that runs when the thread ends. A guard in a program's `thread_local!` can
+//! therefore be dropped safely at that time. Memory leaks only if guards are forgotten (`mem::forget`).
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -13,11 +14,11 @@ use std::marker::PhantomData;
 use std::mem::{self, ManuallyDrop};
 use std::thread::LocalKey;
 
-/// Where the value on top is kept.
+/// Slot that holds the top value.
 pub trait ReplaceSlot {
-    /// The value.
+    /// Type of the value.
     type Value;
-    /// Puts another value there and returns the one that was there.
+    /// Replaces the value and returns the previous one.
     fn replace_value(&self, value: Self::Value) -> Self::Value;
 }
 
@@ -28,7 +29,7 @@ impl<T> ReplaceSlot for Cell<T> {
     }
 }
 
-/// Slot of a value that is changed in place. It never drops what it holds last.
+/// Slot of a value that is changed in place. The last value is never dropped.
 pub struct NoDropCell<T>(RefCell<ManuallyDrop<T>>);
 
 impl<T> NoDropCell<T> {
@@ -44,24 +45,24 @@ impl<T> ReplaceSlot for NoDropCell<T> {
     }
 }
 
-/// An entry that was removed from below another one.
+/// Entry that was removed from below another one.
 struct RemovedEntry<V> {
     id: u64,
     below: u64,
     saved_value: V,
 }
 
-/// A value of each thread, to be the type of a `thread_local!`, with the guards that set it.
+/// Type of a `thread_local!` whose value is set by guards.
 pub struct ScopedLocal<S: ReplaceSlot> {
     slot: S,
-    /// The entry on top; 0 where there is none.
+    /// Id of the top entry; 0 if the stack is empty.
     top_entry: Cell<u64>,
     last_id: Cell<u64>,
     removed_entries: RefCell<ManuallyDrop<Vec<RemovedEntry<S::Value>>>>,
 }
 
 impl<S: ReplaceSlot> ScopedLocal<S> {
-    /// A stack without entries: `slot` holds the value outside of all guards.
+    /// Creates an empty stack; `slot` holds the value outside of all guards.
     pub const fn new(slot: S) -> Self {
         Self {
             slot,
@@ -87,7 +88,7 @@ impl<S: ReplaceSlot> ScopedLocal<S> {
         self.pop_removed_entries();
     }
 
-    /// Takes the entries off that were removed while others were above them.
+    /// Pops entries that were removed while others were above them.
     #[inline]
     fn pop_removed_entries(&self) {
         while !self.removed_entries.borrow().is_empty() {
@@ -107,7 +108,7 @@ impl<S: ReplaceSlot> ScopedLocal<S> {
 }
 
 impl<T: Copy> ScopedLocal<Cell<T>> {
-    /// The value in force.
+    /// Returns the value in force.
     #[inline]
     pub fn get(&self) -> T {
         self.slot.get()
@@ -116,7 +117,7 @@ impl<T: Copy> ScopedLocal<Cell<T>> {
 
 /// Reads a value of this thread.
 pub trait GetCurrent<T> {
-    /// The value in force.
+    /// Returns the value in force.
     fn current(&'static self) -> T;
 }
 
@@ -145,13 +146,13 @@ impl<T: 'static> WithCurrent<T> for LocalKey<ScopedLocal<NoDropCell<T>>> {
     }
 }
 
-/// A value of this thread while it lives; see the [module](self).
+/// Guard that sets a value of this thread; see the [module](self).
 pub struct ScopedGuard<S: ReplaceSlot + 'static> {
     stack: &'static LocalKey<ScopedLocal<S>>,
     saved_value: Option<S::Value>,
     id: u64,
     below: u64,
-    // It must be dropped where it was made.
+    // The guard must be dropped on the thread that created it.
     not_send: PhantomData<*const ()>,
 }
 
@@ -172,7 +173,7 @@ impl<S: ReplaceSlot> Drop for ScopedGuard<S> {
     #[inline]
     fn drop(&mut self) {
         if let Some(before) = self.saved_value.take() {
-            // Without the value, where a platform has taken it down already: nothing is left to be set back.
+            // The thread-local may already be destroyed; then there is nothing to restore.
             let _gone = self.stack.try_with(|stack| stack.remove_entry(self.id, self.below, before));
         }
     }
@@ -254,7 +255,8 @@ mod tests {
     fn a_guard_is_dropped_when_its_thread_ends() {
         type Guards = (ScopedGuard<Cell<u32>>, ScopedGuard<NoDropCell<Option<Rc<String>>>>);
         thread_local! {
-            // One that is made before the values are first used, and one after that: they are destroyed in different orders.
+            // One is initialised before the values and one after them, so they are destroyed in different
+            // orders.
             static EARLY: RefCell<Vec<Guards>> = const { RefCell::new(Vec::new()) };
             static LATE: RefCell<Vec<Guards>> = const { RefCell::new(Vec::new()) };
         }

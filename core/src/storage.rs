@@ -1,4 +1,4 @@
-//! The memory behind tensors: a block of the device, or for a while a copy of it in memory of the host.
+//! Memory of tensors: a block of the device, or temporarily a copy in host memory.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -12,15 +12,15 @@ use crate::ops::elementwise::fusion::FusionSlot;
 use crate::runtime::device::Device;
 use crate::runtime::stream::{Access, DispatchGuard, StreamUses};
 
-/// A piece of memory, given back when the last tensor over it is dropped.
+/// Memory of one or more tensors, freed with the last of them.
 pub(crate) struct Storage {
     pub(crate) device: Device,
-    /// Larger than that of all memory that is older.
+    /// Process-wide id, larger than those of all older storages.
     pub(crate) id: u64,
     bytes: u64,
-    /// How many recorded operations have written to it in place.
+    /// Number of recorded operations that have written to the storage in place.
     pub(crate) recorded_writes: AtomicU32,
-    /// How many gradients keep it for the backward pass.
+    /// Number of [`SavedTensor`](autograd::SavedTensor)s that hold the storage.
     pub(crate) saved_count: AtomicU32,
     state: Mutex<StorageState>,
 }
@@ -28,31 +28,31 @@ pub(crate) struct Storage {
 struct StorageState {
     residency: Residency,
     uses: StreamUses,
-    /// How often blocks had moved when it was known where this one is.
+    /// The pool's move count when the block's location was last refreshed.
     seen_moves: u64,
-    /// What it is to operations that wait to be launched together.
+    /// Role of the storage in the pending fusion group.
     fusion_slot: FusionSlot,
-    /// How often it was bound to be written.
+    /// Number of bindings for writing; used to detect changes.
     version: u64,
-    /// Captured steps that count on it to be where it is.
+    /// Number of captured steps that rely on the block's address.
     capture_holds: u32,
-    /// Copies that read or write it without the gate: it stays until they end.
+    /// Number of running transfers without the dispatch lock; the block must not move or leave before they
+    /// end.
     pin_count: u32,
-    /// It was to leave the device while it was pinned.
+    /// If true, an eviction was requested while the block was pinned.
     evict_when_unpinned: bool,
 }
 
-/// Where the contents are.
+/// Location of the contents.
 enum Residency {
-    /// On the device.
     Device(Block),
-    /// On the device, and copied to the host: the block can go when nothing has changed it.
+    /// On the device, with an up-to-date copy on the host, so that the block can be evicted.
     DeviceAndHost(Block, HostBlock),
-    /// On the host. What the block was for is kept for the one it comes back to.
+    /// On the host, with the scope of the evicted block for the block that replaces it.
     Host(HostBlock, Scope),
 }
 
-/// A block of the device's pool of host memory.
+/// Block of the device's host pool.
 struct HostBlock {
     device: Device,
     block: Block,
@@ -65,7 +65,7 @@ impl Drop for HostBlock {
     }
 }
 
-/// Memory that stays on the device, and where it is, for a copy that holds no gate.
+/// Guard that pins a block on the device for a transfer that does not hold the dispatch lock.
 pub(crate) struct PinGuard<'a> {
     storage: &'a Storage,
     access: Access,
@@ -91,7 +91,8 @@ impl Drop for PinGuard<'_> {
 }
 
 impl StorageState {
-    /// The memory on the device is written: a copy on the host is outdated, and so is what others made of the contents.
+    /// Marks the device memory as written, which invalidates a host copy and everything derived from the
+    /// contents.
     fn mark_written(&mut self) {
         if let Residency::DeviceAndHost(block, _) = &self.residency {
             self.residency = Residency::Device(*block);
@@ -100,13 +101,13 @@ impl StorageState {
     }
 }
 
-/// What a kernel binds of a block: up to 16 bytes more than were asked for, so that vectors are whole; it is that large.
+/// Returns the slice that a kernel binds: rounded up to 16 bytes for vector loads, within the block.
 fn binding_slice(block: &Block) -> Slice {
     let bytes = block.bytes.next_multiple_of(16).min(block.size);
     Slice { segment: block.segment, offset: block.offset, bytes }
 }
 
-/// What a copy moves: whole words.
+/// Returns the slice that a copy transfers: whole words.
 fn copy_slice(block: &Block) -> Slice {
     Slice { segment: block.segment, offset: block.offset, bytes: block.bytes.next_multiple_of(4) }
 }
@@ -144,7 +145,7 @@ impl Storage {
         })
     }
 
-    /// Tags its memory, if it has no tag yet.
+    /// Tags the block if it has no tag yet.
     pub(crate) fn retag(&self, tag: Tag) {
         if let Residency::Device(block) | Residency::DeviceAndHost(block, _) = &self.lock().residency {
             self.device.pool().retag(block, tag);
@@ -155,7 +156,7 @@ impl Storage {
         self.bytes
     }
 
-    /// How often it was written: the same number, the same contents.
+    /// Returns the write counter: equal versions mean equal contents.
     pub(crate) fn version(&self) -> u64 {
         self.lock().version
     }
@@ -164,8 +165,9 @@ impl Storage {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The memory, for an operation that this thread enqueues while it holds the gate: it is behind what other queues do with
-    /// it. `None` if it is not on the device: then [`fetch`](Self::fetch) comes first, without the gate.
+    /// Binds the memory for an operation that this thread enqueues under the dispatch lock, ordered after
+    /// accesses of other queues. Returns `None` if the contents are on the host. The caller must then call
+    /// [`copy_to_device`](Self::copy_to_device), without the lock.
     pub(crate) fn bind(&self, access: Access, gate: &DispatchGuard<'_>) -> Result<Option<Slice>> {
         let state = &mut *self.lock();
         let Some(block) = self.locate(state, gate) else { return Ok(None) };
@@ -178,7 +180,7 @@ impl Storage {
         Ok(Some(binding_slice(&block)))
     }
 
-    /// The same for an operation that waits.
+    /// Binds the memory for an operation that joins the fusion group.
     pub(crate) fn bind_deferred(
         &self,
         access: Access,
@@ -190,12 +192,12 @@ impl Storage {
         Ok(slice)
     }
 
-    /// What it is to operations that wait.
+    /// Returns the role in the pending fusion group.
     pub(crate) fn fusion_slot(&self, _gate: &DispatchGuard<'_>) -> FusionSlot {
         self.lock().fusion_slot
     }
 
-    /// The block on the device, where it is while the gate is held.
+    /// Returns the block on the device; its address is valid while the dispatch lock is held.
     #[inline]
     fn locate(&self, state: &mut StorageState, _gate: &DispatchGuard<'_>) -> Option<Block> {
         let (Residency::Device(block) | Residency::DeviceAndHost(block, _)) = &mut state.residency else {
@@ -210,8 +212,9 @@ impl Storage {
         Some(*block)
     }
 
-    /// Keeps the memory on the device where it is, from when the gate is held until the guard is dropped: compaction does not move
-    /// it, and [`leave`](Self::leave) waits. A write counts again when it ends: what was copied meanwhile may be of before.
+    /// Pins the block until the guard is dropped: compaction does not move it, and [`evict`](Self::evict) is
+    /// postponed. A write is counted again at the end, because a host copy made in the meantime may have old
+    /// contents.
     pub(crate) fn pin(&self, access: Access, gate: &DispatchGuard<'_>) -> Option<PinGuard<'_>> {
         let state = &mut *self.lock();
         let block = self.locate(state, gate)?;
@@ -220,7 +223,7 @@ impl Storage {
         Some(PinGuard { storage: self, access, block })
     }
 
-    /// An operation that was enqueued without the gate has been given to its queue by now.
+    /// Records the access of an operation that was enqueued without the dispatch lock, after it was enqueued.
     pub(crate) fn order_after_enqueue(&self, access: Access) -> Result<()> {
         if self.device.uses_streams() {
             let gate = self.device.lock_dispatch();
@@ -229,7 +232,7 @@ impl Storage {
         Ok(())
     }
 
-    /// Starts a copy to memory of the host. The block stays until [`leave`](Self::leave).
+    /// Starts a copy to host memory. The block stays until [`evict`](Self::evict).
     pub(crate) fn copy_to_host(&self) -> Result<()> {
         let device = &self.device;
         device
@@ -237,7 +240,7 @@ impl Storage {
             .check_not_recording("offload", "a replay finds everything on the device; keep it there")?;
         {
             let state = self.lock();
-            // What a captured step uses stays.
+            // Memory of a captured step must stay.
             if !matches!(state.residency, Residency::Device(_)) || state.capture_holds > 0 {
                 return Ok(());
             }
@@ -247,7 +250,7 @@ impl Storage {
         let mut host = HostBlock { device: device.clone(), block: host, uses: StreamUses::default() };
         let gate = device.lock_dispatch();
         let state = &mut *self.lock();
-        // Another thread may have been faster.
+        // Another thread may have copied the storage in the meantime.
         if !matches!(state.residency, Residency::Device(_)) {
             return Ok(());
         }
@@ -262,10 +265,10 @@ impl Storage {
         Ok(())
     }
 
-    /// Gives the block on the device back, if its contents are on the host and nothing has changed it since. While a copy without
-    /// the gate uses it, that copy's end does.
+    /// Frees the device block if the host has an up-to-date copy. If a transfer has pinned the block, the end
+    /// of the transfer evicts it.
     pub(crate) fn evict(&self) {
-        // What waits may read the block.
+        // Pending operations may read the block, so the lock flushes them.
         let _gate = self.device.lock_dispatch();
         let state = &mut *self.lock();
         if state.capture_holds > 0 {
@@ -279,7 +282,7 @@ impl Storage {
         let block = *block;
         let scope = self.device.pool().block_scope(&block);
         free_block(&self.device, self.device.pool(), block, &state.uses);
-        // invariant: the place was matched above
+        // invariant: matched above
         if let Residency::DeviceAndHost(_, host) =
             std::mem::replace(&mut state.residency, Residency::Device(block))
         {
@@ -287,7 +290,7 @@ impl Storage {
         }
     }
 
-    /// Starts to bring the contents back, if they are on the host.
+    /// Starts a copy back to the device, if the contents are on the host.
     pub(crate) fn copy_to_device(&self) -> Result<()> {
         let device = &self.device;
         let scope = {
@@ -310,7 +313,7 @@ impl Storage {
         let gate = device.lock_dispatch();
         let state = &mut *self.lock();
         let Residency::Host(host, _) = &mut state.residency else {
-            // Another thread was faster.
+            // Another thread has copied the storage in the meantime.
             device.pool().free(block);
             return Ok(());
         };
@@ -320,7 +323,7 @@ impl Storage {
         }
         let copied = (|| {
             if device.uses_streams() {
-                // What the block's own queue did with it before.
+                // The copy waits for earlier uses of the block on its own queue.
                 device.wait_for_queue(&gate, back, queue)?;
                 device.order_access(&gate, &mut uses, Access::Write, back)?;
                 device.order_access(&gate, &mut host.uses, Access::Read, back)?;
@@ -342,7 +345,8 @@ impl Storage {
         Ok(())
     }
 
-    /// Keeps the memory on the device, where it is, until [`release`](Self::release), which undoes one of these.
+    /// Pins the memory on the device for a captured step. Each call needs one
+    /// [`unpin_from_capture`](Self::unpin_from_capture).
     pub(crate) fn pin_for_capture(&self) -> Result<Slice> {
         loop {
             {
@@ -358,7 +362,7 @@ impl Storage {
         }
     }
 
-    /// See [`hold`](Self::hold).
+    /// Undoes one [`pin_for_capture`](Self::pin_for_capture).
     pub(crate) fn unpin_from_capture(&self) {
         let state = &mut *self.lock();
         state.capture_holds = state.capture_holds.saturating_sub(1);
@@ -367,13 +371,13 @@ impl Storage {
         }
     }
 
-    /// Whether the contents are on the host alone.
+    /// Reports whether the contents are on the host alone.
     pub(crate) fn is_on_host(&self) -> bool {
         matches!(self.lock().residency, Residency::Host(..))
     }
 }
 
-/// Gives a block back to its pool, with the queues that may still use it.
+/// Frees a block, with the queues that may still use it.
 fn free_block(device: &Device, pool: &Pool, block: Block, uses: &StreamUses) {
     match device.uses_streams() {
         true => pool.free_cross_stream(block, device.pending_queues(uses, block.queue)),

@@ -23,7 +23,8 @@ enum ModelSpec {
     Gpt(usize, usize, usize),
 }
 
-/// Minimum peak of a case. Smaller peaks depend on the number of 32 MiB segments rather than on the batch size.
+/// Minimum peak of a case. Smaller peaks depend on the number of 32 MiB segments rather than on the batch
+/// size.
 const MIN_PEAK_BYTES: u64 = 256 << 20;
 
 /// Model built from a `ModelSpec`.
@@ -95,7 +96,8 @@ fn train_step(
     made
 }
 
-/// Runs a model, then with a part of the memory it took: if it has advice, that is taken. Whether it had.
+/// Runs a model, then runs it with less memory than it took, and follows the advice of the error, if any.
+/// Returns whether there was advice.
 fn check_advice(model: &ModelSpec, rows: usize, parts: usize, part: u64, card: CardProfile) -> Result<bool> {
     let device = Device::null(card);
     let net = TestModel::new(model, &device)?;

@@ -1,8 +1,8 @@
 //! The book: its build with mdBook, and a check of the links of all documentation.
 
 use crate::environment::Environment;
-use crate::process;
 use crate::workspace::Workspace;
+use crate::{checks, process};
 use anyhow::{Context, Result, bail};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -71,7 +71,8 @@ fn find_mdbook(workspace: &Workspace) -> Result<PathBuf> {
 }
 
 /// Checks README, CONTRIBUTING and everything in `docs`; prints each mistake with its place. Links must have a target,
-/// pages of the book link only within the book, and a page with Rust samples is part of the documentation tests.
+/// pages of the book link only within the book, a page with Rust samples is part of the documentation tests, and a page
+/// that a source names exists.
 pub(crate) fn check_docs(root: &Path) -> Result<bool> {
     let book = root.join("docs/src");
     let tested = std::fs::read_to_string(root.join("src/lib.rs"))?;
@@ -95,6 +96,13 @@ pub(crate) fn check_docs(root: &Path) -> Result<bool> {
         }
         if text.contains("```rust") && !tested.contains(&format!("docs/src/{name}\"")) {
             mistakes.push(format!("{}: src/lib.rs does not include its samples", page.display()));
+        }
+    }
+    for source in checks::source_files(root) {
+        if !source.starts_with(root.join("xtask")) {
+            let text = std::fs::read_to_string(&source)?;
+            let missing = named_pages(&text).filter(|page| !root.join(page).exists());
+            mistakes.extend(missing.map(|page| format!("{}: `{page}` is missing", source.display())));
         }
     }
     for mistake in &mistakes {
@@ -135,6 +143,17 @@ fn links(text: &str) -> Vec<&str> {
         .flat_map(|part| part.split("](").skip(1))
         .filter_map(|rest| Some(rest.split_once(')')?.0))
         .collect()
+}
+
+/// Returns the pages of `docs` that a source names.
+fn named_pages(text: &str) -> impl Iterator<Item = &str> {
+    let named = text.split("docs/").skip(1).zip(text.match_indices("docs/"));
+    named.filter_map(|(rest, (start, _))| {
+        let end =
+            rest.find(|c: char| !c.is_ascii_alphanumeric() && !"/-_.".contains(c)).unwrap_or(rest.len());
+        let page = &text[start..start + "docs/".len() + end];
+        Some(&page[..page.rfind(".md")? + ".md".len()])
+    })
 }
 
 /// Describes why a link is broken: its file or its heading is missing, or it leaves the book.
@@ -185,6 +204,8 @@ mod tests {
         }
         write("docs/src/page.md", "# Its heading\n```rust\n```")?;
         write("src/lib.rs", "")?;
+        assert!(!check_docs(&root)?);
+        write("src/lib.rs", "include_str!(\"../docs/src/page.md\") // see docs/no.md.")?;
         assert!(!check_docs(&root)?);
         std::fs::remove_dir_all(&root)?;
         Ok(())

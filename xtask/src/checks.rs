@@ -79,7 +79,8 @@ fn check_prose(root: &Path) -> Result<bool> {
     Ok(is_plain)
 }
 
-fn source_files(root: &Path) -> Vec<PathBuf> {
+/// Returns the source files of a folder and its subfolders.
+pub(crate) fn source_files(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![root.to_path_buf()];
     while let Some(folder) = open.pop() {

@@ -1,8 +1,10 @@
-//! The scope in which operations choose their types, the lists they choose by, and the casts of weights it remembers.
+//! Autocast: the scope in which operations choose their dtypes, the lists of operations, and the cache of
+//! casts of weights.
 //!
-//! An operation takes part by one line at its entry, [`dispatch_autocast!`]: if it is listed, it runs again on cast operands, with
-//! autocast suspended, so that what it is made of runs in one type. Operations that are not listed run in the type that
-//! their inputs have, by the usual promotion; so do operations in place, and all of them in the backward pass.
+//! An operation takes part by calling [`dispatch_autocast!`] at its entry. If the operation is listed, it
+//! runs again on cast operands, with autocast suspended, so that all its parts run in one dtype. Operations
+//! that are not listed run in the dtype of their inputs, with the usual promotion. In-place operations and
+//! the backward pass are not cast either.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -18,14 +20,14 @@ use crate::scoped_local::{GetCurrent, NoDropCell, ScopedGuard, ScopedLocal, With
 use crate::storage::Storage;
 use crate::tensor::{Layout, Tensor};
 
-/// In which type autocast runs an operation. f64, integers and truth values are never cast.
+/// Dtype that autocast chooses for an operation. f64, integers and bool are never cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CastPolicy {
-    /// In the scope's 16-bit type: products, where the time is spent and sums are kept in f32.
+    /// Runs in the scope's 16-bit dtype: matrix products, which dominate the time and accumulate in f32.
     LowerPrecision,
-    /// In f32, and to f32: what would overflow, or lose its digits.
+    /// Runs in f32: operations that would overflow or lose precision in 16 bits.
     Fp32,
-    /// In the widest type of its inputs.
+    /// Runs in the widest dtype of the inputs.
     Promote,
 }
 
@@ -107,10 +109,10 @@ const PROMOTE_OPS: &[&str] =
     &["addcdiv", "addcmul", "atan2", "bilinear", "dot", "index_put", "inner", "scatter_add"];
 
 impl CastPolicy {
-    /// Every policy.
+    /// All policies.
     pub const ALL: [Self; 3] = [Self::LowerPrecision, Self::Fp32, Self::Promote];
 
-    /// What autocast does with an operation; `None` if it runs in the type its inputs have.
+    /// Returns the policy of an operation; `None` if the operation runs in the dtype of its inputs.
     ///
     /// ```
     /// use forebay_core::amp::CastPolicy;
@@ -122,7 +124,8 @@ impl CastPolicy {
         Self::ALL.into_iter().find(|policy| policy.operations().contains(&op))
     }
 
-    /// The operations of this policy: PyTorch's lists for CUDA, without what this library has not.
+    /// Returns the operations of this policy: PyTorch's lists for CUDA, without operations that this library
+    /// lacks.
     #[must_use]
     pub const fn operations(self) -> &'static [&'static str] {
         match self {
@@ -133,13 +136,15 @@ impl CastPolicy {
     }
 }
 
-/// The casts of leaves, by leaf and type. In order: they are freed in the same one in each step, so that steps leave memory alike.
+/// Casts of leaves by leaf id and dtype. The map is ordered, so that every step frees memory in the same
+/// order.
 type CastCache = BTreeMap<(u64, DType), CachedCast>;
 
-/// The cast of a leaf, and what it is a cast of: it is good while the leaf is that.
+/// Cast of a leaf, with the state of the leaf for which the cast is valid.
 struct CachedCast {
     cast: Tensor,
-    /// The cast's own: an operation may give it to the program as its result, which may be changed.
+    /// Version of the cast itself. An operation may return the cast as its result, which the program may
+    /// change.
     cast_version: u64,
     storage: Weak<Storage>,
     layout: Layout,
@@ -148,7 +153,7 @@ struct CachedCast {
 }
 
 impl CachedCast {
-    /// Notes what `leaf` is, before it is cast: a write of another thread meanwhile makes the cast outdated.
+    /// Casts a leaf. Its version is read before the cast, so that a concurrent write invalidates the cast.
     fn from_leaf(leaf: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Self> {
         let version = leaf.version();
         let (memory, layout, dtype) = (leaf.downgrade_storage(), leaf.layout().clone(), leaf.dtype());
@@ -166,14 +171,14 @@ impl CachedCast {
 }
 
 thread_local! {
-    /// The 16-bit type; `None` while operations run as they are given.
+    /// 16-bit dtype of the scope; `None` if operations are not cast.
     static AUTOCAST_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };
-    /// The casts live as long as any scope does.
+    /// Cached casts, kept until the outermost scope ends.
     static CAST_CACHE: ScopedLocal<NoDropCell<CastCache>> = const { ScopedLocal::new(NoDropCell::new(BTreeMap::new())) };
 }
 
-/// While it lives, operations of this thread choose their types; see [`autocast`]. Guards may be dropped in any order: the innermost
-/// one that lives counts.
+/// Guard during which operations of this thread choose their dtypes; see [`autocast`]. Guards may be dropped
+/// in any order: the innermost live guard decides.
 #[derive(Debug)]
 pub struct AutocastGuard {
     dtype: Option<ScopedGuard<Cell<Option<DType>>>>,
@@ -192,24 +197,24 @@ impl Drop for AutocastGuard {
     }
 }
 
-/// Frees the casts where no scope is left.
+/// Frees the cached casts if no scope is left.
 fn clear_cache_if_outside() {
     if AUTOCAST_DTYPE.with(ScopedLocal::has_no_guards) {
         clear_autocast_cache();
     }
 }
 
-/// Runs the operations of this thread in mixed precision until the guard is dropped: products and convolutions in
-/// `dtype`, what needs the range or the digits in f32 (see [`CastPolicy`]). Scopes nest; [`no_autocast`] ends one for a
-/// while.
+/// Runs the operations of this thread in mixed precision until the guard is dropped. Products and
+/// convolutions run in `dtype`, and operations that need range or precision in f32 (see [`CastPolicy`]).
+/// Scopes nest; [`no_autocast`] suspends them.
 ///
-/// It is meant for the forward pass and the loss. The backward pass runs each operation in the type that the forward
-/// pass chose, whether the scope is still there or not. bf16 has the range of f32; in f16, gradients below 6e-8 are lost,
-/// unless a [`GradScaler`](super::GradScaler) scales the loss.
+/// Use it for the forward pass and the loss. The backward pass runs each operation in the dtype that the
+/// forward pass chose, inside or outside of the scope. bf16 has the range of f32. In f16, gradients below
+/// 6e-8 underflow unless a [`GradScaler`](super::GradScaler) scales the loss.
 ///
-/// A parameter that is used several times is cast once: casts are kept until the outermost scope ends. A cast is used while its
-/// parameter is unchanged. A parameter that was written, by an optimiser, `load_state_dict`, `copy_` or through another tensor of its
-/// memory, is cast again.
+/// A parameter that is used several times is cast once: casts are cached until the outermost scope ends. A
+/// parameter that was written in the meantime is cast again, whether an optimiser, `load_state_dict`, `copy_`
+/// or another tensor of its memory wrote it.
 ///
 /// ```
 /// use forebay_core::{amp::{autocast, no_autocast}, device::Device, dtype::DType, tensor::Tensor};
@@ -234,33 +239,33 @@ pub fn autocast(dtype: DType) -> Result<AutocastGuard> {
     }
 }
 
-/// Runs operations in the types they are given until the guard is dropped, whatever [`autocast`] stands around it.
+/// Runs operations in the dtypes of their inputs until the guard is dropped, even inside [`autocast`].
 #[must_use = "autocast is off only while the guard lives"]
 pub fn no_autocast() -> AutocastGuard {
     AutocastGuard::enter(None)
 }
 
-/// The 16-bit type that operations of this thread are cast to; `None` outside of [`autocast`].
+/// Returns the 16-bit dtype that operations of this thread are cast to; `None` outside of [`autocast`].
 #[must_use]
 pub fn autocast_dtype() -> Option<DType> {
     AUTOCAST_DTYPE.current()
 }
 
-/// Whether operations of this thread choose their types.
+/// Reports whether operations of this thread are cast.
 #[must_use]
 pub fn is_autocast_enabled() -> bool {
     autocast_dtype().is_some()
 }
 
-/// Frees the casts of parameters that this thread's [`autocast`] scopes keep. Results do not depend on it: a cast of a parameter that
-/// was changed is never used.
+/// Frees the casts that this thread's [`autocast`] scopes cache. Results do not change, because outdated
+/// casts are never used.
 pub fn clear_autocast_cache() {
-    // Taken out first: what drops a tensor must not find the map borrowed.
+    // Taken out first, because dropping a tensor must not find the map borrowed.
     let casts = CAST_CACHE.with_current_mut(std::mem::take);
     drop(casts);
 }
 
-/// Autocast, with [`fp8`](fp8::fp8), of one moment, to be entered at another: a checkpoint runs its closure as it did the first time.
+/// Snapshot of the autocast and [`fp8`](fp8::fp8) state, which a checkpoint restores when it is recomputed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct AutocastState {
     dtype: Option<DType>,
@@ -272,8 +277,8 @@ impl AutocastState {
         Self { dtype: autocast_dtype(), fp8: fp8::is_fp8_enabled() }
     }
 
-    /// Enters it with no casts of parameters known. Those of the scopes around are of another graph, which a walk
-    /// through this one must not use up, and what is cast here must not outlive the closure.
+    /// Restores the state with an empty cast cache. Casts cached outside belong to another graph, which a
+    /// backward pass through this one must not free. Casts made here must not outlive the closure.
     pub(crate) fn enter(self) -> AutocastStateGuard {
         AutocastStateGuard {
             _cast_cache: ScopedGuard::new(&CAST_CACHE, CastCache::new()),
@@ -283,7 +288,7 @@ impl AutocastState {
     }
 }
 
-/// While it lives, a [`Mode`] is that of the thread.
+/// Guard during which an [`AutocastState`] is in force.
 #[derive(Debug)]
 pub(crate) struct AutocastStateGuard {
     _dtype: ScopedGuard<Cell<Option<DType>>>,
@@ -291,7 +296,7 @@ pub(crate) struct AutocastStateGuard {
     _cast_cache: ScopedGuard<NoDropCell<CastCache>>,
 }
 
-/// While it lives, operations run as they are given, and scopes are as they were.
+/// Guard that suspends autocast and keeps the cached casts.
 #[derive(Debug)]
 pub(crate) struct SuspendAutocastGuard {
     dtype: Option<ScopedGuard<Cell<Option<DType>>>>,
@@ -300,7 +305,7 @@ pub(crate) struct SuspendAutocastGuard {
 impl Drop for SuspendAutocastGuard {
     fn drop(&mut self) {
         self.dtype = None;
-        // A scope may have ended meanwhile.
+        // The last scope may have ended in the meantime.
         clear_cache_if_outside();
     }
 }
@@ -309,7 +314,7 @@ pub(crate) fn suspend_autocast() -> SuspendAutocastGuard {
     SuspendAutocastGuard { dtype: Some(ScopedGuard::new(&AUTOCAST_DTYPE, None)) }
 }
 
-/// What becomes of the operands of an operation that is listed. While it lives, autocast is suspended.
+/// Cast of a listed operation's operands. Autocast is suspended while this value exists.
 #[derive(Debug)]
 pub(crate) struct OperandCast {
     dtype: DType,
@@ -317,7 +322,7 @@ pub(crate) struct OperandCast {
 }
 
 impl OperandCast {
-    /// `None` outside of autocast, and for operations that are not listed.
+    /// Chooses the dtype of an operation; `None` outside of autocast and for operations that are not listed.
     pub(crate) fn for_op(op: &str, operands: &[Option<DType>]) -> Option<Self> {
         let low = autocast_dtype()?;
         let to = match CastPolicy::for_op(op)? {
@@ -342,7 +347,7 @@ impl OperandCast {
         }))
     }
 
-    /// The numbers of a tensor in the type that is multiplied, without its history: those of a leaf are known from before.
+    /// Returns the values of a tensor in the chosen dtype, without history. Casts of leaves are cached.
     pub(crate) fn cast_detached(&self, t: &Tensor) -> Result<Tensor> {
         let plain = t.detach();
         if !is_autocast_dtype(t.dtype()) || t.dtype() == self.dtype {
@@ -359,7 +364,7 @@ impl OperandCast {
         if let Some(known) = known {
             return Ok(known);
         }
-        // Freed first: the next cast can take its memory.
+        // Freed first, so that the next cast can reuse the memory.
         drop(CAST_CACHE.with_current_mut(|casts| casts.remove(&key)));
         let made = CachedCast::from_leaf(&plain, || plain.to_dtype(self.dtype))?;
         let cast = made.cast.clone();
@@ -369,17 +374,17 @@ impl OperandCast {
     }
 }
 
-/// The types that take part.
+/// Reports whether autocast applies to a dtype.
 fn is_autocast_dtype(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// What [`dispatch_autocast!`] casts: a tensor, or none, or several.
+/// Operand of [`dispatch_autocast!`]: a tensor, an optional tensor, or several tensors.
 pub(crate) trait AutocastOperand {
     type Cast;
-    /// The widest type that takes part.
+    /// Returns the widest dtype to which autocast applies.
     fn widest_float(&self) -> Option<DType>;
-    /// Each tensor as `cast` has it.
+    /// Applies `cast` to each tensor.
     fn cast_tensors(&self, cast: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Self::Cast>;
 }
 
@@ -413,8 +418,8 @@ impl AutocastOperand for &[&Tensor] {
     }
 }
 
-/// At the entry of an operation: under autocast, if the operation is listed, calls it again on cast operands, and
-/// returns what that gives.
+/// Used at the entry of an operation. Under autocast, calls a listed operation again on cast operands and
+/// returns its result.
 macro_rules! dispatch_autocast {
     ($op:expr, [$($operand:expr),+], |$($name:ident),+| $again:expr) => {
         if let Some(cast) = $crate::amp::OperandCast::for_op($op, &[$($crate::amp::AutocastOperand::widest_float(&$operand)),+]) {
@@ -425,18 +430,18 @@ macro_rules! dispatch_autocast {
 }
 pub(crate) use dispatch_autocast;
 
-/// The 16-bit type that operands promote to, if it is one.
+/// Returns the dtype that operands promote to if it has 16 bits.
 pub(crate) fn promoted_half_dtype(operands: &[Option<DType>]) -> Option<DType> {
     operands.iter().flatten().copied().reduce(DType::promote).filter(|dtype| dtype.size() == 2)
 }
 
-/// A 16-bit float in f32; any other tensor as it is.
+/// Casts a 16-bit float tensor to f32; returns other tensors unchanged.
 pub(crate) fn half_to_f32(t: &Tensor) -> Result<Tensor> {
     if t.dtype().is_float() && t.dtype().size() == 2 { t.to_dtype(DType::F32) } else { Ok(t.clone()) }
 }
 
-/// As [`dispatch_autocast!`], at the entry of an operation that is made of steps: of 16-bit operands all steps are made in f32, and what comes out
-/// is rounded once, as PyTorch's kernels do.
+/// Extends [`dispatch_autocast!`] for composite operations. With 16-bit operands all steps run in f32, and
+/// the result is rounded once, as in PyTorch's kernels.
 macro_rules! dispatch_in_f32 {
     ($op:expr, [$($operand:expr),+], |$($name:ident),+| $again:expr) => {
         $crate::amp::dispatch_autocast!($op, [$($operand),+], |$($name),+| $again);

@@ -1,4 +1,4 @@
-//! The scope in which linear layers multiply in 8 bits.
+//! Scope in which linear layers multiply 8-bit floats.
 
 use std::cell::Cell;
 
@@ -8,24 +8,30 @@ thread_local! {
     static FP8_ENABLED: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
 }
 
-/// While it lives, linear layers of this thread multiply in 8 bits; see [`fp8()`]. Guards may be dropped in any order.
+/// Guard during which linear layers of this thread multiply 8-bit floats; see [`fp8()`]. Guards may be
+/// dropped in any order.
 #[derive(Debug)]
 pub struct Fp8Guard {
     _on: ScopedGuard<Cell<bool>>,
 }
 
-/// Lets [`linear`](crate::tensor::Tensor::linear), and [`mlp`](crate::tensor::Tensor::mlp), which is made of it then, multiply 8-bit
-/// floats on this thread until the guard is dropped: x and the weight as `f8_e4m3`, gradients as `f8_e5m2`, sums in f32. Before it is cast, a
-/// tensor is divided by the smallest power of two that brings its largest number into the type (Transformer Engine's
-/// `Float8CurrentScaling` with `force_pow_2_scales`). Results and gradients have the types that they have without it; biases and
-/// their gradients, weights and what optimisers do stay as they are.
+/// Makes [`linear`](crate::tensor::Tensor::linear) multiply 8-bit floats on this thread until the guard is
+/// dropped. [`mlp`](crate::tensor::Tensor::mlp) is then composed of such layers. The input x and the weight
+/// become `f8_e4m3`, gradients `f8_e5m2`, and sums stay in f32.
 ///
-/// It is meant for the forward pass, inside of [`autocast`](super::autocast()), which says what the types around the products are; the backward
-/// pass of such a layer is in 8 bits whether the scope is still there or not. What is kept of x for it is a byte an element. It has no
-/// gradient of its own. The last layer in [`linear_cross_entropy`](crate::tensor::Tensor::linear_cross_entropy) stays in 16 bits.
+/// Before the cast, a tensor is divided by the smallest power of two that brings its largest absolute value
+/// into range. This is Transformer Engine's `Float8CurrentScaling` with `force_pow_2_scales`. Results and
+/// gradients keep the dtypes that they have without this scope. Biases, weights and the optimiser's work do
+/// not change.
 ///
-/// The library multiplies bytes where [`Features::f8`](crate::backend::Features) is set (CUDA from sm_89 on) and extents are multiples
-/// of 16. Elsewhere the same numbers are multiplied as bf16: right, to try it out, and slower than without
+/// Use it in the forward pass inside [`autocast`](super::autocast()), which chooses the dtypes around the
+/// products. The backward pass of such a layer runs in 8 bits even after the scope has ended. The layer saves
+/// one byte for each element of x. A second gradient is not supported. The last layer in
+/// [`linear_cross_entropy`](crate::tensor::Tensor::linear_cross_entropy) stays in 16 bits.
+///
+/// The library multiplies 8-bit floats if [`Features::f8_matmul`](crate::backend::Features) is set (CUDA from
+/// sm_89 on) and extents are multiples of 16. Otherwise the same values are multiplied as bf16. That is
+/// correct, for trying it out, but slower than without this scope
 /// ([`scaled_mm`](crate::tensor::Tensor::scaled_mm)).
 ///
 /// ```
@@ -46,13 +52,13 @@ pub fn fp8() -> Fp8Guard {
     set_fp8_enabled(true)
 }
 
-/// Whether linear layers of this thread multiply in 8 bits.
+/// Reports whether linear layers of this thread multiply 8-bit floats.
 #[must_use]
 pub fn is_fp8_enabled() -> bool {
     FP8_ENABLED.current()
 }
 
-/// Turns it on or off until the guard is dropped.
+/// Turns 8-bit products on or off until the guard is dropped.
 pub(super) fn set_fp8_enabled(on: bool) -> Fp8Guard {
     Fp8Guard { _on: ScopedGuard::new(&FP8_ENABLED, on) }
 }

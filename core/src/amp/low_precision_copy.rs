@@ -1,9 +1,10 @@
-//! 16-bit copies of parameters that an optimiser keeps: written in the pass that steps them, taken by the next forward pass
-//! under [`autocast`](super::autocast()) instead of a cast.
+//! 16-bit copies of parameters, which an optimiser writes in the same kernel that updates the parameters. The
+//! next forward pass under [`autocast`](super::autocast()) uses the copy instead of a cast.
 //!
-//! A copy is good while nobody has written the parameter since: every tensor's memory counts how often it was. Where a graph
-//! still holds the copy of before, the next one is other memory. A captured step holds those that it was recorded with
-//! ([`Taken`]), and writes them in place at every replay: a graph that took one is walked before.
+//! A copy is valid until the parameter is written again, which storage versions detect. If a graph still
+//! holds the previous copy, the next copy uses other memory. A captured step holds the copies that it was
+//! recorded with ([`CapturedCast`]) and writes them in place at every replay. A graph that uses such a copy
+//! must run its backward pass before the next replay.
 
 use std::sync::Weak;
 
@@ -14,19 +15,19 @@ use crate::memory::{self, Tag};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
 
-/// What a parameter, a leaf, has of a copy.
+/// State of a leaf's 16-bit copy.
 #[derive(Debug, Default)]
 pub(crate) enum LowPrecisionCopy {
-    /// Nobody has cast it.
+    /// The leaf has not been cast.
     #[default]
     None,
-    /// It was cast: an optimiser may make the next one.
+    /// The leaf was cast, so an optimiser should write the next copy.
     Requested(DType),
-    /// The copy, of the leaf as `of` says.
+    /// Copy of the leaf at the version in `source`.
     Ready { copy: Tensor, source: CopyVersion },
 }
 
-/// The leaf that a copy was made of, and the copy, by their memory and how often each was written.
+/// Storage of the leaf, and the versions of the leaf and of the copy.
 #[derive(Clone, Debug)]
 pub(crate) struct CopyVersion {
     leaf_storage: Weak<Storage>,
@@ -43,7 +44,7 @@ impl CopyVersion {
         }
     }
 
-    /// Reports that neither was written since.
+    /// Reports whether neither was written since.
     fn is_current(&self, leaf: &Tensor, numbers: &Tensor) -> bool {
         self.leaf_version == leaf.version()
             && self.copy_version == numbers.version()
@@ -51,7 +52,7 @@ impl CopyVersion {
     }
 }
 
-/// The copy that an optimiser has made of a leaf as it is. If there is none, it is asked for one.
+/// Returns the copy of a leaf if it is current. Otherwise requests one from the optimiser.
 pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
     let mut copy = autograd::lock_low_precision_copy(leaf)?;
     match &*copy {
@@ -62,7 +63,7 @@ pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
             }
             good.then(|| numbers.clone())
         }
-        // What a step that is recorded has read stays what it is.
+        // A recorded step relies on the state that it has read.
         LowPrecisionCopy::Ready { .. } if leaf.device().capture_recorder().is_recording_here() => None,
         _ => {
             *copy = LowPrecisionCopy::Requested(to);
@@ -71,7 +72,7 @@ pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
     }
 }
 
-/// Memory for the next copy of a parameter, if it is one of f32 that was cast.
+/// Allocates memory for the next copy of an f32 parameter that was cast, or reuses the last copy.
 pub fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
     let _tag = memory::scope::enter_tag(Tag::Parameter);
     let copy = autograd::lock_low_precision_copy(parameter).filter(|_| parameter.dtype() == DType::F32);
@@ -81,7 +82,7 @@ pub fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
         LowPrecisionCopy::Ready { copy: numbers, .. } if numbers.is_unique() => {
             return Ok(Some(numbers.clone()));
         }
-        // Replays would go on with the memory of before.
+        // Replays would still write the previous memory.
         _ if parameter.device().capture_recorder().is_recording_here() => return Ok(None),
         LowPrecisionCopy::Ready { copy: numbers, .. } => numbers.dtype(),
         LowPrecisionCopy::Requested(dtype) => *dtype,
@@ -89,7 +90,7 @@ pub fn alloc_next_copy(parameter: &Tensor) -> Result<Option<Tensor>> {
     Tensor::empty(parameter.shape(), dtype, parameter.device()).map(Some)
 }
 
-/// The copy has been written, with the parameter.
+/// Stores a copy that was written together with the parameter.
 pub fn store_copy(parameter: &Tensor, numbers: Tensor) {
     if let Some(mut copy) = autograd::lock_low_precision_copy(parameter) {
         let of = CopyVersion::read(parameter, &numbers);
@@ -97,19 +98,19 @@ pub fn store_copy(parameter: &Tensor, numbers: Tensor) {
     }
 }
 
-/// A copy that a captured step reads.
+/// Copy that a captured step reads.
 #[derive(Debug)]
 pub(crate) struct CapturedCast {
     leaf: Tensor,
     copy: Tensor,
-    /// The leaf as it is a copy of it.
+    /// Versions of the leaf and of the copy.
     versions: CopyVersion,
-    /// Whether the step leaves a copy of what it leaves of the leaf.
+    /// If true, the step writes the copy together with the leaf.
     is_written_by_step: bool,
 }
 
 impl CapturedCast {
-    /// The copy of a leaf that was read while a step was recorded, in that memory, when the step is over.
+    /// Finds the copy of a leaf that a recording has read, by its storage, after the step has ended.
     pub(crate) fn new(leaf: Tensor, memory: &Weak<Storage>) -> Result<Self> {
         let found = autograd::lock_low_precision_copy(&leaf).and_then(|copy| match &*copy {
             LowPrecisionCopy::Ready { copy: numbers, source: of }
@@ -127,10 +128,10 @@ impl CapturedCast {
         Ok(Self { leaf, copy: numbers, versions: of, is_written_by_step: kept })
     }
 
-    /// Before a replay: casts, if others have changed the leaf.
+    /// Casts the leaf again before a replay if it was changed outside of the step.
     pub(crate) fn refresh(&mut self) -> Result<()> {
         if !self.versions.is_current(&self.leaf, &self.copy) {
-            // As of before the cast: a write meanwhile is another change.
+            // Read before the cast, so that a concurrent write counts as another change.
             let leaf = self.leaf.version();
             self.copy.copy_(&self.leaf.detach())?;
             self.versions = CopyVersion { leaf_version: leaf, ..CopyVersion::read(&self.leaf, &self.copy) };
@@ -138,14 +139,14 @@ impl CapturedCast {
         Ok(())
     }
 
-    /// With a replay, while nobody else writes: what the copy is of.
+    /// Records the versions that a replay produces. Called under the dispatch lock, so nothing else writes.
     pub(crate) fn record_versions(&mut self) {
         if self.is_written_by_step {
             self.versions = CopyVersion::read(&self.leaf, &self.copy);
         }
     }
 
-    /// Behind a replay: eager steps take the copy too.
+    /// Makes the copy available to eager steps after a replay.
     pub(crate) fn publish(&self) {
         if let Some(mut copy) =
             autograd::lock_low_precision_copy(&self.leaf).filter(|_| self.is_written_by_step)

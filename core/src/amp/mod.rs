@@ -1,8 +1,10 @@
-//! Mixed precision: what is safe in 16 bits runs in 16 bits, everything else in f32, and so are the weights kept.
+//! Automatic mixed precision: operations that are safe in 16 bits run in 16 bits, all others in f32. Weights
+//! stay in f32.
 //!
-//! [`autocast`] is a scope around the forward pass, in which every operation chooses its type by PyTorch's lists
-//! ([`CastPolicy`]). Parameters stay f32: what multiplies is a cast of them, made once a scope, and gradients are cast back
-//! on their way. With [`fp8()`] inside, linear layers multiply in 8 bits. In f16, small gradients vanish: [`GradScaler`] multiplies the loss, and divides the gradients again.
+//! [`autocast`] is a scope around the forward pass in which every operation chooses its dtype by PyTorch's
+//! lists ([`CastPolicy`]). Parameters stay in f32: each is cast once in a scope, and its gradient is cast
+//! back. With [`fp8()`] inside, linear layers multiply in 8 bits. In f16, small gradients underflow:
+//! [`GradScaler`] scales the loss, and unscales the gradients.
 //!
 //! ```no_run
 //! # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};

@@ -1,4 +1,4 @@
-//! Looking for the operation that made the first NaN.
+//! Anomaly mode: finds the operation that produced the first NaN.
 
 use std::cell::Cell;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -8,19 +8,20 @@ use crate::error::{Error, Result};
 use crate::scoped_local::{GetCurrent, NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
 use crate::tensor::Tensor;
 
-/// For all threads.
+/// True if anomaly mode is on for all threads.
 static ALL_THREADS_ENABLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
-    /// Looks at the gradients of this thread.
+    /// True while gradients of this thread are checked.
     static CHECK_GRADS: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
-    /// Looks at results of the forward pass, too.
+    /// True while results of the forward pass are checked too.
     static CHECK_FORWARD: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
-    /// The operation that made the first value that is not finite.
+    /// Operation that produced the first non-finite value.
     static FIRST_NONFINITE: ScopedLocal<NoDropCell<Option<String>>> = const { ScopedLocal::new(NoDropCell::new(None)) };
 }
 
-/// While it lives, backward passes of this thread look for NaN. See [`detect_anomaly`]. Guards may be dropped in any order.
+/// Guard during which backward passes of this thread check for NaN. See [`detect_anomaly`]. Guards may be
+/// dropped in any order.
 #[derive(Debug)]
 pub struct DetectAnomalyGuard {
     _check_grads: ScopedGuard<Cell<bool>>,
@@ -28,15 +29,16 @@ pub struct DetectAnomalyGuard {
 }
 
 impl DetectAnomalyGuard {
-    /// Also looks at what recorded operations give in the forward pass: a backward pass of a loss behind one that gave infinities
-    /// or NaN is an error that names it.
+    /// Also checks the results of recorded operations in the forward pass. If one is infinite or NaN, the
+    /// next backward pass fails with an error that names the operation.
     #[must_use = "nothing is looked for after the guard is dropped"]
     pub fn with_forward(mut self) -> Self {
         self.check_forward.get_or_insert_with(|| ScopedGuard::new(&CHECK_FORWARD, true));
         self
     }
 
-    /// The first operation that gave a value that is not finite since [`with_forward`](Self::with_forward), and where it was asked for.
+    /// Returns the first operation that produced a non-finite value since
+    /// [`with_forward`](Self::with_forward), with its call site.
     #[must_use]
     pub fn first_nonfinite_op(&self) -> Option<String> {
         FIRST_NONFINITE.with_current(Clone::clone)
@@ -52,9 +54,9 @@ impl Drop for DetectAnomalyGuard {
     }
 }
 
-/// Lets backward passes of this thread stop at the first gradient with a NaN, with an error that names the operation of the
-/// forward pass that it is the gradient of, its module, and the line that asked for it. The host waits for every operation's
-/// gradients: it is for finding a fault, not for training.
+/// Makes backward passes of this thread fail at the first gradient with a NaN. The error names the operation
+/// of the forward pass, its module and its call site. The host waits for every operation's gradients, so this
+/// is for debugging, not for training.
 ///
 /// ```
 /// # use forebay_core::{autograd, device::Device, dtype::DType, tensor::Tensor};
@@ -70,12 +72,11 @@ pub fn detect_anomaly() -> DetectAnomalyGuard {
     DetectAnomalyGuard { _check_grads: ScopedGuard::new(&CHECK_GRADS, true), check_forward: None }
 }
 
-/// As [`detect_anomaly`] for all threads, until it is called again.
+/// Turns [`detect_anomaly`] on or off for all threads.
 pub fn set_detect_anomaly(on: bool) {
     ALL_THREADS_ENABLED.store(on, Ordering::Relaxed);
 }
 
-/// Forgets the first value that was not finite.
 fn clear_first_nonfinite() {
     let first = FIRST_NONFINITE.with_current_mut(Option::take);
     drop(first);
@@ -86,19 +87,19 @@ fn any_element(t: &Tensor, what: impl Fn(&Tensor) -> Result<Tensor>) -> Result<b
     Ok(t.numel() > 0 && what(&t.detach())?.any(&[], false)?.item()? != 0.0)
 }
 
-/// An operation of the forward pass has given `out`.
+/// Checks the result of an operation of the forward pass.
 pub(super) fn check_forward_output(node: &Node, out: &Tensor) {
     if !CHECK_FORWARD.current() || FIRST_NONFINITE.with_current(Option::is_some) {
         return;
     }
-    // What cannot be looked at is no anomaly; the error comes again where it matters.
+    // A failed check is not an anomaly; its error occurs again where it matters.
     if any_element(out, |t| t.isfinite()?.logical_not()).unwrap_or(false) {
         let first = node.describe();
         FIRST_NONFINITE.with_current_mut(|slot| *slot = Some(first));
     }
 }
 
-/// Whether gradients are looked at; an error if the forward pass has failed before.
+/// Reports whether gradients are checked. Fails if the forward pass has produced a non-finite value.
 pub(super) fn is_checking_grads() -> Result<bool> {
     if !CHECK_GRADS.current() && !ALL_THREADS_ENABLED.load(Ordering::Relaxed) {
         return Ok(false);
@@ -111,7 +112,8 @@ pub(super) fn is_checking_grads() -> Result<bool> {
     }
 }
 
-/// Fails if a gradient that `node` gives, or the one that it got, has a NaN.
+/// Fails if a gradient that `node` computed has a NaN. The error says whether the gradient of its result had
+/// one too.
 pub(super) fn check_grads_for_nan(node: &Node, given: &Tensor, grads: &[Option<Tensor>]) -> Result<()> {
     for (k, grad) in grads.iter().enumerate() {
         let Some(grad) = grad else { continue };

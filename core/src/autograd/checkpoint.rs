@@ -1,6 +1,6 @@
-//! Checkpointing: a closure's intermediate results are dropped after the forward pass and computed again, with the
-//! same random numbers, when the backward pass needs them (Chen et al., "Training deep nets with sublinear memory
-//! cost", 2016).
+//! Activation checkpointing: intermediate results of a closure are dropped after the forward pass. The
+//! backward pass recomputes them with the same random numbers (Chen et al., "Training deep nets with
+//! sublinear memory cost", 2016).
 
 use std::sync::Arc;
 
@@ -18,10 +18,11 @@ use crate::tensor::Tensor;
 
 /// Runs `body` on `inputs` and keeps only the inputs and the result for the backward pass.
 ///
-/// Parameters and results that `body` captures get their gradients too, when the backward pass runs it again. A captured tensor that was changed
-/// until then is an error. `body` must give the same result when it is run twice; random numbers drawn inside are the same, under the
-/// [`autocast`](crate::amp::autocast) of the first time. The second run leaves the state of modules alone, such as running statistics; modules of
-/// your own use [`update_state`](super::update_state). Checkpoints nest: an inner one is taken when the outer one runs again.
+/// Parameters and results that `body` captures get their gradients too. `body` must give the same result when
+/// it runs again. Random numbers and the [`autocast`](crate::amp::autocast) state are those of the first run.
+/// A captured tensor that has changed since then is an error. The recomputation does not update the state of
+/// modules, such as running statistics; custom modules use [`update_state`](super::update_state). Checkpoints
+/// nest: recomputing the outer one records the inner one.
 ///
 /// ```no_run
 /// # use forebay_core::{autograd::checkpoint, tensor::Tensor, error::Result};
@@ -32,7 +33,7 @@ use crate::tensor::Tensor;
 /// ```
 ///
 /// # Errors
-/// What `body` returns.
+/// Those of `body`.
 pub fn checkpoint(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
@@ -47,12 +48,12 @@ pub fn checkpoint(
     let saved: Vec<SavedTensor> = inputs.iter().map(|t| SavedTensor::input(t)).collect();
     let (out, first) = {
         let _no_grad = no_grad();
-        // Parameters that are cast inside are cast again in the backward pass, and not kept until then.
+        // Casts of parameters are repeated in the backward pass, and not kept until then.
         let _mode = mode.enter();
         recompute::run_forward(|| body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>()))?
     };
-    // Captured parameters are invisible here, so the result is recorded even if no listed input wants a gradient:
-    // a private leaf stands for them.
+    // Captured parameters are unknown here, so the result is recorded even if no listed input requires a
+    // gradient: a private leaf stands for them.
     let anchor = if compute_requires_grad(inputs) { None } else { Some(create_anchor(&out)?) };
     let mut edges: Vec<&Tensor> = inputs.to_vec();
     edges.extend(anchor.as_ref());
@@ -64,9 +65,9 @@ pub fn checkpoint(
         if !first.is_current() {
             return Err(inplace::changed_capture_error(&wants.node.describe()));
         }
-        // What is recorded from here on belongs to the second run; what is older is the walk's around.
+        // Nodes recorded from here on belong to the recomputation; older ones belong to the pass around it.
         let oldest = next_id();
-        // Recorded, the second run is a part of the tape, and its inputs have their histories.
+        // In a recorded pass, the recomputation is part of the graph, and its inputs keep their histories.
         let leaves: Vec<Tensor> = match wants.create_graph() {
             true => {
                 let all: SmallVec<[bool; 4]> = saved.iter().map(Tensor::requires_grad).collect();
@@ -78,7 +79,7 @@ pub fn checkpoint(
             }
         };
         let again = {
-            // What is computed again is an activation of its module, as it was the first time.
+            // Recomputed activations are attributed to the module of the first run.
             let _scope = memory::scope::enter_scope(scope);
             let _mode = mode.enter();
             recompute::run_recompute(&first, || body(&leaves))?
@@ -127,9 +128,9 @@ pub fn checkpoint(
     }))
 }
 
-/// Leaves the gradients of what the closure captures to the walk around.
+/// Passes the gradients of captured tensors to the pass around.
 fn hand_over_outer_grads(wants: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<()> {
-    // A history that is younger than the first run: the second one has read something else.
+    // A node younger than the first run means that the recomputation has read something else.
     if beyond.iter().any(|(node, _)| node.id > wants.node.id) {
         return Err(inplace::changed_capture_error(&wants.node.describe()));
     }

@@ -1,4 +1,4 @@
-//! Operations whose gradients are kernels, and have gradients all the same.
+//! Operations whose gradients are kernels and still support a second gradient.
 
 use std::sync::Arc;
 
@@ -11,8 +11,8 @@ use crate::tensor::Tensor;
 
 type LinearMap = Arc<dyn Fn(&Tensor) -> Result<Tensor> + Send + Sync>;
 
-/// Puts a linear operation of `x` on the tape, that is `forward`: its gradient is `transpose`, whose gradient is `forward`
-/// again. Both run without recording, as kernels do.
+/// Records a linear operation `forward` of `x`. Its gradient is `transpose`, whose gradient is `forward`
+/// again. Both run without recording, because they consist of kernels.
 #[must_use]
 #[track_caller]
 pub fn linear_differentiable(
@@ -25,8 +25,8 @@ pub fn linear_differentiable(
     linear_differentiable_with(op, out, x, &[], forward, transpose)
 }
 
-/// As [`linear_differentiable`], of an operation that is linear in `x` and reads `by` as well, as an index does: both closures have these, and
-/// that one of them was changed in place since is an error.
+/// Records an operation like [`linear_differentiable`] that also reads the tensors `by`, such as an index.
+/// Both closures may capture these tensors. The backward pass fails if one of them was changed in place.
 #[must_use]
 #[track_caller]
 pub fn linear_differentiable_with(
@@ -66,10 +66,11 @@ fn record_linear(
     })
 }
 
-/// Puts an operation on the tape whose `backward` is kernels, as with [`attach`](super::attach). With `create_graph` they do not
-/// run: the gradients are then those of `composed`, which makes the same result of the inputs, given as `saved`, by
-/// differentiable operations. `saved` names memory that `backward` keeps anyway; behind the inputs may stand what else `composed`
-/// reads, such as a mask.
+/// Records an operation whose `backward` launches kernels, like
+/// [`once_differentiable`](super::once_differentiable). With `create_graph`, `backward` does not run. The
+/// gradients are then those of `composed`, which computes the same result from `saved` by differentiable
+/// operations. `saved` should name memory that `backward` keeps anyway: the inputs, then other tensors that
+/// `composed` reads, such as a mask.
 #[must_use]
 #[track_caller]
 pub fn composite_differentiable(
@@ -90,7 +91,7 @@ pub fn composite_differentiable(
     })
 }
 
-/// The gradients of what `body` makes of `inputs`, on the tape.
+/// Computes the recorded gradients of `body` with respect to `inputs`.
 pub(super) fn compute_composite_grads(
     inputs: &[Tensor],
     g: &Tensor,
@@ -111,14 +112,15 @@ pub(super) fn compute_composite_grads(
     collect_alias_grads(&aliases, wants, |t| found.remove(&t))
 }
 
-/// Views of `inputs` at which a walk can end: of those that are wanted. What stands behind the inputs is given as it is.
+/// Returns aliases of the wanted `inputs`, at which a backward pass can stop. Further tensors are returned
+/// unchanged.
 pub(super) fn create_aliases(inputs: &[Tensor], wants: &[bool]) -> SmallVec<[Tensor; 4]> {
     let alias = |t: &Tensor| differentiable("alias", t.detach(), &[t], |g, _| Ok(smallvec![Some(g.clone())]));
     let wants = wants.iter().copied().chain(std::iter::repeat(false));
     inputs.iter().zip(wants).map(|(t, want)| if want { alias(t) } else { t.clone() }).collect()
 }
 
-/// The gradients that `found` has of tensors, zero where there is none.
+/// Collects the gradients of the wanted tensors; missing gradients are zeros.
 pub(super) fn collect_alias_grads(
     tensors: &[Tensor],
     wants: &[bool],

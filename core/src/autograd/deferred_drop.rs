@@ -1,10 +1,12 @@
-//! Drops what nodes and leaves hold without recursion: a tape is as deep as a program makes it, and the stack is not.
+//! Drops autograd graphs without recursion, because a graph may be deeper than the stack.
 //!
-//! Everything that leads from one piece of history to another goes through a [`Node`] or a [`Leaf`]: inputs, saved tensors, closures of
-//! checkpoints, gradients with a history, hooks. The first of them that is dropped on a thread drops what it holds; those that are dropped
-//! meanwhile are put in a queue of the thread, which the first one empties before it returns.
+//! All references between parts of a graph go through a [`Node`] or a [`Leaf`]: inputs, saved tensors,
+//! closures of checkpoints, gradients with a history, hooks. The outermost drop on a thread drops the
+//! contents of its node. Nodes and leaves that this drops in turn put their contents into a queue of the
+//! thread, which the outermost drop empties before it returns.
 //!
-//! Memory is free when the outermost drop returns. A panic of a destructor goes on after the queue is empty.
+//! All memory is free when the outermost drop returns. A panic of a destructor resumes after the queue is
+//! empty.
 
 use std::cell::RefCell;
 use std::mem::{self, ManuallyDrop};
@@ -18,7 +20,7 @@ use super::{BackwardFn, BackwardFnState, GradEdge, Leaf, Node};
 use crate::amp::low_precision_copy::LowPrecisionCopy;
 use crate::tensor::Tensor;
 
-/// Contents of a node or a leaf that is gone, dropped in this order.
+/// Contents of a dropped node or leaf. Fields are dropped in this order.
 enum DroppedContents {
     Node {
         _backward: Option<Arc<BackwardFn>>,
@@ -32,20 +34,20 @@ enum DroppedContents {
     },
 }
 
-/// Remains that wait on a thread.
+/// Contents that wait to be dropped on a thread.
 struct DropQueue {
     pending: Vec<DroppedContents>,
-    /// If true, a drop further out empties the queue.
+    /// If true, an outer drop is emptying the queue.
     is_draining: bool,
 }
 
 thread_local! {
-    // Without a destructor of its own, the queue is there as long as the thread is, also for tensors in other thread-locals.
+    // Without a destructor the queue outlives other thread-locals, which may hold tensors.
     static DROP_QUEUE: ManuallyDrop<RefCell<DropQueue>> =
         const { ManuallyDrop::new(RefCell::new(DropQueue { pending: Vec::new(), is_draining: false })) };
 }
 
-/// Drops remains, now or from a drop further out.
+/// Drops contents now, or queues them for the outermost drop.
 fn drop_without_recursion(remains: DroppedContents) {
     let first = DROP_QUEUE.with(|queue| {
         let mut queue = queue.borrow_mut();
@@ -59,7 +61,7 @@ fn drop_without_recursion(remains: DroppedContents) {
     let Some(mut next) = first else { return };
     let mut panic = None;
     loop {
-        // Nothing else may be lost when the destructor of something that a closure holds panics.
+        // A panic in the destructor of a captured value must not leak the rest.
         if let Err(payload) = catch_unwind(AssertUnwindSafe(|| drop(next))) {
             panic.get_or_insert(payload);
         }
@@ -68,7 +70,7 @@ fn drop_without_recursion(remains: DroppedContents) {
             let popped = queue.pending.pop();
             if popped.is_none() {
                 queue.is_draining = false;
-                // The thread may end without another drop.
+                // The queue has no destructor, so its buffer is freed here in case the thread ends.
                 drop(mem::take(&mut queue.pending));
             }
             popped
@@ -130,7 +132,7 @@ mod tests {
 
     const DEPTH: usize = 30_000;
 
-    /// Makes a history of that depth on a thread with a small stack, and drops it there.
+    /// Builds a graph of depth `DEPTH` on a thread with a small stack, and drops it there.
     fn on_a_small_stack(deepen: impl Fn(&Tensor) -> Result<Tensor> + Send + 'static) {
         let work = move || -> Result<()> {
             let device = Device::null(Default::default());

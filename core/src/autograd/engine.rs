@@ -1,4 +1,4 @@
-//! The walk from results back to what they came from.
+//! Engine of the backward pass.
 
 use std::cell::RefCell;
 use std::cmp::Ordering;
@@ -17,7 +17,7 @@ use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
 
-/// A node that waits for its turn; the newest first.
+/// Node in the ready queue, ordered so that the newest runs first.
 struct ReadyNode(Arc<Node>);
 
 impl PartialEq for ReadyNode {
@@ -37,28 +37,28 @@ impl Ord for ReadyNode {
     }
 }
 
-/// How [`run`] ends.
+/// Options of a backward pass.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct BackwardOptions {
-    /// Keep the tape for another pass.
+    /// If true, the graph is retained for another pass.
     pub(crate) retain_graph: bool,
-    /// Record the pass itself.
+    /// If true, the pass itself is recorded.
     pub(crate) create_graph: bool,
 }
 
-/// Where a walk ends: the sums that come to these are asked for.
+/// Nodes and leaves whose gradients the caller requests.
 #[derive(Default)]
 pub(super) struct GradTargets {
     nodes: FxHashSet<u64>,
     leaves: FxHashSet<u64>,
-    /// Whether nothing beyond them is walked.
+    /// If true, the pass does not continue beyond the targets.
     stop_at_targets: bool,
-    /// Whether it goes everywhere else as well.
+    /// If true, the pass also visits nodes that lead to no target.
     visit_all: bool,
 }
 
 impl GradTargets {
-    /// These tensors, and nothing that does not lead to one.
+    /// Visits only nodes that lead to one of these tensors.
     pub(super) fn restrict_to(tensors: &[&Tensor]) -> Self {
         let mut targets = Self::default();
         for t in tensors {
@@ -71,25 +71,27 @@ impl GradTargets {
         targets
     }
 
-    /// These tensors, and nothing beyond them, nor anything that does not lead to one.
+    /// Visits only nodes that lead to one of these tensors, and nothing beyond them.
     pub(super) fn restrict_to_and_stop_at(tensors: &[&Tensor]) -> Self {
         Self { stop_at_targets: true, ..Self::restrict_to(tensors) }
     }
 
-    /// These tensors, on a walk that goes everywhere but beyond them.
+    /// Visits everything except what lies beyond these tensors.
     pub(super) fn stop_at(tensors: &[&Tensor]) -> Self {
         Self { visit_all: true, ..Self::restrict_to_and_stop_at(tensors) }
     }
 }
 
-/// Gradients by the numbers of leaves or nodes. In order: what is freed in the same order in each step leaves memory alike.
+/// Gradients by the ids of leaves or nodes. The map is ordered, so that every step frees memory in the same
+/// order.
 pub(super) type GradSums = BTreeMap<u64, Tensor>;
 
-/// Collects the gradients of leaves for [`grad`], by the leaf's id, in place of the leaves' own. It belongs to one walk and to
-/// the walks inside of that walk's checkpoints. A walk that a hook or a custom gradient starts has none: it fills the leaves.
+/// Gradients of leaves by id, collected for [`grad`] instead of the leaves' own gradients. They belong to one
+/// pass and to the nested passes of its checkpoints. A pass that a hook or a custom backward function starts
+/// fills the leaves instead.
 pub(super) type CapturedGrads = RefCell<GradSums>;
 
-/// Takes the gradient that a walk with this sink has given a leaf.
+/// Takes the gradient that a pass with this sink has computed for a leaf.
 pub(super) fn take_leaf_grad(t: &Tensor, sink: Option<&CapturedGrads>) -> Option<Tensor> {
     let leaf = t.leaf()?;
     match sink {
@@ -98,19 +100,20 @@ pub(super) fn take_leaf_grad(t: &Tensor, sink: Option<&CapturedGrads>) -> Option
     }
 }
 
-/// What is known of the tape before the walk: only where it does not go everywhere, or a leaf has a hook.
+/// Result of a scan of the graph before the pass (PyTorch's `exec_info_`). Needed only if the pass has
+/// targets or a leaf has a hook.
 #[derive(Default)]
 struct ExecInfo {
-    /// The nodes that were looked at.
+    /// Nodes that were scanned.
     visited: FxHashSet<u64>,
-    /// The nodes that lead to a target; all, if there are no targets.
+    /// Nodes that lead to a target; `None` means all nodes.
     needed: Option<FxHashSet<u64>>,
-    /// How many gradients a leaf with a hook still gets.
+    /// Number of gradients still to come for each leaf with hooks.
     remaining_grads: FxHashMap<u64, usize>,
 }
 
 impl ExecInfo {
-    /// Looks from `roots` on, down to the node `oldest`, at what was not seen before.
+    /// Scans from `roots` down to the node `oldest`, without nodes that were scanned before.
     fn scan_graph(&mut self, roots: &[GradEdge], targets: Option<&GradTargets>, oldest: u64) {
         let ends = targets.filter(|targets| targets.stop_at_targets);
         let targets = targets.filter(|targets| !targets.visit_all);
@@ -125,14 +128,14 @@ impl ExecInfo {
         };
         stack.extend(roots.iter().filter_map(nodes));
         while let Some(node) = stack.pop() {
-            // What lies beyond is not walked, and what it would give a leaf is not waited for.
+            // Nodes beyond are not visited, so their gradients for leaves are not counted.
             let beyond = node.id < oldest || ends.is_some_and(|ends| ends.nodes.contains(&node.id));
             if !beyond && !self.visited.contains(&node.id) && seen.insert(node.id, node.clone()).is_none() {
                 stack.extend(node.next_edges.iter().flatten().filter_map(nodes));
             }
         }
         self.visited.extend(seen.keys());
-        // Inputs are older than what is made of them.
+        // Nodes of inputs have smaller ids than nodes of results.
         let mut order: Vec<&Arc<Node>> = seen.values().collect();
         order.sort_unstable_by_key(|node| node.id);
         if let Some(targets) = targets {
@@ -163,28 +166,28 @@ impl ExecInfo {
     }
 }
 
-/// Gradients of nodes that are left to the walk around.
+/// Gradients of nodes that a nested pass returns to the pass around it.
 pub(super) type OuterGrads = Vec<(Arc<Node>, Tensor)>;
 
-/// A walk on its way.
+/// State of one backward pass.
 struct GraphTask<'a> {
     options: BackwardOptions,
     targets: Option<&'a GradTargets>,
-    /// Takes the gradients of leaves, if the leaves are not to have them.
+    /// Collects the gradients of leaves, if the leaves themselves must not change.
     captured_grads: Option<&'a CapturedGrads>,
     exec_info: ExecInfo,
-    /// What is older is not walked: it is given back.
+    /// Smallest node id to visit; gradients of older nodes go to `outer_grads`.
     min_node_id: u64,
     outer_grads: OuterGrads,
-    /// The sums that have come to nodes, and to leaves that wait for all of theirs.
+    /// Gradients accumulated so far, for nodes and for leaves with hooks.
     pending_grads: FxHashMap<u64, Tensor>,
     ready_queue: BinaryHeap<ReadyNode>,
-    /// What came to the targets that are nodes.
+    /// Gradients of the targets that are nodes.
     target_grads: GradSums,
 }
 
 impl GraphTask<'_> {
-    /// Whether somebody waits for what goes this way.
+    /// Reports whether the gradient of this edge is needed.
     fn should_visit(&self, edge: &GradEdge) -> bool {
         let Some(needed) = &self.exec_info.needed else { return true };
         match edge {
@@ -196,7 +199,7 @@ impl GraphTask<'_> {
         }
     }
 
-    /// `sum += more`, in place where nobody else sees `sum`, and nothing records it.
+    /// Adds `more` to `sum`: in place if `sum` is not shared and the pass is not recorded.
     fn accumulate(&self, sum: Tensor, more: Tensor) -> Result<Tensor> {
         if !self.options.create_graph && sum.is_unique() && sum.is_contiguous() {
             sum.add_(&more)?;
@@ -205,7 +208,8 @@ impl GraphTask<'_> {
         sum.add(&more)
     }
 
-    /// Adds to what came to an edge; `handed` says that the operation may have done so itself.
+    /// Accumulates the gradient of an edge. If `handed` is true, the operation may have accumulated it
+    /// already.
     fn add_edge_grad(&mut self, edge: &GradEdge, grad: Tensor, handed: bool) -> Result<()> {
         match edge {
             GradEdge::Leaf(leaf) => match self.exec_info.remaining_grads.get_mut(&leaf.id) {
@@ -242,20 +246,20 @@ impl GraphTask<'_> {
         }
     }
 
-    /// A leaf with hooks has got all of its gradient.
+    /// Runs the hooks of a leaf whose gradient is complete.
     fn finish_hooked_leaf(&self, leaf: &Arc<Leaf>, sum: Tensor) -> Result<()> {
         let Some(hooks) = leaf.hooks.get() else { return self.accumulate_leaf_grad(leaf, sum, false) };
         self.accumulate_leaf_grad(leaf, hooks.run_grad_hooks("a leaf", sum)?, false)?;
         if self.captured_grads.is_some() { Ok(()) } else { hooks.run_post_accumulate_grad_hooks() }
     }
 
-    /// Gives a leaf its gradient, or the sink if there is one.
+    /// Accumulates a gradient in the leaf, or in the sink if there is one.
     fn accumulate_leaf_grad(&self, leaf: &Arc<Leaf>, grad: Tensor, handed: bool) -> Result<()> {
         leaf.check_grad(&grad, "gets")?;
         let Some(sink) = self.captured_grads else {
             return leaf.accumulate_grad(grad, self.options.create_graph, handed);
         };
-        // The sum is taken out while it is added to: operations must not find the sink borrowed.
+        // The sum is removed during the addition, because operations may borrow the sink.
         let before = sink.borrow_mut().remove(&leaf.id);
         let sum = match before {
             Some(sum) if handed && sum.is_same_view(&grad) => sum,
@@ -267,7 +271,7 @@ impl GraphTask<'_> {
         Ok(())
     }
 
-    /// Takes what a walk inside has given back: the gradients of what a checkpoint captures.
+    /// Accumulates the gradients that a nested pass returned: those of tensors that a checkpoint captures.
     fn add_outer_grads(&mut self, beyond: OuterGrads) -> Result<()> {
         for (node, grad) in beyond {
             let edge = GradEdge::Node(node);
@@ -279,7 +283,8 @@ impl GraphTask<'_> {
         Ok(())
     }
 
-    /// The gradients of a node's inputs, and which leaves' sums it was handed.
+    /// Runs a backward function. Returns the gradients of the inputs, and the indices of the leaves whose
+    /// sums it took.
     fn run_backward_fn(
         &mut self,
         node: &Arc<Node>,
@@ -292,7 +297,8 @@ impl GraphTask<'_> {
             .iter()
             .map(|edge| edge.as_ref().is_some_and(|edge| self.should_visit(edge)))
             .collect();
-        // What nobody records runs without recording, and its results say so when they are asked for gradients.
+        // A backward function that is not differentiable runs without recording; its results refuse a second
+        // gradient.
         let once = self.options.create_graph && node.kind == BackwardKind::OnceDifferentiable;
         let again = self.options.create_graph && !once;
         let wants = BackwardCtx {
@@ -313,7 +319,7 @@ impl GraphTask<'_> {
             }
         };
         let (handed, beyond) = (wants.accumulated_inputs.take(), wants.outer_grads.take());
-        // What the node has saved is freed here, unless the tape is kept.
+        // Frees what the node has saved, unless the graph is retained.
         drop(run);
         let grads = grads?;
         self.add_outer_grads(beyond)?;
@@ -334,7 +340,7 @@ impl GraphTask<'_> {
         if self.exec_info.needed.as_ref().is_some_and(|needed| !needed.contains(&node.id)) {
             return Ok(());
         }
-        // Until the gradients are delivered: one that must be copied or summed is this node's as well.
+        // The scope lasts until the gradients are delivered, so copies and sums are attributed to this node.
         let _scope = memory::scope::enter_scope(memory::scope::Scope {
             module: node.module,
             tag: Tag::Gradient,
@@ -355,7 +361,8 @@ impl GraphTask<'_> {
             )));
         }
         let mut grads = grads;
-        // A leaf may be several inputs: the sum that was handed out has to come back before another gradient meets it.
+        // A leaf may occur several times among the inputs: the sum that the operation took must come back
+        // first.
         let (first, then): (SmallVec<[usize; 8]>, SmallVec<[usize; 8]>) =
             (0..grads.len()).partition(|k| handed.contains(k));
         for k in first.into_iter().chain(then) {
@@ -377,12 +384,13 @@ impl GraphTask<'_> {
     }
 }
 
-/// The closure of a node while a walk runs it. Walks that keep the tape share it; a walk that does not has it alone, and frees it.
+/// Backward function of a node while a pass runs it. Passes that retain the graph share it; a pass that does
+/// not retain the graph owns and frees it.
 struct BackwardFnGuard<'a> {
     backward_fn: Arc<BackwardFn>,
-    /// The node whose closure is freed with this.
+    /// Node whose backward function is freed with this guard.
     node_to_free: Option<&'a Node>,
-    /// Reports whether walks that keep the tape run it meanwhile.
+    /// If true, passes that retain the graph may run the function concurrently.
     is_shared: bool,
 }
 
@@ -395,7 +403,8 @@ impl<'a> BackwardFnGuard<'a> {
                 if !kept {
                     *closure = BackwardFnState::Running;
                 }
-                // Nobody else gets it from here on, if this walk frees it: what it has saved is then given away, unless others run it.
+                // From here on no other pass can acquire the function if this pass frees it. Its saved
+                // tensors may then be given away, unless another pass still runs the function.
                 let is_shared = kept || Arc::strong_count(&backward) > 1;
                 return Ok(Self { backward_fn: backward, node_to_free: (!kept).then_some(node), is_shared });
             }
@@ -415,26 +424,28 @@ impl Drop for BackwardFnGuard<'_> {
     fn drop(&mut self) {
         let Some(node) = self.node_to_free else { return };
         *lock(&node.backward_fn) = BackwardFnState::Freed;
-        // No walk comes here again: hooks of a result that hold the result would keep it for ever.
+        // No pass visits this node again, and hooks that hold their own tensor would keep it alive for ever.
         if let Some(hooks) = node.hooks.get() {
             hooks.clear();
         }
     }
 }
 
-/// A gradient whose own gradient would be missing a term: an error, if it is asked for.
+/// Returns the gradient with a node that fails if a second gradient is requested, because a term of it would
+/// be missing.
 fn forbid_second_gradient(node: &Arc<Node>, given: &Tensor, grad: &Tensor) -> Tensor {
     let edges = std::iter::once(given.grad_edge()).chain(node.next_edges.iter().cloned()).collect();
     let refuse: Arc<BackwardFn> = Arc::new(|_, wants| Err(wants.node.no_second_gradient_error()));
     grad.with_grad_edge(Some(GradEdge::Node(Node::new(node.op, edges, BackwardKind::Differentiable, refuse))))
 }
 
-/// Walks the tape back from `roots` with their gradients, to all leaves.
+/// Runs a backward pass from `roots` with their gradients to all leaves.
 pub(crate) fn run_backward(roots: &[(Tensor, Tensor)], options: BackwardOptions) -> Result<()> {
     run_backward_to(roots, options, None, None).map(|_| ())
 }
 
-/// Walks the tape back from `roots` with their gradients; gives the gradients of the targets that are nodes.
+/// Runs a backward pass from `roots` with their gradients. Returns the gradients of the targets that are
+/// nodes.
 pub(super) fn run_backward_to(
     roots: &[(Tensor, Tensor)],
     options: BackwardOptions,
@@ -444,7 +455,8 @@ pub(super) fn run_backward_to(
     run_backward_until(0, roots, options, targets, sink).map(|(found, _)| found)
 }
 
-/// As [`run_backward_to`], without the nodes that are older than `oldest`: gives their gradients back, for the walk around this one.
+/// Runs a backward pass like [`run_backward_to`] without nodes older than `oldest`, whose gradients it
+/// returns for the pass around this one.
 pub(super) fn run_backward_until(
     oldest: u64,
     roots: &[(Tensor, Tensor)],
@@ -456,7 +468,7 @@ pub(super) fn run_backward_until(
         false => (Some(no_grad()), None),
         true => (None, Some(enable_grad())),
     };
-    // Each operation's gradient is computed in the types that the forward pass has chosen.
+    // Gradients are computed in the dtypes that the forward pass chose.
     let _as_given = amp::suspend_autocast();
     let looks = anomaly::is_checking_grads()?;
     let mut walk = GraphTask {
@@ -491,19 +503,20 @@ pub(super) fn run_backward_until(
     Ok((walk.target_grads, walk.outer_grads))
 }
 
-/// What [`backward`] and [`grad`] take besides tensors; the defaults are PyTorch's.
+/// Options of [`backward`] and [`grad`]; the defaults are PyTorch's.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct GradOptions<'a> {
-    /// The gradients of the outputs, one each; ones, if there are none: then the outputs are scalars.
+    /// Gradients of the outputs, one each. `None` means ones, which requires scalar outputs.
     pub grad_outputs: Option<&'a [Tensor]>,
-    /// Keep what the tape has saved for another walk. `None`: as `create_graph`.
+    /// If true, the graph is retained for another pass. `None` means the value of `create_graph`.
     pub retain_graph: Option<bool>,
-    /// Record the walk, so that the gradients have gradients. The tape is then kept as well.
+    /// If true, the pass is recorded, so that the gradients have gradients. The graph is then retained by
+    /// default.
     pub create_graph: bool,
 }
 
 impl GradOptions<'_> {
-    /// Those of gradients that have gradients.
+    /// Returns the default options with `create_graph` set.
     #[must_use]
     pub fn create_graph() -> Self {
         Self { create_graph: true, ..Self::default() }
@@ -516,7 +529,7 @@ impl GradOptions<'_> {
         }
     }
 
-    /// The outputs with their gradients.
+    /// Pairs the outputs with their gradients.
     fn seeded_outputs(&self, outputs: &[Tensor]) -> Result<Vec<(Tensor, Tensor)>> {
         let Some(grads) = self.grad_outputs else {
             return outputs.iter().map(|t| Ok((t.clone(), t.create_seed_grad()?))).collect();
@@ -529,27 +542,28 @@ impl GradOptions<'_> {
             .zip(grads)
             .map(|(t, grad)| {
                 t.check_seed_grad(grad)?;
-                // Recorded, a gradient that is given has a history as well.
+                // In a recorded pass, a gradient that the caller provides keeps its history.
                 Ok((t.clone(), if self.create_graph { grad.clone() } else { grad.detach() }))
             })
             .collect()
     }
 }
 
-/// Adds the gradients of `outputs` to every leaf they came from: `torch.autograd.backward`.
+/// Computes the gradients of `outputs` and adds them to the leaves: `torch.autograd.backward`.
 ///
-/// With `create_graph` the leaves' gradients have a history, which has the leaves: take them out (`set_grad(None)`) when they are
-/// not needed any more, or use [`grad`], or nothing of it is freed.
+/// With `create_graph` the leaves' gradients have a history that holds the leaves: a reference cycle. Remove
+/// such gradients (`set_grad(None)`) when they are no longer needed, or use [`grad`].
 ///
 /// # Errors
-/// As [`Tensor::backward`].
+/// Those of [`Tensor::backward`].
 #[track_caller]
 pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
     run_backward(&options.seeded_outputs(outputs)?, options.to_backward_options())
 }
 
-/// The gradients of `outputs` with respect to `inputs`, which may be leaves or results on the way, without touching the leaves'
-/// accumulated ones: `torch.autograd.grad`. Only what leads to an input is walked.
+/// Returns the gradients of `outputs` with respect to `inputs`: `torch.autograd.grad`. Inputs may be leaves
+/// or intermediate results. The leaves' accumulated gradients do not change, and only nodes that lead to an
+/// input are visited.
 ///
 /// ```
 /// # use forebay_core::{autograd::{self, GradOptions}, device::Device, dtype::DType, tensor::Tensor};
@@ -563,8 +577,9 @@ pub fn backward(outputs: &[Tensor], options: &GradOptions<'_>) -> Result<()> {
 /// ```
 ///
 /// # Errors
-/// As [`Tensor::backward`]; an input requires no gradient, or no path leads to it ([`grad_allow_unused`] allows that); with
-/// `create_graph`, a later walk through an operation whose gradient has none.
+/// Those of [`Tensor::backward`], an input that requires no gradient, and an input that no path leads to
+/// ([`grad_allow_unused`] allows it). With `create_graph`, a later pass fails at an operation that is only
+/// once differentiable.
 #[track_caller]
 pub fn grad(outputs: &[Tensor], inputs: &[Tensor], options: &GradOptions<'_>) -> Result<Vec<Tensor>> {
     let found = grad_allow_unused(outputs, inputs, options)?;
@@ -578,10 +593,10 @@ pub fn grad(outputs: &[Tensor], inputs: &[Tensor], options: &GradOptions<'_>) ->
     all.collect()
 }
 
-/// As [`grad`], with `None` where no path leads.
+/// Returns the gradients like [`grad`], with `None` for inputs that no path leads to.
 ///
 /// # Errors
-/// As [`grad`].
+/// Those of [`grad`].
 #[track_caller]
 pub fn grad_allow_unused(
     outputs: &[Tensor],
@@ -606,19 +621,20 @@ pub fn grad_allow_unused(
 }
 
 impl Tensor {
-    /// Adds the gradient of this scalar to every leaf it came from, and frees the tape.
+    /// Computes the gradient of this scalar, adds it to the leaves, and frees the graph.
     ///
     /// # Errors
-    /// It is not a scalar, has no history, or was walked before; what the tape kept was changed in place; or memory runs out.
+    /// The tensor is not a scalar, has no history, or its graph was freed by an earlier pass. A saved tensor
+    /// was changed in place.
     #[track_caller]
     pub fn backward(&self) -> Result<()> {
         self.backward_with(&self.create_seed_grad()?)
     }
 
-    /// As [`backward`](Self::backward), and keeps the tape for another pass.
+    /// Runs [`backward`](Self::backward) and retains the graph for another pass.
     ///
     /// # Errors
-    /// As [`backward`](Self::backward).
+    /// Those of [`backward`](Self::backward).
     #[track_caller]
     pub fn backward_retain_graph(&self) -> Result<()> {
         run_backward(
@@ -627,10 +643,11 @@ impl Tensor {
         )
     }
 
-    /// As [`backward`](Self::backward) for a tensor of any shape, whose own gradient is `grad`. [`backward`] has all options.
+    /// Runs [`backward`](Self::backward) for a tensor of any shape, whose own gradient is `grad`.
+    /// [`backward`] has all options.
     ///
     /// # Errors
-    /// `grad` has another shape or dtype, or as [`backward`](Self::backward).
+    /// Those of [`backward`](Self::backward), and a `grad` with another shape or dtype.
     pub fn backward_with(&self, grad: &Tensor) -> Result<()> {
         self.check_seed_grad(grad)?;
         run_backward(&[(self.clone(), grad.detach())], BackwardOptions::default())

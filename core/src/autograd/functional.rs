@@ -1,5 +1,5 @@
-//! Derivatives of functions of tensors, after PyTorch's `torch.autograd.functional`. Inputs are taken as they are: no history
-//! of theirs is followed, and their gradients are left alone.
+//! Derivatives of functions of tensors, after PyTorch's `torch.autograd.functional`. The functions ignore the
+//! history of the inputs and do not change their gradients.
 //!
 //! ```
 //! # use forebay_core::{autograd::functional, device::Device, dtype::DType, tensor::Tensor};
@@ -20,7 +20,7 @@ fn to_leaves(inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     inputs.iter().map(Tensor::requires_grad_).collect()
 }
 
-/// Zero for what nothing depends on.
+/// Replaces missing gradients with zeros.
 fn fill_missing_with_zeros(found: Vec<Option<Tensor>>, inputs: &[Tensor]) -> Result<Vec<Tensor>> {
     found.into_iter().zip(inputs).map(|(grad, t)| grad.map_or_else(|| t.zeros_like(), Ok)).collect()
 }
@@ -33,10 +33,11 @@ fn check_vector_shapes(op: &'static str, inputs: &[Tensor], v: &[Tensor]) -> Res
     }
 }
 
-/// What `f` gives, and the products of `v`, of its shape, with the Jacobians of the inputs.
+/// Returns the result of `f` and the vector-Jacobian products of `v`, which has the result's shape, for each
+/// input.
 ///
 /// # Errors
-/// As [`grad`](super::grad), or of `f`.
+/// Those of [`grad`](super::grad) and of `f`.
 pub fn vjp(
     f: impl FnOnce(&[Tensor]) -> Result<Tensor>,
     inputs: &[Tensor],
@@ -53,10 +54,12 @@ pub fn vjp(
     Ok((y.detach(), fill_missing_with_zeros(found, &inputs)?))
 }
 
-/// What `f` gives, and the sum of the Jacobians' products with `v`, one of each input's shape: by the gradient of a gradient.
+/// Returns the result of `f` and the Jacobian-vector product summed over the inputs. `v` has one vector of
+/// each input's shape. The product is computed by double backward.
 ///
 /// # Errors
-/// As [`vjp`]; an operation of `f` has no gradient of gradients; `v` does not fit.
+/// Those of [`vjp`], an operation of `f` that is only once differentiable, and a `v` that does not match the
+/// inputs.
 pub fn jvp(
     f: impl FnOnce(&[Tensor]) -> Result<Tensor>,
     inputs: &[Tensor],
@@ -68,7 +71,8 @@ pub fn jvp(
     if !y.requires_grad() {
         return Ok((y.clone(), y.zeros_like()?));
     }
-    // The gradient is linear in the gradient of y, whatever that is: the transpose of what is asked for.
+    // The gradient is linear in the gradient of y, so any seed works; the gradient with respect to the seed
+    // is the transposed product.
     let seed = [y.detach().zeros_like()?.requires_grad_()?];
     let options = GradOptions { grad_outputs: Some(&seed), ..GradOptions::create_graph() };
     let found = grad_allow_unused(std::slice::from_ref(&y), &inputs, &options)?;
@@ -82,10 +86,11 @@ pub fn jvp(
     Ok((y.detach(), fill_missing_with_zeros(found, &seed)?.remove(0)))
 }
 
-/// What `f` gives, a scalar, and the product of its Hessian with `v`, one of each input's shape.
+/// Returns the scalar result of `f` and the product of its Hessian with `v`, which has one vector of each
+/// input's shape.
 ///
 /// # Errors
-/// As [`jvp`]; `f` gives no scalar.
+/// Those of [`jvp`], and an `f` that does not return a scalar.
 pub fn hvp(
     f: impl FnOnce(&[Tensor]) -> Result<Tensor>,
     inputs: &[Tensor],
@@ -98,7 +103,7 @@ pub fn hvp(
         true => grad_allow_unused(std::slice::from_ref(&y), &inputs, &GradOptions::create_graph())?,
         false => vec![None; inputs.len()],
     };
-    // What does not depend on the inputs has no history.
+    // Gradients that do not depend on the inputs have no history.
     let (first, v): (Vec<Tensor>, Vec<Tensor>) = first
         .into_iter()
         .zip(v)
@@ -108,7 +113,7 @@ pub fn hvp(
     Ok((y.detach(), fill_missing_with_zeros(grad_allow_unused(&first, &inputs, &options)?, &inputs)?))
 }
 
-/// The gradients of every element of `y` by `x`, \[y.., x..\].
+/// Returns the gradients of every element of `y` with respect to `x`: \[y.., x..\].
 fn jacobian_by_rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
     let shape: Dims = y.shape().iter().chain(x.shape()).copied().collect();
     if !y.requires_grad() || y.numel() == 0 {
@@ -125,19 +130,20 @@ fn jacobian_by_rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
     stack(&rows.iter().collect::<Vec<_>>(), 0)?.reshape(&shape[..])
 }
 
-/// The Jacobian of `f` at `x`, \[what f gives.., x..\]: one walk back for each element that it gives.
+/// Returns the Jacobian of `f` at `x`, \[result.., x..\], by one backward pass for each element of the
+/// result.
 ///
 /// # Errors
-/// As [`vjp`].
+/// Those of [`vjp`].
 pub fn jacobian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<Tensor> {
     let x = x.requires_grad_()?;
     jacobian_by_rows(&f(&x)?, &x)
 }
 
-/// The Hessian of `f`, which gives a scalar, at `x`: \[x.., x..\].
+/// Returns the Hessian of the scalar function `f` at `x`: \[x.., x..\].
 ///
 /// # Errors
-/// As [`hvp`].
+/// Those of [`hvp`].
 pub fn hessian(f: impl FnOnce(&Tensor) -> Result<Tensor>, x: &Tensor) -> Result<Tensor> {
     let x = x.requires_grad_()?;
     let y = f(&x)?;

@@ -1,4 +1,4 @@
-//! Functions of a user that see gradients on their way.
+//! Hooks: user functions that observe or replace gradients during the backward pass.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -11,10 +11,10 @@ use crate::tensor::{Tensor, WeakTensor};
 type GradHookFn = dyn Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync;
 type PostAccumulateGradHookFn = dyn Fn(&Tensor) -> Result<()> + Send + Sync;
 
-/// How many hooks there are on leaves: without one, no walk counts what comes to a leaf.
+/// Number of hooks on leaves. If it is 0, backward passes need not count the gradients of leaves.
 static LEAF_HOOK_COUNT: AtomicUsize = AtomicUsize::new(0);
 
-/// Whether there is a hook on some leaf.
+/// Reports whether any leaf has a hook.
 pub(super) fn has_leaf_hooks() -> bool {
     LEAF_HOOK_COUNT.load(Ordering::Relaxed) > 0
 }
@@ -25,7 +25,7 @@ enum Hook {
     PostAccumulateGrad(Arc<PostAccumulateGradHookFn>, WeakTensor),
 }
 
-/// A hook in its place, counted while it is there.
+/// Registered hook. Counted in [`LEAF_HOOK_COUNT`] while it exists.
 struct HookEntry {
     id: u64,
     hook: Hook,
@@ -38,7 +38,7 @@ impl Drop for HookEntry {
     }
 }
 
-/// The hooks of one tensor, in the order of their registration.
+/// Hooks of one tensor, in registration order.
 #[derive(Default)]
 pub(super) struct HookList(Mutex<Vec<HookEntry>>);
 
@@ -51,19 +51,19 @@ impl HookList {
         HookHandle { hooks: Arc::downgrade(self), id }
     }
 
-    /// They may register and remove others while they run.
+    /// Copies the hooks, because a running hook may register and remove hooks.
     fn cloned_hooks(&self) -> Vec<Hook> {
         lock(&self.0).iter().map(|entry| entry.hook.clone()).collect()
     }
 
-    /// Takes all hooks away.
+    /// Removes all hooks.
     pub(super) fn clear(&self) {
         let entries = std::mem::take(&mut *lock(&self.0));
-        // What they hold is dropped without the lock.
+        // Dropped without the lock, because hooks own arbitrary values.
         drop(entries);
     }
 
-    /// The gradient as the hooks leave it.
+    /// Returns the gradient after all hooks have run.
     pub(super) fn run_grad_hooks(&self, of: &str, mut grad: Tensor) -> Result<Tensor> {
         for hook in self.cloned_hooks() {
             let Hook::Grad(see) = hook else { continue };
@@ -83,7 +83,7 @@ impl HookList {
         Ok(grad)
     }
 
-    /// The leaf has its gradient.
+    /// Runs the hooks that follow the accumulation of the leaf's gradient.
     pub(super) fn run_post_accumulate_grad_hooks(&self) -> Result<()> {
         for hook in self.cloned_hooks() {
             if let Hook::PostAccumulateGrad(after, leaf) = hook
@@ -96,7 +96,7 @@ impl HookList {
     }
 }
 
-/// What takes a hook away again. Dropping it leaves the hook where it is, until its tensor is gone.
+/// Handle that can remove a hook. Dropping the handle keeps the hook until its tensor is dropped.
 #[derive(Clone)]
 pub struct HookHandle {
     hooks: Weak<HookList>,
@@ -104,14 +104,14 @@ pub struct HookHandle {
 }
 
 impl HookHandle {
-    /// Takes the hook away.
+    /// Removes the hook.
     pub fn remove(&self) {
         let Some(hooks) = self.hooks.upgrade() else { return };
         let removed = {
             let mut entries = lock(&hooks.0);
             entries.iter().position(|entry| entry.id == self.id).map(|at| entries.remove(at))
         };
-        // What it holds is dropped without the lock.
+        // Dropped without the lock, because a hook owns arbitrary values.
         drop(removed);
     }
 }
@@ -123,10 +123,11 @@ impl fmt::Debug for HookHandle {
 }
 
 impl Tensor {
-    /// Calls `hook` with the gradient of this tensor in every backward pass that reaches it, once all parts of it are summed.
-    /// What it returns takes the gradient's place, here and for all that it flows on to.
+    /// Registers a hook that is called with the complete gradient of this tensor in every backward pass. A
+    /// tensor that the hook returns replaces the gradient, here and for everything that depends on it.
     ///
-    /// A parameter that several [`checkpoint`](super::checkpoint)s capture has a sum for each of them.
+    /// A parameter that several [`checkpoint`](super::checkpoint)s capture has a separate sum for each
+    /// checkpoint.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -138,8 +139,9 @@ impl Tensor {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
-    /// A tensor keeps its hooks, so a hook that holds its own tensor keeps that alive: until it is removed, and for a result until a backward
-    /// pass frees the tape. A hook that needs its tensor has it by [`downgrade`](Self::downgrade), which keeps nothing:
+    /// A tensor keeps its hooks alive, so a hook that holds its own tensor creates a reference cycle. The
+    /// cycle ends when the hook is removed, or, for a non-leaf, when a backward pass frees the graph. A hook
+    /// that needs its tensor should hold a weak handle from [`downgrade`](Self::downgrade):
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -157,7 +159,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The tensor requires no gradient.
+    /// The tensor does not require a gradient.
     pub fn register_hook(
         &self,
         hook: impl Fn(&Tensor) -> Result<Option<Tensor>> + Send + Sync + 'static,
@@ -170,8 +172,9 @@ impl Tensor {
         Ok(hooks.push(Hook::Grad(Arc::new(hook)), on_leaf))
     }
 
-    /// Calls `hook` with this leaf when a backward pass has added all it has to its gradient. An optimiser that steps here,
-    /// and frees the gradient, never has all gradients in memory at once.
+    /// Registers a hook that is called with this leaf once a backward pass has accumulated its complete
+    /// gradient. An optimiser that steps in such a hook and frees the gradient never holds all gradients at
+    /// once.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -189,11 +192,11 @@ impl Tensor {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
-    /// It is called as long as this handle of the tensor, or a clone of it, is there. It is given the leaf, and need not hold it: one that
-    /// does keeps the leaf alive until it is removed.
+    /// The hook is called as long as this tensor handle or a clone of it exists. The hook receives the leaf
+    /// and need not hold it. A hook that holds its leaf keeps the leaf alive until the hook is removed.
     ///
     /// # Errors
-    /// The tensor is no leaf that requires a gradient.
+    /// The tensor is not a leaf that requires a gradient.
     pub fn register_post_accumulate_grad_hook(
         &self,
         hook: impl Fn(&Tensor) -> Result<()> + Send + Sync + 'static,

@@ -1,9 +1,10 @@
-//! Recorded operations that overwrite a tensor: PyTorch's rules for leaves, views and what else sees the memory.
+//! Recorded in-place operations: PyTorch's rules for leaves, views and tensors that share memory.
 //!
-//! The handle that was written through gets the operation's history, and with it all its clones. Where it is a view, so does
-//! the tensor that it is a view of: a part of that one is now the operation's result. Other views of that tensor get theirs when
-//! they are next asked for it ([`regenerate_grad_fn`]). Handles that are no such views, as after `detach`, know nothing of it; what is
-//! recorded of those that have a history, or walked back from them, is an error.
+//! The handle that was written through gets the operation's history, and so do all its clones. If the handle
+//! is a view, its base gets the history too, because a part of the base is now the operation's result. Other
+//! views of that base are updated at their next use ([`regenerate_grad_fn`]). Handles that share the memory
+//! in another way, as after `detach`, are not updated. If such a handle has a history, recording an operation
+//! on it or running backward from it is an error.
 
 use smallvec::smallvec;
 
@@ -12,7 +13,7 @@ use crate::error::{Error, Result};
 use crate::memory;
 use crate::tensor::{Layout, Tensor};
 
-/// The memory of a tensor with a history is not what it was.
+/// Builds the error for a history whose memory was overwritten.
 pub(super) fn stale_history_error(what: &str) -> Error {
     Error::Backward(format!(
         "{what} needs the history of a tensor whose memory was overwritten by a recorded operation, through another view of it \
@@ -20,7 +21,7 @@ pub(super) fn stale_history_error(what: &str) -> Error {
     ))
 }
 
-/// What a checkpoint captures is not what it was when it first ran.
+/// Builds the error for a checkpoint's capture that changed since the forward run.
 pub(super) fn changed_capture_error(what: &str) -> Error {
     Error::Backward(format!(
         "{what} captures a tensor that was changed in place, or made, since it ran: run again, it would give something else; change a \
@@ -28,7 +29,7 @@ pub(super) fn changed_capture_error(what: &str) -> Error {
     ))
 }
 
-/// Fails where an operation in place, on these operands as well, cannot be recorded; whether it is to be.
+/// Reports whether an in-place operation must be recorded. Fails if it cannot be.
 pub(crate) fn check_inplace(op: &'static str, target: &Tensor, others: &[&Tensor]) -> Result<bool> {
     if !is_grad_enabled() {
         return Ok(false);
@@ -58,7 +59,7 @@ pub(crate) fn check_inplace(op: &'static str, target: &Tensor, others: &[&Tensor
     Ok(true)
 }
 
-/// Gives `target` the history of `made`, which lies in the same memory, and its base as well.
+/// Gives `target`, and its base, the history of `made`, which has the same memory.
 pub(crate) fn rebase_history(op: &'static str, target: &Tensor, made: &Tensor) -> Result<()> {
     let _op = memory::scope::enter_op(op);
     let base = target.base();
@@ -67,7 +68,7 @@ pub(crate) fn rebase_history(op: &'static str, target: &Tensor, made: &Tensor) -
         target.set_grad_fn(made.grad_edge());
         return Ok(());
     };
-    // As of now: what was recorded before this is what this is recorded on.
+    // Keeps the history that the base has before this operation, on which the new node depends.
     let before = base.detach().with_grad_edge(base.grad_edge());
     let at = Layout::new(
         target.shape(),
@@ -98,7 +99,7 @@ pub(crate) fn rebase_history(op: &'static str, target: &Tensor, made: &Tensor) -
     Ok(())
 }
 
-/// The history of a view that was made before its base was overwritten: that of the same view made now.
+/// Returns the new history of a view whose base was overwritten: that of the same view created now.
 pub(crate) fn regenerate_grad_fn(view: &Tensor, base: &Tensor) -> Option<GradEdge> {
     let _grad = enable_grad();
     let at = view.layout();
@@ -107,14 +108,14 @@ pub(crate) fn regenerate_grad_fn(view: &Tensor, base: &Tensor) -> Option<GradEdg
     {
         return again.grad_edge();
     }
-    // Which elements of the base it sees cannot be told by strides: an error, if a gradient comes to it.
+    // The elements of the base cannot be described by strides, so a gradient through the view is an error.
     let refused = differentiable("view", view.detach(), &[base], |_, wants| {
         Err(stale_history_error(&wants.node.describe()))
     });
     refused.grad_edge()
 }
 
-/// A copy with zeros in a part: its own transpose.
+/// Returns a copy with zeros in a region. This linear map is its own transpose.
 fn zero_region(op: &'static str, g: &Tensor, part: Layout) -> Result<Tensor> {
     let clear = move |g: &Tensor| {
         let kept = g.detach().copy()?;

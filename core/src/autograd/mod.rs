@@ -1,13 +1,14 @@
-//! The tape: which operation made a tensor, and how its gradient flows back.
+//! Reverse-mode automatic differentiation: the autograd graph and the backward pass.
 //!
-//! Every differentiable operation attaches a `Node` to its result: edges to the inputs that require gradients, and
-//! a closure that turns the gradient of the result into theirs. [`Tensor::backward`] walks the nodes from the newest
-//! to the oldest, adds into the leaves' gradients in place, and drops each closure, with the tensors it saved, as
-//! soon as it has run.
+//! Every differentiable operation attaches a `Node` to its result. A node has edges to the inputs that
+//! require gradients, and a backward function that turns the gradient of the result into theirs.
+//! [`Tensor::backward`] visits the nodes from the newest to the oldest and accumulates into the leaves'
+//! gradients in place. It drops each backward function, with its saved tensors, as soon as the function has
+//! run.
 //!
-//! With `create_graph` the walk itself is recorded, and its gradients have gradients: [`differentiable`],
-//! [`linear_differentiable`] and [`composite_differentiable`] are for operations that allow it; what is attached by [`attach`] alone is an
-//! error when a second gradient comes to it, and never a term that is missing.
+//! With `create_graph` the backward pass itself is recorded, so that its gradients have gradients.
+//! [`differentiable`], [`linear_differentiable`] and [`composite_differentiable`] support that. A second
+//! gradient through a [`once_differentiable`] operation is an error, never a missing term.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -51,28 +52,29 @@ pub(crate) use recompute::{record_access, record_draw, replayed_draw};
 pub use recompute::{replayable_state_update, replayable_training_mode};
 pub use saved::SavedTensor;
 
-/// The gradients of an operation's inputs, in order; `None` where none is wanted.
+/// Gradients of an operation's inputs, in order; `None` for inputs that need none.
 pub type InputGrads = SmallVec<[Option<Tensor>; 4]>;
 
-/// Takes the gradient of the result, and which inputs want theirs.
+/// Backward function: takes the gradient of the result and the context of the backward pass.
 type BackwardFn = dyn Fn(&Tensor, &BackwardCtx<'_>) -> Result<InputGrads> + Send + Sync;
 
-/// Which inputs of an operation want a gradient: a slice of truth values.
+/// Context of a backward function. Dereferences to a slice with one flag for each input: true if the input
+/// needs a gradient.
 pub struct BackwardCtx<'a> {
     needs_input_grad: SmallVec<[bool; 4]>,
-    /// The operation whose gradients are asked for.
+    /// Node of the operation.
     node: &'a Arc<Node>,
-    /// Whether the walk is recorded.
+    /// If true, the backward pass is recorded.
     create_graph: bool,
-    /// Whether another walk may follow.
+    /// If true, another backward pass may follow.
     retain_graph: bool,
-    /// Sink that takes the gradients of leaves in their place.
+    /// Collects the gradients of leaves instead of the leaves themselves.
     captured_grads: Option<&'a engine::CapturedGrads>,
-    /// What the inputs that are results have been given, by their nodes.
+    /// Gradients accumulated so far for nodes, by node id.
     pending_grads: RefCell<&'a mut FxHashMap<u64, Tensor>>,
-    /// The inputs, leaves, whose sums were handed out to be added to.
+    /// Indices of leaf inputs whose sums the backward function took to add to.
     accumulated_inputs: RefCell<SmallVec<[usize; 2]>>,
-    /// Gradients of nodes that are no inputs: of what a checkpoint captures.
+    /// Gradients of nodes that are not inputs, such as the captures of a checkpoint.
     outer_grads: RefCell<engine::OuterGrads>,
 }
 
@@ -91,21 +93,23 @@ impl fmt::Debug for BackwardCtx<'_> {
 }
 
 impl BackwardCtx<'_> {
-    /// Whether these gradients are to have gradients themselves (`create_graph`): what is done with the gradient of the result
-    /// and with [`SavedTensor`]s is recorded.
+    /// Reports whether the gradients need gradients themselves (`create_graph`). Operations on the gradient
+    /// of the result and on [`SavedTensor`]s are then recorded.
     #[must_use]
     pub fn create_graph(&self) -> bool {
         self.create_graph
     }
 
-    /// Whether the tape is kept for another walk: then what a gradient has made ahead must not be given away.
+    /// Reports whether the graph is retained for another backward pass. The backward function must then not
+    /// give away what it computed in advance.
     #[must_use]
     pub fn retain_graph(&self) -> bool {
         self.retain_graph
     }
 
-    /// The gradient that others have given an input, a result, so far. An operation that can add its own in the same pass
-    /// takes this, and returns the whole sum in place of its own gradient. Others may see this memory: it is not changed.
+    /// Takes the gradient accumulated so far for a non-leaf input. An operation that can add its own gradient
+    /// in the same kernel returns the whole sum as that input's gradient. The memory may be shared, so it
+    /// must not be changed in place.
     #[must_use]
     pub fn take_pending_grad(&self, input: usize) -> Option<Tensor> {
         match self.accumulation_edge(input)? {
@@ -114,21 +118,23 @@ impl BackwardCtx<'_> {
         }
     }
 
-    /// An input whose sum may be added to: not while the walk is recorded, which keeps what it has seen.
+    /// Returns the edge of an input whose gradient may be accumulated by the operation. There is none while
+    /// the pass is recorded, because the recorded graph keeps the old sum.
     fn accumulation_edge(&self, input: usize) -> Option<&GradEdge> {
         self.node.next_edges.get(input)?.as_ref().filter(|_| !self.create_graph)
     }
 
-    /// The gradient that an input, a leaf, has so far. An operation that can add to memory adds its own to this, and returns
-    /// this.
+    /// Returns the gradient accumulated so far for a leaf input. An operation that can accumulate in place
+    /// adds its own gradient to this tensor and returns it.
     #[must_use]
     pub fn leaf_grad_to_accumulate(&self, input: usize) -> Option<Tensor> {
         let GradEdge::Leaf(leaf) = self.accumulation_edge(input)? else { return None };
-        // A hook gets the gradient of this walk alone.
+        // A hook must see the gradient of this pass alone.
         if leaf.hooks.get().is_some() {
             return None;
         }
-        // In the sink lies what operations have returned, which may be another one's gradient as well; a leaf owns its own.
+        // The sink holds tensors as operations returned them, which may be shared with another gradient. A
+        // leaf owns its gradient.
         let sum = match self.captured_grads {
             Some(sink) => sink.borrow().get(&leaf.id).filter(|sum| sum.is_unique()).cloned(),
             None => lock(&leaf.grad).clone(),
@@ -139,41 +145,41 @@ impl BackwardCtx<'_> {
     }
 }
 
-/// What a tensor knows about its gradient, and where an operation's input came from.
+/// Destination of a tensor's gradient (PyTorch's `GradientEdge`).
 #[derive(Clone, Debug)]
 pub(crate) enum GradEdge {
-    /// Made by the user: gradients end here.
+    /// Leaf created by the user, which accumulates the gradient.
     Leaf(Arc<Leaf>),
-    /// Made by an operation.
+    /// Node of the operation that produced the tensor.
     Node(Arc<Node>),
 }
 
 impl GradEdge {
-    /// Whether what is done with it is recorded.
+    /// Reports whether operations on the tensor are recorded.
     pub(crate) fn requires_grad(&self) -> bool {
         !matches!(self, Self::Leaf(leaf) if leaf.is_frozen())
     }
 }
 
-/// Where the gradient of a leaf is accumulated.
+/// Gradient accumulator of a leaf tensor.
 pub(crate) struct Leaf {
     id: u64,
-    /// Shape, type and device, which its gradients have as well.
+    /// Shape, dtype and device of the leaf, which its gradients must have too.
     shape: Dims,
     dtype: DType,
     device: Device,
     grad: Mutex<Option<Tensor>>,
     low_precision_copy: Mutex<LowPrecisionCopy>,
     hooks: OnceLock<Arc<HookList>>,
-    /// Whether it is taken for a tensor without a gradient.
+    /// If true, the leaf behaves as if `requires_grad` were false.
     is_frozen: AtomicBool,
 }
 
-/// One operation on the tape.
+/// Operation in the autograd graph.
 pub(crate) struct Node {
     op: &'static str,
     module: memory::scope::ModulePath,
-    /// The line that asked for it.
+    /// Source location of the call.
     site: Option<&'static std::panic::Location<'static>>,
     id: u64,
     next_edges: SmallVec<[Option<GradEdge>; 4]>,
@@ -182,39 +188,38 @@ pub(crate) struct Node {
     hooks: OnceLock<Arc<HookList>>,
 }
 
-/// A node's closure, which has what the gradient needs.
+/// State of a node's backward function and its saved tensors.
 enum BackwardFnState {
-    /// It is there.
+    /// Available.
     Saved(Arc<BackwardFn>),
-    /// A walk runs it, and frees it.
+    /// Running in a backward pass that frees it.
     Running,
-    /// It has run.
+    /// Freed after it ran.
     Freed,
 }
 
-/// What is known of an operation's gradient.
+/// Differentiability of an operation's backward function.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BackwardKind {
-    /// It runs kernels that nobody records.
+    /// The backward function launches kernels that are not recorded.
     OnceDifferentiable,
-    /// It is made of differentiable operations.
+    /// The backward function consists of differentiable operations.
     Differentiable,
-    /// So it is, and it gives gradients to leaves that are none of its inputs.
+    /// Differentiable, and also produces gradients for leaves that are not inputs.
     Checkpoint,
 }
 
 impl Node {
-    /// The operation's name.
     pub(crate) fn op(&self) -> &'static str {
         self.op
     }
 
-    /// That its gradient has none.
+    /// Builds the error for a second gradient through this operation.
     fn no_second_gradient_error(&self) -> Error {
         Error::NoSecondGradient { op: self.op, place: self.describe() }
     }
 
-    /// The operation, its module and the line that asked for it.
+    /// Describes the operation, its module and the source line of the call.
     fn describe(&self) -> String {
         let mut place: Vec<String> = Vec::new();
         if !self.module.is_root() {
@@ -244,24 +249,25 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Numbers nodes, leaves and pieces of memory in the order in which they are made.
+/// Returns a process-wide id. Ids of nodes, leaves and storages increase in creation order.
 pub(crate) fn next_id() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     NEXT.fetch_add(1, Ordering::Relaxed)
 }
 
 thread_local! {
-    /// Recording is stopped.
+    /// True while recording is disabled.
     static NO_GRAD: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
 }
 
-/// While it lives, operations of this thread are not recorded. Guards may be dropped in any order: the innermost one that lives counts.
+/// Guard that disables recording on this thread. Guards may be dropped in any order: the innermost live guard
+/// decides.
 #[derive(Debug)]
 pub struct NoGradGuard {
     _no_grad: ScopedGuard<Cell<bool>>,
 }
 
-/// Stops recording on this thread until the guard is dropped.
+/// Disables recording on this thread until the guard is dropped.
 ///
 /// ```
 /// # use forebay_core::autograd;
@@ -275,56 +281,56 @@ pub fn no_grad() -> NoGradGuard {
     NoGradGuard { _no_grad: ScopedGuard::new(&NO_GRAD, true) }
 }
 
-/// While it lives, operations of this thread are recorded, also inside [`no_grad`].
+/// Guard that enables recording on this thread, also inside [`no_grad`].
 #[derive(Debug)]
 pub struct EnableGradGuard {
     _enable_grad: ScopedGuard<Cell<bool>>,
 }
 
-/// Records on this thread until the guard is dropped, whatever [`no_grad`] stands around it.
+/// Enables recording on this thread until the guard is dropped, even inside [`no_grad`].
 #[must_use = "recording goes on only while the guard lives"]
 pub fn enable_grad() -> EnableGradGuard {
     EnableGradGuard { _enable_grad: ScopedGuard::new(&NO_GRAD, false) }
 }
 
-/// Whether operations of this thread are recorded.
+/// Reports whether operations of this thread are recorded.
 #[must_use]
 pub fn is_grad_enabled() -> bool {
     !NO_GRAD.current()
 }
 
-/// Whether the result of an operation on these inputs must carry a gradient.
+/// Reports whether the result of an operation on these inputs requires a gradient.
 #[must_use]
 pub fn compute_requires_grad(inputs: &[&Tensor]) -> bool {
     is_grad_enabled() && inputs.iter().any(|t| t.requires_grad())
 }
 
-/// Names a leaf among all there ever were; `None` for other tensors.
+/// Returns the unique id of a leaf; `None` for other tensors.
 #[doc(hidden)]
 pub fn leaf_id(t: &Tensor) -> Option<u64> {
     t.leaf().map(|leaf| leaf.id)
 }
 
-/// What a leaf has of a 16-bit copy; `None` for other tensors.
+/// Locks the state of a leaf's low-precision copy; `None` for other tensors.
 pub(crate) fn lock_low_precision_copy(t: &Tensor) -> Option<MutexGuard<'_, LowPrecisionCopy>> {
-    // Who reads the copy reads the leaf.
+    // A read of the copy counts as a read of the leaf.
     t.leaf().inspect(|_| record_access(t, Access::Read)).map(|leaf| lock(&leaf.low_precision_copy))
 }
 
-/// Fails if an input of an operation that has no gradient requires one.
+/// Fails if an operation without a gradient has an input that requires one.
 ///
 /// # Errors
-/// [`Error::NoGradient`].
+/// [`Error::NoGradient`] if an input requires a gradient.
 pub fn check_no_grad_inputs(op: &'static str, inputs: &[&Tensor]) -> Result<()> {
     if compute_requires_grad(inputs) { Err(Error::NoGradient { op }) } else { Ok(()) }
 }
 
-/// Puts an operation on the tape, if an input requires a gradient.
+/// Records an operation whose backward function launches kernels, if an input requires a gradient.
 ///
-/// `backward` gets the gradient of `out` (of its shape and dtype) and which inputs want theirs; it returns one entry
-/// for each input, of that input's shape and dtype. It runs without recording: a gradient of its gradients is an error that
-/// names `op`. It may hold `out` itself and any input, as a [`SavedTensor`]: whatever it holds stays in memory until the
-/// backward pass has used it.
+/// `backward` receives the gradient of `out`, with its shape and dtype, and a flag for each input that needs
+/// a gradient. It returns one entry for each input, with that input's shape and dtype. It runs without
+/// recording: a second gradient is an error that names `op`. It may keep `out` and any input as
+/// [`SavedTensor`]s. Everything it captures stays in memory until the backward pass has run it.
 #[must_use]
 #[track_caller]
 pub fn once_differentiable(
@@ -336,8 +342,9 @@ pub fn once_differentiable(
     record_node(op, out, inputs, BackwardKind::OnceDifferentiable, backward)
 }
 
-/// As [`attach`], for a `backward` that is made of differentiable operations on the gradient and on [`SavedTensor`]s, and of
-/// nothing else that depends on an input: with `create_graph` it is recorded as it runs.
+/// Records an operation like [`once_differentiable`], with a `backward` that is recorded under
+/// `create_graph`. `backward` must consist of differentiable operations on the gradient and on
+/// [`SavedTensor`]s, and must depend on the inputs in no other way.
 #[must_use]
 #[track_caller]
 pub fn differentiable(
@@ -366,7 +373,7 @@ fn record_node(
         false => Arc::new(|_, wants| Err(inplace::stale_history_error(&wants.node.describe()))),
     };
     let node = Node::new(op, edges, kind, backward);
-    // In no scope that says more: the tape keeps it for the backward pass.
+    // Without a more specific scope, a result that the graph keeps for the backward pass is an activation.
     if memory::scope::current().tag == Tag::Other && !inputs.iter().any(|t| t.shares_storage(&out)) {
         out.retag(Tag::Activation);
     }
@@ -409,27 +416,26 @@ impl Leaf {
         })
     }
 
-    /// Whether operations on it are recorded.
+    /// Reports whether `requires_grad` is switched off.
     pub(crate) fn is_frozen(&self) -> bool {
         self.is_frozen.load(Ordering::Relaxed)
     }
 
-    /// The gradient it has.
+    /// Returns the accumulated gradient.
     pub(crate) fn grad(&self) -> Option<Tensor> {
         lock(&self.grad).clone()
     }
 
-    /// Replaces the gradient.
     pub(crate) fn set_grad(&self, grad: Option<Tensor>) {
         *lock(&self.grad) = grad;
     }
 
-    /// Reports whether a tensor can be its gradient.
+    /// Reports whether a tensor has the shape, dtype and device of the leaf.
     fn accepts_grad(&self, grad: &Tensor) -> bool {
         *self.shape == *grad.shape() && self.dtype == grad.dtype() && self.device == *grad.device()
     }
 
-    /// Fails for a gradient that is not of its shape, type and device.
+    /// Fails if a gradient does not have the leaf's shape, dtype and device.
     fn check_grad(&self, grad: &Tensor, verb: &str) -> Result<()> {
         if self.accepts_grad(grad) {
             return Ok(());
@@ -447,25 +453,26 @@ impl Leaf {
         )))
     }
 
-    /// Adds to the gradient, in place unless it is `recorded`: then the sum has a history of its own. Where the sum was `handed` to
-    /// the operation, and comes back, it is there.
+    /// Accumulates a gradient, in place unless the pass is `recorded` and the sum needs its own history. If
+    /// `handed` is true, the operation may have added to the sum already.
     fn accumulate_grad(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
         let mut slot = lock(&self.grad);
         grad.device().capture_recorder().record_grad_write(self, slot.as_ref());
-        // The gradient stays in its slot until there is another: a sum that fails loses nothing.
+        // The gradient stays in its slot until it is replaced, so a failed sum loses nothing.
         let made = match &*slot {
-            // The operation has added to it.
+            // The operation has accumulated in place.
             Some(sum) if handed && !recorded && sum.is_same_view(&grad) => return Ok(()),
             Some(sum) => {
                 self.check_grad(sum, "has, by `set_grad`,")?;
                 if !recorded {
-                    // A clone the user holds sees the sum grow, as in PyTorch.
+                    // A clone held by the user sees the accumulation, as in PyTorch.
                     return sum.add_(&grad);
                 }
                 sum.add(&grad)?
             }
             None if grad.is_unique() && grad.is_contiguous() => grad,
-            // The buffer is shared with another gradient (an expanded one, or the seed): the leaf owns its own.
+            // The buffer is shared with another gradient (an expanded one, or the seed), so the leaf takes a
+            // copy.
             None => {
                 let _scope = memory::scope::enter_tag(Tag::Gradient);
                 grad.copy()?
@@ -473,14 +480,14 @@ impl Leaf {
         };
         let replaced = slot.replace(made);
         drop(slot);
-        // Without the lock: it may be the last to know of a whole tape.
+        // Dropped without the lock, because this may drop a whole graph.
         drop(replaced);
         Ok(())
     }
 }
 
 impl Tensor {
-    /// This tensor as a leaf that accumulates a gradient: a parameter. Shares memory with `self`.
+    /// Returns this tensor as a leaf that accumulates a gradient: a parameter. Shares memory with `self`.
     ///
     /// # Errors
     /// The dtype is not a float.
@@ -495,12 +502,13 @@ impl Tensor {
         Ok(self.detach().with_grad_edge(Some(GradEdge::Leaf(Leaf::new(self)))))
     }
 
-    /// Freezes a leaf, with all clones of its handle, or lets it have gradients again: PyTorch's `requires_grad = False`. What is computed from
-    /// frozen leaves alone is not recorded, and keeps nothing for a backward pass; the gradient that a leaf has is freed, so
-    /// that optimisers leave it alone. [`Module::requires_grad_`](crate::nn::Module::requires_grad_) is this for all parameters.
+    /// Sets `requires_grad` of a leaf and of all clones of its handle, as in PyTorch. Operations on frozen
+    /// leaves alone are not recorded and save nothing for the backward pass. Freezing also frees the leaf's
+    /// gradient, so that optimisers skip it. [`Module::requires_grad_`](crate::nn::Module::requires_grad_)
+    /// does this for all parameters.
     ///
     /// # Errors
-    /// It is no leaf: make one by [`requires_grad_`](Self::requires_grad_).
+    /// The tensor is not a leaf: create one with [`requires_grad_`](Self::requires_grad_).
     pub fn set_requires_grad(&self, on: bool) -> Result<()> {
         let Some(leaf) = self.leaf() else {
             let why = "takes a leaf; `requires_grad_` gives one, and `detach` a tensor without a history";
@@ -513,25 +521,25 @@ impl Tensor {
         Ok(())
     }
 
-    /// Whether a gradient flows to or through this tensor.
+    /// Reports whether a gradient flows to or through this tensor.
     #[must_use]
     pub fn requires_grad(&self) -> bool {
         self.has_grad_edge()
     }
 
-    /// Whether it is a leaf: made by the user, not by a recorded operation.
+    /// Reports whether the tensor is a leaf, which no recorded operation produced.
     #[must_use]
     pub fn is_leaf(&self) -> bool {
         !matches!(self.grad_edge(), Some(GradEdge::Node(_)))
     }
 
-    /// The same data without its history.
+    /// Returns a tensor with the same data and without history.
     #[must_use]
     pub fn detach(&self) -> Tensor {
         self.with_grad_edge(None)
     }
 
-    /// The gradient accumulated in this leaf, if there is one.
+    /// Returns the gradient accumulated in this leaf, if any.
     #[must_use]
     pub fn grad(&self) -> Option<Tensor> {
         self.leaf()?.grad()
@@ -539,8 +547,9 @@ impl Tensor {
 
     /// Replaces the gradient of this leaf; `None` frees it.
     ///
-    /// A gradient has the shape, the type and the device of its tensor. Any other is an error where it is used: in a backward pass that adds
-    /// to it, in an optimiser's step, or in [`clip_grad_norm_`](crate::optim::clip_grad_norm_).
+    /// A gradient must have the shape, dtype and device of its tensor. A mismatch is an error where the
+    /// gradient is used: in a backward pass that adds to it, in an optimiser's step, or in
+    /// [`clip_grad_norm_`](crate::optim::clip_grad_norm_).
     pub fn set_grad(&self, grad: Option<Tensor>) {
         if let Some(leaf) = self.leaf() {
             // A captured step gives the leaf this gradient at each replay.

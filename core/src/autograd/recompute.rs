@@ -1,9 +1,10 @@
-//! First and second runs of a checkpoint's body: the second one is to do what the first one did, and to change nothing else.
+//! Forward runs and recomputations of a checkpoint's body. A recomputation must repeat the forward run and
+//! must change nothing else.
 //!
-//! A first run is recorded: the random numbers that it draws, values that it makes of state which it changes, and the versions of
-//! older tensors that it reads. A second run draws the same numbers, is given the same values, leaves the state of modules alone,
-//! and does not begin if what it reads was changed. The device's random numbers are not touched by it, so other threads, panics and errors
-//! cannot disturb them.
+//! The record of a forward run has its random draws, the module state values and modes that it used, and the
+//! versions of older tensors that it read. A recomputation replays the draws, values and modes, and leaves
+//! the state of modules alone. It is refused if a tensor that it reads has changed. It does not touch the
+//! device's random state, so other threads, panics and errors cannot disturb that state.
 
 use std::cell::{Cell, RefCell};
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -21,30 +22,30 @@ use crate::tensor::Tensor;
 
 type StateValues = SmallVec<[Tensor; 2]>;
 
-/// A tensor's memory that a first run has read, with its version then.
+/// Storage that a forward run has read, with its version at the time.
 struct TrackedRead {
     storage: Weak<Storage>,
     version: u64,
-    /// If true, the run has written to it as well: then it is the body's own affair.
+    /// If true, the run has also written to the storage, so its version is not checked.
     is_written: bool,
 }
 
-/// Record of a first run.
+/// Record of a forward run.
 #[derive(Default)]
 pub(super) struct ForwardRecord {
-    /// Draws, each with the address of its device.
+    /// Random draws, each with the address of its device.
     draws: Vec<(usize, RandomState)>,
     values: Vec<StateValues>,
     /// Modes of modules, training or evaluation.
     modes: Vec<bool>,
-    /// By the memory's id. Empty while the run goes on.
+    /// Storages that the run read but did not write, with their versions. Empty until the run ends.
     reads: Vec<(Weak<Storage>, u64)>,
 }
 
 enum CheckpointFrame {
     Forward {
         run: ForwardRecord,
-        /// Memory with a smaller id is older than the run.
+        /// Storages with a smaller id are older than the run.
         start: u64,
         reads: FxHashMap<u64, TrackedRead>,
     },
@@ -54,21 +55,21 @@ enum CheckpointFrame {
         values: usize,
         modes: usize,
     },
-    /// Updates of state, which are no part of a run.
+    /// Update of module state, which is not part of the run.
     StateUpdate,
 }
 
-/// Frames of all threads: without one, no operation looks for a frame.
+/// Number of frames of all threads. If it is 0, operations skip the lookup.
 static FRAME_COUNT: AtomicUsize = AtomicUsize::new(0);
 
 thread_local! {
-    /// Runs and updates that this thread is inside of, the innermost last.
+    /// Active frames of this thread, the innermost last.
     static FRAME_STACK: RefCell<Vec<CheckpointFrame>> = const { RefCell::new(Vec::new()) };
-    /// Number of them that are second runs.
+    /// Number of active frames that are recomputations.
     static RECOMPUTE_DEPTH: Cell<usize> = const { Cell::new(0) };
 }
 
-/// A frame on the stack while this lives.
+/// Guard that keeps a frame on the stack.
 struct FrameGuard {
     depth: usize,
 }
@@ -89,7 +90,7 @@ impl FrameGuard {
         FRAME_STACK.with_borrow_mut(|stack| if stack.len() == self.depth { stack.pop() } else { None })
     }
 
-    /// Takes the frame off before its time: what [`Drop`] would drop.
+    /// Pops the frame and returns it, instead of dropping it in [`Drop`].
     fn pop_early(self) -> Option<CheckpointFrame> {
         self.pop().inspect(Self::uncount)
     }
@@ -103,12 +104,12 @@ impl FrameGuard {
 
 impl Drop for FrameGuard {
     fn drop(&mut self) {
-        // What the frame holds is dropped when the stack is free.
+        // The frame is dropped after the borrow of the stack has ended.
         drop(self.pop().inspect(Self::uncount));
     }
 }
 
-/// Runs the body of a checkpoint for the first time, and records the run.
+/// Runs the body of a checkpoint for the first time and records the run.
 pub(super) fn run_forward<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, ForwardRecord)> {
     let entered = FrameGuard::new(CheckpointFrame::Forward {
         run: ForwardRecord::default(),
@@ -127,7 +128,7 @@ pub(super) fn run_forward<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, For
     Ok((out, run))
 }
 
-/// Runs the body of a checkpoint again.
+/// Runs the body of a checkpoint again and replays the record.
 pub(super) fn run_recompute<R>(run: &Arc<ForwardRecord>, body: impl FnOnce() -> Result<R>) -> Result<R> {
     let _entered =
         FrameGuard::new(CheckpointFrame::Recompute { run: Arc::clone(run), draws: 0, values: 0, modes: 0 });
@@ -143,8 +144,8 @@ impl ForwardRecord {
     }
 }
 
-/// Reports whether this thread runs the body of a [`checkpoint`](super::checkpoint) again, for its gradient. A module that changes state in its
-/// forward pass leaves that state alone then; [`update_state`] does so.
+/// Reports whether this thread recomputes the body of a [`checkpoint`](super::checkpoint) for its gradient. A
+/// module that changes state in its forward pass must not change it then; [`update_state`] ensures that.
 ///
 /// ```
 /// # use forebay_core::autograd;
@@ -155,8 +156,9 @@ pub fn is_recomputing() -> bool {
     FRAME_COUNT.load(Ordering::Relaxed) > 0 && RECOMPUTE_DEPTH.get() > 0
 }
 
-/// Runs `update`, which changes state of a module in its forward pass, such as running statistics or a counter; without recording, and not
-/// when a [`checkpoint`](super::checkpoint) runs its body again. A checkpointed model then changes as one without checkpoints does.
+/// Runs `update`, which changes module state in the forward pass, such as running statistics or a counter.
+/// The update is not recorded, and is skipped when a [`checkpoint`](super::checkpoint) is recomputed. A
+/// checkpointed model therefore changes like one without checkpoints.
 ///
 /// ```
 /// # use forebay_core::{autograd, device::Device, dtype::DType, tensor::Tensor};
@@ -167,19 +169,19 @@ pub fn is_recomputing() -> bool {
 /// ```
 ///
 /// # Errors
-/// As `update`.
+/// Those of `update`.
 pub fn update_state(update: impl FnOnce() -> Result<()>) -> Result<()> {
     if is_recomputing() { Ok(()) } else { run_state_update(update) }
 }
 
-/// Does what is no part of the runs of checkpoints around it.
+/// Runs an update that is not part of the surrounding checkpoint runs.
 fn run_state_update<R>(update: impl FnOnce() -> Result<R>) -> Result<R> {
     let _no_grad = super::no_grad();
     let _entered = FrameGuard::new(CheckpointFrame::StateUpdate);
     update()
 }
 
-/// Runs [`update_state`] for an update that gives values which the forward pass goes on with: a second run is given those of the first one.
+/// Runs an update whose values the forward pass uses. A recomputation gets the values of the forward run.
 pub fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> Result<StateValues> {
     if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
         return run_state_update(update);
@@ -211,7 +213,8 @@ pub fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> 
     Ok(values)
 }
 
-/// The first runs that what happens now is a part of: those within the innermost second run.
+/// Returns the forward runs that record the current event: those inside the innermost recomputation or state
+/// update.
 fn recording_runs(stack: &mut [CheckpointFrame]) -> impl Iterator<Item = &mut ForwardRecord> {
     stack.iter_mut().rev().map_while(|frame| match frame {
         CheckpointFrame::Forward { run, .. } => Some(run),
@@ -219,7 +222,7 @@ fn recording_runs(stack: &mut [CheckpointFrame]) -> impl Iterator<Item = &mut Fo
     })
 }
 
-/// Gives the mode of a module, which is `now`; in a second run the mode that it had in the first one.
+/// Returns the training mode of a module: `now`, or in a recomputation the mode of the forward run.
 pub fn replayable_training_mode(now: bool) -> bool {
     if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
         return now;
@@ -239,7 +242,7 @@ pub fn replayable_training_mode(now: bool) -> bool {
     })
 }
 
-/// The next draw of a second run; `None` outside of one.
+/// Returns the next random draw of a recomputation; `None` outside of one.
 #[inline]
 pub(crate) fn replayed_draw(device: &Device) -> Option<RandomState> {
     if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
@@ -261,7 +264,7 @@ pub(crate) fn replayed_draw(device: &Device) -> Option<RandomState> {
     })
 }
 
-/// Records a draw.
+/// Records a random draw.
 #[inline]
 pub(crate) fn record_draw(device: &Device, state: RandomState) {
     if FRAME_COUNT.load(Ordering::Relaxed) > 0 {
@@ -271,7 +274,7 @@ pub(crate) fn record_draw(device: &Device, state: RandomState) {
     }
 }
 
-/// Records that an operation reads or writes a tensor. It costs one load where no checkpoint runs.
+/// Records that an operation reads or writes a tensor. Costs one atomic load if no checkpoint runs.
 #[inline]
 pub(crate) fn record_access(t: &Tensor, access: Access) {
     if FRAME_COUNT.load(Ordering::Relaxed) > 0 {
@@ -281,7 +284,7 @@ pub(crate) fn record_access(t: &Tensor, access: Access) {
 
 #[cold]
 fn record_access_slow(t: &Tensor, access: Access) {
-    // A thread that ends has no runs any more.
+    // The stack may be gone already while a thread ends.
     let _ = FRAME_STACK.try_with(|stack| {
         let Ok(mut stack) = stack.try_borrow_mut() else { return };
         let id = t.storage_id();

@@ -1,34 +1,34 @@
-//! Tensors that gradients keep.
+//! Tensors that backward functions keep.
 
 use super::{BackwardCtx, GradEdge, no_grad};
 use crate::error::{Error, Result};
 use crate::tensor::Tensor;
 
-/// A tensor that the gradient of an operation keeps: PyTorch's `SavedVariable`.
+/// Tensor that a backward function keeps: PyTorch's `SavedVariable`.
 ///
-/// What it gives has the way back to where the tensor came from, if the walk is recorded. Of the operation's own result that
-/// is the operation itself, which the tape has and this has not: nothing keeps itself alive. A tensor that was changed in
-/// place since is an error.
+/// In a recorded pass, the unpacked tensor has its original history. A saved result gets its history from the
+/// node that is running instead of holding that node, which would be a reference cycle. Unpacking fails if
+/// the tensor was changed in place since it was saved.
 #[derive(Debug)]
 pub struct SavedTensor {
     tensor: Tensor,
     version: u64,
     is_output: bool,
-    /// Whether only a walk that is recorded reads it.
+    /// If true, only recorded passes read the tensor.
     only_create_graph: bool,
-    /// What is still to be added to it.
+    /// Second term of the saved input, added when the tensor is unpacked.
     addend: Option<Box<SavedTensor>>,
 }
 
 impl SavedTensor {
-    /// Keeps an input, or what differentiable operations have made of it.
+    /// Saves an input, or a tensor computed from it by differentiable operations.
     #[must_use]
     pub fn input(input: &Tensor) -> Self {
         Self::new(input.clone(), false)
     }
 
-    /// Keeps an input of whose numbers the gradient has a copy of its own, such as a cast: that the input changes is an error only
-    /// where the walk is recorded, which reads it again.
+    /// Saves an input whose values the backward function has in another form, such as a cast. A change of the
+    /// input is an error only in a recorded pass, which reads the input itself.
     #[must_use]
     pub fn input_for_create_graph(input: &Tensor) -> Self {
         let mut saved = Self::input(input);
@@ -36,13 +36,13 @@ impl SavedTensor {
         saved
     }
 
-    /// Keeps a copy of an input, or another view of the same elements, instead of the input itself.
+    /// Saves a copy of an input, or another view of the same elements, in place of the input.
     #[must_use]
     pub fn substitute(copy: &Tensor, input: &Tensor) -> Self {
         Self::new(copy.with_grad_edge(input.grad_edge()), false)
     }
 
-    /// Keeps the two that an input is the sum of, in the type of `x`, instead of the input itself.
+    /// Saves two terms in place of the input that is their sum, which has the dtype of `x`.
     #[must_use]
     pub fn substitute_sum(x: &Tensor, added: &Tensor, input: &Tensor) -> Self {
         let mut saved = Self::substitute(x, input);
@@ -50,7 +50,7 @@ impl SavedTensor {
         saved
     }
 
-    /// Keeps the result, before it is attached.
+    /// Saves the result of the operation, before the operation is recorded.
     #[must_use]
     pub fn output(out: &Tensor) -> Self {
         Self::new(out.detach(), true)
@@ -67,7 +67,7 @@ impl SavedTensor {
         }
     }
 
-    /// Looks whether it still is what was kept, for a gradient that has its memory by another way.
+    /// Checks that the tensor is unchanged, for backward functions that reach its memory by another path.
     pub(super) fn check_version(&self, wants: &BackwardCtx<'_>) -> Result<()> {
         let (now, t) = (self.tensor.version(), &self.tensor);
         if now != self.version && (wants.create_graph || !self.only_create_graph) {
@@ -84,10 +84,10 @@ impl SavedTensor {
         self.addend.iter().try_for_each(|added| added.check_version(wants))
     }
 
-    /// The tensor, in the gradient that keeps it.
+    /// Returns the tensor, inside the backward function that saved it.
     ///
     /// # Errors
-    /// It was changed in place since it was kept; it is a sum of two, and memory runs out.
+    /// The tensor was changed in place since it was saved.
     pub fn unpack(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
         self.check_version(wants)?;
         let t = &self.tensor;
@@ -102,10 +102,10 @@ impl SavedTensor {
         })
     }
 
-    /// The tensor as a constant: for what does not change with it, as which elements are the largest.
+    /// Returns the tensor as a constant, for values whose derivative is zero, such as indices of maxima.
     ///
     /// # Errors
-    /// As [`get`](Self::get).
+    /// Those of [`unpack`](Self::unpack).
     pub fn unpack_detached(&self, wants: &BackwardCtx<'_>) -> Result<Tensor> {
         let t = self.unpack(wants)?;
         Ok(if t.requires_grad() { t.detach() } else { t })

@@ -1,4 +1,4 @@
-//! Table of cards: properties that decide how much memory a step takes on a card, and about how long it takes.
+//! Profiles of known cards: the properties that determine a step's memory and approximate time.
 
 use super::null::{CardProfile, CardSpeed};
 use super::{Features, Limits, SourceLimits, VirtualMemory};
@@ -9,7 +9,7 @@ use crate::memory::Config;
 const MIB: u64 = 1 << 20;
 const GIB: u64 = 1 << 30;
 
-/// How a card is used.
+/// API through which a card is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum CardApi {
     Cuda,
@@ -17,8 +17,8 @@ enum CardApi {
     Metal,
 }
 
-/// A card: its short name, its name, its memory as the driver tells it (MiB), and its maker's figures: TFLOP/s in f32 and
-/// in halves, GB/s of its memory and of its bus.
+/// Card: short name, name, memory as reported by the driver (MiB), API, and the vendor's figures. The figures
+/// are TFLOP/s in f32 and in 16-bit floats, and GB/s of memory and of the bus.
 type CardRow = (&'static str, &'static str, u64, CardApi, [f64; 4]);
 
 const CARD_TABLE: [CardRow; 22] = [
@@ -46,13 +46,13 @@ const CARD_TABLE: [CardRow; 22] = [
     ("m3-max", "Apple M3 Max (64 GB)", 49_152, CardApi::Metal, [14.2, 14.2, 400.0, 200.0]),
 ];
 
-/// The short names of the cards whose libraries multiply 8-bit floats.
+/// Short names of the cards whose libraries multiply 8-bit floats.
 const F8_CARDS: [&str; 9] =
     ["l4", "l40s", "h100", "h200", "rtx4060", "rtx4070", "rtx4080", "rtx4090", "rtx5090"];
 
 const HOPPER_CARDS: [&str; 2] = ["h100", "h200"];
 
-/// The short names that [`Profile::card`] takes.
+/// Short names that [`CardProfile::from_card`] accepts.
 pub const CARDS: [&str; CARD_TABLE.len()] = {
     let mut names = [""; CARD_TABLE.len()];
     let mut k = 0;
@@ -64,13 +64,14 @@ pub const CARDS: [&str; CARD_TABLE.len()] = {
 };
 
 impl CardProfile {
-    /// A card by its short name ([`CARDS`]): NVIDIA's as through CUDA, the others as through wgpu.
+    /// Returns the profile of a card by its short name ([`CARDS`]): NVIDIA's cards through CUDA, the others
+    /// through wgpu.
     ///
-    /// The driver's own memory is an estimate, and figures of speed are the maker's. The pool is configured by the environment, as that of a
-    /// real card ([`Config::from_env`]).
+    /// The driver's own memory is an estimate, and speeds are the vendor's figures. The environment
+    /// configures the pool, as for a real card ([`Config::from_env`]).
     ///
     /// # Errors
-    /// There is no such card, and the message lists them; a variable of the environment cannot be understood.
+    /// No card has this name (the message lists the names), or an environment variable is invalid.
     pub fn from_card(name: &str) -> Result<Self> {
         environment::check_variables()?;
         let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "");
@@ -82,7 +83,7 @@ impl CardProfile {
             name: name.to_owned(),
             total_bytes: mib * MIB,
             config: Config::from_env()?,
-            // The context and the modules that CUDA loads, and the workspace of cuBLASLt.
+            // CUDA's context and modules, and cuBLASLt's workspace.
             overhead_bytes: 600 * MIB,
             has_matmul_library: true,
             features: Features {
@@ -113,16 +114,14 @@ impl CardProfile {
         })
     }
 
-    /// Finds a card by the name that its driver reports.
+    /// Changes the profile to use through wgpu: plain segments, and the core's own matrix products.
     pub(crate) fn from_full_name(name: &str) -> Option<Self> {
         let card = CARD_TABLE.iter().find(|card| name == card.1)?;
         Self::from_card(card.0).ok()
     }
-
-    /// The same card used through wgpu: plain segments, and the core's own matrix products.
     #[must_use]
     pub fn with_wgpu_limits(self) -> Self {
-        // Vulkan's drivers bind at most this at once.
+        // Largest binding that Vulkan drivers support.
         let binding = 4 * GIB - 4;
         Self {
             overhead_bytes: 300 * MIB,
@@ -150,7 +149,10 @@ impl CardProfile {
         }
     }
 
-    /// The same card with another amount of memory: a larger tensor than that is out of memory there, not out of limits.
+    /// Returns the profile of an existing device, whose dry runs reserve the same bytes as the device.
+    // Free memory plus the pool's own. Without the driver's report, the limit is unknown.
+
+    /// Sets the total memory. A tensor larger than this is out of memory, not over a limit.
     #[must_use]
     pub fn with_total_bytes(self, total: u64) -> Self {
         let map = |v: VirtualMemory| VirtualMemory {
@@ -170,7 +172,7 @@ impl CardProfile {
         }
     }
 
-    /// The same card with another configuration of its pool.
+    /// Sets the pool's configuration.
     #[must_use]
     pub fn with_config(self, config: Config) -> Self {
         Self { config, ..self }

@@ -1,4 +1,4 @@
-//! What a queue is told to do, as a value: run now, or kept and run again.
+//! Commands of a queue as values, so that they can run now or be recorded and run again.
 
 use super::{
     AttentionCall, AttentionGradients, AttentionOperand, Backend, Epilogue, KernelId, Launch, MatmulCall,
@@ -6,33 +6,33 @@ use super::{
 };
 use crate::error::Result;
 
-/// One piece of work on the device.
+/// Unit of work on the device.
 #[derive(Clone, Copy, Debug)]
 pub enum Command<'a> {
-    /// A kernel.
+    /// Kernel launch.
     Launch(Launch<'a>),
-    /// A copy on the device.
+    /// Copy within the device.
     Copy {
-        /// To here.
+        /// Destination.
         dst: Slice,
-        /// From here.
+        /// Source.
         src: Slice,
     },
-    /// Setting every 32-bit word.
+    /// Fill that sets every 32-bit word.
     Fill {
-        /// Where.
+        /// Destination.
         dst: Slice,
-        /// To what.
+        /// Value of each word.
         word: u32,
     },
-    /// A product of the vendor's library.
+    /// Matrix product by the vendor's library.
     Matmul(&'a MatmulCall),
     /// Attention by the backend's own kernels.
     Attention(&'a AttentionCall),
 }
 
 impl Command<'_> {
-    /// Enqueues it; `false` if it is a library's, and the backend declines it.
+    /// Enqueues the command. Returns `false` if the backend declines a library command.
     #[inline]
     pub fn enqueue(&self, backend: &dyn Backend) -> Result<bool> {
         match self {
@@ -45,42 +45,42 @@ impl Command<'_> {
     }
 }
 
-/// A [`Command`] with all that it names.
+/// [`Command`] that owns its data.
 #[derive(Debug)]
 pub enum OwnedCommand {
-    /// A kernel.
+    /// Kernel launch.
     Launch {
-        /// Which.
+        /// Kernel to launch.
         kernel: KernelId,
-        /// What it binds.
+        /// Storage bindings, in order.
         bindings: Box<[Slice]>,
-        /// Its parameters.
+        /// Bytes of the uniform block.
         params: Vec<u8>,
-        /// Workgroups.
+        /// Workgroups in x, y and z.
         groups: [u32; 3],
     },
-    /// A copy on the device.
+    /// Copy within the device.
     Copy {
-        /// To here.
+        /// Destination.
         dst: Slice,
-        /// From here.
+        /// Source.
         src: Slice,
     },
-    /// Setting every 32-bit word.
+    /// Fill that sets every 32-bit word.
     Fill {
-        /// Where.
+        /// Destination.
         dst: Slice,
-        /// To what.
+        /// Value of each word.
         word: u32,
     },
-    /// A product of the vendor's library.
+    /// Matrix product by the vendor's library.
     Matmul(Box<MatmulCall>),
     /// Attention by the backend's own kernels.
     Attention(Box<AttentionCall>),
 }
 
 impl OwnedCommand {
-    /// The same command, to keep.
+    /// Copies a borrowed command.
     #[must_use]
     pub fn from_command(command: &Command<'_>) -> Self {
         match *command {
@@ -94,7 +94,7 @@ impl OwnedCommand {
         }
     }
 
-    /// The command, to give.
+    /// Borrows the command.
     #[must_use]
     pub fn as_command(&self) -> Command<'_> {
         match self {
@@ -108,7 +108,8 @@ impl OwnedCommand {
         }
     }
 
-    /// Calls `visit` with each place that it names. `written` are the bindings that a kernel writes.
+    /// Calls `visit` with each memory operand. `written` is the bit mask of the bindings that a kernel
+    /// writes.
     pub(crate) fn visit_operands(
         &mut self,
         written: u32,
@@ -133,24 +134,25 @@ impl OwnedCommand {
     }
 }
 
-/// Commands in a form that is quicker to enqueue than one by one: a graph of the driver, or looked up and bound ahead.
+/// Prepared commands that are cheaper to enqueue than one by one: a driver graph, or commands looked up and
+/// bound in advance.
 pub trait CommandSequence: Send {
-    /// Changes the parameters of a launch, by its place among the commands, for the runs that follow. As many bytes as before.
+    /// Replaces the parameters of the launch at index `at` for later runs. The length must not change.
     fn set_params(&mut self, at: usize, params: &[u8]) -> Result<()>;
-    /// Enqueues all commands, in order, on the queue they were prepared for.
+    /// Enqueues all commands, in order, on the queue that prepared them.
     fn enqueue(&mut self) -> Result<()>;
-    /// Whether the driver runs them as one graph.
+    /// Reports whether the driver runs the commands as one graph.
     fn is_driver_graph(&self) -> bool;
 }
 
-/// Whether memory is read or written.
+/// Kind of access of a command to an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum OperandAccess {
     Read,
     Write,
 }
 
-/// A place in memory that is named by a command, to look at or to change.
+/// Mutable address of a command's memory operand: segment and byte offset.
 pub(crate) type OperandAddress<'a> = (&'a mut SegmentId, &'a mut u64);
 
 fn slice_address(slice: &mut Slice) -> OperandAddress<'_> {
@@ -165,7 +167,7 @@ fn attention_address(operand: &mut AttentionOperand) -> OperandAddress<'_> {
     (&mut operand.segment, &mut operand.offset)
 }
 
-/// Calls `visit` with each operand of a product, and whether it is written. What is added to is read as well.
+/// Calls `visit` with each operand of a product and its access. An accumulated result counts as written.
 fn visit_matmul_operands(call: &mut MatmulCall, mut visit: impl FnMut(OperandAddress<'_>, OperandAccess)) {
     visit(matrix_address(&mut call.a), OperandAccess::Read);
     visit(matrix_address(&mut call.b), OperandAccess::Read);
@@ -190,7 +192,7 @@ fn visit_matmul_operands(call: &mut MatmulCall, mut visit: impl FnMut(OperandAdd
     }
 }
 
-/// The same for attention.
+/// Calls `visit` with each operand of an attention call and its access.
 fn visit_attention_operands(
     call: &mut AttentionCall,
     mut visit: impl FnMut(OperandAddress<'_>, OperandAccess),
@@ -207,7 +209,7 @@ fn visit_attention_operands(
     if let Some(dropout) = &mut call.dropout {
         visit(slice_address(&mut dropout.philox_state), OperandAccess::Read);
     }
-    // Each by name: memory that is not visited would stay where it was when a step was recorded.
+    // Destructured without `..`: an operand that is not visited would keep its address from the recording.
     if let Some(AttentionGradients { out, q, k, v, scratch, grad_sums: sums }) = &mut call.backward {
         visit(attention_address(out), OperandAccess::Read);
         for operand in [q, k, v] {

@@ -1,4 +1,5 @@
-//! The backend that a device gives out: it launches what the device holds back before each call that submits or waits.
+//! Flushing backend: the backend as programs get it. It launches the pending fusion group before each call
+//! that submits or waits.
 
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use crate::memory::source::{
 };
 use crate::runtime::device::WeakDevice;
 
-/// A backend, or one of its queues, behind the operations that a device has not launched yet.
+/// Wrapper of a backend, or of one of its queues, that first launches the device's pending operations.
 #[derive(Debug)]
 pub(crate) struct FlushingBackend {
     device: WeakDevice,
@@ -24,10 +25,10 @@ impl FlushingBackend {
         Self { device, inner }
     }
 
-    /// The backend, after all that was asked of the device.
+    /// Launches pending operations and returns the backend.
     fn flushed_inner(&self) -> &dyn Backend {
         if let Some(device) = self.device.upgrade() {
-            // An error of that launch is told to the device's next operation.
+            // An error of this launch is reported by the device's next operation.
             drop(device.lock_dispatch());
         }
         &*self.inner

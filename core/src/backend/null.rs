@@ -1,5 +1,5 @@
-//! The null device: it counts memory and runs nothing. A step that runs on it goes through the same pool with the same
-//! sizes as on a real device.
+//! Null device, which counts memory and runs nothing. A step makes the same allocations from the same pool as
+//! on a real device.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -14,60 +14,61 @@ use crate::memory::source::{
     DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits, VirtualMemory,
 };
 
-/// What the null device plays. [`CardProfile::from_card`] has real ones, [`Profile::of`] is that of a device at hand.
+/// Card that the null device imitates. [`CardProfile::from_card`] has known cards,
+/// [`CardProfile::from_device`] describes an open device.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CardProfile {
     /// Name of the card.
     pub name: String,
-    /// Its memory in bytes.
+    /// Total memory in bytes.
     pub total_bytes: u64,
-    /// What the driver and its libraries take of it beside the pool.
+    /// Bytes that the driver and its libraries use in addition to the pool.
     pub overhead_bytes: u64,
-    /// Whether it is a program that plays a GPU: kernels are chosen otherwise there.
+    /// If true, the card is a software driver, for which operations choose other kernels.
     pub is_software: bool,
-    /// Whether the vendor's library multiplies matrices: the core's own kernels take scratch memory, the library none
-    /// of the pool's.
+    /// If true, the vendor's library multiplies matrices. The core's own kernels take scratch memory from the
+    /// pool, the library does not.
     pub has_matmul_library: bool,
-    /// How many queues run side by side.
+    /// Number of concurrent queues.
     pub queues: u8,
-    /// How its memory comes in segments.
+    /// Alignment, size limits and virtual memory of segments.
     pub source_limits: SourceLimits,
-    /// What its kernels may use.
+    /// Optional capabilities that kernels may use.
     pub features: Features,
-    /// What its launches must keep within.
+    /// Limits of kernel launches.
     pub limits: Limits,
-    /// How its pool is configured.
+    /// Configuration of the pool.
     pub config: Config,
-    /// How fast it is.
+    /// Peak rates, for time estimates.
     pub speed: CardSpeed,
 }
 
 impl CardProfile {
-    /// What a pool can have of the memory.
+    /// Returns the bytes available to the pool.
     #[must_use]
     pub fn available_bytes(&self) -> u64 {
         self.total_bytes.saturating_sub(self.overhead_bytes)
     }
 }
 
-/// What a card does in a second, as its maker states it: the peaks, for comparisons of one plan with another.
+/// Peak rates per second according to the vendor, to compare plans with each other.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct CardSpeed {
-    /// Floating-point operations of matrix products, in f32.
+    /// Floating-point operations of f32 matrix products.
     pub flops: f64,
-    /// The same in f16 and bf16.
+    /// Floating-point operations of f16 and bf16 matrix products.
     pub half_flops: f64,
-    /// Bytes of its memory.
+    /// Bytes of device memory read or written.
     pub memory_bandwidth: f64,
-    /// Launches of kernels by the host.
+    /// Kernel launches by the host.
     pub launches_per_second: f64,
-    /// Bytes copied from or to memory of the host.
+    /// Bytes copied between host and device.
     pub host_bandwidth: f64,
 }
 
 impl Default for CardProfile {
-    /// A card of 80 GiB with virtual memory and without a library, as through CUDA. Its pool is configured by the environment as far as that
-    /// can be understood; opening a device and dry runs fail where it cannot.
+    /// Returns a card of 80 GiB with virtual memory and without a library, as through CUDA. Invalid
+    /// environment settings are ignored here; opening a device and dry runs report them.
     fn default() -> Self {
         let total = 80 << 30;
         Self {
@@ -114,18 +115,19 @@ impl Default for CardProfile {
     }
 }
 
-/// What a null device would have done.
+/// Estimated work of a null device.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct WorkEstimate {
-    /// Kernels, products of the library, fills and copies.
+    /// Number of kernels, library products, fills and copies.
     pub launches: u64,
-    /// Bytes that they read and write, if each touches all that it binds once.
+    /// Bytes read and written if each launch accesses its bindings once.
     pub bytes: u64,
     /// Floating-point operations of matrix products.
     pub flops: f64,
-    /// The time they take: each the longest of its bytes, its operations and its launch, at the profile's [`CardSpeed`].
+    /// Estimated time: for each launch, the longest of its memory, arithmetic and launch times at the
+    /// profile's [`CardSpeed`].
     pub seconds: f64,
-    /// The time that copies from and to memory of the host take, beside those.
+    /// Time of copies between host and device, not included in `seconds`.
     pub host_seconds: f64,
 }
 
@@ -143,29 +145,30 @@ impl std::ops::Sub for WorkEstimate {
     }
 }
 
-/// A kernel that the null device was asked to compile.
+/// Kernel that the null device was asked to compile.
 #[derive(Clone, Debug, PartialEq)]
 pub struct NullKernel {
-    /// Its label.
+    /// Label of the kernel.
     pub label: String,
-    /// Its WGSL.
+    /// WGSL module.
     pub wgsl: String,
-    /// Its entry point.
+    /// Name of the entry point.
     pub entry_point: String,
-    /// The values of its override constants.
+    /// Values of `override` constants.
     pub overrides: Vec<(String, f64)>,
-    /// Whether its workgroup memory starts as zeros.
+    /// If true, workgroup memory is zero-initialised.
     pub zero_workgroup_memory: bool,
 }
 
-/// A matrix product that the library declined: the kernel that follows makes it.
+/// Matrix product that the library declined. The next kernel computes it, so that kernel's time includes the
+/// product.
 #[derive(Clone, Copy, Debug, Default)]
 struct DeclinedMatmul {
     flops: f64,
     is_16_bit: bool,
 }
 
-/// See the module.
+/// Backend of the null device; see the [module](self).
 #[derive(Debug)]
 pub struct NullBackend {
     info: DeviceInfo,
@@ -174,13 +177,13 @@ pub struct NullBackend {
     next_id: AtomicU64,
     totals: Mutex<(WorkEstimate, DeclinedMatmul)>,
     segment_sizes: Mutex<rustc_hash::FxHashMap<u64, u64>>,
-    /// The segments that are the host's.
+    /// Segments in host memory.
     host_segments: Mutex<rustc_hash::FxHashSet<u64>>,
     kernels: Mutex<Vec<NullKernel>>,
 }
 
 impl NullBackend {
-    /// A device of this profile.
+    /// Creates a device with this profile.
     #[must_use]
     pub fn new(profile: CardProfile) -> Self {
         let info = DeviceInfo {
@@ -205,7 +208,7 @@ impl NullBackend {
         }
     }
 
-    /// What it would have done so far.
+    /// Returns the estimated work so far.
     #[must_use]
     pub fn estimated_work(&self) -> WorkEstimate {
         self.lock_totals().0
@@ -227,7 +230,7 @@ impl NullBackend {
             (bytes as f64 / speed.memory_bandwidth).max(flops / rate).max(1.0 / speed.launches_per_second);
     }
 
-    /// Every kernel that would have been compiled: with it, a test compiles all of them for real.
+    /// Returns every kernel that was requested, so that a test can compile all of them on a real device.
     #[must_use]
     pub fn compiled_kernels(&self) -> Vec<NullKernel> {
         self.kernels.lock().unwrap_or_else(PoisonError::into_inner).clone()
@@ -328,7 +331,7 @@ impl Backend for NullBackend {
         Ok(())
     }
     fn download(&self, _src: Slice, data: &mut [u8]) -> Result<()> {
-        // The null device has no contents; zeros keep a dry run of a loop that prints its loss alive.
+        // The null device has no contents; zeros let a loop that prints its loss run.
         data.fill(0);
         Ok(())
     }

@@ -1,24 +1,28 @@
-//! A step that is recorded once, planned as a whole, and run again with almost no work of the host.
+//! Captured steps: a training step is recorded once, planned as a whole, and replayed with little host work,
+//! like a CUDA graph.
 //!
-//! [`Device::capture`] runs a closure twice: once as ever, so that gradients and the optimiser's state are there and kernels
-//! are compiled, and once while its commands are recorded. **Both are real steps**: behind it, parameters have made two
-//! of them, and the outputs are those of the second. Each [`replay`](CapturedStep::replay) is one more, with the same bits that the closure
-//! would have given. A CUDA device runs it as one graph from the second replay on; wgpu is given commands that were looked up and
-//! bound ahead. While a profiler runs, commands are given one by one.
+//! [`Device::capture`] runs a closure twice: first eagerly, which creates gradients and optimiser state and
+//! compiles kernels, then while its commands are recorded. **Both runs are real steps**: afterwards the
+//! parameters have made two steps, and the outputs are those of the second. Each
+//! [`replay`](CapturedStep::replay) makes one more step, with bitwise the same results as the closure. CUDA
+//! runs a step as one graph from the second replay on; wgpu enqueues commands that were looked up and bound
+//! in advance. While a profiler runs, commands are enqueued one by one.
 //!
-//! What a replay takes anew: contents of tensors that the step reads, the learning rate and the steps of the optimisers here, and random
-//! numbers, which go on. Everything else of the host is as it was when the step was recorded: branches, numbers that are given to
-//! operations, shapes, and which tensors it uses. What cannot be recorded is an error when the step is captured ([`Error::Capture`]), also
-//! where the step itself ignores the error of its operation: contents read from the device or uploaded, other streams, memory that moves to
-//! the host.
+//! A replay reads the current contents of tensors, the current learning rates and step counts of this
+//! library's optimisers, and the next random values. Everything else on the host stays as recorded: branches,
+//! scalar arguments, shapes, and the choice of tensors. Some work cannot be recorded: reads of device
+//! contents, uploads, other streams, and offloading. Such work makes the capture fail ([`Error::Capture`]),
+//! even if the step ignores the operation's error.
 //!
-//! A state that goes from one step to the next is a tensor that the step changes in place (`state.copy_(&new)?`). A tensor that the step
-//! makes, and that the program keeps without getting it from the step, is an error, because the next replay would read the old one. Two
-//! buffers that trade places at each step are not noticed: copy instead.
+//! State that is carried from one step to the next must be a tensor that the step changes in place
+//! (`state.copy_(&new)?`). The program must not keep a tensor of the step that is not an output: the next
+//! replay would read the old tensor, so this is an error. Two buffers that are swapped in each step are not
+//! detected: copy instead.
 //!
-//! Memory that only the step uses is planned ahead and lies in an arena that the [`CapturedStep`] owns: kernels and products whose results nobody
-//! needs are dropped, and pieces share a place when they are never needed at once. All else that it touches (parameters, state, inputs, outputs) it
-//! keeps alive and where it is. A dry run on the null device asks its pool for the same bytes.
+//! Memory used only inside the step lies in an arena that the [`CapturedStep`] owns. Commands whose results
+//! are not used are dropped, and buffers with disjoint lifetimes share addresses. All other memory of the
+//! step (parameters, state, inputs, outputs) is kept alive and pinned. A dry run on the null device requests
+//! the same bytes from its pool.
 //!
 //! ```
 //! use forebay_core::{autograd::no_grad, device::Device, dtype::DType, tensor::Tensor};
@@ -67,14 +71,14 @@ use crate::runtime::capture::recorder::{CaptureRecording, RecordedCommand, captu
 #[doc(hidden)]
 pub use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 
-/// What a captured step gives: tensors, each of which every replay writes again.
+/// Outputs of a captured step: tensors that every replay overwrites.
 pub trait CaptureOutputs: Clone {
-    /// The same without history.
+    /// Returns the outputs without history.
     #[must_use]
     fn detach_all(&self) -> Self;
 
-    /// Its tensors. With them, a capture finds tensors that a step makes and the program keeps by another way, which is an error.
-    /// `None` if they are not known.
+    /// Returns the tensors of the outputs; `None` if they are unknown. A capture uses them to detect tensors
+    /// that the program keeps without returning them from the step.
     fn tensors(&self) -> Option<Vec<Tensor>> {
         None
     }
@@ -138,19 +142,19 @@ impl<A: CaptureOutputs, B: CaptureOutputs, C: CaptureOutputs> CaptureOutputs for
     }
 }
 
-/// What a captured step is made of.
+/// Statistics of a captured step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CaptureStats {
-    /// Commands of a replay: kernels, products, copies and fills.
+    /// Number of commands of a replay: kernels, products, copies and fills.
     pub commands: usize,
-    /// Commands that were recorded and do not run: nobody needs what they make.
+    /// Number of recorded commands that do not run because their results are not used.
     pub dropped: usize,
-    /// Commands whose parameters a replay makes anew.
+    /// Number of commands whose parameters are computed at each replay.
     pub dynamic: usize,
-    /// Bytes of memory that only the step uses, as planned.
+    /// Bytes of the arenas that hold buffers used only inside the step.
     pub arena_bytes: u64,
-    /// The most bytes that the step held at once when it was recorded, besides what was there before.
+    /// Peak bytes of the recorded run, without memory that was allocated before it.
     pub eager_bytes: u64,
 }
 
@@ -166,18 +170,18 @@ impl fmt::Display for CaptureStats {
     }
 }
 
-/// A captured step: see the [module](self).
+/// Captured step; see the [module](self).
 ///
-/// It owns all that its replays need, also when the model and the optimiser are gone, and gives it back when it is dropped.
+/// The step owns everything that its replays need, even after the model and the optimiser are dropped.
 #[must_use = "a captured step is replayed by it"]
 pub struct CapturedStep<O> {
-    // Before the memory that it names.
+    // Dropped before the memory that it names.
     prepared: Option<Box<dyn CommandSequence>>,
     stage: ReplayStage,
     commands: Vec<RecordedCommand>,
     replay_memory: ReplayMemory,
     stream: Stream,
-    /// Where random numbers stood when it was recorded, and how many blocks it draws.
+    /// Random state at the start of the recording, and the number of blocks that the step draws.
     random_state: (RandomState, u64),
     grads: Vec<CapturedGrad>,
     casts: Vec<CapturedCast>,
@@ -186,17 +190,17 @@ pub struct CapturedStep<O> {
     stats: CaptureStats,
 }
 
-/// How often it was replayed.
+/// Progress of a step's replays.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum ReplayStage {
-    /// Never: its places are new to libraries that look for the best algorithm.
+    /// Not replayed yet: libraries have not chosen algorithms for these addresses.
     NeverReplayed,
     Replayed,
-    /// The backend was asked for a quicker form.
+    /// The backend was asked to prepare the commands.
     PrepareAttempted,
 }
 
-/// What a replay touches.
+/// Memory that replays access.
 struct ReplayMemory {
     device: Device,
     arenas: Vec<Block>,
@@ -204,18 +208,18 @@ struct ReplayMemory {
     _constants: Vec<Tensor>,
 }
 
-/// Memory that is there beyond a replay.
+/// Pinned storage that outlives a replay.
 struct CapturedState {
     storage: Arc<Storage>,
     access: Access,
     slice: Slice,
 }
 
-/// A leaf whose gradient the step leaves behind.
+/// Leaf whose gradient the step produces.
 struct CapturedGrad {
     leaf: Arc<Leaf>,
     grad: Tensor,
-    /// Whether the step adds to the gradient that was there.
+    /// If true, the step accumulates into the gradient that existed before.
     accumulates: bool,
 }
 
@@ -232,7 +236,8 @@ impl Drop for ReplayMemory {
     }
 }
 
-/// While a step is recorded on the null device, chains fuse there as they do by default elsewhere: memory is planned by commands.
+/// Guard that enables fusion on the null device during a recording, because memory is planned by commands and
+/// must match that of a real device.
 struct FusionOverride<'a>(&'a Device, bool);
 
 impl<'a> FusionOverride<'a> {
@@ -253,24 +258,27 @@ impl Drop for FusionOverride<'_> {
     }
 }
 
-/// Why no step is captured within another.
+/// Reason why captures do not nest.
 const NESTED_CAPTURE: &str = "a step inside a step; capture the outer one alone";
 
 impl Device {
-    /// Captures a step, on the stream that is current: `step` runs twice, and both runs are real. See [`capture`](crate::capture).
+    /// Captures a step on the current stream. `step` runs twice, and both runs are real steps. See
+    /// [`capture`](crate::capture).
     ///
-    /// New data is written into the tensors that the step reads ([`Tensor::copy_`]), or given by [`capture_with`](Self::capture_with).
+    /// New data is written into the tensors that the step reads ([`Tensor::copy_`]), or passed as inputs (see
+    /// [`capture_with`](Self::capture_with)).
     ///
     /// # Errors
-    /// What `step` returns; [`Error::Capture`] if it does what cannot be captured; memory runs out.
+    /// Those of `step`, and [`Error::Capture`] if the step cannot be captured.
     pub fn capture<O: CaptureOutputs>(&self, step: impl FnMut() -> Result<O>) -> Result<CapturedStep<O>> {
         CapturedStep::new(self, Vec::new(), step)
     }
 
-    /// The same for a step on inputs, which it is given as tensors of its own. [`CapturedStep::run`] copies others into these.
+    /// Captures a step with inputs. `step` receives copies of `inputs`, into which [`CapturedStep::run`]
+    /// copies new data.
     ///
     /// # Errors
-    /// As [`capture`](Self::capture); an input is on another device.
+    /// Those of [`capture`](Self::capture), and an input on another device.
     pub fn capture_with<O: CaptureOutputs>(
         &self,
         inputs: &[&Tensor],
@@ -280,11 +288,13 @@ impl Device {
         CapturedStep::new(self, own.clone(), || step(&own))
     }
 
-    /// [`capture_with`](Self::capture_with) for a step that was made before, like this: it runs once, while it is recorded. So each batch of a
-    /// training loop is one step: the first is made eagerly, the second recorded, the others are [run](CapturedStep::run).
+    /// Captures a step with inputs that has already run eagerly, so `step` runs only once, while it is
+    /// recorded. Each batch of a training loop is then one step: the first is eager, the second recorded, the
+    /// others are [replayed](CapturedStep::run).
     ///
     /// # Errors
-    /// As [`capture_with`](Self::capture_with); an optimiser makes its first step, and its state, in it.
+    /// Those of [`capture_with`](Self::capture_with), and a first optimiser step, which creates the state,
+    /// inside the recording.
     pub fn record_with<O: CaptureOutputs>(
         &self,
         inputs: &[&Tensor],
@@ -293,7 +303,7 @@ impl Device {
         CapturedStep::record_on_copies(self, inputs, step)?.1
     }
 
-    /// Copies of a step's inputs.
+    /// Copies the inputs of a step.
     fn copy_inputs(&self, op: &'static str, inputs: &[&Tensor]) -> Result<Vec<Tensor>> {
         let _tag = memory::scope::enter_tag(Tag::Input);
         let own = inputs.iter().map(|input| {
@@ -307,15 +317,16 @@ impl Device {
     }
 }
 
-/// The memory of a step's outputs, if they are known.
+/// Returns the storages of a step's outputs, if the outputs are known.
 fn output_storages(outputs: &impl CaptureOutputs) -> Option<Vec<Weak<Storage>>> {
     Some(outputs.tensors()?.iter().flat_map(Tensor::downgrade_storages).collect())
 }
 
-/// Fails where a step makes a tensor in place of one that it reads: each replay would read the one that it read when it was recorded.
+/// Fails if a step replaces a tensor that it reads: each replay would read the tensor of the recording.
 ///
-/// A tensor of the step that is there beyond it is an output, or a gradient of a leaf. Any other one is the program's, which has put it
-/// somewhere. So is an output of the run before that this run uses and does not give: this run gives another one in its place.
+/// A tensor of the step that outlives it must be an output or a leaf's gradient. Any other one was stored by
+/// the program, and must be a state that is not updated in place. The same holds for an output of the
+/// previous run that this run reads and does not return, because this run returns a replacement.
 fn check_state_in_place(
     record: &CaptureRecording,
     first: &[Weak<Storage>],
@@ -354,7 +365,7 @@ fn check_state_in_place(
 }
 
 impl<O: CaptureOutputs> CapturedStep<O> {
-    /// A step that runs once before it is recorded.
+    /// Captures a step that runs once before it is recorded.
     fn new(device: &Device, inputs: Vec<Tensor>, mut step: impl FnMut() -> Result<O>) -> Result<Self> {
         device.capture_recorder().check_not_recording("capture", NESTED_CAPTURE)?;
         let first = {
@@ -365,7 +376,8 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         Self::record_step(device, inputs, &first.unwrap_or_default(), step)?.1
     }
 
-    /// Makes a step, on copies of its inputs, and records it. What it gives is there even if it cannot be captured.
+    /// Runs a step on copies of its inputs and records it. The outputs are returned even if the capture
+    /// fails.
     #[doc(hidden)]
     pub fn record_on_copies(
         device: &Device,
@@ -376,7 +388,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         Self::record_step(device, own.clone(), &[], || step(&own))
     }
 
-    /// Records a step. `first` is the memory of what it gave when it ran before.
+    /// Records a step. `first` has the storages of the outputs of the previous run.
     fn record_step(
         device: &Device,
         inputs: Vec<Tensor>,
@@ -385,7 +397,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
     ) -> Result<(O, Result<Self>)> {
         device.capture_recorder().check_not_recording("capture", NESTED_CAPTURE)?;
         let _fused = FusionOverride::new(device);
-        // Casts that are kept from one step to the next would never be made again.
+        // Casts cached by an earlier step would be missing from the recording.
         amp::clear_autocast_cache();
         let running = {
             let mut gate = device.lock_dispatch();
@@ -535,11 +547,11 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         })
     }
 
-    /// Makes the step once more. Its outputs are the same tensors each time, with new contents: copy what is to stay.
+    /// Replays the step. The outputs are the same tensors each time, with new contents: copy values that must
+    /// be kept.
     ///
     /// # Errors
-    /// The device was lost; a step is being captured; a gradient that the step adds to was replaced; memory runs out where others have changed
-    /// weights that the step has 16-bit copies of.
+    /// A step is being captured. A gradient that the step accumulates into was replaced.
     pub fn replay(&mut self) -> Result<O> {
         let device = self.replay_memory.device.clone();
         device
@@ -552,7 +564,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
                     let reason = "a gradient that the step adds to is another tensor than when it was captured; capture it again";
                     return Err(capture_error("replay", reason));
                 }
-                // As a first one is added to nothing.
+                // A missing gradient counts as zero.
                 None => grad.fill_word(0)?,
             }
         }
@@ -603,10 +615,10 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         Ok(self.outputs.clone())
     }
 
-    /// The same on other inputs, which are copied into those that the step was captured with.
+    /// Copies `inputs` into the captured inputs and replays the step.
     ///
     /// # Errors
-    /// As [`replay`](Self::replay); there are more or fewer inputs, or one has another shape or type.
+    /// Those of [`replay`](Self::replay), and inputs whose number, shape or dtype differs from the capture.
     pub fn run(&mut self, inputs: &[&Tensor]) -> Result<O> {
         const OP: &str = "run";
         if inputs.len() != self.inputs.len() {
@@ -634,7 +646,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         self.replay()
     }
 
-    /// Whether these are as many inputs as it was captured with, of the same shapes and types.
+    /// Reports whether the number, shapes and dtypes of the inputs match the capture.
     #[doc(hidden)]
     pub fn accepts_inputs(&self, inputs: &[&Tensor]) -> bool {
         let same =
@@ -642,7 +654,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         self.inputs.len() == inputs.len() && self.inputs.iter().zip(inputs).all(same)
     }
 
-    /// The outputs, as the last replay has left them.
+    /// Returns the outputs of the last replay.
     #[must_use]
     pub fn outputs(&self) -> O {
         self.outputs.clone()
@@ -650,30 +662,30 @@ impl<O: CaptureOutputs> CapturedStep<O> {
 }
 
 impl<O> CapturedStep<O> {
-    /// What it is made of. Displays as one line.
+    /// Returns the statistics of the step, which display as one line.
     #[must_use]
     pub fn stats(&self) -> CaptureStats {
         self.stats
     }
 
-    /// Whether replays run as one graph of the driver: on CUDA, from the second on.
+    /// Reports whether replays run as one driver graph: on CUDA, from the second replay on.
     #[must_use]
     pub fn is_driver_graph(&self) -> bool {
         self.prepared.as_ref().is_some_and(|prepared| prepared.is_driver_graph())
     }
 
-    /// Puts the replay behind what other queues do with what it touches, and notes it.
+    /// Orders the replay after conflicting accesses of other queues, and records its own accesses.
     fn bind_states(&self, gate: &DispatchGuard<'_>) -> Result<()> {
         for CapturedState { storage, access, slice: place } in &self.replay_memory.states {
             if storage.bind(*access, gate)? != Some(*place) {
-                // invariant: what is held does not move
+                // invariant: pinned memory does not move
                 return Err(capture_error("replay", "memory of the step has moved; capture it again"));
             }
         }
         Ok(())
     }
 
-    /// Command by command.
+    /// Enqueues the commands one by one.
     fn enqueue_commands(&self, device: &Device) -> Result<()> {
         for RecordedCommand { command: kind, scope, .. } in &self.commands {
             let command = kind.as_command();
@@ -701,7 +713,7 @@ mod tests {
     use crate::autograd;
     use crate::dtype::DType;
 
-    /// What a card would hold while a step is captured, and replayed.
+    /// Returns the statistics, allocated bytes and peak bytes of a captured and replayed step.
     fn bytes(device: &Device, fused: Option<u64>) -> Result<(CaptureStats, u64, u64)> {
         device.set_fusion_min_bytes(fused);
         let weight = |shape: &[usize]| Tensor::ones(shape, DType::F32, device)?.requires_grad_();

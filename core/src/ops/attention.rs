@@ -1,9 +1,9 @@
-//! Attention without the matrix of its weights: kernels walk over the keys with a running sum, and make the weights again
-//! for the gradient.
+//! Fused attention in the style of FlashAttention. Kernels iterate over the keys with a running softmax and
+//! recompute the weights in the backward pass, so the weight matrix is never in memory.
 //!
-//! What is kept is q, k, v, the result and one number for each query. The backend's own kernels are asked first, else the
-//! core's run; both take the same memory. What neither does (rows of more than 128 elements, a mask that requires a gradient) is
-//! composed of products and a softmax, with weights in memory.
+//! The operation saves q, k, v, the result and one value for each query. The backend's kernels are tried
+//! first, then the crate's; both take the same memory. Other cases (head dimensions above 128, a mask that
+//! requires a gradient) are composed of products and a softmax, with the weights in memory.
 
 pub(crate) mod rotary;
 
@@ -31,14 +31,14 @@ use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
 
-/// The longest rows of q and k, and of v, that the kernels take.
+/// Largest head dimension of q, k and v that the kernels support.
 const MAX_HEAD_DIM: usize = 128;
-/// Rows that a workgroup of the core's kernel has.
+/// Rows of a workgroup's tile in the crate's kernel.
 const TILE_ROWS: usize = 64;
-/// As good as no bound, and sums with positions stay in 32 bits.
+/// Window size that acts as unbounded, while sums with positions still fit 32 bits.
 const UNBOUNDED_WINDOW: usize = 1 << 30;
 
-/// How [`Tensor::scaled_dot_product_attention`] weighs; the default is PyTorch's.
+/// Options of [`Tensor::scaled_dot_product_attention`]. The defaults are PyTorch's.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops::AttentionOptions, tensor::Tensor};
@@ -51,23 +51,25 @@ const UNBOUNDED_WINDOW: usize = 1 << 30;
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttentionOptions<'a> {
-    /// Broadcasts to \[.., queries, keys\]: a bool mask lets through where it is true, a float mask is added to the scores.
+    /// Mask that broadcasts to \[.., queries, keys\]: true in a bool mask admits a key, floats add to the
+    /// scores.
     pub attn_mask: Option<&'a Tensor>,
-    /// Drops weights with this probability, in steps of 2⁻¹⁶, and scales the others by 1 / (1 - p): always, as in PyTorch; 0 for
-    /// inference.
+    /// Dropout probability of the weights, in steps of 2⁻¹⁶. The kept weights are scaled by 1 / (1 - p). As
+    /// in PyTorch, dropout always applies: pass 0 for inference.
     pub dropout_p: f64,
-    /// Query i sees keys up to i.
+    /// If true, query i attends to keys up to i.
     pub is_causal: bool,
-    /// What the products are multiplied by; 1/√features if it is not given.
+    /// Factor of the scores. The default is 1/√features.
     pub scale: Option<f64>,
-    /// k and v may have fewer heads (the third dimension from the end), each of which serves as many neighbours of q's.
+    /// Allows k and v to have fewer heads (third dimension from the end), each for a group of adjacent q
+    /// heads.
     pub enable_gqa: bool,
-    /// Query i sees keys from i - `window[0]` to i + `window[1]`.
+    /// Sliding window: query i attends to keys from i - `window[0]` to i + `window[1]`.
     pub window: Option<[usize; 2]>,
 }
 
 impl AttentionOptions<'_> {
-    /// How many keys before and behind its own a query sees.
+    /// Returns the number of keys before and after its own position that a query attends to.
     fn window_sides(&self) -> [usize; 2] {
         let [left, right] = self.window.unwrap_or([UNBOUNDED_WINDOW; 2]);
         [left.min(UNBOUNDED_WINDOW), if self.is_causal { 0 } else { right.min(UNBOUNDED_WINDOW) }]
@@ -98,7 +100,7 @@ impl AttentionOptions<'_> {
                 format!("q is {}; cast one with `to_dtype`", q.dtype()),
             ));
         }
-        // Of f64 there is no kernel: products and a softmax do it.
+        // f64 has no kernel and uses products and a softmax.
         check_is_f64(OP, q)?;
         let end = |t: &Tensor, n: usize| t.shape()[t.rank() - n];
         if end(q, 1) != end(k, 1) || end(k, 2) != end(v, 2) {
@@ -138,7 +140,6 @@ impl AttentionOptions<'_> {
         Ok(())
     }
 
-    /// Whether the kernels do it.
     fn has_fused_kernel(&self, q: &Tensor, v: &Tensor) -> bool {
         let kernel = |dtype| matches!(dtype, DType::F32 | DType::F16 | DType::BF16);
         let row = |t: &Tensor| (1..=MAX_HEAD_DIM).contains(&t.shape()[t.rank() - 1]);
@@ -152,15 +153,15 @@ impl AttentionOptions<'_> {
 }
 
 impl Tensor {
-    /// softmax(scale · q kᵀ + mask) · v, with `self` as q: \[.., queries, features\], keys \[.., keys, features\] and
-    /// values \[.., keys, out\], whose batch dimensions broadcast. A query that sees no key gets zeros, as in PyTorch.
+    /// Computes softmax(scale · q kᵀ + mask) · v, with `self` as q. Shapes are q \[.., queries, features\],
+    /// key \[.., keys, features\] and value \[.., keys, out\], whose batch dimensions broadcast. A query
+    /// without keys gets zeros, as in PyTorch.
     ///
-    /// The weights are never in memory, forward or backward, for rows of up to 128 elements, unless a float mask
-    /// requires a gradient. The memory of the result lies as that of q does: with the heads of a position side by
-    /// side, if q is a view of such a projection.
+    /// For head dimensions up to 128 the weights are never in memory, unless a float mask requires a
+    /// gradient. The result has the memory layout of q, including interleaved heads.
     ///
     /// # Errors
-    /// The shapes do not fit or the types differ; a mask stands beside `is_causal`; memory runs out.
+    /// The shapes do not fit, the types differ, or both a mask and `is_causal` are set.
     #[track_caller]
     pub fn scaled_dot_product_attention(
         &self,
@@ -214,11 +215,13 @@ impl Tensor {
         })
     }
 
-    /// Attention of each sequence to itself, from one projection: \[batch, length, (heads + 2 · kv_heads) · features\], where a position has
-    /// its queries, then its keys, then its values, to \[batch, length, heads · features\]. The gradient is one tensor too.
+    /// Computes self-attention of each sequence from one projection. The input is \[batch, length, (heads + 2
+    /// · kv_heads) · features\], with the queries, then the keys, then the values of each position. The
+    /// result is \[batch, length, heads · features\]. The gradient is one tensor too.
     ///
     /// # Errors
-    /// The last extent does not divide by the heads; as [`scaled_dot_product_attention`](Self::scaled_dot_product_attention).
+    /// The last extent is not divisible by the number of heads. See also
+    /// [`scaled_dot_product_attention`](Self::scaled_dot_product_attention).
     #[track_caller]
     pub fn qkv_attention(
         &self,
@@ -244,7 +247,7 @@ impl Tensor {
             ));
         }
         let features = width / all;
-        // [batch, heads, length, features] each.
+        // Shape of each part: [batch, heads, length, features].
         let parts = move |t: &Tensor| -> Result<[Tensor; 3]> {
             let t = t.reshape([batch, length, all, features])?.transpose(1, 2)?;
             let part = |start, count| t.narrow(1, start, count);
@@ -279,7 +282,7 @@ impl Tensor {
             let g = g.reshape([batch, length, heads, features])?.transpose(1, 2)?;
             let whole = Tensor::empty(&[batch, length, width], g.dtype(), g.device())?;
             let [dq, dk, dv] = parts(&whole)?;
-            // The bias of the projection wants the sums of the columns. Kernels that may make them besides are where products are.
+            // Column sums for the projection's bias. Only backends with a matmul library may compute them.
             let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
             let partial =
                 (g.device().raw_backend().has_matmul_library() && g.dtype().size() == 2).then(|| {
@@ -289,15 +292,15 @@ impl Tensor {
             let partial = partial.transpose()?;
             let made = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
             let Some(partial) = partial.filter(|_| made) else { return Ok(smallvec![Some(whole)]) };
-            // One section has one tensor.
+            // One section gives one tensor.
             let sums = sum_parts(&partial)?.remove(0);
             Ok(smallvec![Some(whole.with_grad_extras(None, Some(sums)))])
         })
     }
 }
 
-/// Attention that is made again for gradients of gradients, with its weights in memory, of which the same are dropped: of q, k, v and a
-/// mask.
+/// Returns a function that recomputes attention of q, k, v and a mask for second-order gradients. The weights
+/// are in memory, and dropout repeats the same draws.
 fn composite_recompute_fn(
     options: &AttentionOptions<'_>,
     run: &AttentionRun,
@@ -310,7 +313,7 @@ fn composite_recompute_fn(
     }
 }
 
-/// Puts attention on the tape, with what `run` keeps: `inputs`, the mask, and the result.
+/// Records attention in the autograd graph. Saves the inputs, the mask and the result.
 fn attach_backward(
     out: Tensor,
     inputs: &[&Tensor],
@@ -327,19 +330,18 @@ fn attach_backward(
     }))
 }
 
-/// As \[batch, heads, rows, elements\].
 fn reshape_to_4d(t: &Tensor) -> Result<Tensor> {
     let &[ref batch @ .., rows, elements] = t.shape() else { return Ok(t.clone()) };
     let (&heads, outer) = batch.split_last().unwrap_or((&1, &[]));
     t.reshape([numel(outer), heads, rows, elements])
 }
 
-/// Whether the heads of a position lie side by side.
+/// Returns true if the heads of a position are adjacent in memory.
 fn has_interleaved_heads(t: &Tensor) -> bool {
     t.shape()[1] > 1 && t.strides()[1] < t.strides()[2]
 }
 
-/// The shape of `of` in memory, with rows of `width` elements: heads side by side or apart, as there.
+/// Returns the memory shape of `of` with rows of `width` elements, with its order of heads and rows.
 fn memory_shape_like(of: &Tensor, width: usize) -> [usize; 4] {
     let &[batch, heads, rows, ..] = of.shape() else { return [0; 4] };
     if has_interleaved_heads(of) { [batch, rows, heads, width] } else { [batch, heads, rows, width] }
@@ -350,7 +352,7 @@ fn empty_rows_like(of: &Tensor, width: usize) -> Result<Tensor> {
     if has_interleaved_heads(of) { t.transpose(1, 2) } else { Ok(t) }
 }
 
-/// Two tensors as `a` and `b`, in one piece of memory: a kernel binds it once.
+/// Allocates two tensors shaped as `a` and `b` in one storage, which a kernel binds once.
 fn empty_pair_like(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
     let both = Tensor::empty(&[a.numel() + b.numel()], a.dtype(), a.device())?;
     let part = |of: &Tensor, start| -> Result<Tensor> {
@@ -360,7 +362,7 @@ fn empty_pair_like(a: &Tensor, b: &Tensor) -> Result<[Tensor; 2]> {
     Ok([part(a, 0)?, part(b, a.numel())?])
 }
 
-/// One attention that has run: what its gradients need. All tensors are [batch, heads, rows, elements].
+/// Attention call with all that its gradients need. Tensors are [batch, heads, rows, elements].
 struct AttentionRun {
     inputs: [Tensor; 3],
     mask: Option<Tensor>,
@@ -369,27 +371,25 @@ struct AttentionRun {
     window_sides: [usize; 2],
     scale: f32,
     dropout: Option<AttentionDropoutState>,
-    /// Whether its gradients will be asked for.
     needs_grad: bool,
 }
 
-/// What the backend is given backward: the gradient of the result, those of q, k and v, memory that both passes share, and where sums go.
+/// Backward operands: gradient of the result, gradients of q, k and v, shared workspace, and column sums.
 type BackwardTensors<'a> = (&'a Tensor, &'a [&'a Tensor; 3], &'a Tensor, Option<&'a Tensor>);
 
-/// Weights that are dropped.
+/// State of attention dropout.
 #[derive(Clone)]
 struct AttentionDropoutState {
     philox_state: PhiloxState,
-    /// Where the numbers stand, for the backend's kernels.
+    /// Philox state in device memory, for the backend's kernels.
     philox_buffer: Option<Tensor>,
-    /// A weight whose 16 bits are below it is dropped.
+    /// Threshold of a weight's 16 random bits, below which the weight is dropped.
     threshold: u32,
-    /// What the others are multiplied by.
     keep_scale: f32,
 }
 
 impl AttentionDropoutState {
-    /// With a probability below 1, of weights that the backend may know if `words`.
+    /// Draws the state for a probability below 1. If `words` is true, also writes the state to device memory.
     fn new(p: f64, words: bool, device: &Device) -> Result<Self> {
         let drawn = device.draw_random(1);
         let words = words.then(|| write_philox_state(drawn, device)).transpose()?;
@@ -402,7 +402,7 @@ impl AttentionDropoutState {
         })
     }
 
-    /// The weights, \[.., queries, keys\], that the kernels keep, and zeros; `p` is the probability that one is dropped.
+    /// Applies the kernels' dropout mask to weights \[.., queries, keys\] with drop probability `p`.
     fn apply(&self, weights: &Tensor, p: f64) -> Result<Tensor> {
         let (n, keys) = (weights.numel(), weights.shape()[weights.rank() - 1]);
         if n == 0 {
@@ -456,8 +456,8 @@ impl AttentionRun {
         Ok(run)
     }
 
-    /// Writes the gradients of q, k and v, of which the last two share their memory. Whether `sums`, if there is such, has been written too:
-    /// see [`AttentionGradients::sums`].
+    /// Writes the gradients of q, k and v; those of k and v share a storage. Returns true if `sums` was
+    /// requested and written too: see [`AttentionGradients::sums`].
     fn backward(&self, g: &Tensor, grads: [&Tensor; 3], sums: Option<&Tensor>) -> Result<bool> {
         let lines = self.lse.numel();
         let stats = {
@@ -479,7 +479,7 @@ impl AttentionRun {
         Ok(false)
     }
 
-    /// The backend's kernels; `false` if it has none for this.
+    /// Runs the backend's kernels, or returns false if they do not support the call.
     fn try_vendor_library(&self, backward: Option<BackwardTensors<'_>>) -> Result<bool> {
         let [q, k, v] = &self.inputs;
         let rows = |t: &&Tensor| t.strides()[3] == 1 || t.shape()[3] == 1;
@@ -559,7 +559,6 @@ impl AttentionRun {
         q.device().try_enqueue(|| describe_for_profiler(&call), &Command::Attention(&call))
     }
 
-    /// Turns of the loops of one invocation, at most.
     fn loop_iterations(&self, pass: &str, whole: bool) -> usize {
         let [q, k, v] = &self.inputs;
         let ([left, right], queries, keys) = (self.window_sides, q.shape()[2], k.shape()[2]);
@@ -569,11 +568,12 @@ impl AttentionRun {
             _ => (keys.min(near).min(queries + right), 1),
         };
         let tile = tile_loop_iterations(pass, whole, q.shape()[3], v.shape()[3]);
-        // Besides, what is read first and written last.
+        // Includes the first loads and the last stores.
         (columns.div_ceil(32) * tile + 1) * heads + 256
     }
 
-    /// One pass of the core's kernel: it binds q, k, v, the mask and `others`, and writes `results` into the last.
+    /// Runs one pass of the crate's kernel. It binds q, k, v, the mask and `others`, which end with
+    /// `results`.
     fn run_kernel(
         &self,
         pass: &'static str,
@@ -627,7 +627,7 @@ impl AttentionRun {
             .loop_iterations(self.loop_iterations(pass, whole));
         let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
         tensors.extend(mask);
-        // The result stands before the logarithms, forward, and behind all else, backward.
+        // Forward, the result precedes the log-sum-exp; backward, the results come last.
         tensors.extend_from_slice(others);
         let groups = tiles * heads * q.shape()[0];
         let Some(drawn) = self.dropout.as_ref().map(|drop| drop.philox_state) else {
@@ -638,7 +638,8 @@ impl AttentionRun {
     }
 }
 
-/// Turns of loops for a tile of columns, those of the ends of loops among them. See `load`, `products` and `gather` in `attention.wgsl`.
+/// Returns the loop iterations for a tile of columns, including loop ends. See `load`, `products` and
+/// `gather` in `attention.wgsl`.
 fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> usize {
     let fours = |elements: usize| elements.div_ceil(4);
     let load = |lines: usize, fours: usize| (lines * fours).div_ceil(128) + 1;
@@ -665,8 +666,8 @@ fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> u
     columns + product(head, whole && pass == "forward") + rest + 1
 }
 
-/// Whether whole rows and columns fit into memory so often that workgroups hide each other's waits: with two at a time instead of six a
-/// card is slower (docs/lab/2026-11.md).
+/// Returns true if whole rows and columns fit workgroup memory at sufficient occupancy. With too few resident
+/// workgroups, a GPU cannot hide their latency (docs/lab/2026-11.md).
 fn fits_whole_rows(pass: &str, head: usize, value: usize, device: &Device) -> bool {
     let workgroups = if device.info().software { 1 } else { 4 };
     let rows = if pass == "forward" { head } else { head.max(value) }.div_ceil(4);
@@ -675,7 +676,6 @@ fn fits_whole_rows(pass: &str, head: usize, value: usize, device: &Device) -> bo
     bytes * workgroups <= device.info().limits.max_workgroup_memory as usize
 }
 
-/// What a call of the backend's is in a profile.
 pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {
     WorkItem {
         name: format!(
@@ -694,12 +694,11 @@ pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {
     }
 }
 
-/// The first `count` extents or strides.
 fn push_extents(params: KernelParams, of: &[usize], count: usize) -> KernelParams {
     of.iter().take(count).fold(params, |params, &n| params.size(n))
 }
 
-/// By products and a softmax, with the weights in memory, of which those that were `dropped` before are dropped again.
+/// Computes attention by products and a softmax, with weights in memory. `dropped` repeats a dropout.
 fn attention_composite(
     q: &Tensor,
     k: &Tensor,
@@ -707,7 +706,7 @@ fn attention_composite(
     options: &AttentionOptions<'_>,
     dropped: Option<&AttentionDropoutState>,
 ) -> Result<Tensor> {
-    // As in PyTorch: scores of 16 bits would be off by whole numbers.
+    // As in PyTorch, compute in f32, because 16-bit scores have large absolute errors.
     if let Some(half) = amp::promoted_half_dtype(&[q.widest_float(), k.widest_float(), v.widest_float()]) {
         let [q, k, v] = [amp::half_to_f32(q)?, amp::half_to_f32(k)?, amp::half_to_f32(v)?];
         let mask = options.attn_mask.map(amp::half_to_f32).transpose()?;
@@ -720,7 +719,7 @@ fn attention_composite(
     } else {
         (k, v)
     };
-    // The queries are fewer numbers than the weights.
+    // Scale the queries, which are smaller than the weights.
     let mut scores =
         q.mul(options.scale_or_default(q.shape()[q.rank() - 1]))?.matmul(&k.transpose(-2, -1)?)?;
     let seen = &scores.shape()[scores.rank() - 2..];
@@ -740,7 +739,7 @@ fn attention_composite(
     }
     let masked = (options.attn_mask.is_some() || options.window.is_some()) && scores.numel() > 0;
     let weights = if masked {
-        // Who sees nothing gets zeros, and not the softmax of nothing.
+        // A query without keys gets zeros instead of NaN.
         let blind = scores.detach().amax(&[-1], true)?.eq(f64::NEG_INFINITY)?;
         scores.masked_fill(&blind, 0.0)?.softmax(-1)?.masked_fill(&blind, 0.0)?
     } else {
@@ -751,14 +750,14 @@ fn attention_composite(
         1.0 => weights.mul(0.0)?,
         p => match dropped {
             Some(dropped) => dropped.apply(&weights, p)?,
-            // By the numbers that the kernels would draw.
+            // Draw the same random values as the kernels.
             None => AttentionDropoutState::new(p, false, q.device())?.apply(&weights, p)?,
         },
     };
     weights.matmul(v)
 }
 
-/// Each head `times` times in a row.
+/// Repeats each head `times` times in a row.
 fn repeat_heads(t: &Tensor, times: usize) -> Result<Tensor> {
     if times == 1 {
         return Ok(t.clone());

@@ -1,8 +1,8 @@
-//! Convolutions, as matrix products whose operands are gathered where they lie.
+//! Convolutions as implicit matrix products: kernels gather their operands without a copy (implicit GEMM).
 //!
 //! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
-//! [`Geometry`]: a transposed convolution is the input gradient of the convolution with the same weights. Where the vendor's
-//! library multiplies matrices, [`im2col`](super::im2col) makes all three instead.
+//! [`ConvGeometry`]. A transposed convolution is the input gradient of the convolution with the same weights.
+//! If the vendor's library multiplies matrices, [`im2col`](super::im2col) computes all three instead.
 
 pub(crate) mod grid_sample;
 pub(crate) mod im2col;
@@ -25,12 +25,12 @@ use crate::ops::kernel::launch;
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::tensor::{Dims, Tensor};
 
-/// A convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights \[y_channels,
-/// x_channels / groups, ..\].
+/// Geometry of a convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights
+/// \[y_channels, x_channels / groups, ..\].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct ConvGeometry {
     pub(super) op: &'static str,
-    /// Spatial dimensions: 2 or 3; the third number of those below is 1 or 0 where there are two.
+    /// Number of spatial dimensions, 2 or 3. For 2, the third entry of the arrays below is 1 or 0.
     pub(super) rank: usize,
     pub(super) batch: usize,
     pub(super) groups: usize,
@@ -58,7 +58,7 @@ impl ConvGeometry {
         self.shape(self.y_channels, self.x_channels / self.groups, &self.kernel)
     }
 
-    /// Whether every quotient that finds an element is small enough for division through f32.
+    /// Returns true if every quotient in the index arithmetic is small enough for division in f32.
     fn supports_f32_division(&self) -> bool {
         let counts = [self.batch, self.x_channels, self.y_channels];
         counts
@@ -71,7 +71,7 @@ impl ConvGeometry {
             && spatial_numel(&self.x_extents).max(spatial_numel(&self.y_extents)) < 1 << 31
     }
 
-    /// y of x and w.
+    /// Computes y from x and w.
     fn forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         if self.uses_im2col(x) {
             return self.im2col_forward(x, w, bias);
@@ -85,7 +85,6 @@ impl ConvGeometry {
         self.run_kernel("forward", extents, spatial_numel(&self.y_extents), w, x, bias, &self.y_shape())
     }
 
-    /// The gradients of x and of w, from that of y.
     fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
         match self.uses_im2col(dy) {
             true => self.im2col_backward(dy, w, x),
@@ -93,7 +92,8 @@ impl ConvGeometry {
         }
     }
 
-    /// The gradient of x, from that of y: a transposed convolution of y, which may have a bias.
+    /// Computes the gradient of x from y's. A transposed convolution is this operation, with an optional
+    /// bias.
     fn input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         if self.uses_im2col(dy) {
             return self.im2col_input_grad(dy, w, bias);
@@ -107,7 +107,6 @@ impl ConvGeometry {
         self.run_kernel("input", extents, spatial_numel(&self.x_extents), w, dy, bias, &self.x_shape())
     }
 
-    /// The gradient of w, from that of y.
     fn weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
         if self.uses_im2col(dy) {
             return self.im2col_weight_grad(dy, x);
@@ -122,7 +121,7 @@ impl ConvGeometry {
         self.run_kernel("weight", extents, n, dy, x, None, &self.w_shape())
     }
 
-    /// One of the three products, of `a` with what is gathered from `b`. `run_of`: columns that lie side by side.
+    /// Runs one of the products, of `a` with elements gathered from `b`. `run_of` columns are adjacent.
     #[expect(clippy::too_many_arguments, reason = "private; the three callers above name them")]
     fn run_kernel(
         &self,
@@ -134,7 +133,7 @@ impl ConvGeometry {
         bias: Option<&Tensor>,
         shape: &[usize],
     ) -> Result<Tensor> {
-        // The kernel gathers by position: rows of places must lie as they are counted.
+        // The kernel computes addresses from indices, so the operands must be contiguous.
         let (a, b) = (a.contiguous()?, b.contiguous()?);
         let bias = bias.map(Tensor::contiguous).transpose()?;
         let MatmulExtents { m, n, k, batch } = extents;
@@ -186,7 +185,6 @@ pub(super) fn spatial_numel(extents: &[usize; 3]) -> usize {
     extents.iter().product()
 }
 
-/// Checks what both directions ask of their operands.
 fn check_conv_operands(
     op: &'static str,
     x: &Tensor,
@@ -196,7 +194,7 @@ fn check_conv_operands(
     groups: usize,
 ) -> Result<()> {
     let dtype = x.dtype();
-    // Bytes would be summed in bytes.
+    // 8-bit types would be summed in 8 bits.
     if !dtype.is_float() && !matches!(dtype, DType::I32 | DType::U32 | DType::I64) {
         let expected = "takes floats and integers of 32 and 64 bits; cast with `to_dtype`";
         return Err(Error::dtype(op, dtype, expected));
@@ -239,13 +237,12 @@ fn check_bias(op: &'static str, bias: Option<&Tensor>, channels: usize) -> Resul
     }
 }
 
-/// The gradient of a bias: the sum over everything but the channels.
+/// Computes the gradient of a bias: the sum over all dimensions except the channels.
 fn bias_gradient(g: &Tensor) -> Result<Tensor> {
     let dims: smallvec::SmallVec<[isize; 4]> = (0..g.rank() as isize).filter(|&d| d != 1).collect();
     g.sum(&dims, false)
 }
 
-/// A convolution of `N` spatial dimensions.
 #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
 #[track_caller]
 fn convolve<const N: usize>(
@@ -286,7 +283,7 @@ fn convolve<const N: usize>(
             Padding::Same if stride[d] != 1 => {
                 return Err(Error::argument(op, "padding `Same` takes a stride of 1"));
             }
-            // An odd number pads one more behind, as in PyTorch.
+            // An odd total pads one more at the end, as in PyTorch.
             Padding::Same => {
                 before[d] = reach / 2;
                 reach
@@ -331,8 +328,7 @@ fn convolve<const N: usize>(
     spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, false), unbatched)
 }
 
-/// What a convolution's three tensors make of the two others: output of x and weight, x of output and weight, weight of
-/// output and x.
+/// Kind of product between the three tensors of a convolution: y of x and w, x of y and w, or w of y and x.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConvKind {
     Forward,
@@ -340,7 +336,7 @@ enum ConvKind {
     WeightGrad,
 }
 
-/// A product with its gradients, which are the two others: for gradients of gradients.
+/// Computes one kind. Its gradients are the other two kinds, so it is differentiable to any order.
 fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (first, second) = (a.detach(), b.detach());
     let out = match kind {
@@ -374,7 +370,6 @@ fn conv_with_grad(geometry: ConvGeometry, kind: ConvKind, a: &Tensor, b: &Tensor
     }))
 }
 
-/// Puts a convolution, or a transposed one, on the tape.
 fn attach_conv_grad(
     geometry: ConvGeometry,
     out: Tensor,
@@ -384,13 +379,13 @@ fn attach_conv_grad(
     transposed: bool,
 ) -> Tensor {
     let inputs: smallvec::SmallVec<[&Tensor; 3]> = [x, weight].into_iter().chain(bias).collect();
-    // Each operand is kept for the gradient of the other.
+    // Each operand is saved for the gradient of the other.
     let kept_x = weight.requires_grad().then(|| SavedTensor::input(x));
     let kept_w = x.requires_grad().then(|| SavedTensor::input(weight));
     autograd::differentiable(geometry.op, out, &inputs, move |g, wants| {
         let get = |kept: &Option<SavedTensor>| kept.as_ref().map(|t| t.unpack(wants)).transpose();
         let [dx, dw] = match [get(&kept_w)?, get(&kept_x)?] {
-            // What both are made of is made once.
+            // Both gradients share their intermediate results.
             [Some(w), Some(x)] if !transposed && !wants.create_graph() => {
                 geometry.backward(g, &w.detach(), &x.detach())?.map(Some)
             }
@@ -412,7 +407,6 @@ fn attach_conv_grad(
     })
 }
 
-/// A transposed convolution of `N` spatial dimensions.
 #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
 #[track_caller]
 fn convolve_transposed<const N: usize>(
@@ -503,12 +497,12 @@ macro_rules! impl_convolutions {
                 #[doc = concat!("The convolution (without flipping, as in every framework) of `self`, [batch, channels, ", $shape,
                     "] or without the batch, with a weight of [out, channels / groups, ", $shape, "].")]
                 ///
-                /// Stride, padding and dilation are one number or one for each dimension; padding is also
-                /// [`Padding::Same`] or [`Padding::Valid`]. How it runs, and what scratch memory it takes:
-                /// [`Device::set_windows`](crate::runtime::device::Device::set_windows).
+                /// Stride, padding and dilation are one value or one for each dimension; padding may also be
+                /// [`Padding::Same`] or [`Padding::Valid`]. For the algorithm and its workspace see
+                /// [`Device::set_im2col_max_bytes`](crate::runtime::device::Device::set_im2col_max_bytes).
                 ///
                 /// # Errors
-                /// The shapes do not fit, the types differ, or are bool or u8; memory runs out.
+                /// The shapes do not fit, the types differ, or the type is bool or u8.
                 #[track_caller]
                 pub fn $conv(
                     &self,
@@ -528,7 +522,7 @@ macro_rules! impl_convolutions {
                     "] or without the batch, with a weight of [channels, out / groups, ", $shape, "].")]
                 ///
                 /// # Errors
-                /// The shapes do not fit, the types differ, or are bool or u8; memory runs out.
+                /// The shapes do not fit, the types differ, or the type is bool or u8.
                 #[expect(clippy::too_many_arguments, reason = "PyTorch's arguments")]
                 #[track_caller]
                 pub fn $transpose(

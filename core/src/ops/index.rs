@@ -1,8 +1,8 @@
-//! Choosing and placing elements by index tensors: gather, embedding, scatter.
+//! Gather, scatter and embedding: reads and writes of elements by index tensors.
 //!
-//! Indices are i64, i32 or u32, and are compared in 64 bits. An index outside its dimension, a negative one among them, names nothing: it reads as
-//! 0, and is passed over in writing and in gradients. [`check_indices`](crate::ops::check_indices) makes it an error instead. Sums of elements
-//! that meet in one place are made in a fixed order: results repeat bit by bit.
+//! Indices are i64, i32 or u32, and are compared in 64 bits. An index out of range (also a negative one)
+//! reads as 0, and writes and gradients skip it. [`check_indices`](crate::ops::check_indices) makes it an
+//! error. Sums of elements with the same index have a fixed order.
 
 pub(crate) mod embedding;
 pub(crate) mod embedding_bag;
@@ -27,18 +27,18 @@ use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
-/// What scattering does where it meets an element.
+/// Operation of a scatter on an existing element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterOp {
-    /// Replaces it; of several, the last one in order stays.
+    /// Replaces the element. With repeated indices, the last one in order wins.
     Set,
-    /// Adds to it.
+    /// Adds to the element.
     Add,
-    /// Multiplies it.
+    /// Multiplies the element.
     Mul,
-    /// Keeps the larger.
+    /// Keeps the larger value.
     Max,
-    /// Keeps the smaller.
+    /// Keeps the smaller value.
     Min,
 }
 
@@ -54,17 +54,17 @@ impl ScatterOp {
     }
 }
 
-/// Invocations that scattering spreads a few long lines over.
+/// Number of invocations that a scatter into few long rows uses.
 const SCATTER_THREADS: usize = 1 << 16;
 
-/// Indices that all of them read together at which sorting the indices takes less.
+/// Total index reads of all invocations above which sorting the indices is faster.
 const SCATTER_MAX_READS: usize = 1 << 22;
 
-/// Indices that a thread walks through where few lines leave most of a device idle, and where there are many lines: sorting them takes
-/// less beyond the first, and beyond the second some drivers end the walk.
+/// Indices that one thread may scan, for few rows and for many rows. Beyond the first, which leaves most of a
+/// device idle, sorting is faster. Beyond the second, some drivers end the loop.
 const SCATTER_MAX_WALKS: [usize; 2] = [1 << 11, 1 << 15];
 
-/// Indices up to which each of them looks through all others: 60,000 took 11.6 ms on an H100, a quarter of them a sixteenth of that.
+/// Largest number of indices for the kernel that compares each index with all others.
 const ROW_GRAD_MAX_INDICES: usize = 1 << 14;
 
 pub(super) fn index_dtype_name(op: &'static str, index: &Tensor) -> Result<&'static str> {
@@ -76,7 +76,7 @@ pub(super) fn index_dtype_name(op: &'static str, index: &Tensor) -> Result<&'sta
     }
 }
 
-/// The strides of an operand along the dimensions of the result, and along the indexed one.
+/// Returns the strides of an operand along the dimensions of the result, and along the indexed dimension.
 pub(super) fn split_dim_stride(strides: &[usize], dim: usize) -> (Dims, usize) {
     let mut rest: Dims = strides.into();
     let own = rest.get(dim).copied().unwrap_or(0);
@@ -86,7 +86,7 @@ pub(super) fn split_dim_stride(strides: &[usize], dim: usize) -> (Dims, usize) {
     (rest, own)
 }
 
-/// `index_strides` say where the index of an element of the result is.
+/// Gathers elements of `x` into `out`. `index_strides` locate the index of each element of the result.
 pub(super) fn gather_into(
     op: &'static str,
     x: &Tensor,
@@ -103,7 +103,7 @@ pub(super) fn gather_into(
     launch::check_rank(op, shape.len())?;
     let mut size = out.dtype().size();
     let (mut n, mut offset, mut dim_stride) = (out.numel(), x.layout().offset(), dim_stride);
-    // Neighbours of one index move together, 16 bytes of them, where they lie in whole such steps.
+    // Neighbours with the same index move together in steps of 16 bytes, if their rows are aligned.
     let together = 16 / size;
     let whole = |k: &usize| k.is_multiple_of(together);
     if let ([before @ .., 1], [.., 0], [.., last]) = (&strides[0][..], &strides[1][..], &shape[..])
@@ -130,7 +130,8 @@ pub(super) fn gather_into(
     launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * WORKGROUP_SIZE))
 }
 
-/// Puts the elements of `src` into `out` in place, along `dim` where `index` of the same shape says. No two of them meet.
+/// Writes the elements of `src` to the places along `dim` in `index` (same shape), in place. Indices are
+/// unique.
 pub(super) fn scatter_unique_into(
     op: &'static str,
     out: &Tensor,
@@ -161,13 +162,13 @@ pub(super) fn scatter_unique_into(
     launch::launch(&spec, &[src, index, out], params, src.numel().div_ceil(WORKGROUP_SIZE))
 }
 
-/// What is scattered: a tensor with the strides of the index's shape, or one number.
+/// Scattered values: a tensor with the strides of the index's shape, or a scalar.
 pub(super) enum ScatterSource<'a> {
     Tensor(&'a Tensor, Dims),
     Scalar(f64),
 }
 
-/// Scatters into `out` in place. `shape` is that of the places visited, `index_strides` where their indices are.
+/// Scatters into `out` in place. `shape` is the shape of the indices, and `index_strides` locate them.
 pub(super) fn scatter_into(
     op: &'static str,
     out: &Tensor,
@@ -264,7 +265,7 @@ pub(super) fn scatter_into(
     }
 }
 
-/// The transpose of [`gather_backward`]: the elements that `index` names, and zero where that is `skip`.
+/// Gathers by `index`, with zero for the index `skip`: the adjoint of [`gather_backward`].
 fn gather_or_zero(
     op: &'static str,
     x: &Tensor,
@@ -276,7 +277,7 @@ fn gather_or_zero(
     let out = Tensor::empty(shape, x.dtype(), x.device())?;
     gather_into(op, x, dim, index.0, index.1, &out)?;
     let Some(skip) = skip else { return Ok(out) };
-    // Of rows only, by an index of one dimension.
+    // Only for rows with a one-dimensional index.
     let extent = x.shape().get(dim).copied().unwrap_or(1);
     let skipped = select::linearize_index(op, index.0, extent, None, false)?.eq(skip)?;
     let mut along = Dims::from_elem(1, shape.len());
@@ -286,7 +287,7 @@ fn gather_or_zero(
     out.masked_fill(&skipped.reshape(&along[..])?, 0.0)
 }
 
-/// What [`gather_backward`] and [`select_rows_backward`] made of `g`, on the tape where the gradient of a gradient is asked for.
+/// Records the result of [`gather_backward`] or [`select_rows_backward`] for gradients of gradients.
 fn attach_gather_grad(
     op: &'static str,
     back: Tensor,
@@ -311,7 +312,7 @@ fn attach_gather_grad(
     )
 }
 
-/// The gradient of gathering: zeros, and every element of `g` added to where it came from.
+/// Computes the gradient of a gather: adds every element of `g` to zeros at its source.
 pub(super) fn gather_backward(
     op: &'static str,
     g: &Tensor,
@@ -322,7 +323,7 @@ pub(super) fn gather_backward(
 ) -> Result<Tensor> {
     let given = g;
     let g = &given.detach();
-    // Halves are summed in f32: a word often met would otherwise stop growing.
+    // 16-bit gradients are summed in f32, because a frequent index's sum would otherwise stop growing.
     let wide = if g.dtype().size() == 2 { DType::F32 } else { g.dtype() };
     let sum = Tensor::zeros(shape, wide, g.device())?;
     let g32 = g.to_dtype(wide)?;
@@ -331,7 +332,7 @@ pub(super) fn gather_backward(
     Ok(attach_gather_grad(op, sum.to_dtype(g.dtype())?, given, dim, index, skip))
 }
 
-/// The gradient of picking rows, added in f32 to `sum` if that is what it can be added to.
+/// Computes the gradient of row selection, added in f32 to `sum` if its layout allows.
 fn run_row_grad_kernel(
     op: &'static str,
     g: &Tensor,
@@ -360,14 +361,14 @@ fn run_row_grad_kernel(
             .size(index.layout().offset())
             .size(index.strides().first().copied().unwrap_or(0))
             .u32(skip.map_or(u32::MAX, |s| s as u32))
-            // One thread lists all indices of a row, at worst all that there are; of each tile some turns find them.
+            // In the worst case one thread lists all indices, and each tile adds iterations.
             .loop_iterations(n + n / 8 + n.div_ceil(4096) * 512);
         launch::launch(&spec, &[index, &g, &sum], params, n * extent.div_ceil(width * WORKGROUP_SIZE))?;
     }
     sum.to_dtype(g.dtype())
 }
 
-/// The gradient of picking rows, by whichever way takes less; `sum` is what it may be added to.
+/// Computes the gradient of row selection by the cheaper method. `sum` is an optional accumulator.
 pub(super) fn select_rows_backward(
     op: &'static str,
     g: &Tensor,
@@ -380,7 +381,7 @@ pub(super) fn select_rows_backward(
     if let Some(s) = strides.first_mut() {
         *s = index.strides().first().copied().unwrap_or(0);
     }
-    // Every row looks through all indices: beyond this, sorting them takes less.
+    // Every row scans all indices, so sorting is cheaper above the limit.
     if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && index.numel() <= ROW_GRAD_MAX_INDICES {
         let back = run_row_grad_kernel(op, g, shape, index, skip, sum)?;
         return Ok(attach_gather_grad(op, back, g, 0, (index, &strides), skip));
@@ -389,12 +390,12 @@ pub(super) fn select_rows_backward(
 }
 
 impl Tensor {
-    /// `out[i][j] = self[index[i][j]][j]` for `dim` 0, and so on: PyTorch's `gather`. `index` has the rank of `self`.
+    /// Gathers `out[i][j] = self[index[i][j]][j]` for `dim` 0 (PyTorch's `gather`). The ranks are equal.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// The ranks differ, or an extent of `index` beside `dim` is larger than that of `self`.
+    /// The ranks differ, or an extent of `index` in another dimension than `dim` exceeds that of `self`.
     #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
         let _op = memory::scope::enter_op("gather");
@@ -408,7 +409,7 @@ impl Tensor {
         let out = Tensor::empty(index.shape(), self.dtype(), self.device())?;
         let shape: Dims = self.shape().into();
         if out.numel() == 0 {
-            // PyTorch takes an index of any type and shape where it names nothing.
+            // PyTorch accepts an empty index of any type and shape.
             return Ok(autograd::differentiable("gather", out, &[self], move |g, _| {
                 Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
             }));
@@ -433,7 +434,7 @@ impl Tensor {
         Ok(())
     }
 
-    /// Fails if `src` cannot go where `index` says.
+    /// Fails if `src` cannot be scattered by `index`.
     pub(super) fn check_scatter(
         &self,
         op: &'static str,
@@ -452,7 +453,7 @@ impl Tensor {
         self.check_source(op, src)
     }
 
-    /// Fails if the elements of `src` cannot be put, or added, to those of `self`.
+    /// Fails if elements of `src` cannot be stored in, or added to, `self`.
     fn check_source(&self, op: &'static str, src: &Tensor) -> Result<()> {
         if src.dtype() != self.dtype() {
             return Err(Error::dtype(
@@ -464,9 +465,9 @@ impl Tensor {
         self.check_same_device(op, src)
     }
 
-    /// The indices of one dimension that `index` (of one dimension) names, in its order.
+    /// Selects the indices of one dimension that the one-dimensional `index` names, in its order.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
     /// `index` has more than one dimension.
@@ -488,7 +489,7 @@ impl Tensor {
         self.select_rows("index_select", d, index, &shape, None, None)
     }
 
-    /// Along `d`, the places that the one-dimensional `index` names. `shares`, of rows, has a factor for the gradient of each.
+    /// Selects along `d` by the one-dimensional `index`. `shares` scales the gradient of each row.
     pub(super) fn select_rows(
         &self,
         op: &'static str,
@@ -508,7 +509,7 @@ impl Tensor {
         Ok(autograd::differentiable(op, out, &[self], move |g, wants| {
             let index = index.unpack(wants)?;
             if let Some(shares) = &shares {
-                // What is summed is not rounded before.
+                // Do not round before the sum.
                 let rows = amp::half_to_f32(g)?.mul(shares)?;
                 let back = select_rows_backward(op, &rows, &before, &index, skip, None)?;
                 return Ok(smallvec![Some(back.to_dtype(g.dtype())?)]);
@@ -521,12 +522,13 @@ impl Tensor {
         }))
     }
 
-    /// Gathers as [`gather`](Self::gather) does, where `index` and `self` broadcast beside `dim`; indices of -n to -1 count from the end.
+    /// Gathers as [`gather`](Self::gather) does, with broadcasting of `index` and `self` in the dimensions
+    /// other than `dim`. Indices of -n to -1 count from the end.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// They do not broadcast.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, dim: isize) -> Result<Tensor> {
         let d = normalize_dim("take_along_dim", dim, self.rank())?;
@@ -540,7 +542,7 @@ impl Tensor {
             i_shape[k] = n;
         }
         let _op = memory::scope::enter_op("take_along_dim");
-        // PyTorch takes -n..n here, unlike in `gather`.
+        // PyTorch accepts -n..n here, unlike in `gather`.
         let rows = select::linearize_index(
             "take_along_dim",
             index,
@@ -552,24 +554,24 @@ impl Tensor {
         self.broadcast_to(&x_shape)?.gather(dim, &rows)
     }
 
-    /// A copy of `self` with `src` put at the places of `index`: PyTorch's `scatter`; of several for one place, the
-    /// last in order stays.
+    /// Returns a copy of `self` with `src` written to the places of `index`: PyTorch's `scatter`. With
+    /// repeated indices, the last one in order wins.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// The ranks differ; an extent of `index` is larger than that of `src`, or beside `dim` than that of `self`.
+    /// The ranks differ. `index` exceeds `src` in an extent, or `self` in a dimension other than `dim`.
     #[track_caller]
     pub fn scatter(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
         self.scatter_op("scatter", dim, index, src, ScatterOp::Set)
     }
 
-    /// A copy of `self` with `src` added at the places of `index`.
+    /// Returns a copy of `self` with `src` added at the places of `index`.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// As [`scatter`](Self::scatter).
+    /// See [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_add(&self, dim: isize, index: &Tensor, src: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("scatter_add", [self, src], |x, src| x.scatter_add(dim, index, &src));
@@ -603,7 +605,7 @@ impl Tensor {
             };
             let other = if wants[1] {
                 let picked = g.gather(d as isize, &index)?;
-                // Beyond the index the source was not used.
+                // Elements of the source beyond the index's shape were not used.
                 Some(if picked.shape() == &src_shape[..] {
                     picked
                 } else if wants.create_graph() {
@@ -626,12 +628,12 @@ impl Tensor {
         }))
     }
 
-    /// A copy of `self` with one number put at the places of `index`.
+    /// Returns a copy of `self` with a scalar written to the places of `index`.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// As [`scatter`](Self::scatter); the dtype does not hold the number.
+    /// The dtype cannot hold the scalar. See also [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_value(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
         let _op = memory::scope::enter_op("scatter");
@@ -640,7 +642,7 @@ impl Tensor {
         Scalar::Float(value).checked_cast("scatter", self.dtype())?;
         let out = self.detach().copy()?;
         let put = move |t: &Tensor, index: &Tensor, v: f64| {
-            // The kernel's own number is an f32.
+            // The kernel's scalar parameter is f32.
             let wide = match t.dtype() {
                 DType::F64 | DType::I32 | DType::U32 | DType::I64 => {
                     let _tag = memory::scope::enter_tag(Tag::Workspace);
@@ -670,12 +672,13 @@ impl Tensor {
         }))
     }
 
-    /// A copy of `self` with alpha · `src` added to the indices of one dimension that `index` (of one dimension) names.
+    /// Returns a copy of `self` with alpha · `src` added to the indices of one dimension that the
+    /// one-dimensional `index` names.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// The shapes do not fit; `src` has another type; alpha is no whole number where the types are.
+    /// The shapes do not fit, `src` has another type, or the types are integers and alpha is not.
     #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
         let _op = memory::scope::enter_op("index_add");
@@ -713,13 +716,13 @@ impl Tensor {
         }))
     }
 
-    /// A copy of `self` with one value (a number, or a tensor without dimensions) at the indices of one dimension that
-    /// `index` (of one dimension) names.
+    /// Returns a copy of `self` with one value at the indices of one dimension that the one-dimensional
+    /// `index` names. The value is a scalar or a zero-dimensional tensor.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// `index` has more than one dimension; the dtype does not hold the number.
+    /// `index` has more than one dimension, or the dtype cannot hold the scalar.
     #[track_caller]
     pub fn index_fill<'a>(
         &self,
@@ -736,14 +739,14 @@ impl Tensor {
         let (shape, strides) = self.check_index_rows("index_fill", d, index, &shape)?;
         let mask = Tensor::zeros(self.shape(), DType::Bool, self.device())?;
         let here = ScatterSource::Scalar(1.0);
-        // A tensor without dimensions has one place, also where the index names none.
+        // A zero-dimensional tensor has one element even if the index is empty.
         if index.numel() > 0 {
             scatter_into("index_fill", &mask, d, (index, &strides), &shape, &here, (ScatterOp::Set, None))?;
         }
         self.masked_fill(&mask, value)
     }
 
-    /// Checks a one-dimensional index against a source of rows; gives the shape visited and the index's strides in it.
+    /// Checks a one-dimensional index against rows. Returns the scattered shape and the index's strides.
     fn check_index_rows(
         &self,
         op: &'static str,

@@ -1,5 +1,5 @@
-//! Matrices as products of triangles, and what follows from them: solutions, inverses, determinants. PyTorch's `linalg`, on the device:
-//! nothing is read back, so what a matrix does not have (the inverse of a singular one) is infinite or NaN, and no error.
+//! Matrix factorisations, solvers, inverses and determinants: PyTorch's `linalg` on the device. Nothing is
+//! read back, so the inverse of a singular matrix is infinite or NaN instead of an error.
 
 pub(crate) mod cross;
 pub(crate) mod distance;
@@ -20,10 +20,10 @@ use crate::ops::linalg::svd::{MatrixShape, check_matrices, empty_result_with_gra
 use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
 
-/// Columns of a workgroup of the triangular solver.
+/// Columns that a workgroup of the triangular solver handles.
 const WORKGROUP_COLUMNS: usize = 32;
 
-/// The extents of square matrices \[lead.., n, n\].
+/// Returns the leading extents and n of square matrices \[lead.., n, n\].
 #[track_caller]
 pub(super) fn check_square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [usize], usize)> {
     match check_matrices(op, x)? {
@@ -32,14 +32,14 @@ pub(super) fn check_square<'a>(op: &'static str, x: &'a Tensor) -> Result<(&'a [
     }
 }
 
-/// Matrices \[batch, m, n\] with triangles in place of them, the order of their rows \[batch, m\], and its sign \[batch\].
+/// LU factors packed in matrices \[batch, m, n\], the row permutation \[batch, m\], and its sign \[batch\].
 pub(super) struct LuFactors {
     pub(super) packed_lu: Tensor,
     pub(super) row_order: Tensor,
     permutation_sign: Tensor,
 }
 
-/// Of matrices [lead.., m, n]. Not recorded.
+/// Factorises matrices [lead.., m, n]. Not recorded.
 pub(super) fn lu_decompose(x: &Tensor, m: usize, n: usize) -> Result<LuFactors> {
     let batch = x.numel() / (m * n).max(1);
     let triangles = x.detach().reshape([batch, m, n])?.copy()?;
@@ -77,14 +77,14 @@ fn run_elimination(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
     )
 }
 
-/// Which triangle, and whether its diagonal is taken to be ones.
+/// Kind of triangle: upper or lower, with or without a unit diagonal.
 #[derive(Clone, Copy)]
 struct TriangleKind {
     is_upper: bool,
     has_unit_diagonal: bool,
 }
 
-/// a⁻¹ b for triangles a \[batch, n, n\] of any strides and b \[batch, n, columns\]. Not recorded.
+/// Computes a⁻¹ b for triangular a \[batch, n, n\] of any strides and b \[batch, n, columns\]. Not recorded.
 fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Result<Tensor> {
     let x = b.detach().copy()?.contiguous()?;
     let (batch, n, columns) = (x.shape()[0], x.shape()[1], x.shape()[2]);
@@ -108,7 +108,7 @@ fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Resu
     Ok(x)
 }
 
-/// Both with the leading dimensions that they broadcast to, as \[batch, ..\], and the shape of the solution.
+/// Broadcasts the leading dimensions and returns both as \[batch, ..\], with the solution's shape.
 fn broadcast_system(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Dims)> {
     let ((lead, n), rest) = (check_square(op, a)?, check_matrices(op, b)?);
     if rest.m != n {
@@ -128,17 +128,18 @@ fn broadcast_system(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor,
     Ok((whole(a, n)?, whole(b, rest.n)?, [&lead[..], &[n, rest.n]].concat().into()))
 }
 
-/// How many of a line are not `none`, counted in a type that every device has, as i64.
+/// Counts the false elements of each row as i64. `dtype` is the type of the sum, which every device supports.
 pub(super) fn count_false(none: &Tensor, dtype: DType) -> Result<Tensor> {
     none.logical_not()?.to_dtype(dtype)?.sum(&[-1], false)?.to_dtype(DType::I64)
 }
 
 impl Tensor {
-    /// The lower triangle L of each symmetric positive definite matrix \[.., n, n\], whose product with Lᵀ it is: PyTorch's
-    /// `linalg.cholesky`. Only the lower half is read; where a matrix is not positive definite, L is NaN from there on.
+    /// Computes the lower triangular Cholesky factor L of symmetric positive definite matrices \[.., n, n\],
+    /// which equal L · Lᵀ: PyTorch's `linalg.cholesky`. Only the lower half is read. If a matrix is not
+    /// positive definite, L is NaN from the failing column on.
     ///
     /// # Errors
-    /// The matrices are not square; the dtype is not f32, or f64 on a device that has it; memory runs out.
+    /// The matrices are not square. The dtype is not f32, or f64 on a device that supports it.
     #[track_caller]
     pub fn cholesky(&self) -> Result<Tensor> {
         const OP: &str = "cholesky";
@@ -155,7 +156,7 @@ impl Tensor {
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::output(&out);
         Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
-            // L⁻ᵀ Φ(Lᵀ g) L⁻¹ made symmetric, where Φ is the lower half with half of the diagonal (Murray, 2016).
+            // L⁻ᵀ Φ(Lᵀ g) L⁻¹, symmetrised; Φ is the lower half with half of the diagonal (Murray, 2016).
             let l = l.unpack(wants)?;
             let inner = l.transpose(-2, -1)?.matmul(g)?;
             let phi = inner.tril(0)?.add(&inner.tril(-1)?)?.mul(0.5)?;
@@ -166,11 +167,12 @@ impl Tensor {
         }))
     }
 
-    /// x with a x = b, or with x a = b unless `left`, where a (`self`, \[.., n, n\]) is a triangle: the `upper` or the lower one is read, and
-    /// with `unitriangular` its diagonal is taken to be ones. PyTorch's `linalg.solve_triangular`.
+    /// Solves a x = b, or x a = b unless `left`, for triangular a (`self`, \[.., n, n\]): PyTorch's
+    /// `linalg.solve_triangular`. Reads only the `upper` or lower triangle. `unitriangular` assumes a unit
+    /// diagonal.
     ///
     /// # Errors
-    /// The shapes or types do not fit; the dtype is not f32, or f64 on a device that has it; memory runs out.
+    /// The shapes or types do not fit. The dtype is not f32, or f64 on a device that supports it.
     #[track_caller]
     pub fn solve_triangular(
         &self,
@@ -205,8 +207,9 @@ impl Tensor {
         x.reshape(&shape[..])
     }
 
-    /// x with a x = b for square matrices a (`self`, \[.., n, n\]) and b \[.., n, columns\], or b of one dimension less, \[.., n\], where it has the
-    /// others of a: by elimination with pivots. PyTorch's `linalg.solve`; of a singular matrix what comes out is not finite.
+    /// Solves a x = b by elimination with pivoting, for square matrices a (`self`, \[.., n, n\]): PyTorch's
+    /// `linalg.solve`. b is \[.., n, columns\], or \[.., n\] with the leading dimensions of a. The solution
+    /// of a singular system is not finite.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -217,7 +220,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`solve_triangular`](Self::solve_triangular).
+    /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn solve(&self, b: &Tensor) -> Result<Tensor> {
         const OP: &str = "solve";
@@ -250,10 +253,11 @@ impl Tensor {
         x.reshape(&shape[..])
     }
 
-    /// The inverses of square matrices \[.., n, n\]: PyTorch's `linalg.inv`; of a singular one what comes out is not finite.
+    /// Computes the inverses of square matrices \[.., n, n\]: PyTorch's `linalg.inv`. The result is not
+    /// finite for a singular matrix.
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn inv(&self) -> Result<Tensor> {
         const OP: &str = "inv";
@@ -263,10 +267,11 @@ impl Tensor {
         self.solve(&Tensor::eye(n, n, self.dtype(), self.device())?.broadcast_to(self.shape())?)
     }
 
-    /// The determinants of square matrices \[.., n, n\]: \[..\]. The gradient is that of matrices that are not singular.
+    /// Computes the determinants of square matrices \[.., n, n\] as \[..\]. The gradient assumes
+    /// invertibility.
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn det(&self) -> Result<Tensor> {
         const OP: &str = "det";
@@ -286,10 +291,11 @@ impl Tensor {
         }))
     }
 
-    /// The signs of determinants and the logarithms of their magnitudes, which does not overflow: \[..\] both. Of a singular matrix 0 and -∞.
+    /// Computes the signs of determinants and the logarithms of their magnitudes, without overflow, both
+    /// \[..\]. A singular matrix gives 0 and -∞.
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn slogdet(&self) -> Result<(Tensor, Tensor)> {
         const OP: &str = "slogdet";
@@ -304,7 +310,7 @@ impl Tensor {
         let diagonal = triangles.diagonal(0, 1, 2)?;
         let sign = diagonal.sign()?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
         let size = diagonal.abs()?.log()?.sum(&[1], false)?.reshape(lead)?;
-        // The sign has a history too, as in PyTorch: it stays as it is.
+        // As in PyTorch, the sign has a history with a zero gradient.
         let shape: Dims = self.shape().into();
         let sign = autograd::differentiable(OP, sign, &[self], move |g, _| {
             Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
@@ -317,10 +323,10 @@ impl Tensor {
         Ok((sign, size))
     }
 
-    /// The power of square matrices \[.., n, n\]; below 0 of their inverses. PyTorch's `linalg.matrix_power`.
+    /// Computes a power, if negative of the inverse, of square matrices \[.., n, n\] (`linalg.matrix_power`).
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn matrix_power(&self, power: i32) -> Result<Tensor> {
         const OP: &str = "matrix_power";
@@ -348,11 +354,12 @@ impl Tensor {
         }
     }
 
-    /// The pseudo-inverses of matrices \[.., m, n\]: \[.., n, m\] (Moore and Penrose), by singular values, of which those up to `rtol` times the largest
-    /// count as none: PyTorch's default is the larger extent times the type's rounding unit. The gradient is that of matrices of the same rank.
+    /// Computes the Moore-Penrose pseudo-inverses \[.., n, m\] of matrices \[.., m, n\] by singular values.
+    /// Singular values up to `rtol` times the largest count as zero. As in PyTorch, the default is the larger
+    /// extent times the machine epsilon. The gradient assumes constant rank.
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals).
+    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn pinv(&self, rtol: Option<f64>) -> Result<Tensor> {
         const OP: &str = "pinv";
@@ -361,7 +368,7 @@ impl Tensor {
         Ok(self.pinv_with_singular_values(OP, rtol)?.0)
     }
 
-    /// The pseudo-inverses, and the singular values with which of them count as none.
+    /// Returns the pseudo-inverses, the singular values, and the mask of those that count as zero.
     pub(super) fn pinv_with_singular_values(
         &self,
         op: &'static str,
@@ -379,7 +386,7 @@ impl Tensor {
         let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
         let out = autograd::differentiable(op, out, &[self], move |g, wants| {
-            // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a) (Golub and Pereyra, 1973), of matrices whose rank stays.
+            // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a) (Golub and Pereyra, 1973).
             let (a, p) = (x.unpack(wants)?, y.unpack(wants)?);
             let (pt, gt) = (p.transpose(-2, -1)?, g.transpose(-2, -1)?);
             let long = gt.matmul(&p)?.matmul(&pt)?;
@@ -390,10 +397,11 @@ impl Tensor {
         Ok((out, s, none))
     }
 
-    /// How many singular values of matrices \[.., m, n\] count, as of [`pinv`](Self::pinv): \[..\] as i64.
+    /// Counts the nonzero singular values of matrices \[.., m, n\], as i64 \[..\]. For `rtol` see
+    /// [`pinv`](Self::pinv).
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals).
+    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn matrix_rank(&self, rtol: Option<f64>) -> Result<Tensor> {
         const OP: &str = "matrix_rank";
@@ -407,7 +415,7 @@ impl Tensor {
         count_false(&self.negligible_mask(&s, rtol)?, s.dtype())
     }
 
-    /// Which of the singular values of `self` are too small to count.
+    /// Returns the mask of the singular values of `self` that count as zero.
     fn negligible_mask(&self, values: &Tensor, rtol: Option<f64>) -> Result<Tensor> {
         let longest = self.shape()[self.rank() - 2..].iter().copied().max().unwrap_or(0);
         let unit = if self.dtype() == DType::F64 { f64::EPSILON } else { f64::from(f32::EPSILON) };

@@ -1,4 +1,4 @@
-//! Losses, as PyTorch defines them, from operations that carry the gradients.
+//! PyTorch's losses, composed of differentiable operations.
 
 pub(crate) mod cross_entropy;
 pub(crate) mod ctc_loss;
@@ -16,17 +16,17 @@ use crate::ops::index::select;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::tensor::Tensor;
 
-/// What becomes of the losses of the elements.
+/// Reduction of the elements' losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Reduction {
-    /// They are returned.
+    /// No reduction: the losses are returned.
     None,
-    /// Their mean.
+    /// Mean of the losses.
     #[default]
     Mean,
-    /// Their sum.
+    /// Sum of the losses.
     Sum,
-    /// Their sum, divided by the first extent: what the mean of a divergence is in mathematics.
+    /// Sum divided by the first extent, which is the mathematical mean of a divergence.
     BatchMean,
 }
 
@@ -53,12 +53,12 @@ pub(super) fn apply_weight_and_reduce(
 }
 
 impl Tensor {
-    /// The negative log-likelihood of `target` classes under these log-probabilities, [batch, classes, ...] or
-    /// \[classes\]; examples of the class `ignore_index` count nothing, and a mean is weighted by the class weights. The loss of a class
-    /// that is not there is NaN, as a [`cross_entropy`](Self::cross_entropy)'s.
+    /// Computes the negative log-likelihood of `target` classes under these log-probabilities, [batch,
+    /// classes, ...] or \[classes\]. Examples of class `ignore_index` do not count, and a mean is weighted by
+    /// the class weights. A class out of range gives NaN, as in [`cross_entropy`](Self::cross_entropy).
     ///
     /// # Errors
-    /// The shapes or dtypes do not fit; memory runs out.
+    /// The shapes or dtypes do not fit.
     #[track_caller]
     pub fn nll_loss(
         &self,
@@ -94,7 +94,7 @@ impl Tensor {
         let classes = select::cast_index_to_i32("nll_loss", target, skipped)?;
         let ignored = classes.eq(select::ignore_index_to_i32(ignore_index))?;
         let classes = classes.masked_fill(&ignored, 0)?;
-        // What is ignored may be infinite where it looks; where there is no such class, there is no loss.
+        // Ignored positions may select infinite values, so mask them. A class out of range gives NaN.
         let missing = classes.lt(0)?.logical_or(&classes.ge(self.shape()[dim as usize] as f64)?)?;
         let picked = self.gather(dim, &classes.unsqueeze(dim)?)?.squeeze(dim)?.masked_fill(&ignored, 0.0)?;
         let picked = picked.masked_fill(&missing, f64::NAN)?;
@@ -110,30 +110,30 @@ impl Tensor {
         }
     }
 
-    /// Squares of the differences.
+    /// Computes the squared differences.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn mse_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("mse_loss", [self, target], |x, y| x.mse_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.square()?)
     }
 
-    /// Magnitudes of the differences.
+    /// Computes the absolute differences.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn l1_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("l1_loss", [self, target], |x, y| x.l1_loss(&y, reduction));
         reduction.apply(&self.sub(target)?.abs()?)
     }
 
-    /// Differences d below `beta` as d² / 2 beta, above as |d| - beta / 2.
+    /// Computes d² / 2 beta for differences d below `beta`, and |d| - beta / 2 above.
     ///
     /// # Errors
-    /// The shapes do not broadcast; `beta` is negative; memory runs out.
+    /// The shapes do not broadcast, or `beta` is negative.
     #[track_caller]
     pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("smooth_l1_loss", [self, target], |x, y| x.smooth_l1_loss(&y, beta, reduction));
@@ -146,10 +146,10 @@ impl Tensor {
         reduction.apply(&self.huber_elements(target, beta)?.div(beta)?)
     }
 
-    /// Differences d up to `delta` as d² / 2, above as delta (|d| - delta / 2).
+    /// Computes d² / 2 for differences d up to `delta`, and delta (|d| - delta / 2) above.
     ///
     /// # Errors
-    /// The shapes do not broadcast; `delta` is not positive; memory runs out.
+    /// The shapes do not broadcast, or `delta` is not positive.
     #[track_caller]
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("huber_loss", [self, target], |x, y| x.huber_loss(&y, delta, reduction));
@@ -159,19 +159,18 @@ impl Tensor {
         reduction.apply(&self.huber_elements(target, delta)?)
     }
 
-    /// Differences d up to `delta` as d² / 2, above as delta (|d| - delta / 2): without a choice between two results, so that the gradient of an
-    /// infinite difference is that of its sign.
+    /// Computes the Huber loss without a selection, so that infinite differences have finite gradients.
     fn huber_elements(&self, target: &Tensor, delta: f64) -> Result<Tensor> {
         let d = self.sub(target)?.abs()?;
         let near = d.clamp_max(delta)?;
         near.mul(&d.sub(&near.mul(0.5)?)?)
     }
 
-    /// The cross-entropy of these probabilities with `target`; logarithms are held above -100. Use
-    /// [`binary_cross_entropy_with_logits`](Self::binary_cross_entropy_with_logits) where there are logits.
+    /// Computes the cross-entropy of these probabilities with `target`. Logarithms are clamped to at least
+    /// -100. Use [`binary_cross_entropy_with_logits`](Self::binary_cross_entropy_with_logits) for logits.
     ///
     /// # Errors
-    /// The shapes differ; memory runs out.
+    /// The shapes differ.
     #[track_caller]
     pub fn binary_cross_entropy(
         &self,
@@ -211,7 +210,7 @@ impl Tensor {
         let losses = autograd::differentiable(OP, losses, &[self, target], move |g, wants| {
             let (x, y) = (kept[0].unpack(wants)?, kept[1].unpack(wants)?);
             let dx = if wants[0] {
-                // Finite also at 0 and 1, where the logarithms are held.
+                // The lower bound keeps the slope finite at 0 and 1, where the logarithms are clamped.
                 let slope = x.mul(&x.rsub(1.0)?)?.maximum(1e-12)?;
                 Some(g.mul(&x.sub(&y)?)?.div(&slope)?)
             } else {
@@ -230,10 +229,10 @@ impl Tensor {
         apply_weight_and_reduce(losses, weight, reduction)
     }
 
-    /// The cross-entropy of the sigmoids of these logits with `target`; `pos_weight` weighs the part of the positives.
+    /// Computes the cross-entropy of the sigmoids of these logits. `pos_weight` scales the loss of positives.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn binary_cross_entropy_with_logits(
         &self,
@@ -258,11 +257,11 @@ impl Tensor {
         apply_weight_and_reduce(negatives.sub(&log)?, weight, reduction)
     }
 
-    /// The divergence of these log-probabilities from `target`, which are probabilities or, with `log_target`, their
-    /// logarithms.
+    /// Computes the Kullback-Leibler divergence of these log-probabilities from `target`: probabilities, or
+    /// their logarithms with `log_target`.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn kl_div(&self, target: &Tensor, log_target: bool, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("kl_div", [self, target], |x, y| x.kl_div(&y, log_target, reduction));
@@ -274,11 +273,11 @@ impl Tensor {
         reduction.apply(&losses)
     }
 
-    /// The negative log-likelihood of `target` under normal distributions with these means and `var`, which is held
-    /// above `eps`; `full` adds the constant term.
+    /// Computes the negative log-likelihood of `target` under normal distributions with these means and
+    /// `var`, clamped to at least `eps`. `full` adds the constant term.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn gaussian_nll_loss(
         &self,
@@ -291,10 +290,10 @@ impl Tensor {
         dispatch_in_f32!("gaussian_nll_loss", [self, target, var], |x, y, var| {
             x.gaussian_nll_loss(&y, &var, full, eps, reduction)
         });
-        // One variance for a row of the input.
+        // One variance for each row of the input.
         let per_row = var.rank() + 1 == self.rank() && self.shape().starts_with(var.shape());
         let var = if per_row { var.unsqueeze(-1)? } else { var.clone() };
-        // Held without changing the gradient, as in PyTorch.
+        // As in PyTorch, the clamp does not change the gradient.
         let lift = var.detach().maximum(eps)?.sub(&var.detach())?;
         let var = var.add(&lift)?;
         let losses = var.log()?.add(&self.sub(target)?.square()?.div(&var)?)?.mul(0.5)?;
@@ -302,20 +301,20 @@ impl Tensor {
         reduction.apply(&if full { losses.add(constant)? } else { losses })
     }
 
-    /// ln(1 + e^(-x y)) for targets y of 1 and -1.
+    /// Computes ln(1 + e^(-x y)) for targets y of 1 and -1.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn soft_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("soft_margin_loss", [self, target], |x, y| x.soft_margin_loss(&y, reduction));
         reduction.apply(&self.mul(target)?.logsigmoid()?.neg()?)
     }
 
-    /// How far `self` misses being larger than `other` by `margin` where `target` is 1, or smaller where it is -1.
+    /// Computes max(0, margin - target · (`self` - `other`)): a `target` of 1 ranks `self` higher, -1 lower.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn margin_ranking_loss(
         &self,
@@ -327,21 +326,21 @@ impl Tensor {
         dispatch_in_f32!("margin_ranking_loss", [self, other, target], |a, b, y| {
             a.margin_ranking_loss(&b, &y, margin, reduction)
         });
-        // Negated first: of unsigned numbers that wraps, as in PyTorch.
+        // Negate first, because unsigned integers then wrap as in PyTorch.
         let missed = target.neg()?.mul(&self.sub(other)?)?.add(margin)?;
         reduction.apply(&missed.clamp_min(0.0)?)
     }
 
-    /// The cosine of the angle between vectors along `dim`; lengths are held above `eps`.
+    /// Computes the cosine of the angle between vectors along `dim`. Lengths are clamped to at least `eps`.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn cosine_similarity(&self, other: &Tensor, dim: isize, eps: f64) -> Result<Tensor> {
         dispatch_in_f32!("cosine_similarity", [self, other], |a, b| a.cosine_similarity(&b, dim, eps));
         let shape =
             crate::tensor::layout::broadcast_shapes("cosine_similarity", &[self.shape(), other.shape()])?;
-        // As in PyTorch, lengths below `eps` are raised to it behind the tape's back: the gradient is that of the length.
+        // As in PyTorch, the clamp of lengths is not recorded: the gradient is that of the length.
         let unit = |t: &Tensor| {
             let t = t.broadcast_to(&shape)?;
             let length = t.norm(2.0, &[dim], true)?;
@@ -351,10 +350,10 @@ impl Tensor {
         unit(self)?.mul(&unit(other)?)?.sum(&[dim], false)
     }
 
-    /// Vectors along `dim` divided by their p-norm, which is held above `eps`.
+    /// Divides vectors along `dim` by their p-norm, which is clamped to at least `eps`.
     ///
     /// # Errors
-    /// `dim` is out of range; memory runs out.
+    /// `dim` is out of range.
     #[track_caller]
     pub fn normalize(&self, p: f64, dim: isize, eps: f64) -> Result<Tensor> {
         dispatch_in_f32!("normalize", [self], |x| x.normalize(p, dim, eps));
@@ -363,31 +362,31 @@ impl Tensor {
         self.div(&length.masked_fill(&held, Operand::from(eps))?)
     }
 
-    /// The p-norm of the differences of vectors, over the last dimension; `eps` is added to each difference.
+    /// Computes the p-norm of differences over the last dimension. `eps` is added to each difference.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn pairwise_distance(&self, other: &Tensor, p: f64, eps: f64, keepdim: bool) -> Result<Tensor> {
         dispatch_in_f32!("pairwise_distance", [self, other], |x, y| x.pairwise_distance(&y, p, eps, keepdim));
         self.sub(other)?.add(eps)?.norm(p, &[-1], keepdim)
     }
 
-    /// The p-norm of the difference of `self` and `other`, which broadcast: one number. PyTorch's `dist`.
+    /// Computes the p-norm of the difference of `self` and `other`, which broadcast (PyTorch's `dist`).
     ///
     /// # Errors
-    /// As [`norm`](Self::norm); the shapes do not broadcast.
+    /// The shapes do not broadcast. See also [`norm`](Self::norm).
     #[track_caller]
     pub fn dist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
         dispatch_in_f32!("dist", [self, other], |x, y| x.dist(&y, p));
         self.sub(other)?.norm(p, &[], false)
     }
 
-    /// How far these anchors miss being nearer to `positive` than to `negative` by `margin`, in the p-norm; `swap`
-    /// also lets the distance of positive and negative count.
+    /// Computes max(0, d(a, p) - d(a, n) + `margin`), with p-norm distances of these anchors to `positive`
+    /// and `negative`. `swap` replaces d(a, n) by d(p, n) if that is less.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast, or `margin` is not positive.
     #[track_caller]
     pub fn triplet_margin_loss(
         &self,

@@ -1,8 +1,8 @@
-//! Matrix products, by the vendor's library where there is one, else by kernels of the workspace.
+//! Matrix products: by the vendor's library if it supports them, else by the crate's kernels.
 //!
-//! One function, [`product`], multiplies batches of matrices of any strides; every operation here is a view of its
-//! operands, one product and a view of its result, so that gradients are products too. Sums are kept in f32 (f64 and
-//! integers in their own type), and always in the same order.
+//! [`MatmulProblem`] multiplies batches of matrices of any strides. Every operation here is a view of its
+//! operands, one product and a view of the result, so its gradients are products too. Sums are accumulated in
+//! f32 (f64 and integers in their own type), always in the same order.
 
 pub(crate) mod einsum;
 pub(crate) mod linear;
@@ -27,7 +27,7 @@ use crate::runtime::stream::Access;
 use crate::tensor::layout::{broadcast_shapes, collapse_dims, collapse_tensor_dims, numel};
 use crate::tensor::{Dims, Tensor};
 
-/// A batch of matrices in a tensor: offset and strides, in elements. The batch has two dimensions at most.
+/// Batch of matrices in a tensor: offset and strides in elements, with at most two batch dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct MatrixLayout {
     offset: usize,
@@ -37,7 +37,7 @@ struct MatrixLayout {
     inner_stride: usize,
 }
 
-/// The last two extents.
+/// Returns the last two extents.
 fn last_two(shape: &[usize]) -> (usize, usize) {
     let rank = shape.len();
     (shape[rank - 2], shape[rank - 1])
@@ -47,7 +47,7 @@ fn transpose_matrix(t: &Tensor) -> Result<Tensor> {
     t.transpose(-2, -1)
 }
 
-/// Checks what every product asks of its operands: one device, one type, which has a product.
+/// Checks that the operands are on one device and have the same type, which must support products.
 pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     a.check_same_device(op, b)?;
     launch::check_computable(op, a)?;
@@ -65,18 +65,18 @@ pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) ->
     launch::check_device_dtype(op, a.dtype(), a.device())
 }
 
-/// a · b of tensors of at least two dimensions, whose batch dimensions broadcast, with its gradient.
+/// Computes a · b with its gradient. Operands have at least two dimensions, and batch dimensions broadcast.
 fn matmul_with_grad(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     matmul_with_grad_as(op, a, b, a.dtype())
 }
 
-/// The same in `dtype`: the operands', or f32 for 16-bit ones.
+/// Computes a · b with its gradient in `dtype`: the operands' type, or f32 for 16-bit operands.
 fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Tensor> {
     if !autograd::compute_requires_grad(&[a, b]) {
         return gemm_as(op, a, b, dtype);
     }
     let out = gemm_as(op, &a.detach(), &b.detach(), dtype)?;
-    // Each operand is kept for the gradient of the other, and its shape for its own.
+    // Each operand is saved for the gradient of the other, and its shape for its own gradient.
     let left = b.requires_grad().then(|| SavedTensor::input(a));
     let right = a.requires_grad().then(|| SavedTensor::input(b));
     let (a_shape, b_shape): (Dims, Dims) = (a.shape().into(), b.shape().into());
@@ -85,7 +85,7 @@ fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -
             Some(kept) => transpose_matrix(&kept.unpack(wants)?).map(Some),
             None => Ok(None),
         };
-        // Gradients of products that were left in f32 are multiplied in the operands' type.
+        // The gradient of an f32 result of 16-bit operands is cast to the operands' type for its products.
         let da =
             of(&right, 0)?.map(|b| matmul_sum_to(op, &g.to_dtype(b.dtype())?, &b, &a_shape)).transpose()?;
         let db =
@@ -94,19 +94,19 @@ fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -
     }))
 }
 
-/// The type in which products of this one are summed: halves are rounded once, behind the sum.
+/// Returns the accumulator type: f32 for 16-bit types, so that a sum is rounded once.
 fn accumulator_dtype(dtype: DType) -> DType {
     if dtype.size() == 2 { DType::F32 } else { dtype }
 }
 
-/// a · b summed to a shape, with its gradient.
+/// Computes a · b, summed to a shape, with its gradient.
 fn matmul_sum_to(op: &'static str, a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
     let whole = MatmulProblem::new(op, a, b)?.shape.as_slice() == shape;
     let dtype = if whole { a.dtype() } else { accumulator_dtype(a.dtype()) };
     matmul_with_grad_as(op, a, b, dtype)?.sum_to(shape)?.to_dtype(a.dtype())
 }
 
-/// a · b, without a gradient.
+/// Computes a · b without a gradient.
 pub(super) fn gemm(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     gemm_as(op, a, b, a.dtype())
 }
@@ -121,8 +121,8 @@ fn gemm_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Ten
     Ok(out)
 }
 
-/// Writes a · b over `out`, or adds it (`add`), without a gradient. `out` has the product's shape, its columns side by side,
-/// and the type of a and b, or f32 for 16-bit ones: then nothing is rounded to 16 bits.
+/// Writes a · b to `out`, or adds it if `add` is true, without a gradient. `out` has the product's shape,
+/// contiguous rows, and the type of a and b, or f32 for unrounded sums of 16-bit operands.
 pub(super) fn gemm_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, add: bool) -> Result<()> {
     let product = MatmulProblem::new(op, a, b)?;
     if product.shape.as_slice() != out.shape() {
@@ -140,8 +140,8 @@ pub(super) fn gemm_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, 
     }
 }
 
-/// Writes a · b + `bias` over `out`, as [`gemm_into`]; the sum is rounded once. `bias` has a number for each column, side by side, and
-/// `out` lies dense at the start of its memory.
+/// Writes a · b + `bias` to `out` as [`gemm_into`] does, and rounds the sum once. `bias` is contiguous with
+/// one element for each column. `out` is dense at the start of its memory.
 pub(super) fn gemm_bias_into(
     op: &'static str,
     a: &Tensor,
@@ -159,7 +159,7 @@ pub(super) fn gemm_bias_into(
     }
 }
 
-/// As [`gemm_into`] of matrices, with an epilogue of the vendor's library; `false`, and nothing done, where there is none.
+/// Runs [`gemm_into`] with an epilogue of the vendor's library, or returns false if unsupported.
 pub(super) fn try_gemm_epilogue(
     op: &'static str,
     a: &Tensor,
@@ -172,7 +172,7 @@ pub(super) fn try_gemm_epilogue(
     if product.is_empty() { Ok(false) } else { product.try_vendor_library(out, add, finish) }
 }
 
-/// Writes a · b of matrices of 8-bit floats over `out` by the vendor's library; `false`, and nothing done, where it does not.
+/// Writes a · b of 8-bit float matrices by the vendor's library, or returns false if unsupported.
 pub(super) fn try_gemm_fp8(
     op: &'static str,
     a: &Tensor,
@@ -187,7 +187,7 @@ pub(super) fn try_gemm_fp8(
     if product.is_empty() { Ok(false) } else { product.try_vendor_library(out, false, finish) }
 }
 
-/// An [`Epilogue`], of tensors. Matrices have the strides of the product's result, vectors lie at the start of their memory.
+/// [`Epilogue`] with tensors. Matrices have the strides of the result, and vectors start at offset 0.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum EpilogueTensors<'a> {
     None,
@@ -199,7 +199,7 @@ pub(super) enum EpilogueTensors<'a> {
 }
 
 impl<'a> EpilogueTensors<'a> {
-    /// What it touches: a matrix, a vector.
+    /// Returns the tensors that the epilogue accesses.
     fn tensor_accesses(self) -> SmallVec<[(&'a Tensor, Access); 3]> {
         use Access::{Read, Write};
         match self {
@@ -215,11 +215,11 @@ impl<'a> EpilogueTensors<'a> {
     }
 }
 
-/// A product, checked and folded to at most two batch dimensions.
+/// Matrix product whose operands are checked and folded to at most two batch dimensions.
 struct MatmulProblem {
     op: &'static str,
     extents: MatmulExtents,
-    /// The second of the two batch dimensions.
+    /// Extent of the second batch dimension.
     inner_batch: usize,
     a: (Tensor, MatrixLayout),
     b: (Tensor, MatrixLayout),
@@ -232,7 +232,7 @@ impl MatmulProblem {
         Self::from_checked(op, a, b)
     }
 
-    /// The same of operands whose types were checked.
+    /// Creates a problem from operands whose types were checked.
     fn from_checked(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
         let ((m, k), (rows, n)) = (last_two(a.shape()), last_two(b.shape()));
         if k != rows {
@@ -242,7 +242,7 @@ impl MatmulProblem {
                 &[a.shape(), b.shape()],
             ));
         }
-        // Most products: what follows would change nothing.
+        // Fast path: the general code below would change nothing.
         if a.rank() == 2 && b.rank() == 2 {
             let (left, right) = (MatrixLayout::from_tensor(a, &[]), MatrixLayout::from_tensor(b, &[]));
             return Ok(Self {
@@ -262,7 +262,7 @@ impl MatmulProblem {
             |a: &Tensor, b: &Tensor| collapse_dims(&batch, &[&a.strides()[..depth], &b.strides()[..depth]]);
         let (mut extents, mut strides) = fold(&a, &b);
         if extents.len() > 2 {
-            // Kernels take two batch dimensions; of contiguous operands one remains.
+            // Kernels take at most two batch dimensions. Contiguous operands have one.
             (a, b) = (a.contiguous()?, b.contiguous()?);
             (extents, strides) = fold(&a, &b);
         }
@@ -279,7 +279,7 @@ impl MatmulProblem {
         })
     }
 
-    /// Whether there is nothing to add up, or nothing to write.
+    /// Returns true if there is nothing to sum or nothing to write.
     fn is_empty(&self) -> bool {
         numel(&self.shape) == 0 || self.extents.k == 0
     }
@@ -288,7 +288,7 @@ impl MatmulProblem {
         if self.try_vendor_library(out, add, EpilogueTensors::None)? {
             return Ok(());
         }
-        // The kernels write whole tensors.
+        // The kernels write whole tensors only.
         if !add && out.is_contiguous() && out.layout().offset() == 0 {
             return self.run_kernel(out, None);
         }
@@ -300,14 +300,14 @@ impl MatmulProblem {
         if add { out.add_(&whole) } else { whole.copy_into(out) }
     }
 
-    /// The vendor's library; `false` if there is none for this product. It takes one batch dimension: of two, the outer
-    /// one is a loop of calls, which costs less than copies of the operands.
+    /// Runs the product in the vendor's library, or returns false if unsupported. The library takes one batch
+    /// dimension, so the outer one is a loop of calls, which is cheaper than copying the operands.
     fn try_vendor_library(&self, out: &Tensor, add: bool, finish: EpilogueTensors<'_>) -> Result<bool> {
         let (e, inner) = (self.extents, self.inner_batch);
         let (row, col) = last_two(out.strides());
         let batch = self.shape.iter().copied().zip(out.strides().iter().copied()).take(out.rank() - 2);
         let (extents, steps) = collapse_tensor_dims(batch);
-        // Of a result that was made for the product one step is enough.
+        // An output that was allocated for the product has a single batch stride.
         if col != 1 && e.n > 1 || extents.len() > 1 {
             return Ok(false);
         }
@@ -367,14 +367,14 @@ impl MatmulProblem {
             let asked = call.supports_epilogue()
                 && out.device().try_enqueue(|| describe_for_profiler(&call), &Command::Matmul(&call))?;
             if !asked {
-                // The kernels then write everything again.
+                // The fallback kernels write everything again.
                 return Ok(false);
             }
         }
         Ok(true)
     }
 
-    /// Into a contiguous `out` from the start of its memory; `bias` has a number for each column, side by side.
+    /// Runs the crate's kernel into a contiguous `out` at offset 0. `bias` is contiguous, \[columns\].
     fn run_kernel(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
         let ([(ta, a), (tb, b)], e) = ([(&self.a.0, self.a.1), (&self.b.0, self.b.1)], self.extents);
         let device = out.device();
@@ -407,7 +407,7 @@ impl MatmulProblem {
     }
 }
 
-/// Two batch dimensions of what is left of them.
+/// Splits the remaining dimensions into an outer and an inner batch dimension.
 fn outer_and_inner(of: &[usize], default: usize) -> (usize, usize) {
     match *of {
         [] => (default, default),
@@ -417,7 +417,7 @@ fn outer_and_inner(of: &[usize], default: usize) -> (usize, usize) {
 }
 
 impl MatrixLayout {
-    /// The matrices of a tensor, whose batch dimensions have these steps.
+    /// Returns the matrices of a tensor whose batch dimensions have these strides.
     fn from_tensor(t: &Tensor, steps: &[usize]) -> Self {
         let (row, col) = last_two(t.strides());
         let (outer, inner) = outer_and_inner(steps, 0);
@@ -431,7 +431,7 @@ impl MatrixLayout {
     }
 }
 
-/// What a profile says of a product.
+/// Describes a product for the profiler.
 pub(crate) fn describe_for_profiler(call: &MatmulCall) -> WorkItem {
     let MatmulCall { dtype, dtype_out: out, m, n, k, batch, epilogue, .. } = *call;
     let besides = match epilogue {
@@ -458,7 +458,7 @@ pub(crate) fn describe_for_profiler(call: &MatmulCall) -> WorkItem {
 
 static ADD_SCALED: PointwiseOp = PointwiseOp {
     name: "addmm",
-    // A beta of 0 takes nothing of the input, be it NaN.
+    // With a beta of 0 the input is ignored, even if it is NaN.
     expr: "select(T(beta) * a, T(0), T(beta) == T(0)) + T(alpha) * b",
     int_f64_expr: "",
     type_rule: TypeRule::Number,
@@ -466,7 +466,7 @@ static ADD_SCALED: PointwiseOp = PointwiseOp {
     grads: &[GradRule::Expr("g * T(beta)", &[]), GradRule::Expr("g * T(alpha)", &[])],
 };
 
-/// beta · input + alpha · product, of the product's shape. A beta of 0 ignores the input, whatever it holds.
+/// Computes beta · input + alpha · product in the product's shape. A beta of 0 ignores the input, even NaN.
 pub(super) fn add_scaled(
     op: &'static str,
     input: &Tensor,
@@ -492,7 +492,7 @@ pub(super) fn add_scaled(
     run_pointwise(&ADD_SCALED, &[Operand::Tensor(input), Operand::Tensor(product)], &attrs)
 }
 
-/// The same with the product of two matrices or batches of them, which is rounded to their type with the sum.
+/// Computes beta · input + alpha · (a · b) of matrices or batches of matrices, rounded once.
 #[track_caller]
 fn add_matmul(
     op: &'static str,
@@ -511,7 +511,7 @@ fn add_matmul(
     if !autograd::compute_requires_grad(&[input, a, b]) {
         return Ok(out);
     }
-    // Each operand is kept for the gradient of the other.
+    // Each operand is saved for the gradient of the other.
     let left = b.requires_grad().then(|| SavedTensor::input(a));
     let right = a.requires_grad().then(|| SavedTensor::input(b));
     let (shape, dtype): (Dims, _) = (input.shape().into(), input.dtype());
@@ -525,7 +525,7 @@ fn add_matmul(
             Some(kept) => transpose_matrix(&kept.unpack(wants)?).map(Some),
             None => Ok(None),
         };
-        // The factor goes behind the product, whose sums may cancel.
+        // Scale after the product, because its sums may cancel.
         let scaled = |a: &Tensor, b: &Tensor| match alpha == 1.0 {
             true => matmul_with_grad(op, a, b),
             false => matmul_with_grad_as(op, a, b, wide)?.mul(alpha)?.to_dtype(a.dtype()),
@@ -536,7 +536,7 @@ fn add_matmul(
     }))
 }
 
-/// Fails if a tensor has another number of dimensions than an operation takes.
+/// Fails if a tensor does not have the number of dimensions that an operation takes.
 fn check_ranks(op: &'static str, rule: &'static str, pairs: &[(&Tensor, usize)]) -> Result<()> {
     if pairs.iter().all(|(t, rank)| t.rank() == *rank) {
         return Ok(());
@@ -546,8 +546,9 @@ fn check_ranks(op: &'static str, rule: &'static str, pairs: &[(&Tensor, usize)])
 }
 
 impl Tensor {
-    /// The matrix product, as PyTorch and NumPy define it: two vectors give their dot product, a vector counts as a
-    /// row on the left and as a column on the right, and further dimensions are batches, which broadcast.
+    /// Computes the matrix product as PyTorch and NumPy define it. A vector counts as a row on the left and
+    /// as a column on the right, and two vectors give their dot product. Further dimensions are batches,
+    /// which broadcast.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -559,7 +560,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// An operand has no dimensions, the shapes do not fit or the types differ; memory runs out.
+    /// An operand has no dimensions, the shapes do not match, or the types differ.
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
         const OP: &str = "matmul";
@@ -592,10 +593,10 @@ impl Tensor {
         }
     }
 
-    /// The product of two matrices.
+    /// Multiplies two matrices.
     ///
     /// # Errors
-    /// An operand is no matrix, or as [`matmul`](Self::matmul).
+    /// An operand is not a matrix. See also [`matmul`](Self::matmul).
     #[track_caller]
     pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("mm", [self, other], |a, b| a.mm(&b));
@@ -604,10 +605,10 @@ impl Tensor {
         matmul_with_grad("mm", self, other)
     }
 
-    /// The products of two batches of matrices of the same length.
+    /// Multiplies two batches of matrices of the same batch size.
     ///
     /// # Errors
-    /// An operand is no batch of matrices, the lengths differ, or as [`matmul`](Self::matmul).
+    /// An operand is not a batch of matrices, or the batch sizes differ. See also [`matmul`](Self::matmul).
     #[track_caller]
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("bmm", [self, other], |a, b| a.bmm(&b));
@@ -623,10 +624,10 @@ impl Tensor {
         matmul_with_grad("bmm", self, other)
     }
 
-    /// The product of a matrix and a vector.
+    /// Multiplies a matrix by a vector.
     ///
     /// # Errors
-    /// The operands are no matrix and vector, or as [`matmul`](Self::matmul).
+    /// The operands are not a matrix and a vector. See also [`matmul`](Self::matmul).
     #[track_caller]
     pub fn mv(&self, vector: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("mv", [self, vector], |a, v| a.mv(&v));
@@ -634,10 +635,10 @@ impl Tensor {
         self.matmul(vector)
     }
 
-    /// The sum of the products of two vectors' elements.
+    /// Computes the dot product of two vectors.
     ///
     /// # Errors
-    /// The operands are no vectors of one length, or as [`matmul`](Self::matmul).
+    /// The operands are not vectors of the same length. See also [`matmul`](Self::matmul).
     #[track_caller]
     pub fn dot(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("dot", [self, other], |a, b| a.dot(&b));
@@ -645,20 +646,20 @@ impl Tensor {
         self.matmul(other)
     }
 
-    /// The product of every element of one vector with every element of another: \[n\] and \[m\] give \[n, m\].
+    /// Computes the outer product of two vectors: \[n\] and \[m\] give \[n, m\].
     ///
     /// # Errors
-    /// An operand is no vector; memory runs out.
+    /// An operand is not a vector.
     #[track_caller]
     pub fn outer(&self, other: &Tensor) -> Result<Tensor> {
         check_ranks("outer", "takes two vectors", &[(self, 1), (other, 1)])?;
         self.unsqueeze(1)?.mul(other)
     }
 
-    /// The products of the last dimension of one with the last of the other: \[.., k\] and \[*, k\] give \[.., *\].
+    /// Computes the dot products over the last dimensions: \[.., k\] and \[*, k\] give \[.., *\].
     ///
     /// # Errors
-    /// The last extents differ, or as [`matmul`](Self::matmul).
+    /// The last extents differ. See also [`matmul`](Self::matmul).
     #[track_caller]
     pub fn inner(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("inner", [self, other], |a, b| a.inner(&b));
@@ -682,10 +683,10 @@ impl Tensor {
         lines(self)?.mm(&lines(other)?.t()?)?.reshape(&shape[..])
     }
 
-    /// beta · self + alpha · (a · b) of matrices; `self` broadcasts, and is ignored if beta is 0.
+    /// Computes beta · self + alpha · (a · b) of matrices. `self` broadcasts, and is ignored if beta is 0.
     ///
     /// # Errors
-    /// As [`mm`](Self::mm); `self` does not broadcast to the product.
+    /// `self` does not broadcast to the product. See also [`mm`](Self::mm).
     #[track_caller]
     pub fn addmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         dispatch_autocast!("addmm", [self, a, b], |x, a, b| x.addmm(&a, &b, beta, alpha));
@@ -693,10 +694,10 @@ impl Tensor {
         add_matmul("addmm", self, (a, b), beta, alpha)
     }
 
-    /// beta · self + alpha · (matrix · vector); `self` broadcasts, and is ignored if beta is 0.
+    /// Computes beta · self + alpha · (matrix · vector). `self` broadcasts, and is ignored if beta is 0.
     ///
     /// # Errors
-    /// As [`mv`](Self::mv); `self` does not broadcast to the product.
+    /// `self` does not broadcast to the product. See also [`mv`](Self::mv).
     #[track_caller]
     pub fn addmv(&self, matrix: &Tensor, vector: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         dispatch_autocast!("addmv", [self, matrix, vector], |x, a, v| x.addmv(&a, &v, beta, alpha));
@@ -706,15 +707,16 @@ impl Tensor {
         add_matmul("addmv", &column, (matrix, &vector.unsqueeze(1)?), beta, alpha)?.squeeze(-1)
     }
 
-    /// beta · self + alpha · [`outer`](Self::outer)(a, b); `self` broadcasts, and is ignored if beta is 0.
+    /// Computes beta · self + alpha · [`outer`](Self::outer)(a, b). `self` broadcasts; a beta of 0 ignores
+    /// it.
     ///
     /// # Errors
-    /// As [`outer`](Self::outer); `self` does not broadcast to the product.
+    /// `self` does not broadcast to the product. See also [`outer`](Self::outer).
     #[track_caller]
     pub fn addr(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         dispatch_autocast!("addr", [self, a, b], |x, a, b| x.addr(&a, &b, beta, alpha));
         if [self, a, b].iter().all(|t| t.dtype() == DType::Bool) {
-            // As in PyTorch: sums and products of truth values are `or` and `and`.
+            // As in PyTorch, sums and products of bools are `or` and `and`.
             check_ranks("outer", "takes two vectors", &[(a, 1), (b, 1)])?;
             let both = a.unsqueeze(1)?.logical_and(&b.logical_and(alpha != 0.0)?)?;
             return self.logical_and(beta != 0.0)?.logical_or(&both);
@@ -724,10 +726,11 @@ impl Tensor {
         if self.dtype() == a.dtype() { out.to_dtype(a.dtype()) } else { Ok(out) }
     }
 
-    /// beta · self + alpha · (a · b) of batches of matrices; `self` broadcasts, and is ignored if beta is 0.
+    /// Computes beta · self + alpha · (a · b) of batches of matrices. `self` broadcasts; a beta of 0 ignores
+    /// it.
     ///
     /// # Errors
-    /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
+    /// `self` does not broadcast to the product. See also [`bmm`](Self::bmm).
     #[track_caller]
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         dispatch_autocast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
@@ -738,10 +741,10 @@ impl Tensor {
         add_matmul("baddbmm", self, (a, b), beta, alpha)
     }
 
-    /// beta · self + alpha · Σ (a · b) over a batch of matrices; `self` broadcasts, and is ignored if beta is 0.
+    /// Computes beta · self + alpha · Σ (a · b) over a batch. `self` broadcasts; a beta of 0 ignores it.
     ///
     /// # Errors
-    /// As [`bmm`](Self::bmm); `self` does not broadcast to the product.
+    /// `self` does not broadcast to the product. See also [`bmm`](Self::bmm).
     #[track_caller]
     pub fn addbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         dispatch_autocast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, beta, alpha));
@@ -749,7 +752,7 @@ impl Tensor {
         if a.shape()[0] != b.shape()[0] {
             return Err(Error::shape("addbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
         }
-        // The sum over the batch is part of the sum of one long product.
+        // The sum over the batch becomes part of the inner dimension of one product.
         let (m, n) = (a.shape()[1], b.shape()[2]);
         let long = a.transpose(0, 1)?.reshape(&[m, a.shape()[0] * a.shape()[2]][..])?;
         let tall = b.reshape(&[b.shape()[0] * b.shape()[1], n][..])?;
@@ -757,8 +760,8 @@ impl Tensor {
     }
 }
 
-/// a · b for a matrix b: the batch of a becomes rows, so that the gradient of b is one product, not a batch of them
-/// and a sum.
+/// Computes a · b for a matrix b, with the batch of a folded into rows. The gradient of b is then one
+/// product, without a batched product and a sum.
 fn matmul_fold_batch(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Tensor> {
     let (m, k) = last_two(a.shape());
     let rows: [usize; 2] = [numel(&a.shape()[..a.rank() - 1]), k];

@@ -1,9 +1,10 @@
-//! Operations, one folder for each family: the shape rule, the launch and the gradient of an operation stand next to each other.
+//! Operations, one folder for each family. A file has an operation's shape rule, launch and gradient.
 //!
-//! Operations are methods of [`Tensor`](crate::tensor::Tensor) under PyTorch's names; what joins several tensors ([`cat`],
-//! [`stack`], [`einsum`], [`meshgrid`]) is a function of a slice of them. Arguments with defaults are a struct of options, with
-//! `Default` ([`AttentionOptions`], [`CrossEntropyOptions`]), or have a name of their own (`sum_all`). A new operation is one entry in
-//! its family's file, and a kernel in the shaders crate where the family does not generate it.
+//! Operations are methods of [`Tensor`](crate::tensor::Tensor) under PyTorch's names. Operations on a list of
+//! tensors ([`cat`], [`stack`], [`einsum`], [`meshgrid`]) are functions of a slice. Optional arguments form a
+//! struct that implements `Default` ([`AttentionOptions`], [`CrossEntropyOptions`]), or the variant has its
+//! own name (`sum_all`). A new operation is one entry in its family's file. Its kernel goes into the shaders
+//! crate, unless the family generates it.
 
 pub(crate) mod attention;
 pub(crate) mod conv;

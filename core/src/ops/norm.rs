@@ -1,8 +1,9 @@
-//! Normalisations: layer, RMS, group and instance, of one family of kernels.
+//! Layer, RMS, group and instance normalisation, which share one family of kernels.
 //!
-//! Statistics are kept in f32, whatever the element type. The forward kernel saves mean and reciprocal deviation of
-//! each row; the backward pass is one kernel for the input, and a sum in two stages for weight and bias. Rows of layer and
-//! RMS normalisation that are short enough are [`layer_norm`](crate::ops::norm::layer_norm)'s; batches are [`batch_norm`](crate::ops::norm::batch_norm)'s.
+//! Statistics are f32 for every element type. The forward kernel saves the mean and the reciprocal deviation
+//! of each row. The backward pass is one kernel for the input, and a two-stage sum for weight and bias.
+//! Shorter rows of layer and RMS normalisation use [`layer_norm`](crate::ops::norm::layer_norm), and batches
+//! use [`batch_norm`](crate::ops::norm::batch_norm).
 
 pub(crate) mod batch_norm;
 pub(crate) mod layer_norm;
@@ -25,7 +26,7 @@ use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
 use crate::ops::norm::softmax::{check_f32_f16_bf16, lanes_per_row};
 use crate::tensor::{Dims, Tensor};
 
-/// Which elements make a row, and which share a weight: the numbers of `norm.wgsl` and `norm_weight_grad.wgsl`.
+/// Mapping of elements to rows and weights: parameters of `norm.wgsl` and `norm_weight_grad.wgsl`.
 #[derive(Clone, Copy, Debug)]
 struct NormGeometry {
     rows: usize,
@@ -33,22 +34,22 @@ struct NormGeometry {
     run_length: usize,
     run_stride: usize,
     row_stride: usize,
-    /// Of the weight of an element: row modulus, and strides of row, run and element.
+    /// Index of an element's weight: row modulus, and strides of row, run and element.
     weight_rows: usize,
     weight_strides: [usize; 3],
     /// Number of weights, and of elements that share one.
     weights: usize,
     elements_per_weight: usize,
-    /// Of the elements of a weight: its stride, their run and step.
+    /// Elements of a weight: stride between weights, run length and stride between runs.
     weight_stride: usize,
     weight_run_length: usize,
     weight_run_stride: usize,
-    /// Of the row of such an element: stride of runs, weights in a row, stride of rows.
+    /// Row of such an element: stride of runs, weights in a row, stride of rows.
     row_strides: [usize; 3],
 }
 
 impl NormGeometry {
-    /// Rows over the trailing `extent` elements, each with a weight of its own.
+    /// Returns the geometry of rows over the trailing `extent` elements, each with its own weight.
     fn for_layer_norm(rows: usize, extent: usize) -> Self {
         Self {
             rows,
@@ -67,7 +68,8 @@ impl NormGeometry {
         }
     }
 
-    /// [batch, channels, space] with a row for each batch entry and group of channels, and a weight for each channel.
+    /// Returns the geometry of [batch, channels, space] with a row for each batch entry and channel group,
+    /// and a weight for each channel.
     fn for_group_norm(batch: usize, channels: usize, space: usize, groups: usize) -> Self {
         let extent = channels / groups * space;
         Self {
@@ -83,7 +85,7 @@ impl NormGeometry {
         }
     }
 
-    /// [batch, channels, space] with a row and a weight for each channel.
+    /// Returns the geometry of [batch, channels, space] with a row and a weight for each channel.
     fn for_channel_norm(batch: usize, channels: usize, space: usize) -> Self {
         Self {
             rows: channels,
@@ -103,17 +105,17 @@ impl NormGeometry {
     }
 }
 
-/// The statistics of the rows; RMS has no mean.
+/// Statistics of the rows. RMS has no mean.
 #[derive(Clone)]
 struct NormStatistics {
     mean: Option<Tensor>,
     rstd: Tensor,
 }
 
-/// Elements of a row from which on several workgroups share it, if there are few rows.
+/// Row length from which several workgroups share a row, if there are few rows.
 const SPLIT_ROW_MIN: usize = 1 << 16;
 
-/// Parts of a long row that are worked on side by side.
+/// Returns the number of parts of a long reduction and the elements of a part. Parts run in parallel.
 fn split_weight_reduction(outputs: usize, extent: usize, lanes: usize) -> (usize, usize) {
     let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes);
     let splits = (512 / groups).clamp(1, extent.div_ceil(lanes * 16).max(1));
@@ -127,25 +129,25 @@ struct NormStage {
     lanes: usize,
     across: bool,
     width: usize,
-    /// Parts of a row, and their elements.
+    /// Number of parts of a row, and elements of a part.
     splits_and_chunk: (usize, usize),
 }
 
-/// One normalisation of one tensor, with what all of its kernels need.
+/// Normalisation of one tensor, with the operands of all its kernels.
 #[derive(Clone)]
 struct Normalization {
     op: &'static str,
     geometry: NormGeometry,
     rms: bool,
     eps: f64,
-    /// Contiguous from the start of their storages.
+    /// All three are contiguous at offset 0 of their storages.
     x: Tensor,
     weight: Option<Tensor>,
     bias: Option<Tensor>,
 }
 
 impl Normalization {
-    /// The kernel for the elements: forward, or backward with the gradient `g`.
+    /// Runs the elementwise kernel: forward, or backward with the gradient `g`.
     fn run_element_kernel(&self, g: Option<&Tensor>, statistics: &NormStatistics) -> Result<Tensor> {
         let Self { geometry: at, x, .. } = self;
         let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
@@ -159,7 +161,7 @@ impl Normalization {
         let stage = NormStage { lanes, across, width, splits_and_chunk: (1, at.extent) };
         let (splits, chunk) = split_reduction(at.rows, at.extent, lanes, 3);
         if at.extent < SPLIT_ROW_MIN || splits == 1 {
-            // Three loops over the row, and those of sums over its threads.
+            // Three loops over the row, and the loops of sums over its threads.
             let turns = 3 * at.extent.div_ceil(lanes * width) + 128;
             self.launch_stage("whole", stage, g, Some(statistics), None, &out, turns)?;
             return Ok(out);
@@ -197,7 +199,8 @@ impl Normalization {
         Ok(out)
     }
 
-    /// One stage of `norm.wgsl`. `more`: the sums of the parts, or in the stage `finish` the parts themselves, and there is no `out`.
+    /// Launches one stage of `norm.wgsl`. `more` has the sums of the parts. In the stage `finish` it has the
+    /// parts themselves, and there is no `out`.
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
     fn launch_stage(
         &self,
@@ -213,7 +216,7 @@ impl Normalization {
         let NormStage { lanes, across, width, splits_and_chunk: (splits, chunk) } = stage;
         let finish = name == "finish";
         let dtype = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), x.device()));
-        // What is read of an element: statistics need no weights.
+        // Pass only the tensors that the stage reads: statistics need no weights.
         let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || name != "parts"));
         let bias = self.bias.as_ref().filter(|_| g.is_none() && (name == "whole" || name == "apply"));
         let spec = KernelSpec::new("norm")
@@ -254,7 +257,7 @@ impl Normalization {
         launch::launch(&spec, &tensors, params, rows.div_ceil(WORKGROUP_SIZE / lanes))
     }
 
-    /// The sums over the elements of each weight, of g times the normalised x and of g, as f32 of [2, weights].
+    /// Sums, over the elements of each weight, g times the normalised x, and g: f32 [2, weights].
     fn sum_parameter_grads(&self, g: &Tensor, statistics: &NormStatistics) -> Result<Tensor> {
         let Self { geometry: at, x, .. } = self;
         if x.numel() == 0 {
@@ -288,7 +291,7 @@ impl Normalization {
         partial.sum(&[0], false)
     }
 
-    /// The gradients of the input, and of weight and bias where there are such.
+    /// Computes the gradients of the input, and of weight and bias if present.
     fn backward(&self, g: &Tensor, statistics: &NormStatistics, wants: &[bool]) -> Result<InputGrads> {
         let g = contiguous_zero_offset(g)?;
         let inputs = 1 + usize::from(self.weight.is_some());
@@ -310,7 +313,7 @@ impl Normalization {
         Ok(grads)
     }
 
-    /// Forward with statistics of its own, on the tape; `composed` is the same.
+    /// Normalises with new statistics and records the operation. `composed` is the differentiable version.
     fn forward_with_grad(
         self,
         x: &Tensor,
@@ -329,22 +332,21 @@ impl Normalization {
         }))
     }
 
-    /// The inputs, as they are kept.
     fn saved_inputs(&self, inputs: &[&Tensor]) -> SmallVec<[SavedTensor; 4]> {
         let made = [Some(&self.x), self.weight.as_ref(), self.bias.as_ref()];
         made.into_iter().flatten().zip(inputs).map(|(made, t)| SavedTensor::substitute(made, t)).collect()
     }
 }
 
-/// Rows along `dims` of x, less their means unless it is `rms`, over their deviations: what the kernels make, of operations
-/// that have gradients of gradients. In f32.
+/// Normalises x along `dims` in f32 with differentiable operations, for gradients of gradients. Subtracts the
+/// mean unless `rms` is true, then divides by the deviation.
 pub(super) fn normalize_composite(x: &Tensor, dims: &[isize], rms: bool, eps: f64) -> Result<Tensor> {
     let x = x.to_dtype(norm_compute_dtype(x.dtype()))?;
     let away = if rms { x } else { x.sub(&x.mean(dims, true)?)? };
     away.mul(&away.square()?.mean(dims, true)?.add(eps)?.rsqrt()?)
 }
 
-/// x times weight, plus bias, where there are such, in the order of `inputs` behind x; `shape` is theirs beside x.
+/// Multiplies x by the optional weight and adds the optional bias, both reshaped to `shape`.
 pub(super) fn apply_weight_bias(
     x: &Tensor,
     parameters: &[Tensor],
@@ -357,12 +359,12 @@ pub(super) fn apply_weight_bias(
     bias.iter().try_fold(x, |x, b| x.add(&b.to_dtype(dtype)?.reshape(shape)?))
 }
 
-/// What normalisations compute in.
+/// Returns the type in which normalisations compute.
 pub(super) fn norm_compute_dtype(dtype: DType) -> DType {
     if dtype == DType::F64 { DType::F64 } else { DType::F32 }
 }
 
-/// Whether x is f64, which has no kernels of its own: tensor operations do what they do.
+/// Returns true if x is f64, which is composed of tensor operations because it has no kernels.
 pub(super) fn check_is_f64(op: &'static str, x: &Tensor) -> Result<bool> {
     match x.dtype() {
         DType::F64 => launch::check_device_dtype(op, DType::F64, x.device()).map(|()| true),
@@ -370,7 +372,7 @@ pub(super) fn check_is_f64(op: &'static str, x: &Tensor) -> Result<bool> {
     }
 }
 
-/// Weight and bias beside f64, where there are such: checked, and of its type.
+/// Checks the optional weight and bias of an f64 input, and casts them to f64.
 pub(super) fn cast_parameters(
     op: &'static str,
     x: &Tensor,
@@ -388,7 +390,7 @@ pub(super) fn cast_parameters(
     parameters.into_iter().flatten().map(check).collect()
 }
 
-/// Checks weight or bias and makes it plain for the kernels.
+/// Checks weight or bias and makes it contiguous for the kernels.
 pub(super) fn prepare_parameter(
     op: &'static str,
     t: Option<&Tensor>,
@@ -408,7 +410,7 @@ pub(super) fn prepare_parameter(
     contiguous_zero_offset(t).map(Some)
 }
 
-/// Batch, channels and the rest of a tensor of at least two dimensions.
+/// Returns the batch, the channels and the product of the other extents of a tensor.
 pub(super) fn channel_dims(op: &'static str, x: &Tensor) -> Result<(usize, usize, usize)> {
     match x.shape() {
         [batch, channels, space @ ..] => Ok((*batch, *channels, space.iter().product())),
@@ -416,7 +418,7 @@ pub(super) fn channel_dims(op: &'static str, x: &Tensor) -> Result<(usize, usize
     }
 }
 
-/// Running statistics of n channels of x: f64 beside f64 alone.
+/// Checks the running statistics of x's channels. They may be f64 only if x is f64.
 pub(super) fn check_running_stats(
     op: &'static str,
     x: &Tensor,
@@ -440,7 +442,7 @@ pub(super) fn check_running_stats(
     Ok(())
 }
 
-/// running = (1 - momentum) running + momentum now.
+/// Updates running = (1 - momentum) running + momentum now.
 pub(super) fn update_running_stat(running: &Tensor, now: &Tensor, momentum: f64) -> Result<()> {
     let _no_grad = autograd::no_grad();
     running.copy_(&running.mul(1.0 - momentum)?.add(&now.mul(momentum)?)?)
@@ -472,7 +474,7 @@ impl Tensor {
         let made = [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
         let rms = op == "rms_norm";
         if let Some(norm) = RowNorm::new(op, (rows, extent), rms, eps, made.clone()) {
-            // The kernel reads any float: under autocast only what it gives is f32, the input is not copied.
+            // The kernel reads any float. Under autocast only the result is f32, and the input is not copied.
             let cast = OperandCast::for_op(op, &[]);
             let result = if cast.is_some() { DType::F32 } else { self.dtype() };
             let inputs: SmallVec<[&Tensor; 3]> = std::iter::once(self).chain(weight).chain(bias).collect();
@@ -498,8 +500,8 @@ impl Tensor {
         })
     }
 
-    /// Each row over the trailing dimensions `normalized_shape`, less its mean, divided by its deviation, times weight
-    /// plus bias.
+    /// Normalises each row over the trailing dimensions `normalized_shape` to mean 0 and variance 1, then
+    /// multiplies by the weight and adds the bias.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -511,8 +513,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The input does not end with `normalized_shape`; weight or bias has another shape; the dtype is no float, or f64 on a
-    /// device without it; memory runs out.
+    /// The input does not end with `normalized_shape`, or weight or bias has another shape. The dtype is not
+    /// a float, or the device lacks f64.
     #[track_caller]
     pub fn layer_norm(
         &self,
@@ -524,11 +526,11 @@ impl Tensor {
         self.normalize_rows("layer_norm", normalized_shape, [weight, bias], eps)
     }
 
-    /// Each row over the trailing dimensions `normalized_shape`, divided by the root of its mean square, times weight.
-    /// Without `eps`, the element type's rounding unit is used.
+    /// Divides each row over the trailing dimensions `normalized_shape` by its root mean square, then
+    /// multiplies by the weight. The default `eps` is the machine epsilon of the element type.
     ///
     /// # Errors
-    /// As [`layer_norm`](Self::layer_norm).
+    /// See [`layer_norm`](Self::layer_norm).
     #[track_caller]
     pub fn rms_norm(
         &self,
@@ -587,11 +589,12 @@ impl Tensor {
         })
     }
 
-    /// Each of `groups` groups of channels of each entry of [batch, channels, ...] normalised; weight and bias have
-    /// one element for each channel.
+    /// Normalises each of `groups` channel groups of each entry of [batch, channels, ...]. Weight and bias
+    /// have one element for each channel.
     ///
     /// # Errors
-    /// As [`layer_norm`](Self::layer_norm); the channels do not divide into the groups; an entry is empty.
+    /// The channels are not divisible by the groups, or an entry is empty. See also
+    /// [`layer_norm`](Self::layer_norm).
     #[track_caller]
     pub fn group_norm(
         &self,
@@ -609,11 +612,12 @@ impl Tensor {
         self.normalize_groups("group_norm", groups, [weight, bias], eps)
     }
 
-    /// Each channel of each entry of [batch, channels, ...] normalised. `running` are mean and variance, which follow
-    /// the batch's by `momentum` in place; without `use_input_stats` they are what is used.
+    /// Normalises each channel of each entry of [batch, channels, ...]. The `running` mean and variance are
+    /// updated in place with `momentum`. Without `use_input_stats` they replace the input's statistics.
     ///
     /// # Errors
-    /// As [`layer_norm`](Self::layer_norm); there are no running statistics and the input's are not to be used.
+    /// `use_input_stats` is false and there are no running statistics. See also
+    /// [`layer_norm`](Self::layer_norm).
     #[track_caller]
     pub fn instance_norm(
         &self,
@@ -635,7 +639,7 @@ impl Tensor {
             autograd::update_state(|| {
                 let space: SmallVec<[isize; 4]> = (2..self.rank() as isize).collect();
                 let flat = self.detach().to_dtype(norm_compute_dtype(self.dtype()))?;
-                // Without space, an instance is one element.
+                // Without spatial dimensions, an instance is one element.
                 let (v, m) = if space.is_empty() {
                     flat.unsqueeze(-1)?.var_mean(&[-1], 1.0, false)?
                 } else {
@@ -648,11 +652,11 @@ impl Tensor {
         self.normalize_groups("instance_norm", n.max(1), [weight, bias], eps)
     }
 
-    /// Each element over (k + alpha · the mean of the squares of `size` channels around it)^beta, of \[batch, channels, ..\]: PyTorch's
-    /// `nn.functional.local_response_norm`. Beyond the first and the last channel stand zeros.
+    /// Divides each element of \[batch, channels, ..\] by (k + alpha · m)^beta, where m is the mean square of
+    /// the `size` nearest channels with zero padding: PyTorch's `nn.functional.local_response_norm`.
     ///
     /// # Errors
-    /// There are fewer than three dimensions; `size` is 0; the dtype is bool; memory runs out.
+    /// There are fewer than three dimensions, `size` is 0, or the dtype is bool.
     #[track_caller]
     pub fn local_response_norm(&self, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
         const OP: &str = "local_response_norm";
@@ -680,11 +684,11 @@ impl Tensor {
             (*before, *after) = ((size / 2) as isize, ((size - 1) / 2) as isize);
         }
         let squares = self.square()?.pad(&pads, PadMode::Constant(0.0))?;
-        // Windows over channels are a view: nothing is copied for each of them.
+        // Sliding windows over channels are a view without a copy.
         let windows = squares.unfold(1, size, 1)?;
         let means = match windows.dtype().is_float() {
             true => windows.mean(&[-1], false)?,
-            // As in PyTorch, whose averages of integers are integers.
+            // As in PyTorch, averages of integers are integers.
             false => windows.sum(&[-1], false)?.trunc_divide(size)?,
         };
         self.div(&means.mul(alpha)?.add(k)?.pow(beta)?)

@@ -1,6 +1,6 @@
-//! Random numbers: Philox4x32-10 by counter, the same bits on every backend for one seed.
+//! Random values by the counter-based Philox4x32-10, with the same bits on every backend for one seed.
 //!
-//! A fill takes the next blocks of its device's stream ([`Device::random_state`]); element `i` comes from block `i / 4`.
+//! A fill takes the next blocks of the device's stream ([`Device::random_state`]), four elements a block.
 
 use forebay_shaders::KernelSpec;
 
@@ -14,7 +14,7 @@ use crate::ops::reduce::contiguous_zero_offset;
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
-/// What to fill with.
+/// Distribution of the values.
 #[derive(Clone, Copy, Debug)]
 enum Distribution {
     Uniform {
@@ -32,11 +32,11 @@ enum Distribution {
     Bernoulli {
         p: f64,
     },
-    /// Words to sort by, of the type i64: the upper ones as `Integer` of all but one i32, the lower ones of a draw of their own.
+    /// i64 sort keys: the upper word is an `Integer` over all i32 but one, the lower word a separate draw.
     SortKey,
 }
 
-/// Bits of the fraction, the smallest normal exponent, and the largest number of a float type.
+/// Returns the fraction bits, the smallest normal exponent and the largest value of a float type.
 fn float_format(dtype: DType) -> Option<(i32, i32, f64)> {
     match dtype {
         DType::F32 => Some((23, -126, f64::from(f32::MAX))),
@@ -46,19 +46,20 @@ fn float_format(dtype: DType) -> Option<(i32, i32, f64)> {
     }
 }
 
-/// The largest number of a float type that is not above `x`; infinities aside.
+/// Returns the largest finite value of a float type that is not above `x`.
 fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
     let Some((fraction, smallest, _)) = float_format(dtype) else { return x };
     let exponent = ((x.to_bits() >> 52) & 0x7ff) as i32 - 1023;
-    // A power of two: division by it is exact.
+    // A power of two, so the division is exact.
     let step = 2f64.powi(exponent.max(smallest) - fraction);
     (x / step).floor() * step
 }
 
-/// The least and the largest number of a float type in low ≤ x < high; `closed`, in low ≤ x ≤ high as far as the type reaches.
+/// Returns the smallest and the largest value of a float type in low ≤ x < high, or in low ≤ x ≤ high if
+/// `closed`. A closed range is first clamped to the type's range.
 ///
 /// # Errors
-/// A bound is not a number that the type reaches; no number of it lies between them.
+/// A bound exceeds the type's range, or the type has no value in between.
 pub fn representable_range(
     op: &'static str,
     low: f64,
@@ -74,7 +75,7 @@ pub fn representable_range(
         );
         return Err(Error::argument(op, why));
     }
-    // No -0.
+    // Avoids -0.
     let least = 0.0 - round_down_to_dtype(-low, dtype);
     let most = round_down_to_dtype(if closed { high } else { high.next_down() }, dtype);
     if least > most {
@@ -86,13 +87,13 @@ pub fn representable_range(
     Ok([least, most])
 }
 
-/// The bits of an f32 as an integer, in the order of the numbers.
+/// Returns the bits of an f32 as an integer that has the same order.
 fn ordered_bits(x: f64) -> u32 {
     let bits = (x as f32).to_bits() as i32;
     (if bits < 0 { bits ^ i32::MAX } else { bits }) as u32
 }
 
-/// A probability as a bound for a 32-bit number, and whether every number lies below it.
+/// Returns a probability as an upper bound for 32 random bits, and whether every draw lies below the bound.
 fn bernoulli_threshold(p: f64) -> (u32, bool) {
     let bound = (p * 4_294_967_296.0).round();
     if bound >= 4_294_967_296.0 { (u32::MAX, true) } else { (bound as u32, false) }
@@ -101,7 +102,7 @@ fn bernoulli_threshold(p: f64) -> (u32, bool) {
 #[track_caller]
 fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
     let _op = memory::scope::enter_op("random");
-    // Of types that are rounded to.
+    // Bounds of types that round.
     let bounds = match kind {
         Distribution::Uniform { low, high } if low < high => {
             representable_range("rand", low, high, false, dtype)?
@@ -113,7 +114,7 @@ fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Devic
     };
     let out = Tensor::empty(shape, dtype, device)?;
     launch::check_device_dtype("random", dtype, device).or_else(|e| match kind {
-        // Integers of 32 bits fit the words of an i64.
+        // 32-bit integers fit i64 as words.
         Distribution::Integer { .. } | Distribution::SortKey if dtype == DType::I64 => Ok(()),
         _ => Err(e),
     })?;
@@ -135,7 +136,7 @@ fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Devic
         Distribution::Bernoulli { p } => ("bernoulli", 0.0, 0.0, 0, 0, bernoulli_threshold(p)),
         Distribution::SortKey => ("key", 0.0, 0.0, i32::MIN as u32, u32::MAX, (0, false)),
     };
-    // Both forms of an i64 have the same words.
+    // Both distributions of i64 write words.
     let shader =
         if matches!(kind, Distribution::SortKey) { "" } else { launch::shader_dtype_name(dtype, device) };
     let spec = KernelSpec::new("random").def("dtype", shader).def("kind", name);
@@ -155,19 +156,19 @@ fn check_float_dtype(op: &'static str, dtype: DType) -> Result<()> {
 }
 
 impl Tensor {
-    /// Uniform numbers in 0 ≤ x < 1, in steps of 2⁻²⁴.
+    /// Samples uniformly from 0 ≤ x < 1, in steps of 2⁻²⁴.
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// The dtype is not a float.
     #[track_caller]
     pub fn rand(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         Self::uniform(shape, 0.0, 1.0, dtype, device)
     }
 
-    /// Uniform numbers in low ≤ x < high, in 2²⁴ steps that are rounded to the type; `low` where both are the same.
+    /// Samples uniformly from low ≤ x < high, in 2²⁴ rounded steps. Returns `low` if both are equal.
     ///
     /// # Errors
-    /// The dtype is no float; `low` is above `high`; the type has no number between them, or does not reach as far; memory runs out.
+    /// The dtype is not a float, `low` is above `high`, or the type has no value between the bounds.
     #[track_caller]
     pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         check_float_dtype("rand", dtype)?;
@@ -177,7 +178,7 @@ impl Tensor {
         if dtype != DType::F64 || (low, high) == (0.0, 1.0) {
             return fill_random(shape, Distribution::Uniform { low, high }, dtype, device);
         }
-        // The kernel's own numbers are f32's.
+        // The kernel's parameters are f32.
         let unit = fill_random(shape, Distribution::Uniform { low: 0.0, high: 1.0 }, dtype, device)?;
         if low == high {
             return unit.mul(0.0)?.add(low);
@@ -190,19 +191,19 @@ impl Tensor {
         near.clamp(least, most)
     }
 
-    /// Normal numbers of mean 0 and standard deviation 1.
+    /// Samples the normal distribution with mean 0 and standard deviation 1.
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// The dtype is not a float.
     #[track_caller]
     pub fn randn(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         Self::normal(shape, 0.0, 1.0, dtype, device)
     }
 
-    /// Normal numbers of a mean and a standard deviation.
+    /// Samples a normal distribution.
     ///
     /// # Errors
-    /// The dtype is no float; `std` is negative; memory runs out.
+    /// The dtype is not a float, or `std` is negative.
     #[track_caller]
     pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         check_float_dtype("randn", dtype)?;
@@ -212,29 +213,29 @@ impl Tensor {
         fill_random(shape, Distribution::Normal { mean, std }, dtype, device)
     }
 
-    /// As [`rand`](Self::rand), in the shape, type and device of `self`.
+    /// Samples as [`rand`](Self::rand) does, with the shape, type and device of `self`.
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// The dtype is not a float.
     #[track_caller]
     pub fn rand_like(&self) -> Result<Tensor> {
         Self::rand(self.shape(), self.dtype(), self.device())
     }
 
-    /// As [`randn`](Self::randn), in the shape, type and device of `self`.
+    /// Samples as [`randn`](Self::randn) does, with the shape, type and device of `self`.
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// The dtype is not a float.
     #[track_caller]
     pub fn randn_like(&self) -> Result<Tensor> {
         Self::randn(self.shape(), self.dtype(), self.device())
     }
 
-    /// Integers in low ≤ x < high, which lie in the range of an i32. The bias is below range / 2³². A float type that does not have all of them
-    /// takes the nearest that it has in the range.
+    /// Samples integers from low ≤ x < high, in the range of an i32. The bias is below range / 2³². A float
+    /// type that cannot represent an integer stores its nearest value in the range.
     ///
     /// # Errors
-    /// The range is empty, too wide, or leaves the numbers of the type, or the type has none in it; memory runs out.
+    /// The range is empty, too wide, or exceeds the type's range, or the type has no value in the range.
     #[track_caller]
     pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
@@ -252,17 +253,17 @@ impl Tensor {
         fill_random(shape, Distribution::Integer { low, high }, dtype, device)
     }
 
-    /// The numbers from 0 to `n` - 1 in random order: where draws of 64 bits stand when they are sorted.
+    /// Returns the integers from 0 to `n` - 1 in random order: the argsort of random 64-bit keys.
     ///
     /// # Errors
-    /// `dtype` is bool, or does not hold all of these numbers; memory runs out.
+    /// `dtype` is bool, or cannot represent all of these integers.
     #[track_caller]
     pub fn randperm(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         let _op = memory::scope::enter_op("randperm");
         if dtype == DType::Bool {
             return Err(Error::dtype("randperm", dtype, "takes number types"));
         }
-        // As many as the type counts without a gap.
+        // Number of consecutive integers that the type represents.
         let most: usize = match dtype {
             DType::U8 => 1 << 8,
             DType::BF16 => (1 << 8) + 1,
@@ -283,10 +284,10 @@ impl Tensor {
         keys.argsort(0, false)?.to_dtype(dtype)
     }
 
-    /// Ones with probability `p`, else zeros.
+    /// Samples 1 with probability `p`, else 0.
     ///
     /// # Errors
-    /// `p` is no probability; memory runs out.
+    /// `p` is not a probability.
     #[track_caller]
     pub fn bernoulli(shape: &[usize], p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         if !(0.0..=1.0).contains(&p) {
@@ -295,10 +296,11 @@ impl Tensor {
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
-    /// Zeroes each element with probability `p` and scales the others by 1 / (1 - p), while `training`; else `self`.
+    /// Zeroes elements with probability `p`, scales the others by 1 / (1 - p), and is the identity unless
+    /// `training`.
     ///
     /// # Errors
-    /// `p` is no probability; the dtype is no float; memory runs out.
+    /// `p` is not a probability, or the dtype is not a float.
     #[track_caller]
     pub fn dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         let _op = memory::scope::enter_op("dropout");
@@ -310,7 +312,7 @@ impl Tensor {
             return Ok(self.clone());
         }
         if p == 1.0 {
-            // Not a product: nothing is left of infinities and NaN either.
+            // Zeros instead of a product, which would keep infinities and NaN.
             let out = self.detach().zeros_like()?;
             return Ok(autograd::linear_differentiable(
                 "dropout",
@@ -326,11 +328,12 @@ impl Tensor {
         Ok(autograd::linear_differentiable("dropout", out, self, same, same))
     }
 
-    /// Probabilities along `dim` of logits that noise is added to, so that they are samples that have a gradient (Jang et al., 2016): near to one-hot
-    /// vectors for a small `tau`, and with `hard` one-hot vectors whose gradient is that of the probabilities. PyTorch's `gumbel_softmax`.
+    /// Samples a differentiable one-hot approximation from logits along `dim` by Gumbel noise (Jang et al.,
+    /// 2016): PyTorch's `gumbel_softmax`. A smaller `tau` is closer to one-hot. `hard` returns one-hot
+    /// vectors with the gradient of the probabilities.
     ///
     /// # Errors
-    /// `tau` is not above 0; the dimension is out of range; the dtype is no float; memory runs out.
+    /// `tau` is not above 0, `dim` is out of range, or the dtype is not a float.
     #[track_caller]
     pub fn gumbel_softmax(&self, tau: f64, hard: bool, dim: isize) -> Result<Tensor> {
         const OP: &str = "gumbel_softmax";
@@ -339,7 +342,7 @@ impl Tensor {
             return Err(Error::argument(OP, format!("takes a temperature above 0, not {tau}; 1 is usual")));
         }
         check_float_dtype(OP, self.dtype())?;
-        // 1 - u is above 0, and its logarithm below; where u is 0 it stands for what rounds to that.
+        // 1 - u is positive and its logarithm finite. A u of 0 represents the values that round to it.
         let drawn = Tensor::rand(self.shape(), DType::F32, self.device())?;
         let noise = drawn
             .neg()?
@@ -360,14 +363,17 @@ impl Tensor {
         one_hot.sub(&soft.detach())?.add(&soft)
     }
 
-    /// Draws `count` classes of each row of weights, \[classes\] or \[rows, classes\], which need not add up to 1: PyTorch's `multinomial`, as i64.
-    /// With `replacement` a class can come again. Without, each comes once, those without weight behind all others, in their order.
+    /// Draws `count` classes for each row of weights, \[classes\] or \[rows, classes\], as i64: PyTorch's
+    /// `multinomial`. Weights need not sum to 1. With `replacement` a class can repeat. Without, each class
+    /// occurs once, and classes of weight zero come last, in order.
     ///
-    /// Weights are not read by the host, so that those which PyTorch refuses give no error: one that is negative, infinite or NaN counts as zero. A class
-    /// of weight zero is not drawn, unless all of a row are: then class 0 is drawn with replacement, and the first ones without.
+    /// The host does not read the weights. Values that PyTorch refuses (negative, infinite or NaN) therefore
+    /// count as zero. A class of weight zero is not drawn, unless all of a row are zero: then class 0 is
+    /// drawn with replacement, and the first classes without.
     ///
     /// # Errors
-    /// There are neither one nor two dimensions; there are no classes, or without replacement fewer than `count`; the dtype is no float; memory runs out.
+    /// There are neither one nor two dimensions. There are no classes, or fewer than `count` without
+    /// replacement. The dtype is not a float.
     #[track_caller]
     pub fn multinomial(&self, count: usize, replacement: bool) -> Result<Tensor> {
         const OP: &str = "multinomial";
@@ -391,38 +397,38 @@ impl Tensor {
         let weights = if weights.dtype() == DType::F64 { weights } else { weights.to_dtype(DType::F32)? };
         let zero = weights.isfinite()?.logical_and(&weights.gt(0.0)?)?.logical_not()?;
         let weights = weights.masked_fill(&zero, 0.0)?;
-        // In parts of the largest: their sum is finite, and so is a quotient by the shortest time.
+        // Relative to the largest weight, so that the sum and a quotient by the shortest time are finite.
         let largest = weights.amax(&[-1], true)?;
-        // GPUs divide by numbers below 2^126 alone: a reciprocal of larger ones is flushed to zero.
+        // GPUs flush the reciprocals of values above 2^126 to zero, so do not divide by such values.
         let scale = largest.ones_like()?.masked_fill(&largest.gt(1e30)?, 0.0625)?;
         let largest = largest.masked_fill(&largest.eq(0.0)?, 1.0)?.mul(&scale)?;
         let weights = weights.mul(&scale)?.div(&largest)?;
         if !replacement {
-            // The first `count` of events that come at rates of the weights: exponential times over them are a race. The time of 31 bits is
-            // above 0, and few classes have the same one.
+            // The `count` first of competing exponential clocks with the weights as rates. 31 bits rarely
+            // tie.
             let bits = Tensor::randint(0, i64::from(i32::MAX), self.shape(), DType::I32, self.device())?;
             let part = bits.to_dtype(DType::F32)?.add(0.5)?.mul(0.5f64.powi(31))?;
             let time = part.clamp(0.0, 1.0 - 0.5f64.powi(24))?.neg()?.log1p()?.neg()?;
-            // A class that has a weight comes before those that have none, however small that is.
+            // A class of any positive weight comes before the classes of weight zero.
             let speed = weights.div(&time.to_dtype(weights.dtype())?)?.clamp(1e-36, f64::INFINITY)?;
             return Ok(speed.masked_fill(&zero, 0.0)?.topk(count, -1, true)?.1);
         }
-        // Sums are rounded in another order in each place: the largest so far never falls, and does not rise where a class has no weight.
+        // Prefix sums round differently, so take the running maximum, which is constant at zero weights.
         let ends = weights.cumsum(-1)?.masked_fill(&zero, 0.0)?.cummax(-1)?.0;
         let total = ends.narrow(-1, classes - 1, 1)?.contiguous()?;
         let shape = [before, &[count]].concat();
         let drawn =
             Tensor::rand(&shape, DType::F32, self.device())?.to_dtype(weights.dtype())?.mul(&total)?;
-        // A product that was rounded up to the total belongs to the last class that has a weight.
+        // A product that was rounded up to the total belongs to the last class of positive weight.
         let last = ends.searchsorted(&total, true, false, None)?;
         ends.searchsorted(&drawn, true, true, None)?.minimum(&last)?.to_dtype(DType::I64)
     }
 
-    /// Zeroes whole channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p), while `training`;
-    /// else `self`. PyTorch's `dropout1d` to `dropout3d`.
+    /// Zeroes whole channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1
+    /// - p) while `training`; otherwise returns `self`. PyTorch's `dropout1d` to `dropout3d`.
     ///
     /// # Errors
-    /// There are fewer than two dimensions; `p` is no probability; the dtype is no float; memory runs out.
+    /// There are fewer than two dimensions, `p` is not a probability, or the dtype is not a float.
     #[track_caller]
     pub fn feature_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         const OP: &str = "feature_dropout";
@@ -437,15 +443,16 @@ impl Tensor {
         self.mul(&self.ones_per_channel(OP)?.dropout(p, true)?)
     }
 
-    /// Sets elements, or channels of \[batch, channels, ..\], with probability `p` to the least value of a selu, then scales and shifts
-    /// all so that mean and variance stay (Klambauer et al., 2017), while `training`; else `self`.
+    /// Sets elements, or channels of \[batch, channels, ..\], to selu's lower limit with probability `p`
+    /// while `training`. Then scales and shifts all elements to keep mean and variance (Klambauer et al.,
+    /// 2017). Otherwise returns `self`.
     ///
     /// # Errors
-    /// `p` is no probability, or 1; the dtype is no float; memory runs out.
+    /// `p` is not a probability or is 1, or the dtype is not a float.
     #[track_caller]
     pub fn alpha_dropout(&self, p: f64, training: bool, by_channel: bool) -> Result<Tensor> {
         const OP: &str = "alpha_dropout";
-        // What selu goes to on the left: the product of its two constants.
+        // Limit of selu at -∞: the product of its two constants.
         const SELU_MIN: f64 = -1.758_099_340_847_376_6;
         let _op = memory::scope::enter_op(OP);
         if !(0.0..1.0).contains(&p) {
@@ -461,7 +468,7 @@ impl Tensor {
         self.masked_fill(&dropped, SELU_MIN)?.mul(scale)?.add(-scale * p * SELU_MIN)
     }
 
-    /// A one for each channel of \[batch, channels, ..\], which broadcasts.
+    /// Returns ones for each channel of \[batch, channels, ..\] that broadcast.
     fn ones_per_channel(&self, op: &'static str) -> Result<Tensor> {
         let &[batch, channels, ref rest @ ..] = self.shape() else {
             return Err(Error::shape(op, "takes [batch, channels, ..]", &[self.shape()]));
@@ -471,10 +478,10 @@ impl Tensor {
     }
 }
 
-/// Classes of which one workgroup adds the weights up.
+/// Largest number of classes whose weights one workgroup sums.
 const MAX_WORKGROUP_CLASSES: usize = 8192;
 
-/// Where classes end in 0 to 1, by the weights of rows in f32.
+/// Returns the upper ends of the classes in 0 to 1, from the f32 weights of rows.
 fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
     let weights = contiguous_zero_offset(weights)?;
     let _tag = memory::scope::enter_tag(Tag::Workspace);
@@ -485,7 +492,7 @@ fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
     Ok(ends)
 }
 
-/// Where numbers that were drawn stand, on the device: for kernels that read it there, and are the same command at each run.
+/// Writes a Philox state to device memory, so that kernels that read it are identical at each replay.
 pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<Tensor> {
     let words = Tensor::empty(&[4], DType::U32, device)?;
     let params =
@@ -494,10 +501,10 @@ pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<
     Ok(words)
 }
 
-/// Dropout with numbers that were drawn for it.
+/// Applies dropout with a Philox state.
 fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
     launch::check_device_dtype("dropout", x.dtype(), x.device())?;
-    // The mask goes by the number of the element, row-major.
+    // The mask depends on the row-major index of an element.
     let x = x.detach().contiguous()?;
     let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     let n = x.numel();

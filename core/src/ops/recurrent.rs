@@ -1,8 +1,8 @@
-//! Recurrent layers, one direction of one layer: a product and one kernel for each time step, and one node on the tape for the
-//! whole sequence.
+//! Recurrent layers: one direction of one layer. Each time step is a product and one kernel, and the whole
+//! sequence is one autograd node.
 //!
-//! The products of the input are made before, for all steps at once. Backward there is one product a step too, for the state's
-//! gradient; the weights' gradients are one product over all steps.
+//! The input products of all steps are computed in advance. The backward pass also has one product for each
+//! step, for the state's gradient. The weights' gradients are one product over all steps.
 
 use std::sync::Arc;
 
@@ -19,21 +19,21 @@ use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::tensor::{Layout, Tensor};
 
-/// What a step computes.
+/// Cell type of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RecurrentKind {
     /// tanh of the sum.
     Tanh,
-    /// The positive part of the sum.
+    /// relu of the sum.
     Relu,
     /// Input, forget, cell and output gates (Hochreiter and Schmidhuber, 1997; PyTorch's order).
     Lstm,
-    /// Reset, update and new gates (Cho et al., 2014; PyTorch's order, with the reset gate behind the product).
+    /// Reset, update and new gates (Cho et al., 2014), in PyTorch's order, with the reset after the product.
     Gru,
 }
 
 impl RecurrentKind {
-    /// Rows of a weight for each hidden feature.
+    /// Returns the rows of a weight for each hidden feature.
     #[must_use]
     pub fn gate_count(self) -> usize {
         match self {
@@ -43,7 +43,6 @@ impl RecurrentKind {
         }
     }
 
-    /// PyTorch's name of the operation.
     fn op_name(self) -> &'static str {
         match self {
             Self::Tanh => "rnn_tanh",
@@ -63,7 +62,7 @@ impl RecurrentKind {
     }
 }
 
-/// One direction of one layer over all time steps, for layers of one's own; [`Lstm`](crate::nn::Lstm) and its like are made of these.
+/// One direction of one layer over all time steps, as used by [`Lstm`](crate::nn::Lstm) and similar modules.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops::{RecurrentOp, RecurrentKind}, tensor::Tensor};
@@ -76,43 +75,44 @@ impl RecurrentKind {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct RecurrentOp<'a> {
-    /// What a step computes.
+    /// Cell type.
     pub kind: RecurrentKind,
-    /// Products of the input, with their bias: \[steps, batch, gates · hidden\].
+    /// Products of the input with their bias: \[steps, batch, gates · hidden\].
     pub input_gates: &'a Tensor,
-    /// The first state, \[batch, hidden\]; of a single step, as wide as the weight says.
+    /// Initial state, \[batch, hidden\]. For a single step, its width is that of the weight.
     pub h_0: &'a Tensor,
-    /// The first cell, \[batch, hidden\]: for an LSTM, and no other.
+    /// Initial cell of an LSTM, \[batch, hidden\]; `None` for other types.
     pub c_0: Option<&'a Tensor>,
-    /// Of the state: \[gates · hidden, width of the state\].
+    /// Weight of the state: \[gates · hidden, width of the state\].
     pub weight_hh: &'a Tensor,
-    /// Of the state's products: \[gates · hidden\].
+    /// Bias of the state's products: \[gates · hidden\].
     pub bias_hh: Option<&'a Tensor>,
-    /// After how many steps each sequence ends, \[batch\]: i32, at least 1.
+    /// Length of each sequence in steps, \[batch\]: i32, at least 1.
     pub lengths: Option<&'a Tensor>,
-    /// From the last step to the first.
+    /// If true, runs from the last step to the first.
     pub reverse: bool,
 }
 
-/// What a [`RecurrentOp`] makes.
+/// Result of a [`RecurrentOp`].
 #[derive(Clone, Debug)]
 pub struct RecurrentOutput {
-    /// After each step, in the order of time: \[steps, batch, hidden\]. A sequence that has ended repeats its last.
+    /// State after each step in order of time: \[steps, batch, hidden\]. Ended sequences repeat their last
+    /// state.
     pub output: Tensor,
-    /// After the step that was made last: \[batch, hidden\].
+    /// State after the last computed step: \[batch, hidden\].
     pub h_n: Tensor,
-    /// The cell then, of an LSTM.
+    /// Cell after the last computed step, of an LSTM.
     pub c_n: Option<Tensor>,
 }
 
-/// A run that may have to be walked back.
+/// Forward run with what the backward pass needs.
 struct RecurrentRun {
     kind: RecurrentKind,
     sizes: [usize; 3],
     reverse: bool,
-    /// The states, with the first one: \[steps + 1, ..\].
+    /// States including the initial one: \[steps + 1, ..\].
     states: Tensor,
-    /// Gates and what was before, \[steps, batch, 5, hidden\], where there are gates and a gradient is wanted.
+    /// Gates and previous values, \[steps, batch, 5, hidden\], if there are gates and a gradient is required.
     saved_gates: Option<Tensor>,
     h_0: Tensor,
     weight_hh: Tensor,
@@ -121,21 +121,20 @@ struct RecurrentRun {
 }
 
 impl RecurrentRun {
-    /// The time steps in the order in which they are made.
     fn time_order(&self) -> impl DoubleEndedIterator<Item = usize> + use<> {
         let (steps, reverse) = (self.sizes[0], self.reverse);
         (0..steps).map(move |k| if reverse { steps - 1 - k } else { k })
     }
 
-    /// Where the state after step `t` stands.
+    /// Returns the index of the state after step `t`.
     fn state_slot(&self, t: usize) -> usize {
         if self.reverse { t } else { t + 1 }
     }
 
-    /// The states before each step: \[steps · batch, width\].
+    /// Returns the states before each step: \[steps · batch, width\].
     fn previous_states(&self) -> Result<Tensor> {
         let [steps, batch, _] = self.sizes;
-        // Of a single step it may be of another width than the states.
+        // For a single step, the width may differ from that of the states.
         if steps == 1 {
             return Ok(self.h_0.clone());
         }
@@ -152,7 +151,7 @@ impl RecurrentRun {
             .def("lengths", self.lengths.as_ref().map_or("", name))
     }
 
-    /// The first words of the kernel's parameters.
+    /// Returns the first words of the kernel's parameters.
     fn params(&self, t: usize) -> KernelParams {
         let [_, batch, hidden] = self.sizes;
         KernelParams::new().size(batch * hidden).size(hidden).size(t)
@@ -162,7 +161,7 @@ impl RecurrentRun {
         self.lengths.as_ref().map_or(0, |t| t.layout().offset())
     }
 
-    /// All steps: `running` is the state and the cell, in f32, and is changed.
+    /// Runs all steps. `running` holds the f32 state and cell, and is updated in place.
     fn forward(&self, input: &Tensor, bias: Option<&Tensor>, running: &Tensor) -> Result<()> {
         let [_, batch, hidden] = self.sizes;
         let spec = self.spec("forward", input);
@@ -184,17 +183,17 @@ impl RecurrentRun {
         Ok(())
     }
 
-    /// The gradients of input, state, weight, bias and cell, from those of the states.
+    /// Computes the gradients of input, state, weight, bias and cell from the gradients of the states.
     fn backward(&self, g: &Tensor, wants: &[bool]) -> Result<InputGrads> {
         let [steps, batch, hidden] = self.sizes;
         let (op, plane) = (self.kind.op_name(), batch * hidden);
-        // A plain layer's own states are all it needs.
+        // A layer without gates needs only its states.
         let saved = self.saved_gates.as_ref().unwrap_or(&self.states);
         let g = g.contiguous()?;
         let wide = self.kind.gate_count() * hidden;
         let empty = |shape: &[usize]| Tensor::empty(shape, g.dtype(), g.device());
         let gates = empty(&[steps, batch, wide])?;
-        // What the state's products get; for a GRU not what the input's get.
+        // Gradient of the state's products, which differs from that of the input's products for a GRU only.
         let inner = match self.kind {
             RecurrentKind::Gru => Some(empty(&[steps, batch, wide])?),
             _ => None,
@@ -227,7 +226,7 @@ impl RecurrentRun {
         }
         let flat = inner.as_ref().unwrap_or(&gates).reshape([steps * batch, wide])?;
         let past = |k: isize| running.select(0, k)?.to_dtype(g.dtype());
-        // A state of another width than the hidden one has products alone.
+        // A state of another width contributes through products only.
         let state = if carry.shape() == [batch, hidden] { carry.add(&past(0)?)? } else { carry };
         let weight = if wants[2] { Some(flat.t()?.mm(&self.previous_states()?)?) } else { None };
         let mut grads: InputGrads = SmallVec::new();
@@ -243,7 +242,7 @@ impl RecurrentRun {
     }
 }
 
-/// A gate whose value is known, with the history of the sum that it is taken of: nobody reads that sum.
+/// Attaches the history of a sum to the known value of its gate. The sum's values are not read.
 fn attach_gate_grad(
     op: &'static str,
     sum: &Tensor,
@@ -268,8 +267,8 @@ fn relu_derivative(y: &Tensor) -> Result<Tensor> {
     y.detach().gt(0.0)?.to_dtype(y.dtype())
 }
 
-/// For gradients of gradients: the states once more, of differentiable operations on what was kept. Of the input, which was not, only the
-/// history is used.
+/// Recomputation of the states for gradients of gradients, by differentiable operations on saved tensors. The
+/// input was not saved, and only its history is used.
 impl RecurrentRun {
     fn recompute(&self, t: &[Tensor]) -> Result<Tensor> {
         let ([steps, batch, hidden], op) = (self.sizes, self.kind.op_name());
@@ -293,7 +292,7 @@ impl RecurrentRun {
                 Some(lengths) => Some(lengths.le(time as i64)?.unsqueeze(1)?),
                 None => None,
             };
-            // What has ended was not written.
+            // Steps after a sequence's end were not written.
             let known = |t: Tensor| match &ended {
                 Some(ended) => t.detach().masked_fill(ended, 0.0),
                 None => Ok(t.detach()),
@@ -338,7 +337,7 @@ impl RecurrentRun {
 }
 
 impl<'a> RecurrentOp<'a> {
-    /// From the first step to the last, without a cell, a bias and lengths.
+    /// Creates a forward-time run without cell, bias and lengths.
     #[must_use]
     pub fn new(kind: RecurrentKind, input: &'a Tensor, state: &'a Tensor, weight: &'a Tensor) -> Self {
         Self {
@@ -353,10 +352,11 @@ impl<'a> RecurrentOp<'a> {
         }
     }
 
-    /// Makes the steps.
+    /// Runs all steps.
     ///
     /// # Errors
-    /// The shapes do not fit, the types differ or are no 16- or 32-bit floats; a cell is missing or too many; memory runs out.
+    /// The shapes do not fit, the types differ or are not 16- or 32-bit floats, or `c_0` does not fit the
+    /// kind.
     #[track_caller]
     pub fn run(&self) -> Result<RecurrentOutput> {
         let _op = memory::scope::enter_op(self.kind.op_name());
@@ -461,13 +461,13 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
     let states = match keeps {
         false => states,
         true => {
-            // The history of the input, without its memory: any number of its type in all places.
+            // A tensor with the input's history but not its memory: a view that repeats one element.
             let nowhere = Layout::new(of.input_gates.shape(), &[0; 3][..], run.weight_hh.layout().offset());
             let history =
                 run.weight_hh.with_layout(nowhere).detach().with_grad_edge(of.input_gates.grad_edge());
             let mut saved: SmallVec<[SavedTensor; 4]> =
                 [&history, of.h_0, of.weight_hh].map(SavedTensor::input).into_iter().collect();
-            // The gradients do not read these.
+            // Only `create_graph` reads these.
             saved.extend([of.bias_hh, of.c_0].into_iter().flatten().map(SavedTensor::input_for_create_graph));
             saved.extend(run.lengths.as_ref().map(SavedTensor::input));
             saved.push(SavedTensor::output(&states));

@@ -1,8 +1,8 @@
-//! Reductions over any dimensions: one record says what is reduced, one function runs all of them.
+//! Reductions over any dimensions: one record describes a reduction, and one function runs all of them.
 //!
-//! Dimensions may be negative; an empty list means all of them. Sums of halves are kept in f32; sums and products of
-//! integers are i64, which takes a device with 64-bit integers; counts and indices are i64 on every device. Every
-//! result is the same in every run: partial results are combined in one order, without atomics.
+//! Dimensions may be negative, and an empty list means all of them. 16-bit floats are summed in f32. Sums and
+//! products of integers are i64, which requires a device with 64-bit integers; counts and indices are i64 on
+//! every device. Partial results are combined in a fixed order, without atomics.
 
 pub(crate) mod scan;
 pub(crate) mod statistics;
@@ -22,20 +22,19 @@ use crate::runtime::device::KernelKey;
 use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides, normalize_dim, numel};
 use crate::tensor::{Dims, Layout, Tensor};
 
-/// One reduction.
 #[derive(Debug)]
 pub(crate) struct ReduceOp {
     /// PyTorch's name.
     pub(crate) name: &'static str,
-    /// What is combined: an expression of the element `v`, the number `m` of its output, and `p.args`; or `nonzero`.
+    /// Expression of the combined value, from the element `v`, the centre `m` and `p.args`; or `nonzero`.
     pub(crate) map: &'static str,
-    /// How: sum, prod, max, min, argmax, argmin.
+    /// Combining operation: sum, prod, max, min, argmax or argmin.
     pub(crate) combine: &'static str,
-    /// What is written: an expression of the combined `acc`, `m` and `p.args`.
+    /// Expression of the result, from the combined `acc`, `m` and `p.args`.
     pub(crate) post: &'static str,
-    /// Files of shaders/wgsl/math that the expressions need, in the order of inclusion.
+    /// Files of shaders/wgsl/math that the expressions need, in order of inclusion.
     pub(crate) math_files: &'static [&'static str],
-    /// The result over no elements; there is none for extremes.
+    /// Result over no elements. `None` for extremes, which are then an error.
     pub(crate) empty_value: Option<f64>,
 }
 
@@ -57,20 +56,19 @@ static ANY: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("any", "max"
 static ALL: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("all", "min", Some(1.0)) };
 static COUNT: ReduceOp = ReduceOp { map: "nonzero", ..ReduceOp::plain("count_nonzero", "sum", Some(0.0)) };
 
-/// Which dimensions of a shape are reduced.
+/// Dimensions of a shape that are reduced.
 #[derive(Clone, Debug)]
 pub(crate) struct ReduceDims {
     is_reduced: SmallVec<[bool; 6]>,
-    /// The input's shape.
     pub(crate) input_shape: Dims,
-    /// The input's shape with 1 where it is reduced.
+    /// Shape of the input with 1 for each reduced dimension.
     pub(crate) keepdim_shape: Dims,
-    /// Elements that make one output.
+    /// Number of elements that make one output.
     pub(crate) elements_per_output: usize,
 }
 
 impl ReduceDims {
-    /// The dimensions named; all of them if none is.
+    /// Resolves the dimensions, where an empty list means all.
     #[track_caller]
     pub(crate) fn new(op: &'static str, shape: &[usize], dims: &[isize]) -> Result<Self> {
         let mut reduced: SmallVec<[bool; 6]> = SmallVec::from_elem(dims.is_empty(), shape.len());
@@ -97,7 +95,6 @@ impl ReduceDims {
         }
     }
 
-    /// The result's shape.
     pub(crate) fn result_shape(&self, keepdim: bool) -> Dims {
         if keepdim {
             return self.keepdim_shape.clone();
@@ -107,13 +104,13 @@ impl ReduceDims {
         left
     }
 
-    /// A tensor of the result's shape, with or without the reduced dimensions, stretched back over the input's.
+    /// Expands a tensor of the result's shape, with or without the reduced dimensions, to the input's.
     #[track_caller]
     pub(crate) fn expand_to_input(&self, t: &Tensor) -> Result<Tensor> {
         t.reshape(&self.keepdim_shape[..])?.broadcast_to(&self.input_shape)
     }
 
-    /// Extents and strides of the dimensions that are kept, or of those that are reduced.
+    /// Returns the extents and strides of the kept dimensions, or of the reduced ones.
     fn select_dims(&self, layout: &Layout, reduced: bool) -> SmallVec<[(usize, usize); 6]> {
         let mut side = SmallVec::new();
         let dims = layout.shape().iter().zip(layout.strides()).zip(&self.is_reduced);
@@ -122,18 +119,17 @@ impl ReduceDims {
     }
 }
 
-/// What one run reads besides its input.
+/// Inputs of a run in addition to the reduced tensor.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct ReduceArgs<'a> {
     /// `m` of each output.
     pub(crate) center: Option<&'a Tensor>,
-    /// Indices made by a stage before.
+    /// Indices from the first stage.
     pub(super) partial_indices: Option<&'a Tensor>,
-    /// `p.args`.
     pub(crate) params: [f32; 4],
 }
 
-/// One launch: the input's layout, already parted into kept and reduced dimensions.
+/// One launch of a reduction, with the input's layout split into kept and reduced dimensions.
 struct ReduceStage<'a> {
     op: &'a ReduceOp,
     input: &'a Tensor,
@@ -142,18 +138,18 @@ struct ReduceStage<'a> {
     reduced: (Dims, Dims),
     args: ReduceArgs<'a>,
     compute: DType,
-    /// Whether elements are mapped, and results finished, in this stage.
+    /// Expressions that this stage applies to elements and to results.
     map: &'static str,
     post: &'static str,
-    /// Elements that are read at once: four of the inner reduced dimension or, `across`, of the inner kept one. That
-    /// dimension is counted in fours.
+    /// Elements of one read: one, or a vector of four along the inner reduced dimension, or along the inner
+    /// kept dimension if `across`. That dimension is counted in vectors.
     width: usize,
-    /// Whether neighbouring threads hold neighbouring outputs.
+    /// True if neighbouring threads hold neighbouring outputs.
     across: bool,
 }
 
 impl ReduceStage<'_> {
-    /// Counts the inner dimension in fours, if its elements lie so and none is asked for its index.
+    /// Counts the inner dimension in vectors of four, if elements are aligned and no index is needed.
     fn vectorize_inner(&mut self) {
         let arg = matches!(self.op.combine, "argmax" | "argmin");
         let inner = if self.across { &mut self.kept } else { &mut self.reduced };
@@ -173,7 +169,7 @@ impl ReduceStage<'_> {
         }
     }
 
-    /// How it is spread, as `launch` takes it.
+    /// Returns the thread layout for `launch`.
     fn config(&self) -> ReduceConfig {
         ReduceConfig::new(numel(&self.kept.0), numel(&self.reduced.0), self.across)
     }
@@ -217,7 +213,7 @@ impl ReduceStage<'_> {
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
         let mut params = KernelParams::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
         params = params.size(self.offset).size(self.kept.0.len()).size(self.reduced.0.len()).u32(0);
-        // Turns over reads, and over the dimensions of each that are not merged; and those that find the output.
+        // Loop iterations over the reads, over their unmerged dimensions, and to locate the output.
         let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
         let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
         params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
@@ -236,7 +232,7 @@ impl ReduceStage<'_> {
     }
 }
 
-/// Runs a reduction of `x` into `value` and `place`, which are contiguous and hold one element for each output.
+/// Runs a reduction of `x` into `value` and `place`, which are contiguous with one element for each output.
 fn run_reduction(
     op: &ReduceOp,
     x: &Tensor,
@@ -254,7 +250,7 @@ fn run_reduction(
     }
     let mut reduced = over.select_dims(x.layout(), true);
     if place.is_none() {
-        // Any order gives the same set: that of memory is read fastest. Indices need the order of the shape.
+        // Values do not depend on the order, so read in memory order. Indices need the order of the shape.
         reduced.sort_by_key(|&(n, s)| (std::cmp::Reverse(s), n));
     }
     let (kept, reduced) =
@@ -297,22 +293,22 @@ fn run_reduction(
         map: "v",
         post: op.post,
         width: 1,
-        // A single output's parts lie side by side.
+        // The parts of a single output are contiguous.
         across: outputs > 1,
     };
     second.vectorize_inner();
-    // In one go: what is left is short.
+    // The second stage is short and needs no further split.
     let ReduceConfig { lanes, unroll, .. } = second.config();
     let steps = numel(&second.reduced.0);
     second.launch(ReduceConfig { lanes, unroll, chunk: steps, splits: 1 }, value, place)
 }
 
-/// The type that partial results of a type are kept in.
+/// Returns the accumulator type for partial results.
 fn accumulator_dtype(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
-/// Runs a reduction to a new tensor of values, without recording it.
+/// Runs a reduction to a new tensor of values. Not recorded.
 #[track_caller]
 pub(crate) fn reduce(
     op: &ReduceOp,
@@ -340,7 +336,7 @@ fn empty_extreme_error(op: &'static str, x: &Tensor) -> Error {
     Error::shape(op, "the dimensions reduced have no elements, and nothing is their extreme", &[x.shape()])
 }
 
-/// A reduction of floats to their own type; halves are computed in f32.
+/// Reduces floats to their own type. 16-bit floats are accumulated in f32.
 #[track_caller]
 pub(crate) fn reduce_float(
     op: &ReduceOp,
@@ -355,27 +351,27 @@ pub(crate) fn reduce_float(
     reduce(op, x, over, keepdim, x.dtype(), x.dtype(), extra)
 }
 
-/// Sums and products: integers give i64.
+/// Computes a sum or a product; integers give i64.
 #[track_caller]
 fn sum_or_prod(op: &ReduceOp, x: &Tensor, over: &ReduceDims, keepdim: bool) -> Result<Tensor> {
     if x.dtype().is_float() {
         return reduce_float(op, x, over, keepdim, ReduceArgs::default());
     }
     launch::check_computable(op.name, x)?;
-    // Truth values are counted in 32 bits, which every device has.
+    // Bools are counted in 32 bits, which every device supports.
     let compute = if x.dtype() == DType::Bool { DType::I32 } else { DType::I64 };
     reduce(op, x, over, keepdim, compute, DType::I64, ReduceArgs::default())
 }
 
-/// The sums of a matrix's columns, in a type of its own, without a gradient.
+/// Sums a matrix's columns to a tensor of type `result`, without a gradient.
 #[track_caller]
 pub(super) fn sum_columns(x: &Tensor, result: DType) -> Result<Tensor> {
     let over = ReduceDims::new(SUM.name, x.shape(), &[0])?;
     reduce(&SUM, x, &over, false, x.dtype(), result, ReduceArgs::default())
 }
 
-/// The sums over the parts of `partial` \[parts, sections, extent\], f32, for each of at most three sections: one launch, and tensors of
-/// their own.
+/// Sums over the first dimension of `partial` \[parts, sections, extent\], f32. Returns one tensor for each
+/// section (at most three) from one launch.
 #[track_caller]
 pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
     let &[parts, sections, extent] = partial.shape() else {
@@ -396,7 +392,7 @@ pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
     Ok(outs)
 }
 
-/// The gradient of picking elements along a dimension: `g` added at `place` in zeros of `shape`.
+/// Computes the gradient of selecting elements along a dimension: adds `g` at `place` into zeros of `shape`.
 #[track_caller]
 pub(super) fn value_selecting_backward(
     g: &Tensor,
@@ -412,14 +408,14 @@ pub(super) fn value_selecting_backward(
     zeros.scatter_add(dim, &place.unsqueeze(dim)?, &g.unsqueeze(dim)?)
 }
 
-/// A contiguous tensor from the start of its storage, for kernels that take no offset.
+/// Returns a contiguous tensor at offset 0 of its storage, for kernels that take no offset.
 #[track_caller]
 pub(super) fn contiguous_zero_offset(t: &Tensor) -> Result<Tensor> {
     if t.is_contiguous() && t.layout().offset() == 0 { Ok(t.detach()) } else { t.detach().copy() }
 }
 
 impl Tensor {
-    /// The sum over `dims`; over all dimensions if there are none.
+    /// Sums over `dims`, or over all dimensions if there are none.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -431,7 +427,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// A dimension is out of range or named twice; memory runs out; integers on a device without 64-bit ones.
+    /// A dimension is out of range or repeated. The tensor has integers and the device lacks 64-bit integers.
     #[track_caller]
     pub fn sum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         dispatch_autocast!("sum", [self], |x| x.sum(dims, keepdim));
@@ -442,22 +438,22 @@ impl Tensor {
         }))
     }
 
-    /// The sum of all elements.
+    /// Sums all elements.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum).
+    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn sum_all(&self) -> Result<Tensor> {
         self.sum(&[], false)
     }
 
-    /// The sum over the dimensions that broadcasting from `shape` stretched.
+    /// Sums over the dimensions that broadcasting from `shape` expanded.
     #[track_caller]
     pub(crate) fn sum_to(&self, shape: &[usize]) -> Result<Tensor> {
         if self.shape() == shape {
             return Ok(self.clone());
         }
-        // Refuses a shape that does not stretch to this one.
+        // Fails if the shape does not broadcast to this one.
         Layout::contiguous(shape).broadcast_to("sum_to", self.shape())?;
         let skip = self.rank() - shape.len();
         let reduced = (0..self.rank()).map(|d| d < skip || (shape[d - skip] == 1 && self.shape()[d] != 1));
@@ -469,10 +465,10 @@ impl Tensor {
         }))
     }
 
-    /// The mean over `dims`; over all dimensions if there are none.
+    /// Computes the mean over `dims`, or over all dimensions if there are none.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum); the dtype is not a float.
+    /// The dtype is not a float. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn mean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         let over = ReduceDims::new("mean", self.shape(), dims)?;
@@ -484,19 +480,19 @@ impl Tensor {
         }))
     }
 
-    /// The mean of all elements.
+    /// Computes the mean of all elements.
     ///
     /// # Errors
-    /// As [`mean`](Self::mean).
+    /// See [`mean`](Self::mean).
     #[track_caller]
     pub fn mean_all(&self) -> Result<Tensor> {
         self.mean(&[], false)
     }
 
-    /// The product over `dim`.
+    /// Computes the product over `dim`.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum).
+    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn prod(&self, dim: isize, keepdim: bool) -> Result<Tensor> {
         dispatch_autocast!("prod", [self], |x| x.prod(dim, keepdim));
@@ -509,13 +505,13 @@ impl Tensor {
             if keepdim { Ok(product) } else { product.squeeze(dim) }
         };
         Ok(autograd::composite_differentiable("prod", out, &[self], saved, composed, move |g, _| {
-            // The product of the others, without a division: right also where elements are zero.
+            // The product of the other elements avoids a division, so zeros need no special case.
             let others = x.prod_of_others(dim)?;
             Ok(smallvec![Some(over.expand_to_input(g)?.mul(&others)?)])
         }))
     }
 
-    /// The product over `dim`, which is kept, of products of elements: differentiable as often as they are.
+    /// Computes the product over `dim` (keepdim) as a tree of products, differentiable to any order.
     pub(super) fn prod_pairwise(&self, dim: isize) -> Result<Tensor> {
         let mut x = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
         if x.dim(dim)? == 0 {
@@ -533,10 +529,10 @@ impl Tensor {
         if self.rank() == 0 { x.reshape(self.shape()) } else { Ok(x) }
     }
 
-    /// The product of all elements.
+    /// Computes the product of all elements.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum).
+    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn prod_all(&self) -> Result<Tensor> {
         self.reshape([-1isize])?.prod(0, false)
@@ -562,56 +558,57 @@ impl Tensor {
         }))
     }
 
-    /// Whether elements are equal, or both NaN.
+    /// Compares elements, where NaN equals NaN.
     pub(super) fn eq_or_both_nan(&self, other: &Tensor) -> Result<Tensor> {
         self.eq(other)?.logical_or(&self.isnan()?.logical_and(&other.isnan()?)?)
     }
 
-    /// How many hold, for each output; never recorded.
+    /// Counts true elements for each output. Not recorded.
     fn count_true_keepdim(&self, over: &ReduceDims) -> Result<Tensor> {
         reduce(&COUNT, self, over, true, DType::I32, DType::I32, ReduceArgs::default())
     }
 
-    /// The largest over `dims` (all if there are none), NaN if one is; equal ones share the gradient.
+    /// Computes the maximum over `dims` (all if there are none), or NaN. Equal elements share the gradient.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum); there are no elements.
+    /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         self.reduce_extreme(&AMAX, dims, keepdim, |x, y| x.eq(y))
     }
 
-    /// The smallest over `dims` (all if there are none), NaN if one is; equal ones share the gradient.
+    /// Computes the minimum over `dims` (all if there are none), or NaN. Equal elements share the gradient.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum); there are no elements.
+    /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
     pub fn amin(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         self.reduce_extreme(&AMIN, dims, keepdim, |x, y| x.eq(y))
     }
 
-    /// The largest and the smallest over `dims`.
+    /// Computes the minimum and the maximum over `dims`.
     ///
     /// # Errors
-    /// As [`amax`](Self::amax).
+    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn aminmax(&self, dims: &[isize], keepdim: bool) -> Result<(Tensor, Tensor)> {
         Ok((self.amin(dims, keepdim)?, self.amax(dims, keepdim)?))
     }
 
-    /// The largest of all elements. Where it is NaN the NaN share its gradient, as in PyTorch's `max`; that of [`amax`](Self::amax) is NaN.
+    /// Computes the maximum of all elements. As in PyTorch's `max`, NaN elements share the gradient of a NaN
+    /// result. The gradient of [`amax`](Self::amax) is NaN in this case.
     ///
     /// # Errors
-    /// As [`amax`](Self::amax).
+    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn max_all(&self) -> Result<Tensor> {
         self.reduce_extreme(&AMAX, &[], false, Self::eq_or_both_nan)
     }
 
-    /// The smallest of all elements; its gradient as that of [`max_all`](Self::max_all).
+    /// Computes the minimum of all elements, with gradients as in [`max_all`](Self::max_all).
     ///
     /// # Errors
-    /// As [`amin`](Self::amin).
+    /// See [`amin`](Self::amin).
     #[track_caller]
     pub fn min_all(&self) -> Result<Tensor> {
         self.reduce_extreme(&AMIN, &[], false, Self::eq_or_both_nan)
@@ -649,20 +646,20 @@ impl Tensor {
         Ok((value, place))
     }
 
-    /// The largest over one dimension and where it stands (i64): the first NaN, or else the first of equal ones. The
-    /// gradient goes to that element.
+    /// Returns the maximum over one dimension and its index (i64): the first NaN, or else the first of equal
+    /// elements. The gradient goes to that element.
     ///
     /// # Errors
-    /// As [`amax`](Self::amax).
+    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn max(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.reduce_with_index(&ARGMAX, dim, keepdim)
     }
 
-    /// The smallest over one dimension and where it stands, as [`max`](Self::max).
+    /// Returns the minimum over one dimension and its index, under the rules of [`max`](Self::max).
     ///
     /// # Errors
-    /// As [`amax`](Self::amax).
+    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn min(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         self.reduce_with_index(&ARGMIN, dim, keepdim)
@@ -684,19 +681,19 @@ impl Tensor {
         Ok(place)
     }
 
-    /// Where the largest stands along `dim`, or among all elements: the first of equal ones, as i64.
+    /// Returns the index (i64) of the first maximum along `dim`, or among all elements.
     ///
     /// # Errors
-    /// As [`amax`](Self::amax).
+    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn argmax(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
         self.reduce_to_index(&ARGMAX, dim, keepdim)
     }
 
-    /// Where the smallest stands along `dim`, or among all elements: the first of equal ones, as i64.
+    /// Returns the index (i64) of the first minimum along `dim`, or among all elements.
     ///
     /// # Errors
-    /// As [`amax`](Self::amax).
+    /// See [`amax`](Self::amax).
     #[track_caller]
     pub fn argmin(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
         self.reduce_to_index(&ARGMIN, dim, keepdim)
@@ -708,28 +705,29 @@ impl Tensor {
         if self.dtype() == DType::U8 { out.to_dtype(DType::U8) } else { Ok(out) }
     }
 
-    /// Whether one element over `dims` (all if there are none) is not zero. Of u8 it is u8, as PyTorch's.
+    /// Tests whether any element over `dims` (all if there are none) is nonzero. u8 gives u8, as in PyTorch.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum).
+    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn any(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         self.reduce_to_bool(&ANY, dims, keepdim)
     }
 
-    /// Whether no element over `dims` (all if there are none) is zero. Of u8 it is u8, as PyTorch's.
+    /// Tests whether all elements over `dims` (all if there are none) are nonzero. u8 gives u8, as in
+    /// PyTorch.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum).
+    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn all(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         self.reduce_to_bool(&ALL, dims, keepdim)
     }
 
-    /// How many elements over `dims` (all if there are none) are not zero, as i64.
+    /// Counts the nonzero elements over `dims` (all if there are none), as i64.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum).
+    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn count_nonzero(&self, dims: &[isize]) -> Result<Tensor> {
         let over = ReduceDims::new("count_nonzero", self.shape(), dims)?;

@@ -1,4 +1,4 @@
-//! Joining, repeating, padding and generating tensors, made of views, copies and index operations.
+//! Joining, repeating, padding and generating tensors by views, copies and index operations.
 
 pub(crate) mod shape_composite;
 pub(crate) mod strided;
@@ -17,30 +17,30 @@ use crate::runtime::device::Device;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, normalize_dim, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 
-/// What stands outside a padded tensor.
+/// Values outside of a padded tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum PadMode {
-    /// One number.
+    /// A constant.
     Constant(f64),
-    /// The tensor mirrored at its edge, which is not repeated.
+    /// Mirrored at the edge, without repeating the edge.
     Reflect,
-    /// The edge, repeated.
+    /// Repeated edge.
     Replicate,
-    /// The tensor again.
+    /// Repeated tensor.
     Circular,
 }
 
-/// Pads that repeat an edge, at most: the host lists them.
+/// Largest pad that repeats an edge, because the host lists its indices.
 const MAX_EDGE_PAD: isize = 1 << 26;
 
-/// Tensors joined along a dimension that exists.
+/// Concatenates tensors along an existing dimension.
 ///
 /// # Errors
-/// The list is empty; ranks or extents beside `dim` differ.
+/// The list is empty. The ranks, or extents in other dimensions than `dim`, differ.
 #[track_caller]
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     let _op = memory::scope::enter_op("cat");
-    // PyTorch's old rule: an empty vector joins with anything.
+    // Legacy rule of PyTorch: an empty vector concatenates with anything.
     let matrices = tensors.iter().any(|t| t.rank() > 1);
     let joins = |t: &Tensor| !matrices || t.shape() != [0];
     let Some(&first) = tensors.iter().find(|t| joins(t)) else {
@@ -67,7 +67,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     shape[d] = extent;
     let out = Tensor::empty(&shape, dtype, first.device())?;
     let mut start = 0;
-    // Where each lies in the result; nowhere, if it is one of those empty vectors.
+    // Position of each tensor in the result; `None` for a skipped empty vector.
     let mut places: Vec<(Option<(usize, usize)>, DType)> = Vec::with_capacity(tensors.len());
     for t in tensors {
         if !joins(t) {
@@ -92,10 +92,10 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     }))
 }
 
-/// Tensors of one shape joined along a new dimension.
+/// Concatenates tensors of the same shape along a new dimension.
 ///
 /// # Errors
-/// The list is empty; shapes differ.
+/// The list is empty, or the shapes differ.
 #[track_caller]
 pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     if let Some(t) = tensors.iter().find(|t| t.shape() != tensors[0].shape()) {
@@ -105,11 +105,11 @@ pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     cat(&rows.iter().collect::<Vec<_>>(), dim)
 }
 
-/// Numbers that lie in the host's memory at a time.
+/// Number of values that the host holds at a time.
 const HOST_CHUNK: usize = 1 << 22;
 
-/// A tensor of `count` numbers that the host computes. The device's memory is asked for first: what does not fit fails before anything is
-/// computed, and the host holds a part at a time.
+/// Creates a tensor of `count` values that the host computes. Allocates the device memory first, so that a
+/// tensor that does not fit fails early. The host holds a part at a time.
 pub(super) fn from_host_fn(
     op: &'static str,
     count: usize,
@@ -136,7 +136,7 @@ pub(super) fn from_host_fn(
     Ok(out)
 }
 
-/// Values from the host, in any number type.
+/// Creates a tensor of host values, in any numeric type.
 fn from_host_values(op: &'static str, values: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
     let shape = &[values.len()];
     if dtype.is_int() {
@@ -158,12 +158,12 @@ fn from_host_values(op: &'static str, values: &[f64], dtype: DType, device: &Dev
     }
 }
 
-/// `steps` numbers from `start` to `end`, by their places.
+/// Returns a function from an index to its value among `steps` values from `start` to `end`.
 fn linspace_value_fn(start: f64, end: f64, steps: usize, dtype: DType) -> impl Fn(usize) -> f64 {
-    // Bounds beside integers are integers, as PyTorch's: the steps between them are not.
+    // For integer types, PyTorch truncates the bounds but not the steps between them.
     let (start, end) = if dtype.is_float() { (start, end) } else { (start.trunc(), end.trunc()) };
     let step = if steps > 1 { (end - start) / (steps - 1) as f64 } else { 0.0 };
-    // From both ends, as PyTorch: both are exact.
+    // As in PyTorch, each half counts from its own end, so both ends are exact.
     move |i: usize| {
         if i < steps / 2 || steps == 1 {
             start + i as f64 * step
@@ -174,7 +174,7 @@ fn linspace_value_fn(start: f64, end: f64, steps: usize, dtype: DType) -> impl F
 }
 
 impl Tensor {
-    /// Tensors joined along a dimension that exists: the function [`cat`](super::cat).
+    /// Concatenates tensors along an existing dimension: see the function [`cat`](super::cat).
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -186,25 +186,25 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`cat`](super::cat).
+    /// See [`cat`](super::cat).
     #[track_caller]
     pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         cat(tensors, dim)
     }
 
-    /// Tensors of one shape joined along a new dimension: the function [`stack`](super::stack).
+    /// Concatenates tensors of the same shape along a new dimension: the function [`stack`](super::stack).
     ///
     /// # Errors
-    /// As [`stack`](super::stack).
+    /// See [`stack`](super::stack).
     #[track_caller]
     pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         stack(tensors, dim)
     }
 
-    /// `start`, `start + step`, ... before `end`.
+    /// Creates the values `start`, `start + step`, ... before `end`.
     ///
     /// # Errors
-    /// `step` is 0 or leads away from `end`; there are 2^32 numbers or more, or the host's memory does not hold them.
+    /// `step` is 0 or points away from `end`, or 2^32 values or the host's memory are exceeded.
     #[track_caller]
     pub fn arange(start: f64, end: f64, step: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         let count = ((end - start) / step).ceil();
@@ -217,10 +217,10 @@ impl Tensor {
         from_host_fn("arange", count as usize, dtype, device, |i| start + i as f64 * step)
     }
 
-    /// `steps` numbers from `start` to `end`, both included, at equal distances.
+    /// Creates `steps` equally spaced values from `start` to `end`, both included.
     ///
     /// # Errors
-    /// There are 2^32 or more; memory runs out.
+    /// There are 2^32 values or more.
     #[track_caller]
     pub fn linspace(start: f64, end: f64, steps: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         for end in [start, end] {
@@ -229,10 +229,10 @@ impl Tensor {
         from_host_fn("linspace", steps, dtype, device, linspace_value_fn(start, end, steps, dtype))
     }
 
-    /// `base` to the powers of `steps` numbers from `start` to `end`, both included, at equal distances.
+    /// Creates `base` to the powers of `steps` equally spaced values from `start` to `end`, both included.
     ///
     /// # Errors
-    /// As [`linspace`](Self::linspace).
+    /// See [`linspace`](Self::linspace).
     #[track_caller]
     pub fn logspace(
         start: f64,
@@ -246,10 +246,7 @@ impl Tensor {
         from_host_fn("logspace", steps, dtype, device, |i| base.powf(exponent(i)))
     }
 
-    /// Ones on the main diagonal of `rows` by `cols`, zeros elsewhere.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a `rows` by `cols` matrix with ones on the main diagonal and zeros elsewhere.
     #[track_caller]
     pub fn eye(rows: usize, cols: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         let out = Tensor::zeros(&[rows, cols], dtype, device)?;
@@ -258,10 +255,10 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The indices of the given dimensions in reverse order.
+    /// Reverses the order of elements along `dims`.
     ///
     /// # Errors
-    /// A dimension is out of range, or named twice.
+    /// A dimension is out of range or repeated.
     #[track_caller]
     pub fn flip(&self, dims: &[isize]) -> Result<Tensor> {
         let mut out = self.clone();
@@ -283,10 +280,10 @@ impl Tensor {
         if dims.is_empty() { out.copy() } else { Ok(out) }
     }
 
-    /// Elements moved by `shift` along a dimension; those that leave at one end enter at the other.
+    /// Shifts elements by `shift` along a dimension. Elements that leave at one end enter at the other.
     ///
     /// # Errors
-    /// `dim` is out of range; there are no dimensions.
+    /// `dim` is out of range, or there are no dimensions.
     #[track_caller]
     pub fn roll(&self, shift: isize, dim: isize) -> Result<Tensor> {
         let n = self.dim(dim)?;
@@ -300,10 +297,11 @@ impl Tensor {
         cat(&[&self.narrow(dim, cut % n, n - cut % n)?, &self.narrow(dim, 0, cut % n)?], dim)
     }
 
-    /// A view with the dimensions `source` at the places `destination`; the others keep their order. PyTorch's `movedim`.
+    /// Returns a view with the dimensions `source` moved to `destination`, and the others in order
+    /// (`movedim`).
     ///
     /// # Errors
-    /// They are not as many; a dimension is out of range, or named twice.
+    /// The lists have different lengths, or a dimension is out of range or repeated.
     #[track_caller]
     pub fn movedim(&self, source: &[isize], destination: &[isize]) -> Result<Tensor> {
         const OP: &str = "movedim";
@@ -327,7 +325,7 @@ impl Tensor {
         self.permute(&order)
     }
 
-    /// The tensor repeated along each dimension; new ones come in front.
+    /// Repeats the tensor along each dimension. Extra counts add leading dimensions.
     ///
     /// # Errors
     /// There are fewer counts than dimensions.
@@ -350,7 +348,7 @@ impl Tensor {
         self.reshape(&spread[..])?.broadcast_to(&wide)?.reshape(&flat[..])
     }
 
-    /// Every index of one dimension `repeats` times in a row.
+    /// Repeats every index of one dimension `repeats` times in a row.
     ///
     /// # Errors
     /// `dim` is out of range.
@@ -367,14 +365,14 @@ impl Tensor {
         self.unsqueeze(d as isize + isize::from(self.rank() > 0))?.broadcast_to(&wide)?.reshape(&flat[..])
     }
 
-    /// PyTorch's `pad`: pairs (before, after) from the last dimension on; negative ones cut.
+    /// Pads by pairs (before, after), starting at the last dimension: PyTorch's `pad`. Negative pads crop.
     ///
     /// # Errors
-    /// There are more pairs than dimensions; a mode needs more elements than there are; the dtype does not hold the constant.
+    /// There are more pairs than dimensions, too few elements for the mode, or no such constant in the dtype.
     #[track_caller]
     pub fn pad(&self, pads: &[isize], mode: PadMode) -> Result<Tensor> {
         if !matches!(mode, PadMode::Constant(_)) && autograd::compute_requires_grad(&[self]) {
-            // What several places took comes back as a sum, one dimension after the other.
+            // The gradient sums over repeated elements, one dimension after the other, so compute in f32.
             dispatch_in_f32!("pad", [self], |x| x.pad(pads, mode));
         }
         let _op = memory::scope::enter_op("pad");
@@ -384,7 +382,7 @@ impl Tensor {
         }
         let (mut padded, last): (Dims, usize) = (self.shape().into(), self.rank());
         for (k, pair) in pads.chunks(2).enumerate() {
-            // A mode that repeats elements lists them on the host first; none has more than a tensor.
+            // The host lists the indices of repeating modes, so check the size first.
             let n = padded[last - 1 - k] as i128 + pair.iter().map(|&n| n as i128).sum::<i128>();
             padded[last - 1 - k] = usize::try_from(n.max(0)).unwrap_or(usize::MAX);
         }
@@ -406,7 +404,7 @@ impl Tensor {
         }
         let mut out = self.clone();
         let mut pads = pads.to_vec();
-        // What is cut does not come round again.
+        // Crop first, because cropped elements must not wrap around.
         if mode == PadMode::Circular {
             for k in 0..pairs {
                 let d = (self.rank() - 1 - k) as isize;
@@ -432,7 +430,7 @@ impl Tensor {
             out = match mode {
                 PadMode::Constant(value) => pad_constant(&out, d, before, after, value)?,
                 _ => {
-                    // Reflected and circular pads are no longer than the dimension; those that repeat the edge can be.
+                    // Reflected and circular pads are at most as long as the dimension.
                     let inside = |i: isize| n + before + after == 0 || pad_source_index(i, n, mode).is_some();
                     let fits = inside(-before) && inside(n + after - 1);
                     let repeats = mode != PadMode::Replicate || before.max(0) + after.max(0) <= MAX_EDGE_PAD;
@@ -461,10 +459,11 @@ impl Tensor {
         if out.shares_storage(self) { out.copy() } else { Ok(out) }
     }
 
-    /// \[.., channels · r², height, width\] to \[.., channels, height · r, width · r\] (Shi et al., 2016).
+    /// Rearranges \[.., channels · r², height, width\] to \[.., channels, height · r, width · r\] (Shi et
+    /// al., 2016).
     ///
     /// # Errors
-    /// There are fewer than three dimensions; the channels do not divide by r²; memory runs out.
+    /// There are fewer than three dimensions, or the channels are not divisible by r².
     #[track_caller]
     pub fn pixel_shuffle(&self, upscale_factor: usize) -> Result<Tensor> {
         let r = upscale_factor;
@@ -483,11 +482,11 @@ impl Tensor {
         split.permute_last_five(lead.len(), [0, 3, 1, 4, 2], &[lead, &[c / (r * r), h * r, w * r]].concat())
     }
 
-    /// \[.., channels, height · r, width · r\] to \[.., channels · r², height, width\]: what undoes
-    /// [`pixel_shuffle`](Self::pixel_shuffle).
+    /// Rearranges \[.., channels, height · r, width · r\] to \[.., channels · r², height, width\]: the
+    /// inverse of [`pixel_shuffle`](Self::pixel_shuffle).
     ///
     /// # Errors
-    /// There are fewer than three dimensions; height and width do not divide by r; memory runs out.
+    /// There are fewer than three dimensions, or height or width is not divisible by r.
     #[track_caller]
     pub fn pixel_unshuffle(&self, downscale_factor: usize) -> Result<Tensor> {
         let r = downscale_factor;
@@ -507,16 +506,16 @@ impl Tensor {
         split.permute_last_five(lead.len(), [0, 2, 4, 1, 3], &[lead, &[c * r * r, h / r, w / r]].concat())
     }
 
-    /// The five last of many dimensions in another order, in another shape.
+    /// Permutes the last five dimensions and reshapes.
     fn permute_last_five(&self, lead: usize, last: [usize; 5], shape: &[usize]) -> Result<Tensor> {
         let order: Vec<isize> = (0..lead).chain(last.map(|d| lead + d)).map(|d| d as isize).collect();
         self.permute(&order)?.reshape(shape)
     }
 
-    /// The channels of \[batch, channels, ..\] in `groups`, taken from each group in turn.
+    /// Interleaves the channels of \[batch, channels, ..\] by taking them from each of `groups` in turn.
     ///
     /// # Errors
-    /// There are fewer than three dimensions; the channels do not divide into the groups; memory runs out.
+    /// There are fewer than three dimensions, or the channels are not divisible by the groups.
     #[track_caller]
     pub fn channel_shuffle(&self, groups: usize) -> Result<Tensor> {
         const OP: &str = "channel_shuffle";
@@ -531,8 +530,8 @@ impl Tensor {
         self.reshape(&split[..])?.transpose(1, 2)?.reshape(self.shape())
     }
 
-    /// Differences of neighbours along a dimension, taken `n` times (0: `self`), after `prepend` and `append` are joined to the ends.
-    /// Of truth values they tell where neighbours differ.
+    /// Computes the differences of neighbours along a dimension, `n` times (0 returns `self`). `prepend` and
+    /// `append` are joined to the ends first. For bools, the result is true where neighbours differ.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -543,7 +542,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// There is no dimension, or `dim` is out of range; what is joined has another rank or other extents beside `dim`.
+    /// There is no dimension, `dim` is out of range, or a joined tensor differs in rank or other extents.
     #[track_caller]
     pub fn diff(
         &self,
@@ -571,7 +570,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The sum of a matrix' main diagonal.
+    /// Sums a matrix's main diagonal.
     ///
     /// # Errors
     /// There are not two dimensions.
@@ -583,7 +582,7 @@ impl Tensor {
         self.diagonal(0, 0, 1)?.sum_all()
     }
 
-    /// The lower triangle of the last two dimensions, up to `diagonal` above the main one; zero elsewhere.
+    /// Returns the lower triangle of the last two dimensions, up to `diagonal` above the main one.
     ///
     /// # Errors
     /// There are fewer than two dimensions.
@@ -592,7 +591,7 @@ impl Tensor {
         self.where_(&self.lower_triangle_mask("tril", diagonal)?, false)
     }
 
-    /// The upper triangle of the last two dimensions, from `diagonal` above the main one on; zero elsewhere.
+    /// Returns the upper triangle of the last two dimensions, from `diagonal` above the main one on.
     ///
     /// # Errors
     /// There are fewer than two dimensions.
@@ -601,7 +600,7 @@ impl Tensor {
         self.where_(&self.lower_triangle_mask("triu", diagonal.saturating_sub(1))?.logical_not()?, false)
     }
 
-    /// Where column - row is at most `diagonal`.
+    /// Returns a mask that is true where column - row is at most `diagonal`.
     fn lower_triangle_mask(&self, op: &'static str, diagonal: isize) -> Result<Tensor> {
         let &[.., rows, cols] = self.shape() else {
             return Err(Error::shape(op, "takes at least two dimensions", &[self.shape()]));
@@ -610,7 +609,7 @@ impl Tensor {
             let rule = "takes matrices of less than 2^30 rows and columns";
             return Err(Error::shape(op, rule, &[self.shape()]));
         }
-        // A diagonal beyond the corners is as one at them.
+        // Clamp the diagonal to the corners, with the same result.
         let diagonal = diagonal.clamp(-(rows as isize), cols as isize);
         let row = Tensor::arange(0.0, rows as f64, 1.0, DType::I32, self.device())?
             .add(diagonal as i64)?
@@ -619,12 +618,12 @@ impl Tensor {
         col.le(&row)
     }
 
-    /// Class numbers as vectors of `classes` with a 1 at the number, as i64. A number that is no class gives zeros alone.
+    /// Encodes class indices as one-hot vectors, \[.., classes\], i64. Other indices give zeros.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// The dtype is no integer; there are more classes than an i32 counts.
+    /// The dtype is not an integer, or the number of classes exceeds an i32.
     #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
         if !self.dtype().is_int() {
@@ -640,7 +639,7 @@ impl Tensor {
     }
 }
 
-/// Which index of a dimension of extent `n` stands at place `i`, which may lie outside.
+/// Returns the source index of position `i`, which may be out of range, for a dimension of extent `n`.
 fn pad_source_index(i: isize, n: isize, mode: PadMode) -> Option<i32> {
     let at = match mode {
         PadMode::Constant(_) => i,
@@ -658,7 +657,7 @@ fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -
     let kept = (n - start - cut).max(0);
     let mut shape: Dims = x.shape().into();
     shape[d] = (before + n + after) as usize;
-    // A pad that only cuts writes no constant.
+    // A pad that only crops writes no constant.
     let value = if before > 0 || after > 0 { value } else { 0.0 };
     let out = Tensor::full(&shape, value, x.dtype(), x.device())?;
     let (dim, start, kept, to) = (d as isize, start as usize, kept as usize, before.max(0) as usize);
@@ -670,7 +669,7 @@ fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -
         if n == kept as isize {
             return Ok(smallvec![Some(own)]);
         }
-        // What was cut away gets zeros.
+        // Cropped elements have zero gradients.
         Ok(smallvec![Some(pad_constant(&own, d, start as isize, n - (start + kept) as isize, 0.0)?)])
     }))
 }

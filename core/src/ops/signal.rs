@@ -1,4 +1,4 @@
-//! Window functions: weights that fall off to both sides, for spectra and filters. They are made on the host.
+//! Window functions for spectra and filters. The host computes them.
 
 use super::shape::from_host_fn;
 use crate::dtype::DType;
@@ -8,12 +8,11 @@ use crate::tensor::Tensor;
 
 use std::f64::consts::PI;
 
-/// How many weights lie between 0 and 1.
 fn interval_count(n: usize, periodic: bool) -> f64 {
     if periodic { n as f64 } else { n.saturating_sub(1) as f64 }
 }
 
-/// `n` weights by where they stand from 0 to 1: the last one at 1, or if `periodic` the one behind it, as spectra want it.
+/// Creates `n` weights at positions from 0 to 1. If `periodic`, as for spectra, 1 is excluded.
 #[track_caller]
 fn build_window(
     op: &'static str,
@@ -26,12 +25,12 @@ fn build_window(
         return Err(Error::dtype(op, dtype, "windows are floats"));
     }
     let steps = interval_count(n, periodic);
-    // One weight alone is 1.
+    // A single weight is 1.
     let value = |k: usize| if n == 1 { 1.0 } else { weight(k as f64 / steps) };
     from_host_fn(op, n, dtype, device, value)
 }
 
-/// The modified Bessel function of order 0, by its series, all of whose terms are positive.
+/// Computes the modified Bessel function of order 0 by its power series, whose terms are all positive.
 fn bessel_i0(x: f64) -> f64 {
     let (mut sum, mut term, mut k) = (1.0, 1.0, 1.0);
     while term > sum * f64::EPSILON / 8.0 {
@@ -43,11 +42,11 @@ fn bessel_i0(x: f64) -> f64 {
 }
 
 impl Tensor {
-    /// A sum of cosines as weights: Σ (-1)ᵏ aₖ cos(2πkt) for t from 0 to 1. PyTorch's `signal.windows.general_cosine`; the coefficients 0.3635819,
-    /// 0.4891775, 0.1365995 and 0.0106411 give Nuttall's window.
+    /// Creates Σ (-1)ᵏ aₖ cos(2πkt) for t from 0 to 1: PyTorch's `signal.windows.general_cosine`. The
+    /// coefficients 0.3635819, 0.4891775, 0.1365995 and 0.0106411 give Nuttall's window.
     ///
     /// # Errors
-    /// There are no coefficients; the dtype is no float; memory runs out.
+    /// There are no coefficients, or the dtype is not a float.
     #[track_caller]
     pub fn general_cosine_window(
         n: usize,
@@ -69,7 +68,7 @@ impl Tensor {
         })
     }
 
-    /// Hann's window of `n` weights, sin²(πt): `torch.hann_window`, whose default is `periodic`.
+    /// Creates a Hann window of `n` weights, sin²(πt): `torch.hann_window`, which is `periodic` by default.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -79,16 +78,16 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// The dtype is not a float.
     #[track_caller]
     pub fn hann_window(n: usize, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
         build_window("hann_window", n, periodic, (dtype, device), |t| (PI * t).sin().powi(2))
     }
 
-    /// Hamming's window, alpha - beta · cos(2πt): `torch.hamming_window`, whose defaults are 0.54 and 0.46.
+    /// Creates a Hamming window, alpha - beta · cos(2πt): `torch.hamming_window` (0.54 and 0.46).
     ///
     /// # Errors
-    /// As [`hann_window`](Self::hann_window).
+    /// See [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn hamming_window(
         n: usize,
@@ -101,10 +100,10 @@ impl Tensor {
         build_window("hamming_window", n, periodic, (dtype, device), |t| alpha - beta * (2.0 * PI * t).cos())
     }
 
-    /// Blackman's window: `torch.blackman_window`.
+    /// Creates a Blackman window: `torch.blackman_window`.
     ///
     /// # Errors
-    /// As [`hann_window`](Self::hann_window).
+    /// See [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn blackman_window(n: usize, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
         build_window("blackman_window", n, periodic, (dtype, device), |t| {
@@ -112,19 +111,19 @@ impl Tensor {
         })
     }
 
-    /// Bartlett's window, a triangle: `torch.bartlett_window`.
+    /// Creates a Bartlett (triangular) window: `torch.bartlett_window`.
     ///
     /// # Errors
-    /// As [`hann_window`](Self::hann_window).
+    /// See [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn bartlett_window(n: usize, periodic: bool, dtype: DType, device: &Device) -> Result<Tensor> {
         build_window("bartlett_window", n, periodic, (dtype, device), |t| 1.0 - (2.0 * t - 1.0).abs())
     }
 
-    /// Kaiser's window, I0(beta · √(1 - (2t - 1)²)) / I0(beta): `torch.kaiser_window`, whose default for `beta` is 12.
+    /// Creates a Kaiser window, I0(beta · √(1 - (2t - 1)²)) / I0(beta): `torch.kaiser_window` (`beta` 12).
     ///
     /// # Errors
-    /// As [`hann_window`](Self::hann_window); `beta` is negative, or larger than 700.
+    /// `beta` is negative or above 700. See also [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn kaiser_window(
         n: usize,
@@ -143,10 +142,11 @@ impl Tensor {
         })
     }
 
-    /// Gauss' window around the middle, with a standard deviation of `std` weights: `torch.signal.windows.gaussian`.
+    /// Creates a centred Gaussian window with a standard deviation of `std` weights:
+    /// `torch.signal.windows.gaussian`.
     ///
     /// # Errors
-    /// As [`hann_window`](Self::hann_window); `std` is not above 0.
+    /// `std` is not above 0. See also [`hann_window`](Self::hann_window).
     #[track_caller]
     pub fn gaussian_window(
         n: usize,

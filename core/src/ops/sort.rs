@@ -1,8 +1,9 @@
-//! Sorting along a dimension, and what a sorted order tells: the largest few, one rank, medians, quantiles.
+//! Sorting along a dimension, and order statistics: top k, k-th value, medians and quantiles.
 //!
-//! One sort finds the order, stable and on the device; values are gathered by it, bit by bit. So every type works on every
-//! device, -0 equals 0, and NaN come last in ascending order, as in PyTorch. Lines up to [`Sorter::tile`] elements are sorted in
-//! workgroup memory, many at once; longer ones in such tiles, which are merged pairwise, only as far as is asked for.
+//! One stable sort on the device finds the order, and the values are gathered by it bit by bit. Every type
+//! therefore works on every device. As in PyTorch, -0 equals 0, and NaN sort last in ascending order. Rows up
+//! to [`Sorter::tile_size`] elements are sorted in workgroup memory, several at once. Longer rows are sorted
+//! in tiles and merged pairwise, only as far as needed.
 
 pub(crate) mod sets;
 
@@ -19,34 +20,34 @@ use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
-/// How [`Tensor::quantile`] chooses between two elements.
+/// Rule by which [`Tensor::quantile`] chooses between two elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Interpolation {
-    /// On the line between them.
+    /// Linear interpolation.
     #[default]
     Linear,
-    /// The lower one.
+    /// Lower element.
     Lower,
-    /// The higher one.
+    /// Higher element.
     Higher,
-    /// The nearer one; in the middle, the one of even rank.
+    /// Nearer element; at the midpoint, the one of even rank.
     Nearest,
-    /// The middle of both.
+    /// Mean of both.
     Midpoint,
 }
 
-/// Where what is wanted of a sorted line begins.
+/// First rank that is selected from a sorted row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum RankStart {
-    /// At this rank.
+    /// This rank.
     Rank(usize),
-    /// At this rank, or at the first NaN if there is one: NaN are sorted to the front.
+    /// This rank, or the first NaN if the row has one. NaN sort to the front.
     RankOrNan(usize),
-    /// At the median of those that are no NaN.
+    /// Median of the elements that are not NaN.
     MedianIgnoringNan,
 }
 
-/// One sort.
+/// Parameters of one sort.
 #[derive(Clone, Copy, Debug)]
 struct Sorter {
     op: &'static str,
@@ -55,18 +56,18 @@ struct Sorter {
     count: usize,
 }
 
-/// What a type is to kernels that order elements by their bits.
+/// Returns the type's name in kernels that order elements by their bits.
 pub(super) fn sort_key_type(dtype: DType) -> &'static str {
     if dtype == DType::Bool { "u8" } else { dtype.name() }
 }
 
 impl Sorter {
-    /// Elements that a workgroup sorts in its memory: 16 KiB of keys and places.
+    /// Returns the number of elements that a workgroup sorts in 16 KiB of keys and indices.
     fn tile_size(wide: bool) -> usize {
         if wide { 1024 } else { 2048 }
     }
 
-    /// The places along `d`, as i64: what is wanted of each line, in order.
+    /// Returns the selected indices along `d` of each row, in order, as i64.
     #[track_caller]
     fn run(self, x: &Tensor, d: usize) -> Result<Tensor> {
         let extent = x.shape().get(d).copied().unwrap_or(1);
@@ -82,7 +83,7 @@ impl Sorter {
         let tile = Self::tile_size(wide);
         let size = extent.next_power_of_two().min(tile);
         let (rows, tiles) = (x.numel() / extent, extent.div_ceil(size));
-        // Short lines share a workgroup, all of whose threads have something to compare.
+        // Short rows share a workgroup, so that all of its threads compare elements.
         let room = size.max(2 * WORKGROUP_SIZE);
         let groups = (rows * tiles).div_ceil(room / size);
         let spec = KernelSpec::new("sort").def("kind", sort_key_type(x.dtype())).def("tiled", tiles > 1);
@@ -151,7 +152,7 @@ impl Sorter {
         Ok(params.align().dims(&shape).dims(&strides[0]))
     }
 
-    /// How many of a line's first elements matter.
+    /// Returns the length of the sorted prefix that the result depends on.
     fn needed_prefix(self, extent: usize) -> usize {
         match self.start {
             RankStart::Rank(first) | RankStart::RankOrNan(first) => first + self.count,
@@ -159,7 +160,7 @@ impl Sorter {
         }
     }
 
-    /// The key of NaN before the order is turned round.
+    /// Returns the key of NaN before the order is reversed.
     fn nan_key(self) -> u32 {
         if matches!(self.start, RankStart::RankOrNan(_)) { 0 } else { u32::MAX }
     }
@@ -172,7 +173,7 @@ impl Sorter {
         }
     }
 
-    /// The values at the places too, through which gradients flow.
+    /// Returns the values at the indices as well, with gradients.
     #[track_caller]
     fn run_with_values(self, x: &Tensor, d: usize) -> Result<(Tensor, Tensor)> {
         let _op = memory::scope::enter_op(self.op);
@@ -198,7 +199,7 @@ impl Sorter {
         Ok((value, place))
     }
 
-    /// One element of each line.
+    /// Returns one element of each row.
     #[track_caller]
     fn run_single(self, x: &Tensor, d: usize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let (value, place) = self.run_with_values(x, d)?;
@@ -209,14 +210,14 @@ impl Sorter {
     }
 }
 
-/// Where the elements along `d` stand in ascending order, as i64. Not recorded.
+/// Returns the indices that sort the elements along `d` in ascending order, as i64. Not recorded.
 #[track_caller]
 pub(super) fn argsort_ascending(op: &'static str, x: &Tensor, d: usize) -> Result<Tensor> {
     let count = x.shape().get(d).copied().unwrap_or(1);
     Sorter { op, descending: false, start: RankStart::Rank(0), count }.run(x, d)
 }
 
-/// The extent of a dimension that must have elements.
+/// Returns the extent of a dimension, which must not be empty.
 fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
     match x.shape().get(d).copied().unwrap_or(1) {
         0 => Err(Error::shape(op, format!("dimension {d} has no elements to choose from"), &[x.shape()])),
@@ -225,11 +226,11 @@ fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
 }
 
 impl Tensor {
-    /// The elements along `dim` in ascending or `descending` order, and where they stood (i64): PyTorch's `sort`, always
-    /// stable. NaN count as the largest.
+    /// Sorts the elements along `dim` in ascending or `descending` order, and returns them with their indices
+    /// (i64): PyTorch's `sort`, always stable. NaN count as the largest.
     ///
     /// # Errors
-    /// `dim` is out of range; memory runs out.
+    /// `dim` is out of range.
     #[track_caller]
     pub fn sort(&self, dim: isize, descending: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("sort", dim, self.rank())?;
@@ -237,10 +238,11 @@ impl Tensor {
         Sorter { op: "sort", descending, start: RankStart::Rank(0), count }.run_with_values(self, d)
     }
 
-    /// Where the elements along `dim` stand in ascending or `descending` order, as i64: PyTorch's `argsort`, always stable.
+    /// Returns the indices (i64) that sort the elements along `dim` in ascending or `descending` order:
+    /// PyTorch's `argsort`, always stable.
     ///
     /// # Errors
-    /// As [`sort`](Self::sort).
+    /// See [`sort`](Self::sort).
     #[track_caller]
     pub fn argsort(&self, dim: isize, descending: bool) -> Result<Tensor> {
         let _op = memory::scope::enter_op("argsort");
@@ -249,11 +251,11 @@ impl Tensor {
         Sorter { op: "argsort", descending, start: RankStart::Rank(0), count }.run(self, d)
     }
 
-    /// The `k` largest (or smallest) along `dim` in order, and where they stand (i64): PyTorch's `topk`. NaN count as the
-    /// largest; of equal ones the first are taken.
+    /// Returns the `k` largest (or smallest) elements along `dim` in order, with their indices (i64):
+    /// PyTorch's `topk`. NaN count as the largest. Of equal elements, the first are taken.
     ///
     /// # Errors
-    /// `dim` is out of range; there are fewer than `k` elements; memory runs out.
+    /// `dim` is out of range, or there are fewer than `k` elements.
     #[track_caller]
     pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("topk", dim, self.rank())?;
@@ -271,11 +273,11 @@ impl Tensor {
             .run_with_values(self, d)
     }
 
-    /// The `k`-th smallest along `dim`, counted from 1, and where it stands (i64): PyTorch's `kthvalue`. NaN count as the
-    /// largest.
+    /// Returns the `k`-th smallest element along `dim`, counted from 1, with its index (i64): PyTorch's
+    /// `kthvalue`. NaN count as the largest.
     ///
     /// # Errors
-    /// `dim` is out of range; `k` is 0 or more than there are; memory runs out.
+    /// `dim` is out of range, or `k` is 0 or exceeds the extent.
     #[track_caller]
     pub fn kthvalue(&self, k: usize, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("kthvalue", dim, self.rank())?;
@@ -290,11 +292,11 @@ impl Tensor {
         sorter.run_single(self, d, keepdim)
     }
 
-    /// The median along `dim` (of an even number the lower of the middle two) and where it stands (i64): PyTorch's `median`.
-    /// The first NaN, if there is one.
+    /// Returns the median along `dim` with its index (i64): PyTorch's `median`. Of an even number of
+    /// elements, the median is the lower of the middle two. If there are NaN, the result is the first NaN.
     ///
     /// # Errors
-    /// `dim` is out of range; there are no elements along it; memory runs out.
+    /// `dim` is out of range, or there are no elements along it.
     #[track_caller]
     pub fn median(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("median", dim, self.rank())?;
@@ -304,10 +306,10 @@ impl Tensor {
         Sorter { op: "median", descending: false, start: begin, count: 1 }.run_single(self, d, keepdim)
     }
 
-    /// As [`median`](Self::median), of the elements that are no NaN; NaN if there are no others.
+    /// Returns the [`median`](Self::median) of the elements that are not NaN, or NaN if all are NaN.
     ///
     /// # Errors
-    /// As [`median`](Self::median).
+    /// See [`median`](Self::median).
     #[track_caller]
     pub fn nanmedian(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("nanmedian", dim, self.rank())?;
@@ -317,42 +319,43 @@ impl Tensor {
         Sorter { op: "nanmedian", descending: false, start: begin, count: 1 }.run_single(self, d, keepdim)
     }
 
-    /// The median of all elements, as [`median`](Self::median), and NaN of no floats; equal ones share the gradient.
+    /// Returns the median of all elements, or NaN of an empty float tensor. Equal elements share the
+    /// gradient.
     ///
     /// # Errors
-    /// There are no elements, and they would be no floats; memory runs out.
+    /// The tensor is empty and its dtype is not a float.
     #[track_caller]
     pub fn median_all(&self) -> Result<Tensor> {
         self.median_over_all("median", |line| line.median(0, false))
     }
 
-    /// The median of all elements that are no NaN; equal ones share the gradient.
+    /// Returns the median of all elements that are not NaN. Equal elements share the gradient.
     ///
     /// # Errors
-    /// As [`median_all`](Self::median_all).
+    /// See [`median_all`](Self::median_all).
     #[track_caller]
     pub fn nanmedian_all(&self) -> Result<Tensor> {
         self.median_over_all("nanmedian", |line| line.nanmedian(0, false))
     }
 
-    /// What `median` finds among all elements.
+    /// Returns the result of `median` over all elements.
     #[track_caller]
     fn median_over_all(
         &self,
         op: &'static str,
         median: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
     ) -> Result<Tensor> {
-        // Here, for a closure would take the place of the line that asked.
+        // Entered here, because a closure would hide the caller's location.
         let _op = memory::scope::enter_op(op);
         let out = match self.numel() {
-            // PyTorch's answer, where a type has it.
+            // PyTorch's result, for types that have NaN.
             0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
             _ => median(&self.detach().reshape([-1])?)?.0,
         };
         Ok(self.share_grad_among_ties(op, out))
     }
 
-    /// `out`, one of the elements, with a gradient that all equal to it share.
+    /// Returns `out`, one of the elements, with a gradient that all elements equal to it share.
     #[track_caller]
     fn share_grad_among_ties(&self, op: &'static str, out: Tensor) -> Tensor {
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
@@ -365,12 +368,12 @@ impl Tensor {
         })
     }
 
-    /// The elements of the ranks q · (n - 1) along `dim`, or among all: PyTorch's `quantile`. `q` is a number, or a
-    /// tensor of up to one dimension, which becomes the result's first. A line with NaN gives NaN.
+    /// Computes quantiles along `dim`, or of all elements, at ranks q · (n - 1): PyTorch's `quantile`. A
+    /// vector `q` becomes the first dimension of the result. A row with NaN gives NaN.
     ///
     /// # Errors
-    /// The dtype is no float; `q` is a number outside 0 to 1 or a tensor of other dimensions; `dim` is out of range; there are
-    /// no elements; memory runs out.
+    /// The dtype is not a float. `q` is a scalar outside of 0 to 1, or a tensor of higher rank. `dim` is out
+    /// of range. There are no elements.
     #[track_caller]
     pub fn quantile<'a>(
         &self,
@@ -382,10 +385,10 @@ impl Tensor {
         self.compute_quantiles("quantile", &q.into(), dim, keepdim, interpolation)
     }
 
-    /// As [`quantile`](Self::quantile), of the elements that are no NaN; NaN if there are no others.
+    /// Computes the [`quantile`](Self::quantile) of the elements that are not NaN, or NaN if all are NaN.
     ///
     /// # Errors
-    /// As [`quantile`](Self::quantile).
+    /// See [`quantile`](Self::quantile).
     #[track_caller]
     pub fn nanquantile<'a>(
         &self,
@@ -412,9 +415,9 @@ impl Tensor {
         }
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
         let (several, q) = quantile_vector(op, q, self)?;
-        // Only between two elements does a rank change what is taken.
+        // The result depends smoothly on the rank only with linear interpolation.
         let q = if interpolation == Interpolation::Linear { q } else { q.detach() };
-        // The line goes to the end and leaves an extent of 1.
+        // Move the reduced dimension to the end and leave an extent of 1.
         let lines = match dim {
             Some(_) => self.unsqueeze(-1)?.transpose(d as isize, -1)?,
             None => self.reshape([-1])?,
@@ -429,7 +432,7 @@ impl Tensor {
             let count = numbers.to_dtype(q.dtype())?.sum(&[-1], true)?;
             q.mul(&count.sub(1.0)?)?.clamp(0.0, end)?
         } else {
-            // NaN stand at the end, and are chosen if there are any.
+            // NaN sort last and are selected if there are any.
             q.mul(end)?.where_(&numbers.narrow(-1, n - 1, 1)?, end)?
         };
         let ranks = match interpolation {
@@ -463,7 +466,7 @@ impl Tensor {
     }
 }
 
-/// Quantiles as a vector in f32 (f64 for f64), and whether they came as one.
+/// Returns the quantiles as a vector in f32 (f64 for f64), and whether they were a vector.
 fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(bool, Tensor)> {
     let dtype = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let number = match q {

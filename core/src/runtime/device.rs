@@ -1,4 +1,4 @@
-//! A device: one backend, one memory pool, the kernels compiled for it, and its random numbers.
+//! Device: one backend, one memory pool, compiled kernels and the state of the random generator.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
@@ -20,25 +20,24 @@ use crate::ops::elementwise::fusion;
 use crate::runtime::profile::{SpanRecorder, WorkItem};
 use crate::runtime::stream::{DeviceMover, StreamSet};
 
-/// A handle on a device; cloning it is cheap. Two handles are equal if they are of the same opened device.
+/// Handle of a device; cloning is cheap. Two handles are equal if they refer to the same opened device.
 #[derive(Clone)]
 pub struct Device {
     inner: Arc<DeviceInner>,
 }
 
 struct DeviceInner {
-    // Dropped before the backend they take their segments from.
+    // The pools are dropped before the backend that provides their segments.
     pool: Pool,
     host_pool: OnceLock<Pool>,
     backend: Arc<dyn Backend>,
-    /// The backend as programs are given it.
+    /// Backend as programs get it.
     flushing_backend: OnceLock<Arc<dyn Backend>>,
     streams: Arc<StreamSet>,
     kernels: RwLock<FxHashMap<KernelSpec, CompiledKernel>>,
-    /// By their identities.
     kernels_by_key: RwLock<FxHashMap<Box<[usize]>, CompiledKernel>>,
     custom_kernels: RwLock<FxHashMap<CustomKernelKey, (CompiledKernel, Arc<ModuleInterface>)>>,
-    /// By the kernel's number: its label, and which of its bindings it writes.
+    /// Label and write mask of each kernel, by kernel id.
     kernel_labels: RwLock<Vec<(Arc<str>, u32)>>,
     random_state: Mutex<RandomState>,
     span_recorder: SpanRecorder,
@@ -47,7 +46,7 @@ struct DeviceInner {
     name: String,
 }
 
-/// A handle that keeps no device open.
+/// Handle that does not keep the device open.
 #[derive(Clone)]
 pub(crate) struct WeakDevice(Weak<DeviceInner>);
 
@@ -58,32 +57,32 @@ impl fmt::Debug for WeakDevice {
 }
 
 impl WeakDevice {
-    /// The device, if it is open.
+    /// Returns the device if it is still open.
     pub(crate) fn upgrade(&self) -> Option<Device> {
         self.0.upgrade().map(|inner| Device { inner })
     }
 }
 
-/// A compiled kernel, and which of its bindings it writes, a bit each.
+/// Compiled kernel with the bit mask of the bindings that it writes.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CompiledKernel {
     id: KernelId,
     pub(crate) write_mask: u32,
 }
 
-/// What a kernel is made of, by the addresses of its words: quicker to look up than its spec, which need not be made then.
-/// One spec may have several.
+/// Cache key made of the addresses of static strings; avoids building a `KernelSpec` for each lookup. One
+/// spec may have several keys.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelKey {
     parts: [usize; Self::MAX_PARTS],
-    /// How many there are; more than there is room for make an identity that nothing has.
+    /// Number of parts. A key with more than `MAX_PARTS` parts is never found.
     count: usize,
 }
 
 impl KernelKey {
     const MAX_PARTS: usize = 32;
 
-    /// That of no words yet, among the kernels of a template.
+    /// Starts a key for a kernel of this template.
     #[inline]
     pub(crate) fn new(template: &'static str) -> Self {
         let mut identity = Self { parts: [0; Self::MAX_PARTS], count: 0 };
@@ -91,14 +90,14 @@ impl KernelKey {
         identity
     }
 
-    /// Adds a word.
+    /// Adds a string.
     #[inline]
     pub(crate) fn push_str(&mut self, word: &'static str) {
-        // No address takes the upper 16 bits.
+        // Addresses do not use the upper 16 bits, so the length goes there.
         self.push_number(word.as_ptr().addr() ^ word.len().rotate_right(16));
     }
 
-    /// Adds a list of words, or what decides one.
+    /// Adds a list of strings.
     #[inline]
     pub(crate) fn push_strs(&mut self, words: &[&'static str]) {
         self.push_number(words.len());
@@ -114,7 +113,7 @@ impl KernelKey {
         self.count += 1;
     }
 
-    /// Adds truth values.
+    /// Adds flags.
     #[inline]
     pub(crate) fn push_flags(&mut self, flags: &[bool]) {
         self.push_number(flags.iter().fold(1, |bits, &flag| bits << 1 | usize::from(flag)));
@@ -125,15 +124,15 @@ impl KernelKey {
     }
 }
 
-/// A user's kernel: its source and the bits of its overrides.
+/// Key of a user's kernel: its source and the bits of its overrides.
 type CustomKernelKey = (&'static str, Vec<(&'static str, u64)>);
 
-/// Where a device's stream of random numbers stands: Philox draws number `offset`, `offset + 1`, ... under `seed`.
+/// State of a device's Philox generator: the next draw is block `offset` under key `seed`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RandomState {
-    /// The key.
+    /// Key of the generator.
     pub seed: u64,
-    /// Draws made so far, in blocks of four 32-bit numbers.
+    /// Number of blocks drawn so far, of four 32-bit values each.
     pub offset: u64,
 }
 
@@ -157,12 +156,13 @@ impl fmt::Display for Device {
 }
 
 impl Device {
-    /// A device over a backend, whose pool is configured by the environment (see [`Config::for_device`]).
+    /// Creates a device over a backend, with a pool configured by the environment (see
+    /// [`Config::for_device`]).
     ///
     /// Programs use `Device::best()` and `Device::open` of the facade crate.
     ///
     /// # Errors
-    /// A variable of the environment cannot be understood.
+    /// An environment variable is invalid.
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         let info = backend.info();
         let config = Config::for_device(info.backend, info.index)?;
@@ -171,7 +171,8 @@ impl Device {
         Ok(Self::with_config(backend, config))
     }
 
-    /// A device over a backend, with a pool of this configuration. Of the environment counts what can be understood.
+    /// Creates a device over a backend, with a pool of this configuration. Invalid environment variables are
+    /// ignored.
     #[must_use]
     pub fn with_config(backend: Arc<dyn Backend>, config: Config) -> Self {
         let info = backend.info();
@@ -197,29 +198,29 @@ impl Device {
             im2col_limit: Im2colLimit::from_env_or_default(),
             name,
         });
-        // The only one who sets it.
+        // Set only here, so the call cannot fail.
         let _ = inner.streams.device.set(WeakDevice(Arc::downgrade(&inner)));
         let device = Self { inner };
         device.set_fusion_min_bytes(if null { None } else { fusion::min_bytes_or_default() });
         device
     }
 
-    /// The null device: shapes, memory and errors of a real one, and no arithmetic.
+    /// Creates a null device: shapes, memory and errors of a real device without arithmetic.
     #[must_use]
     pub fn null(profile: crate::backend::null::CardProfile) -> Self {
         let config = profile.config;
         Self::with_config(Arc::new(crate::backend::null::NullBackend::new(profile)), config)
     }
 
-    /// What the device is and can do.
+    /// Returns the description of the device.
     #[must_use]
     pub fn info(&self) -> &DeviceInfo {
         self.inner.backend.info()
     }
 
-    /// Its backend, which knows segments and kernels, and no tensors. A device holds elementwise operations back, to run several as one
-    /// kernel; each call of this handle that submits or waits launches them before. To wait for the device, take
-    /// [`synchronize`](Self::synchronize) or [`fence`](Self::fence).
+    /// Returns the backend, which works with segments and kernels, not tensors. A device defers elementwise
+    /// operations to fuse them. Each call of this handle that submits or waits first launches them. To wait
+    /// for the device, use [`synchronize`](Self::synchronize) or [`fence`](Self::fence).
     #[must_use]
     pub fn backend(&self) -> &Arc<dyn Backend> {
         let inner = &self.inner;
@@ -229,32 +230,32 @@ impl Device {
         })
     }
 
-    /// The backend itself, for who holds the gate or need not.
+    /// Returns the backend itself, for callers that hold the dispatch lock or do not need it.
     #[inline]
     pub(crate) fn raw_backend(&self) -> &Arc<dyn Backend> {
         &self.inner.backend
     }
 
-    /// Its memory pool.
+    /// Returns the memory pool.
     #[must_use]
     pub fn pool(&self) -> &Pool {
         &self.inner.pool
     }
 
-    /// The pool of the host's memory that it copies from and to by itself (page-locked, on CUDA): where
-    /// [`Tensor::offload_`](crate::tensor::Tensor::offload_) puts what it takes off the device.
+    /// Returns the pool of host memory that the device accesses directly (page-locked, on CUDA).
+    /// [`Tensor::offload_`](crate::tensor::Tensor::offload_) moves tensors there.
     #[must_use]
     pub fn host_pool(&self) -> &Pool {
         self.inner.host_pool.get_or_init(|| {
             let source = Arc::new(HostSource(Arc::clone(&self.inner.backend)));
-            // Limits of the device are not the host's.
+            // Limits of device memory do not apply to host memory.
             let config =
                 Config { max_memory: None, per_process_memory_fraction: 1.0, ..self.pool().config() };
             Pool::new(source, config).with_device_name(format!("{} (host)", self.inner.name))
         })
     }
 
-    /// What was said of the windows of convolutions.
+    /// Returns the limit of im2col buffers of convolutions.
     pub(crate) fn im2col_limit(&self) -> &Im2colLimit {
         &self.inner.im2col_limit
     }
@@ -267,60 +268,55 @@ impl Device {
         &self.inner.span_recorder
     }
 
-    /// Fails where a step is recorded on this device; `reason` says why `op` cannot be part of one.
-    ///
-    /// # Errors
-    /// [`Error::Capture`](crate::error::Error::Capture).
+    /// Returns the recorder of captured steps.
     #[doc(hidden)]
     pub fn check_not_recording(&self, op: &'static str, reason: &str) -> Result<()> {
         self.inner.capture_recorder.check_not_recording(op, reason)
     }
-
-    /// What is recorded of a step that is being captured.
     pub(crate) fn capture_recorder(&self) -> &CaptureRecorder {
         &self.inner.capture_recorder
     }
 
-    /// What tells it from other devices while it lives.
+    /// Returns an address that identifies the device while it is open.
     pub(crate) fn address(&self) -> usize {
         Arc::as_ptr(&self.inner).addr()
     }
 
-    /// Statistics of its memory. Displays as a table.
+    /// Returns memory statistics, which display as a table.
     #[must_use]
     pub fn memory(&self) -> Stats {
         self.inner.pool.stats()
     }
 
-    /// Restarts its random numbers.
+    /// Seeds the random generator.
     pub fn manual_seed(&self, seed: u64) {
         self.set_random_state(RandomState { seed, offset: 0 });
     }
 
-    /// Where its random numbers stand.
+    /// Returns the state of the random generator.
     #[must_use]
     pub fn random_state(&self) -> RandomState {
         *self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Puts its random numbers where they once stood.
+    /// Restores a state of the random generator.
     pub fn set_random_state(&self, state: RandomState) {
         self.capture_recorder().fail_capture(
             "set_random_state",
             "random numbers go on from one replay to the next; seed before the capture",
         );
-        // A checkpoint that runs its body again draws what it drew before, and leaves the rest alone.
+        // A recomputation replays recorded draws and must not change the state.
         if !autograd::is_recomputing() {
             *self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         }
     }
 
-    /// Takes the next `blocks` Philox blocks (of four numbers each).
+    /// Draws the next `blocks` Philox blocks of four values each.
     pub(crate) fn draw_random(&self, blocks: u64) -> PhiloxState {
         PhiloxState::new(self.draw_random_state(blocks))
     }
 
-    /// The same, with where they stand.
+    /// Draws blocks and returns the generator's state before them.
     pub(crate) fn draw_random_state(&self, blocks: u64) -> RandomState {
         if let Some(before) = autograd::replayed_draw(self) {
             return before;
@@ -328,7 +324,7 @@ impl Device {
         let taken = {
             let mut state = self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner);
             let taken = *state;
-            // The counter goes round, as that of Philox.
+            // The counter wraps around, like that of Philox.
             state.offset = state.offset.wrapping_add(blocks);
             taken
         };
@@ -336,29 +332,26 @@ impl Device {
         taken
     }
 
-    /// Waits until the device has done everything that was asked of it.
-    ///
-    /// # Errors
-    /// The device was lost, or an earlier call failed on it.
+    /// Waits until the device has completed all work enqueued so far.
     pub fn synchronize(&self) -> Result<()> {
         self.flush_fusion()?;
         let backend = &self.inner.backend;
         Ok(backend.wait_fence(backend.record_fence()?)?)
     }
 
-    /// Whether tensors of this type can be on the device.
+    /// Reports whether the device supports tensors of this dtype.
     #[must_use]
     pub fn supports_dtype(&self, dtype: DType) -> bool {
         dtype != DType::F64 || self.info().features.f64
     }
 
-    /// Whether the device is the null device, whose tensors have no contents.
+    /// Reports whether this is a null device, whose tensors have no contents.
     #[must_use]
     pub fn is_null(&self) -> bool {
         self.info().backend == "null"
     }
 
-    /// The compiled form of a kernel of this workspace.
+    /// Returns a compiled kernel of the shaders crate, compiling it at first use.
     pub(crate) fn kernel_for_spec(&self, spec: &KernelSpec) -> Result<CompiledKernel> {
         let kernels = &self.inner.kernels;
         if let Some(&kernel) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(spec) {
@@ -379,7 +372,7 @@ impl Device {
         Ok(kernel)
     }
 
-    /// The same, by what decides the spec, which is made the first time alone.
+    /// Returns a compiled kernel by its key; `spec` is called only at the first use of the key.
     pub(crate) fn kernel_by_key(
         &self,
         identity: &KernelKey,
@@ -399,14 +392,14 @@ impl Device {
         Ok(kernel)
     }
 
-    /// The same, if it was asked for before.
+    /// Looks up a kernel by its key.
     #[inline]
     pub(crate) fn find_kernel_by_key(&self, identity: &KernelKey) -> Option<CompiledKernel> {
         let known = self.inner.kernels_by_key.read().unwrap_or_else(PoisonError::into_inner);
         known.get(identity.as_slice()?).copied()
     }
 
-    /// The compiled form of a user's kernel, and what it declares.
+    /// Returns a user's kernel and the bindings that it declares.
     pub(crate) fn custom_kernel(
         &self,
         label: &'static str,
@@ -418,7 +411,7 @@ impl Device {
         if let Some(form) = kernels.read().unwrap_or_else(PoisonError::into_inner).get(&key) {
             return Ok(form.clone());
         }
-        // What is wrong with it is said in the terms of WGSL, before a backend compiles it.
+        // WGSL validation reports errors in WGSL terms before the backend compiles.
         let interface = forebay_shaders::reflection::reflect_module(wgsl, "main")
             .map_err(|message| crate::error::Error::KernelCompilation { label: label.to_owned(), message })?;
         let kernel = self.compile(&KernelSource {
@@ -428,7 +421,7 @@ impl Device {
             overrides,
             zero_workgroup_memory: true,
         })?;
-        // What is wrong with a user's kernel is said where it is first run.
+        // The wait reports compile errors where the kernel is first used.
         self.inner.backend.wait_compiled(kernel.id)?;
         let form = (kernel, Arc::new(interface));
         kernels.write().unwrap_or_else(PoisonError::into_inner).insert(key, form.clone());
@@ -447,7 +440,7 @@ impl Device {
         Ok(CompiledKernel { id, write_mask: written })
     }
 
-    /// Enqueues a kernel on the queue of this thread.
+    /// Enqueues a kernel on this thread's queue.
     pub(crate) fn launch(
         &self,
         kernel: CompiledKernel,
@@ -458,7 +451,7 @@ impl Device {
         self.launch_on_queue(self.current_queue(), scope::current(), kernel, bindings, params, groups)
     }
 
-    /// The same on any queue, in the name of any operation.
+    /// Enqueues a kernel on queue `queue`, attributed to `scope`.
     pub(crate) fn launch_on_queue(
         &self,
         queue: u8,
@@ -473,7 +466,7 @@ impl Device {
             .map(drop)
     }
 
-    /// A launch for a profile.
+    /// Describes a launch for the profiler.
     pub(crate) fn describe_launch(&self, launch: &Launch<'_>) -> WorkItem {
         let labels = self.inner.kernel_labels.read().unwrap_or_else(PoisonError::into_inner);
         let name =
@@ -481,7 +474,7 @@ impl Device {
         WorkItem { name, bytes: launch.bindings.iter().map(|b| b.bytes).sum(), flops: 0 }
     }
 
-    /// Which of its bindings a kernel writes, a bit each.
+    /// Returns the bit mask of the bindings that a kernel writes.
     pub(crate) fn kernel_write_mask(&self, kernel: KernelId) -> u32 {
         let labels = self.inner.kernel_labels.read().unwrap_or_else(PoisonError::into_inner);
         labels.get(kernel.0 as usize).map_or(u32::MAX, |(_, written)| *written)

@@ -1,4 +1,4 @@
-//! The runtime under tensors: devices, streams, the dispatch of commands, the profiler and the recorder of captured steps.
+//! Runtime below tensors: devices, streams, dispatch of commands, profiler, and recorder of captured steps.
 
 pub(crate) mod capture;
 mod card_profile;

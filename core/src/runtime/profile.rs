@@ -1,5 +1,5 @@
-//! What a device does and when: every kernel, product and copy with its operation, module, time, bytes and the memory
-//! allocated at that moment; as a table, and as a timeline for a browser.
+//! Profiler: records every kernel, product and copy with its operation, module, time, bytes and allocated
+//! memory. A profile displays as a table and exports a timeline for a browser.
 //!
 //! ```
 //! use forebay_core::{device::Device, dtype::DType, profile::Profiler, tensor::Tensor};
@@ -26,55 +26,56 @@ use crate::error::{Error, Result};
 use crate::memory::scope;
 use crate::runtime::device::Device;
 
-/// One thing that the device did.
+/// Kernel, product, copy or fill that the device ran.
 #[derive(Clone, Debug)]
 pub struct Span {
-    /// The kernel, or the kind of work: `softmax dtype=f32`, `matmul bf16 8192x768x3072`, `copy`.
+    /// Name of the kernel or kind of work: `softmax dtype=f32`, `matmul bf16 8192x768x3072`, `copy`.
     pub name: Arc<str>,
-    /// The operation that asked for it.
+    /// Operation that launched the work.
     pub op: &'static str,
-    /// The path of its module.
+    /// Path of the operation's module.
     pub module: String,
-    /// The queue it ran on.
+    /// Queue that ran the work.
     pub queue: u8,
-    /// Bytes of all that it binds: what it reads and writes if it touches everything once.
+    /// Bytes of all bindings: the traffic if each binding is accessed once.
     pub bytes: u64,
-    /// Operations of a product; 0 for what is not counted.
+    /// Floating-point operations of a product; 0 for other work.
     pub flops: u64,
-    /// When the device began, in nanoseconds since the profile's first span; 0 where devices have no clock.
+    /// Start in nanoseconds since the profile's first span; 0 if the device has no clock.
     pub start: f64,
-    /// Nanoseconds that it took, gaps before it on its queue left out; 0 where devices have no clock.
+    /// Duration in nanoseconds without idle time before the work; 0 if the device has no clock.
     pub duration: f64,
-    /// Bytes allocated of the device's pool when it was enqueued.
+    /// Bytes allocated from the device's pool at the time of the enqueue.
     pub allocated: u64,
 }
 
-/// What one kernel did in all.
+/// Totals of one kernel.
 #[derive(Clone, Debug, Default)]
 pub struct KernelTotal {
-    /// The kernel.
+    /// Name of the kernel.
     pub name: Arc<str>,
-    /// How often it ran.
+    /// Number of runs.
     pub calls: u64,
-    /// Nanoseconds in all.
+    /// Total duration in nanoseconds.
     pub duration: f64,
-    /// Bytes in all.
+    /// Total bytes.
     pub bytes: u64,
-    /// Operations of products in all.
+    /// Total floating-point operations of products.
     pub flops: u64,
 }
 
-/// All that a device did while a [`Profiler`] ran. Displays as a table, the longest first.
+/// Work of a device while a [`Profiler`] ran. Displays as a table, the longest kernels first.
 #[derive(Clone, Debug)]
 pub struct Profile {
-    /// In the order of the calls.
+    /// Spans in call order.
     pub spans: Vec<Span>,
     device: String,
     peak: PeakRates,
 }
 
-/// Records what a device does, from [`start`](Self::start) to [`finish`](Self::finish). Reading the clock costs a few
-/// microseconds a kernel, so a profiled program is slower; the spans themselves are as long as without.
+/// Records the work of a device from [`start`](Self::start) to [`finish`](Self::finish). Timestamps cost a
+/// few microseconds for each kernel, so a profiled program is slower; the measured durations are not
+/// affected.
 #[derive(Debug)]
 #[must_use = "recording stops when it is dropped"]
 pub struct Profiler {
@@ -82,10 +83,10 @@ pub struct Profiler {
 }
 
 impl Profiler {
-    /// Starts to record, for all threads.
+    /// Starts to record the work of all threads.
     ///
     /// # Errors
-    /// The device is recorded already, or was lost.
+    /// Another profiler records the device.
     pub fn start(device: &Device) -> Result<Self> {
         device.synchronize()?;
         if device.span_recorder().active.swap(true, Ordering::AcqRel) {
@@ -95,10 +96,7 @@ impl Profiler {
         Ok(Self { device: device.clone() })
     }
 
-    /// Waits for the device, and gives what was recorded.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Waits for the device and returns the profile.
     pub fn finish(self) -> Result<Profile> {
         let device = self.device.clone();
         device.flush_fusion()?;
@@ -111,7 +109,7 @@ impl Profiler {
         let spans = raws.into_iter().map(|raw| {
             let (start, end) =
                 raw.timestamps.map_or((0.0, 0.0), |(from, to)| (time(from) - first, time(to) - first));
-            // A queue may not have been idle when the first stamp was read.
+            // The queue may have been busy when the start was recorded.
             let start = start.max(ends[usize::from(raw.queue)]);
             ends[usize::from(raw.queue)] = end;
             Span {
@@ -138,7 +136,7 @@ impl Drop for Profiler {
 }
 
 impl Profile {
-    /// What each kernel did in all, the longest first.
+    /// Returns the totals of each kernel, the longest first.
     #[must_use]
     pub fn kernel_totals(&self) -> Vec<KernelTotal> {
         let mut rows: BTreeMap<&str, KernelTotal> = BTreeMap::new();
@@ -156,20 +154,20 @@ impl Profile {
         rows
     }
 
-    /// Nanoseconds from the first span's start to the last one's end.
+    /// Returns the nanoseconds from the start of the first span to the end of the last.
     #[must_use]
     pub fn elapsed(&self) -> f64 {
         self.spans.iter().map(|span| span.start + span.duration).fold(0.0, f64::max)
     }
 
-    /// Nanoseconds of all spans.
+    /// Returns the sum of all durations in nanoseconds.
     #[must_use]
     pub fn busy_time(&self) -> f64 {
         self.spans.iter().map(|span| span.duration).sum()
     }
 
-    /// A timeline in Chrome's trace format, with a row for each queue, modules and operations as arguments, and
-    /// allocated memory as a curve. `chrome://tracing` and Perfetto show it.
+    /// Returns a timeline in Chrome's trace format for `chrome://tracing` and Perfetto. The timeline has a
+    /// row for each queue, modules and operations as arguments, and allocated memory as a curve.
     #[must_use]
     pub fn chrome_trace(&self) -> String {
         let us = |ns: f64| ns / 1e3;
@@ -232,7 +230,7 @@ impl fmt::Display for Profile {
     }
 }
 
-/// One span before its times are known.
+/// Span whose timestamps are not resolved yet.
 pub(crate) struct RawSpan {
     name: Arc<str>,
     scope: scope::Scope,
@@ -243,7 +241,7 @@ pub(crate) struct RawSpan {
     allocated: u64,
 }
 
-/// What a device is told to do, for a profile.
+/// Description of work for the profiler.
 pub(crate) struct WorkItem {
     pub(crate) name: Arc<str>,
     pub(crate) bytes: u64,
@@ -256,7 +254,7 @@ impl WorkItem {
     }
 }
 
-/// What a device keeps for a profiler.
+/// Recorded spans of a device.
 #[derive(Default)]
 pub(crate) struct SpanRecorder {
     active: AtomicBool,
@@ -270,19 +268,19 @@ impl SpanRecorder {
 }
 
 impl Device {
-    /// Enqueues a command on the queue of this thread: every piece of work goes through here.
+    /// Enqueues a command on this thread's queue. All device work goes through here.
     #[inline]
     pub(crate) fn enqueue(&self, work: impl FnOnce() -> WorkItem, command: &Command<'_>) -> Result<()> {
         self.try_enqueue(work, command).map(drop)
     }
 
-    /// The same for work that the backend may decline, with `false`.
+    /// Enqueues a command that the backend may decline by returning `false`.
     #[inline]
     pub(crate) fn try_enqueue(&self, work: impl FnOnce() -> WorkItem, command: &Command<'_>) -> Result<bool> {
         self.try_enqueue_on(self.current_queue(), scope::current(), work, command)
     }
 
-    /// The same on any queue, in the name of any operation.
+    /// Enqueues a command on queue `queue`, attributed to `scope`, and records it if a step is captured.
     #[inline]
     pub(crate) fn try_enqueue_on(
         &self,
@@ -298,7 +296,7 @@ impl Device {
         Ok(done)
     }
 
-    /// Moves contents from the host or to it, which no captured step does.
+    /// Enqueues a transfer from or to the host, which captured steps do not contain.
     pub(crate) fn enqueue_transfer(
         &self,
         work: impl FnOnce() -> WorkItem,
@@ -308,7 +306,7 @@ impl Device {
             .map(drop)
     }
 
-    /// Enqueues something, with the times at which the device begins and ends it while a profiler runs.
+    /// Enqueues work, surrounded by timestamps while a profiler runs.
     #[inline]
     pub(crate) fn enqueue_timed(
         &self,
@@ -333,7 +331,7 @@ impl Device {
         Ok(done)
     }
 
-    /// Whether a profiler runs.
+    /// Reports whether a profiler runs.
     #[inline]
     pub(crate) fn is_profiled(&self) -> bool {
         self.span_recorder().active.load(Ordering::Relaxed)

@@ -1,7 +1,8 @@
-//! Streams: queues of a device whose work runs side by side, and what keeps them in order.
+//! Streams: queues of a device that run concurrently, and their synchronisation.
 //!
-//! Every tensor knows which queue wrote it last and which have read it since. An operation on one queue that touches what
-//! another queue has in hand waits for it on the device, so results never depend on streams; the host waits for none of it.
+//! Every tensor records the queue that last wrote it and the queues that have read it since. An operation
+//! waits, on the device, for conflicting accesses of other queues. Results therefore never depend on streams,
+//! and the host never waits.
 
 use std::cell::Cell;
 use std::collections::VecDeque;
@@ -19,21 +20,21 @@ use crate::ops::elementwise::fusion::FusionGroup;
 use crate::runtime::device::{Device, WeakDevice};
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
-/// The queues of copies to the host and from it, which run side by side; those of streams are 1 up to these.
+/// The last two queues are for copies to and from the host. Streams use the queues from 1 up to these.
 const DEVICE_TO_HOST_QUEUE: u8 = MAX_QUEUES - 2;
 const HOST_TO_DEVICE_QUEUE: u8 = MAX_QUEUES - 1;
 
-/// Events of one queue that are kept to be waited for.
+/// Maximum number of recorded events kept for each queue.
 const MAX_KEPT_EVENTS: usize = 64;
 
-/// A queue of work on a device, beside its others.
+/// Queue of work on a device, which runs concurrently with the device's other queues.
 ///
-/// Operations run on the device's default stream, one after another. While a stream is [entered](Self::enter), those of
-/// this thread run on it instead, beside the rest. A tensor may be used on any stream: its operations wait, on the device, for
-/// what other streams do with it (PyTorch's `wait_stream` and `record_stream` are not needed). Memory that one stream has
-/// freed serves others in the same way.
+/// Operations run in order on the device's default stream. While this thread has [entered](Self::enter)
+/// another stream, its operations run there instead. A tensor may be used on any stream: operations wait, on
+/// the device, for conflicting accesses of other streams. PyTorch's `wait_stream` and `record_stream` are not
+/// needed. Memory that one stream has freed is reused by other streams under the same rule.
 ///
-/// A device without queues of its own (wgpu has one) runs all streams in the order of the calls.
+/// A device with a single queue (wgpu) runs all streams in call order.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, stream::Stream, tensor::Tensor};
@@ -61,21 +62,21 @@ impl fmt::Debug for Stream {
 }
 
 thread_local! {
-    /// The device, by its address, and the queue of the stream that this thread has entered.
+    /// Address of the device and queue of the stream that this thread has entered.
     static CURRENT_STREAM: ScopedLocal<Cell<(usize, u8)>> = const { ScopedLocal::new(Cell::new((0, 0))) };
 }
 
-/// While it lives, operations of this thread run on a stream.
+/// Guard during which operations of this thread run on a stream.
 #[derive(Debug)]
 #[must_use = "a stream is left when its guard is dropped"]
 pub struct StreamGuard {
     _queue: ScopedGuard<Cell<(usize, u8)>>,
-    // Keeps the address from being another device's.
+    // Keeps the device open, so that its address stays unique.
     _stream: Stream,
 }
 
 impl Stream {
-    /// A stream beside the others. A device has a few queues: many streams share them.
+    /// Creates a stream. A device has a few queues, which streams share.
     #[must_use]
     pub fn new(device: &Device) -> Self {
         let lanes = device.stream_set();
@@ -88,35 +89,32 @@ impl Stream {
         Self { device: device.clone(), queue }
     }
 
-    /// The stream that operations run on where none is entered.
+    /// Returns the default stream, on which operations run if no stream is entered.
     #[must_use]
     pub fn default_stream(device: &Device) -> Self {
         Self { device: device.clone(), queue: 0 }
     }
 
-    /// The stream that operations of this thread run on now.
+    /// Returns the current stream of this thread.
     #[must_use]
     pub fn current(device: &Device) -> Self {
         Self { device: device.clone(), queue: device.current_queue() }
     }
 
-    /// Its device.
+    /// Returns the stream's device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// From here on operations of this thread on its device run on it, until the guard is dropped.
+    /// Makes this the current stream of this thread for its device, until the guard is dropped.
     pub fn enter(&self) -> StreamGuard {
         let queue = ScopedGuard::new(&CURRENT_STREAM, (self.device.address(), self.queue));
         StreamGuard { _queue: queue, _stream: self.clone() }
     }
 
-    /// Lets what follows on this stream wait for all that `other` was given so far, on the device. Operations on tensors do
-    /// this by themselves; it orders what the library does not see.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Makes later work on this stream wait, on the device, for all work enqueued on `other` so far. Tensor
+    /// operations synchronise automatically; this orders work that the library does not see.
     pub fn wait_stream(&self, other: &Self) -> Result<()> {
         if self.queue == other.queue || self.device != other.device {
             return Ok(());
@@ -126,34 +124,35 @@ impl Stream {
     }
 }
 
-/// The queues of a device, and how far each knows of the others.
+/// Queues of a device and their synchronisation state.
 pub(crate) struct StreamSet {
     queue_count: u8,
-    /// Whether more than one was ever in use: else everything is in order.
+    /// True once more than one queue is in use. Until then all work is in order.
     has_active_streams: AtomicBool,
     next_stream: AtomicU8,
     backends: [OnceLock<Arc<dyn Backend>>; MAX_QUEUES as usize],
     sync: Mutex<StreamSync>,
     pub(crate) dispatch: Mutex<FusionGroup>,
-    /// The number of the group that operations join, as of its last launch.
+    /// Id of the current fusion group.
     pub(crate) fusion_group: AtomicU64,
-    /// The least bytes of results that groups make.
+    /// Minimum size in bytes of results that may be fused.
     pub(crate) fusion_min_bytes: AtomicU64,
-    /// Launches groups.
+    /// Device, which launches fusion groups.
     pub(crate) device: OnceLock<WeakDevice>,
 }
 
-/// What a thread holds from when it binds memory until the work with it is enqueued. Meanwhile nobody else enqueues, records an
-/// event, or moves memory: an operation has its place in its queue, and its addresses are good, when it gets there. What waits to be
-/// launched together is behind it, and is launched before.
+/// Dispatch lock, held from operand lookup until the work is enqueued. While a thread holds it, no other
+/// thread enqueues work, records an event or moves memory. Addresses therefore stay valid until the work is
+/// in its queue. Taking this lock flushes the pending fusion group.
 ///
-/// The order of locks: gate, pool, memory of a tensor, order of queues. Under it nothing is allocated, for that may move memory.
+/// Lock order: dispatch lock, pool, storage state, synchronisation state. No memory is allocated while this
+/// lock is held, because an allocation may move memory.
 #[derive(Debug)]
 #[must_use = "the gate is open again when this is dropped"]
 pub(crate) struct DispatchGuard<'a>(MutexGuard<'a, FusionGroup>);
 
 impl<'a> DispatchGuard<'a> {
-    /// The gate, with what waits behind it.
+    /// Wraps the locked fusion group without flushing it.
     pub(crate) fn from_lock(group: MutexGuard<'a, FusionGroup>) -> Self {
         Self(group)
     }
@@ -173,7 +172,7 @@ impl DerefMut for DispatchGuard<'_> {
     }
 }
 
-/// A moment of a queue: how many operations it has been given.
+/// Point in a queue's work: a number of operations.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct StreamTicket {
     queue: u8,
@@ -182,32 +181,32 @@ struct StreamTicket {
 
 #[derive(Default)]
 struct StreamSync {
-    /// Operations given to each queue since streams are in use.
+    /// Number of operations of each queue since streams are in use.
     tickets: [u64; MAX_QUEUES as usize],
-    /// Events behind so many operations of each queue.
+    /// Events of each queue, each with the ticket that it covers.
     events: [VecDeque<(u64, Event)>; MAX_QUEUES as usize],
-    /// What each queue (first) has waited for of each other one.
+    /// Last ticket of each queue (second index) that each queue (first index) has waited for.
     waited_for: [[u64; MAX_QUEUES as usize]; MAX_QUEUES as usize],
-    /// Behind the last copies of blocks that moved.
+    /// Ticket after the last block moves.
     last_move: Option<StreamTicket>,
 }
 
-/// What queues do with a piece of memory.
+/// Uses of a storage by queues.
 #[derive(Debug)]
 pub(crate) struct StreamUses {
     last_write: StreamTicket,
-    /// Since then; each queue's last.
+    /// Last read of each queue since the last write.
     reads_since: SmallVec<[StreamTicket; 2]>,
 }
 
 impl Default for StreamUses {
-    /// Written before streams were in use: by the default one.
+    /// Assumes a write by the default queue before streams were in use.
     fn default() -> Self {
         Self { last_write: StreamTicket { queue: 0, ticket: 1 }, reads_since: SmallVec::new() }
     }
 }
 
-/// How an operation touches a tensor.
+/// Kind of access of an operation to a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Access {
     Read,
@@ -221,7 +220,7 @@ impl StreamSet {
             has_active_streams: AtomicBool::new(false),
             next_stream: AtomicU8::new(0),
             backends: Default::default(),
-            // What came before streams were in use counts as one operation.
+            // All work before streams were in use counts as one operation.
             sync: Mutex::new(StreamSync { tickets: [1; _], ..StreamSync::default() }),
             dispatch: Mutex::default(),
             fusion_group: AtomicU64::new(FusionGroup::default().id()),
@@ -244,14 +243,14 @@ impl StreamSet {
         }
         let order = &mut *self.sync.lock().unwrap_or_else(PoisonError::into_inner);
         let lane = backend.open_queue(queue)?.unwrap_or_else(|| Arc::clone(backend));
-        // What runs there first waits for uses of its tensors, and knows of no move.
+        // A new queue waits for uses of its tensors by itself, but not for block moves.
         if let Some(moved) = order.last_move {
             order.wait_for(backend, queue, moved)?;
         }
         Ok(place.get_or_init(|| lane))
     }
 
-    /// As [`Device::gate`].
+    /// Takes the dispatch lock like [`Device::lock_dispatch`].
     fn lock_dispatch(&self) -> DispatchGuard<'_> {
         let mut gate = DispatchGuard(self.dispatch.lock().unwrap_or_else(PoisonError::into_inner));
         if !gate.is_empty()
@@ -263,7 +262,7 @@ impl StreamSet {
     }
 }
 
-/// Moves the blocks of a device's pool.
+/// Moves blocks of a device's pool for compaction.
 pub(crate) struct DeviceMover {
     pub(crate) backend: Arc<dyn Backend>,
     pub(crate) lanes: Arc<StreamSet>,
@@ -284,7 +283,7 @@ impl BlockMover for DeviceMover {
         let Self { backend, lanes } = self;
         let lane = lanes.stream_backend(backend, queue)?;
         let order = &mut *lanes.sync.lock().unwrap_or_else(PoisonError::into_inner);
-        // Those that nothing has run on yet wait when they are made.
+        // Unused queues wait for moves when they are opened.
         let used = |other: &u8| *other == 0 || lanes.backends[usize::from(*other)].get().is_some();
         let others: SmallVec<[u8; 8]> =
             (0..MAX_QUEUES).filter(|other| *other != queue && used(other)).collect();
@@ -302,7 +301,7 @@ impl BlockMover for DeviceMover {
     }
 }
 
-/// A point behind everything that a device was asked for, on all its streams: see [`Device::fence`].
+/// Point after all work enqueued so far on all streams of a device: see [`Device::fence`].
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -324,46 +323,35 @@ pub struct Fence {
 }
 
 impl Fence {
-    /// Reports whether the device has done all that the fence stands behind. Never blocks. PyTorch's `Event.query`.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Reports whether the device has completed the work before the fence. Never blocks. PyTorch's
+    /// `Event.query`.
     pub fn is_ready(&self) -> Result<bool> {
         Ok(self.device.raw_backend().is_fence_signaled(self.fence)?)
     }
 
-    /// Blocks until the device has done all that the fence stands behind. PyTorch's `Event.synchronize`.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Blocks until the device has completed the work before the fence. PyTorch's `Event.synchronize`.
     pub fn wait(&self) -> Result<()> {
         Ok(self.device.raw_backend().wait_fence(self.fence)?)
     }
 }
 
 impl Device {
-    /// Hands everything that was asked for so far to the device, operations that wait to run as one kernel among it. Waits for nothing.
-    ///
-    /// # Errors
-    /// The device was lost, or an earlier launch failed.
+    /// Submits all work enqueued so far to the device, including the pending fusion group. Does not wait.
     pub fn flush(&self) -> Result<()> {
         self.flush_fusion()?;
         self.raw_backend().flush()?;
         self.stream_set().backends.iter().filter_map(OnceLock::get).try_for_each(|queue| queue.flush())
     }
 
-    /// Marks the point behind everything that was asked for so far, on all streams: [`Fence::is_ready`] asks whether the device has passed
-    /// it, and [`Fence::wait`] waits until then. Operations that wait to run as one kernel are launched before.
-    ///
-    /// # Errors
-    /// The device was lost, or an earlier launch failed.
+    /// Records a fence after all work enqueued so far on all streams. The pending fusion group is launched
+    /// first.
     pub fn fence(&self) -> Result<Fence> {
         self.flush()?;
         let fence = self.raw_backend().record_fence()?;
         Ok(Fence { device: self.clone(), fence })
     }
 
-    /// The queue that operations of this thread run on.
+    /// Returns the queue of this thread's current stream.
     #[inline]
     pub(crate) fn current_queue(&self) -> u8 {
         if !self.uses_streams() {
@@ -373,18 +361,18 @@ impl Device {
         if device == self.address() { queue } else { 0 }
     }
 
-    /// Whether more than one queue is in use.
+    /// Reports whether more than one queue is in use.
     #[inline]
     pub(crate) fn uses_streams(&self) -> bool {
         self.stream_set().has_active_streams.load(Ordering::Acquire)
     }
 
-    /// The backend of a queue.
+    /// Returns the backend of a queue.
     pub(crate) fn queue_backend(&self, queue: u8) -> Result<&Arc<dyn Backend>> {
         self.stream_set().stream_backend(self.raw_backend(), queue)
     }
 
-    /// The queues of copies to the host and from it; from here on they count as in use.
+    /// Returns the queues for copies to and from the host, and marks them as in use.
     pub(crate) fn copy_queues(&self) -> (u8, u8) {
         let lanes = self.stream_set();
         if lanes.queue_count <= HOST_TO_DEVICE_QUEUE {
@@ -394,8 +382,7 @@ impl Device {
         (DEVICE_TO_HOST_QUEUE, HOST_TO_DEVICE_QUEUE)
     }
 
-    /// Keeps others from enqueuing work, from recording events and from moving memory until what it returns is dropped. What
-    /// waited has been launched.
+    /// Takes the dispatch lock and flushes the pending fusion group.
     #[inline]
     pub(crate) fn lock_dispatch(&self) -> DispatchGuard<'_> {
         let mut gate =
@@ -404,7 +391,8 @@ impl Device {
         gate
     }
 
-    /// The same, but what waits on `queue` itself still does: for who enqueues nothing there, and records no event of it.
+    /// Takes the dispatch lock, and flushes the pending fusion group only if it waits on another queue than
+    /// `queue`. For callers that enqueue nothing on `queue` and record no event there.
     #[inline]
     pub(crate) fn lock_dispatch_on_queue(&self, queue: u8) -> DispatchGuard<'_> {
         let mut gate =
@@ -415,7 +403,8 @@ impl Device {
         gate
     }
 
-    /// Puts the next operation of `queue` behind what other queues do with a piece of memory, and notes it.
+    /// Orders the next operation of `queue` after conflicting accesses of other queues, and records its
+    /// access.
     pub(crate) fn order_access(
         &self,
         _gate: &DispatchGuard<'_>,
@@ -441,25 +430,25 @@ impl Device {
         Ok(())
     }
 
-    /// The queues, a bit each, whose work on a piece of memory `queue` has not waited for; and itself.
+    /// Returns a bit mask of the queues whose accesses `queue` has not waited for, and of `queue` itself.
     pub(crate) fn pending_queues(&self, uses: &StreamUses, queue: u8) -> u8 {
         let order = self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
         let seen = &order.waited_for[usize::from(queue)];
-        // Who wrote has waited for those before, and who read for who wrote.
+        // Transitively complete: a writer has waited for earlier accesses, and a reader for the writer.
         let all = std::iter::once(&uses.last_write).chain(&uses.reads_since);
         let unseen = all.filter(|m| m.queue != queue && seen[usize::from(m.queue)] < m.ticket);
         unseen.fold(1 << queue, |mask, moment| mask | 1 << moment.queue)
     }
 
-    /// Lets `queue` wait for all that `other` was given so far, what the pool has let it wait for among it: that has no
-    /// ticket, so this takes one.
+    /// Makes `queue` wait for all work of `other` so far. Takes a new ticket, because waits that the pool has
+    /// enqueued have none.
     pub(crate) fn wait_for_queue(&self, _gate: &DispatchGuard<'_>, queue: u8, other: u8) -> Result<()> {
         let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
         let moment = order.next_ticket(other);
         order.wait_for(self.raw_backend(), queue, moment)
     }
 
-    /// Keeps an event behind what `queue` was given so far: others wait for that, and not for what it gets next.
+    /// Records an event after the work of `queue` so far, so that other queues need not wait for later work.
     pub(crate) fn record_queue_event(&self, _gate: &DispatchGuard<'_>, queue: u8) -> Result<()> {
         if self.uses_streams() {
             let order = &mut *self.stream_set().sync.lock().unwrap_or_else(PoisonError::into_inner);
@@ -470,7 +459,7 @@ impl Device {
 }
 
 impl StreamSync {
-    /// The moment behind the operation that a queue is given now.
+    /// Returns the ticket of the queue's next operation.
     fn next_ticket(&mut self, queue: u8) -> StreamTicket {
         let ticket = &mut self.tickets[usize::from(queue)];
         *ticket += 1;
@@ -487,7 +476,7 @@ impl StreamSync {
         Ok(mark)
     }
 
-    /// Lets a queue wait for a moment of another one, if it has not.
+    /// Makes a queue wait for a ticket of another queue, unless it has already waited.
     fn wait_for(&mut self, backend: &Arc<dyn Backend>, queue: u8, moment: StreamTicket) -> Result<()> {
         let (here, there) = (usize::from(queue), usize::from(moment.queue));
         if here == there || self.waited_for[here][there] >= moment.ticket {

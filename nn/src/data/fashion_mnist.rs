@@ -1,4 +1,4 @@
-//! Fashion-MNIST: 28 x 28 grey pictures of clothes in ten classes.
+//! Fashion-MNIST: 28 x 28 greyscale images of clothes in ten classes.
 
 use std::path::{Path, PathBuf};
 
@@ -6,12 +6,12 @@ use super::{Dataset, locate};
 use crate::io::{idx, idx::IdxArray};
 use forebay_core::error::{Error, Result};
 
-/// Mean and standard deviation of the training pictures' pixels, of which 255 is 1.
+/// Mean and standard deviation of the training images' pixels, scaled to 0..=1.
 const MEAN: f32 = 0.286;
 const STD: f32 = 0.353;
 const SIDE: usize = 28;
 
-/// A part that the library carries, for programs on machines without the data set.
+/// Subset embedded in the library, for machines without the data set.
 macro_rules! embedded_files {
     ($part:literal) => {
         [
@@ -20,30 +20,30 @@ macro_rules! embedded_files {
         ]
     };
 }
-/// Stands for a folder where there is none.
+/// Folder name of the embedded subset.
 const EMBEDDED_PATH: &str = "<built into forebay>";
 
-/// The pictures of Fashion-MNIST, normalised to mean 0 and standard deviation 1, with their classes.
+/// Images of Fashion-MNIST, normalised to mean 0 and standard deviation 1, with their classes.
 ///
-/// They are looked for in the folder that `FOREBAY_DATA` names, in `/usr/share/datasets/fashion-mnist` (Debian's package
-/// `dataset-fashion-mnist`), and in the project's `.forebay/data`. Where they are not found, and `FOREBAY_DATA` names no folder, a
-/// small part is taken that the library carries (1.9 MB of the program).
+/// The search covers the folder that `FOREBAY_DATA` names, `/usr/share/datasets/fashion-mnist` (Debian's
+/// package `dataset-fashion-mnist`), and the project's `.forebay/data`. If these lack the files and
+/// `FOREBAY_DATA` is not set, a small subset embedded in the library is used (1.9 MB of the program).
 ///
-/// Elsewhere than on Debian, all of them are four files from <https://github.com/zalandoresearch/fashion-mnist>:
-/// `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, `t10k-images-idx3-ubyte.gz` and `t10k-labels-idx1-ubyte.gz`. Put
-/// them into one folder, and name it in `FOREBAY_DATA`.
+/// On other systems, download four files from <https://github.com/zalandoresearch/fashion-mnist>:
+/// `train-images-idx3-ubyte.gz`, `train-labels-idx1-ubyte.gz`, `t10k-images-idx3-ubyte.gz` and
+/// `t10k-labels-idx1-ubyte.gz`. Put them into one folder, and set `FOREBAY_DATA` to it.
 #[derive(Clone, Debug)]
 pub struct FashionMnist {
     folder: PathBuf,
     sample_shape: Vec<usize>,
     pixels: Vec<u8>,
     labels: Vec<u8>,
-    /// The normalised value of every pixel value.
+    /// Normalised value of every pixel value.
     normalized_values: Vec<f32>,
 }
 
 impl FashionMnist {
-    /// The names of the classes.
+    /// Names of the classes.
     pub const CLASSES: [&str; 10] = [
         "T-shirt",
         "trouser",
@@ -57,18 +57,19 @@ impl FashionMnist {
         "ankle boot",
     ];
 
-    /// The training pictures: 60,000, or 3,300 of the small part.
+    /// Loads the training images: 60,000, or 3,300 of the embedded subset.
     ///
     /// # Errors
-    /// `FOREBAY_DATA` names a folder, and they are nowhere (the message says where they were looked for); or a file is damaged.
+    /// `FOREBAY_DATA` is set and the files are not found, or a file is damaged. The message lists the folders
+    /// that were searched.
     pub fn train() -> Result<Self> {
         Self::load_split("train")
     }
 
-    /// The test pictures: 10,000, or 1,000 of the small part.
+    /// Loads the test images: 10,000, or 1,000 of the embedded subset.
     ///
     /// # Errors
-    /// As [`train`](Self::train).
+    /// Same errors as [`train`](Self::train).
     pub fn test() -> Result<Self> {
         Self::load_split("t10k")
     }
@@ -90,7 +91,7 @@ impl FashionMnist {
         }
     }
 
-    /// The small part that the library carries.
+    /// Loads the embedded subset.
     fn load_embedded(part: &str) -> Result<Self> {
         let [pixels, labels] =
             if part == "train" { embedded_files!("train") } else { embedded_files!("t10k") };
@@ -98,8 +99,8 @@ impl FashionMnist {
         Self::new(path.clone(), (idx::from_bytes(pixels)?, path.clone()), (idx::from_bytes(labels)?, path))
     }
 
-    /// The pictures of one part, `train` or `t10k`, in a folder of files under their original names, gzipped or not.
-    /// MNIST's have the same names and form.
+    /// Loads one split, `train` or `t10k`, from a folder of files under their original names, gzipped or not.
+    /// MNIST's files have the same names and format.
     ///
     /// # Errors
     /// A file is missing or damaged.
@@ -148,13 +149,13 @@ impl FashionMnist {
         })
     }
 
-    /// With inputs of shape `[1, 28, 28]`, as convolutions take them, instead of `[784]`.
+    /// Changes the shape of inputs from `[784]` to `[1, 28, 28]`, for convolutions.
     #[must_use]
     pub fn with_image_shape(self) -> Self {
         Self { sample_shape: vec![1, SIDE, SIDE], ..self }
     }
 
-    /// Where the files are; `<built into forebay>` for the small part.
+    /// Returns the folder of the files, or `<built into forebay>` for the embedded subset.
     #[must_use]
     pub fn folder(&self) -> &Path {
         &self.folder
@@ -193,7 +194,7 @@ mod tests {
 
     #[test]
     fn the_shipped_part_is_whole_and_normalised() -> Result<()> {
-        // No folder is asked: this is what a program has that is built anywhere.
+        // Loads the embedded subset only, which is available to every program.
         let train = FashionMnist::load_embedded("train")?.with_image_shape();
         let test = FashionMnist::load_embedded("t10k")?;
         assert_eq!(test.folder(), Path::new(EMBEDDED_PATH));

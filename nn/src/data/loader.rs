@@ -1,8 +1,8 @@
-//! From samples to batches on a device.
+//! Batches of samples on a device.
 //!
-//! A thread of the loader's own assembles batches on the host, a few ahead; the thread that asks for a batch uploads
-//! it, through the backend's staging memory and without waiting. So the device's memory is asked for in the same
-//! order in every run, however fast the loader's thread is.
+//! The loader's thread assembles a few batches ahead on the host. The consumer's thread uploads each batch
+//! through the backend's staging memory, without waiting. Device memory is therefore allocated in the same
+//! order in every run, whatever the speed of the loader's thread.
 
 use std::any::Any;
 use std::mem;
@@ -20,20 +20,20 @@ use forebay_core::memory::{self, Tag};
 use forebay_core::tensor::Tensor;
 use forebay_core::tensor::layout::{numel, tensor_numel};
 
-/// Batches that are kept ready, if [`Loader::ahead`] does not say otherwise.
+/// Number of prefetched batches, unless [`DataLoader::ahead`] changes it.
 const DEFAULT_PREFETCH: usize = 4;
 
-/// Where a loader stands: the batch that comes next.
+/// Position of a loader: the next batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LoaderCursor {
-    /// The epoch, from 0.
+    /// Epoch, from 0.
     pub epoch: u64,
-    /// The batch in the epoch, from 0.
+    /// Index of the batch in the epoch, from 0.
     pub batch: u64,
 }
 
-/// How a data set becomes batches. The batches depend on this description alone: on the data, the seed, the sizes and
-/// the position, not on timing or the device.
+/// Description of the batches of a data set. The batches depend only on the data, the seed, the sizes and the
+/// position, never on timing or the device.
 #[derive(Debug)]
 pub struct DataLoader<D> {
     data: Arc<D>,
@@ -52,7 +52,7 @@ impl<D> Clone for DataLoader<D> {
 }
 
 impl<D: Dataset> DataLoader<D> {
-    /// Single samples, in order, once.
+    /// Creates a loader of single samples, in order, for one epoch.
     #[must_use]
     pub fn new(data: D) -> Self {
         Self {
@@ -66,83 +66,84 @@ impl<D: Dataset> DataLoader<D> {
         }
     }
 
-    /// Takes the samples in an order that `seed` determines, another one in each epoch.
+    /// Shuffles the samples by `seed`, differently in each epoch.
     #[must_use]
     pub fn shuffle(self, seed: u64) -> Self {
         Self { seed: Some(seed), ..self }
     }
 
-    /// Puts `n` samples in a batch.
+    /// Sets the batch size.
     #[must_use]
     pub fn batches(self, n: usize) -> Self {
         Self { batch_size: n, ..self }
     }
 
-    /// Leaves out the last batch of an epoch if it would be smaller than the others.
+    /// Drops the last batch of an epoch if it is incomplete.
     #[must_use]
     pub fn drop_last(self) -> Self {
         Self { drop_last: true, ..self }
     }
 
-    /// Keeps at most `n` batches ready on the host.
+    /// Sets the maximum number of batches that are prefetched on the host.
     #[must_use]
     pub fn ahead(self, n: usize) -> Self {
         Self { ahead: n.max(1), ..self }
     }
 
-    /// Ends after `n` epochs; one, if nothing is said.
+    /// Sets the number of epochs; one by default.
     #[must_use]
     pub fn epochs(self, n: u64) -> Self {
         Self { epochs: Some(n), ..self }
     }
 
-    /// Never ends.
+    /// Removes the limit of epochs.
     #[must_use]
     pub fn forever(self) -> Self {
         Self { epochs: None, ..self }
     }
 
-    /// Starts where another run stood ([`BatchIter::cursor`]): the batches that follow are the same.
+    /// Starts at the position of another run ([`BatchIter::cursor`]). The following batches are equal.
     #[must_use]
     pub fn start_at(self, cursor: LoaderCursor) -> Self {
         Self { start: cursor, ..self }
     }
 
-    /// The data.
+    /// Returns the data set.
     #[must_use]
     pub fn dataset(&self) -> &D {
         &self.data
     }
 
-    /// Batches in one epoch.
+    /// Returns the number of batches in one epoch.
     #[must_use]
     pub fn batches_per_epoch(&self) -> u64 {
         self.batches_for_samples(self.data.len())
     }
 
-    /// Batches in one epoch of so many samples.
+    /// Returns the number of batches in one epoch of `samples` samples.
     pub(crate) fn batches_for_samples(&self, samples: usize) -> u64 {
         let batch = self.batch_size.max(1);
         (if self.drop_last { samples / batch } else { samples.div_ceil(batch) }) as u64
     }
 
-    /// Batches in all epochs; `None` if it never ends.
+    /// Returns the number of batches in all epochs, or `None` without a limit.
     #[must_use]
     pub fn total_batches(&self) -> Option<u64> {
         self.epochs.map(|n| n.saturating_mul(self.batches_per_epoch()))
     }
 
-    /// Epochs; `None` if it never ends.
+    /// Returns the number of epochs, or `None` without a limit.
     pub(crate) fn epoch_limit(&self) -> Option<u64> {
         self.epochs
     }
 
-    /// The place where it starts.
+    /// Returns the start position.
     pub(crate) fn start_cursor(&self) -> LoaderCursor {
         self.start
     }
 
-    /// What determines the batches, in words; a cursor has a meaning only among loaders that say the same.
+    /// Describes all inputs that determine the batches. A cursor is valid only among loaders with equal
+    /// descriptions.
     #[must_use]
     pub fn description(&self) -> String {
         self.describe_for_samples(self.data.len())
@@ -154,7 +155,7 @@ impl<D: Dataset> DataLoader<D> {
         format!("{} of {samples} samples {order}{last}", self.batch_size)
     }
 
-    /// Asks the data set for its sizes. Its panic is an error.
+    /// Queries the data set's sizes; a panic in its code becomes an error.
     pub(crate) fn query_sizes(&self) -> Result<DatasetSizes> {
         Ok(DatasetSizes {
             samples: catch_panic("len", || self.data.len())?,
@@ -163,8 +164,8 @@ impl<D: Dataset> DataLoader<D> {
         })
     }
 
-    /// Starts the loader's thread; the batches come as `(inputs, targets)` on `device`. The sizes of the data set are those of
-    /// this moment: one whose length changes is an error of the next epoch, and needs another loop.
+    /// Starts the loader's thread; batches arrive as `(inputs, targets)` on `device`. The data set's sizes
+    /// are fixed at this call. A change of its length is an error in the next epoch, and requires a new loop.
     #[must_use]
     pub fn prefetch(&self, device: &Device) -> BatchIter<D> {
         let (ready, batches) = sync_channel(self.ahead);
@@ -199,7 +200,7 @@ impl<D: Dataset> DataLoader<D> {
         }
     }
 
-    /// Looks for what would make the loop over the batches senseless or endless.
+    /// Rejects settings that would make the loop meaningless or endless.
     fn check_sizes(&self, sizes: &DatasetSizes) -> Result<()> {
         let (n, batch) = (sizes.samples, self.batch_size);
         if batch == 0 {
@@ -227,8 +228,8 @@ impl<D: Dataset> DataLoader<D> {
         Err(Error::argument("batches", why))
     }
 
-    /// The loader's thread: assembles batches until there are no more, or nobody takes them. Every way in which it ends early
-    /// is an error of the loop.
+    /// Runs the loader's thread: assembles batches until none are left or the receiver is dropped. An early
+    /// end is reported to the loop as an error.
     fn run_worker(
         &self,
         sizes: &DatasetSizes,
@@ -237,7 +238,7 @@ impl<D: Dataset> DataLoader<D> {
     ) {
         let ended = catch_panic("loader", || self.assemble_batches(sizes, ready, used));
         if let Err(error) = ended.and_then(|ended| ended) {
-            // Nobody may listen any more.
+            // The receiver may be gone.
             let _ = ready.send(Err(error));
         }
     }
@@ -262,7 +263,7 @@ impl<D: Dataset> DataLoader<D> {
                 }
             };
             let mut host = used.try_recv().unwrap_or_default();
-            // A data set is a user's code; its panic is an error of the loop, not a silent end.
+            // User code: a panic in the data set is an error of the loop, not a silent end.
             catch_panic("get", || self.fill_batch(sizes, &mut host, cursor.batch, order))
                 .and_then(|filled| filled)?;
             if ready.send(Ok(host)).is_err() {
@@ -273,7 +274,7 @@ impl<D: Dataset> DataLoader<D> {
         Ok(())
     }
 
-    /// A loop is over the samples that there were when it began.
+    /// Fails if the data set's length has changed since the loop began.
     fn check_same_length(&self, sizes: &DatasetSizes) -> Result<()> {
         let (before, now) = (sizes.samples, catch_panic("len", || self.data.len())?);
         if before == now {
@@ -307,7 +308,7 @@ impl<D: Dataset> DataLoader<D> {
     }
 }
 
-/// Sizes of a data set, as they were when a loop began.
+/// Sizes of a data set when a loop began.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct DatasetSizes {
     pub(crate) samples: usize,
@@ -315,7 +316,7 @@ pub(crate) struct DatasetSizes {
     target: Vec<usize>,
 }
 
-/// Makes room for so many elements; memory of the host that is not there is an error.
+/// Resizes a list; running out of host memory is an error instead of an abort.
 fn try_resize<T: bytemuck::Zeroable + Clone>(list: &mut Vec<T>, elements: usize) -> Result<()> {
     let more = elements.saturating_sub(list.len());
     list.try_reserve(more).map_err(|e| {
@@ -328,12 +329,12 @@ fn try_resize<T: bytemuck::Zeroable + Clone>(list: &mut Vec<T>, elements: usize)
     Ok(())
 }
 
-/// Calls a data set's code. Its panic becomes an error that names the method.
+/// Calls a data set's code and turns a panic into an error that names the method.
 fn catch_panic<R>(method: &str, call: impl FnOnce() -> R) -> Result<R> {
     catch_unwind(AssertUnwindSafe(call)).map_err(|panic| panic_error(method, &*panic))
 }
 
-/// An error that says what a panic said.
+/// Creates an error with the message of a panic.
 fn panic_error(method: &str, panic: &(dyn Any + Send)) -> Error {
     let said = panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied());
     let said = said.unwrap_or("without a message");
@@ -345,19 +346,19 @@ impl LoaderCursor {
         Self { batch: self.batch.saturating_add(1), ..self }.normalized(per_epoch)
     }
 
-    /// Reports whether all epochs have been.
+    /// Reports whether all epochs are done.
     fn is_finished(self, per_epoch: u64, epochs: Option<u64>) -> bool {
         per_epoch == 0 || epochs.is_some_and(|n| self.epoch >= n)
     }
 
-    /// The end of an epoch is the start of the next one.
+    /// Replaces the end of an epoch by the start of the next one.
     pub(crate) fn normalized(self, per_epoch: u64) -> Self {
         let ends = self.batch >= per_epoch && per_epoch > 0;
         if ends { Self { epoch: self.epoch.saturating_add(1), batch: 0 } } else { self }
     }
 }
 
-/// A batch on the host.
+/// Batch on the host.
 struct HostBatch<D: Dataset> {
     samples: usize,
     inputs: Vec<D::Input>,
@@ -370,7 +371,7 @@ impl<D: Dataset> Default for HostBatch<D> {
     }
 }
 
-/// The order of the samples in one epoch.
+/// Order of the samples in one epoch.
 enum EpochOrder {
     Sequential,
     Shuffled(Vec<u32>),
@@ -379,7 +380,7 @@ enum EpochOrder {
 impl EpochOrder {
     fn new(len: usize, seed: Option<u64>, epoch: u64) -> Result<Self> {
         let Some(seed) = seed else { return Ok(Self::Sequential) };
-        // Fisher and Yates: each place takes one of the samples that are left.
+        // Fisher-Yates shuffle.
         let mut random = SplitMix64(seed ^ SplitMix64(epoch).next_u64());
         let mut order: Vec<u32> = Vec::new();
         order.try_reserve_exact(len).map_err(|e| {
@@ -403,7 +404,7 @@ impl EpochOrder {
     }
 }
 
-/// SplitMix64, for orders only; numbers for tensors come from the device's generator.
+/// SplitMix64 generator, used only for orders. Random tensor values come from the device's generator.
 struct SplitMix64(u64);
 
 impl SplitMix64 {
@@ -415,13 +416,13 @@ impl SplitMix64 {
         z ^ (z >> 31)
     }
 
-    /// A number below `n`; the bias is below n / 2⁶⁴.
+    /// Returns a value below `n`, with a bias below n / 2⁶⁴.
     fn next_below(&mut self, n: u64) -> u64 {
         ((u128::from(self.next_u64()) * u128::from(n)) >> 64) as u64
     }
 }
 
-/// The batches of a loader, on a device. Dropping it ends the loader's thread.
+/// Iterator over a loader's batches on a device. Dropping it ends the loader's thread.
 pub struct BatchIter<D: Dataset> {
     device: Device,
     cursor: LoaderCursor,
@@ -430,26 +431,27 @@ pub struct BatchIter<D: Dataset> {
     sizes: DatasetSizes,
     startup_error: Option<Error>,
     receiver: Option<Receiver<Result<HostBatch<D>>>>,
-    /// A batch that there was no memory for: it is the next one still.
+    /// Batch whose upload failed; the next call tries again.
     retry_batch: Option<HostBatch<D>>,
     recycle: Sender<HostBatch<D>>,
     thread: Option<JoinHandle<()>>,
 }
 
 impl<D: Dataset> BatchIter<D> {
-    /// Where it stands: a loader that [starts there](Loader::start_at) goes on with the batch that comes next here.
+    /// Returns the current position. A loader that [starts there](DataLoader::start_at) continues with the
+    /// next batch.
     #[must_use]
     pub fn cursor(&self) -> LoaderCursor {
         self.cursor
     }
 
-    /// Batches in one epoch.
+    /// Returns the number of batches in one epoch.
     #[must_use]
     pub fn batches_per_epoch(&self) -> u64 {
         self.batches_per_epoch
     }
 
-    /// The loader's thread has ended: an error if batches were to come.
+    /// Joins the loader's thread after it has ended, and returns an error if batches are missing.
     fn join_worker(&mut self) -> Option<Error> {
         self.receiver = None;
         let joined = self.thread.take().map(JoinHandle::join);
@@ -498,7 +500,7 @@ impl<D: Dataset> Iterator for BatchIter<D> {
             return Some(tensors);
         }
         self.cursor = self.cursor.advance(self.batches_per_epoch);
-        // The loader's thread may have ended by now.
+        // The loader's thread may have ended already.
         let _ = self.recycle.send(host);
         Some(tensors)
     }
@@ -506,7 +508,7 @@ impl<D: Dataset> Iterator for BatchIter<D> {
 
 impl<D: Dataset> Drop for BatchIter<D> {
     fn drop(&mut self) {
-        // Without a receiver the loader's next `send` fails, and its thread ends.
+        // Without a receiver the loader's next `send` fails, which ends its thread.
         drop(mem::take(&mut self.receiver));
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
@@ -552,7 +554,7 @@ mod tests {
         }
     }
 
-    /// The numbers of every batch, as the loader's thread makes them.
+    /// Returns the values of every batch, as the loader's thread makes them.
     fn hosts(loader: &DataLoader<Numbers>) -> Vec<Vec<i64>> {
         let (ready, batches) = sync_channel(1024);
         let (_recycle, used) = channel();
@@ -645,7 +647,7 @@ mod tests {
         }
     }
 
-    /// Panics, fails or changes where it is told to.
+    /// Data set that panics, fails or changes its length at a chosen call.
     struct Hostile {
         calls: std::sync::atomic::AtomicUsize,
         bad: fn(usize, &str) -> usize,
@@ -677,7 +679,8 @@ mod tests {
         type Length = fn(usize, &str) -> usize;
         let cases: [(Length, usize, &str); 7] = [
             (|_, at| if at == "len" { panic!("lost") } else { 4 }, 0, "`len` panicked: lost"),
-            // The first call is the caller's, the next ones are of the loader's thread: at the start, and of the second epoch.
+            // The caller makes the first call. The loader's thread makes the others: at the start, and at the
+            // second epoch.
             (|n, at| if at == "len" && n == 1 { panic!("lost") } else { 4 }, 0, "`len` panicked: lost"),
             (|n, at| if at == "len" && n == 2 { panic!("lost") } else { 4 }, 2, "`len` panicked: lost"),
             (|n, at| if at == "len" && n == 2 { 3 } else { 4 }, 2, "had 4 samples when the loop"),

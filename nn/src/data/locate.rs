@@ -1,17 +1,17 @@
-//! Where data sets are looked for.
+//! Search for data sets in the file system.
 
 use std::env;
 use std::path::{Path, PathBuf};
 
 use forebay_core::error::{Error, Result};
 
-/// The variable that names a folder with data sets, or the folder of one.
+/// Variable that names a folder of data sets, or the folder of one.
 const DATA_VARIABLE: &str = "FOREBAY_DATA";
-/// Where Debian installs data sets.
+/// Folder in which Debian installs data sets.
 const SYSTEM_FOLDER: &str = "usr/share/datasets";
 
-/// The folders that may hold data sets besides the one that `FOREBAY_DATA` names, the preferred ones first: the
-/// system's, and those of a project around the working directory or the program.
+/// Returns the folders to search in addition to `FOREBAY_DATA`, in order of preference. These are the
+/// system's folder, and those of projects that contain the working directory or the program.
 fn search_roots() -> Vec<PathBuf> {
     let mut roots = vec![Path::new("/").join(SYSTEM_FOLDER)];
     let starts = [env::current_dir().ok(), env::current_exe().ok()];
@@ -22,12 +22,12 @@ fn search_roots() -> Vec<PathBuf> {
     roots
 }
 
-/// The folder that the variable names, if it names one.
+/// Returns the folder that the variable names, if any.
 pub(super) fn folder_from_env() -> Option<PathBuf> {
     env::var_os(DATA_VARIABLE).filter(|v| !v.is_empty()).map(PathBuf::from)
 }
 
-/// The first of `files` that is there, in folders called `names` (the preferred name first).
+/// Returns the first of `files` that exists in folders called `names`, in order of preference.
 pub(super) fn find_file(files: &[&str], names: &[&str], advice: &str) -> Result<PathBuf> {
     search_folders(folder_from_env(), search_roots(), files, names, advice)
 }
@@ -39,7 +39,7 @@ fn search_folders(
     names: &[&str],
     advice: &str,
 ) -> Result<PathBuf> {
-    // What the variable names may be the folder of the data set, or one of several.
+    // The variable may name the folder of the data set, or a folder of several.
     roots.splice(0..0, named.clone());
     let below = names.iter().flat_map(|name| roots.iter().map(move |root| root.join(name)));
     let mut looked: Vec<PathBuf> = Vec::new();
@@ -51,7 +51,7 @@ fn search_folders(
             looked.push(folder);
         }
     }
-    // Folders above the project are looked into as well, but saying so would bury the rest.
+    // Folders above the project are searched too, but listing them would clutter the message.
     looked.truncate(6);
     let looked: Vec<String> = looked.iter().map(|p| p.display().to_string()).collect();
     Err(Error::File {

@@ -1,4 +1,4 @@
-//! Data sets, and loaders that shuffle them, batch them and put them on a device ahead of the step that needs them.
+//! Data sets, and loaders that shuffle, batch and prefetch them to a device.
 //!
 //! ```no_run
 //! # use forebay_core::{device::Device, error::Result};
@@ -25,9 +25,10 @@ pub use fashion_mnist::FashionMnist;
 pub use loader::{BatchIter, DataLoader, LoaderCursor};
 pub use text::{Text, TokenWindows};
 
-/// A numbered set of samples, each an input and a target of fixed shapes.
+/// An indexed set of samples, each an input and a target of fixed shapes.
 ///
-/// To make one: say how many samples there are, the two shapes, and how to write a sample into slices.
+/// Implementations provide the number of samples, the two shapes, and a method that writes a sample into
+/// slices.
 ///
 /// ```
 /// # use forebay_core::{device::Device, error::Result};
@@ -57,30 +58,30 @@ pub use text::{Text, TokenWindows};
 /// # }
 /// ```
 pub trait Dataset: Send + Sync + 'static {
-    /// The type of an input's elements.
+    /// Element type of inputs.
     type Input: Element;
-    /// The type of a target's elements.
+    /// Element type of targets.
     type Target: Element;
 
-    /// How many samples there are.
+    /// Returns the number of samples.
     fn len(&self) -> usize;
-    /// The shape of one input; batches have their length in front of it.
+    /// Returns the shape of one input. Batches have their size as an additional first dimension.
     fn input_shape(&self) -> &[usize];
-    /// The shape of one target; empty for a single number.
+    /// Returns the shape of one target; empty for a scalar.
     fn target_shape(&self) -> &[usize];
-    /// Writes sample `index`, which is below [`len`](Self::len), into slices of the two shapes' sizes. Runs on the
-    /// loader's thread.
+    /// Writes sample `index`, which is below [`len`](Self::len), into slices of the two shapes' sizes. Runs
+    /// on the loader's thread.
     ///
     /// # Errors
-    /// The sample cannot be had; the loop over the batches gets the error.
+    /// The sample cannot be loaded. The loop over the batches receives the error.
     fn get(&self, index: usize, input: &mut [Self::Input], target: &mut [Self::Target]) -> Result<()>;
 
-    /// Whether there is no sample.
+    /// Reports whether there are no samples.
     fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// A loader that takes the samples in an order that `seed` determines, another one in each epoch.
+    /// Creates a loader that shuffles the samples by `seed`, differently in each epoch.
     fn shuffle(self, seed: u64) -> DataLoader<Self>
     where
         Self: Sized,
@@ -88,7 +89,7 @@ pub trait Dataset: Send + Sync + 'static {
         DataLoader::new(self).shuffle(seed)
     }
 
-    /// A loader of batches of `n` samples, in order.
+    /// Creates a loader of batches of `n` samples, in order.
     fn batches(self, n: usize) -> DataLoader<Self>
     where
         Self: Sized,

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use super::{Dataset, locate};
 use forebay_core::error::{Error, Result};
 
-/// A text and its vocabulary: the characters that occur in it, numbered in their own order.
+/// A text and its vocabulary: the sorted characters that occur in the text.
 #[derive(Clone, Debug)]
 pub struct Text {
     tokens: Arc<[u32]>,
@@ -15,17 +15,17 @@ pub struct Text {
 }
 
 impl Text {
-    /// A text.
+    /// Creates a text from a string.
     #[must_use]
     pub fn new(text: &str) -> Self {
         let vocabulary: Arc<[char]> = text.chars().collect::<BTreeSet<_>>().into_iter().collect();
-        // Every character is in the vocabulary, which was made from the same text.
+        // No character is missing, because the vocabulary is made from the same text.
         let tokens =
             text.chars().filter_map(|c| vocabulary.binary_search(&c).ok()).map(|i| i as u32).collect();
         Self { tokens, vocabulary }
     }
 
-    /// The text of a file.
+    /// Reads a text from a file.
     ///
     /// # Errors
     /// The file cannot be read, is not UTF-8, or is empty.
@@ -39,43 +39,44 @@ impl Text {
         Ok(Self::new(&text))
     }
 
-    /// Nine plays of Shakespeare, looked for where [`FashionMnist`](super::FashionMnist) is.
+    /// Loads nine plays of Shakespeare, from the folders in which [`FashionMnist`](super::FashionMnist) is
+    /// searched.
     ///
     /// # Errors
-    /// They are nowhere (the message says where they were looked for).
+    /// The file is not found. The message lists the folders that were searched.
     pub fn shakespeare() -> Result<Self> {
         Self::open(Self::shakespeare_file()?)
     }
 
-    /// The file of [`shakespeare`](Self::shakespeare), for another tokenizer than one of characters.
+    /// Returns the path of the [`shakespeare`](Self::shakespeare) file, for use with a custom tokenizer.
     ///
     /// # Errors
-    /// It is nowhere (the message says where it was looked for).
+    /// The file is not found. The message lists the folders that were searched.
     pub fn shakespeare_file() -> Result<PathBuf> {
         let advice = "it is `tests/data/shakespeare.txt` of the project's repository: name a folder that has it in \
                       FOREBAY_DATA, or open another text with `Text::open`";
         locate::find_file(&["shakespeare.txt"], &[""], advice)
     }
 
-    /// How many characters it has.
+    /// Returns the number of characters.
     #[must_use]
     pub fn len(&self) -> usize {
         self.tokens.len()
     }
 
-    /// Whether it has none.
+    /// Reports whether the text is empty.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.tokens.is_empty()
     }
 
-    /// The characters that occur; a character's number is its place here.
+    /// Returns the characters that occur in the text; a token is an index into this slice.
     #[must_use]
     pub fn vocabulary(&self) -> &[char] {
         &self.vocabulary
     }
 
-    /// The numbers of a string's characters.
+    /// Encodes a string as tokens.
     ///
     /// # Errors
     /// A character is not in the vocabulary.
@@ -87,14 +88,14 @@ impl Text {
         text.chars().map(number).collect()
     }
 
-    /// The characters of these numbers; `\u{fffd}` for a number that stands for none.
+    /// Decodes tokens to characters; an invalid token becomes `\u{fffd}`.
     #[must_use]
     pub fn decode(&self, tokens: &[i64]) -> String {
         let char = |&t: &i64| usize::try_from(t).ok().and_then(|t| self.vocabulary.get(t)).copied();
         tokens.iter().map(|t| char(t).unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
     }
 
-    /// The first part of it and the rest, over one vocabulary.
+    /// Splits the text at the fraction `first`; both parts share the vocabulary.
     #[must_use]
     pub fn split(&self, first: f64) -> (Self, Self) {
         let at = ((self.len() as f64 * first) as usize).min(self.len());
@@ -102,14 +103,16 @@ impl Text {
         (part(&self.tokens[..at]), part(&self.tokens[at..]))
     }
 
-    /// Every run of `length` characters as an input, with the run that starts one character later as its target.
+    /// Creates a data set of all runs of `length` characters. The target of a run is the run one character
+    /// later.
     #[must_use]
     pub fn token_windows(&self, length: usize) -> TokenWindows {
         TokenWindows::new(self.tokens.clone(), length)
     }
 }
 
-/// Runs of tokens, to predict each from those before it: of characters ([`Text::windows`]), or of what another tokenizer made.
+/// Runs of tokens for next-token prediction, of characters ([`Text::token_windows`]) or from a custom
+/// tokenizer.
 #[derive(Clone, Debug)]
 pub struct TokenWindows {
     tokens: Arc<[u32]>,
@@ -118,13 +121,13 @@ pub struct TokenWindows {
 }
 
 impl TokenWindows {
-    /// Every run of `length` tokens as an input, with the run that starts one token later as its target.
+    /// Creates a data set of all runs of `length` tokens. The target of a run is the run one token later.
     #[must_use]
     pub fn new(tokens: impl Into<Arc<[u32]>>, length: usize) -> Self {
         Self { tokens: tokens.into(), shape: [length], stride: 1 }
     }
 
-    /// Only every `n`-th run; with `n` the length, runs that do not overlap.
+    /// Keeps only every `n`-th run; with `n` equal to the length, runs do not overlap.
     #[must_use]
     pub fn with_stride(self, n: usize) -> Self {
         Self { stride: n.max(1), ..self }

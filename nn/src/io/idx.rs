@@ -1,4 +1,4 @@
-//! Arrays of bytes in the idx format, in which MNIST and its relatives come; gzipped or not.
+//! Byte arrays in the idx format of MNIST and similar data sets, gzipped or not.
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
@@ -8,31 +8,31 @@ use flate2::bufread::MultiGzDecoder;
 use super::open_file;
 use forebay_core::error::{Error, Result};
 
-/// The most elements an array may have here: a header can claim anything.
+/// Maximum number of elements in an array, because a header can claim any size.
 pub const MAX_ELEMENTS: usize = 1 << 30;
 
-/// An array of bytes.
+/// Array of bytes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct IdxArray {
-    /// The extents.
+    /// Extents of the array.
     pub shape: Vec<usize>,
-    /// The elements, row-major; as many as the shape says.
+    /// Elements, row-major; as many as the shape has.
     pub data: Vec<u8>,
 }
 
-/// Reads an idx file of unsigned bytes; one that is gzipped is unpacked, whatever its name.
+/// Reads an idx file of unsigned bytes. A gzipped file is recognised by its contents.
 ///
 /// # Errors
-/// The file cannot be read, is damaged, or holds another type or more than [`MAX_ELEMENTS`].
+/// The file cannot be read, is damaged, or holds another element type or more than [`MAX_ELEMENTS`].
 pub fn load(path: impl AsRef<Path>) -> Result<IdxArray> {
     let path = path.as_ref();
     read_maybe_gzipped(BufReader::with_capacity(1 << 16, open_file(path)?), path)
 }
 
-/// As [`load`], from the bytes of a file.
+/// Reads an array from the bytes of an idx file.
 ///
 /// # Errors
-/// As [`load`]; the messages call the file `<bytes>`.
+/// Same errors as [`load`]; the messages call the file `<bytes>`.
 pub fn from_bytes(bytes: &[u8]) -> Result<IdxArray> {
     read_maybe_gzipped(bytes, Path::new("<bytes>"))
 }
@@ -69,7 +69,7 @@ fn read_array(mut file: impl Read, path: &Path) -> Result<IdxArray> {
             "claims the shape {shape:?}, which has more than {MAX_ELEMENTS} elements"
         )));
     };
-    // Grows with what is there, not with what the header claims.
+    // Grows with the data that exists, not with the size that the header claims.
     let mut data = Vec::with_capacity(elements.min(1 << 20));
     let read = file.by_ref().take(elements as u64 + 1).read_to_end(&mut data);
     read.map_err(|e| damaged(format!("cannot be read after {} of {elements} elements: {e}", data.len())))?;

@@ -1,8 +1,8 @@
 //! Reading and writing files: safetensors for tensors, idx for data sets.
 //!
-//! A damaged, truncated or hostile file is [`Error::File`], which names the file and what is wrong with it. Nothing
-//! here panics on any bytes, and no length that a file claims is allocated before the file has been seen to have it.
-//! Files are written whole or not at all ([`replace`]): into a temporary file in the same folder, which then takes the name.
+//! A damaged, truncated or hostile file gives [`Error::File`], which names the file and the problem. Nothing
+//! here panics on any input. A length that a file claims is allocated only after the file is known to have
+//! it. Files are replaced atomically ([`write_atomic`]).
 
 use std::fs::File;
 use std::path::Path;
@@ -13,6 +13,8 @@ pub mod idx;
 pub mod safetensors;
 
 pub use forebay_core::atomic_write::{write_atomic, write_atomic_unsynced, write_bytes};
+
+/// Creates an error about a file.
 
 /// Opens a file for reading.
 pub(crate) fn open_file(path: &Path) -> Result<File> {

@@ -1,5 +1,5 @@
-//! Tensors by name in a file: [safetensors](https://github.com/huggingface/safetensors), which PyTorch and its
-//! relatives read and write too.
+//! Named tensors in a file, in the [safetensors](https://github.com/huggingface/safetensors) format, which
+//! PyTorch also reads and writes.
 //!
 //! ```
 //! # use std::collections::BTreeMap;
@@ -33,48 +33,49 @@ use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// What a header may take at most; the format's own limit.
+/// Maximum size of a header, which is the format's own limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;
-/// Where the header keeps the strings that are no tensors.
+/// Header key of the strings that accompany the tensors.
 const METADATA_KEY: &str = "__metadata__";
 /// Bytes of a tensor that the host holds at a time.
 const READ_CHUNK_BYTES: usize = 64 << 20;
 
 /// Tensors by name.
 pub type Tensors = BTreeMap<String, Tensor>;
-/// Strings that a file carries in addition to its tensors.
+/// Strings that accompany a file's tensors.
 pub type Metadata = BTreeMap<String, String>;
 
 /// Reads the tensors of a file onto a device.
 ///
-/// Types that this crate does not compute in come as the nearest one that holds all their values: I8, I16 and U16 as i32, U64 as
-/// i64. Files with tensors that no type here holds are read by name, with [`open`].
+/// A dtype that this crate does not support is converted to one that holds its values: I8, I16 and U16 to
+/// i32, and U64 to i64. For a file with tensors that no dtype here holds, read the others by name, with
+/// [`open`].
 ///
 /// # Errors
-/// The file cannot be read, is damaged, names a tensor twice, or holds an element type that this crate has not; memory runs out.
+/// The file cannot be read, is damaged, has a duplicate name, or holds an unsupported element type.
 pub fn load(path: impl AsRef<Path>, device: &Device) -> Result<Tensors> {
     Ok(load_with_metadata(path, device)?.0)
 }
 
-/// Reads tensors as [`load`] does, and the strings that the file carries in addition.
+/// Reads tensors like [`load`], and the strings that accompany them.
 ///
 /// # Errors
-/// See [`load`].
+/// Same errors as [`load`].
 pub fn load_with_metadata(path: impl AsRef<Path>, device: &Device) -> Result<(Tensors, Metadata)> {
     let mut reader = open(path)?;
     Ok((reader.get_tensors(device, |_| true)?, reader.metadata))
 }
 
-/// Reads tensors as [`load_with_metadata`] does, from the bytes of a file.
+/// Reads tensors like [`load_with_metadata`], from the bytes of a file.
 ///
 /// # Errors
-/// See [`load`]; the messages call the file `<bytes>`.
+/// Same errors as [`load`]; the messages call the file `<bytes>`.
 pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Metadata)> {
     let mut reader = SafetensorsReader::new(Cursor::new(bytes), bytes.len() as u64, Path::new("<bytes>"))?;
     Ok((reader.get_tensors(device, |_| true)?, reader.metadata))
 }
 
-/// Opens a file, of which only the header is read: PyTorch's users know it as `safe_open`.
+/// Opens a file and reads only its header: Python's `safe_open`.
 ///
 /// ```
 /// # use std::collections::BTreeMap;
@@ -84,7 +85,8 @@ pub fn from_bytes(bytes: &[u8], device: &Device) -> Result<(Tensors, Metadata)> 
 /// # let device = Device::null(Default::default());
 /// # let path = std::env::temp_dir().join(format!("forebay-doc-open-{}.safetensors", std::process::id()));
 /// # let zeros = |shape: &[usize]| Tensor::zeros(shape, DType::F32, &device);
-/// # let weights = BTreeMap::from([("body.weight".to_owned(), zeros(&[2, 3])?), ("head.weight".to_owned(), zeros(&[4, 2])?)]);
+/// # let (body, head) = (zeros(&[2, 3])?, zeros(&[4, 2])?);
+/// # let weights = BTreeMap::from([("body.weight".to_owned(), body), ("head.weight".to_owned(), head)]);
 /// # safetensors::save(&path, &weights, &BTreeMap::new())?;
 /// let mut file = safetensors::open(&path)?;
 /// assert_eq!(file.keys().collect::<Vec<_>>(), ["body.weight", "head.weight"]);
@@ -106,14 +108,14 @@ pub fn open(path: impl AsRef<Path>) -> Result<SafetensorsReader> {
     SafetensorsReader::new(BufReader::with_capacity(1 << 16, file), length, path)
 }
 
-/// A file whose tensors are read when they are asked for. [`open`] makes it.
+/// File whose tensors are read on demand, returned by [`open`].
 #[derive(Debug)]
 pub struct SafetensorsReader<R = BufReader<File>> {
     source: R,
     path: PathBuf,
-    /// Where the first tensor's bytes begin.
+    /// Offset of the first tensor's bytes.
     data_start: u64,
-    /// Where the source stands, if that is known: a seek would drop what it has buffered.
+    /// Current offset of the source, if known. A seek would discard its buffer.
     position: Option<u64>,
     entries: BTreeMap<String, TensorEntry>,
     metadata: Metadata,
@@ -157,30 +159,30 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         })
     }
 
-    /// The names of the tensors, sorted.
+    /// Returns the names of the tensors, sorted.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.entries.keys().map(String::as_str)
     }
 
-    /// The strings that the file carries in addition to its tensors.
+    /// Returns the strings that accompany the tensors.
     pub fn metadata(&self) -> &Metadata {
         &self.metadata
     }
 
-    /// A tensor's type as the file calls it, such as `BF16` or `I8`.
+    /// Returns a tensor's dtype by the name in the file, such as `BF16` or `I8`.
     pub fn dtype(&self, name: &str) -> Option<&str> {
         self.entries.get(name).map(|entry| entry.dtype.as_str())
     }
 
-    /// A tensor's extents.
+    /// Returns a tensor's shape.
     pub fn shape(&self, name: &str) -> Option<&[usize]> {
         self.entries.get(name).map(|entry| entry.shape.as_slice())
     }
 
-    /// Reads one tensor onto a device. See [`load`] for the types.
+    /// Reads one tensor onto a device. See [`load`] for the dtypes.
     ///
     /// # Errors
-    /// The file has no tensor of this name; its bytes cannot be read; this crate has not its type; memory runs out.
+    /// The file has no tensor of this name, its bytes cannot be read, or its element type is not supported.
     pub fn get_tensor(&mut self, name: &str, device: &Device) -> Result<Tensor> {
         let Some(entry) = self.entries.get(name) else {
             return Err(Error::file(
@@ -218,7 +220,8 @@ impl<R: Read + Seek> SafetensorsReader<R> {
             self.position = position.map(|at| at + end - start);
             return Tensor::from_bytes(&data, &entry.shape, dtype, device).map_err(at);
         }
-        // Memory of the device first: a tensor that it cannot hold is an error before its bytes are read. The host holds a part.
+        // Allocates device memory first, so that a tensor that is too large fails before its bytes are read.
+        // The host holds one chunk.
         let tensor = Tensor::empty(&entry.shape, dtype, device).map_err(at)?;
         let flat = tensor.reshape([elements]).map_err(at)?;
         let most = READ_CHUNK_BYTES / width;
@@ -233,10 +236,10 @@ impl<R: Read + Seek> SafetensorsReader<R> {
         Ok(tensor)
     }
 
-    /// Reads the tensors whose names `wanted` takes onto a device, in the order in which they lie in the file.
+    /// Reads the tensors for whose names `wanted` returns true onto a device, in file order.
     ///
     /// # Errors
-    /// See [`get_tensor`](Self::get_tensor).
+    /// Same errors as [`get_tensor`](Self::get_tensor).
     pub fn get_tensors(&mut self, device: &Device, mut wanted: impl FnMut(&str) -> bool) -> Result<Tensors> {
         let names = self.entries.iter().filter(|(name, _)| wanted(name));
         let mut order: Vec<(u64, String)> =
@@ -246,7 +249,7 @@ impl<R: Read + Seek> SafetensorsReader<R> {
     }
 }
 
-/// Entry of a header: one tensor.
+/// Entry of one tensor in a header.
 #[derive(Debug, Deserialize)]
 struct TensorEntry {
     dtype: String,
@@ -254,7 +257,7 @@ struct TensorEntry {
     data_offsets: (u64, u64),
 }
 
-/// A header, in which no name is twice.
+/// Header without duplicate names.
 struct SafetensorsHeader {
     metadata: Metadata,
     entries: BTreeMap<String, TensorEntry>,
@@ -296,7 +299,7 @@ impl<'de> Deserialize<'de> for SafetensorsHeader {
     }
 }
 
-/// Strings by names that are there once.
+/// Metadata strings without duplicate names.
 #[derive(Default)]
 struct UniqueMetadata(Metadata);
 
@@ -330,7 +333,8 @@ impl<'de> Deserialize<'de> for UniqueMetadata {
     }
 }
 
-/// Checks that tensors lie behind one another without gaps, each in as many bytes as its shape takes. Returns the bytes of all.
+/// Checks that tensors are contiguous in the file and have the sizes of their shapes. Returns the total
+/// number of bytes.
 fn check_layout(entries: &BTreeMap<String, TensorEntry>) -> std::result::Result<u64, String> {
     let mut order: Vec<(&String, &TensorEntry)> = entries.iter().collect();
     order.sort_unstable_by_key(|(_, entry)| entry.data_offsets);
@@ -342,7 +346,7 @@ fn check_layout(entries: &BTreeMap<String, TensorEntry>) -> std::result::Result<
             ));
         }
         let elements = shape.iter().try_fold(1u64, |n, &d| n.checked_mul(d as u64));
-        // A type that this release does not know has a size that it does not know.
+        // The size of an unknown dtype cannot be checked.
         let known = serde_json::from_value::<Dtype>(dtype.as_str().into()).ok();
         let bits = known.map(|dtype| elements.and_then(|n| n.checked_mul(dtype.bitsize() as u64)));
         if bits.is_some_and(|bits| bits != (end - start).checked_mul(8)) || elements.is_none() {
@@ -356,13 +360,13 @@ fn check_layout(entries: &BTreeMap<String, TensorEntry>) -> std::result::Result<
     Ok(at)
 }
 
-/// Writes tensors and strings to a file, which is replaced as a whole. Waits for the device.
+/// Writes tensors and strings to a file, which is replaced atomically. Waits for the device.
 ///
 /// # Errors
-/// The file cannot be written; a tensor is called `__metadata__`; the device was lost.
+/// The file cannot be written, or a tensor is called `__metadata__`.
 pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> Result<()> {
     let path = path.as_ref();
-    // Wide types first keeps every tensor aligned to its element.
+    // Wide dtypes come first, which keeps every tensor aligned to its element size.
     let mut order: Vec<(&String, &Tensor)> = tensors.iter().collect();
     order.sort_by_key(|(_, t)| std::cmp::Reverse(t.dtype().size()));
     let mut header = serde_json::Map::new();
@@ -405,10 +409,10 @@ pub fn save(path: impl AsRef<Path>, tensors: &Tensors, metadata: &Metadata) -> R
     })
 }
 
-/// Makes a type's bytes of those of the file.
+/// Conversion of bytes from a file's dtype to this crate's.
 type ConvertBytes = fn(Vec<u8>) -> std::result::Result<Vec<u8>, String>;
 
-/// The type that holds all values of a file's type, and how they get there.
+/// Returns the dtype that holds all values of a file's dtype, and the conversion.
 fn dtype_from_file(dtype: &str) -> Option<(DType, ConvertBytes)> {
     let same = |dtype| Some((dtype, Ok as ConvertBytes));
     match dtype {
@@ -439,7 +443,7 @@ fn dtype_from_file(dtype: &str) -> Option<(DType, ConvertBytes)> {
     }
 }
 
-/// Each value of `N` bytes as an i32.
+/// Converts each value of `N` bytes to an i32.
 fn widen_to_i32<const N: usize>(data: &[u8], value: impl Fn([u8; N]) -> i32) -> Vec<u8> {
     data.as_chunks::<N>().0.iter().flat_map(|b| value(*b).to_le_bytes()).collect()
 }

@@ -1,4 +1,4 @@
-//! Activation functions as layers: what `Sequential::apply` does with a method of a tensor, with PyTorch's names and defaults.
+//! Activation functions as layers, with PyTorch's names and defaults.
 
 use super::{Module, init};
 use forebay_core::device::Device;
@@ -6,7 +6,8 @@ use forebay_core::dtype::DType;
 use forebay_core::error::Result;
 use forebay_core::tensor::Tensor;
 
-/// A layer without parameters from a method of a tensor: its fields are the method's numbers, and PyTorch's defaults.
+/// Defines layers without parameters, each of which calls one method of the tensor. The fields are the
+/// method's arguments, with PyTorch's defaults.
 macro_rules! activation_layers {
     ($($(#[$doc:meta])* $layer:ident($op:ident $(, $field:ident: $ty:ty = $default:expr)*);)*) => {$(
         $(#[$doc])*
@@ -27,10 +28,10 @@ macro_rules! activation_layers {
         }
 
         impl $layer {
-            /// Each element of `x`, or each vector along the dimension.
+            /// Applies the function to each element of `x`, or to each vector along the dimension.
             ///
             /// # Errors
-            /// The dtype is not taken; the dimension is out of range; memory runs out.
+            /// The dtype is not supported, or the dimension is out of range.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$op($(self.$field),*)
@@ -44,17 +45,17 @@ activation_layers! {
     Relu(relu);
     /// min(max(x, 0), 6):
     Relu6(relu6);
-    /// x above 0, a small slope below:
+    /// x if x > 0, else a small slope times x:
     LeakyRelu(leaky_relu, negative_slope: f64 = 0.01);
-    /// x above 0, α (eˣ - 1) below:
+    /// x if x > 0, else α (eˣ - 1):
     Elu(elu, alpha: f64 = 1.0);
     /// max(0, x) + min(0, α (e^(x/α) - 1)):
     Celu(celu, alpha: f64 = 1.0);
-    /// The self-normalising elu:
+    /// Self-normalising ELU:
     Selu(selu);
     /// x Φ(x), by erf:
     Gelu(gelu);
-    /// x Φ(x) in the form of tanh, PyTorch's `GELU(approximate="tanh")`:
+    /// x Φ(x) by its tanh approximation, PyTorch's `GELU(approximate="tanh")`:
     GeluTanh(gelu_tanh);
     /// x sigmoid(x):
     Silu(silu);
@@ -68,49 +69,49 @@ activation_layers! {
     Softplus(softplus, beta: f64 = 1.0, threshold: f64 = 20.0);
     /// x / (1 + |x|):
     Softsign(softsign);
-    /// x moved towards 0:
+    /// x moved towards 0 by `lambda`:
     Softshrink(softshrink, lambda: f64 = 0.5);
-    /// 0 near 0, else x:
+    /// 0 if |x| is at most `lambda`, else x:
     Hardshrink(hardshrink, lambda: f64 = 0.5);
     /// x - tanh(x):
     Tanhshrink(tanhshrink);
-    /// The hyperbolic tangent:
+    /// Hyperbolic tangent:
     Tanh(tanh);
-    /// x held between two numbers:
+    /// x clamped between two values:
     Hardtanh(hardtanh, min_val: f64 = -1.0, max_val: f64 = 1.0);
     /// min(max(x/6 + 1/2, 0), 1):
     Hardsigmoid(hardsigmoid);
     /// x hardsigmoid(x):
     Hardswish(hardswish);
-    /// Half of a dimension times the sigmoid of the other:
+    /// First half of a dimension times the sigmoid of the second half:
     Glu(glu, dim: isize = -1);
-    /// x above the threshold, else a value; PyTorch has no defaults:
+    /// x above the threshold, else `value`. PyTorch has no defaults:
     Threshold(threshold, threshold: f64 = 0.0, value: f64 = 0.0);
-    /// Probabilities along a dimension; PyTorch asks for it:
+    /// Probabilities along a dimension. PyTorch has no default dimension:
     Softmax(softmax, dim: isize = -1);
-    /// Their logarithms:
+    /// Log-probabilities along a dimension:
     LogSoftmax(log_softmax, dim: isize = -1);
-    /// Probabilities of the smallest elements, softmax(-x):
+    /// softmax(-x), with the highest probabilities at the smallest elements:
     Softmin(softmin, dim: isize = -1);
 }
 
-/// Probabilities over the channels of \[batch, channels, height, width\], or without the batch.
+/// Softmax over the channels of \[batch, channels, height, width\] or \[channels, height, width\].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
 #[module(crate = crate)]
 pub struct Softmax2d;
 
 impl Softmax2d {
-    /// Each place of `x`.
+    /// Applies the softmax over the channels at each position of `x`.
     ///
     /// # Errors
-    /// There are fewer than three dimensions; memory runs out.
+    /// `x` has fewer than three dimensions.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.softmax(-3)
     }
 }
 
-/// x above 0, a learned slope below, one for all or one for each channel (He et al., 2015).
+/// x if x > 0, else a learned slope times x, with one slope in all or one for each channel (He et al., 2015).
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -123,38 +124,36 @@ impl Softmax2d {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Prelu {
-    /// \[1\] or \[channels\].
+    /// Slopes, \[1\] or \[channels\].
     pub weight: Tensor,
 }
 
 impl Prelu {
-    /// So many slopes, 1 or the channels, which start at `slope`: 0.25 in PyTorch.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a layer with `slopes` slopes (1 or the number of channels), initialised to `slope`. PyTorch's
+    /// default is 0.25.
     #[track_caller]
     pub fn new(slopes: usize, slope: f64, device: &Device) -> Result<Self> {
         Ok(Self { weight: init::create_parameter(|| Tensor::full(&[slopes], slope, DType::F32, device))? })
     }
 
-    /// Each element of `x`.
+    /// Applies the function to each element of `x`.
     ///
     /// # Errors
-    /// There are other channels than slopes; memory runs out.
+    /// The number of channels differs from the number of slopes.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.prelu(&self.weight)
     }
 }
 
-/// x where it is positive; below, x times a slope that is drawn for each element in training, and is the middle of the range in
-/// evaluation (Xu et al., 2015).
+/// x if x > 0, else a random slope times x (Xu et al., 2015). In training, each element draws its slope from
+/// the range. In evaluation, the slope is the middle of the range.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Rrelu {
-    /// The smallest slope; 1/8 in PyTorch.
+    /// Lower bound of the slope; PyTorch's default is 1/8.
     pub lower: f64,
-    /// The largest slope; 1/3 in PyTorch.
+    /// Upper bound of the slope; PyTorch's default is 1/3.
     pub upper: f64,
     training: std::sync::atomic::AtomicBool,
 }
@@ -166,10 +165,10 @@ impl Default for Rrelu {
 }
 
 impl Rrelu {
-    /// Each element of `x`.
+    /// Applies the function to each element of `x`.
     ///
     /// # Errors
-    /// The dtype is no float; memory runs out.
+    /// The dtype is not a floating-point type.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.rrelu(self.lower, self.upper, super::is_training(&self.training))

@@ -1,14 +1,15 @@
-//! A softmax over many classes, of which few are common (Grave et al., 2017).
+//! Adaptive softmax for many classes with skewed frequencies (Grave et al., 2017).
 
 use super::{Linear, Module, ModuleScope, Sequential};
 use forebay_core::device::Device;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// Scores of classes in the order of how common they are: the first ones in a head, the others in clusters whose scores have fewer
-/// features, and which only those rows pass through that belong there. PyTorch's module, with its names.
+/// Softmax over classes sorted by falling frequency, PyTorch's module of the same name. The head scores the
+/// frequent classes and the clusters. Each cluster scores its rarer classes from fewer features, and only for
+/// rows whose target is in the cluster.
 ///
-/// The host reads how many rows a cluster has, so a step with it is not captured.
+/// The host reads the number of rows of each cluster, so a step with this module cannot be captured.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -22,22 +23,23 @@ use forebay_core::tensor::Tensor;
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct AdaptiveLogSoftmaxWithLoss {
-    /// Scores of the first classes and of the clusters.
+    /// Scores of the frequent classes and of the clusters.
     pub head: Linear,
-    /// Of each cluster, to fewer features and to its classes.
+    /// Two layers for each cluster: features to fewer features, then to the cluster's classes.
     pub tail: Vec<Sequential>,
-    /// Where clusters begin, and the number of classes.
+    /// First class of each cluster, then the number of classes.
     #[module(skip)]
     cutoffs: Vec<usize>,
     scope: ModuleScope,
 }
 
 impl AdaptiveLogSoftmaxWithLoss {
-    /// `classes` of `features`, in clusters that begin at `cutoffs`; the k-th cluster has features / `div_value`ᵏ⁺¹ (PyTorch's `div_value` is 4, its
-    /// `head_bias` false).
+    /// Creates a softmax over `classes` classes, with clusters that begin at `cutoffs`. The k-th cluster has
+    /// features / `div_value`ᵏ⁺¹ features. PyTorch's default for `div_value` is 4, for `head_bias` false.
     ///
     /// # Errors
-    /// The cutoffs do not rise, or are not between 0 and `classes`; memory runs out.
+    /// The cutoffs are not strictly increasing between 0 and `classes`, or `div_value` is not a positive
+    /// number.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -74,11 +76,12 @@ impl AdaptiveLogSoftmaxWithLoss {
         Ok(Self { head, tail, cutoffs, scope: ModuleScope::new() })
     }
 
-    /// The log-probability of each row's target, \[rows\], and the mean of their negatives, the loss.
+    /// Returns the log-probability of each row's target, \[rows\], and the loss, which is the mean of the
+    /// negated log-probabilities.
     ///
     /// # Errors
-    /// `x` is not \[rows, features\] with targets \[rows\] of integers below the number of classes, or one row without that dimension; the
-    /// step is being captured; memory runs out.
+    /// `x` is not \[rows, features\] with integer targets \[rows\] below the number of classes, or a single
+    /// row of each. Also fails while a step is being captured.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
@@ -129,10 +132,10 @@ impl AdaptiveLogSoftmaxWithLoss {
         Ok((out, loss))
     }
 
-    /// The log-probabilities of all classes: \[rows, features\] to \[rows, classes\].
+    /// Returns the log-probabilities of all classes: \[rows, features\] to \[rows, classes\].
     ///
     /// # Errors
-    /// The features of `x` are not the layer's; memory runs out.
+    /// The number of features of `x` differs from the layer's.
     #[track_caller]
     pub fn log_prob(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
@@ -146,10 +149,10 @@ impl AdaptiveLogSoftmaxWithLoss {
         })
     }
 
-    /// The likeliest class of each row: \[rows, features\] to \[rows\] of i64.
+    /// Returns the most likely class of each row: \[rows, features\] to \[rows\] of i64.
     ///
     /// # Errors
-    /// As [`log_prob`](Self::log_prob).
+    /// Same errors as [`log_prob`](Self::log_prob).
     #[track_caller]
     pub fn predict(&self, x: &Tensor) -> Result<Tensor> {
         self.log_prob(x)?.argmax(Some(-1), false)

@@ -6,16 +6,16 @@ use forebay_core::error::{Error, Result};
 use forebay_core::ops::AttentionOptions;
 use forebay_core::tensor::Tensor;
 
-/// Attention of a sequence to itself over several heads, as in GPT-2: one projection to queries, keys and values, one
-/// back.
+/// Multi-head self-attention as in GPT-2: one projection to queries, keys and values, and one output
+/// projection.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct SelfAttention {
-    /// \[features\] to queries, keys and values side by side, \[3 · features\].
+    /// Projection from \[features\] to queries, keys and values, concatenated: \[3 · features\].
     pub qkv: Linear,
-    /// The heads' results to the output.
+    /// Output projection of the concatenated heads.
     pub proj: Linear,
-    /// Applied to the output.
+    /// Dropout of the output.
     pub dropout: Dropout,
     heads: usize,
     causal: bool,
@@ -23,10 +23,10 @@ pub struct SelfAttention {
 }
 
 impl SelfAttention {
-    /// Each position attends to all.
+    /// Creates attention in which each position attends to all positions.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(features: usize, heads: usize, device: &Device) -> Result<Self> {
         if heads == 0 || !features.is_multiple_of(heads) {
@@ -45,24 +45,24 @@ impl SelfAttention {
         })
     }
 
-    /// Each position attends to itself and those before it.
+    /// Makes each position attend only to itself and to earlier positions.
     #[must_use]
     pub fn causal(mut self) -> Self {
         self.causal = true;
         self
     }
 
-    /// Drops elements of the output while training.
+    /// Sets the dropout probability of the output.
     #[must_use]
     pub fn with_dropout(mut self, p: f64) -> Self {
         self.dropout.p = p;
         self
     }
 
-    /// \[batch, length, features\] to the same.
+    /// Computes attention: \[batch, length, features\] to the same shape.
     ///
     /// # Errors
-    /// `x` has another shape; memory runs out.
+    /// `x` does not have this shape.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {

@@ -1,4 +1,4 @@
-//! BERT: an encoder that reads both ways, and what sentence embeddings are made with.
+//! BERT: a bidirectional transformer encoder, also for sentence embeddings.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,40 +12,42 @@ use forebay_core::error::{Error, Result};
 use forebay_core::ops::AttentionOptions;
 use forebay_core::tensor::Tensor;
 
-/// The sizes of a [`Bert`], under the names of the `config.json` beside its weights.
+/// Sizes of a [`Bert`], named as in the `config.json` that accompanies its weights.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 #[serde(default)]
 pub struct BertOptions {
-    /// Different tokens.
+    /// Number of tokens in the vocabulary.
     pub vocab_size: usize,
-    /// The longest text, in tokens.
+    /// Maximum length of a text, in tokens.
     pub max_position_embeddings: usize,
-    /// Kinds of segments; the first one is for a text alone.
+    /// Number of segment types; a single text has the first type.
     pub type_vocab_size: usize,
-    /// Layers.
+    /// Number of layers.
     pub num_hidden_layers: usize,
-    /// Heads of a layer's attention.
+    /// Attention heads of a layer.
     pub num_attention_heads: usize,
     /// Features of a token.
     pub hidden_size: usize,
-    /// Features between the two layers that treat each token alone.
+    /// Features between the two feed-forward layers.
     pub intermediate_size: usize,
-    /// Added to the norms' variances.
+    /// Term added to the variances of the norms.
     pub layer_norm_eps: f64,
-    /// The part of values that is dropped in training.
+    /// Dropout probability of features in training.
     pub hidden_dropout_prob: f64,
-    /// The part of the attention's weights that is dropped in training.
+    /// Dropout probability of attention weights in training.
     pub attention_probs_dropout_prob: f64,
-    /// The deviation of initial weights.
+    /// Deviation of the initial weights.
     pub initializer_range: f64,
-    /// The token of padding, whose row of the table is zero at first and gets no gradient; `None` if there is none.
+    /// Padding token, if there is one. Its row of the table starts at zero and gets no gradient.
     pub pad_token_id: Option<usize>,
-    /// The function between the layers: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu` (or `swish`).
+    /// Activation of the feed-forward network: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu`
+    /// (or `swish`).
     pub hidden_act: String,
 }
 
 impl Default for BertOptions {
-    /// Those of the published `bert-base-uncased`, which count for what a `config.json` leaves out.
+    /// Returns the options of the published `bert-base-uncased`, which also replace settings missing in a
+    /// `config.json`.
     fn default() -> Self {
         Self {
             vocab_size: 30_522,
@@ -65,7 +67,7 @@ impl Default for BertOptions {
     }
 }
 
-/// Settings of a `config.json` that make another model, with the only value that is there.
+/// Settings of a `config.json` that would select a different model, with the only value that is supported.
 const REQUIRED_CONFIG: &[(&str, &str)] = &[
     ("model_type", "\"bert\""),
     ("position_embedding_type", "\"absolute\""),
@@ -74,7 +76,7 @@ const REQUIRED_CONFIG: &[(&str, &str)] = &[
     ("pruned_heads", "{}"),
 ];
 
-/// The function between the layers.
+/// Activation function between the two feed-forward layers.
 #[derive(Clone, Copy, Debug)]
 enum BertActivation {
     Gelu,
@@ -108,19 +110,20 @@ impl BertActivation {
 }
 
 impl BertOptions {
-    /// From the text of a `config.json`.
+    /// Reads the options from the text of a `config.json`.
     ///
     /// ```
     /// # use forebay_nn::nn::BertOptions;
-    /// let text = r#"{"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2, "num_hidden_layers": 6,
-    ///     "num_attention_heads": 12, "hidden_size": 384, "intermediate_size": 1536, "layer_norm_eps": 1e-12, "hidden_act": "gelu"}"#;
+    /// let text = r#"{"vocab_size": 30522, "max_position_embeddings": 512, "type_vocab_size": 2,
+    ///     "num_hidden_layers": 6, "num_attention_heads": 12, "hidden_size": 384, "intermediate_size": 1536,
+    ///     "layer_norm_eps": 1e-12, "hidden_act": "gelu"}"#;
     /// assert_eq!(BertOptions::from_config(text)?.hidden_size, 384);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
     /// # Errors
-    /// The text is no such file; a size is missing; a setting makes another model than this one, such as relative positions, a decoder,
-    /// or an activation that is not there.
+    /// The text is not such a file, or a size is missing. Also fails for a setting that is not supported,
+    /// such as relative positions, a decoder or an unknown activation.
     pub fn from_config(text: &str) -> Result<Self> {
         let wrong = |e| Error::argument("Bert", format!("this is no configuration of a BERT: {e}"));
         let config: serde_json::Map<String, serde_json::Value> =
@@ -142,7 +145,7 @@ impl BertOptions {
         Ok(options)
     }
 
-    /// Fails for what no model can have.
+    /// Checks that the values are valid for a model, and returns the activation.
     fn validate(&self) -> Result<BertActivation> {
         let probabilities = [
             ("hidden_dropout_prob", self.hidden_dropout_prob),
@@ -162,7 +165,7 @@ impl BertOptions {
         BertActivation::from_name(&self.hidden_act)
     }
 
-    /// A layer with weights of the deviation, and a bias of zeros.
+    /// Creates a layer with normal weights of deviation `initializer_range` and a bias of zeros.
     #[track_caller]
     fn create_linear(&self, inputs: usize, outputs: usize, device: &Device) -> Result<Linear> {
         let weight = self.create_normal_parameter(&[outputs, inputs], device)?;
@@ -186,46 +189,46 @@ impl BertOptions {
     }
 }
 
-/// Vectors of tokens, positions and segments, added and normalised.
+/// Sum of the embeddings of tokens, positions and segments, normalised.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct BertEmbeddings {
-    /// Of tokens.
+    /// Embedding of tokens.
     pub word_embeddings: Embedding,
-    /// Of positions.
+    /// Embedding of positions.
     pub position_embeddings: Embedding,
-    /// Of segments.
+    /// Embedding of segments.
     pub token_type_embeddings: Embedding,
-    /// Of the sum.
+    /// Norm of the sum.
     #[module(name = "LayerNorm")]
     pub norm: LayerNorm,
-    /// Behind it.
+    /// Dropout after the norm.
     pub dropout: Dropout,
     scope: ModuleScope,
 }
 
-/// Queries, keys and values.
+/// Projections to queries, keys and values.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct BertProjections {
-    /// Of what asks.
+    /// Projection to queries.
     pub query: Linear,
-    /// Of what is asked for.
+    /// Projection to keys.
     pub key: Linear,
-    /// Of what is given.
+    /// Projection to values.
     pub value: Linear,
 }
 
-/// A layer, and the norm of its sum with what a block was given.
+/// A linear layer, a residual sum and a norm of the sum.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct BertOutput {
-    /// The layer.
+    /// Linear layer.
     pub dense: Linear,
-    /// Of the sum.
+    /// Norm of the sum.
     #[module(name = "LayerNorm")]
     pub norm: LayerNorm,
-    /// Behind the layer.
+    /// Dropout after the linear layer.
     pub dropout: Dropout,
 }
 
@@ -242,17 +245,17 @@ impl BertOutput {
     }
 }
 
-/// Attention of all tokens to all.
+/// Bidirectional self-attention.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct BertAttention {
-    /// To queries, keys and values.
+    /// Projections to queries, keys and values.
     #[module(name = "self")]
     pub projections: BertProjections,
-    /// The heads' results to the sum.
+    /// Output projection, residual sum and norm.
     pub output: BertOutput,
     heads: usize,
-    /// The part of the weights that is dropped in training.
+    /// Dropout probability of the attention weights in training.
     dropout: f64,
     training: AtomicBool,
     scope: ModuleScope,
@@ -276,23 +279,23 @@ impl BertAttention {
     }
 }
 
-/// The first of the two layers for each token alone.
+/// First of the two feed-forward layers.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct BertIntermediate {
-    /// To the features between.
+    /// Linear layer to the intermediate features.
     pub dense: Linear,
 }
 
-/// Attention, then two layers for each token alone; each added to what it was given, and normalised.
+/// Encoder layer: self-attention, then a feed-forward network, each with a residual sum and a norm.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct BertLayer {
-    /// All tokens to all.
+    /// Self-attention.
     pub attention: BertAttention,
-    /// Each token alone.
+    /// First feed-forward layer.
     pub intermediate: BertIntermediate,
-    /// And back.
+    /// Second feed-forward layer, residual sum and norm.
     pub output: BertOutput,
     #[module(skip)]
     activation: BertActivation,
@@ -329,31 +332,32 @@ impl BertLayer {
     }
 }
 
-/// The layers, in order.
+/// Stack of encoder layers.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct BertEncoder {
-    /// In order.
+    /// Layers in order.
     pub layer: Vec<BertLayer>,
 }
 
-/// A layer over the first token's features, with a tanh.
+/// A linear layer over the features of the first token, followed by tanh.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct BertPooler {
-    /// The layer.
+    /// Linear layer.
     pub dense: Linear,
 }
 
-/// BERT (Devlin et al., 2019), with the parameters of its published files: MiniLM and most encoders of sentences are one.
+/// BERT (Devlin et al., 2019), with the parameter names of its published files. MiniLM and most sentence
+/// encoders have this architecture.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
 /// # use forebay_nn::nn::{Bert, BertOptions};
 /// # let device = Device::null(Default::default());
 /// let sizes = BertOptions {
-///     vocab_size: 100, max_position_embeddings: 16, type_vocab_size: 2, num_hidden_layers: 2, num_attention_heads: 4,
-///     hidden_size: 32, intermediate_size: 64, ..Default::default()
+///     vocab_size: 100, max_position_embeddings: 16, type_vocab_size: 2, num_hidden_layers: 2,
+///     num_attention_heads: 4, hidden_size: 32, intermediate_size: 64, ..Default::default()
 /// };
 /// let model = Bert::new(&sizes, &device)?;
 /// let tokens = Tensor::from_slice(&[5i64, 7, 2, 9, 1, 0], &[2, 3], &device)?;
@@ -365,21 +369,21 @@ pub struct BertPooler {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Bert {
-    /// What the layers read.
+    /// Input embeddings.
     pub embeddings: BertEmbeddings,
-    /// The layers.
+    /// Encoder layers.
     pub encoder: BertEncoder,
-    /// What [`pooled`](Self::pooled) computes.
+    /// Layer of [`pooler_output`](Self::pooler_output).
     pub pooler: BertPooler,
     scope: ModuleScope,
 }
 
 impl Bert {
-    /// A model of these sizes, initialised as the published one: weights and tables are normal of deviation `initializer_range`, biases
-    /// are zero, and so is the row of padding.
+    /// Creates a model of these sizes, initialised like the published one. Weights and tables are normal with
+    /// deviation `initializer_range`; biases and the padding row are zero.
     ///
     /// # Errors
-    /// The features do not divide by the heads; an option is out of its range; memory runs out.
+    /// The number of heads does not divide `hidden_size`, or an option is out of range.
     #[track_caller]
     pub fn new(options: &BertOptions, device: &Device) -> Result<Self> {
         let (width, heads) = (options.hidden_size, options.num_attention_heads);
@@ -408,12 +412,12 @@ impl Bert {
         })
     }
 
-    /// Copies the weights of a published file ([`safetensors::load`](crate::io::safetensors::load)) into the model: names with or
-    /// without `bert.`. What older files hold beside weights, `embeddings.position_ids`, is left out, as are a language model's heads
-    /// (`cls.`).
+    /// Copies the weights of a published file ([`safetensors::load`](crate::io::safetensors::load)) into the
+    /// model. Names may begin with `bert.`. The method ignores `embeddings.position_ids` of older files and
+    /// the heads of a language model (`cls.`).
     ///
     /// # Errors
-    /// As [`load_state_dict`](Module::load_state_dict).
+    /// Same errors as [`load_state_dict`](Module::load_state_dict).
     pub fn load_bert(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let state = rename_keys(file, |name| {
             let name = name.strip_prefix("bert.").unwrap_or(name);
@@ -423,11 +427,12 @@ impl Bert {
         self.load_state_dict(&state)
     }
 
-    /// Features of tokens, \[batch, length, features\], from their numbers, \[batch, length\]. `mask` is 1 or true where a token
-    /// stands, and 0 at padding, which no token sees.
+    /// Computes the features of tokens: indices \[batch, length\] to \[batch, length, features\]. `mask` is 1
+    /// or true for tokens and 0 for padding. No token attends to padding.
     ///
     /// # Errors
-    /// The text is longer than the model's positions; the mask has another shape; memory runs out.
+    /// The text has more tokens than the model has positions, or the mask does not have the shape of
+    /// `tokens`.
     #[track_caller]
     pub fn forward(&self, tokens: &Tensor, mask: Option<&Tensor>) -> Result<Tensor> {
         self.scope.run(|| {
@@ -463,27 +468,24 @@ impl Bert {
                 return Err(Error::argument("Bert", why));
             }
             let places = position_embeddings.weight.narrow(0, 0, length)?;
-            // A text alone is of the first segment.
+            // A single text has segment 0 throughout.
             let segment = token_type_embeddings.weight.narrow(0, 0, 1)?;
             let x = word_embeddings.forward(tokens)?.add(&segment)?.add(&places)?;
             dropout.forward(&norm.forward(&x)?)
         })
     }
 
-    /// The first token's features through the pooler: \[batch, features\].
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Applies the pooler to the features of the first token; returns \[batch, features\].
     #[track_caller]
     pub fn pooler_output(&self, hidden: &Tensor) -> Result<Tensor> {
         self.scope.run(|| self.pooler.dense.forward(&hidden.select(1, 0)?)?.tanh())
     }
 
-    /// One vector of length 1 for each text, \[batch, features\]: the mean of its tokens' features without padding, normalised. Its
-    /// products with others are cosines.
+    /// Returns one vector of length 1 for each text, \[batch, features\]. A vector is the normalised mean of
+    /// its tokens' features, without padding. The product of two vectors is their cosine similarity.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// Same errors as [`forward`](Self::forward).
     #[track_caller]
     pub fn sentence_embeddings(&self, tokens: &Tensor, mask: &Tensor) -> Result<Tensor> {
         let hidden = self.forward(tokens, Some(mask))?;

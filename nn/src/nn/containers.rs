@@ -1,4 +1,4 @@
-//! Modules by name, in an order; layers in a row.
+//! Containers: modules by name, and layers in sequence.
 
 use std::fmt;
 
@@ -7,12 +7,12 @@ use forebay_core::error::Result;
 use forebay_core::memory::scope;
 use forebay_core::tensor::Tensor;
 
-/// A module of one tensor in and one out.
+/// A module that maps one tensor to one tensor.
 pub trait Forward {
-    /// What the module makes of `x`.
+    /// Applies the module to `x`.
     ///
     /// # Errors
-    /// The shape or dtype is not the module's; memory runs out.
+    /// The module does not support the shape or dtype of `x`.
     fn forward(&self, x: &Tensor) -> Result<Tensor>;
 }
 
@@ -100,7 +100,7 @@ impl_forward!(
     MaxPool1d,
     MaxPool2d,
     MaxPool3d,
-    // Places.
+    // Padding, reshaping, folding and resizing.
     ChannelShuffle,
     CircularPad1d,
     CircularPad2d,
@@ -141,7 +141,7 @@ impl<L: HasWeight> Forward for SpectralNorm<L> {
     }
 }
 
-/// What a [`Sequential`] holds.
+/// A layer that a [`Sequential`] can hold.
 pub trait Layer: Module + Forward + Send + Sync {}
 
 impl<T: Module + Forward + Send + Sync> Layer for T {}
@@ -165,15 +165,16 @@ impl<F: Fn(&Tensor) -> Result<Tensor>> Forward for FnLayer<F> {
     }
 }
 
-/// Modules by name, in the order in which they came: PyTorch's `ModuleDict`. (A `BTreeMap<String, M>` is a module too, in the order of
-/// its names, where `layer10` comes before `layer2`.)
+/// Modules by name in insertion order: PyTorch's `ModuleDict`. A `BTreeMap<String, M>` is a module too, but
+/// sorts by name, so `layer10` comes before `layer2`.
 ///
 /// ```
 /// # use forebay_core::device::Device;
 /// # use forebay_nn::nn::{Linear, Module, ModuleDict};
 /// # let device = Device::null(Default::default());
 /// let heads: ModuleDict<Linear> =
-///     [("size", Linear::new(8, 1, &device)?), ("colour", Linear::new(8, 3, &device)?)].into_iter().collect();
+///     [("size", Linear::new(8, 1, &device)?), ("colour", Linear::new(8, 3, &device)?)]
+///         .into_iter().collect();
 /// assert_eq!(heads.keys().collect::<Vec<_>>(), ["size", "colour"]);
 /// assert_eq!(heads.get("colour").map(|head| head.weight.shape()), Some(&[3, 8][..]));
 /// assert!(heads.state_dict().contains_key("size.bias"));
@@ -191,13 +192,13 @@ impl<M> Default for ModuleDict<M> {
 }
 
 impl<M> ModuleDict<M> {
-    /// No modules yet.
+    /// Creates an empty dictionary.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more at the end; or in the place of the one with this name, which is returned.
+    /// Appends a module, or replaces the module with this name and returns the replaced one.
     pub fn insert(&mut self, name: impl Into<String>, module: M) -> Option<M> {
         let name = name.into();
         match self.modules.iter_mut().find(|(other, _)| *other == name) {
@@ -209,34 +210,34 @@ impl<M> ModuleDict<M> {
         }
     }
 
-    /// The module of this name.
+    /// Returns the module with this name.
     #[must_use]
     pub fn get(&self, name: &str) -> Option<&M> {
         self.iter().find(|(other, _)| *other == name).map(|(_, module)| module)
     }
 
-    /// Names and modules, in order.
+    /// Iterates over names and modules in order.
     pub fn iter(&self) -> impl DoubleEndedIterator<Item = (&str, &M)> {
         self.modules.iter().map(|(name, module)| (name.as_str(), module))
     }
 
-    /// The names, in order.
+    /// Iterates over the names in order.
     pub fn keys(&self) -> impl DoubleEndedIterator<Item = &str> {
         self.iter().map(|(name, _)| name)
     }
 
-    /// The modules, in order.
+    /// Iterates over the modules in order.
     pub fn values(&self) -> impl DoubleEndedIterator<Item = &M> {
         self.iter().map(|(_, module)| module)
     }
 
-    /// How many there are.
+    /// Returns the number of modules.
     #[must_use]
     pub fn len(&self) -> usize {
         self.modules.len()
     }
 
-    /// Whether there are none.
+    /// Reports whether there are no modules.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.modules.is_empty()
@@ -261,7 +262,7 @@ impl<M: Module> Module for ModuleDict<M> {
     }
 }
 
-/// Layers that feed one another, named by their numbers or by [`add_named`](Self::add_named).
+/// Layers applied one after another, named by their index or by [`add_named`](Self::add_named).
 ///
 /// ```
 /// # use forebay_core::{device::Device, tensor::Tensor};
@@ -280,13 +281,13 @@ pub struct Sequential {
 }
 
 impl Sequential {
-    /// No layers yet: the identity.
+    /// Creates a sequence without layers, which is the identity.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// One more layer, whose name is its number.
+    /// Appends a layer, named by its index.
     #[must_use]
     #[expect(clippy::should_implement_trait, reason = "a builder; nobody sums layers")]
     pub fn add(self, layer: impl Layer + 'static) -> Self {
@@ -294,44 +295,44 @@ impl Sequential {
         self.add_named(name, layer)
     }
 
-    /// One more layer with a name; or the one of this name, replaced.
+    /// Appends a layer with this name, or replaces the layer with this name.
     #[must_use]
     pub fn add_named(mut self, name: impl Into<String>, layer: impl Layer + 'static) -> Self {
         self.layers.insert(name, Box::new(layer));
         self
     }
 
-    /// One more step without parameters.
+    /// Appends a function without parameters.
     #[must_use]
     #[track_caller]
     pub fn add_fn(self, step: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static) -> Self {
         self.add(FnLayer(step))
     }
 
-    /// How many layers there are.
+    /// Returns the number of layers.
     #[must_use]
     pub fn len(&self) -> usize {
         self.layers.len()
     }
 
-    /// Whether there are none.
+    /// Reports whether there are no layers.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.layers.is_empty()
     }
 
-    /// The layers, in order: for what lies between two of them.
+    /// Iterates over the layers in order, for access to intermediate results.
     pub fn layers(&self) -> impl DoubleEndedIterator<Item = &dyn Layer> {
         self.layers.values().map(|layer| &**layer)
     }
 
-    /// Through all layers.
+    /// Applies all layers in order.
     ///
     /// # Errors
-    /// What a layer returns.
+    /// Returns the first error of a layer.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        // A trait's method does not know its caller's line.
+        // `#[track_caller]` does not reach through a trait object.
         let _line = scope::enter_scope(scope::current().or_caller_site());
         self.layers().try_fold(x.clone(), |x, layer| layer.forward(&x))
     }

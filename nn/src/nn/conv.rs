@@ -7,30 +7,32 @@ use forebay_core::ops::{IntoSpatial, PadMode, Padding, check_at_least};
 use forebay_core::tensor::Tensor;
 use forebay_core::tensor::layout::numel;
 
-/// How a convolution of `N` spatial dimensions moves its window. `Conv2dOptions { padding: [1, 1], ..Default::default() }`.
+/// Options of a convolution with `N` spatial dimensions. `Conv2dOptions { padding: [1, 1],
+/// ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ConvOptions<const N: usize> {
-    /// Steps of the window; 1.
+    /// Stride of the kernel; 1.
     pub stride: [usize; N],
-    /// What is added on every side; 0.
+    /// Padding on both sides of each dimension; 0.
     pub padding: [usize; N],
-    /// In place of `padding`, what lets the output have the extents of the input, at a stride of 1: PyTorch's `padding="same"`; no.
+    /// If true, replaces `padding` by the padding that preserves the extents of the input: PyTorch's
+    /// `padding="same"`. Requires a stride of 1; false.
     pub same_padding: bool,
-    /// What stands there; zeros.
+    /// Values of the padding; zeros.
     pub padding_mode: PadMode,
-    /// Distance of the window's elements; 1.
+    /// Distance between elements of the kernel; 1.
     pub dilation: [usize; N],
-    /// Groups of channels that are apart; 1.
+    /// Number of independent groups of channels; 1.
     pub groups: usize,
-    /// Whether there is a bias; yes.
+    /// If true, the layer has a bias; true.
     pub bias: bool,
 }
 
-/// How a [`Conv1d`] moves its window.
+/// Options of a [`Conv1d`].
 pub type Conv1dOptions = ConvOptions<1>;
-/// How a [`Conv2d`] moves its window.
+/// Options of a [`Conv2d`].
 pub type Conv2dOptions = ConvOptions<2>;
-/// How a [`Conv3d`] moves its window.
+/// Options of a [`Conv3d`].
 pub type Conv3dOptions = ConvOptions<3>;
 
 impl<const N: usize> Default for ConvOptions<N> {
@@ -47,29 +49,29 @@ impl<const N: usize> Default for ConvOptions<N> {
     }
 }
 
-/// How a transposed convolution of `N` spatial dimensions spreads its input.
-/// `ConvTranspose2dOptions { stride: [2, 2], ..Default::default() }`.
+/// Options of a transposed convolution with `N` spatial dimensions. `ConvTranspose2dOptions { stride: [2, 2],
+/// ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvTransposeOptions<const N: usize> {
-    /// Steps of the window over the output; 1.
+    /// Stride of the kernel over the output; 1.
     pub stride: [usize; N],
-    /// What is cut from every side of the output; 0.
+    /// Number of elements removed from both sides of each output dimension; 0.
     pub padding: [usize; N],
-    /// What is added to one side of the output; 0.
+    /// Number of elements added to one side of each output dimension; 0.
     pub output_padding: [usize; N],
-    /// Distance of the window's elements; 1.
+    /// Distance between elements of the kernel; 1.
     pub dilation: [usize; N],
-    /// Groups of channels that are apart; 1.
+    /// Number of independent groups of channels; 1.
     pub groups: usize,
-    /// Whether there is a bias; yes.
+    /// If true, the layer has a bias; true.
     pub bias: bool,
 }
 
-/// How a [`ConvTranspose1d`] spreads its input.
+/// Options of a [`ConvTranspose1d`].
 pub type ConvTranspose1dOptions = ConvTransposeOptions<1>;
-/// How a [`ConvTranspose2d`] spreads its input.
+/// Options of a [`ConvTranspose2d`].
 pub type ConvTranspose2dOptions = ConvTransposeOptions<2>;
-/// How a [`ConvTranspose3d`] spreads its input.
+/// Options of a [`ConvTranspose3d`].
 pub type ConvTranspose3dOptions = ConvTransposeOptions<3>;
 
 impl<const N: usize> Default for ConvTransposeOptions<N> {
@@ -85,8 +87,9 @@ impl<const N: usize> Default for ConvTransposeOptions<N> {
     }
 }
 
-/// A weight of \[lead, other / groups, kernel..\] and a bias of `outputs`, uniform within 1/√fan_in, where the fan is the weight without its
-/// first dimension: PyTorch counts so for transposed ones too.
+/// Creates a weight of \[lead, other / groups, kernel..\] and a bias of `outputs`, both uniform within
+/// 1/√fan_in. The fan-in is the size of the weight without its first dimension, also for transposed
+/// convolutions, as in PyTorch.
 #[track_caller]
 fn create_parameters(
     layer: &'static str,
@@ -108,7 +111,7 @@ fn create_parameters(
     Ok((init::create_uniform_parameter(&shape, fan_in, device)?, bias))
 }
 
-/// A layer: its options, the order of channels in its weight, and what it does with a weight and an input.
+/// Defines a layer from its options, the order of channels in its weight, and its operation.
 macro_rules! conv_layer {
     (
         $layer:ident($options:ident<$n:literal>) $doc:literal $shape:literal $weight:literal $outputs_dim:literal
@@ -121,7 +124,7 @@ macro_rules! conv_layer {
         pub struct $layer {
             #[doc = concat!("\\[", $weight, ", ", $shape, "\\].")]
             pub weight: Tensor,
-            /// \[out\].
+            /// Bias, \[out\].
             pub bias: Option<Tensor>,
             #[module(skip)]
             options: $options<$n>,
@@ -129,10 +132,11 @@ macro_rules! conv_layer {
         }
 
         impl $layer {
-            /// Weight and bias uniform within 1/√fan_in, as PyTorch. The kernel is one extent, or one for each dimension.
+            /// Creates a layer with weight and bias uniform within 1/√fan_in, as in PyTorch. `kernel` is one
+            /// extent, or one for each dimension.
             ///
             /// # Errors
-            /// The channels do not divide into the groups; the kernel has an extent of 0; memory runs out.
+            /// `groups` does not divide the channels, or the kernel has an extent of 0.
             #[track_caller]
             pub fn new(
                 $in: usize,
@@ -149,9 +153,9 @@ macro_rules! conv_layer {
             }
 
             #[doc = concat!("\\[batch, in, ", $shape, "\\] to \\[batch, out, ..\\].")]
-            ///
             /// # Errors
-            /// The channels of `x` are not the layer's; a stride other than 1 with `same_padding`; memory runs out.
+            /// The number of channels of `x` differs from the layer's, or `same_padding` is set with a stride
+            /// other than 1.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.forward_with(&self.weight, x)
@@ -190,7 +194,7 @@ macro_rules! conv_layers {
                     PadMode::Constant(0.0) => x.$op(w, bias, stride, padding, dilation, groups),
                     mode => {
                         let sides = if same_padding { same_padding_sides(w, stride, dilation)? } else { padding.map(|n| [n; 2]) };
-                        // From the last dimension on.
+                        // `pad` takes the last dimension first.
                         let pads: Vec<isize> = sides.iter().rev().flatten().map(|&n| n as isize).collect();
                         x.pad(&pads, mode)?.$op(w, bias, stride, [0; $n], dilation, groups)
                     }
@@ -214,7 +218,8 @@ conv_layers! {
     3 "depth, height, width" Conv3d conv3d ConvTranspose3d conv_transpose3d;
 }
 
-/// What goes before and behind each dimension so that it keeps its extent; an odd number puts one more behind, as in PyTorch.
+/// Returns the padding before and after each dimension that preserves its extent. An odd total puts the extra
+/// element after, as in PyTorch.
 fn same_padding_sides<const N: usize>(
     weight: &Tensor,
     stride: [usize; N],

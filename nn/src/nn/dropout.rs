@@ -6,14 +6,15 @@ use super::{Module, ModuleScope};
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// Layers of a probability, which do nothing in evaluation mode; the last argument is what they do with `x`, by `p`, in training or not.
+/// Defines layers that hold a probability and do nothing in evaluation mode. The closure applies the layer to
+/// `x` with probability `p`, depending on the training mode.
 macro_rules! dropout_layers {
     ($($(#[$doc:meta])* $layer:ident $what:literal = |$x:ident, $p:ident, $training:ident| $forward:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Debug, Module)]
         #[module(crate = crate)]
         pub struct $layer {
-            /// The probability of being dropped.
+            /// Probability with which an element or channel is dropped.
             pub p: f64,
             training: AtomicBool,
             scope: ModuleScope,
@@ -26,10 +27,10 @@ macro_rules! dropout_layers {
                 Self { p, training: AtomicBool::new(true), scope: ModuleScope::new() }
             }
 
-            /// `x` with what was drawn dropped and the rest scaled, while training; else `x`.
+            /// In training, drops at random and scales the rest; in evaluation, returns `x`.
             ///
             /// # Errors
-            /// `p` is no probability; `x` has other dimensions; memory runs out.
+            /// `p` is not a probability, or `x` has an unsupported number of dimensions.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor) -> Result<Tensor> {
                 let ($p, $training) = (self.p, super::is_training(&self.training));
@@ -42,20 +43,22 @@ macro_rules! dropout_layers {
 dropout_layers! {
     /// Zeroes elements at random while training; does nothing in evaluation mode.
     Dropout "element" = |x, p, training| x.dropout(p, training);
-    /// Zeroes channels of \[batch, channels, length\] at random while training; does nothing in evaluation mode.
+    /// Zeroes channels of \[batch, channels, length\] at random while training.
     Dropout1d "channel" = |x, p, training| channel_dropout("Dropout1d", x, 3, p, training);
-    /// Zeroes channels of \[batch, channels, height, width\] at random while training; does nothing in evaluation mode.
+    /// Zeroes channels of \[batch, channels, height, width\] at random while training.
     Dropout2d "channel" = |x, p, training| channel_dropout("Dropout2d", x, 4, p, training);
-    /// Zeroes channels of \[batch, channels, depth, height, width\] at random while training; does nothing in evaluation mode.
+    /// Zeroes channels of \[batch, channels, depth, height, width\] at random while training.
     Dropout3d "channel" = |x, p, training| channel_dropout("Dropout3d", x, 5, p, training);
-    /// Drops elements at random while training, for networks of [`selu`](Tensor::selu): what is dropped becomes its least value, and
-    /// mean and deviation are kept ([`alpha_dropout`](Tensor::alpha_dropout)). `p` is below 1.
+    /// Drops elements at random while training, for networks of [`selu`](Tensor::selu). A dropped element
+    /// takes the least value of SELU; mean and deviation are preserved
+    /// ([`alpha_dropout`](Tensor::alpha_dropout)). `p` is below 1.
     AlphaDropout "element" = |x, p, training| x.alpha_dropout(p, training, false);
-    /// As [`AlphaDropout`], of whole channels.
+    /// Variant of [`AlphaDropout`] that drops whole channels.
     FeatureAlphaDropout "channel" = |x, p, training| x.alpha_dropout(p, training, true);
 }
 
-/// [`feature_dropout`](Tensor::feature_dropout) of inputs of `rank` dimensions, or without the batch.
+/// Applies [`feature_dropout`](Tensor::feature_dropout) to an input of `rank` dimensions, or of one fewer
+/// without the batch.
 #[track_caller]
 fn channel_dropout(layer: &'static str, x: &Tensor, rank: usize, p: f64, training: bool) -> Result<Tensor> {
     if x.rank() == rank {

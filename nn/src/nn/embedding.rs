@@ -1,4 +1,4 @@
-//! Rows of a table by number.
+//! Embedding tables.
 
 use super::{Module, ModuleScope, init};
 use forebay_core::autograd;
@@ -8,7 +8,7 @@ use forebay_core::error::{Error, Result};
 use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
 use forebay_core::tensor::Tensor;
 
-/// How long the rows of a table may be.
+/// Bound of the `p`-norm of a table's rows.
 #[derive(Clone, Copy, Debug)]
 struct MaxNorm {
     max_norm: f64,
@@ -16,18 +16,18 @@ struct MaxNorm {
 }
 
 impl MaxNorm {
-    /// Scales the rows that `index` names and that are too long, in place.
+    /// Scales the rows that `index` selects to the maximum norm, in place.
     #[track_caller]
     fn renorm_rows(self, table: &Tensor, index: &Tensor) -> Result<()> {
         autograd::update_state(|| table.embedding_renorm_(index, self.max_norm, self.p))
     }
 }
 
-/// A table of vectors, looked up by integers.
+/// Table of vectors, selected by integers.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Embedding {
-    /// \[entries, features\].
+    /// Table, \[entries, features\].
     pub weight: Tensor,
     #[module(skip)]
     lookup: EmbeddingOptions,
@@ -37,26 +37,23 @@ pub struct Embedding {
 }
 
 impl Embedding {
-    /// A table of normal numbers, as PyTorch.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a table of standard normal values, as PyTorch.
     #[track_caller]
     pub fn new(entries: usize, features: usize, device: &Device) -> Result<Self> {
         let weight = init::create_parameter(|| Tensor::randn(&[entries, features], DType::F32, device))?;
         Ok(Self::from_parameter(weight))
     }
 
-    /// A table over a tensor that exists: with other initial numbers, or shared with another layer.
+    /// Wraps an existing tensor, for example one with other initial values or shared with another layer.
     #[must_use]
     pub fn from_parameter(weight: Tensor) -> Self {
         Self { weight, lookup: EmbeddingOptions::default(), max_norm: None, scope: ModuleScope::new() }
     }
 
-    /// With a row that is zero and gets no gradient: padding.
+    /// Zeroes a row for padding and excludes the row from the gradient.
     ///
     /// # Errors
-    /// There is no such row; memory runs out.
+    /// `padding_idx` is not a row of the table.
     #[track_caller]
     pub fn with_padding_idx(mut self, padding_idx: usize) -> Result<Self> {
         zero_padding_row("Embedding", &self.weight, padding_idx)?;
@@ -64,25 +61,27 @@ impl Embedding {
         Ok(self)
     }
 
-    /// The gradient of a row is divided by how often a lookup names it: PyTorch's `scale_grad_by_freq`.
+    /// Divides the gradient of a row by the number of times a lookup selects the row: PyTorch's
+    /// `scale_grad_by_freq`.
     #[must_use]
     pub fn scale_grad_by_freq(mut self) -> Self {
         self.lookup.scale_grad_by_freq = true;
         self
     }
 
-    /// A row that is looked up is scaled in place first, if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and `norm_type` (2 there). It takes a
-    /// pass over the table; while a gradient of the table itself is recorded before, that gradient is an error.
+    /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
+    /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
+    /// was recorded before the lookup becomes an error.
     #[must_use]
     pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
         self.max_norm = Some(MaxNorm { max_norm, p });
         self
     }
 
-    /// The rows of these numbers: a dimension of features more.
+    /// Selects rows of the table; the output has the shape of `index` and a last dimension of features.
     ///
     /// # Errors
-    /// `index` holds no integers; memory runs out.
+    /// `index` does not hold integers.
     #[track_caller]
     pub fn forward(&self, index: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
@@ -92,7 +91,7 @@ impl Embedding {
     }
 }
 
-/// A table of vectors, looked up in bags that are each reduced to one vector.
+/// Table of vectors, selected in bags, each of which is reduced to one vector.
 ///
 /// ```
 /// # use forebay_core::{device::Device, ops::EmbeddingBagMode, tensor::Tensor};
@@ -106,7 +105,7 @@ impl Embedding {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct EmbeddingBag {
-    /// \[entries, features\].
+    /// Table, \[entries, features\].
     pub weight: Tensor,
     #[module(skip)]
     mode: EmbeddingBagMode,
@@ -119,7 +118,7 @@ pub struct EmbeddingBag {
     scope: ModuleScope,
 }
 
-/// Zeros in the row of padding.
+/// Zeroes the padding row.
 fn zero_padding_row(layer: &'static str, weight: &Tensor, row: usize) -> Result<()> {
     let rows = weight.shape().first().copied().unwrap_or(0);
     if row >= rows {
@@ -129,10 +128,11 @@ fn zero_padding_row(layer: &'static str, weight: &Tensor, row: usize) -> Result<
 }
 
 impl EmbeddingBag {
-    /// A table of normal numbers, as PyTorch, whose row `padding_idx` is zero and counts in no bag.
+    /// Creates a table of standard normal values, as PyTorch. The row `padding_idx` is zero and excluded from
+    /// every bag.
     ///
     /// # Errors
-    /// `padding_idx` is no row; memory runs out.
+    /// `padding_idx` is not a row of the table.
     #[track_caller]
     pub fn new(
         entries: usize,
@@ -155,25 +155,24 @@ impl EmbeddingBag {
         })
     }
 
-    /// A row that is looked up is scaled in place first, if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and `norm_type` (2 there). It takes a
-    /// pass over the table; while a gradient of the table itself is recorded before, that gradient is an error.
+    /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
+    /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
+    /// was recorded before the lookup becomes an error.
     #[must_use]
     pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
         self.max_norm = Some(MaxNorm { max_norm, p });
         self
     }
 
-    /// The gradient of a row is divided by how often a call names it: PyTorch's `scale_grad_by_freq`. Not of maxima.
+    /// Divides the gradient of a row by the number of times a call selects the row: PyTorch's
+    /// `scale_grad_by_freq`. Not supported for maxima.
     #[must_use]
     pub fn scale_grad_by_freq(mut self) -> Self {
         self.scale_grad_by_freq = true;
         self
     }
 
-    /// One vector for each bag; see [`embedding_bag`](Tensor::embedding_bag).
-    ///
-    /// # Errors
-    /// As there.
+    /// Reduces each bag to one vector; errors as for [`embedding_bag`](Tensor::embedding_bag).
     #[track_caller]
     pub fn forward(
         &self,

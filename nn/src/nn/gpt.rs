@@ -1,4 +1,4 @@
-//! GPT-2: the model by which training is compared.
+//! GPT-2, the reference model of the training benchmarks.
 
 use std::sync::Arc;
 
@@ -10,24 +10,24 @@ use forebay_core::error::{Error, Result};
 use forebay_core::ops::{AttentionOptions, CrossEntropyOptions};
 use forebay_core::tensor::Tensor;
 
-/// The sizes of a [`Gpt`].
+/// Sizes of a [`Gpt`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct GptOptions {
-    /// Different tokens.
+    /// Number of tokens in the vocabulary.
     pub vocabulary: usize,
-    /// The longest passage, in tokens.
+    /// Maximum length of a passage, in tokens.
     pub context: usize,
-    /// Blocks.
+    /// Number of blocks.
     pub layers: usize,
-    /// Heads of a block's attention.
+    /// Attention heads of a block.
     pub heads: usize,
     /// Features of a token.
     pub width: usize,
-    /// The part of the values that is dropped in training.
+    /// Dropout probability in training.
     pub dropout: f64,
 }
 
-/// Name, the name of its files, layers, heads, width, context.
+/// Name, name of the weight files, and \[layers, heads, width, context\].
 const PRESETS: [(&str, &str, [usize; 4]); 5] = [
     ("gpt2-124m", "gpt2", [12, 12, 768, 1024]),
     ("gpt2-350m", "gpt2-medium", [24, 16, 1024, 1024]),
@@ -37,14 +37,15 @@ const PRESETS: [(&str, &str, [usize; 4]); 5] = [
 ];
 
 impl GptOptions {
-    /// The names that [`preset`](Self::preset) takes.
+    /// Names that [`preset`](Self::preset) accepts.
     pub const PRESETS: [&str; PRESETS.len()] =
         [PRESETS[0].0, PRESETS[1].0, PRESETS[2].0, PRESETS[3].0, PRESETS[4].0];
 
-    /// Sizes that were published, by name: `gpt2-124m`, or as the files with its weights are called, `gpt2`. Without dropout.
+    /// Returns published sizes by name (`gpt2-124m`) or by the name of the weight files (`gpt2`), without
+    /// dropout.
     ///
     /// # Errors
-    /// There is no such preset; the message lists them.
+    /// No preset has this name. The message lists the presets.
     pub fn preset(name: &str) -> Result<Self> {
         let found = PRESETS.iter().find(|p| p.0 == name || p.1 == name).ok_or_else(|| {
             let known = Self::PRESETS.join(", ");
@@ -55,15 +56,15 @@ impl GptOptions {
     }
 }
 
-/// Attention of each token to itself and those before it; the names are those of GPT-2's files.
+/// Causal self-attention, with the parameter names of GPT-2's files.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct GptAttention {
-    /// To queries, keys and values side by side.
+    /// Projection to queries, keys and values, concatenated.
     pub c_attn: Linear,
-    /// The heads' results to the output.
+    /// Output projection of the concatenated heads.
     pub c_proj: Linear,
-    /// Applied to the output.
+    /// Dropout of the output.
     pub dropout: Dropout,
     heads: usize,
     scope: ModuleScope,
@@ -79,15 +80,15 @@ impl GptAttention {
     }
 }
 
-/// Two layers for each token alone.
+/// Feed-forward network of two layers.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct GptMlp {
-    /// To four times the width.
+    /// Layer to four times the width.
     pub c_fc: Linear,
-    /// And back.
+    /// Layer back to the width.
     pub c_proj: Linear,
-    /// Applied to the output.
+    /// Dropout of the output.
     pub dropout: Dropout,
     scope: ModuleScope,
 }
@@ -105,17 +106,18 @@ impl GptMlp {
     }
 }
 
-/// A block: attention, then two layers for each token alone; each on normalised values, and added.
+/// Transformer block: causal attention, then a feed-forward network, each with a norm before and a residual
+/// sum after.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct GptBlock {
-    /// Before the attention.
+    /// Norm before the attention.
     pub ln_1: LayerNorm,
-    /// Each token sees those before it.
+    /// Causal self-attention.
     pub attn: GptAttention,
-    /// Before the layers.
+    /// Norm before the feed-forward network.
     pub ln_2: LayerNorm,
-    /// Each token alone.
+    /// Feed-forward network.
     pub mlp: GptMlp,
     scope: ModuleScope,
 }
@@ -127,7 +129,8 @@ impl GptBlock {
             let why = format!("a width of {width} does not divide by {heads} heads");
             return Err(Error::argument("Gpt", why));
         }
-        // Every block adds twice to the same values: smaller by what so many sums grow (Radford et al., 2019, section 2.3).
+        // Each block adds two terms to the residual stream. The smaller deviation keeps the variance of the
+        // sum (Radford et al., 2019, section 2.3).
         let last = INIT_STD / (2.0 * layers as f64).sqrt();
         Ok(Self {
             ln_1: LayerNorm::new(&[width], device)?,
@@ -149,16 +152,17 @@ impl GptBlock {
         })
     }
 
-    /// \[batch, length, features\] to the same.
+    /// Applies the block: \[batch, length, features\] to the same shape.
     ///
     /// # Errors
-    /// `x` has another shape; memory runs out.
+    /// `x` does not have this shape.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let (x, added) = self.forward_before_add(x, None)?;
         self.scope.run(|| x.add(&added))
     }
 
-    /// The two whose sum is the block's output. `added` is what is still to be added to `x`: norms do it on their way.
+    /// Returns two tensors whose sum is the output of the block. `added` is a term still to be added to `x`.
+    /// The norms fuse these sums.
     fn forward_before_add(&self, x: &Tensor, added: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
             let (x, normed) = match added {
@@ -172,11 +176,12 @@ impl GptBlock {
     }
 }
 
-/// GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): tokens in, scores of the next
-/// token out. The table of tokens is also the last layer's weight.
+/// GPT-2 (Radford et al., "Language models are unsupervised multitask learners", 2019): maps tokens to scores
+/// of the next token. The token embedding is also the weight of the last layer.
 ///
-/// Every block is a [`segment`] of a plan. Parameters are named as in the files of GPT-2's weights (`h.0.attn.c_attn.weight`), which
-/// [`load_gpt2`](Self::load_gpt2) reads and [`gpt2_state_dict`](Self::gpt2_state_dict) makes.
+/// Every block is a [`segment`] of a plan. Parameters are named as in GPT-2's weight files
+/// (`h.0.attn.c_attn.weight`). [`load_gpt2`](Self::load_gpt2) loads these files, and
+/// [`gpt2_state_dict`](Self::gpt2_state_dict) returns their format.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -191,18 +196,18 @@ impl GptBlock {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Gpt {
-    /// The features of each token of the vocabulary.
+    /// Token embedding.
     pub wte: Embedding,
-    /// The features of each position of the context.
+    /// Position embedding.
     pub wpe: Embedding,
-    /// The blocks, shared with the backward passes that run them again.
+    /// Blocks, shared with the backward passes that recompute them.
     pub h: Vec<Arc<GptBlock>>,
-    /// After the blocks.
+    /// Norm after the blocks.
     pub ln_f: LayerNorm,
     scope: ModuleScope,
 }
 
-/// The deviation of initial weights.
+/// Deviation of the initial weights.
 const INIT_STD: f64 = 0.02;
 
 fn create_normal_parameter(shape: &[usize], std: f64, device: &Device) -> Result<Tensor> {
@@ -219,10 +224,10 @@ fn create_linear(inputs: usize, outputs: usize, std: f64, device: &Device) -> Re
 }
 
 impl Gpt {
-    /// A model with initial weights.
+    /// Creates a model with initial weights.
     ///
     /// # Errors
-    /// The width does not divide by the heads; memory runs out.
+    /// The number of heads does not divide `width`.
     pub fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let &GptOptions { vocabulary, context, layers, width, .. } = options;
         let block = |_| GptBlock::new(options, device).map(Arc::new);
@@ -235,15 +240,16 @@ impl Gpt {
         })
     }
 
-    /// The longest passage, in tokens.
+    /// Returns the maximum length of a passage, in tokens.
     #[must_use]
     pub fn context(&self) -> usize {
         self.wpe.weight.shape()[0]
     }
 
-    /// Operations that a training step does for a token of passages of `length`: six a weight of a product (two forward, four backward), and
-    /// those of the attention, all of its matrix counted (Chowdhery et al., "PaLM", 2022, appendix B). What is computed again is not
-    /// counted: a rate of these is the model-FLOPs utilisation.
+    /// Returns the FLOPs of a training step for each token of passages of `length`. A matrix-product weight
+    /// counts six FLOPs, two forward and four backward. Attention counts its whole matrix (Chowdhery et al.,
+    /// "PaLM", 2022, appendix B). Recomputation does not count, so the ratio of this rate to the device's
+    /// peak is the model-FLOPs utilisation.
     #[must_use]
     pub fn flops_per_token(&self, length: usize) -> f64 {
         let weights = self.num_parameters() - self.wpe.weight.numel();
@@ -251,27 +257,28 @@ impl Gpt {
         6.0 * weights as f64 + 12.0 * (self.h.len() * width * length) as f64
     }
 
-    /// Scores of the next token at every position: \[batch, length\] to \[batch, length, vocabulary\].
+    /// Computes scores of the next token at every position: \[batch, length\] to \[batch, length,
+    /// vocabulary\].
     ///
     /// # Errors
-    /// A passage is longer than the context; `text` holds no integers; memory runs out.
+    /// A passage is longer than the context, or `text` does not hold integers.
     pub fn forward(&self, text: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
         self.scope.run(|| x.linear(&self.wte.weight, None))
     }
 
-    /// The mean cross-entropy of the tokens that come next, `next` of the shape of `text`, in place of
-    /// `forward(text)?.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?)`: the scores of all positions are never held at once
-    /// ([`Tensor::linear_cross_entropy`]).
+    /// Computes the mean cross-entropy of the next tokens, where `next` has the shape of `text`. Equals
+    /// `forward(text)?.flatten(0, 1)?.cross_entropy(&next.flatten(0, 1)?)`, but never holds the scores of all
+    /// positions at once ([`Tensor::linear_cross_entropy`]).
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); `next` has another shape.
+    /// Same errors as [`forward`](Self::forward), or `next` has another shape.
     pub fn loss(&self, text: &Tensor, next: &Tensor) -> Result<Tensor> {
         let x = self.hidden(text)?;
         self.scope.run(|| x.linear_cross_entropy(&self.wte.weight, next, &CrossEntropyOptions::default()))
     }
 
-    /// The features of every position after all blocks, normalised.
+    /// Computes the features of every position after all blocks and the last norm.
     fn hidden(&self, text: &Tensor) -> Result<Tensor> {
         let context = self.context();
         let (&[_, length], true) = (text.shape(), text.dim(-1)? <= context) else {
@@ -281,7 +288,7 @@ impl Gpt {
         let mut x = self.scope.run(|| self.wte.forward(text))?;
         let positions = self.wpe.weight.narrow(0, 0, length)?;
         if !is_segment_pass_active() {
-            // The first norm adds the positions, as others add what a block gives.
+            // The first norm fuses the sum with the positions, as later norms fuse the residual sums.
             let mut added = positions.broadcast_to(x.shape())?;
             for block in &self.h {
                 (x, added) = block.forward_before_add(&x, Some(&added))?;
@@ -289,7 +296,7 @@ impl Gpt {
             return Ok(self.ln_f.forward_add_low_precision(&added, &x)?.1);
         }
         x = x.add(&positions)?;
-        // What is computed again keeps one tensor a block.
+        // A recomputed block takes a single tensor, so that one tensor for each block stays saved.
         for block in &self.h {
             let block = Arc::clone(block);
             x = segment(&[&x], move |x| block.forward(&x[0]))?;

@@ -1,8 +1,9 @@
-//! Files of GPT-2's weights, as they were published for Python.
+//! GPT-2's weights in the format of the published Python files.
 //!
-//! Names are those of a [`Gpt`]. Three things are different. The weights of layers are \[in, out\], not \[out, in\]: they are
-//! transposed on the way in and on the way out (a square one too, so nothing can be told from shapes). Names may begin with
-//! `transformer.`. And files may hold what is no parameter: masks, and the last layer's weight, which is the table of tokens again.
+//! The files use the names of [`Gpt`], with three differences. Weights of layers are \[in, out\] instead of
+//! \[out, in\]. Loading and saving transpose them by name, because the shape of a square weight does not show
+//! its order. Names may begin with `transformer.`. Files may hold tensors that are not parameters: masks, and
+//! the weight of the last layer, a copy of the token embedding.
 
 use std::collections::BTreeMap;
 
@@ -11,21 +12,22 @@ use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
 const LOAD_GPT2_OP: &str = "load_gpt2";
-/// Features of a head in all models of that family.
+/// Features of a head in all models of this family.
 const HEAD_DIM: usize = 64;
 
-/// Whether a file holds this the other way round.
+/// Reports whether files hold this weight transposed.
 fn is_transposed(name: &str) -> bool {
     [".c_attn.weight", ".c_fc.weight", ".c_proj.weight"].iter().any(|end| name.ends_with(end))
 }
 
-/// The name without the prefix that files of a whole language model have.
+/// Removes the prefix that files of a whole language model have.
 fn strip_transformer_prefix(name: &str) -> &str {
     name.strip_prefix("transformer.").unwrap_or(name)
 }
 
 impl GptOptions {
-    /// The sizes of the model whose file this is, without dropout. Heads have 64 features, as all of that family have.
+    /// Infers the sizes of the model from its file, without dropout. All models of this family have 64
+    /// features for each head.
     ///
     /// ```
     /// # use std::collections::BTreeMap;
@@ -44,7 +46,7 @@ impl GptOptions {
     /// ```
     ///
     /// # Errors
-    /// The tables of tokens and positions are not there.
+    /// The file does not have the embeddings of tokens and positions.
     pub fn from_gpt2_state_dict(file: &BTreeMap<String, Tensor>) -> Result<Self> {
         let table = |name: &str| {
             let found =
@@ -67,18 +69,19 @@ impl GptOptions {
 }
 
 impl Gpt {
-    /// Copies the weights of a file of GPT-2 ([`safetensors::load`](crate::io::safetensors::load)) into the model: names with or without
-    /// `transformer.`, layers' weights of \[in, out\]. Positions beyond the model's context are left out.
+    /// Copies the weights of a GPT-2 file ([`safetensors::load`](crate::io::safetensors::load)) into the
+    /// model. Names may begin with `transformer.`, and weights of layers are \[in, out\]. Positions beyond
+    /// the model's context are ignored.
     ///
     /// # Errors
-    /// As [`load_state_dict`](Module::load_state_dict); the file has a last layer whose weight is not the table of tokens, which this
-    /// model cannot have.
+    /// Same errors as [`load_state_dict`](Module::load_state_dict). Also fails if the weight of the last
+    /// layer differs from the token embedding, because this model shares the two.
     pub fn load_gpt2(&self, file: &BTreeMap<String, Tensor>) -> Result<()> {
         let (mut state, mut head) = (BTreeMap::new(), None);
         let file = rename_keys(file, |name| Some(strip_transformer_prefix(name).to_owned()))?;
         for (name, tensor) in &file {
             let name = name.as_str();
-            // Masks, which old files hold beside the weights.
+            // Old files hold attention masks next to the weights.
             if name.ends_with(".attn.bias") || name.ends_with(".attn.masked_bias") {
                 continue;
             }
@@ -106,11 +109,8 @@ impl Gpt {
         self.load_state_dict(&state)
     }
 
-    /// The weights as files of GPT-2 hold them, to be [saved](crate::io::safetensors::save): [`state_dict`](Module::state_dict) with layers'
-    /// weights of \[in, out\].
-    ///
-    /// # Errors
-    /// None for a model that [`new`](Self::new) made.
+    /// Returns the weights in the format of GPT-2's files, to be [saved](crate::io::safetensors::save):
+    /// [`state_dict`](Module::state_dict) with the weights of layers as \[in, out\].
     pub fn gpt2_state_dict(&self) -> Result<BTreeMap<String, Tensor>> {
         let turn = |(name, t): (String, Tensor)| {
             let t = if is_transposed(&name) { t.t()? } else { t };

@@ -1,5 +1,5 @@
-//! Initial values of parameters, as PyTorch's `nn.init`. The functions whose names end in `_` overwrite a tensor; the
-//! random ones draw from its device's stream.
+//! Initial values of parameters, like PyTorch's `nn.init`. Functions whose names end in `_` overwrite a
+//! tensor; random ones draw from the generator of the tensor's device.
 
 use std::cell::Cell;
 
@@ -16,16 +16,17 @@ thread_local! {
     static DEFAULT_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };
 }
 
-/// While it lives, layers that this thread makes have parameters of another type: see [`dtype`].
+/// Guard during whose lifetime this thread creates parameters of another dtype: see [`default_dtype`].
 #[derive(Debug)]
 #[must_use = "the type counts while the guard lives"]
 pub struct DefaultDTypeGuard {
     _dtype: ScopedGuard<Cell<Option<DType>>>,
 }
 
-/// Layers that this thread makes while the guard lives have parameters of `dtype`, and not of f32: for a model to be evaluated in the two
-/// bytes a parameter that its file has. (Training is better done in f32 under [`autocast`](forebay_core::amp::autocast()).) Running statistics and
-/// tables of positions stay f32. PyTorch's `set_default_dtype`.
+/// Makes layers that this thread creates use parameters of `dtype` instead of f32 while the guard lives:
+/// PyTorch's `set_default_dtype`. This loads a model for inference in the two-byte dtype of its file.
+/// Training works better in f32 under [`autocast`](crate::amp::autocast()). Running statistics and position
+/// tables stay f32.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType};
@@ -40,7 +41,7 @@ pub struct DefaultDTypeGuard {
 /// ```
 ///
 /// # Errors
-/// `dtype` is no type to compute with: not f32, f16, bf16 or f64.
+/// `dtype` is not f32, f16, bf16 or f64.
 pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::F64) {
         return Err(Error::dtype("init::dtype", dtype, "parameters are f32, f16, bf16 or f64"));
@@ -48,10 +49,11 @@ pub fn default_dtype(dtype: DType) -> Result<DefaultDTypeGuard> {
     Ok(DefaultDTypeGuard { _dtype: ScopedGuard::new(&DEFAULT_DTYPE, Some(dtype)) })
 }
 
-/// A parameter: tagged as one and recorded for gradients, from `make`, which allocates it. Within [`dtype`] it is of that type.
+/// Creates a parameter: `make` allocates the tensor, which is tagged as a parameter and requires a gradient.
+/// Under [`default_dtype`], the parameter has that dtype.
 ///
 /// # Errors
-/// What `make` returns; its dtype is no float.
+/// Returns the error of `make`. Also fails if the tensor's dtype is not a floating-point type.
 #[track_caller]
 pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let made = create_buffer(|| {
@@ -64,13 +66,13 @@ pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor>
     made.requires_grad_()
 }
 
-/// A buffer: a tensor of a module that is saved and not trained.
+/// Creates a buffer: a tensor of a module that is saved but not trained.
 ///
 /// # Errors
-/// What `make` returns.
+/// Returns the error of `make`.
 #[track_caller]
 pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
-    // The line of the caller: what a closure calls would name the closure's.
+    // Takes the line of the caller here, because inside the closure it would be the closure's line.
     let _scope = memory::scope::enter_scope(memory::scope::Scope {
         tag: Tag::Parameter,
         ..memory::scope::current().or_caller_site()
@@ -78,10 +80,11 @@ pub fn create_buffer(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     make()
 }
 
-/// How many inputs one output of a weight \[out, in, ...\] sums over, and how many outputs one input reaches.
+/// Returns the fan-in and fan-out of a weight \[out, in, ...\]: the inputs that one output sums over, and the
+/// outputs that one input reaches.
 ///
 /// # Errors
-/// There are fewer than two dimensions.
+/// The tensor has fewer than two dimensions.
 #[track_caller]
 pub fn calculate_fan_in_and_fan_out(weight: &Tensor) -> Result<(usize, usize)> {
     let &[out, inputs, ref window @ ..] = weight.shape() else {
@@ -96,76 +99,67 @@ fn overwrite_with(t: &Tensor, make: impl FnOnce(&[usize], DType, &Device) -> Res
     t.detach().copy_(&make(t.shape(), t.dtype(), t.device())?)
 }
 
-/// Uniform numbers in low ≤ x < high.
+/// Fills the tensor with uniform values in low ≤ x < high.
 ///
 /// # Errors
-/// The dtype is no float; memory runs out.
+/// The dtype is not a floating-point type.
 #[track_caller]
 pub fn uniform_(t: &Tensor, low: f64, high: f64) -> Result<()> {
     overwrite_with(t, |shape, to, device| Tensor::uniform(shape, low, high, to, device))
 }
 
-/// Normal numbers.
+/// Fills the tensor with normal values.
 ///
 /// # Errors
-/// `std` is negative or not finite; the dtype is no float; memory runs out.
+/// `std` is negative or not finite, or the dtype is not a floating-point type.
 #[track_caller]
 pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
     check::non_negative("normal_", "std", std)?;
     overwrite_with(t, |shape, to, device| Tensor::normal(shape, mean, std, to, device))
 }
 
-/// One number everywhere.
-///
-/// # Errors
-/// Memory runs out.
+/// Fills the tensor with one value.
 #[track_caller]
 pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
     overwrite_with(t, |_, to, device| Tensor::full(&[], value, to, device))
 }
 
-/// Zeros.
-///
-/// # Errors
-/// Memory runs out.
+/// Fills the tensor with zeros.
 #[track_caller]
 pub fn zeros_(t: &Tensor) -> Result<()> {
     constant_(t, 0.0)
 }
 
-/// Ones.
-///
-/// # Errors
-/// Memory runs out.
+/// Fills the tensor with ones.
 #[track_caller]
 pub fn ones_(t: &Tensor) -> Result<()> {
     constant_(t, 1.0)
 }
 
-/// Uniform numbers that keep the variance through a layer whose activation is a leaky ReLU of slope `a` (0 for a ReLU);
-/// layers use √5, which gives the bound 1/√fan_in.
+/// Fills the tensor with uniform values that preserve the variance through a layer followed by a leaky ReLU
+/// of slope `a` (0 for a ReLU). Layers use √5, which gives the bound 1/√fan_in.
 ///
 /// # Errors
-/// The weight has fewer than two dimensions; the dtype is no float; memory runs out.
+/// The weight has fewer than two dimensions, or its dtype is not a floating-point type.
 #[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
     let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt();
     uniform_(t, -bound, bound)
 }
 
-/// The normal form of [`kaiming_uniform_`].
+/// Fills the tensor with normal values of the variance of [`kaiming_uniform_`].
 ///
 /// # Errors
-/// As [`kaiming_uniform_`].
+/// Same errors as [`kaiming_uniform_`].
 #[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
     normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt())
 }
 
-/// Uniform numbers that keep the variance forward and backward (Glorot).
+/// Fills the tensor with uniform values that preserve the variance forward and backward (Glorot).
 ///
 /// # Errors
-/// As [`kaiming_uniform_`].
+/// Same errors as [`kaiming_uniform_`].
 #[track_caller]
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_uniform_", "gain", gain)?;
@@ -174,10 +168,10 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     uniform_(t, -bound, bound)
 }
 
-/// The normal form of [`xavier_uniform_`].
+/// Fills the tensor with normal values of the variance of [`xavier_uniform_`].
 ///
 /// # Errors
-/// As [`kaiming_uniform_`].
+/// Same errors as [`kaiming_uniform_`].
 #[track_caller]
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_normal_", "gain", gain)?;
@@ -185,22 +179,23 @@ pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     normal_(t, 0.0, gain * (2.0 / (fan_in + fan_out) as f64).sqrt())
 }
 
-/// What is computed behind a weight, for [`gain`].
+/// Activation after a weight, for [`calculate_gain`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Nonlinearity {
-    /// Nothing, or a sigmoid.
+    /// Identity or sigmoid.
     Linear,
-    /// tanh.
+    /// Tanh.
     Tanh,
     /// ReLU.
     Relu,
-    /// A leaky ReLU of this slope; 0.01 in PyTorch.
+    /// Leaky ReLU with this slope; PyTorch's default is 0.01.
     LeakyRelu(f64),
-    /// The self-normalising elu.
+    /// Self-normalising ELU.
     Selu,
 }
 
-/// By how much weights are larger for what is computed behind them: PyTorch's `calculate_gain`.
+/// Returns the factor by which an activation scales the deviation of the weights before it: PyTorch's
+/// `calculate_gain`.
 ///
 /// ```
 /// use forebay_nn::nn::init::{Nonlinearity, calculate_gain};
@@ -217,13 +212,13 @@ pub fn calculate_gain(of: Nonlinearity) -> f64 {
     }
 }
 
-/// Which fan keeps its variance: that of the forward or of the backward pass.
+/// Fan whose variance is preserved, in the forward or in the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FanMode {
-    /// The inputs of an output.
+    /// Number of inputs of an output; forward pass.
     #[default]
     FanIn,
-    /// The outputs of an input.
+    /// Number of outputs of an input; backward pass.
     FanOut,
 }
 
@@ -233,38 +228,34 @@ fn kaiming_std(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<f64> {
     Ok(calculate_gain(of) / (n.max(1) as f64).sqrt())
 }
 
-/// As [`kaiming_uniform_`], for either fan and for what is computed behind the weight.
-///
-/// # Errors
-/// As there.
+/// Generalises [`kaiming_uniform_`] to either fan and any activation, with the same errors.
 #[track_caller]
 pub fn kaiming_uniform_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<()> {
     let bound = 3f64.sqrt() * kaiming_std(t, fan, of)?;
     uniform_(t, -bound, bound)
 }
 
-/// As [`kaiming_normal_`], for either fan and for what is computed behind the weight.
-///
-/// # Errors
-/// As there.
+/// Generalises [`kaiming_normal_`] to either fan and any activation, with the same errors.
 #[track_caller]
 pub fn kaiming_normal_with_mode_(t: &Tensor, fan: FanMode, of: Nonlinearity) -> Result<()> {
     normal_(t, 0.0, kaiming_std(t, fan, of)?)
 }
 
-/// Normal numbers, of which those outside low ≤ x ≤ high are drawn again (by their cumulative distribution, at once).
+/// Fills the tensor with normal values truncated to low ≤ x ≤ high, sampled by inverting the cumulative
+/// distribution.
 ///
 /// # Errors
-/// low is not below high, or `std` is not positive; the dtype is no float, or has no number between the bounds; memory runs out.
+/// `low` is not below `high`, `std` is not positive, the dtype is not a floating-point type, or the dtype has
+/// no value between the bounds.
 #[track_caller]
 pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Result<()> {
     if !(low < high && std > 0.0 && std.is_finite() && mean.is_finite()) {
         let why = format!("{low}..{high} with a deviation of {std} holds no normal numbers");
         return Err(Error::argument("trunc_normal_", why));
     }
-    // erf at the bounds is twice the cumulative distribution, less 1; only f32 arithmetic reaches it here.
+    // erf at the bounds is twice the cumulative distribution minus 1. Only f32 arithmetic uses these values.
     let bound = |x: f64| erf((x - mean) / (std * std::f64::consts::SQRT_2));
-    // Bounds that are far away, or near each other, may be one number there.
+    // Distant or close bounds may round to the same f32 value.
     let [from, to] = [low, high].map(|x| f64::from(bound(x) as f32));
     overwrite_with(t, |shape, dtype, device| {
         let [least, most] = representable_range("trunc_normal_", low, high, true, dtype)?;
@@ -274,7 +265,7 @@ pub fn trunc_normal_(t: &Tensor, mean: f64, std: f64, low: f64, high: f64) -> Re
     })
 }
 
-/// The error function, by its series near 0 and its continued fraction elsewhere; 1e-12.
+/// Computes the error function within 1e-12, by its series near 0 and by its continued fraction elsewhere.
 fn erf(x: f64) -> f64 {
     let (a, root) = (x.abs(), std::f64::consts::PI.sqrt());
     let value = if a > 6.0 {
@@ -293,11 +284,12 @@ fn erf(x: f64) -> f64 {
     value.copysign(x)
 }
 
-/// Rows, or columns where there are fewer, that are orthogonal and of length `gain`, of a tensor as a matrix \[out, rest\] (Saxe et
-/// al., 2013). They are made on the host: this waits for the device.
+/// Fills the tensor, as a matrix \[out, rest\], with orthogonal rows of length `gain` (Saxe et al., 2013). If
+/// there are fewer columns than rows, the columns are orthogonal instead. The host computes the values and
+/// therefore waits for the device.
 ///
 /// # Errors
-/// There are fewer than two dimensions; the dtype is no float; memory runs out.
+/// The tensor has fewer than two dimensions, or its dtype is not a floating-point type.
 #[track_caller]
 pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     calculate_fan_in_and_fan_out(t)?;
@@ -310,7 +302,7 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
         for k in 0..lines.len() {
             let (before, rest) = lines.split_at_mut(k);
             let line = &mut rest[0];
-            // Twice: once leaves what rounding gave.
+            // Orthogonalises twice, because one pass leaves rounding errors.
             for _ in 0..2 {
                 for other in before.iter() {
                     let along: f64 = line.iter().zip(other).map(|(a, b)| a * b).sum();
@@ -327,10 +319,10 @@ pub fn orthogonal_(t: &Tensor, gain: f64) -> Result<()> {
     })
 }
 
-/// The identity, as far as a matrix has a diagonal.
+/// Fills the matrix with the identity: ones on the diagonal, zeros elsewhere.
 ///
 /// # Errors
-/// The tensor is no matrix; memory runs out.
+/// The tensor is not a matrix.
 #[track_caller]
 pub fn eye_(t: &Tensor) -> Result<()> {
     let &[rows, columns] = t.shape() else {
@@ -339,10 +331,11 @@ pub fn eye_(t: &Tensor) -> Result<()> {
     overwrite_with(t, |_, to, device| Tensor::eye(rows, columns, to, device))
 }
 
-/// Ones in the middle of windows, so that a convolution of \[out, in / groups, window..\] passes its first channels on, in each group.
+/// Puts ones in the centre of kernels, so that a convolution \[out, in / groups, kernel..\] preserves its
+/// first channels in each group.
 ///
 /// # Errors
-/// There are not 3 to 5 dimensions; the outputs do not divide into the groups; memory runs out.
+/// The tensor does not have 3 to 5 dimensions, or `groups` does not divide the outputs.
 #[track_caller]
 pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
     let &[out, inputs, ref window @ ..] = t.shape() else {
@@ -364,10 +357,11 @@ pub fn dirac_(t: &Tensor, groups: usize) -> Result<()> {
     overwrite_with(t, |shape, to, device| Tensor::from_slice(&numbers, shape, device)?.to_dtype(to))
 }
 
-/// Normal numbers, and in each column a part `sparsity` of zeros, at places that are drawn (Martens, 2010).
+/// Fills the matrix with normal values, and zeroes a fraction `sparsity` of each column at random rows
+/// (Martens, 2010).
 ///
 /// # Errors
-/// The tensor is no matrix; the part is none; memory runs out.
+/// The tensor is not a matrix, or `sparsity` is not between 0 and 1.
 #[track_caller]
 pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     let &[rows, columns] = t.shape() else {
@@ -378,7 +372,7 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     }
     let zeros = (sparsity * rows as f64).ceil() as i64;
     overwrite_with(t, |shape, dtype, device| {
-        // Ranks of random numbers in each column.
+        // Random ranks of the rows in each column.
         let ranks =
             Tensor::rand(&[rows, columns], DType::F32, device)?.argsort(0, false)?.to_dtype(DType::I32)?;
         let numbers = Tensor::normal(shape, 0.0, std, DType::F32, device)?;
@@ -386,20 +380,21 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
     })
 }
 
-/// The parameters as one vector, in their order: PyTorch's `parameters_to_vector`. Its gradient reaches all of them.
+/// Concatenates the parameters to one vector, in order: PyTorch's `parameters_to_vector`. Gradients flow to
+/// all of them.
 ///
 /// # Errors
-/// There are none, or their types differ; memory runs out.
+/// `parameters` is empty, or the dtypes differ.
 #[track_caller]
 pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
     let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>()?;
     forebay_core::ops::cat(&flat.iter().collect::<Vec<_>>(), 0)
 }
 
-/// Copies a vector into parameters, in their order: PyTorch's `vector_to_parameters`.
+/// Copies a vector into the parameters, in order: PyTorch's `vector_to_parameters`.
 ///
 /// # Errors
-/// The vector has another number of elements; memory runs out.
+/// The vector has a different number of elements.
 #[track_caller]
 pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()> {
     let all: usize = parameters.iter().map(Tensor::numel).sum();
@@ -415,7 +410,8 @@ pub fn vector_to_parameters(vector: &Tensor, parameters: &[Tensor]) -> Result<()
     Ok(())
 }
 
-/// The default of layers with a window or a matrix: uniform within 1/√fan_in, weight and bias alike.
+/// Creates a parameter with the default initialisation of linear and convolutional layers: uniform within
+/// 1/√fan_in, for weight and bias alike.
 #[track_caller]
 pub(super) fn create_uniform_parameter(shape: &[usize], fan_in: usize, device: &Device) -> Result<Tensor> {
     let bound = if fan_in == 0 { 0.0 } else { 1.0 / (fan_in as f64).sqrt() };

@@ -5,22 +5,19 @@ use forebay_core::device::Device;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// x · weightᵀ + bias, over the last dimension.
+/// Linear layer: x · weightᵀ + bias over the last dimension.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Linear {
-    /// \[out, in\].
+    /// Weight, \[out, in\].
     pub weight: Tensor,
-    /// \[out\].
+    /// Bias, \[out\].
     pub bias: Option<Tensor>,
     scope: ModuleScope,
 }
 
 impl Linear {
-    /// Weight and bias uniform within 1/√inputs, as PyTorch.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a layer with weight and bias uniform within 1/√inputs, as in PyTorch.
     #[track_caller]
     pub fn new(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
         let mut layer = Self::without_bias(inputs, outputs, device)?;
@@ -28,20 +25,17 @@ impl Linear {
         Ok(layer)
     }
 
-    /// As [`new`](Self::new), without a bias.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a layer without a bias, initialised like [`new`](Self::new).
     #[track_caller]
     pub fn without_bias(inputs: usize, outputs: usize, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs], inputs, device)?;
         Ok(Self { weight, bias: None, scope: ModuleScope::new() })
     }
 
-    /// A layer over tensors that exist: of another dtype, or shared with another layer.
+    /// Creates a layer from existing tensors, for example of another dtype or shared with another layer.
     ///
     /// # Errors
-    /// The weight is no matrix, or the bias does not fit it.
+    /// The weight is not a matrix, or the bias does not have one element for each output.
     #[track_caller]
     pub fn from_parameters(weight: Tensor, bias: Option<Tensor>) -> Result<Self> {
         let fits = weight.rank() == 2 && bias.as_ref().is_none_or(|b| b.shape() == &weight.shape()[..1]);
@@ -52,10 +46,10 @@ impl Linear {
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
-    /// \[.., in\] to \[.., out\].
+    /// Applies the layer: \[.., in\] to \[.., out\].
     ///
     /// # Errors
-    /// The last extent of `x` is not the layer's; memory runs out.
+    /// The last dimension of `x` differs from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_with(&self.weight, x)
@@ -77,7 +71,7 @@ impl HasWeight for Linear {
     }
 }
 
-/// x1 · weight · x2 + bias for each output: [`bilinear`](Tensor::bilinear).
+/// Bilinear layer: x1 · weight · x2 + bias for each output ([`bilinear`](Tensor::bilinear)).
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -91,18 +85,15 @@ impl HasWeight for Linear {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Bilinear {
-    /// \[out, in1, in2\].
+    /// Weight, \[out, in1, in2\].
     pub weight: Tensor,
-    /// \[out\].
+    /// Bias, \[out\].
     pub bias: Option<Tensor>,
     scope: ModuleScope,
 }
 
 impl Bilinear {
-    /// Weight and bias uniform within 1/√in1, as PyTorch.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a layer with weight and bias uniform within 1/√in1, as in PyTorch.
     #[track_caller]
     pub fn new(inputs: [usize; 2], outputs: usize, bias: bool, device: &Device) -> Result<Self> {
         let weight = init::create_uniform_parameter(&[outputs, inputs[0], inputs[1]], inputs[0], device)?;
@@ -111,10 +102,10 @@ impl Bilinear {
         Ok(Self { weight, bias, scope: ModuleScope::new() })
     }
 
-    /// \[.., in1\] and \[.., in2\] to \[.., out\].
+    /// Applies the layer: \[.., in1\] and \[.., in2\] to \[.., out\].
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(&self, x1: &Tensor, x2: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x1.bilinear(x2, &self.weight, self.bias.as_ref()))

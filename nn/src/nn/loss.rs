@@ -1,12 +1,13 @@
-//! Losses as modules, with PyTorch's names and defaults. Each is the method of a tensor that it calls, on the input or the first of
-//! its inputs.
+//! Losses as modules, with PyTorch's names and defaults. Each calls the tensor method of its name on the
+//! first input.
 
 use super::Module;
 use forebay_core::error::Result;
 use forebay_core::ops::{CrossEntropyOptions, CtcLossOptions, Reduction};
 use forebay_core::tensor::Tensor;
 
-/// A loss of an input and a target, whose fields are the numbers of a method, and PyTorch's defaults.
+/// Defines losses of inputs and a target. The fields are the arguments of the method, with PyTorch's
+/// defaults.
 macro_rules! loss_layers {
     ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident $(, $x:ident)*| $call:expr;)*) => {$(
         $(#[$doc])*
@@ -18,7 +19,7 @@ macro_rules! loss_layers {
                 #[module(skip)]
                 pub $field: $ty,
             )*
-            /// What becomes of the losses; their mean.
+            /// Reduction of the losses; their mean.
             #[module(skip)]
             pub reduction: Reduction,
         }
@@ -30,10 +31,10 @@ macro_rules! loss_layers {
         }
 
         impl $loss {
-            /// The loss.
+            /// Computes the loss.
             ///
             /// # Errors
-            /// The shapes or types do not fit; memory runs out.
+            /// The shapes or dtypes do not match.
             #[track_caller]
             pub fn forward(&self $(, $x: &Tensor)*) -> Result<Tensor> {
                 let $this = self;
@@ -44,64 +45,71 @@ macro_rules! loss_layers {
 }
 
 loss_layers! {
-    /// Squares of differences: [`mse_loss`](Tensor::mse_loss).
+    /// Squared differences: [`mse_loss`](Tensor::mse_loss).
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, ops::Reduction, tensor::Tensor};
     /// # use forebay_nn::nn::MseLoss;
     /// # let device = Device::null(Default::default());
-    /// let (x, y) = (Tensor::zeros(&[4, 3], DType::F32, &device)?, Tensor::ones(&[4, 3], DType::F32, &device)?);
+    /// let x = Tensor::zeros(&[4, 3], DType::F32, &device)?;
+    /// let y = Tensor::ones(&[4, 3], DType::F32, &device)?;
     /// assert_eq!(MseLoss::default().forward(&x, &y)?.rank(), 0);
     /// assert_eq!(MseLoss { reduction: Reduction::None }.forward(&x, &y)?.shape(), [4, 3]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     MseLoss {} = |this, x, target| x.mse_loss(target, this.reduction);
-    /// Magnitudes of differences: [`l1_loss`](Tensor::l1_loss).
+    /// Absolute differences: [`l1_loss`](Tensor::l1_loss).
     L1Loss {} = |this, x, target| x.l1_loss(target, this.reduction);
-    /// Squares near 0, magnitudes elsewhere: [`smooth_l1_loss`](Tensor::smooth_l1_loss).
+    /// Squared differences near 0, absolute differences elsewhere:
+    /// [`smooth_l1_loss`](Tensor::smooth_l1_loss).
     SmoothL1Loss { beta: f64 = 1.0 } = |this, x, target| x.smooth_l1_loss(target, this.beta, this.reduction);
-    /// Squares near 0, magnitudes elsewhere: [`huber_loss`](Tensor::huber_loss).
+    /// Squared differences near 0, absolute differences elsewhere: [`huber_loss`](Tensor::huber_loss).
     HuberLoss { delta: f64 = 1.0 } = |this, x, target| x.huber_loss(target, this.delta, this.reduction);
-    /// Divergence of distributions from their logarithms: [`kl_div`](Tensor::kl_div). The mean of its definition is `BatchMean`.
+    /// Kullback-Leibler divergence from log-probabilities: [`kl_div`](Tensor::kl_div). `BatchMean` gives the
+    /// mathematical mean.
     KlDivLoss { log_target: bool = false } = |this, x, target| x.kl_div(target, this.log_target, this.reduction);
-    /// Counts: [`poisson_nll_loss`](Tensor::poisson_nll_loss).
+    /// Negative log-likelihood of Poisson counts: [`poisson_nll_loss`](Tensor::poisson_nll_loss).
     PoissonNllLoss { log_input: bool = true, full: bool = false, eps: f64 = 1e-8 } =
         |this, x, target| x.poisson_nll_loss(target, this.log_input, this.full, this.eps, this.reduction);
-    /// Normal distributions, with their variances: [`gaussian_nll_loss`](Tensor::gaussian_nll_loss).
+    /// Negative log-likelihood of normal distributions with variances:
+    /// [`gaussian_nll_loss`](Tensor::gaussian_nll_loss).
     GaussianNllLoss { full: bool = false, eps: f64 = 1e-6 } =
         |this, x, target, var| x.gaussian_nll_loss(target, var, this.full, this.eps, this.reduction);
-    /// Targets of 1 and -1: [`soft_margin_loss`](Tensor::soft_margin_loss).
+    /// Logistic loss of targets 1 and -1: [`soft_margin_loss`](Tensor::soft_margin_loss).
     SoftMarginLoss {} = |this, x, target| x.soft_margin_loss(target, this.reduction);
-    /// Which of two is larger: [`margin_ranking_loss`](Tensor::margin_ranking_loss).
+    /// Ranking loss of which of two inputs is larger: [`margin_ranking_loss`](Tensor::margin_ranking_loss).
     MarginRankingLoss { margin: f64 = 0.0 } =
         |this, x, other, target| x.margin_ranking_loss(other, target, this.margin, this.reduction);
-    /// Distances that are to be small or large: [`hinge_embedding_loss`](Tensor::hinge_embedding_loss).
+    /// Hinge loss of distances, small for target 1 and large for -1:
+    /// [`hinge_embedding_loss`](Tensor::hinge_embedding_loss).
     HingeEmbeddingLoss { margin: f64 = 1.0 } =
         |this, x, target| x.hinge_embedding_loss(target, this.margin, this.reduction);
-    /// Vectors that are to point the same way, or not: [`cosine_embedding_loss`](Tensor::cosine_embedding_loss).
+    /// Loss of the cosine between vectors, similar or dissimilar:
+    /// [`cosine_embedding_loss`](Tensor::cosine_embedding_loss).
     CosineEmbeddingLoss { margin: f64 = 0.0 } =
         |this, x, other, target| x.cosine_embedding_loss(other, target, this.margin, this.reduction);
-    /// Vectors that are to be nearer to one than to another: [`triplet_margin_loss`](Tensor::triplet_margin_loss).
+    /// Loss of vectors that should be nearer to a positive than to a negative one:
+    /// [`triplet_margin_loss`](Tensor::triplet_margin_loss).
     TripletMarginLoss { margin: f64 = 1.0, p: f64 = 2.0, swap: bool = false } =
         |this, x, positive, negative| x.triplet_margin_loss(positive, negative, this.margin, this.p, this.swap, this.reduction);
-    /// Lists of labels: [`multilabel_margin_loss`](Tensor::multilabel_margin_loss).
+    /// Margin loss of lists of labels: [`multilabel_margin_loss`](Tensor::multilabel_margin_loss).
     MultiLabelMarginLoss {} = |this, x, target| x.multilabel_margin_loss(target, this.reduction);
 }
 
-/// A loss with a weight for each class, or for each element, which is a buffer as in PyTorch.
+/// Defines losses with a weight for each class or element. The weight is a buffer, as in PyTorch.
 macro_rules! weighted_loss_layers {
     ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident, $x:ident, $target:ident| $call:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug, Module)]
         #[module(crate = crate)]
         pub struct $loss {
-            /// Weights, if there are any.
+            /// Optional weights.
             pub weight: Option<Tensor>,
             $(
                 #[doc = concat!("As the method's; ", stringify!($default), ".")]
                 pub $field: $ty,
             )*
-            /// What becomes of the losses; their mean.
+            /// Reduction of the losses; their mean.
             #[module(skip)]
             pub reduction: Reduction,
         }
@@ -113,10 +121,10 @@ macro_rules! weighted_loss_layers {
         }
 
         impl $loss {
-            /// The loss.
+            /// Computes the loss.
             ///
             /// # Errors
-            /// The shapes or types do not fit; memory runs out.
+            /// The shapes or dtypes do not match.
             #[track_caller]
             pub fn forward(&self, $x: &Tensor, $target: &Tensor) -> Result<Tensor> {
                 let $this = self;
@@ -127,7 +135,8 @@ macro_rules! weighted_loss_layers {
 }
 
 weighted_loss_layers! {
-    /// Logits and classes, or probabilities of classes: [`cross_entropy`](Tensor::cross_entropy).
+    /// Cross-entropy of logits and classes, or of logits and class probabilities:
+    /// [`cross_entropy`](Tensor::cross_entropy).
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -143,41 +152,45 @@ weighted_loss_layers! {
         let reduction = this.reduction;
         x.cross_entropy_with(target, &CrossEntropyOptions { weight, ignore_index, label_smoothing, reduction, ..CrossEntropyOptions::default() })
     };
-    /// Log-probabilities and classes: [`nll_loss`](Tensor::nll_loss).
+    /// Negative log-likelihood of classes from log-probabilities: [`nll_loss`](Tensor::nll_loss).
     NllLoss { ignore_index: i64 = -100 } =
         |this, x, target| x.nll_loss(target, this.weight.as_ref(), this.ignore_index, this.reduction);
-    /// Probabilities and targets of 0 to 1: [`binary_cross_entropy`](Tensor::binary_cross_entropy).
+    /// Binary cross-entropy of probabilities and targets of 0 to 1:
+    /// [`binary_cross_entropy`](Tensor::binary_cross_entropy).
     BceLoss {} = |this, x, target| x.binary_cross_entropy(target, this.weight.as_ref(), this.reduction);
-    /// Logits and targets of 0 to 1: [`binary_cross_entropy_with_logits`](Tensor::binary_cross_entropy_with_logits).
+    /// Binary cross-entropy of logits and targets of 0 to 1:
+    /// [`binary_cross_entropy_with_logits`](Tensor::binary_cross_entropy_with_logits).
     BceWithLogitsLoss { pos_weight: Option<Tensor> = None } = |this, x, target| {
         x.binary_cross_entropy_with_logits(target, this.weight.as_ref(), this.pos_weight.as_ref(), this.reduction)
     };
-    /// Logits and several labels: [`multilabel_soft_margin_loss`](Tensor::multilabel_soft_margin_loss).
+    /// Binary cross-entropy of logits and several labels:
+    /// [`multilabel_soft_margin_loss`](Tensor::multilabel_soft_margin_loss).
     MultiLabelSoftMarginLoss {} =
         |this, x, target| x.multilabel_soft_margin_loss(target, this.weight.as_ref(), this.reduction);
-    /// Scores and classes: [`multi_margin_loss`](Tensor::multi_margin_loss).
+    /// Margin loss of scores and classes: [`multi_margin_loss`](Tensor::multi_margin_loss).
     MultiMarginLoss { p: i32 = 1, margin: f64 = 1.0 } =
         |this, x, target| x.multi_margin_loss(target, this.p, this.margin, this.weight.as_ref(), this.reduction);
 }
 
-/// Label sequences without their places: [`ctc_loss`](Tensor::ctc_loss).
+/// Connectionist temporal classification, for label sequences without alignment:
+/// [`ctc_loss`](Tensor::ctc_loss).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
 #[module(crate = crate)]
 pub struct CtcLoss {
-    /// The class that stands for no label; 0.
+    /// Index of the blank class; 0.
     pub blank: usize,
-    /// What becomes of the losses; their mean over the lengths of their targets.
+    /// Reduction of the losses; their mean, each divided by its target length.
     #[module(skip)]
     pub reduction: Reduction,
-    /// Whether a target that its input is too short for counts 0; no.
+    /// If true, an infinite loss (an input too short for its target) counts as 0; false.
     pub zero_infinity: bool,
 }
 
 impl CtcLoss {
-    /// The loss of log-probabilities \[steps, batch, classes\] with labels \[batch, longest\].
+    /// Computes the loss of log-probabilities \[steps, batch, classes\] with labels \[batch, longest\].
     ///
     /// # Errors
-    /// As [`ctc_loss`](Tensor::ctc_loss).
+    /// Same errors as [`ctc_loss`](Tensor::ctc_loss).
     #[track_caller]
     pub fn forward(
         &self,
@@ -198,13 +211,13 @@ impl CtcLoss {
     }
 }
 
-/// The cosine of the angle between vectors: [`cosine_similarity`](Tensor::cosine_similarity).
+/// Cosine of the angle between vectors: [`cosine_similarity`](Tensor::cosine_similarity).
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 #[module(crate = crate)]
 pub struct CosineSimilarity {
-    /// Along which dimension vectors lie; 1.
+    /// Dimension of the vectors; 1.
     pub dim: isize,
-    /// The least length; 1e-8.
+    /// Lower bound of the length; 1e-8.
     pub eps: f64,
 }
 
@@ -215,25 +228,25 @@ impl Default for CosineSimilarity {
 }
 
 impl CosineSimilarity {
-    /// One cosine for each pair of vectors.
+    /// Returns one cosine for each pair of vectors.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         a.cosine_similarity(b, self.dim, self.eps)
     }
 }
 
-/// The p-norm of differences of vectors: [`pairwise_distance`](Tensor::pairwise_distance).
+/// p-norm of the difference of vectors: [`pairwise_distance`](Tensor::pairwise_distance).
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 #[module(crate = crate)]
 pub struct PairwiseDistance {
-    /// Which norm; 2.
+    /// Exponent of the norm; 2.
     pub p: f64,
-    /// Added to each difference; 1e-6.
+    /// Term added to each difference; 1e-6.
     pub eps: f64,
-    /// Whether the dimension stays, with extent 1; no.
+    /// If true, keeps the reduced dimension with extent 1; false.
     pub keepdim: bool,
 }
 
@@ -244,10 +257,10 @@ impl Default for PairwiseDistance {
 }
 
 impl PairwiseDistance {
-    /// One distance for each pair of vectors, over the last dimension.
+    /// Returns one distance for each pair of vectors, over the last dimension.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn forward(&self, a: &Tensor, b: &Tensor) -> Result<Tensor> {
         a.pairwise_distance(b, self.p, self.eps, self.keepdim)

@@ -1,11 +1,11 @@
 //! Modules: layers, and structs of layers, whose parameters have names.
 //!
-//! A module is a value that can be walked ([`Module::visit`]); `#[derive(Module)]` writes the walk. Everything else
-//! follows from it: the parameters an optimiser takes, the names they are saved under, training and evaluation mode,
-//! and the module's own path, which memory reports and errors name. How a module computes is its own method; layers
-//! of this crate have `forward`, and [`Forward`] is its trait for a [`Sequential`].
+//! A module is a value whose tensors and settings [`Module::visit`] walks; `#[derive(Module)]` implements the
+//! walk. The walk yields the parameters for an optimiser, the names for saving, the training mode and the
+//! module's path. Memory reports and errors name this path. Each module computes with a method of its own.
+//! Layers of this crate have `forward`, and [`Forward`] is its trait for a [`Sequential`].
 //!
-//! Weights are laid out, named and initialised as in PyTorch, so that files of weights fit.
+//! Weights have PyTorch's layouts, names and initial values, so that weight files are compatible.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::marker::PhantomData;
@@ -86,21 +86,22 @@ pub use transformer::{
 };
 pub use upsample::Upsample;
 
-/// What [`Module::visit`] finds in a module.
+/// Entry that [`Module::visit`] yields.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ModuleEntry<'a> {
-    /// A tensor that is trained.
+    /// Trained tensor.
     Parameter(&'a Tensor),
-    /// A tensor that is saved and not trained.
+    /// Tensor that is saved but not trained.
     Buffer(&'a Tensor),
-    /// The switch between training and evaluation.
+    /// Training mode of a module.
     Training(&'a AtomicBool),
-    /// The place where a module keeps its own path.
+    /// Storage of the module's own path.
     Scope(&'a ModuleScope),
 }
 
-/// The name of a child: `encoder` and `fc1` make `encoder.fc1`. A child without a name is called as its parent.
+/// Returns the full name of a child: `encoder` and `fc1` make `encoder.fc1`. A child without a name has its
+/// parent's name.
 #[must_use]
 pub fn join_path(path: &str, name: &str) -> String {
     match (path, name) {
@@ -109,7 +110,7 @@ pub fn join_path(path: &str, name: &str) -> String {
     }
 }
 
-/// A layer, or a structure of layers. Derive it:
+/// Trait of layers and structures of layers, usually derived:
 ///
 /// ```
 /// # use forebay_core::{device::Device, error::Result, tensor::Tensor};
@@ -133,29 +134,31 @@ pub fn join_path(path: &str, name: &str) -> String {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 pub trait Module {
-    /// Hands every slot of this module and of its children to `f`, with its full name; `path` is this module's own.
+    /// Calls `f` with every entry of this module and its children, under its full name; `path` is the path of
+    /// this module.
     ///
-    /// The order is that of declaration, and the same in every walk.
+    /// The order is the order of declaration, and is stable across walks.
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>));
 
-    /// The path that walks of the model have told it, or its children; the root until then. [`enter`] uses it.
+    /// Returns the path that earlier walks of the model recorded in the module or its children, or the root
+    /// without a walk. [`enter_module`] uses the path.
     #[must_use]
     fn module_path(&self) -> ModulePath {
         ModulePath::ROOT
     }
 
-    /// The path of the module that has it as a child of this name.
+    /// Returns the path of the parent, in which this module has this name.
     #[doc(hidden)]
     fn parent_path(&self, name: &str) -> ModulePath {
         self.module_path().strip_child(name)
     }
 
-    /// The tensors to train, each once, also if several modules share it.
+    /// Returns the tensors to train, each once, even if several modules share the tensor.
     fn parameters(&self) -> Vec<Tensor> {
         self.named_parameters().into_iter().map(|(_, t)| t).collect()
     }
 
-    /// As [`parameters`](Self::parameters), with their names; a shared one has its first name.
+    /// Returns [`parameters`](Self::parameters) with their names; a shared parameter has its first name.
     fn named_parameters(&self) -> Vec<(String, Tensor)> {
         let mut seen = BTreeSet::new();
         let mut found = Vec::new();
@@ -169,7 +172,8 @@ pub trait Module {
         found
     }
 
-    /// Every parameter and buffer under its name. They share memory with the module: save them, or copy them.
+    /// Returns every parameter and buffer by name. The tensors share memory with the module, so save or copy
+    /// them.
     fn state_dict(&self) -> BTreeMap<String, Tensor> {
         let mut state = BTreeMap::new();
         visit_model(self, &mut |name, slot| {
@@ -180,20 +184,21 @@ pub trait Module {
         state
     }
 
-    /// Copies tensors into the parameters and buffers of the same names.
+    /// Copies tensors into the parameters and buffers with the same names.
     ///
-    /// Nothing is changed unless all fit, and memory is there for what has to be cast. Floats load into floats and integers into
-    /// integers of another width. A parameter that several modules share (tied weights) needs one of its names, and if it comes
-    /// under several, they have to agree. The count of batches of a batch norm may be missing, as in old files. [`rename_keys`] is for files that call things otherwise.
+    /// Changes nothing unless all tensors match and memory suffices for all conversions. Floats convert to
+    /// floats, integers to integers. A parameter shared by several modules (tied weights) needs one of its
+    /// names; values under several names must agree. The batch counter of a batch norm may be missing, as in
+    /// old files. [`rename_keys`] adapts files with other names.
     ///
     /// # Errors
-    /// One error that lists the names which are missing, unexpected, or of another shape or kind.
+    /// A single error lists the names that are missing, unexpected, or of another shape or kind.
     fn load_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<()> {
         state_dict::load_state_dict(self, state, true).map(drop)
     }
 
-    /// As [`load_state_dict`](Self::load_state_dict), without what is missing on either side, which is returned: PyTorch's
-    /// `strict=False`, for a body with another head.
+    /// Loads like [`load_state_dict`](Self::load_state_dict), but ignores and returns names missing on either
+    /// side: PyTorch's `strict=False`, for example for a body with a different head.
     ///
     /// ```
     /// # use forebay_core::device::Device;
@@ -208,13 +213,14 @@ pub trait Module {
     /// ```
     ///
     /// # Errors
-    /// A name that is in both is of another shape or kind: all of them are listed, and nothing is changed.
+    /// A name on both sides has different shapes or kinds. The error lists all such names, and nothing is
+    /// changed.
     fn load_state_dict_partial(&self, state: &BTreeMap<String, Tensor>) -> Result<IncompatibleKeys> {
         state_dict::load_state_dict(self, state, false)
     }
 
-    /// Switches to training mode, or with `false` to evaluation mode. Modules are made in training mode; [`eval_mode`] switches for
-    /// a while, and restores the mode of each.
+    /// Switches to training mode, or with `false` to evaluation mode. Modules start in training mode.
+    /// [`eval_mode`] switches temporarily and restores the mode of each module.
     fn train(&self, on: bool) {
         visit_model(self, &mut |_, slot| {
             if let ModuleEntry::Training(switch) = slot {
@@ -237,8 +243,8 @@ pub trait Module {
         });
     }
 
-    /// Freezes all parameters, or lets them have gradients again, as PyTorch's method of this name; those that other modules share too.
-    /// See [`Tensor::set_requires_grad`].
+    /// Freezes all parameters, or unfreezes them, like PyTorch's method of this name. Parameters that other
+    /// modules share change too. See [`Tensor::set_requires_grad`].
     ///
     /// ```
     /// # use forebay_core::device::Device;
@@ -252,16 +258,17 @@ pub trait Module {
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     fn requires_grad_(&self, on: bool) {
-        // Parameters are leaves.
+        // Cannot fail, because parameters are leaves.
         self.parameters().iter().for_each(|t| drop(t.set_requires_grad(on)));
     }
 
-    /// Counts the numbers of the parameters, each once, frozen ones included: PyTorch's `sum(p.numel() for p in model.parameters())`.
+    /// Counts the elements of the parameters, each once, frozen ones included: PyTorch's `sum(p.numel() for p
+    /// in model.parameters())`.
     fn num_parameters(&self) -> usize {
         self.parameters().iter().map(Tensor::numel).sum()
     }
 
-    /// Counts those of them that are trained: those of parameters that require a gradient.
+    /// Counts the elements of the parameters that require a gradient.
     ///
     /// ```
     /// # use forebay_core::device::Device;
@@ -277,7 +284,7 @@ pub trait Module {
     }
 }
 
-/// Visits a whole model: its modules learn their paths on the way.
+/// Visits a whole model and records the path of each module.
 fn visit_model<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
     module.visit("", &mut |name, slot| {
         if let ModuleEntry::Scope(scope) = slot {
@@ -287,9 +294,11 @@ fn visit_model<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, ModuleEnt
     });
 }
 
+/// Returns the address that all handles of one parameter share.
+
 impl Module for Tensor {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-        // A frozen one too.
+        // Frozen parameters are leaves too.
         if autograd::leaf_id(self).is_some() {
             f(path, ModuleEntry::Parameter(self));
         } else {
@@ -298,7 +307,8 @@ impl Module for Tensor {
     }
 }
 
-/// Reports whether a module trains; in the second run of a checkpoint, whether it did in the first one.
+/// Returns the training mode of a module. In a recomputation of a checkpoint, returns the mode of the first
+/// run.
 pub(crate) fn is_training(mode: &AtomicBool) -> bool {
     autograd::replayable_training_mode(mode.load(Ordering::Relaxed))
 }
@@ -344,7 +354,7 @@ macro_rules! impl_module_for_pointers {
 }
 impl_module_for_pointers!(Box, Arc);
 
-/// The first path that is known.
+/// Returns the first path that is not the root.
 fn first_known_path(mut paths: impl Iterator<Item = ModulePath>) -> ModulePath {
     paths.find(|path| !path.is_root()).unwrap_or(ModulePath::ROOT)
 }
@@ -415,7 +425,7 @@ impl_module_for_tuples!(
     (A 0, B 1, C 2, D 3, E 4, F 5)
 );
 
-/// Plain values beside a module's layers hold nothing to visit.
+/// Implements [`Module`] for plain values in a module, which have nothing to visit.
 macro_rules! impl_module_for_values {
     ($($t:ty),* $(,)?) => {$(
         impl Module for $t {

@@ -1,4 +1,4 @@
-//! Attention over several heads, with PyTorch's parameters.
+//! Multi-head attention, with PyTorch's parameters.
 
 use std::sync::atomic::AtomicBool;
 
@@ -11,56 +11,59 @@ use forebay_core::tensor::Tensor;
 
 const OP: &str = "MultiheadAttention";
 
-/// Which keys a query does not see. Nothing is hidden by default.
+/// Masks that hide keys from queries. The default hides no key.
 ///
-/// As in PyTorch's modules, a bool mask hides where it is *true* (for
-/// [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) it lets through there), and a float mask is added to the scores.
+/// A bool mask hides where it is *true*, and a float mask is added to the scores, as in PyTorch's modules. A
+/// bool mask of [`scaled_dot_product_attention`](Tensor::scaled_dot_product_attention) has the opposite
+/// meaning.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct AttentionMasks<'a> {
-    /// \[queries, keys\], or \[batch · heads, queries, keys\].
+    /// Mask of \[queries, keys\] or \[batch · heads, queries, keys\].
     pub attn_mask: Option<&'a Tensor>,
-    /// \[batch, keys\], or \[keys\] where there is no batch: padding.
+    /// Mask of padding, \[batch, keys\], or \[keys\] without a batch.
     pub key_padding_mask: Option<&'a Tensor>,
-    /// Query i sees keys up to i. Unlike PyTorch's hint it needs no mask beside it; beside one, both hide.
+    /// If true, query i attends only to keys up to i. Unlike PyTorch's hint, the flag needs no mask, and
+    /// combines with any other mask.
     pub is_causal: bool,
 }
 
 impl<'a> AttentionMasks<'a> {
-    /// Query i sees keys up to i.
+    /// Creates a causal mask: query i attends only to keys up to i.
     #[must_use]
     pub fn causal() -> Self {
         Self { is_causal: true, ..Self::default() }
     }
 
-    /// Hides what this mask of \[queries, keys\] hides.
+    /// Creates masks from an attention mask of \[queries, keys\].
     #[must_use]
     pub fn from_attn_mask(attn_mask: &'a Tensor) -> Self {
         Self { attn_mask: Some(attn_mask), ..Self::default() }
     }
 
-    /// Hides padding, \[batch, keys\].
+    /// Creates masks from a padding mask of \[batch, keys\].
     #[must_use]
     pub fn from_key_padding_mask(key_padding_mask: &'a Tensor) -> Self {
         Self { key_padding_mask: Some(key_padding_mask), ..Self::default() }
     }
 }
 
-/// What a [`MultiheadAttention`] is made of. `MultiheadAttentionOptions { batch_first: true, ..Default::default() }`.
+/// Options of a [`MultiheadAttention`]. `MultiheadAttentionOptions { batch_first: true, ..Default::default()
+/// }`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct MultiheadAttentionOptions {
-    /// The probability that a weight is dropped in training; 0.
+    /// Dropout probability of the attention weights in training; 0.
     pub dropout: f64,
-    /// Whether the projections have biases; yes.
+    /// If true, the projections have biases; true.
     pub bias: bool,
-    /// Whether a learned key and value stand behind the others; no.
+    /// If true, appends a learned key and value; false.
     pub add_bias_kv: bool,
-    /// Whether a key and a value of zeros stand behind the others; no.
+    /// If true, appends a key and a value of zeros; false.
     pub add_zero_attn: bool,
     /// Features of the keys; those of the queries.
     pub kdim: Option<usize>,
     /// Features of the values; those of the queries.
     pub vdim: Option<usize>,
-    /// Whether the batch is the first dimension and the sequence the second; no: the other way round, as in PyTorch.
+    /// If true, the layout is \[batch, length, features\]; false: \[length, batch, features\], as in PyTorch.
     pub batch_first: bool,
 }
 
@@ -78,7 +81,7 @@ impl Default for MultiheadAttentionOptions {
     }
 }
 
-/// Attention over several heads (Vaswani et al., 2017), with PyTorch's parameters.
+/// Multi-head attention (Vaswani et al., 2017), with PyTorch's parameters.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -95,21 +98,22 @@ impl Default for MultiheadAttentionOptions {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct MultiheadAttention {
-    /// To queries, keys and values, \[3 · features, features\], where all have as many features.
+    /// Projection to queries, keys and values, \[3 · features, features\], if all have the same number of
+    /// features.
     pub in_proj_weight: Option<Tensor>,
-    /// To queries, where keys or values have other features.
+    /// Projection to queries, if keys or values have a different number of features.
     pub q_proj_weight: Option<Tensor>,
-    /// To keys, \[features, kdim\].
+    /// Projection to keys, \[features, kdim\].
     pub k_proj_weight: Option<Tensor>,
-    /// To values, \[features, vdim\].
+    /// Projection to values, \[features, vdim\].
     pub v_proj_weight: Option<Tensor>,
-    /// \[3 · features\].
+    /// Bias of the projections, \[3 · features\].
     pub in_proj_bias: Option<Tensor>,
-    /// A key behind the others, \[1, 1, features\].
+    /// Learned key that is appended to the keys, \[1, 1, features\].
     pub bias_k: Option<Tensor>,
-    /// Its value.
+    /// Learned value that is appended to the values, \[1, 1, features\].
     pub bias_v: Option<Tensor>,
-    /// The heads' results to the output.
+    /// Output projection of the concatenated heads.
     pub out_proj: Linear,
     heads: usize,
     #[module(skip)]
@@ -122,10 +126,10 @@ pub struct MultiheadAttention {
 type ProjectedQkv = [Tensor; 3];
 
 impl MultiheadAttention {
-    /// Projections uniform by Xavier's rule, biases 0, as PyTorch.
+    /// Creates a layer with projections uniform by Xavier's rule and biases of 0, as in PyTorch.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -171,11 +175,12 @@ impl MultiheadAttention {
         })
     }
 
-    /// What each query takes of the values: \[queries, batch, features\], or with `batch_first` \[batch, queries, features\], or
-    /// without the batch in all of them. The weights are not in memory. A query from which all keys are hidden gets zeros.
+    /// Computes attention: \[queries, batch, features\], with `batch_first` \[batch, queries, features\], or
+    /// all without the batch. The attention weights are never materialised. A query whose keys are all hidden
+    /// yields zeros.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,
@@ -218,11 +223,12 @@ impl MultiheadAttention {
         })
     }
 
-    /// As [`forward`](Self::forward), with the weights of each head, \[batch, heads, queries, keys\] (without the batch where there is
-    /// none); `weights.mean(&[-3], false)` is what PyTorch returns. They are in memory, and dropped weights are 0 in them.
+    /// Computes [`forward`](Self::forward) and returns the weights of each head, \[batch, heads, queries,
+    /// keys\], without the batch if there is none. PyTorch returns `weights.mean(&[-3], false)`. The weights
+    /// are materialised; dropped weights are 0.
     ///
     /// # Errors
-    /// As [`forward`](Self::forward).
+    /// Same errors as [`forward`](Self::forward).
     #[track_caller]
     pub fn forward_with_weights(
         &self,
@@ -263,7 +269,7 @@ impl MultiheadAttention {
         if self.is_training() { self.options.dropout } else { 0.0 }
     }
 
-    /// As \[batch, length, features\].
+    /// Returns the tensor as \[batch, length, features\].
     fn to_batch_first(&self, t: &Tensor) -> Result<Tensor> {
         match t.rank() {
             2 => t.unsqueeze(0),
@@ -278,7 +284,7 @@ impl MultiheadAttention {
         }
     }
 
-    /// The heads' results to the output, laid out as the queries.
+    /// Applies the output projection and restores the layout of the queries.
     fn project_output(&self, out: Tensor, query: &Tensor) -> Result<Tensor> {
         let out = self.out_proj.forward(&out)?;
         match query.rank() {
@@ -288,7 +294,7 @@ impl MultiheadAttention {
         }
     }
 
-    /// Projected, with what stands behind, and the mask that goes with it.
+    /// Projects the inputs, appends the extra keys and values, and returns the matching mask.
     fn project_inputs(
         &self,
         given: [&Tensor; 3],
@@ -322,7 +328,7 @@ impl MultiheadAttention {
         let mut mask = self.merge_masks(masks, [batch, queries, keys])?;
         let extra = usize::from(self.bias_k.is_some()) + usize::from(self.options.add_zero_attn);
         if extra > 0 {
-            // What stands behind is seen by every query.
+            // Every query attends to the appended keys.
             if mask.is_none() && masks.is_causal {
                 mask = Some(causal(queries, keys, q.device())?.logical_not()?);
             }
@@ -340,7 +346,7 @@ impl MultiheadAttention {
         Ok(([q, k, v], mask))
     }
 
-    /// \[batch, heads, length, features of a head\] each.
+    /// Splits each into heads: \[batch, heads, length, features of a head\].
     fn split_heads(&self, parts: &ProjectedQkv) -> Result<[Tensor; 3]> {
         let split = |t: &Tensor| -> Result<Tensor> {
             let &[batch, length, features] = t.shape() else { return Ok(t.clone()) };
@@ -349,8 +355,9 @@ impl MultiheadAttention {
         Ok([split(&parts[0])?, split(&parts[1])?, split(&parts[2])?])
     }
 
-    /// What hides, as a mask that broadcasts to \[batch, heads, queries, keys\]: bools that are true where a query sees, or numbers to
-    /// add. `None` if nothing hides but the order alone.
+    /// Merges the masks into one that broadcasts to \[batch, heads, queries, keys\]. A bool mask is true
+    /// where a query attends; a float mask is added to the scores. Returns `None` if there is at most the
+    /// causal flag.
     fn merge_masks(
         &self,
         masks: &AttentionMasks<'_>,
@@ -406,13 +413,13 @@ impl MultiheadAttention {
     }
 }
 
-/// True where the order hides a key from a query.
+/// Returns a mask that is true where causality hides a key from a query.
 fn causal(queries: usize, keys: usize, device: &Device) -> Result<Tensor> {
     let row = Tensor::arange(0.0, queries as f64, 1.0, DType::I32, device)?.unsqueeze(1)?;
     Tensor::arange(0.0, keys as f64, 1.0, DType::I32, device)?.gt(&row)
 }
 
-/// A mask with `extra` keys more, which every query sees.
+/// Extends a mask by `extra` keys that every query attends to.
 fn pad_mask(mask: &Tensor, extra: usize) -> Result<Tensor> {
     let mut shape = mask.shape().to_vec();
     if let Some(last) = shape.last_mut() {
@@ -422,7 +429,7 @@ fn pad_mask(mask: &Tensor, extra: usize) -> Result<Tensor> {
     cat(&[mask, &Tensor::full(&shape, seen, mask.dtype(), mask.device())?], -1)
 }
 
-/// Whether two arguments are one tensor.
+/// Reports whether two arguments are the same tensor.
 fn is_same_argument(a: &Tensor, b: &Tensor) -> bool {
     std::ptr::eq(a, b) || (a.shares_storage(b) && a.layout() == b.layout())
 }

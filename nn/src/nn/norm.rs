@@ -19,24 +19,21 @@ fn create_zeros_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
     init::create_parameter(|| Tensor::zeros(shape, DType::F32, device))
 }
 
-/// Normalises the last dimensions to mean 0 and variance 1, then scales and shifts.
+/// Layer normalisation: normalises the last dimensions to mean 0 and variance 1, then scales and shifts.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct LayerNorm {
-    /// In the shape that is normalised; 1 at first.
+    /// Scale in the normalised shape; initially 1.
     pub weight: Tensor,
-    /// In the same shape; 0 at first.
+    /// Shift in the normalised shape; initially 0.
     pub bias: Option<Tensor>,
-    /// Added to the variance; 1e-5 at first.
+    /// Term added to the variance; 1e-5.
     pub eps: f64,
     scope: ModuleScope,
 }
 
 impl LayerNorm {
-    /// Over the last dimensions, which have these extents.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a layer over the last dimensions, which have these extents.
     #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
         let (weight, bias) =
@@ -44,14 +41,15 @@ impl LayerNorm {
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
-    /// Added to the variance.
+    /// Sets the term added to the variance.
     #[must_use]
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
         self
     }
 
-    /// Without a shift: PyTorch's `bias=False`. (Without a scale either it has no weights, and is [`Tensor::layer_norm`].)
+    /// Removes the shift: PyTorch's `bias=False`. A layer without a scale too has no weights: use
+    /// [`Tensor::layer_norm`].
     #[must_use]
     pub fn without_bias(mut self) -> Self {
         self.bias = None;
@@ -61,29 +59,30 @@ impl LayerNorm {
     /// Normalises `x`.
     ///
     /// # Errors
-    /// The last dimensions of `x` are not the layer's; memory runs out.
+    /// The last dimensions of `x` differ from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.layer_norm(self.weight.shape(), Some(&self.weight), self.bias.as_ref(), self.eps))
     }
 
-    /// The sum of a block's output `x` and the `residual` stream, and that sum normalised, in one pass: see
-    /// [`Tensor::add_layer_norm`].
+    /// Adds a block's output `x` to the `residual` stream and normalises the sum in one pass. Returns the sum
+    /// and the normalised sum; see [`Tensor::add_layer_norm`].
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); `x` and `residual` have different shapes.
+    /// Same errors as [`forward`](Self::forward), or `x` and `residual` have different shapes.
     #[track_caller]
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         let (shape, weight) = (self.weight.shape(), Some(&self.weight));
         self.scope.run(|| x.add_layer_norm(residual, shape, weight, self.bias.as_ref(), self.eps))
     }
 
-    /// [`forward_add`](Self::forward_add) where only products take what is normalised, as in blocks that normalise their input
-    /// (`norm_first`): under [`autocast`](forebay_core::amp::autocast) it is written in the 16-bit type that these would cast it to. The sum,
-    /// which is the residual stream, keeps its type.
+    /// Computes [`forward_add`](Self::forward_add) for a normalised sum that only matrix products consume, as
+    /// in pre-norm blocks (`norm_first`). Under [`autocast`](crate::amp::autocast), the normalised sum is
+    /// written in the 16-bit dtype to which the products would cast it. The sum, which is the residual
+    /// stream, keeps its dtype.
     ///
     /// # Errors
-    /// Those of [`forward_add`](Self::forward_add).
+    /// Same errors as [`forward_add`](Self::forward_add).
     #[track_caller]
     pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope
@@ -91,28 +90,25 @@ impl LayerNorm {
     }
 }
 
-/// Divides the last dimensions by the root of their mean of squares, then scales.
+/// RMS normalisation: divides the last dimensions by the root of their mean square, then scales.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct RmsNorm {
-    /// In the shape that is normalised; 1 at first.
+    /// Scale in the normalised shape; initially 1.
     pub weight: Tensor,
-    /// Added to the mean of squares; the type's epsilon if `None`, as in PyTorch.
+    /// Term added to the mean square; the dtype's epsilon if `None`, as in PyTorch.
     pub eps: Option<f64>,
     scope: ModuleScope,
 }
 
 impl RmsNorm {
-    /// Over the last dimensions, which have these extents.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a layer over the last dimensions, which have these extents.
     #[track_caller]
     pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
         Ok(Self { weight: create_ones_parameter(shape, device)?, eps: None, scope: ModuleScope::new() })
     }
 
-    /// Added to the mean of squares.
+    /// Sets the term added to the mean square.
     #[must_use]
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = Some(eps);
@@ -122,26 +118,27 @@ impl RmsNorm {
     /// Normalises `x`.
     ///
     /// # Errors
-    /// The last dimensions of `x` are not the layer's; memory runs out.
+    /// The last dimensions of `x` differ from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.rms_norm(self.weight.shape(), Some(&self.weight), self.eps))
     }
 
-    /// The sum of a block's output `x` and the `residual` stream, and that sum normalised, in one pass: see
-    /// [`Tensor::add_rms_norm`].
+    /// Adds a block's output `x` to the `residual` stream and normalises the sum in one pass. Returns the sum
+    /// and the normalised sum; see [`Tensor::add_rms_norm`].
     ///
     /// # Errors
-    /// As [`forward`](Self::forward); `x` and `residual` have different shapes.
+    /// Same errors as [`forward`](Self::forward), or `x` and `residual` have different shapes.
     #[track_caller]
     pub fn forward_add(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_rms_norm(residual, self.weight.shape(), Some(&self.weight), self.eps))
     }
 
-    /// [`forward_add`](Self::forward_add) where only products take what is normalised: see [`LayerNorm::forward_add_low_precision`].
+    /// Computes [`forward_add`](Self::forward_add) for a normalised sum that only matrix products consume:
+    /// see [`LayerNorm::forward_add_low_precision`].
     ///
     /// # Errors
-    /// Those of [`forward_add`](Self::forward_add).
+    /// Same errors as [`forward_add`](Self::forward_add).
     #[track_caller]
     pub fn forward_add_low_precision(&self, x: &Tensor, residual: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| x.add_rms_norm_low_precision(residual, &self.weight, self.eps))
@@ -152,22 +149,22 @@ impl RmsNorm {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct GroupNorm {
-    /// How many groups the channels are in.
+    /// Number of groups of channels.
     pub groups: usize,
-    /// \[channels\]; 1 at first.
+    /// Scale, \[channels\]; initially 1.
     pub weight: Tensor,
-    /// \[channels\]; 0 at first.
+    /// Shift, \[channels\]; initially 0.
     pub bias: Tensor,
-    /// Added to the variance; 1e-5 at first.
+    /// Term added to the variance; 1e-5.
     pub eps: f64,
     scope: ModuleScope,
 }
 
 impl GroupNorm {
-    /// `channels` in `groups`.
+    /// Creates a layer of `channels` channels in `groups` groups.
     ///
     /// # Errors
-    /// The channels do not divide into the groups; memory runs out.
+    /// `groups` does not divide the channels.
     #[track_caller]
     pub fn new(groups: usize, channels: usize, device: &Device) -> Result<Self> {
         if groups == 0 || !channels.is_multiple_of(groups) {
@@ -181,7 +178,7 @@ impl GroupNorm {
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
-    /// Added to the variance.
+    /// Sets the term added to the variance.
     #[must_use]
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
@@ -191,14 +188,15 @@ impl GroupNorm {
     /// Normalises `x`.
     ///
     /// # Errors
-    /// The channels of `x` are not the layer's; memory runs out.
+    /// The number of channels of `x` differs from the layer's.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.group_norm(self.groups, Some(&self.weight), Some(&self.bias), self.eps))
     }
 }
 
-/// What the batch norms are made of. Its fields are the layer's, so names stay PyTorch's.
+/// Shared implementation of the batch norms. The layers expose its fields as their own, so names match
+/// PyTorch's.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 struct BatchNorm {
@@ -206,7 +204,7 @@ struct BatchNorm {
     bias: Option<Tensor>,
     running_mean: Option<Tensor>,
     running_var: Option<Tensor>,
-    // An i32, which every device counts in; files with PyTorch's i64 load.
+    // An i32, because every device supports i32 arithmetic; PyTorch's i64 counters load too.
     num_batches_tracked: Option<Tensor>,
     momentum: f64,
     eps: f64,
@@ -250,43 +248,40 @@ impl BatchNorm {
 macro_rules! batch_norm {
     ($(#[$doc:meta])* $name:ident, $ranks:pat, $takes:literal) => {
         $(#[$doc])*
-        ///
-        /// In training by the statistics of the batch, which running ones follow; in evaluation by the running ones.
+        /// In training, uses the statistics of the batch and updates the running statistics. In evaluation,
+        /// uses the running statistics.
         #[derive(Debug)]
         pub struct $name(BatchNorm);
 
         impl $name {
-            /// Weight 1, bias 0, momentum 0.1, eps 1e-5.
-            ///
-            /// # Errors
-            /// Memory runs out.
+            /// Creates a layer with weight 1, bias 0, momentum 0.1 and eps 1e-5.
             #[track_caller]
             pub fn new(channels: usize, device: &Device) -> Result<Self> {
                 Ok(Self(BatchNorm::new(channels, device)?))
             }
 
-            /// How far the running statistics go towards the batch's.
+            /// Sets the weight of the batch's statistics in the update of the running statistics.
             #[must_use]
             pub fn momentum(mut self, momentum: f64) -> Self {
                 self.0.momentum = momentum;
                 self
             }
 
-            /// Added to the variance.
+            /// Sets the term added to the variance.
             #[must_use]
             pub fn eps(mut self, eps: f64) -> Self {
                 self.0.eps = eps;
                 self
             }
 
-            /// Without a scale and a shift: PyTorch's `affine=False`.
+            /// Removes scale and shift: PyTorch's `affine=False`.
             #[must_use]
             pub fn without_affine(mut self) -> Self {
                 (self.0.weight, self.0.bias) = (None, None);
                 self
             }
 
-            /// By the statistics of the batch in evaluation too: PyTorch's `track_running_stats=False`.
+            /// Uses the statistics of the batch in evaluation too: PyTorch's `track_running_stats=False`.
             #[must_use]
             pub fn without_running_stats(mut self) -> Self {
                 (self.0.running_mean, self.0.running_var, self.0.num_batches_tracked) = (None, None, None);
@@ -296,17 +291,18 @@ macro_rules! batch_norm {
             /// Normalises `x`.
             ///
             /// # Errors
-            /// The channels of `x` are not the layer's; a channel has one element, in training; memory runs out.
+            /// The number of channels of `x` differs from the layer's, or a channel has a single element in
+            /// training.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
                 self.0.forward(x, false)
             }
 
-            /// Normalises `x`, and puts 0 for what is below it, in one pass: see [`Tensor::batch_norm_relu`].
+            /// Normalises `x` and applies a ReLU in one pass: see [`Tensor::batch_norm_relu`].
             ///
             /// # Errors
-            /// As [`forward`](Self::forward).
+            /// Same errors as [`forward`](Self::forward).
             #[track_caller]
             pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
@@ -329,25 +325,27 @@ macro_rules! batch_norm {
     };
 }
 batch_norm!(
-    /// Normalises each channel of \[batch, channels\] or \[batch, channels, length\], then scales and shifts it.
+    /// Normalises each channel of \[batch, channels\] or \[batch, channels, length\], then scales and shifts
+    /// the channel.
     BatchNorm1d,
     2 | 3,
     "[batch, channels] or [batch, channels, length]"
 );
 batch_norm!(
-    /// Normalises each channel of \[batch, channels, height, width\], then scales and shifts it.
+    /// Normalises each channel of \[batch, channels, height, width\], then scales and shifts the channel.
     BatchNorm2d,
     4,
     "[batch, channels, height, width]"
 );
 batch_norm!(
-    /// Normalises each channel of \[batch, channels, depth, height, width\], then scales and shifts it.
+    /// Normalises each channel of \[batch, channels, depth, height, width\], then scales and shifts the channel.
     BatchNorm3d,
     5,
     "[batch, channels, depth, height, width]"
 );
 
-/// What the instance norms are made of. Its fields are the layer's, so names stay PyTorch's.
+/// Shared implementation of the instance norms. The layers expose its fields as their own, so names match
+/// PyTorch's.
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 struct InstanceNorm {
@@ -391,13 +389,12 @@ impl InstanceNorm {
 macro_rules! instance_norm {
     ($($(#[$doc:meta])* $name:ident $rank:literal;)*) => {$(
         $(#[$doc])*
-        ///
-        /// Without parameters and running statistics at first, as PyTorch.
+        /// By default, has neither parameters nor running statistics, as in PyTorch.
         #[derive(Debug)]
         pub struct $name(InstanceNorm);
 
         impl $name {
-            /// momentum 0.1, eps 1e-5.
+            /// Creates a layer with momentum 0.1 and eps 1e-5.
             #[must_use]
             pub fn new(channels: usize) -> Self {
                 Self(InstanceNorm {
@@ -414,10 +411,7 @@ macro_rules! instance_norm {
                 })
             }
 
-            /// Then scales each channel, by 1 at first, and shifts it, by 0 at first: PyTorch's `affine`.
-            ///
-            /// # Errors
-            /// Memory runs out.
+            /// Adds a scale (initially 1) and a shift (initially 0) for each channel: PyTorch's `affine`.
             #[track_caller]
             pub fn affine(mut self, device: &Device) -> Result<Self> {
                 self.0.weight = Some(create_ones_parameter(&[self.0.channels], device)?);
@@ -425,27 +419,24 @@ macro_rules! instance_norm {
                 Ok(self)
             }
 
-            /// Running statistics follow the batches in training, and are used in evaluation.
-            ///
-            /// # Errors
-            /// Memory runs out.
+            /// Updates running statistics in training and uses them in evaluation.
             #[track_caller]
             pub fn track_running_stats(mut self, device: &Device) -> Result<Self> {
                 let buffer = |value| init::create_buffer(|| Tensor::full(&[self.0.channels], value, DType::F32, device));
                 (self.0.running_mean, self.0.running_var) = (Some(buffer(0.0)?), Some(buffer(1.0)?));
-                // PyTorch has it too, and does not count in it.
+                // PyTorch has this counter too, but never increments it.
                 self.0.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?);
                 Ok(self)
             }
 
-            /// How far the running statistics go towards the batch's.
+            /// Sets the weight of the batch's statistics in the update of the running statistics.
             #[must_use]
             pub fn momentum(mut self, momentum: f64) -> Self {
                 self.0.momentum = momentum;
                 self
             }
 
-            /// Added to the variance.
+            /// Sets the term added to the variance.
             #[must_use]
             pub fn eps(mut self, eps: f64) -> Self {
                 self.0.eps = eps;
@@ -455,7 +446,7 @@ macro_rules! instance_norm {
             /// Normalises `x`, with or without a batch.
             ///
             /// # Errors
-            /// The channels of `x` are not the layer's; an instance has one element; memory runs out.
+            /// The number of channels of `x` differs from the layer's, or an instance has a single element.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 self.0.forward(stringify!($name), x, $rank)
@@ -478,22 +469,23 @@ instance_norm! {
     InstanceNorm3d 5;
 }
 
-/// Divides each element by a power of the squares of the channels around it: [`local_response_norm`](Tensor::local_response_norm).
+/// Local response normalisation over neighbouring channels:
+/// [`local_response_norm`](Tensor::local_response_norm).
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 #[module(crate = crate)]
 pub struct LocalResponseNorm {
-    /// So many channels.
+    /// Number of channels.
     pub size: usize,
-    /// The factor of the mean of squares; 1e-4.
+    /// Factor of the mean square; 1e-4.
     pub alpha: f64,
-    /// The power; 0.75.
+    /// Exponent; 0.75.
     pub beta: f64,
-    /// What is added to the mean; 1.
+    /// Term added to the mean square; 1.
     pub k: f64,
 }
 
 impl LocalResponseNorm {
-    /// Over `size` channels.
+    /// Creates a layer over `size` channels.
     #[must_use]
     pub fn new(size: usize) -> Self {
         Self { size, alpha: 1e-4, beta: 0.75, k: 1.0 }
@@ -502,7 +494,7 @@ impl LocalResponseNorm {
     /// Normalises `x`.
     ///
     /// # Errors
-    /// As [`local_response_norm`](Tensor::local_response_norm).
+    /// Same errors as [`local_response_norm`](Tensor::local_response_norm).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.local_response_norm(self.size, self.alpha, self.beta, self.k)

@@ -1,4 +1,4 @@
-//! Weights that are computed from others: `torch.nn.utils.parametrizations`.
+//! Reparametrised weights: `torch.nn.utils.parametrizations`.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -10,25 +10,25 @@ use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// A layer that computes with one weight, and can be given another.
+/// A layer with one weight that can be replaced.
 pub trait HasWeight: Module + Sized {
-    /// The dimension of the weight that stands for its outputs.
+    /// Dimension of the weight that indexes the outputs.
     const OUTPUTS_DIM: usize = 0;
 
-    /// Its own.
+    /// Returns the layer's weight.
     fn weight(&self) -> &Tensor;
 
-    /// Its own, to put another in its place.
+    /// Returns the layer's weight for replacement.
     fn weight_mut(&mut self) -> &mut Tensor;
 
-    /// What the layer makes of `x` with this weight.
+    /// Applies the layer to `x` with `weight` in place of its own.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     fn forward_with(&self, weight: &Tensor, x: &Tensor) -> Result<Tensor>;
 }
 
-/// Visits a layer without its own weight.
+/// Visits a layer except for its own weight.
 fn visit_without_weight<L: Module>(layer: &L, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
     let weight = join_path(path, "weight");
     layer.visit(path, &mut |name, slot| {
@@ -38,15 +38,16 @@ fn visit_without_weight<L: Module>(layer: &L, path: &str, f: &mut dyn FnMut(&str
     });
 }
 
-/// Puts a computed weight in the place of a layer's own.
+/// Replaces a layer's weight by a copy of a computed one.
 fn replace_weight<L: HasWeight>(mut layer: L, weight: Tensor) -> Result<L> {
     *layer.weight_mut() = init::create_parameter(|| weight.detach().copy())?;
     Ok(layer)
 }
 
-/// A layer whose weight is v · g / ‖v‖: a length and a direction that are trained apart (Salimans and Kingma, 2016), PyTorch's
-/// `parametrizations.weight_norm` with its names. Files of the older `weight_norm` have `weight_g` and `weight_v`:
-/// [`rename_keys`](super::rename_keys) makes them `parametrizations.weight.original0` and `original1`.
+/// Layer whose weight is v · g / ‖v‖, with length and direction trained separately (Salimans and Kingma,
+/// 2016). PyTorch's `parametrizations.weight_norm`, with its names. Files of the older `weight_norm` have
+/// `weight_g` and `weight_v`. [`rename_keys`](super::rename_keys) renames these to
+/// `parametrizations.weight.original0` and `original1`.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -68,11 +69,11 @@ pub struct WeightNorm<L> {
 }
 
 impl<L: HasWeight> WeightNorm<L> {
-    /// One length for each index of the dimension `dim` of the weight, or with `None` one for all; PyTorch's default is `Some(0)`. The layer
-    /// computes what it did.
+    /// Wraps a layer without changing its result. There is one length for each index of the weight's
+    /// dimension `dim`, or a single one for `None`. PyTorch's default is `Some(0)`.
     ///
     /// # Errors
-    /// The weight has no such dimension; memory runs out.
+    /// The weight does not have this dimension.
     #[track_caller]
     pub fn new(layer: L, dim: Option<usize>) -> Result<Self> {
         let weight = layer.weight();
@@ -87,28 +88,22 @@ impl<L: HasWeight> WeightNorm<L> {
         Ok(Self { layer, magnitude: length, direction, dim })
     }
 
-    /// The weight as it is now.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Computes the current weight.
     #[track_caller]
     pub fn weight(&self) -> Result<Tensor> {
         self.direction.mul(&self.magnitude.div(&norm_except_dim(&self.direction, self.dim)?)?)
     }
 
-    /// As the layer.
+    /// Applies the layer with the computed weight.
     ///
     /// # Errors
-    /// As the layer's.
+    /// Same errors as the wrapped layer.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.layer.forward_with(&self.weight()?, x)
     }
 
-    /// The layer, with the weight as it is now for its own.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns the layer with the current weight as its own.
     #[track_caller]
     pub fn remove_parametrization(self) -> Result<L> {
         let weight = self.weight()?;
@@ -116,7 +111,8 @@ impl<L: HasWeight> WeightNorm<L> {
     }
 }
 
-/// The lengths along all dimensions but one, or along all, with extents of 1; a number where `dim` is none.
+/// Computes the norms over all dimensions except `dim`, which have extent 1 in the result, or a scalar norm
+/// for `None`.
 #[track_caller]
 fn norm_except_dim(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
     match dim {
@@ -137,8 +133,9 @@ impl<L: HasWeight> Module for WeightNorm<L> {
     }
 }
 
-/// A layer whose weight is divided by its largest singular value (Miyato et al., 2018), PyTorch's `parametrizations.spectral_norm` with
-/// its names. Each pass in training follows that value by a step of the power method; evaluation uses it as it is.
+/// Layer whose weight is divided by its largest singular value (Miyato et al., 2018): PyTorch's
+/// `parametrizations.spectral_norm`, with its names. Each training pass refines the estimate by a step of the
+/// power method. Evaluation uses the estimate unchanged.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -162,10 +159,11 @@ pub struct SpectralNorm<L> {
 }
 
 impl<L: HasWeight> SpectralNorm<L> {
-    /// One step of the power method for each pass, eps 1e-12; the value starts after 15 steps, as PyTorch's.
+    /// Wraps a layer, with one step of the power method for each pass and eps 1e-12. The initial estimate
+    /// takes 15 steps, as in PyTorch.
     ///
     /// # Errors
-    /// The weight has fewer than two dimensions; memory runs out.
+    /// The weight has fewer than two dimensions.
     #[track_caller]
     pub fn new(layer: L) -> Result<Self> {
         let weight = layer.weight();
@@ -188,21 +186,21 @@ impl<L: HasWeight> SpectralNorm<L> {
         Ok(norm)
     }
 
-    /// How many steps of the power method a pass in training makes: PyTorch's `n_power_iterations`; 1 at first.
+    /// Sets the steps of the power method in a training pass: PyTorch's `n_power_iterations`; 1.
     #[must_use]
     pub fn n_power_iterations(mut self, steps: usize) -> Self {
         self.n_power_iterations = steps;
         self
     }
 
-    /// The least length of a vector of the power method; 1e-12 at first.
+    /// Sets the lower bound of a vector's length in the power method; 1e-12.
     #[must_use]
     pub fn eps(mut self, eps: f64) -> Self {
         self.eps = eps;
         self
     }
 
-    /// Steps of the power method: `u` and `v` come nearer to the first singular vectors.
+    /// Refines `u` and `v` towards the first singular vectors by steps of the power method.
     fn run_power_method(&self, matrix: &Tensor, steps: usize) -> Result<()> {
         let _no_grad = autograd::no_grad();
         let (mut u, mut v) = (self.u.clone(), self.v.clone());
@@ -217,10 +215,7 @@ impl<L: HasWeight> SpectralNorm<L> {
         Ok(())
     }
 
-    /// The weight as it is now; in training, the power method goes on first.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Computes the current weight. In training, first refines the estimate by the power method.
     #[track_caller]
     pub fn weight(&self) -> Result<Tensor> {
         let weight = self.layer.weight();
@@ -229,7 +224,7 @@ impl<L: HasWeight> SpectralNorm<L> {
             if self.training.load(Ordering::Relaxed) {
                 self.run_power_method(&matrix.detach(), self.n_power_iterations)?;
             }
-            // Copies: the next pass writes into the buffers, which this one's gradient reads.
+            // Copies, because the next pass overwrites the buffers that the gradient of this pass reads.
             Ok(smallvec![self.u.copy()?, self.v.copy()?])
         })?;
         let [u, v] = &vectors[..] else {
@@ -238,19 +233,16 @@ impl<L: HasWeight> SpectralNorm<L> {
         weight.div(&u.dot(&matrix.mv(v)?)?)
     }
 
-    /// As the layer.
+    /// Applies the layer with the computed weight.
     ///
     /// # Errors
-    /// As the layer's.
+    /// Same errors as the wrapped layer.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.layer.forward_with(&self.weight()?, x)
     }
 
-    /// The layer, with the weight as it is now for its own.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns the layer with the current weight as its own.
     #[track_caller]
     pub fn remove_parametrization(self) -> Result<L> {
         self.training.store(false, Ordering::Relaxed);
@@ -259,7 +251,7 @@ impl<L: HasWeight> SpectralNorm<L> {
     }
 }
 
-/// A weight as a matrix of a row for each output.
+/// Reshapes a weight to a matrix with one row for each output.
 #[track_caller]
 fn weight_matrix<L: HasWeight>(weight: &Tensor) -> Result<Tensor> {
     weight.transpose(0, L::OUTPUTS_DIM as isize)?.flatten(1, -1)

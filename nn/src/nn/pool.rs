@@ -5,7 +5,7 @@ use forebay_core::error::{Error, Result};
 use forebay_core::ops::PoolOptions;
 use forebay_core::tensor::Tensor;
 
-/// Layers that call a method of a tensor with a window, or with the extents of the result.
+/// Defines layers that call a tensor method with a window or with the extents of the result.
 macro_rules! pool_layers {
     ($($layer:ident($of:ty) $op:ident $doc:literal;)*) => {$(
         #[doc = concat!($doc, ": [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
@@ -14,10 +14,10 @@ macro_rules! pool_layers {
         pub struct $layer(#[module(skip)] pub $of);
 
         impl $layer {
-            /// `x`, pooled.
+            /// Applies the pooling to `x`.
             ///
             /// # Errors
-            /// A window does not fit; the dtype is no 16- or 32-bit float; memory runs out.
+            /// A window does not fit, or the dtype is not a 16- or 32-bit floating-point type.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$op(self.0)
@@ -41,18 +41,20 @@ pool_layers! {
     AdaptiveMaxPool3d([usize; 3]) adaptive_max_pool3d "So many maxima of volumes, depth, height and width";
 }
 
-/// The p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), of signals, images and volumes with `N` of 1, 2 and 3.
+/// p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), for signals, images and volumes with `N` of 1, 2
+/// and 3.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 #[module(crate = crate)]
 pub struct LpPool<const N: usize> {
-    /// Which norm.
+    /// Exponent of the norm.
     pub p: f64,
-    /// The window, without padding.
+    /// Window, without padding.
     #[module(skip)]
     pub options: PoolOptions<N>,
 }
 
-/// Maxima back at their places, zeros elsewhere: [`max_unpool2d`](Tensor::max_unpool2d), of signals, images and volumes.
+/// Inverse of max pooling: places maxima at their indices and zeros elsewhere
+/// ([`max_unpool2d`](Tensor::max_unpool2d)), for signals, images and volumes.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops::Pool2dOptions, tensor::Tensor};
@@ -67,34 +69,35 @@ pub struct LpPool<const N: usize> {
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 #[module(crate = crate)]
 pub struct MaxUnpool<const N: usize> {
-    /// The window that pooled.
+    /// Window of the pooling.
     #[module(skip)]
     pub options: PoolOptions<N>,
 }
 
-/// What a [`FractionalMaxPool`] gives.
+/// Output size of a [`FractionalMaxPool`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FractionalSize<const N: usize> {
-    /// So many windows.
+    /// Number of windows in each dimension.
     OutputSize([usize; N]),
-    /// As many as these parts of the input's extents, each below 1.
+    /// Number of windows as fractions of the input's extents, each below 1.
     OutputRatio([f64; N]),
 }
 
-/// The largest element of windows that begin at random: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), of images and volumes.
+/// Maximum of windows at random positions: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), for
+/// images and volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
 #[module(crate = crate)]
 pub struct FractionalMaxPool<const N: usize> {
     /// Extents of a window.
     #[module(skip)]
     pub kernel_size: [usize; N],
-    /// How many there are.
+    /// Number of windows.
     #[module(skip)]
     pub output_size: FractionalSize<N>,
 }
 
 impl<const N: usize> FractionalMaxPool<N> {
-    /// How many windows an input has.
+    /// Returns the number of windows of an input.
     fn output_extents(&self, x: &Tensor) -> Result<[usize; N]> {
         let parts = match self.output_size {
             FractionalSize::OutputSize(windows) => return Ok(windows),
@@ -116,10 +119,10 @@ macro_rules! dimensioned_pools {
         pub type $unpool = MaxUnpool<$n>;
 
         impl LpPool<$n> {
-            /// `x`, pooled.
+            /// Applies the pooling to `x`.
             ///
             /// # Errors
-            /// As [`lp_pool2d`](Tensor::lp_pool2d).
+            /// Same errors as [`lp_pool2d`](Tensor::lp_pool2d).
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$lp_op(self.p, self.options)
@@ -127,10 +130,11 @@ macro_rules! dimensioned_pools {
         }
 
         impl MaxUnpool<$n> {
-            /// `x`, with every element at its place, in these extents; `None` are [those](Pool::unpool_output_size) of which nothing was cut off.
+            /// Places the elements of `x` at their indices in a result of these extents. `None` stands for
+            /// [the smallest extents](PoolOptions::unpool_output_size) that give the shape of `x`.
             ///
             /// # Errors
-            /// As [`max_unpool2d`](Tensor::max_unpool2d).
+            /// Same errors as [`max_unpool2d`](Tensor::max_unpool2d).
             #[track_caller]
             pub fn forward(&self, x: &Tensor, indices: &Tensor, output: Option<[usize; $n]>) -> Result<Tensor> {
                 let pooled = std::array::from_fn(|d| x.shape().iter().rev().nth($n - 1 - d).copied().unwrap_or(1));
@@ -151,16 +155,17 @@ macro_rules! fractional_pools {
         pub type $layer = FractionalMaxPool<$n>;
 
         impl FractionalMaxPool<$n> {
-            /// `x`, pooled.
+            /// Applies the pooling to `x`.
             ///
             /// # Errors
-            /// As [`forward_with_indices`](Self::forward_with_indices).
+            /// Same errors as [`forward_with_indices`](Self::forward_with_indices).
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Ok(self.forward_with_indices(x, None)?.0)
             }
 
-            /// `x`, pooled, and the places of the maxima; where windows begin is drawn, if no samples say it.
+            /// Applies the pooling to `x`, and returns the indices of the maxima too. Without `samples`, the
+            /// positions of the windows are random.
             ///
             /// # Errors
             #[doc = concat!("As [`", stringify!($op), "`](Tensor::", stringify!($op), "); a ratio is not between 0 and 1.")]

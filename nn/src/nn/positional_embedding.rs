@@ -1,22 +1,24 @@
-//! Where in a sequence a vector stands: sinusoidal and rotary embeddings.
+//! Positional embeddings: sinusoidal and rotary.
 
 use super::{Module, ModuleScope, init};
 use forebay_core::device::Device;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// Frequencies of features: base^(-2k / features) for k below features / 2.
+/// Returns the frequencies of features: base^(-2k / features) for k below features / 2.
 fn rotary_frequencies(features: usize, base: f64) -> impl Iterator<Item = f64> + Clone {
     (0..features / 2).map(move |k| base.powf(-2.0 * k as f64 / features as f64))
 }
 
-/// Angle of each position and frequency, row by row, in f64: f32 has no digits left for late positions.
+/// Returns the angle of each position and frequency, row by row, in f64, because f32 is too imprecise for
+/// late positions.
 fn position_angles(positions: usize, features: usize, base: f64) -> impl Iterator<Item = f64> {
     (0..positions).flat_map(move |p| rotary_frequencies(features, base).map(move |f| p as f64 * f))
 }
 
-/// Adds sines and cosines of each position to sequences (Vaswani et al., 2017): feature 2k is sin(p / 10000^(2k / features)), its
-/// neighbour the cosine. No parameters; the table is not saved.
+/// Adds sines and cosines of the positions to sequences (Vaswani et al., 2017). Feature 2k is sin(p /
+/// 10000^(2k / features)), feature 2k + 1 the cosine. The layer has no parameters, and its table is not
+/// saved.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -36,10 +38,10 @@ pub struct SinusoidalEmbedding {
 }
 
 impl SinusoidalEmbedding {
-    /// For up to `positions` vectors of `features`.
+    /// Creates a layer for up to `positions` vectors of `features`.
     ///
     /// # Errors
-    /// The features are odd; memory runs out.
+    /// The number of features is odd.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
         if !features.is_multiple_of(2) {
@@ -53,16 +55,16 @@ impl SinusoidalEmbedding {
         Ok(Self { table, scope: ModuleScope::new() })
     }
 
-    /// The embeddings themselves, \[positions, features\].
+    /// Returns the table of embeddings, \[positions, features\].
     #[must_use]
     pub fn table(&self) -> &Tensor {
         &self.table
     }
 
-    /// \[.., length, features\] with the embeddings of the first positions added.
+    /// Adds the embeddings of the first positions to \[.., length, features\].
     ///
     /// # Errors
-    /// The sequence is longer than the table, or has other features; memory runs out.
+    /// The sequence is longer than the table, or its number of features differs.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| {
@@ -80,8 +82,9 @@ impl SinusoidalEmbedding {
     }
 }
 
-/// Turns the features of queries and keys by the angles of their positions, so that their products tell the distance (Su et al.,
-/// 2021). No parameters; the tables are not saved. One kernel: [`rotary_embedding`](Tensor::rotary_embedding).
+/// Rotary embedding: rotates the features of queries and keys by the angles of their positions (Su et al.,
+/// 2021). The product of a query and a key then depends on their distance. The layer has no parameters, and
+/// its tables are not saved. One kernel: [`rotary_embedding`](Tensor::rotary_embedding).
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -90,7 +93,7 @@ impl SinusoidalEmbedding {
 /// let rotary = RotaryEmbedding::new(1024, 64, &device)?;
 /// let q = Tensor::zeros(&[2, 8, 10, 64], DType::F32, &device)?;
 /// assert_eq!(rotary.forward(&q)?.shape(), q.shape());
-/// // One more position, behind ten that are cached.
+/// // One more position, after ten cached ones.
 /// let next = Tensor::zeros(&[2, 8, 1, 64], DType::F32, &device)?;
 /// assert_eq!(rotary.forward_at(&next, 10)?.shape(), next.shape());
 /// # Ok::<(), forebay_core::error::Error>(())
@@ -107,19 +110,20 @@ pub struct RotaryEmbedding {
 }
 
 impl RotaryEmbedding {
-    /// For up to `positions`, of which `features` are turned (those of a head, or fewer), by frequencies from 1 to 1/10000.
+    /// Creates a layer for up to `positions`, with frequencies from 1 to 1/10000. `features` of each head are
+    /// rotated, all or fewer.
     ///
     /// # Errors
-    /// The features are odd; memory runs out.
+    /// The number of features is odd.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
         Self::with_base(positions, features, 10_000.0, device)
     }
 
-    /// By frequencies from 1 to 1 / base: 500,000 in Llama 3.
+    /// Creates a layer with frequencies from 1 to 1 / base; Llama 3 has a base of 500,000.
     ///
     /// # Errors
-    /// The features are odd; memory runs out.
+    /// The number of features is odd.
     #[track_caller]
     pub fn with_base(positions: usize, features: usize, base: f64, device: &Device) -> Result<Self> {
         if !features.is_multiple_of(2) {
@@ -140,26 +144,27 @@ impl RotaryEmbedding {
         })
     }
 
-    /// A feature goes with its neighbour, as in GPT-J, and not with the one half of the features further on, as in Llama.
+    /// Pairs each feature with its neighbour, as in GPT-J. By default, a feature pairs with the one half the
+    /// features further on, as in Llama.
     #[must_use]
     pub fn interleaved(mut self) -> Self {
         self.interleaved = true;
         self
     }
 
-    /// \[.., length, features\] from the first position on.
+    /// Rotates \[.., length, features\] from the first position on.
     ///
     /// # Errors
-    /// As [`forward_at`](Self::forward_at).
+    /// Same errors as [`forward_at`](Self::forward_at).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.forward_at(x, 0)
     }
 
-    /// \[.., length, features\] from position `start` on.
+    /// Rotates \[.., length, features\] from position `start` on.
     ///
     /// # Errors
-    /// The sequence ends behind the table, or has too few features; memory runs out.
+    /// The sequence ends after the last row of the table, or has too few features.
     #[track_caller]
     pub fn forward_at(&self, x: &Tensor, start: usize) -> Result<Tensor> {
         self.scope.run(|| {

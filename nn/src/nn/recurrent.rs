@@ -9,20 +9,20 @@ use forebay_core::error::{Error, Result};
 use forebay_core::ops::{RecurrentKind, RecurrentOp, cat, stack};
 use forebay_core::tensor::Tensor;
 
-/// What a recurrent layer is made of. `RecurrentOptions { num_layers: 2, ..Default::default() }`.
+/// Options of a recurrent layer. `RecurrentOptions { num_layers: 2, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct RecurrentOptions {
-    /// Layers, each of which reads the one before; 1.
+    /// Number of stacked layers; 1.
     pub num_layers: usize,
-    /// Whether products have biases; yes.
+    /// If true, the layers have biases; true.
     pub bias: bool,
-    /// Whether the batch is the first dimension and the sequence the second; no.
+    /// If true, the layout is \[batch, steps, features\], else \[steps, batch, features\]; false.
     pub batch_first: bool,
-    /// The part of values that is dropped between layers in training; 0.
+    /// Dropout probability between layers in training; 0.
     pub dropout: f64,
-    /// Whether a second direction reads from the end; no.
+    /// If true, a second direction processes the sequence in reverse; false.
     pub bidirectional: bool,
-    /// Of an [`Lstm`]: features that the output is projected to; 0 for none.
+    /// Projected output features of an [`Lstm`], or 0 for no projection.
     pub proj_size: usize,
 }
 
@@ -39,7 +39,7 @@ impl Default for RecurrentOptions {
     }
 }
 
-/// The parameters of one direction of one layer, or of a cell.
+/// Parameters of one direction of one layer, or of a cell.
 #[derive(Debug)]
 struct RecurrentWeights {
     weight_ih: Tensor,
@@ -49,7 +49,7 @@ struct RecurrentWeights {
 }
 
 impl RecurrentWeights {
-    /// Uniform within 1/√hidden, as PyTorch.
+    /// Creates parameters uniform within 1/√hidden, as in PyTorch.
     #[track_caller]
     fn new(
         inputs: usize,
@@ -70,7 +70,7 @@ impl RecurrentWeights {
         })
     }
 
-    /// Under PyTorch's names, with an ending: none for a cell, `_l0`, `_l0_reverse`.
+    /// Visits the parameters under PyTorch's names with a suffix: none for a cell, `_l0`, `_l0_reverse`.
     fn visit(&self, path: &str, ending: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         let [ih, hh] = self.biases.as_ref().map_or([None; 2], |[ih, hh]| [Some(ih), Some(hh)]);
         for (name, t) in [
@@ -86,8 +86,8 @@ impl RecurrentWeights {
         }
     }
 
-    /// One direction over all steps of \[steps, batch, features\], or of \[batch, steps, features\] if `turned`. Returns
-    /// \[steps, batch, out\], the last state and the last cell.
+    /// Runs one direction over all steps of \[steps, batch, features\], or of \[batch, steps, features\] if
+    /// `turned`. Returns \[steps, batch, out\], the last state and the last cell.
     fn run_direction(
         &self,
         kind: RecurrentKind,
@@ -98,7 +98,7 @@ impl RecurrentWeights {
         reverse: bool,
     ) -> Result<(Tensor, Tensor, Option<Tensor>)> {
         let [bias_ih, bias_hh] = self.biases.as_ref().map_or([None; 2], |[ih, hh]| [Some(ih), Some(hh)]);
-        // One product for the inputs of all steps, in the order in which they lie.
+        // One matrix product for the inputs of all steps, in their memory order.
         let input = x.linear(&self.weight_ih, bias_ih)?;
         let input = if turned { input.transpose(0, 1)? } else { input };
         let cell = (kind == RecurrentKind::Lstm).then_some(cell);
@@ -116,7 +116,7 @@ impl RecurrentWeights {
             let states = of.run()?;
             return Ok((states.output, states.h_n, states.c_n));
         };
-        // Every step waits for the projection of the one before.
+        // Each step depends on the projected state of the previous step.
         let (steps, mut state, mut cell) = (input.shape()[0], state.clone(), cell.cloned());
         let mut outs = Vec::with_capacity(steps);
         for k in 0..steps {
@@ -144,14 +144,14 @@ impl RecurrentWeights {
     }
 }
 
-/// What the recurrent layers are made of. Its parameters are the layer's.
+/// Shared implementation of the recurrent layers, whose parameters are the layer's.
 #[derive(Debug)]
 struct RecurrentStack {
     name: &'static str,
     kind: RecurrentKind,
     hidden: usize,
     options: RecurrentOptions,
-    /// Of each layer, and in it of each direction.
+    /// Weights of each layer and of each direction in the layer.
     weights: Vec<RecurrentWeights>,
     training: AtomicBool,
     scope: ModuleScope,
@@ -206,7 +206,7 @@ impl RecurrentStack {
         if self.options.proj_size > 0 { self.options.proj_size } else { self.hidden }
     }
 
-    /// A state that was given, as \[layers · directions, batch, width\], or zeros.
+    /// Returns the initial state, \[layers · directions, batch, width\]: `given`, or zeros for `None`.
     fn initial_state(
         &self,
         given: Option<&Tensor>,
@@ -233,7 +233,7 @@ impl RecurrentStack {
     ) -> Result<SequenceOutput> {
         let (name, options) = (self.name, &self.options);
         let unbatched = x.rank() == 2;
-        // [steps, batch, features], but for the first layer's input with `batch_first`.
+        // The layout is [steps, batch, features], except for the first layer's input with `batch_first`.
         let turned = options.batch_first && !unbatched;
         let mut x = if unbatched { x.unsqueeze(1)? } else { x.clone() };
         let &[first, second, features] = x.shape() else {
@@ -289,7 +289,7 @@ impl RecurrentStack {
     }
 }
 
-/// Lengths as i32, and where sequences have ended: \[steps, batch, 1\].
+/// Returns the lengths as i32, and a mask of the steps after each sequence's end: \[steps, batch, 1\].
 fn ended_mask(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) -> Result<(Tensor, Tensor)> {
     if lengths.shape() != [batch] || !lengths.dtype().is_int() {
         let rule = format!("lengths are integers, [{batch}]; got {} of them", lengths.dtype());
@@ -327,17 +327,17 @@ delegate_module!(Rnn Lstm Gru RnnCell LstmCell GruCell);
 macro_rules! recurrent_layers {
     ($($(#[$doc:meta])* $layer:ident $kind:ident;)*) => {$(
         $(#[$doc])*
-        ///
-        /// Parameters have PyTorch's names: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and so on for each layer,
-        /// with `_reverse` for the second direction.
+        /// Parameters have PyTorch's names: `weight_ih_l0`, `weight_hh_l0`, `bias_ih_l0`, `bias_hh_l0`, and
+        /// so on for each layer, with `_reverse` for the second direction.
         #[derive(Debug)]
         pub struct $layer(RecurrentStack);
 
         impl $layer {
-            /// `inputs` features to `hidden`; all parameters uniform within 1/√hidden, as PyTorch.
+            /// Creates a layer from `inputs` to `hidden` features, with all parameters uniform within
+            /// 1/√hidden, as in PyTorch.
             ///
             /// # Errors
-            /// A number is 0, or `proj_size` does not fit; memory runs out.
+            /// A size is 0, or `proj_size` is not below the hidden size.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, options: RecurrentOptions, device: &Device) -> Result<Self> {
                 Ok(Self(RecurrentStack::new(stringify!($layer), RecurrentKind::$kind, [inputs, hidden], options, device)?))
@@ -347,20 +347,21 @@ macro_rules! recurrent_layers {
 }
 
 recurrent_layers! {
-    /// h ← tanh(W x + b + V h + c), step by step over sequences (Elman, 1990).
+    /// Elman network over sequences: h ← tanh(W x + b + V h + c) (Elman, 1990).
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
     /// # use forebay_nn::nn::{RecurrentOptions, Rnn};
     /// # let device = Device::null(Default::default());
-    /// let layer = Rnn::new(8, 16, RecurrentOptions { bidirectional: true, ..Default::default() }, &device)?.relu();
+    /// let options = RecurrentOptions { bidirectional: true, ..Default::default() };
+    /// let layer = Rnn::new(8, 16, options, &device)?.relu();
     /// let (out, states) = layer.forward(&Tensor::zeros(&[10, 2, 8], DType::F32, &device)?, None)?;
     /// assert_eq!((out.shape(), states.shape()), (&[10, 2, 32][..], &[2, 2, 16][..]));
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     Rnn Tanh;
-    /// Long short-term memory (Hochreiter and Schmidhuber, 1997), step by step over sequences, with projections (Sak et al., 2014) if
-    /// `proj_size` is not 0: `weight_hr_l0`.
+    /// Long short-term memory over sequences (Hochreiter and Schmidhuber, 1997). A `proj_size` above 0 adds
+    /// projections (Sak et al., 2014) with the parameter `weight_hr_l0`.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -371,13 +372,14 @@ recurrent_layers! {
     /// let x = Tensor::zeros(&[2, 10, 8], DType::F32, &device)?;
     /// let (out, (state, cell)) = layer.forward(&x, None)?;
     /// assert_eq!((out.shape(), state.shape()), (&[2, 10, 16][..], &[2, 2, 16][..]));
-    /// // Sequences of 10 and 7 steps; the output behind an end is zero.
+    /// // Sequences of 10 and 7 steps; outputs after the end are zero.
     /// let lengths = Tensor::from_slice(&[10i32, 7], &[2], &device)?;
     /// layer.forward_lengths(&x, &lengths, Some((&state, &cell)))?;
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     Lstm Lstm;
-    /// Gated recurrent units (Cho et al., 2014), step by step over sequences, with the reset gate behind the product, as in PyTorch.
+    /// Gated recurrent units over sequences (Cho et al., 2014). The reset gate applies after the matrix
+    /// product, as in PyTorch.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -392,7 +394,7 @@ recurrent_layers! {
 }
 
 impl Rnn {
-    /// With max(.., 0) in place of tanh.
+    /// Replaces tanh by ReLU.
     #[must_use]
     pub fn relu(mut self) -> Self {
         self.0.kind = RecurrentKind::Relu;
@@ -403,24 +405,26 @@ impl Rnn {
 macro_rules! single_state_forward {
     ($($layer:ident)*) => {$(
         impl $layer {
-            /// \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]) or without the batch, from the states of
-            /// \[layers · directions, batch, hidden\] or zeros, to the last layer's \[steps, batch, directions · hidden\] and the last
-            /// states.
+            /// Runs the layer over \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]), or
+            /// without the batch. Initial states are \[layers · directions, batch, hidden\], or zeros.
+            /// Returns the last layer's outputs, \[steps, batch, directions · hidden\], and the last states.
             ///
             /// # Errors
-            /// The shapes do not fit; memory runs out.
+            /// The shapes do not match.
             #[track_caller]
             pub fn forward(&self, x: &Tensor, states: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
                 let (out, states, _) = self.0.scope.run(|| self.0.forward(x, [states, None], None))?;
                 Ok((out, states))
             }
 
-            /// As [`forward`](Self::forward) with sequences that end after so many steps, \[batch\], 1 to all: what PyTorch does with
-            /// a packed sequence, which need not be sorted here. The last states are those of each sequence's end, the second
-            /// direction begins there, and the output behind it is zero.
+            /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to
+            /// the number of steps. Equals PyTorch's packed sequences, but without sorting. The last states
+            /// are those at each sequence's end, where the second direction begins. Outputs after the end are
+            /// zero.
             ///
             /// # Errors
-            /// As there; the lengths are no integers, or not one for each sequence.
+            /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each
+            /// sequence.
             #[track_caller]
             pub fn forward_lengths(&self, x: &Tensor, lengths: &Tensor, states: Option<&Tensor>) -> Result<(Tensor, Tensor)> {
                 let (out, states, _) = self.0.scope.run(|| self.0.forward(x, [states, None], Some(lengths)))?;
@@ -432,12 +436,13 @@ macro_rules! single_state_forward {
 single_state_forward!(Rnn Gru);
 
 impl Lstm {
-    /// \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]) or without the batch, from states and cells of
-    /// \[layers · directions, batch, hidden\] or zeros, to the last layer's \[steps, batch, directions · hidden\] and the last states
-    /// and cells. With `proj_size`, outputs and states have as many features.
+    /// Runs the layer over \[steps, batch, inputs\] (with `batch_first` \[batch, steps, inputs\]), or without
+    /// the batch. Initial states and cells are \[layers · directions, batch, hidden\], or zeros. Returns the
+    /// last layer's outputs, \[steps, batch, directions · hidden\], and the last states and cells. With
+    /// `proj_size`, outputs and states have that many features.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,
@@ -447,12 +452,12 @@ impl Lstm {
         self.forward_impl(x, states, None)
     }
 
-    /// As [`forward`](Self::forward) with sequences that end after so many steps, \[batch\], 1 to all: what PyTorch does with a packed
-    /// sequence, which need not be sorted here. The last states are those of each sequence's end, the second direction begins there,
-    /// and the output behind it is zero.
+    /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to the
+    /// number of steps. Equals PyTorch's packed sequences, but without sorting. The last states are those at
+    /// each sequence's end, where the second direction begins. Outputs after the end are zero.
     ///
     /// # Errors
-    /// As there; the lengths are no integers, or not one for each sequence.
+    /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each sequence.
     #[track_caller]
     pub fn forward_lengths(
         &self,
@@ -477,7 +482,7 @@ impl Lstm {
     }
 }
 
-/// What the cells are made of: one step.
+/// Shared implementation of the cells: one step.
 #[derive(Debug)]
 struct RecurrentCell {
     name: &'static str,
@@ -532,10 +537,8 @@ macro_rules! recurrent_cells {
         pub struct $cell(RecurrentCell);
 
         impl $cell {
-            /// `inputs` features to `hidden`; all parameters uniform within 1/√hidden, as PyTorch.
-            ///
-            /// # Errors
-            /// Memory runs out.
+            /// Creates a cell from `inputs` to `hidden` features, with all parameters uniform within
+            /// 1/√hidden, as in PyTorch.
             #[track_caller]
             pub fn new(inputs: usize, hidden: usize, bias: bool, device: &Device) -> Result<Self> {
                 let kind = RecurrentKind::$kind;
@@ -567,7 +570,7 @@ recurrent_cells! {
 }
 
 impl RnnCell {
-    /// With max(.., 0) in place of tanh.
+    /// Replaces tanh by ReLU.
     #[must_use]
     pub fn relu(mut self) -> Self {
         self.0.kind = RecurrentKind::Relu;
@@ -578,10 +581,11 @@ impl RnnCell {
 macro_rules! single_state_cell_forward {
     ($($cell:ident)*) => {$(
         impl $cell {
-            /// \[batch, inputs\] and the state \[batch, hidden\], or both without the batch, to the next state; zeros if none is given.
+            /// Computes the next state from \[batch, inputs\] and the state \[batch, hidden\], or from both
+            /// without the batch. Without a `state`, starts from zeros.
             ///
             /// # Errors
-            /// The shapes do not fit; memory runs out.
+            /// The shapes do not match.
             #[track_caller]
             pub fn forward(&self, x: &Tensor, state: Option<&Tensor>) -> Result<Tensor> {
                 Ok(self.0.scope.run(|| self.0.forward(x, [state, None]))?.0)
@@ -592,11 +596,11 @@ macro_rules! single_state_cell_forward {
 single_state_cell_forward!(RnnCell GruCell);
 
 impl LstmCell {
-    /// \[batch, inputs\], state and cell \[batch, hidden\], or all without the batch, to the next state and cell; zeros if none are
-    /// given.
+    /// Computes the next state and cell from \[batch, inputs\] and state and cell \[batch, hidden\], or from
+    /// all without the batch. Without a `state`, starts from zeros.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, state: Option<(&Tensor, &Tensor)>) -> Result<(Tensor, Tensor)> {
         let given = [state.map(|(h, _)| h), state.map(|(_, c)| c)];

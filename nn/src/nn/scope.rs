@@ -1,4 +1,4 @@
-//! Where a module stands in its model: known once the model has been walked.
+//! Path of a module in its model, known after a walk of the model.
 
 use std::fmt;
 use std::sync::{PoisonError, RwLock};
@@ -8,11 +8,11 @@ use forebay_core::error::{Error, Result};
 use forebay_core::memory::Tag;
 use forebay_core::memory::scope::{self, ModulePath, ScopeGuard};
 
-/// A module's own path, `encoder.fc1`, as a field of the module.
+/// Path of a module, such as `encoder.fc1`, as a field of the module.
 ///
-/// `parameters`, `state_dict` and the other walks of a model tell it. A module enters it while it computes, so that
-/// memory reports and errors name the module; until a walk it has no name. Any struct that derives
-/// [`Module`] may have such a field.
+/// Walks of a model, such as `parameters` and `state_dict`, record the path. A module enters its scope while
+/// it computes, so that memory reports and errors name the module. Before a walk the module has no name. Any
+/// struct that derives [`Module`] may have such a field.
 #[derive(Default)]
 pub struct ModuleScope(RwLock<ModulePlace>);
 
@@ -23,40 +23,41 @@ struct ModulePlace {
 }
 
 impl ModuleScope {
-    /// A scope without a name yet.
+    /// Creates a scope without a name.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The module's path; the root until a walk.
+    /// Returns the module's path, or the root before a walk.
     #[must_use]
     pub fn path(&self) -> ModulePath {
         self.0.read().unwrap_or_else(PoisonError::into_inner).path
     }
 
-    /// Memory allocated until the guard is dropped is this module's; what has no tag yet is an activation.
+    /// Attributes memory to this module until the guard is dropped. Allocations without a tag become
+    /// activations.
     #[track_caller]
     pub fn enter(&self) -> ScopeGuard {
         enter_module_path(self.path())
     }
 
-    /// Runs `body` in this scope, and puts the module's path in front of its error.
+    /// Runs `body` in this scope, and prefixes its error with the module's path.
     ///
     /// # Errors
-    /// What `body` returns.
+    /// Returns the error of `body`.
     #[track_caller]
     pub fn run<T>(&self, body: impl FnOnce() -> Result<T>) -> Result<T> {
         let _guard = self.enter();
         body().map_err(|error| match error {
-            // Named by a module further in, or by its own report.
+            // An inner module or the out-of-memory report already names the module.
             Error::Context { .. } | Error::OutOfMemory(_) => error,
             error if self.path().is_root() => error,
             error => error.with_context(self.path().to_string()),
         })
     }
 
-    /// Learns the path, unless a walk of a larger model has told a longer one.
+    /// Records the path, unless a walk of a larger model has recorded a longer one.
     pub(super) fn set_path(&self, path: &str) {
         let depth = if path.is_empty() { 0 } else { path.split('.').count() };
         let mut place = self.0.write().unwrap_or_else(PoisonError::into_inner);
@@ -72,8 +73,9 @@ impl fmt::Debug for ModuleScope {
     }
 }
 
-/// Enters a module until the guard is dropped, as [`ModuleScope::enter`] does, without a field of it: its path is what walks have told its
-/// children. `#[forward]` on a method puts this in front of its body.
+/// Enters a module until the guard is dropped, like [`ModuleScope::enter`] but without such a field. The path
+/// derives from the paths recorded in the module's children. `#[forward]` on a method inserts this call
+/// before its body.
 ///
 /// ```
 /// # use forebay_core::{device::Device, error::Result, tensor::Tensor};
@@ -112,7 +114,7 @@ fn enter_module_path(path: ModulePath) -> ScopeGuard {
 }
 
 impl Module for ModuleScope {
-    /// Names the module that the field is in, not the field.
+    /// Reports the path of the module that contains the field, not of the field.
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         f(path.rsplit_once('.').map_or("", |(module, _)| module), ModuleEntry::Scope(self));
     }

@@ -1,20 +1,17 @@
-//! Layers that only move elements: padding, flattening, shuffling, windows.
+//! Layers that only rearrange elements: padding, flattening, shuffling, unfolding.
 
 use super::Module;
 use forebay_core::error::{Error, Result};
 use forebay_core::ops::PadMode;
 use forebay_core::tensor::Tensor;
 
-/// Gives what it is given.
+/// Layer that returns its input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
 #[module(crate = crate)]
 pub struct Identity;
 
 impl Identity {
-    /// `x`.
-    ///
-    /// # Errors
-    /// None.
+    /// Returns `x`.
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         Ok(x.clone())
     }
@@ -33,9 +30,9 @@ impl Identity {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
 #[module(crate = crate)]
 pub struct Flatten {
-    /// The first; 1.
+    /// First dimension to join; 1.
     pub start_dim: isize,
-    /// The last; -1.
+    /// Last dimension to join; -1.
     pub end_dim: isize,
 }
 
@@ -46,10 +43,10 @@ impl Default for Flatten {
 }
 
 impl Flatten {
-    /// `x` with fewer dimensions.
+    /// Returns `x` with these dimensions joined.
     ///
     /// # Errors
-    /// A dimension is out of range; memory runs out.
+    /// A dimension is out of range.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.flatten(self.start_dim, self.end_dim)
@@ -60,31 +57,31 @@ impl Flatten {
 #[derive(Clone, Debug, PartialEq, Eq, Module)]
 #[module(crate = crate)]
 pub struct Unflatten {
-    /// Which.
+    /// Dimension to split.
     pub dim: isize,
-    /// The extents; one may be -1.
+    /// Extents, one of which may be -1.
     #[module(skip)]
     pub sizes: Vec<isize>,
 }
 
 impl Unflatten {
-    /// Splits `dim` into these extents, one of which may be -1.
+    /// Creates a layer that splits `dim` into these extents, one of which may be -1.
     #[must_use]
     pub fn new(dim: isize, sizes: &[isize]) -> Self {
         Self { dim, sizes: sizes.to_vec() }
     }
 
-    /// `x` with more dimensions.
+    /// Returns `x` with the dimension split.
     ///
     /// # Errors
-    /// The extents do not fit; memory runs out.
+    /// The extents do not match.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.unflatten(self.dim, &self.sizes)
     }
 }
 
-/// Layers of one number that calls a method of a tensor.
+/// Defines layers that call a tensor method with one integer argument.
 macro_rules! factor_layers {
     ($($layer:ident $op:ident $doc:literal;)*) => {$(
         #[doc = concat!($doc, " [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
@@ -93,10 +90,10 @@ macro_rules! factor_layers {
         pub struct $layer(pub usize);
 
         impl $layer {
-            /// Elements of `x` at other places.
+            /// Rearranges the elements of `x`.
             ///
             /// # Errors
-            /// The extents do not divide; memory runs out.
+            /// The extents are not divisible by the factor.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.$op(self.0)
@@ -110,63 +107,63 @@ factor_layers! {
     ChannelShuffle channel_shuffle "Channels that change places between groups:";
 }
 
-/// Blocks of images as columns: [`im2col`](Tensor::im2col), PyTorch's `Unfold`.
+/// Extraction of image blocks as columns: [`im2col`](Tensor::im2col), PyTorch's `Unfold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
 #[module(crate = crate)]
 pub struct Unfold {
     /// Extents of a block.
     #[module(skip)]
     pub kernel_size: [usize; 2],
-    /// Distance of a block's elements; 1.
+    /// Distance between elements of a block; 1.
     #[module(skip)]
     pub dilation: [usize; 2],
     /// Zeros on every side; 0.
     #[module(skip)]
     pub padding: [usize; 2],
-    /// Steps from one block to the next; 1.
+    /// Distance between adjacent blocks; 1.
     #[module(skip)]
     pub stride: [usize; 2],
 }
 
 impl Unfold {
-    /// Every block of these extents.
+    /// Creates a layer that extracts every block of these extents.
     #[must_use]
     pub fn new(kernel_size: [usize; 2]) -> Self {
         Self { kernel_size, dilation: [1; 2], padding: [0; 2], stride: [1; 2] }
     }
 
-    /// \[batch, channels, height, width\] to \[batch, channels · block, blocks\].
+    /// Extracts blocks: \[batch, channels, height, width\] to \[batch, channels · block, blocks\].
     ///
     /// # Errors
-    /// As [`im2col`](Tensor::im2col).
+    /// Same errors as [`im2col`](Tensor::im2col).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.im2col(self.kernel_size, self.dilation, self.padding, self.stride)
     }
 }
 
-/// Sums of columns as images: [`col2im`](Tensor::col2im), PyTorch's `Fold`.
+/// Sum of columns into images: [`col2im`](Tensor::col2im), PyTorch's `Fold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
 #[module(crate = crate)]
 pub struct Fold {
     /// Height and width of the images.
     #[module(skip)]
     pub output_size: [usize; 2],
-    /// How the blocks lie in them.
+    /// Positions of the blocks in the images.
     pub blocks: Unfold,
 }
 
 impl Fold {
-    /// Images from every block of these extents.
+    /// Creates a layer that sums every block of these extents into images.
     #[must_use]
     pub fn new(output_size: [usize; 2], kernel_size: [usize; 2]) -> Self {
         Self { output_size, blocks: Unfold::new(kernel_size) }
     }
 
-    /// \[batch, channels · block, blocks\] to \[batch, channels, height, width\].
+    /// Sums blocks: \[batch, channels · block, blocks\] to \[batch, channels, height, width\].
     ///
     /// # Errors
-    /// As [`col2im`](Tensor::col2im).
+    /// Same errors as [`col2im`](Tensor::col2im).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let Unfold { kernel_size, dilation, padding, stride } = self.blocks;
@@ -174,7 +171,7 @@ impl Fold {
     }
 }
 
-/// Layers that pad the last dimensions: numbers before and after, from the last dimension on.
+/// Defines layers that pad the last dimensions: before and after each, from the last dimension on.
 macro_rules! pad_layers {
     ($($layer:ident $n:literal $mode:expr, $doc:literal;)*) => {$(
         #[doc = concat!("Pads the last ", stringify!($n), " dimensions ", $doc, ": before and after, from the last dimension on. Negative numbers cut.")]
@@ -183,16 +180,16 @@ macro_rules! pad_layers {
         pub struct $layer(#[module(skip)] pub [isize; 2 * $n]);
 
         impl $layer {
-            /// The same on every side.
+            /// Creates a layer with equal padding on every side.
             #[must_use]
             pub fn new(padding: isize) -> Self {
                 Self([padding; 2 * $n])
             }
 
-            /// `x`, padded.
+            /// Pads `x`.
             ///
             /// # Errors
-            /// There are fewer dimensions, or too few elements for the mode; memory runs out.
+            /// `x` has too few dimensions, or too few elements for the mode.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 x.pad(&self.0, $mode)
@@ -215,7 +212,8 @@ pad_layers! {
     CircularPad3d 3 PadMode::Circular, "with their other end";
 }
 
-/// Pads the last `N` dimensions with a number: before and after, from the last dimension on. Negative numbers cut.
+/// Pads the last `N` dimensions with a constant: before and after each, from the last dimension on. Negative
+/// padding crops.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -233,18 +231,19 @@ pub struct ConstantPad<const N: usize> {
     value: f64,
 }
 
-/// Of signals.
+/// Constant padding of signals.
 pub type ConstantPad1d = ConstantPad<1>;
-/// Of images.
+/// Constant padding of images.
 pub type ConstantPad2d = ConstantPad<2>;
-/// Of volumes.
+/// Constant padding of volumes.
 pub type ConstantPad3d = ConstantPad<3>;
 
 impl<const N: usize> ConstantPad<N> {
-    /// With `value`; one number for all sides, or two for each of the `N` dimensions.
+    /// Creates a layer that pads with `value`. `padding` is one extent for all sides, or two for each of the
+    /// `N` dimensions.
     ///
     /// # Errors
-    /// There is another number of numbers.
+    /// `padding` has a different length.
     pub fn new(padding: &[isize], value: f64) -> Result<Self> {
         let padding = match padding {
             [all] => vec![*all; 2 * N],
@@ -257,10 +256,10 @@ impl<const N: usize> ConstantPad<N> {
         Ok(Self { padding, value })
     }
 
-    /// `x`, padded.
+    /// Pads `x`.
     ///
     /// # Errors
-    /// There are fewer dimensions; memory runs out.
+    /// `x` has too few dimensions.
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         x.pad(&self.padding, PadMode::Constant(self.value))

@@ -1,4 +1,4 @@
-//! Changes that are prepared first and made together: loading a state changes everything or nothing.
+//! Two-phase updates, so that loading a state changes either all tensors or none.
 
 use rustc_hash::FxHashSet;
 
@@ -7,20 +7,21 @@ use forebay_core::device::Device;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// Copies into tensors that are already there. Everything that can fail happens in [`copy`](Self::copy) and
-/// [`prepare`](Self::prepare): casts, transfers from other devices, and memory for them. Dropped before
-/// [`commit`](PreparedCopies::commit), it has changed nothing.
+/// Copies into existing tensors. [`add_copy`](Self::add_copy) and [`prepare`](Self::prepare) do everything
+/// that can fail: casts, transfers between devices, and their allocations. Dropping the copies before
+/// [`commit`](PreparedCopies::commit) changes nothing.
 #[derive(Default)]
 pub(crate) struct StagedCopies {
     copies: Vec<(Tensor, Option<Tensor>)>,
 }
 
-/// Copies that need nothing more: only a lost device can stop them.
+/// Prepared copies, which need no further memory. Only a lost device can make them fail.
 #[must_use = "nothing is changed before `commit`"]
 pub(crate) struct PreparedCopies(Vec<(Tensor, Option<Tensor>)>);
 
 impl StagedCopies {
-    /// Prepares that `to` gets the elements of `from`, which may be of another type or device. Returns those, cast.
+    /// Stages a copy of `from` to `to`, across dtypes and devices. Returns `from` converted to the dtype and
+    /// device of `to`.
     pub(crate) fn add_copy(&mut self, to: &Tensor, from: &Tensor) -> Result<Tensor> {
         let _no_grad = autograd::no_grad();
         if to.shape() != from.shape() {
@@ -32,19 +33,19 @@ impl StagedCopies {
         Ok(from)
     }
 
-    /// Prepares that `to` becomes zero.
+    /// Stages zeroing of `to`.
     pub(crate) fn add_zero(&mut self, to: &Tensor) {
         self.copies.push((to.detach(), None));
     }
 
-    /// Brings together what the copies need: all of it lies on its device behind this.
+    /// Makes everything that the copies need resident on its device.
     pub(crate) fn prepare(mut self) -> Result<PreparedCopies> {
         let _no_grad = autograd::no_grad();
         let targets: FxHashSet<u64> = self.copies.iter().map(|(to, _)| to.storage_id()).collect();
         self.copies.retain(|(to, from)| from.as_ref().is_none_or(|from| !is_same_tensor(to, from)));
         let mut devices: Vec<&Device> = Vec::new();
         for (_, from) in &mut self.copies {
-            // One that another copy would write before it is read here.
+            // Copies a source that another staged copy would overwrite before it is read.
             if let Some(from) = from.as_mut().filter(|from| targets.contains(&from.storage_id())) {
                 *from = from.copy()?;
             }
@@ -56,17 +57,14 @@ impl StagedCopies {
             to.prefetch_()?;
             from.as_ref().map_or(Ok(()), Tensor::prefetch_)?;
         }
-        // Casts that wait to be launched together take their memory when they are.
+        // Casts in a pending fusion group allocate their memory at the flush.
         devices.into_iter().try_for_each(Device::flush_fusion)?;
         Ok(PreparedCopies(self.copies))
     }
 }
 
 impl PreparedCopies {
-    /// Makes the changes.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Performs the copies.
     pub(crate) fn commit(self) -> Result<()> {
         let _no_grad = autograd::no_grad();
         self.0.iter().try_for_each(|(to, from)| match from {
@@ -76,12 +74,14 @@ impl PreparedCopies {
     }
 }
 
+/// Returns the address of a tensor's storage.
+
 /// Reports whether two tensors are the same elements of one storage.
 fn is_same_tensor(a: &Tensor, b: &Tensor) -> bool {
     TensorKey::from_tensor(a) == TensorKey::from_tensor(b)
 }
 
-/// The elements that a tensor names: equal for two tensors that are one.
+/// Key of a tensor's elements, equal for two tensors that view the same elements.
 #[derive(PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct TensorKey {
     storage_id: u64,

@@ -1,4 +1,4 @@
-//! Weights by name: what a module has, and what a file gives it.
+//! Saving and loading of weights by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -9,18 +9,18 @@ use forebay_core::autograd;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// Names that only one side has: of [`load_state_dict_partial`](Module::load_state_dict_partial).
+/// Names that only one side has, returned by [`load_state_dict_partial`](Module::load_state_dict_partial).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "what was not loaded keeps its initial numbers"]
 pub struct IncompatibleKeys {
-    /// The module has them, and keeps its numbers.
+    /// Names that only the module has; these tensors keep their values.
     pub missing: Vec<String>,
-    /// The state has them, and nobody takes them.
+    /// Names that only the state has; these tensors are ignored.
     pub unexpected: Vec<String>,
 }
 
 impl IncompatibleKeys {
-    /// Whether everything was loaded, and nothing was left over.
+    /// Reports whether both sides have the same names.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.missing.is_empty() && self.unexpected.is_empty()
@@ -36,7 +36,7 @@ impl fmt::Display for IncompatibleKeys {
     }
 }
 
-/// The same tensors under other names; what has none is left out.
+/// Renames the tensors of a state, and removes those for which `rename` returns `None`.
 ///
 /// ```
 /// # use std::collections::BTreeMap;
@@ -44,15 +44,16 @@ impl fmt::Display for IncompatibleKeys {
 /// # use forebay_nn::nn::rename_keys;
 /// # let device = Device::null(Default::default());
 /// # let tensor = || Tensor::zeros(&[2], DType::F32, &device);
-/// # let file = BTreeMap::from([("module.fc.weight".to_owned(), tensor()?), ("optimizer".to_owned(), tensor()?)]);
-/// // Of DataParallel's file, what is the model's.
+/// # let names = ["module.fc.weight", "optimizer"];
+/// # let file = BTreeMap::from([(names[0].to_owned(), tensor()?), (names[1].to_owned(), tensor()?)]);
+/// // Keeps the model's tensors of a DataParallel file.
 /// let state = rename_keys(&file, |name| Some(name.strip_prefix("module.")?.to_owned()))?;
 /// assert!(state.contains_key("fc.weight") && state.len() == 1);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 ///
 /// # Errors
-/// Two names become one.
+/// Two tensors get the same name.
 pub fn rename_keys(
     state: &BTreeMap<String, Tensor>,
     mut rename: impl FnMut(&str) -> Option<String>,
@@ -69,15 +70,15 @@ pub fn rename_keys(
     Ok(renamed.into_iter().map(|(name, (_, tensor))| (name, tensor)).collect())
 }
 
-/// A tensor of a module, with all its names: several, if modules share a parameter.
+/// Tensor of a module with all its names; a parameter that modules share has several.
 pub(crate) struct NamedTensor {
     pub(crate) tensor: Tensor,
     pub(crate) names: Vec<String>,
-    /// Whether it is trained.
+    /// True for a parameter, false for a buffer.
     pub(crate) is_parameter: bool,
 }
 
-/// What a module has, each once, in the order of its walk.
+/// Returns the tensors of a module, each once, in the order of its walk.
 pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> {
     let mut all: Vec<NamedTensor> = Vec::new();
     let mut known = BTreeMap::new();
@@ -87,7 +88,7 @@ pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> 
             ModuleEntry::Buffer(t) => (t, false),
             _ => return,
         };
-        // Tied are those of one memory, whichever way they came to share it.
+        // Tensors are tied if they view the same elements, however they came to share them.
         let place = *known.entry(TensorKey::from_tensor(t)).or_insert(all.len());
         match all.get_mut(place) {
             Some(named) => {
@@ -104,7 +105,8 @@ pub(crate) fn named_tensors<M: Module + ?Sized>(module: &M) -> Vec<NamedTensor> 
     all
 }
 
-/// Copies what has the same name, if all of it fits; `strict` takes missing and unexpected names for errors.
+/// Copies the tensors with equal names, unless one does not match. If `strict`, missing and unexpected names
+/// are errors.
 pub(super) fn load_state_dict<M: Module + ?Sized>(
     module: &M,
     state: &BTreeMap<String, Tensor>,
@@ -115,7 +117,7 @@ pub(super) fn load_state_dict<M: Module + ?Sized>(
     Ok(keys)
 }
 
-/// Prepares what [`load`] changes.
+/// Prepares the changes of [`load_state_dict`].
 pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     module: &M,
     state: &BTreeMap<String, Tensor>,
@@ -123,8 +125,8 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
 ) -> Result<(PreparedCopies, IncompatibleKeys)> {
     let own = named_tensors(module);
     let names: BTreeSet<&String> = own.iter().flat_map(|named| &named.names).collect();
-    // A shared parameter is there under any of its names: files often keep one. Counts of batches are not asked for: old files have
-    // none, and PyTorch takes them too.
+    // A shared parameter is present under any of its names, because files often keep one. A batch counter may
+    // be missing, as in old files; PyTorch accepts these too.
     let there =
         |name: &String| state.contains_key(name) || name.rsplit('.').next() == Some("num_batches_tracked");
     let absent = own.iter().filter(|named| !named.names.iter().any(there));
@@ -160,7 +162,7 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
                     let cast = staged.add_copy(tensor, source).map_err(|e| e.with_context(name))?;
                     first = Some((name, cast));
                 }
-                // As the model would hold it: a file may have one of them in another type.
+                // Compares in the model's dtype, because the file may hold one of the tensors in another.
                 Some((other, cast)) if !has_same_bits(cast, source).map_err(|e| e.with_context(name))? => {
                     let why = format!(
                         "`{other}` and `{name}` are one tensor of the model, and the state has two that differ: give it \
@@ -175,7 +177,8 @@ pub(crate) fn stage_state_dict<M: Module + ?Sized>(
     Ok((staged.prepare()?, keys))
 }
 
-/// Reports whether a tensor, cast to the type of another one, has its bits. Waits for the device where memory is not shared.
+/// Reports whether a tensor, cast to the dtype of another, has equal bits. Waits for the device unless memory
+/// is shared.
 fn has_same_bits(cast: &Tensor, source: &Tensor) -> Result<bool> {
     let _no_grad = autograd::no_grad();
     let source = source.detach().to_device(cast.device())?.to_dtype(cast.dtype())?;

@@ -1,17 +1,17 @@
-//! Evaluation mode for a while.
+//! Temporary evaluation mode.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
 
 use super::{Module, ModuleEntry, visit_model};
 
-/// Switches a model to evaluation mode until the guard is dropped. Then each module is back in the mode that it had, also
-/// where the scope ends with an error or a panic, and also one that was frozen by [`eval`](Module::eval) before.
+/// Switches a model to evaluation mode until the guard is dropped. The guard restores the mode of each
+/// module, even after an error or a panic. A module that [`eval`](Module::eval) froze before stays frozen.
 ///
 /// ```
 /// # use std::sync::atomic::{AtomicBool, Ordering};
 /// # use forebay_nn::nn::{self, Module};
-/// // The switches of two layers, of which the second is frozen.
+/// // Modes of two layers; the second layer is frozen.
 /// let layers = (AtomicBool::new(true), AtomicBool::new(false));
 /// {
 ///     let _eval = nn::eval_mode(&layers);
@@ -29,7 +29,7 @@ pub fn eval_mode<M: Module + ?Sized>(model: &M) -> EvalModeGuard<'_, M> {
 #[must_use = "the modes are restored when it is dropped"]
 pub struct EvalModeGuard<'a, M: Module + ?Sized> {
     model: &'a M,
-    /// The mode of each module, in the order of a walk.
+    /// Mode of each module, in the order of a walk.
     saved_modes: Vec<bool>,
 }
 
@@ -52,7 +52,7 @@ impl<M: Module + ?Sized> fmt::Debug for EvalModeGuard<'_, M> {
     }
 }
 
-/// The mode of each module that has one, in the order of a walk; true is training.
+/// Returns the mode of each module that has one, in the order of a walk; true is training.
 pub(crate) fn training_modes<M: Module + ?Sized>(model: &M) -> Vec<bool> {
     let mut modes = Vec::new();
     visit_model(model, &mut |_, slot| {

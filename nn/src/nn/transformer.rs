@@ -6,32 +6,33 @@ use forebay_core::device::Device;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// Between the two layers that treat each position alone.
+/// Activation between the two feed-forward layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum TransformerActivation {
     /// max(x, 0).
     #[default]
     Relu,
-    /// x Φ(x), by erf.
+    /// x Φ(x), computed with erf.
     Gelu,
 }
 
-/// What transformer layers are made of. `TransformerOptions { batch_first: true, ..Default::default() }`.
+/// Options of transformer layers. `TransformerOptions { batch_first: true, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct TransformerOptions {
-    /// Features between the two layers for each position; 2048.
+    /// Features between the two feed-forward layers; 2048.
     pub feedforward: usize,
-    /// The part of values that is dropped in training: of attention's weights, between the layers and before every sum; 0.1.
+    /// Dropout probability in training, for attention weights, between the feed-forward layers and before
+    /// residual sums; 0.1.
     pub dropout: f64,
-    /// Between the layers; ReLU.
+    /// Activation between the feed-forward layers; ReLU.
     pub activation: TransformerActivation,
-    /// Added to the norms' variances; 1e-5.
+    /// Term added to the variances of the norms; 1e-5.
     pub layer_norm_eps: f64,
-    /// Whether the batch is the first dimension and the sequence the second; no.
+    /// If true, the layout is \[batch, length, features\], else \[length, batch, features\]; false.
     pub batch_first: bool,
-    /// Whether each block normalises its input, and not the sum behind it; no.
+    /// If true, each block normalises its input (pre-norm) instead of the residual sum (post-norm); false.
     pub norm_first: bool,
-    /// Whether layers and norms have biases; yes.
+    /// If true, layers and norms have biases; true.
     pub bias: bool,
 }
 
@@ -74,7 +75,7 @@ impl TransformerOptions {
     }
 }
 
-/// `x` and what a block makes of it: normalised before the block, or behind the sum.
+/// Adds the output of a block to `x`, with the norm before the block or after the sum.
 fn residual_block(
     x: &Tensor,
     norm: &LayerNorm,
@@ -85,11 +86,11 @@ fn residual_block(
     if norm_first {
         return x.add(&dropout.forward(&body(&norm.forward(x)?)?)?);
     }
-    // The sum and its norm are one kernel.
+    // One kernel computes the sum and its norm.
     Ok(norm.forward_add(&dropout.forward(&body(x)?)?, x)?.1)
 }
 
-/// The two layers for each position alone, with an activation and dropout between.
+/// Applies the feed-forward network: two layers with activation and dropout between.
 fn feedforward_block(
     x: &Tensor,
     (first, dropout, second): (&Linear, &Dropout, &Linear),
@@ -103,7 +104,7 @@ fn feedforward_block(
     second.forward(&dropout.forward(&x)?)
 }
 
-/// Attention of a sequence to itself, then two layers for each position alone; each added to what it was given, and normalised.
+/// Encoder layer: self-attention, then a feed-forward network, each with a residual sum and a norm.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -118,21 +119,21 @@ fn feedforward_block(
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct TransformerEncoderLayer {
-    /// Of the sequence to itself.
+    /// Self-attention.
     pub self_attn: MultiheadAttention,
-    /// To the features between.
+    /// First feed-forward layer.
     pub linear1: Linear,
-    /// Between the layers.
+    /// Dropout between the feed-forward layers.
     pub dropout: Dropout,
-    /// And back.
+    /// Second feed-forward layer.
     pub linear2: Linear,
-    /// Of the attention.
+    /// Norm of the self-attention block.
     pub norm1: LayerNorm,
-    /// Of the layers.
+    /// Norm of the feed-forward block.
     pub norm2: LayerNorm,
-    /// Behind the attention.
+    /// Dropout after the self-attention.
     pub dropout1: Dropout,
-    /// Behind the layers.
+    /// Dropout after the feed-forward layers.
     pub dropout2: Dropout,
     #[module(skip)]
     options: TransformerOptions,
@@ -140,10 +141,10 @@ pub struct TransformerEncoderLayer {
 }
 
 impl TransformerEncoderLayer {
-    /// A layer for `features` in `heads`, initialised as PyTorch's.
+    /// Creates a layer for `features` features and `heads` heads, initialised as in PyTorch.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
@@ -161,10 +162,11 @@ impl TransformerEncoderLayer {
         })
     }
 
-    /// \[length, batch, features\] (with `batch_first` \[batch, length, features\]) or without the batch, to the same.
+    /// Applies the layer: \[length, batch, features\] (with `batch_first` \[batch, length, features\]), or
+    /// without the batch, to the same shape.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(&self, x: &Tensor, masks: &AttentionMasks<'_>) -> Result<Tensor> {
         self.scope.run(|| {
@@ -179,41 +181,43 @@ impl TransformerEncoderLayer {
     }
 }
 
-/// Attention of a sequence to itself, attention to the encoder's result, then two layers for each position alone.
+/// Decoder layer: self-attention, cross-attention to the encoder's output, then a feed-forward network.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
 /// # use forebay_nn::nn::{AttentionMasks, TransformerDecoderLayer, TransformerOptions};
 /// # let device = Device::null(Default::default());
 /// let layer = TransformerDecoderLayer::new(64, 8, TransformerOptions::default(), &device)?;
-/// let (x, memory) = (Tensor::zeros(&[7, 2, 64], DType::F32, &device)?, Tensor::zeros(&[10, 2, 64], DType::F32, &device)?);
-/// assert_eq!(layer.forward(&x, &memory, &AttentionMasks::causal(), &AttentionMasks::default())?.shape(), [7, 2, 64]);
+/// let x = Tensor::zeros(&[7, 2, 64], DType::F32, &device)?;
+/// let memory = Tensor::zeros(&[10, 2, 64], DType::F32, &device)?;
+/// let (causal, none) = (AttentionMasks::causal(), AttentionMasks::default());
+/// assert_eq!(layer.forward(&x, &memory, &causal, &none)?.shape(), [7, 2, 64]);
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct TransformerDecoderLayer {
-    /// Of the sequence to itself.
+    /// Self-attention.
     pub self_attn: MultiheadAttention,
-    /// To the encoder's result.
+    /// Cross-attention to the encoder's output.
     pub multihead_attn: MultiheadAttention,
-    /// To the features between.
+    /// First feed-forward layer.
     pub linear1: Linear,
-    /// Between the layers.
+    /// Dropout between the feed-forward layers.
     pub dropout: Dropout,
-    /// And back.
+    /// Second feed-forward layer.
     pub linear2: Linear,
-    /// Of the first attention.
+    /// Norm of the self-attention block.
     pub norm1: LayerNorm,
-    /// Of the second attention.
+    /// Norm of the cross-attention block.
     pub norm2: LayerNorm,
-    /// Of the layers.
+    /// Norm of the feed-forward block.
     pub norm3: LayerNorm,
-    /// Behind the first attention.
+    /// Dropout after the self-attention.
     pub dropout1: Dropout,
-    /// Behind the second attention.
+    /// Dropout after the cross-attention.
     pub dropout2: Dropout,
-    /// Behind the layers.
+    /// Dropout after the feed-forward layers.
     pub dropout3: Dropout,
     #[module(skip)]
     options: TransformerOptions,
@@ -221,10 +225,10 @@ pub struct TransformerDecoderLayer {
 }
 
 impl TransformerDecoderLayer {
-    /// A layer for `features` in `heads`, initialised as PyTorch's.
+    /// Creates a layer for `features` features and `heads` heads, initialised as in PyTorch.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(features: usize, heads: usize, options: TransformerOptions, device: &Device) -> Result<Self> {
         let drop = || Dropout::new(options.dropout);
@@ -245,11 +249,12 @@ impl TransformerDecoderLayer {
         })
     }
 
-    /// `x` and the encoder's result `memory`, each \[length, batch, features\] (with `batch_first` \[batch, length, features\]) or
-    /// without the batch, to the shape of `x`. `masks` are those of `x`, `memory_masks` those of its attention to `memory`.
+    /// Applies the layer to `x` and the encoder's output `memory`, each \[length, batch, features\] (with
+    /// `batch_first` \[batch, length, features\]), or without the batch. The result has the shape of `x`.
+    /// `masks` apply to the self-attention, `memory_masks` to the cross-attention.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,
@@ -273,25 +278,25 @@ impl TransformerDecoderLayer {
     }
 }
 
-/// Layers in a row, with the masks and the memory that each of them is given, and a norm behind them, if there is one.
+/// Defines a stack of layers, each with the same further arguments, and an optional final norm.
 macro_rules! transformer_stack {
     ($(#[$doc:meta])* $stack:ident of $layer:ident($($given:ident: $ty:ty),*)) => {
         $(#[$doc])*
         #[derive(Debug, Module)]
         #[module(crate = crate)]
         pub struct $stack {
-            /// In order.
+            /// Layers in order.
             pub layers: Vec<$layer>,
-            /// Behind them; none at first.
+            /// Final norm; none by default.
             pub norm: Option<LayerNorm>,
             scope: ModuleScope,
         }
 
         impl $stack {
-            /// `layers` layers for `features` in `heads`, without a norm behind them.
+            /// Creates `layers` layers for `features` features and `heads` heads, without a final norm.
             ///
             /// # Errors
-            /// The features do not divide by the heads; memory runs out.
+            /// `heads` is 0 or does not divide the number of features.
             #[track_caller]
             pub fn new(
                 features: usize,
@@ -305,7 +310,7 @@ macro_rules! transformer_stack {
                 Ok(Self { layers, norm: None, scope: ModuleScope::new() })
             }
 
-            /// With a norm behind the last layer.
+            /// Adds a norm after the last layer.
             #[must_use]
             pub fn with_norm(mut self, norm: LayerNorm) -> Self {
                 self.norm = Some(norm);
@@ -313,9 +318,8 @@ macro_rules! transformer_stack {
             }
 
             #[doc = concat!("Through all layers; shapes as those of [`", stringify!($layer), "::forward`].")]
-            ///
             /// # Errors
-            /// As there.
+            /// Same errors as the layers.
             #[track_caller]
             pub fn forward(&self, x: &Tensor, $($given: $ty),*) -> Result<Tensor> {
                 self.scope.run(|| {
@@ -328,9 +332,9 @@ macro_rules! transformer_stack {
 }
 
 transformer_stack! {
-    /// Encoder layers in a row, and a norm behind them, if there is one.
+    /// Stack of encoder layers with an optional final norm.
     ///
-    /// Each layer starts with numbers of its own; PyTorch's starts with copies of one layer.
+    /// Each layer has initial values of its own; PyTorch's stack begins with copies of one layer.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -339,18 +343,19 @@ transformer_stack! {
     /// let encoder = TransformerEncoder::new(64, 8, 2, TransformerOptions::default(), &device)?;
     /// let x = Tensor::zeros(&[10, 2, 64], DType::F32, &device)?;
     /// let padding = Tensor::from_bools(&[false; 20], &[2, 10], &device)?;
-    /// assert_eq!(encoder.forward(&x, &AttentionMasks::from_key_padding_mask(&padding))?.shape(), [10, 2, 64]);
+    /// let masks = AttentionMasks::from_key_padding_mask(&padding);
+    /// assert_eq!(encoder.forward(&x, &masks)?.shape(), [10, 2, 64]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     TransformerEncoder of TransformerEncoderLayer(masks: &AttentionMasks<'_>)
 }
 
 transformer_stack! {
-    /// Decoder layers in a row, and a norm behind them, if there is one.
+    /// Stack of decoder layers with an optional final norm.
     TransformerDecoder of TransformerDecoderLayer(memory: &Tensor, masks: &AttentionMasks<'_>, memory_masks: &AttentionMasks<'_>)
 }
 
-/// An encoder and a decoder, each with a norm behind its layers (Vaswani et al., 2017).
+/// Encoder and decoder, each with a final norm (Vaswani et al., 2017).
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -358,7 +363,8 @@ transformer_stack! {
 /// # let device = Device::null(Default::default());
 /// let options = TransformerOptions { feedforward: 64, batch_first: true, ..Default::default() };
 /// let model = Transformer::new(32, 4, [2, 2], options, &device)?;
-/// let (from, to) = (Tensor::zeros(&[2, 10, 32], DType::F32, &device)?, Tensor::zeros(&[2, 7, 32], DType::F32, &device)?);
+/// let from = Tensor::zeros(&[2, 10, 32], DType::F32, &device)?;
+/// let to = Tensor::zeros(&[2, 7, 32], DType::F32, &device)?;
 /// let none = AttentionMasks::default();
 /// assert_eq!(model.forward(&from, &to, &none, &AttentionMasks::causal(), &none)?.shape(), [2, 7, 32]);
 /// # Ok::<(), forebay_core::error::Error>(())
@@ -366,18 +372,19 @@ transformer_stack! {
 #[derive(Debug, Module)]
 #[module(crate = crate)]
 pub struct Transformer {
-    /// Of the source.
+    /// Encoder of the source.
     pub encoder: TransformerEncoder,
-    /// Of the target.
+    /// Decoder of the target.
     pub decoder: TransformerDecoder,
     scope: ModuleScope,
 }
 
 impl Transformer {
-    /// `layers` are those of encoder and decoder; matrices are uniform by Xavier's rule, as PyTorch.
+    /// Creates a model with `layers` encoder and decoder layers. Matrices are uniform by Xavier's rule, as in
+    /// PyTorch.
     ///
     /// # Errors
-    /// The features do not divide by the heads; memory runs out.
+    /// `heads` is 0 or does not divide the number of features.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -400,12 +407,12 @@ impl Transformer {
         Ok(model)
     }
 
-    /// The target `to` in view of the source `from`, each \[length, batch, features\] (with `batch_first` \[batch, length,
-    /// features\]), to the shape of `to`. The masks are those of the source, of the target, and of the target's attention to the
-    /// encoder's result.
+    /// Decodes the target `to` with attention to the encoded source `from`, each \[length, batch, features\]
+    /// (with `batch_first` \[batch, length, features\]). The result has the shape of `to`. The masks apply to
+    /// the source, the target, and the cross-attention of the target to the encoder's output.
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not match.
     #[track_caller]
     pub fn forward(
         &self,

@@ -5,7 +5,7 @@ use forebay_core::error::Result;
 use forebay_core::ops::InterpolateOptions;
 use forebay_core::tensor::Tensor;
 
-/// Signals, images or volumes at other extents; see [`interpolate`](Tensor::interpolate).
+/// Interpolation of signals, images or volumes to other extents; see [`interpolate`](Tensor::interpolate).
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops::InterpolateOptions, tensor::Tensor};
@@ -25,16 +25,16 @@ pub struct Upsample {
 }
 
 impl Upsample {
-    /// To the extents, or by the factors, that the options say.
+    /// Creates a layer with the extents or factors of the options.
     #[must_use]
     pub fn new(options: InterpolateOptions) -> Self {
         Self { options, scope: ModuleScope::new() }
     }
 
-    /// \[batch, channels, ..\] to \[batch, channels, ..\] of other extents.
+    /// Resizes the dimensions after \[batch, channels\].
     ///
     /// # Errors
-    /// As [`interpolate`](Tensor::interpolate).
+    /// Same errors as [`interpolate`](Tensor::interpolate).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.scope.run(|| x.interpolate(&self.options))

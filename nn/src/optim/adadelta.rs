@@ -9,7 +9,7 @@ use forebay_core::check;
 use forebay_core::error::Result;
 use forebay_core::tensor::Tensor;
 
-/// Adadelta: the running mean of squared steps over that of squared gradients.
+/// Adadelta: scales gradients by the ratio of the running RMS of updates to the running RMS of gradients.
 #[derive(Debug)]
 pub struct Adadelta {
     rule: AdadeltaRule,
@@ -25,7 +25,7 @@ struct AdadeltaRule {
 }
 
 impl Adadelta {
-    /// Adadelta with rho 0.9, eps 1e-6, no weight decay; PyTorch's rate is 1.
+    /// Creates Adadelta with rho 0.9, eps 1e-6 and no weight decay. PyTorch's default learning rate is 1.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = AdadeltaRule { rho: 0.9, eps: 1e-6, weight_decay: 0.0, maximize: false };
@@ -34,13 +34,13 @@ impl Adadelta {
 }
 
 impl_optimizer!(Adadelta {
-    /// How much of the means of squares stays at each step.
+    /// Sets the decay of the mean squares.
     rho: f64,
-    /// Added to the means of squares.
+    /// Sets the term added to the mean squares.
     eps: f64,
-    /// The penalty on the squares of the parameters.
+    /// Sets the weight decay (L2 penalty), which is added to the gradient.
     weight_decay: f64,
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 

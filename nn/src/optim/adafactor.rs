@@ -1,4 +1,4 @@
-//! Adafactor (Shazeer and Stern, 2018), as PyTorch has it.
+//! Adafactor (Shazeer and Stern, 2018), in PyTorch's variant.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -11,9 +11,11 @@ use forebay_core::ops::machine_epsilon;
 use forebay_core::tensor::Dims;
 use forebay_core::tensor::Tensor;
 
-/// Adafactor: gradients divided by the root of a mean of squares that is kept as its rows and columns, not for each element.
+/// Adafactor: divides gradients by the root of a mean square that is factored into rows and columns to save
+/// memory.
 ///
-/// Made of tensor operations, some twenty for each parameter. The rows and columns are those of the last two dimensions.
+/// A step runs some twenty tensor operations for each parameter. Rows and columns are the last two
+/// dimensions.
 #[derive(Debug)]
 pub struct Adafactor {
     rule: AdafactorRule,
@@ -30,7 +32,8 @@ struct AdafactorRule {
 }
 
 impl Adafactor {
-    /// Adafactor with a beta2 of 1 - t^-0.8, no weight decay; PyTorch's rate is 0.01.
+    /// Creates Adafactor with a beta2 of 1 - t^-0.8 and no weight decay. PyTorch's default learning rate is
+    /// 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = AdafactorRule {
@@ -45,15 +48,16 @@ impl Adafactor {
 }
 
 impl_optimizer!(Adafactor {
-    /// The power of the number of the step by which the mean of squares moves.
+    /// Sets the exponent of the step number in beta2.
     beta2_decay: f64,
-    /// The least root of the mean of squares, which is the rounding unit of the parameter's type if it is not given, and of a parameter's own root mean square.
+    /// Sets lower bounds: of the root of the mean square, and of a parameter's root mean square. The first
+    /// defaults to the machine epsilon of the parameter's dtype.
     eps: (Option<f64>, f64),
-    /// Steps of a larger root mean square are made shorter.
+    /// Sets the clipping threshold: updates with a larger root mean square are scaled down.
     d: f64,
-    /// How fast parameters decay, apart from the gradient.
+    /// Sets the weight decay, decoupled from the gradient.
     weight_decay: f64,
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 
@@ -78,7 +82,7 @@ impl UpdateRule for AdafactorRule {
     fn state_shape(&self, state: &'static str, shape: &[usize]) -> Dims {
         let mut kept = Dims::from_slice(shape);
         match (state, &mut kept[..]) {
-            // One number of each row, and one of each column.
+            // One value for each row, and one for each column.
             ("row_var", [.., _, columns]) => *columns = 1,
             ("col_var", [.., rows, _]) => *rows = 1,
             ("variance", [] | [_]) => {}

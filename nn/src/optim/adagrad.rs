@@ -9,7 +9,7 @@ use forebay_core::check;
 use forebay_core::error::Result;
 use forebay_core::tensor::Tensor;
 
-/// Adagrad: gradients divided by the root of the sum of all their squares.
+/// Adagrad: divides gradients by the root of the sum of all their squares.
 #[derive(Debug)]
 pub struct Adagrad {
     rule: AdagradRule,
@@ -26,7 +26,7 @@ struct AdagradRule {
 }
 
 impl Adagrad {
-    /// Adagrad with eps 1e-10; PyTorch's rate is 0.01.
+    /// Creates Adagrad with eps 1e-10. PyTorch's default learning rate is 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = AdagradRule {
@@ -41,15 +41,15 @@ impl Adagrad {
 }
 
 impl_optimizer!(Adagrad {
-    /// How fast the learning rate falls: step t has lr / (1 + (t - 1) `lr_decay`).
+    /// Sets the decay of the learning rate: step t uses lr / (1 + (t - 1) `lr_decay`).
     lr_decay: f64,
-    /// The penalty on the squares of the parameters.
+    /// Sets the weight decay (L2 penalty), which is added to the gradient.
     weight_decay: f64,
-    /// What the sums of squares begin with.
+    /// Sets the initial value of the sums of squares.
     initial_accumulator_value: f64,
-    /// Added to the root of the sum of squares.
+    /// Sets the term added to the root of the sum of squares.
     eps: f64,
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 

@@ -1,5 +1,6 @@
-//! Adam (Kingma and Ba, 2014) and its relatives: AdamW (Loshchilov and Hutter, 2017), Adamax (Kingma and Ba, 2014), NAdam (Dozat, 2016)
-//! and RAdam (Liu et al., 2019). All keep a running mean of gradients, and one of their size.
+//! Adam (Kingma and Ba, 2014) and its variants: AdamW (Loshchilov and Hutter, 2017), Adamax (Kingma and Ba,
+//! 2014), NAdam (Dozat, 2016) and RAdam (Liu et al., 2019). All keep running means of the gradients and of
+//! their magnitude.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -10,7 +11,7 @@ use forebay_core::check;
 use forebay_core::error::Result;
 use forebay_core::tensor::Tensor;
 
-/// How the mean of gradients and their size become a step.
+/// Formula that turns the running means into an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum AdamVariant {
     Adam,
@@ -47,12 +48,14 @@ impl AdamRule {
         }
     }
 
-    /// NAdam: the logarithm of q = 0.96^decay, below zero: the momentum of step i is beta1 (1 - qⁱ / 2).
+    /// Returns ln(q) of NAdam for q = 0.96^decay, bounded below zero. The momentum of step i is beta1 (1 - qⁱ
+    /// / 2).
     fn ln_q(&self) -> f64 {
         (self.momentum_decay * 0.96f64.ln()).min(-1e-12)
     }
 
-    /// NAdam: the product of the momenta of all steps up to `t`: ln(1 - qⁱ / 2) as its series, whose terms are geometric in i.
+    /// Returns the product of NAdam's momenta of all steps up to `t`. Sums the series of ln(1 - qⁱ / 2),
+    /// whose terms are geometric in i.
     fn mu_product(&self, t: f64) -> f64 {
         let lq = self.ln_q();
         let sum = |k: f64| (k * lq).exp() * (t * k * lq).exp_m1() / (k * lq).exp_m1();
@@ -61,7 +64,7 @@ impl AdamRule {
     }
 }
 
-/// An optimiser of the family: its variant, what differs at first, and which options it has.
+/// Defines an optimiser of the family: its variant, its initial options, and its settable options.
 macro_rules! adam_optimizers {
     ($(
         $(#[$doc:meta])*
@@ -84,15 +87,16 @@ macro_rules! adam_optimizers {
         }
 
         impl_optimizer!($name {
-            /// How much of the running mean of gradients, and of the measure of their size, stays at each step.
+            /// Sets the decays of the running mean of gradients and of the running mean of their magnitude.
             betas: (f64, f64),
-            /// Added to the measure of size, what the mean is divided by.
+            /// Sets the term added to the divisor.
             eps: f64,
-            /// How fast parameters decay.
+            /// Sets the weight decay.
             weight_decay: f64,
-            /// Which of them decay, all unless set: `|p| p.rank() > 1` leaves out biases and the weights of norms.
+            /// Sets the filter of parameters that decay; all by default. `|p| p.rank() > 1` excludes biases
+            /// and norm weights.
             weight_decay_filter: fn(&Tensor) -> bool,
-            /// Climbs instead.
+            /// If true, maximises the objective.
             maximize: bool,
             $($options)*
         });
@@ -100,28 +104,28 @@ macro_rules! adam_optimizers {
 }
 
 adam_optimizers! {
-    /// Adam; weight decay is a penalty added to the gradient.
+    /// Adam, with weight decay as an L2 penalty added to the gradient.
     Adam = Adam {} "no weight decay." {
-        /// Divides by the largest mean of squares so far.
+        /// If true, divides by the largest mean square so far.
         amsgrad: bool,
     }
-    /// Adam with weight decay apart from the gradient, 0.01 unless set.
+    /// Adam with weight decay decoupled from the gradient, 0.01 by default.
     AdamW = Adam { weight_decay: 0.01, decoupled_weight_decay: true } "weight decay 0.01." {
-        /// Divides by the largest mean of squares so far.
+        /// If true, divides by the largest mean square so far.
         amsgrad: bool,
     }
-    /// Adamax: Adam with the largest gradient, which fades, in place of the mean of squares.
+    /// Adamax: Adam with a decaying maximum of gradient magnitudes instead of the mean square.
     Adamax = Adamax {} "no weight decay; PyTorch's rate is 0.002." {}
-    /// NAdam: Adam that looks one step of momentum ahead.
+    /// NAdam: Adam with Nesterov momentum.
     NAdam = NAdam {} "momentum decay 0.004, no weight decay; PyTorch's rate is 0.002." {
-        /// How fast the momentum grows to its full size.
+        /// Sets the rate at which the momentum approaches its full value.
         momentum_decay: f64,
-        /// Weights decay apart from the gradient, as in AdamW.
+        /// If true, decouples weight decay from the gradient, as in AdamW.
         decoupled_weight_decay: bool,
     }
-    /// RAdam: Adam whose first steps are not divided by a variance that is not known yet.
+    /// RAdam: Adam that rectifies the variance of its early steps.
     RAdam = RAdam {} "no weight decay." {
-        /// Weights decay apart from the gradient, as in AdamW.
+        /// If true, decouples weight decay from the gradient, as in AdamW.
         decoupled_weight_decay: bool,
     }
 }
@@ -171,7 +175,8 @@ impl UpdateRule for AdamRule {
 
     fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         let decay = if self.decoupled_weight_decay { 1.0 - lr * weight_decay } else { weight_decay };
-        // The smallest logarithm whose power is 0: that of 0 itself is infinite, which kernels do not compute with.
+        // Lower bound whose exponential is 0, because ln(0) is infinite and kernels do not compute with
+        // infinities.
         let ln = |beta: f64| beta.ln().max(-1e3);
         let (b1, b2) = self.betas;
         let ln_momentum = if self.variant == AdamVariant::NAdam { self.ln_q() } else { ln(b1) };
@@ -183,7 +188,7 @@ impl UpdateRule for AdamRule {
 
     fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
         let (t, (b1, b2)) = (step as f64, self.betas);
-        // What the means lack of weights that sum to 1.
+        // Bias corrections: the sum of the weights in each running mean.
         let [first, second] = [b1, b2].map(|beta| 1.0 - beta.powf(t));
         match self.variant {
             AdamVariant::Adam => [lr / first, second.sqrt(), 0.0],

@@ -1,4 +1,4 @@
-//! Averaged stochastic gradient descent (Polyak and Juditsky, 1992), as PyTorch has it.
+//! Averaged stochastic gradient descent (Polyak and Juditsky, 1992), in PyTorch's variant.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -9,8 +9,8 @@ use forebay_core::check;
 use forebay_core::error::Result;
 use forebay_core::tensor::Tensor;
 
-/// Descent whose parameters are averaged beside: the state `ax` is the average. A rate that is changed counts from the next step on, as in
-/// all optimisers here; PyTorch's takes it a step later.
+/// Gradient descent that also averages the parameters; the state `ax` is the average. A changed learning rate
+/// applies to the next step, as in all optimisers here. PyTorch's applies one step later.
 #[derive(Debug)]
 pub struct Asgd {
     rule: AsgdRule,
@@ -27,7 +27,8 @@ struct AsgdRule {
 }
 
 impl Asgd {
-    /// Averaged descent with lambda 1e-4, alpha 0.75, t0 1e6, no weight decay; PyTorch's rate is 0.01.
+    /// Creates averaged descent with lambda 1e-4, alpha 0.75, t0 1e6 and no weight decay. PyTorch's default
+    /// learning rate is 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = AsgdRule { lambd: 1e-4, alpha: 0.75, t0: 1e6, weight_decay: 0.0, maximize: false };
@@ -36,15 +37,15 @@ impl Asgd {
 }
 
 impl_optimizer!(Asgd {
-    /// How fast parameters decay, and rates fall.
+    /// Sets the decay of parameters and learning rate.
     lambd: f64,
-    /// The power by which rates fall: step t + 1 has lr / (1 + lambda lr t)^alpha.
+    /// Sets the exponent of the learning rate's decay: step t + 1 uses lr / (1 + lambda lr t)^alpha.
     alpha: f64,
-    /// The step from which on is averaged.
+    /// Sets the step at which averaging begins.
     t0: f64,
-    /// The penalty on the squares of the parameters.
+    /// Sets the weight decay (L2 penalty), which is added to the gradient.
     weight_decay: f64,
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 

@@ -1,4 +1,4 @@
-//! Averages of what training goes through: PyTorch's `optim.swa_utils.AveragedModel`.
+//! Averages of a model's weights over training: PyTorch's `optim.swa_utils.AveragedModel`.
 
 use std::collections::BTreeMap;
 
@@ -9,16 +9,16 @@ use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
 use forebay_core::tensor::Tensor;
 
-/// How parameters are averaged.
+/// Rule by which weights are averaged.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum AveragingRule {
-    /// All alike (Izmailov et al., 2018).
+    /// Equal weight for all updates (Izmailov et al., 2018).
     Swa,
-    /// Each update fades by this factor at the next one.
+    /// Exponential moving average with this decay.
     Ema(f64),
 }
 
-/// A second set of a model's numbers that follows it, and is often the better one to evaluate.
+/// Averaged copy of a model's weights, which often evaluates better than the model itself.
 ///
 /// ```
 /// # use forebay_core::{device::Device, error::Result};
@@ -41,25 +41,22 @@ enum AveragingRule {
 pub struct AveragedModel {
     rule: AveragingRule,
     use_buffers: bool,
-    /// Under all names; names of one parameter have one tensor.
+    /// Averages by name; names of one shared parameter refer to one tensor.
     averages: BTreeMap<String, Tensor>,
     n_averaged: u64,
 }
 
 impl AveragedModel {
-    /// The mean over all updates: stochastic weight averaging.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates the mean over all updates: stochastic weight averaging.
     #[track_caller]
     pub fn swa<M: Module + ?Sized>(model: &M) -> Result<Self> {
         Self::new(model, AveragingRule::Swa)
     }
 
-    /// An exponential moving average: of what there was, `decay` stays at each update.
+    /// Creates an exponential moving average; each update keeps the fraction `decay` of the average.
     ///
     /// # Errors
-    /// `decay` is not between 0 and 1; memory runs out.
+    /// `decay` is not between 0 and 1.
     #[track_caller]
     pub fn ema<M: Module + ?Sized>(model: &M, decay: f64) -> Result<Self> {
         if !(0.0..=1.0).contains(&decay) {
@@ -80,20 +77,21 @@ impl AveragedModel {
         Ok(Self { rule: average, use_buffers: false, averages: values, n_averaged: 0 })
     }
 
-    /// Averages buffers of floats too, such as the running statistics of batch norms; else they are those of the last update.
+    /// If true, also averages floating-point buffers, such as the running statistics of batch norms.
+    /// Otherwise the buffers are copies of the last update's.
     #[must_use]
     pub fn use_buffers(mut self, on: bool) -> Self {
         self.use_buffers = on;
         self
     }
 
-    /// How many updates there were.
+    /// Returns the number of updates.
     #[must_use]
     pub fn n_averaged(&self) -> u64 {
         self.n_averaged
     }
 
-    /// The model's tensors beside their averages.
+    /// Pairs the model's tensors with their averages.
     fn zip_with_averages<M: Module + ?Sized>(
         &self,
         op: &'static str,
@@ -112,10 +110,11 @@ impl AveragedModel {
         nn::named_tensors(model).into_iter().map(pair).collect()
     }
 
-    /// Takes the model's numbers into the averages; the first time, as they are. Not in a step that is captured: call it behind.
+    /// Updates the averages with the model's weights. The first update copies them. Call this after a
+    /// captured step, not inside.
     ///
     /// # Errors
-    /// The model has other names or shapes; a step is being captured; memory runs out.
+    /// The model has other names or shapes, or a step is being captured.
     #[track_caller]
     pub fn update_parameters<M: Module + ?Sized>(&mut self, model: &M) -> Result<()> {
         const OP: &str = "AveragedModel::update";
@@ -142,17 +141,18 @@ impl AveragedModel {
         Ok(())
     }
 
-    /// Exchanges the model's numbers and the averages; again, and both are as before.
+    /// Swaps the model's weights and the averages. A second call undoes the first.
     ///
     /// # Errors
-    /// The model has other names or shapes; memory runs out, for one tensor's copy.
+    /// The model has other names or shapes.
     #[track_caller]
     pub fn swap_parameters<M: Module + ?Sized>(&mut self, model: &M) -> Result<()> {
         const OP: &str = "AveragedModel::swap";
         let _op = memory::scope::enter_op(OP);
         let _no_grad = autograd::no_grad();
         let pairs = self.zip_with_averages(OP, model)?;
-        // All that takes memory comes first: one place for each type, as large as the largest tensor of it.
+        // Allocates first, so that running out of memory changes nothing: one buffer for each dtype and
+        // device, with room for the largest tensor.
         let mut places: Vec<Tensor> = Vec::new();
         let mut sorted: Vec<&Tensor> = pairs.iter().map(|(named, _)| &named.tensor).collect();
         sorted.sort_by_key(|t| std::cmp::Reverse(t.numel()));
@@ -189,10 +189,8 @@ impl AveragedModel {
         Ok(())
     }
 
-    /// The averages under PyTorch's names, `module.` before each, and `n_averaged`. They share memory with this: save them, or copy them.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns the averages under PyTorch's names, each with the prefix `module.`, and `n_averaged`. The
+    /// tensors share memory with the averages, so save or copy them.
     pub fn state_dict(&self) -> Result<BTreeMap<String, Tensor>> {
         let mut state: BTreeMap<String, Tensor> =
             self.averages.iter().map(|(name, t)| (format!("module.{name}"), t.clone())).collect();
@@ -205,10 +203,11 @@ impl AveragedModel {
         Ok(state)
     }
 
-    /// Goes on from averages of [`state_dict`](Self::state_dict), or of PyTorch's.
+    /// Restores averages from [`state_dict`](Self::state_dict) or from PyTorch.
     ///
     /// # Errors
-    /// One error that lists names that are missing, unexpected or do not fit; nothing is changed then.
+    /// The state has no valid `n_averaged`. Names that are missing, unexpected or do not match give a single
+    /// error, and nothing is changed.
     pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
         let count = state.get(N_AVERAGED_KEY).filter(|t| t.numel() == 1 && t.dtype().is_int());
         let Some(count) = count else {

@@ -1,4 +1,4 @@
-//! Gradients held within bounds, on the device.
+//! Gradient clipping on the device.
 
 use forebay_shaders::KernelSpec;
 use rustc_hash::FxHashSet;
@@ -13,13 +13,14 @@ use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
 use forebay_core::tensor::Tensor;
 
-/// Elements whose squares one workgroup sums.
+/// Number of elements whose squares one workgroup sums.
 const ELEMENTS_PER_PARTIAL: usize = 4096;
 
-/// The largest bound of a norm: the kernel divides it by at least 1e-6, which f32 holds.
+/// Upper bound of `max_norm`. The kernel divides `max_norm` by at least 1e-6, and the quotient must be finite
+/// in f32.
 const MAX_NORM_LIMIT: f64 = 1e32;
 
-/// How [`clip_grad_norm_with`] measures; the default is PyTorch's.
+/// Options of [`clip_grad_norm_with`], with PyTorch's defaults.
 ///
 /// ```
 /// # use forebay_nn::optim::ClipGradNormOptions;
@@ -28,9 +29,10 @@ const MAX_NORM_LIMIT: f64 = 1e32;
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct ClipGradNormOptions {
-    /// The order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
+    /// Order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
     pub norm_type: f64,
-    /// A norm that is infinite or NaN is an error, and the gradients stay as they are; the host waits for the device to know it.
+    /// If true, an infinite or NaN norm is an error and leaves the gradients unchanged. The host then waits
+    /// for the device.
     pub error_if_nonfinite: bool,
 }
 
@@ -40,8 +42,9 @@ impl Default for ClipGradNormOptions {
     }
 }
 
-/// Scales the gradients of `parameters` in place so that the norm of all together is at most `max_norm`, and returns the
-/// norm they had. Nothing waits for the device. [`clip_grad_norm_with`] has other norms.
+/// Scales the gradients of `parameters` in place so that their total norm is at most `max_norm`, and returns
+/// the norm before scaling. The host does not wait for the device. [`clip_grad_norm_with`] supports other
+/// norms.
 ///
 /// ```no_run
 /// # use forebay_core::{error::Result, tensor::Tensor};
@@ -53,15 +56,18 @@ impl Default for ClipGradNormOptions {
 /// ```
 ///
 /// # Errors
-/// `max_norm` is negative or NaN; the gradients are on several devices or of f64, or do not fit their parameters; memory runs out.
+/// `parameters` is empty, or `max_norm` is negative or NaN. Also fails for gradients that are on several
+/// devices, of f64, or do not match their parameters.
 pub fn clip_grad_norm_(parameters: &[Tensor], max_norm: f64) -> Result<Tensor> {
     clip_grad_norm_with(parameters, max_norm, &ClipGradNormOptions::default())
 }
 
-/// As [`clip_grad_norm_`] with a norm of any order, and on request an error where it is not finite.
+/// Clips like [`clip_grad_norm_`] with a norm of any order, and with an optional error for a norm that is not
+/// finite.
 ///
 /// # Errors
-/// As [`clip_grad_norm_`]; the order is not above 0; the norm is not finite, and that is to be an error.
+/// Same errors as [`clip_grad_norm_`]. Also fails if the order is not above 0, or for a non-finite norm if
+/// the options say so.
 pub fn clip_grad_norm_with(
     parameters: &[Tensor],
     max_norm: f64,
@@ -130,17 +136,17 @@ pub fn clip_grad_norm_with(
             return Err(Error::argument(OP, rule));
         }
     }
-    // An infinite bound leaves the gradients as they are, also where the norm is infinite or NaN.
+    // An infinite bound leaves the gradients unchanged, even if the norm is infinite or NaN.
     if max_norm < f64::INFINITY {
         transform_grads(&grads, GradTransform::Scale(&factor))?;
     }
     Ok(norm)
 }
 
-/// Holds every element of the gradients of `parameters` between -`value` and `value`, in place.
+/// Clamps every gradient element of `parameters` to -`value`..=`value`, in place.
 ///
 /// # Errors
-/// A gradient is of f64 or does not fit its parameter; `value` is negative or NaN.
+/// A gradient is of f64 or does not match its parameter, or `value` is negative or NaN.
 pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
     const OP: &str = "clip_grad_value_";
     let _op = memory::scope::enter_op(OP);
@@ -153,7 +159,7 @@ pub fn clip_grad_value_(parameters: &[Tensor], value: f64) -> Result<()> {
     transform_grads(&grads, GradTransform::Clamp([-value, value]))
 }
 
-/// Divides the gradients of `parameters` by the scale of a scaler: see [`Change::Unscale`].
+/// Divides the gradients of `parameters` by the scale of a scaler: see [`GradTransform::Unscale`].
 pub(crate) fn unscale_grads(
     op: &'static str,
     parameters: &[Tensor],
@@ -171,11 +177,11 @@ pub(crate) fn unscale_grads(
     transform_grads(&grads, GradTransform::Unscale(scaler, flag))
 }
 
-/// The gradients there are, each once, contiguous.
+/// Returns the existing gradients, each once, contiguous.
 fn collect_grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>> {
     let mut seen = FxHashSet::default();
     let mut grads = Vec::new();
-    // All are checked before the first is changed, or replaced by a contiguous one.
+    // Checks all gradients before it changes the first or makes the first contiguous.
     for (k, p) in parameters.iter().enumerate() {
         p.grad().map_or(Ok(()), |grad| fused::check_grad(op, k, p, &grad))?;
     }
@@ -188,7 +194,7 @@ fn collect_grads(op: &'static str, parameters: &[Tensor]) -> Result<Vec<Tensor>>
     Ok(grads)
 }
 
-/// Runs of gradients that fit one launch beside `shared` other bindings.
+/// Splits gradients into launches that each bind `shared` further buffers.
 fn split_into_launches(grads: &[Tensor], shared: usize) -> Vec<&[Tensor]> {
     let mut batches = Vec::new();
     let mut start = 0;
@@ -207,14 +213,15 @@ fn dtype_names(grads: &[Tensor]) -> SmallVec<[&'static str; 16]> {
     grads.iter().map(|g| g.dtype().name()).collect()
 }
 
-/// What becomes of gradients.
+/// In-place transformation of gradients.
 #[derive(Clone, Copy)]
 enum GradTransform<'a> {
-    /// Times a number on the device.
+    /// Multiplication by a scalar on the device.
     Scale(&'a Tensor),
-    /// Between two numbers.
+    /// Clamping between two values.
     Clamp([f32; 2]),
-    /// Times the inverse scale in the buffer of a scaler, whose flag at this place is set if one is infinite or NaN.
+    /// Multiplication by the inverse scale in a scaler's buffer. Sets the flag at this index if an element is
+    /// infinite or NaN.
     Unscale(&'a Tensor, usize),
 }
 

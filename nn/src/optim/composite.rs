@@ -1,7 +1,8 @@
-//! Steps that are made of tensor operations, for what needs more of a parameter than one element: its norm, its rows, products.
+//! Optimiser steps made of tensor operations, for rules that need more than single elements: norms, rows,
+//! matrix products.
 //!
-//! What changes from step to step is read from the device, where one launch writes it for several parameters: so captured steps stay
-//! live, and a step can be skipped, as in those of one kernel.
+//! Values that change from step to step are read from the device, where one launch writes them for several
+//! parameters. Captured steps therefore stay up to date, and a step can be skipped, as with fused kernels.
 
 use std::sync::Arc;
 
@@ -16,29 +17,29 @@ use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
 use forebay_core::tensor::Tensor;
 
-/// A parameter in the step at hand, all in f32.
+/// Inputs of the update of one parameter, all in f32.
 pub(super) struct ParamStep {
-    /// The parameter, before.
+    /// Parameter before the step.
     pub(super) param: Tensor,
-    /// Its gradient.
+    /// Gradient of the parameter.
     pub(super) grad: Tensor,
-    /// Its states, in the rule's order.
+    /// States of the parameter, in the rule's order.
     pub(super) states: SmallVec<[Tensor; 3]>,
-    /// The learning rate and the number of this step, from 1 on: numbers on the device.
+    /// Learning rate and number of this step (from 1), as scalars on the device.
     pub(super) lr: Tensor,
     pub(super) step: Tensor,
     pub(super) weight_decay: f64,
-    /// What the parameter is kept in.
+    /// Dtype in which the parameter is stored.
     pub(super) dtype: DType,
 }
 
-/// What the parameter becomes, and its states.
+/// Updated parameter and states.
 pub(super) type ParamUpdate = (Tensor, SmallVec<[Tensor; 3]>);
 
-/// A value, and where it goes.
+/// Value and its destination.
 pub(super) type PendingWrite = (Tensor, Tensor);
 
-/// What the members of a group that have gradients become; nothing is changed yet but the counts of steps.
+/// Computes the updates of the group members that have gradients. Changes nothing except the step counts.
 pub(super) fn compute_writes(
     rule: &impl UpdateRule,
     group: &FusedGroup,
@@ -72,7 +73,7 @@ pub(super) fn compute_writes(
                 None => Ok(new),
             };
             for (view, new) in states.into_iter().zip(moved) {
-                // A state that this parameter does not use is handed back as it was: it is no write.
+                // The rule returns the view of an unused state as is; no write is needed.
                 if view.numel() > 0 && !new.shares_storage(&view) {
                     writes.push((kept(new, &view)?, view));
                 }
@@ -87,7 +88,7 @@ pub(super) fn compute_writes(
     Ok(writes)
 }
 
-/// [members, 4]: the learning rate, the number of the step, and 0 where it is skipped.
+/// Computes [members, 4] on the device: the learning rate, the step number, and 0 if the step is skipped.
 fn compute_step_scalars(
     group: &FusedGroup,
     grads: &[super::fused::MemberGrad],

@@ -1,4 +1,4 @@
-//! One kernel for several parameters: how they are grouped, where their state lies, how a step is launched.
+//! Fused optimiser steps: grouping of parameters, layout of their state, and launches.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -20,68 +20,72 @@ use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use forebay_core::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
 
-/// Elements that one workgroup changes.
+/// Number of elements that one workgroup updates.
 pub(super) const ELEMENTS_PER_WORKGROUP: usize = 4 * WORKGROUP_SIZE;
 
-/// Bindings that every device has and kernels are held to; more are used where there are more.
+/// Number of bindings that every device supports. Kernels use more only on devices with a higher limit.
 const MIN_BINDINGS: usize = 7;
 
-/// Tensors in one launch at most: what their parameters take of the uniform block.
+/// Maximum number of tensors in one launch, limited by the uniform block.
 pub(super) const MAX_LAUNCH_TENSORS: usize = 16;
 
-/// An algorithm, as the kernel sees it.
+/// Update rule of an optimiser.
 pub(super) trait UpdateRule: Copy + Send + Sync + 'static {
-    /// The kernel, without what depends on the parameters; `None` for a rule of tensor operations, which has `compose` instead.
+    /// Returns the kernel without parameter-dependent definitions, or `None` for a rule with
+    /// `compute_update`.
     fn kernel(&self) -> Option<KernelSpec> {
         None
     }
-    /// What a parameter becomes, by tensor operations.
+    /// Computes the updated parameter by tensor operations.
     fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {
         Ok((at.param, at.states))
     }
-    /// Fails for a parameter that the rule does not take.
+    /// Fails for a parameter that the rule does not support.
     fn check_parameter(&self, parameter: &Tensor) -> Result<()> {
         let _ = parameter;
         Ok(())
     }
-    /// Fails for an option that is out of its range. Called before each step.
+    /// Fails for an option that is out of range. Called before each step.
     fn check_options(&self) -> Result<()>;
-    /// The names of the numbers kept for each element, in the kernel's order.
+    /// Returns the names of the states, in the kernel's order.
     fn state_names(&self) -> SmallVec<[&'static str; 3]>;
-    /// Other names in PyTorch's state of it: numbers that follow from the count of steps, which are passed over.
+    /// Returns further names in PyTorch's state, whose values follow from the step count. Loading ignores
+    /// them.
     fn derived_state_names(&self) -> &'static [&'static str] {
         &[]
     }
-    /// Whether PyTorch's state of it has a count of steps: without one, who has a state has made one.
+    /// Reports whether PyTorch's state has a step count. Without a count, a parameter with state counts as
+    /// one step.
     fn has_step_count(&self) -> bool {
         true
     }
-    /// The shape of a state, where it is not the parameter's.
+    /// Returns the shape of a state, by default the parameter's.
     fn state_shape(&self, state: &'static str, shape: &[usize]) -> Dims {
         let _ = state;
         shape.into()
     }
-    /// How fast parameters decay, unless their group says otherwise.
+    /// Returns the weight decay, unless the parameter group overrides it.
     fn weight_decay(&self) -> f64;
-    /// Whether a parameter decays at all: one launch is of parameters that do, or of others.
+    /// Reports whether weight decay applies to a parameter. A launch mixes no parameters with and without
+    /// weight decay.
     fn has_weight_decay(&self, parameter: &Tensor) -> bool {
         let _ = parameter;
         true
     }
-    /// What is the same for all parameters of a launch, at their weight decay and learning rate.
+    /// Returns the constants shared by all parameters of a launch.
     fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {
         let _ = (weight_decay, lr);
         [0.0; 8]
     }
-    /// What depends on how many steps a parameter has made, this one included. The kernel has the same as `step_constants`, where the
-    /// device counts.
+    /// Returns the constants that depend on the number of this step, from 1. The kernel repeats this formula
+    /// for counts kept on the device.
     fn step_constants(&self, step: u64, lr: f64) -> [f64; 3] {
         let _ = (step, lr);
         [0.0; 3]
     }
 }
 
-/// Parameters of an optimiser that have a learning rate or a weight decay of their own, as PyTorch's parameter groups.
+/// Parameters with their own learning rate or weight decay, like PyTorch's parameter groups.
 ///
 /// ```
 /// # use forebay_core::{device::Device, error::Result};
@@ -105,29 +109,30 @@ pub struct ParamGroup {
 }
 
 impl ParamGroup {
-    /// Parameters with the optimiser's own options.
+    /// Creates a group with the optimiser's options.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>) -> Self {
         Self { parameters, lr: None, weight_decay: None }
     }
 
-    /// Their learning rate, while the optimiser's is what it is now: later it keeps its ratio to that.
+    /// Sets the group's learning rate. Its ratio to the optimiser's current rate is kept when the optimiser's
+    /// rate changes.
     #[must_use]
     pub fn lr(self, lr: f64) -> Self {
         Self { lr: Some(lr), ..self }
     }
 
-    /// How fast they decay.
+    /// Sets the group's weight decay.
     #[must_use]
     pub fn weight_decay(self, weight_decay: f64) -> Self {
         Self { weight_decay: Some(weight_decay), ..self }
     }
 }
 
-/// What the parameters of a [`ParamGroup`] have of their own.
+/// Options that a [`ParamGroup`] overrides.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct GroupOverrides {
-    /// Their learning rate over the optimiser's.
+    /// Ratio of the group's learning rate to the optimiser's.
     lr_ratio: Option<f64>,
     weight_decay: Option<f64>,
 }
@@ -137,40 +142,40 @@ impl GroupOverrides {
         self.lr_ratio.map_or(lr, |ratio| ratio * lr)
     }
 
-    /// Of a parameter, by a rule.
+    /// Returns the weight decay of a parameter under a rule.
     pub(super) fn weight_decay_for(self, rule: &impl UpdateRule, parameter: &Tensor) -> f64 {
         if rule.has_weight_decay(parameter) { self.weight_decay.unwrap_or(rule.weight_decay()) } else { 0.0 }
     }
 }
 
-/// The parameters of an optimiser and their state.
+/// Parameters of an optimiser and their state.
 #[derive(Debug)]
 pub(super) struct FusedOptimizer {
     pub(super) parameters: Vec<Tensor>,
-    /// The first parameter of each group, and what its parameters have of their own.
+    /// First parameter of each group, and the group's overrides.
     group_overrides: SmallVec<[(usize, GroupOverrides); 2]>,
-    /// The learning rate as it was set; captured steps have the last one that is in its range.
+    /// Learning rate as last set. Captured steps use the last valid one.
     lr: f64,
     pub(super) step_state: Arc<StepState>,
     pub(super) groups: Vec<FusedGroup>,
-    /// Parameters that are in no group yet, since they had no gradient to step by: they have no state.
+    /// Indices of parameters without a group. They have had no gradient yet and therefore have no state.
     ungrouped: Vec<usize>,
-    /// The states of the groups there are.
+    /// State names of the existing groups.
     state_names: SmallVec<[&'static str; 3]>,
     /// If true, the parameters were checked.
     is_checked: bool,
-    /// Whether the state is on the host between steps.
+    /// If true, the state is on the host between steps.
     offloads_state: bool,
-    /// Whether 16-bit copies of parameters are written too.
+    /// If true, steps also write 16-bit copies of the parameters.
     writes_low_precision_copies: bool,
 }
 
-/// What changes from one step to the next: captured steps read it at each replay, and count.
+/// Values that change between steps; captured steps read and count them at each replay.
 #[derive(Debug)]
 pub(super) struct StepState {
-    /// The bits of the learning rate.
+    /// Bits of the learning rate.
     lr: AtomicU64,
-    /// Steps of each parameter; those that the device may have skipped are among them.
+    /// Step counts of the parameters, including steps that the device may have skipped.
     steps: Box<[AtomicU64]>,
 }
 
@@ -187,7 +192,7 @@ impl StepState {
         self.steps[parameter].load(Ordering::Relaxed)
     }
 
-    /// Counts a step; returns how many there were before.
+    /// Increments the step count, and returns the count before.
     pub(super) fn increment_steps(&self, parameter: usize) -> u64 {
         self.steps[parameter].fetch_add(1, Ordering::Relaxed)
     }
@@ -197,34 +202,37 @@ impl StepState {
     }
 }
 
-/// Parameters that are stepped by one launch.
+/// Parameters that one launch updates.
 #[derive(Debug)]
 pub(super) struct FusedGroup {
-    /// Numbers of the parameters.
+    /// Indices of the parameters.
     pub(super) members: Vec<usize>,
     pub(super) overrides: GroupOverrides,
-    /// Where the state of each starts, in elements.
+    /// Offset of each member's state, in elements.
     offsets: Vec<usize>,
-    /// The state of all; `None` where the rule keeps none.
+    /// State of all members, or `None` for a rule without state.
     pub(super) state: Option<Tensor>,
-    /// Steps that each member has made, twice: a step reads one number and writes the other. `None` while the host knows.
+    /// Step counts of the members on the device, in two slots each: a step reads one slot and writes the
+    /// other. `None` while the host counts.
     pub(super) step_counts: Option<Tensor>,
 }
 
-/// How many tensors one launch takes, if each needs `each` bindings and all share `shared`.
+/// Returns the maximum number of tensors in a launch with `each` bindings for each tensor and `shared` common
+/// ones.
 pub(super) fn max_tensors_per_launch(device: &Device, each: usize, shared: usize) -> usize {
     let bindings = (device.info().limits.max_bindings as usize).max(MIN_BINDINGS);
-    // Backends count some buffers of their own among the limit: only a generous one is used.
+    // Backends count some internal buffers towards the limit, so only a generous limit is used.
     let bindings = if bindings >= 2 * MIN_BINDINGS { bindings } else { MIN_BINDINGS };
     ((bindings - shared) / each).min(MAX_LAUNCH_TENSORS)
 }
 
-/// Whether a tensor may join a launch. The conversion to f16 is declared once in a kernel, so one f16 tensor is alone.
+/// Reports whether a tensor may join a launch. A kernel declares the conversion to f16 only once, so an f16
+/// tensor is launched alone.
 pub(super) fn can_share_launch(first: &Tensor, next: &Tensor, count: usize, most: usize) -> bool {
     count < most && first.device() == next.device() && ![first, next].iter().any(|t| t.dtype() == DType::F16)
 }
 
-/// How a kernel writes a tensor: see optim.wgsl.
+/// Returns the mode in which a kernel writes a tensor: see optim.wgsl.
 pub(super) fn write_mode(t: &Tensor, other: Option<&Tensor>) -> &'static str {
     let offsets = [Some(t), other].into_iter().flatten().map(|t| t.layout().offset());
     if t.dtype() == DType::F32 {
@@ -234,7 +242,7 @@ pub(super) fn write_mode(t: &Tensor, other: Option<&Tensor>) -> &'static str {
     if t.layout().offset() == 0 && t.numel().is_multiple_of(2) { "packed" } else { "scattered" }
 }
 
-/// Fails for a dtype that the kernels of this module do not compute.
+/// Fails for a dtype that the kernels of this module do not support.
 pub(super) fn check_dtype(op: &'static str, t: &Tensor) -> Result<()> {
     match t.dtype() {
         DType::F32 | DType::F16 | DType::BF16 => Ok(()),
@@ -243,12 +251,12 @@ pub(super) fn check_dtype(op: &'static str, t: &Tensor) -> Result<()> {
 }
 
 impl FusedGroup {
-    /// Where in `counts` the steps of a member are, of which the host knows `steps`.
+    /// Returns the index of a member's current slot in `step_counts`, from the host's count `steps`.
     pub(super) fn count_index(member: usize, steps: u64) -> usize {
         2 * member + (steps % 2) as usize
     }
 
-    /// The steps of all members, as the device counts them.
+    /// Creates the device's step counts of all members.
     pub(super) fn create_step_counts(
         &self,
         steps: impl Fn(usize) -> u64,
@@ -258,7 +266,7 @@ impl FusedGroup {
         Tensor::from_slice(&steps, &[steps.len()], parameters[self.members[0]].device())
     }
 
-    /// The states of a member, each as a tensor.
+    /// Returns views of a member's states.
     pub(super) fn state_views(
         &self,
         rule: &impl UpdateRule,
@@ -278,13 +286,13 @@ impl FusedGroup {
     }
 }
 
-/// What a state takes of the buffer, in elements: whole vec4s.
+/// Returns the size of a state in the buffer, in elements: a multiple of a vec4.
 fn padded_numel(shape: &[usize]) -> usize {
     shape.iter().product::<usize>().next_multiple_of(4)
 }
 
 impl FusedOptimizer {
-    /// Takes each parameter once: PyTorch warns where one list names a parameter twice.
+    /// Creates an optimiser, with each parameter once. PyTorch warns about duplicates in the list.
     pub(super) fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let mut seen = FxHashSet::default();
         let parameters: Vec<Tensor> = parameters
@@ -305,7 +313,7 @@ impl FusedOptimizer {
         }
     }
 
-    /// More parameters, with a learning rate or a weight decay of their own.
+    /// Adds parameters with their own learning rate or weight decay.
     pub(super) fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
         const OP: &str = "add_param_group";
         let error = |why: &str| Err(Error::argument(OP, why));
@@ -338,7 +346,7 @@ impl FusedOptimizer {
         Ok(())
     }
 
-    /// What a parameter has of its own.
+    /// Returns the overrides of a parameter's group.
     fn overrides_for_parameter(&self, parameter: usize) -> GroupOverrides {
         self.group_overrides
             .iter()
@@ -347,7 +355,7 @@ impl FusedOptimizer {
             .map_or_else(GroupOverrides::default, |s| s.1)
     }
 
-    /// The learning rates of all groups of parameters.
+    /// Returns the learning rates of all groups.
     pub(super) fn lrs(&self) -> Vec<f64> {
         self.group_overrides.iter().map(|(_, settings)| settings.lr(self.lr())).collect()
     }
@@ -371,17 +379,17 @@ impl FusedOptimizer {
         }
     }
 
-    /// Sends the state to the host, or brings it back, with the next step.
+    /// Moves the state to the host, or back to the device, with the next step.
     pub(super) fn set_offload_state(&mut self, on: bool) {
         self.offloads_state = on;
     }
 
-    /// Writes 16-bit copies of the parameters that autocast casts, or no more. Before the first step.
+    /// Enables or disables 16-bit copies of the parameters that autocast casts. Call before the first step.
     pub(super) fn set_low_precision_copies(&mut self, on: bool) {
         self.writes_low_precision_copies = on;
     }
 
-    /// Fails for options out of range, and once for parameters that cannot be trained.
+    /// Fails for options out of range; in the first call, also for parameters that cannot be trained.
     pub(super) fn check_step(&mut self, rule: &impl UpdateRule) -> Result<()> {
         for (_, settings) in &self.group_overrides {
             check::non_negative("step", "lr", settings.lr(self.lr))?;
@@ -426,7 +434,8 @@ impl FusedOptimizer {
         Ok(())
     }
 
-    /// Groups those parameters that `trains` and allocates their state, once for each: what never has a gradient has no state.
+    /// Groups the parameters for which `trains` returns true, and allocates their state. Parameters that
+    /// never have a gradient take no memory.
     pub(super) fn create_groups(
         &mut self,
         rule: &impl UpdateRule,
@@ -456,9 +465,9 @@ impl FusedOptimizer {
                 bindings_per_parameter(self.writes_low_precision_copies),
                 usize::from(!states.is_empty()),
             );
-            // A binding's bytes, and a tensor's elements.
+            // Limited by the bytes of a binding and by the 32-bit indices of kernels.
             let room = (p.device().info().limits.max_binding_bytes as usize / 4).min(u32::MAX as usize);
-            // Each kind has a group that still takes members.
+            // At most one group of each kind is still open.
             let settings = self.overrides_for_parameter(k);
             let kind = (settings, rule.has_weight_decay(p));
             let open = groups
@@ -492,14 +501,14 @@ impl FusedOptimizer {
                 group.state = Some(state);
             }
         }
-        // In order, as they were found.
+        // `new` is in ascending order.
         self.ungrouped.retain(|k| new.binary_search(k).is_err());
         self.state_names = states;
         self.groups.extend(groups);
         Ok(())
     }
 
-    /// Lets the device count the steps from here on.
+    /// Moves the step counts to the device.
     fn enable_device_step_counts(&mut self) -> Result<()> {
         let _tag = memory::scope::enter_tag(Tag::OptimizerState);
         for group in self.groups.iter_mut().filter(|group| group.step_counts.is_none()) {
@@ -509,12 +518,12 @@ impl FusedOptimizer {
         Ok(())
     }
 
-    /// Steps all parameters that have gradients; unless the number in `skip` is other than zero.
+    /// Steps all parameters that have gradients, unless the value in `skip` is not zero.
     #[track_caller]
     pub(super) fn step(&mut self, rule: &impl UpdateRule, skip: Option<&Tensor>) -> Result<()> {
         let _op = memory::scope::enter_op("optimizer_step");
         self.check_step(rule)?;
-        // Casts of the parameters as they were.
+        // The cached casts become stale with this step.
         amp::clear_autocast_cache();
         self.create_groups(rule, |k, p| match p.grad().filter(|_| p.numel() > 0) {
             Some(grad) => check_grad("step", k, p, &grad).map(|()| true),
@@ -524,7 +533,7 @@ impl FusedOptimizer {
             check_skip(skip, &self.parameters)?;
             self.enable_device_step_counts()?;
         }
-        // All that takes memory comes first: a step that runs out of it has changed nothing.
+        // Allocates first, so that a step that runs out of memory has changed nothing.
         let grads: Vec<MemberGrads> = self
             .groups
             .iter()
@@ -549,7 +558,7 @@ impl FusedOptimizer {
         Ok(())
     }
 
-    /// The same by tensor operations. What parameters become is made before any is changed.
+    /// Steps by tensor operations. All updates are computed before any parameter changes.
     fn step_composed(
         &self,
         rule: &impl UpdateRule,
@@ -563,10 +572,10 @@ impl FusedOptimizer {
         };
         let made: Result<Vec<_>> = self.groups.iter().zip(grads).map(make).collect();
         let writes = made.inspect_err(|_| {
-            // No step was made, whatever was counted on the way.
+            // Restores the counts, because no step was made.
             before.iter().enumerate().for_each(|(k, &steps)| self.step_state.set_steps(k, steps));
         })?;
-        // No write takes memory: values have the type of what they replace, and memory of their own.
+        // These copies allocate nothing: each value has the dtype of its destination and its own memory.
         writes.iter().flatten().try_for_each(|(value, to)| to.copy_(value))?;
         for (group, grads) in self.groups.iter().zip(grads) {
             for grad in grads {
@@ -585,22 +594,23 @@ impl FusedOptimizer {
     }
 }
 
-/// What steps a member of a group.
+/// Gradient of a group member, with the destination of the updated copy.
 pub(super) struct MemberGrad {
     pub(super) member: usize,
     pub(super) grad: Tensor,
-    /// Where its 16-bit copy goes.
+    /// Destination of the 16-bit copy.
     pub(super) copy: Option<Tensor>,
 }
 
 pub(super) type MemberGrads = SmallVec<[MemberGrad; MAX_LAUNCH_TENSORS]>;
 
-/// Bindings of a parameter: it, its gradient, and its copy.
+/// Returns the number of bindings of a parameter: parameter, gradient and optional copy.
 fn bindings_per_parameter(copies: bool) -> usize {
     2 + usize::from(copies)
 }
 
-/// Fails for a gradient that is not of its parameter's shape, type and device, as `set_grad` takes any.
+/// Fails for a gradient that differs from its parameter in shape, dtype or device, because `set_grad` accepts
+/// any tensor.
 pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) -> Result<()> {
     if grad.shape() != p.shape() {
         let rule = format!("the gradient of parameter {k} has the parameter's shape");
@@ -614,7 +624,7 @@ pub(super) fn check_grad(op: &'static str, k: usize, p: &Tensor, grad: &Tensor) 
         .map_err(|error| error.with_context(format!("the gradient of parameter {k}")))
 }
 
-/// The gradients of those members of a group that have any.
+/// Collects the gradients of a group's members.
 fn collect_group_grads(group: &FusedGroup, parameters: &[Tensor], copies: bool) -> Result<MemberGrads> {
     let mut grads = MemberGrads::new();
     for (member, &k) in group.members.iter().enumerate() {
@@ -629,7 +639,7 @@ fn collect_group_grads(group: &FusedGroup, parameters: &[Tensor], copies: bool) 
     Ok(grads)
 }
 
-/// Fails for what a kernel cannot decide by.
+/// Fails for a `skip` tensor that is not a single f32 on the parameters' device.
 fn check_skip(skip: &Tensor, parameters: &[Tensor]) -> Result<()> {
     const OP: &str = "step_unless";
     if skip.dtype() != DType::F32 {
@@ -641,16 +651,16 @@ fn check_skip(skip: &Tensor, parameters: &[Tensor]) -> Result<()> {
     parameters.iter().try_for_each(|p| skip.check_same_device(OP, p))
 }
 
-/// A parameter in a launch.
+/// Parameter in a launch.
 #[derive(Clone, Copy)]
 struct LaunchItem {
     parameter: usize,
     member: usize,
-    /// What the kernel is told of it at every step.
+    /// Kernel arguments that stay constant across steps.
     words: [usize; 5],
 }
 
-/// Steps the members of a group that have gradients, by as many launches as the bindings take.
+/// Steps the members of a group that have gradients, in as many launches as the bindings require.
 fn launch_group(
     rule: &impl UpdateRule,
     kernel: &KernelSpec,
@@ -672,7 +682,7 @@ fn launch_group(
     for grads in grads.chunks(most) {
         let mut dtypes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
         let mut modes: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
-        // Of the copies, where there are any.
+        // Dtypes of the copies, if there are any.
         let mut copied: SmallVec<[&'static str; MAX_LAUNCH_TENSORS]> = SmallVec::new();
         let mut tensors: SmallVec<[&Tensor; 3 * MAX_LAUNCH_TENSORS + 3]> = SmallVec::from_slice(&shared);
         let mut items: SmallVec<[LaunchItem; MAX_LAUNCH_TENSORS]> = SmallVec::new();
@@ -724,7 +734,7 @@ fn launch_group(
     Ok(())
 }
 
-/// The gradient of a parameter, contiguous, to be changed in place.
+/// Makes a parameter's gradient contiguous, so that it can be changed in place.
 pub(super) fn make_grad_contiguous(p: &Tensor) -> Result<Option<Tensor>> {
     let Some(grad) = p.grad() else { return Ok(None) };
     if grad.is_contiguous() {

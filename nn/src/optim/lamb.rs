@@ -1,4 +1,4 @@
-//! LAMB (You et al., 2019), with corrections of bias.
+//! LAMB (You et al., 2019), with bias correction.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -9,9 +9,9 @@ use forebay_core::check;
 use forebay_core::error::Result;
 use forebay_core::tensor::Tensor;
 
-/// LAMB: Adam whose step has, for each parameter, the length of the parameter times the learning rate. For large batches.
+/// LAMB for large batches: Adam whose update is scaled to the norm of each parameter times the learning rate.
 ///
-/// Made of tensor operations, a few for each parameter.
+/// A step runs a few tensor operations for each parameter.
 #[derive(Debug)]
 pub struct Lamb {
     rule: LambRule,
@@ -27,7 +27,7 @@ struct LambRule {
 }
 
 impl Lamb {
-    /// LAMB with betas 0.9 and 0.999, eps 1e-6, weight decay 0.01.
+    /// Creates LAMB with betas 0.9 and 0.999, eps 1e-6 and weight decay 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = LambRule { betas: (0.9, 0.999), eps: 1e-6, weight_decay: 0.01, maximize: false };
@@ -36,13 +36,13 @@ impl Lamb {
 }
 
 impl_optimizer!(Lamb {
-    /// How much of the running mean, and of the mean of squares, stays at each step.
+    /// Sets the decays of the running mean and of the running mean square.
     betas: (f64, f64),
-    /// Added to the root of the mean of squares.
+    /// Sets the term added to the root of the mean square.
     eps: f64,
-    /// How fast parameters decay, apart from the gradient.
+    /// Sets the weight decay, decoupled from the gradient.
     weight_decay: f64,
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 
@@ -67,12 +67,12 @@ impl UpdateRule for LambRule {
         let g = if self.maximize { g.neg()? } else { g };
         let mean = states[0].lerp(&g, 1.0 - self.betas.0)?;
         let square = states[1].lerp(&g.square()?, 1.0 - self.betas.1)?;
-        // 1 - beta^step, without losing digits where beta is close to 1.
+        // Computes 1 - beta^step with expm1, which keeps precision for beta close to 1.
         let short = |beta: f64| step.mul(beta.ln().max(-1e3))?.expm1()?.neg();
         let root = square.div(&short(self.betas.1)?)?.sqrt()?.add(self.eps)?;
         let turn = mean.div(&short(self.betas.0)?)?.div(&root)?.add(&p.mul(weight_decay)?)?;
         let (length, of_turn) = (p.norm(2.0, &[], false)?, turn.norm(2.0, &[], false)?);
-        // A length of zero trusts the step as it is.
+        // If a norm is zero, the trust ratio is 1.
         let none = length.mul(&of_turn)?.eq(0.0)?;
         let trust = length.div(&of_turn)?.masked_fill(&none, 1.0)?;
         Ok((p.sub(&turn.mul(&trust.mul(&lr)?)?)?, smallvec![mean, square]))

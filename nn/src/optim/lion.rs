@@ -9,7 +9,7 @@ use forebay_core::check;
 use forebay_core::error::Result;
 use forebay_core::tensor::Tensor;
 
-/// Lion: steps of one size, by the sign of gradient and momentum. One number is kept for each element.
+/// Lion: updates by the sign of a mix of gradient and momentum, with one state value for each element.
 #[derive(Debug)]
 pub struct Lion {
     rule: LionRule,
@@ -24,7 +24,8 @@ struct LionRule {
 }
 
 impl Lion {
-    /// Lion with betas 0.9 and 0.99, no weight decay; the paper's rates are a third to a tenth of AdamW's.
+    /// Creates Lion with betas 0.9 and 0.99 and no weight decay. The paper's learning rates are a third to a
+    /// tenth of AdamW's.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = LionRule { betas: (0.9, 0.99), weight_decay: 0.0, maximize: false };
@@ -33,11 +34,11 @@ impl Lion {
 }
 
 impl_optimizer!(Lion {
-    /// How much of the momentum is in a step, and how much of it stays.
+    /// Sets the fraction of momentum in an update, and the decay of the momentum.
     betas: (f64, f64),
-    /// How fast parameters decay, apart from the gradient.
+    /// Sets the weight decay, decoupled from the gradient.
     weight_decay: f64,
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 

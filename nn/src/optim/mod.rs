@@ -1,10 +1,10 @@
-//! Optimisers, clipping of gradients and schedules of the learning rate, as PyTorch defines them.
+//! Optimisers, gradient clipping and learning-rate schedules, as in PyTorch.
 //!
-//! A step is one kernel over several parameters at a time, which reads the gradients and changes parameters and state
-//! in place; the state of parameters that are stepped together lies in one buffer. Corrections of bias are worked out
-//! on the host, in f64; or, from the first step that the device may skip on, by the device, which then counts the steps.
-//! Rules that need more of a parameter than its elements (LAMB, Adafactor, Muon) are made of tensor operations.
-//! Hyper-parameters are the program's; [`Optimizer::state_dict`] saves what training has made.
+//! One kernel launch steps several parameters and updates parameters and state in place. The states of these
+//! parameters share a buffer. The host computes bias corrections in f64. From the first step that the device
+//! may skip, the device counts the steps and computes the corrections. Rules that need more than single
+//! elements (LAMB, Adafactor, Muon) run tensor operations. The program sets hyper-parameters;
+//! [`Optimizer::state_dict`] saves only the state that training makes.
 
 use std::collections::BTreeMap;
 
@@ -49,71 +49,72 @@ pub use scaler::GradScaler;
 pub use schedule::LrSchedule;
 pub use sgd::Sgd;
 
-/// What changes parameters by their gradients.
+/// An algorithm that updates parameters by their gradients.
 pub trait Optimizer {
-    /// Steps every parameter that has a gradient.
+    /// Updates every parameter that has a gradient.
     ///
     /// # Errors
-    /// A parameter's type or layout is not taken; memory runs out (for the state, at the first step). Nothing has been
-    /// changed then.
+    /// The dtype or layout of a parameter is not supported. After this error, as after running out of memory,
+    /// nothing has changed.
     fn step(&mut self) -> Result<()>;
 
-    /// Steps, unless the one number in `skip` (f32, on the device) is other than zero: then nothing changes, and the step does
-    /// not count. This is how a [`GradScaler`](crate::optim::GradScaler) steps.
+    /// Steps, unless the single value in `skip` (f32, on the device) is not zero. A skipped step changes
+    /// nothing and does not count. A [`GradScaler`](crate::amp::GradScaler) steps this way.
     ///
-    /// The optimisers here leave that to the device; what is not overridden reads the number, and waits for it.
+    /// The optimisers here decide on the device. The default implementation reads the value and waits for the
+    /// device.
     ///
     /// # Errors
-    /// As [`step`](Self::step); `skip` is no f32, not one number, or on another device.
+    /// Same errors as [`step`](Self::step), or `skip` is not a single f32 on the device of the parameters.
     fn step_unless(&mut self, skip: &Tensor) -> Result<()> {
         if skip.item()? == 0.0 { self.step() } else { Ok(()) }
     }
 
-    /// Keeps its state in memory of the host between steps, or on the device again: a step brings it over group by group,
-    /// two at a time, and sends it back. It has the same bits. Optimisers without state ignore it.
+    /// Keeps the state in host memory between steps, or on the device again. A step copies the state to the
+    /// device group by group, two at a time, and back. Results are bitwise equal. Optimisers without state
+    /// ignore this call.
     fn offload_state(&mut self, on: bool) {
         let _ = on;
     }
 
-    /// What it trains, each once.
+    /// Returns the trained parameters, each once.
     fn parameters(&self) -> &[Tensor];
 
-    /// The learning rate.
+    /// Returns the learning rate.
     fn lr(&self) -> f64;
 
-    /// Changes the learning rate, for the steps that follow, and those of other groups of parameters in proportion.
+    /// Sets the learning rate of the following steps, and scales the rates of other parameter groups in
+    /// proportion.
     fn set_lr(&mut self, lr: f64);
 
-    /// The learning rates of all groups of parameters; the first is [`lr`](Self::lr).
+    /// Returns the learning rates of all parameter groups; the first is [`lr`](Self::lr).
     fn lrs(&self) -> Vec<f64> {
         vec![self.lr()]
     }
 
-    /// More parameters to train, with a learning rate or a weight decay of their own. Before the first step.
+    /// Adds parameters with their own learning rate or weight decay. Call before the first step.
     ///
     /// # Errors
-    /// The optimiser has no groups, or made a step; a parameter is in another group; the optimiser's learning rate is 0, and the
-    /// group has one of its own.
+    /// The optimiser does not support groups, has made a step, or has one of the parameters already. Also
+    /// fails for a group with its own learning rate if the optimiser's is 0.
     fn add_param_group(&mut self, group: ParamGroup) -> Result<()> {
         let _ = group;
         Err(Error::argument("add_param_group", "this optimiser has one group of parameters"))
     }
 
-    /// The state of every parameter that has any: `3.exp_avg`, `3.step`, by the parameter's number. The tensors share
-    /// memory with the optimiser: save them, or copy them. Rates and other options, which PyTorch's `param_groups` has, are not in it:
-    /// they are those that the optimiser is made with, or `set_lr`.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns the state of every parameter that has any, by the parameter's index: `3.exp_avg`, `3.step`.
+    /// The tensors share memory with the optimiser, so save or copy them. Learning rates and other options
+    /// (PyTorch's `param_groups`) are not included; set them at construction or with `set_lr`.
     fn state_dict(&self) -> Result<BTreeMap<String, Tensor>>;
 
-    /// Goes on from a state of [`state_dict`](Self::state_dict), or from PyTorch's `state` under the same names, `NUMBER.NAME`.
+    /// Restores a state from [`state_dict`](Self::state_dict), or PyTorch's `state` with keys of the form
+    /// `INDEX.NAME`.
     ///
     /// # Errors
-    /// A name is missing or unexpected, or a shape is not the parameter's; memory runs out.
+    /// A name is missing or unexpected, or a tensor's shape or dtype does not match.
     fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()>;
 
-    /// Frees every parameter's gradient.
+    /// Drops every parameter's gradient.
     fn zero_grad(&self) {
         for p in self.parameters() {
             p.set_grad(None);
@@ -121,22 +122,20 @@ pub trait Optimizer {
     }
 
     /// Fills every gradient with zeros and keeps its memory.
-    ///
-    /// # Errors
-    /// The device was lost.
     fn zero_grad_in_place(&self) -> Result<()> {
         self.parameters().iter().filter_map(Tensor::grad).try_for_each(|g| crate::nn::init::zeros_(&g))
     }
 }
 
-/// The options of an optimiser as setters for its construction, and its [`Optimizer`] by its rule and fused state.
+/// Implements setters for the options of an optimiser, and [`Optimizer`] by its rule and fused state.
 macro_rules! impl_optimizer {
     ($name:ident { $($(#[$doc:meta])* $option:ident: $ty:ty,)* }) => {
         impl $name {
-            /// Also writes the 16-bit copies of parameters of f32 that [`autocast`](forebay_core::amp::autocast()) would make in the next
-            /// forward pass, in the pass that steps them: 2 bytes a parameter that products take stay allocated, and its
-            /// cast is saved. What is computed has the same bits; a parameter that is changed in another way is cast again.
-            /// [Captured](forebay_core::capture) steps read and write them too.
+            /// If true, steps also write the 16-bit copies of f32 parameters that
+            /// [`autocast`](crate::amp::autocast()) would make in the next forward pass. This saves the
+            /// casts, but keeps 2 bytes allocated for each parameter element that matrix products use.
+            /// Results are bitwise equal. A parameter that changes in any other way is cast again.
+            /// [Captured](crate::capture) steps use the copies too.
             #[must_use]
             pub fn low_precision_copies(mut self, on: bool) -> Self {
                 self.fused.set_low_precision_copies(on);

@@ -1,4 +1,4 @@
-//! Muon (Jordan et al., 2024), as PyTorch has it.
+//! Muon (Jordan et al., 2024), in PyTorch's variant.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -11,21 +11,22 @@ use forebay_core::error::Error;
 use forebay_core::error::Result;
 use forebay_core::tensor::Tensor;
 
-/// How [`Muon`] changes the learning rate of a matrix of A rows and B columns.
+/// Factor of the learning rate in [`Muon`], for a matrix of A rows and B columns.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum MuonAdjustLr {
-    /// By √max(1, A / B).
+    /// √max(1, A / B).
     #[default]
     Original,
-    /// By 0.2 √max(A, B), so that rates and weight decays of AdamW serve.
+    /// 0.2 √max(A, B), so that AdamW's learning rates and weight decays are suitable.
     MatchRmsAdamW,
-    /// By √(A / B).
+    /// √(A / B).
     SpectralUnclamped,
 }
 
-/// Muon: momentum whose singular values are all made about one. For the matrices of hidden layers; give the others to AdamW.
+/// Muon: updates by momentum whose singular values are all made approximately one. Use it for matrices of
+/// hidden layers, and AdamW for the other parameters.
 ///
-/// Made of products of matrices in bf16, three for each Newton-Schulz step and parameter.
+/// A step runs three bf16 matrix products for each Newton-Schulz iteration and parameter.
 #[derive(Debug)]
 pub struct Muon {
     rule: MuonRule,
@@ -45,7 +46,7 @@ struct MuonRule {
 }
 
 impl Muon {
-    /// Muon with momentum 0.95 after Nesterov, weight decay 0.1, five Newton-Schulz steps.
+    /// Creates Muon with Nesterov momentum 0.95, weight decay 0.1 and five Newton-Schulz iterations.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = MuonRule {
@@ -63,26 +64,26 @@ impl Muon {
 }
 
 impl_optimizer!(Muon {
-    /// How much of the momentum stays at each step.
+    /// Sets the decay of the momentum.
     momentum: f64,
-    /// Looks one step of momentum ahead.
+    /// If true, uses Nesterov momentum.
     nesterov: bool,
-    /// How often the singular values are brought closer to one.
+    /// Sets the number of Newton-Schulz iterations.
     ns_steps: usize,
-    /// The polynomial that brings them: a s + b s³ + c s⁵.
+    /// Sets the coefficients of the iteration's polynomial a s + b s³ + c s⁵.
     ns_coefficients: (f64, f64, f64),
-    /// The least norm of a momentum.
+    /// Sets the lower bound of a momentum's norm.
     eps: f64,
-    /// How the shape of a matrix changes its learning rate.
+    /// Sets the dependence of the learning rate on a matrix's shape.
     adjust_lr: MuonAdjustLr,
-    /// How fast parameters decay, apart from the gradient.
+    /// Sets the weight decay, decoupled from the gradient.
     weight_decay: f64,
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 
 impl MuonRule {
-    /// About U Vᵀ of the singular value decomposition, in bf16.
+    /// Approximates U Vᵀ of the singular value decomposition, in bf16.
     fn orthogonalize_newton_schulz(&self, turn: &Tensor) -> Result<Tensor> {
         let (a, b, c) = self.ns_coefficients;
         let tall = turn.shape()[0] > turn.shape()[1];

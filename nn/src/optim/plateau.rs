@@ -1,4 +1,4 @@
-//! A learning rate that falls where a measured value no longer gets better.
+//! Reduction of the learning rate on a plateau of a measured value.
 
 use serde::{Deserialize, Serialize};
 
@@ -7,7 +7,8 @@ use super::schedule::log_if_invalid;
 use forebay_core::check;
 use forebay_core::error::Result;
 
-/// Multiplies the learning rate by a factor after so many values in a row that were no better: PyTorch's `ReduceLROnPlateau`.
+/// Multiplies the learning rate by a factor after several values in a row without improvement: PyTorch's
+/// `ReduceLROnPlateau`.
 ///
 /// ```
 /// # use forebay_nn::optim::{Optimizer, Sgd, schedule::ReduceLrOnPlateau};
@@ -31,16 +32,16 @@ pub struct ReduceLrOnPlateau {
     state: PlateauState,
 }
 
-/// What a [`ReduceLrOnPlateau`] has seen, to be saved with a run.
+/// State of a [`ReduceLrOnPlateau`], to be saved with a run.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PlateauState {
-    /// The best value; `None` before the first.
+    /// Best value, or `None` before the first.
     pub best: Option<f64>,
-    /// Values in a row that were no better.
+    /// Number of values in a row without improvement.
     pub num_bad_epochs: u64,
-    /// Values that are still not counted.
+    /// Number of values that are still ignored.
     pub cooldown_counter: u64,
-    /// The learning rate that was set last, if any was.
+    /// Learning rate after the last value, if there was one.
     pub lr: Option<f64>,
 }
 
@@ -62,64 +63,66 @@ impl Default for ReduceLrOnPlateau {
 }
 
 impl ReduceLrOnPlateau {
-    /// PyTorch's: smaller values are better, by at least 1e-4 of the best; a tenth of the rate after more than 10 that are not.
+    /// Creates a schedule with PyTorch's defaults. A value improves on the best if it is lower by 1e-4 of the
+    /// best. More than 10 values without improvement divide the rate by 10.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// Larger values are better.
+    /// Makes larger values better.
     #[must_use]
     pub fn maximize(self) -> Self {
         Self { is_max_mode: true, ..self }
     }
 
-    /// What the rate is multiplied by.
+    /// Sets the factor of a reduction.
     #[must_use]
     pub fn factor(self, factor: f64) -> Self {
         Self { factor, ..self }
     }
 
-    /// How many values in a row may be no better.
+    /// Sets the number of values in a row that may bring no improvement.
     #[must_use]
     pub fn patience(self, values: u64) -> Self {
         Self { patience: values, ..self }
     }
 
-    /// How much better a value must be, as a part of the best.
+    /// Sets the minimum improvement, relative to the best value.
     #[must_use]
     pub fn threshold(self, threshold: f64) -> Self {
         Self { threshold, is_absolute_threshold: false, ..self }
     }
 
-    /// How much better a value must be, in its own unit.
+    /// Sets the minimum improvement in absolute terms.
     #[must_use]
     pub fn absolute_threshold(self, threshold: f64) -> Self {
         Self { threshold, is_absolute_threshold: true, ..self }
     }
 
-    /// How many values after a change do not count.
+    /// Sets the number of values to ignore after a reduction.
     #[must_use]
     pub fn cooldown(self, values: u64) -> Self {
         Self { cooldown: values, ..self }
     }
 
-    /// The lowest rate.
+    /// Sets the minimum learning rate.
     #[must_use]
     pub fn min_lr(self, lr: f64) -> Self {
         Self { min_lr: lr, ..self }
     }
 
-    /// Changes of the rate that are not larger are not made.
+    /// Sets the difference below which a reduction is not applied.
     #[must_use]
     pub fn eps(self, eps: f64) -> Self {
         Self { eps, ..self }
     }
 
-    /// Fails for options out of their ranges. [`step`](Self::step) sets a rate of NaN then, which the optimiser's next step refuses.
+    /// Checks that the options are in range. With invalid options, [`step`](Self::step) sets a NaN rate, and
+    /// the optimiser's next step fails.
     ///
     /// # Errors
-    /// The factor is not from 0 to below 1; another option is negative or not finite.
+    /// The factor is not in 0..1, or another option is negative or not finite.
     pub fn check(&self) -> Result<()> {
         const OP: &str = "ReduceLrOnPlateau";
         check::decay_factor(OP, "factor", self.factor)?;
@@ -128,7 +131,7 @@ impl ReduceLrOnPlateau {
         check::non_negative(OP, "eps", self.eps)
     }
 
-    /// Takes the next value, and changes the optimiser's rate where it is time.
+    /// Records a value, and reduces the optimiser's learning rate if due.
     pub fn step(&mut self, value: f64, optimizer: &mut (impl Optimizer + ?Sized)) {
         if log_if_invalid(self.check()).is_none() {
             return optimizer.set_lr(f64::NAN);
@@ -156,18 +159,18 @@ impl ReduceLrOnPlateau {
 
     fn is_better(&self, value: f64, best: f64) -> bool {
         let by = if self.is_max_mode { self.threshold } else { -self.threshold };
-        // Factors, not differences: an infinite best is beaten by any number.
+        // A factor instead of a difference, so that any value improves on an infinite best.
         let bound = if self.is_absolute_threshold { best + by } else { best * (1.0 + by) };
         if self.is_max_mode { value > bound } else { value < bound }
     }
 
-    /// What it has seen.
+    /// Returns the state.
     #[must_use]
     pub fn state(&self) -> PlateauState {
         self.state
     }
 
-    /// Goes on from what another has seen, with its rate.
+    /// Restores a state and its learning rate.
     pub fn load_state(&mut self, state: PlateauState, optimizer: &mut (impl Optimizer + ?Sized)) {
         self.state = state;
         if let Some(lr) = state.lr {

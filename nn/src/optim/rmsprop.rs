@@ -9,7 +9,7 @@ use forebay_core::check;
 use forebay_core::error::Result;
 use forebay_core::tensor::Tensor;
 
-/// RMSprop: gradients divided by the root of their running mean of squares.
+/// RMSprop: divides gradients by the root of their running mean square.
 #[derive(Debug)]
 pub struct RmsProp {
     rule: RmsPropRule,
@@ -27,7 +27,7 @@ struct RmsPropRule {
 }
 
 impl RmsProp {
-    /// RMSprop with alpha 0.99, eps 1e-8, no momentum, no weight decay.
+    /// Creates RMSprop with alpha 0.99, eps 1e-8, no momentum and no weight decay.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = RmsPropRule {
@@ -43,17 +43,18 @@ impl RmsProp {
 }
 
 impl_optimizer!(RmsProp {
-    /// How much of the mean of squares stays at each step.
+    /// Sets the decay of the mean square.
     alpha: f64,
-    /// Added to the root of the mean of squares.
+    /// Sets the term added to the root of the mean square.
     eps: f64,
-    /// The penalty on the squares of the parameters.
+    /// Sets the weight decay (L2 penalty), which is added to the gradient.
     weight_decay: f64,
-    /// How much of the last step goes on.
+    /// Sets the momentum.
     momentum: f64,
-    /// Subtracts the square of the running mean: the variance, not the mean of squares.
+    /// If true, divides by the standard deviation, with the squared running mean subtracted from the mean
+    /// square.
     centered: bool,
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 

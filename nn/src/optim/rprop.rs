@@ -9,7 +9,8 @@ use forebay_core::check;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// Steps by the sign of the gradient, each element's its own: longer while the sign stays, shorter where it turns. For whole batches.
+/// Rprop: updates by the sign of the gradient, with a step size for each element. The size grows while the
+/// sign stays and shrinks when it changes. Suitable for full-batch training.
 #[derive(Debug)]
 pub struct Rprop {
     rule: RpropRule,
@@ -24,7 +25,8 @@ struct RpropRule {
 }
 
 impl Rprop {
-    /// Factors 0.5 and 1.2, steps from 1e-6 to 50, the first of `lr`; PyTorch's is 0.01.
+    /// Creates Rprop with factors 0.5 and 1.2, step sizes from 1e-6 to 50, and the initial step size `lr`.
+    /// PyTorch's default is 0.01.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule = RpropRule { etas: (0.5, 1.2), step_sizes: (1e-6, 50.0), maximize: false };
@@ -33,11 +35,11 @@ impl Rprop {
 }
 
 impl_optimizer!(Rprop {
-    /// What a step is multiplied by where the sign turned, and where it stayed.
+    /// Sets the factors of the step size after a sign change and without one.
     etas: (f64, f64),
-    /// The smallest and the largest step.
+    /// Sets the minimum and maximum step size.
     step_sizes: (f64, f64),
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 

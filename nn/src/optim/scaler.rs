@@ -1,8 +1,9 @@
-//! Losses scaled up, so that 16-bit gradients do not vanish, and gradients scaled down again before the step.
+//! Gradient scaling: the loss is scaled up so that 16-bit gradients do not underflow, and the gradients are
+//! unscaled before the optimiser's step.
 //!
-//! All that a step decides by lies in one small buffer on the device: the scale, its inverse, how many steps went well
-//! in a row, and for each optimiser whether its gradients were finite. The host never reads it: the optimiser's kernels
-//! look there, and do nothing where they should not.
+//! All state is in one small buffer on the device: the scale, its inverse, the number of successful steps in
+//! a row, and a non-finite flag for each optimiser. The host never reads the buffer. The optimiser's kernels
+//! read the flags and skip the update if one is set.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -19,18 +20,18 @@ use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
 use forebay_core::tensor::Tensor;
 
-/// Where the buffer has what, in words. The same in amp_update.wgsl and grad_scale.wgsl.
+/// Layout of the buffer in words, shared with amp_update.wgsl and grad_scale.wgsl.
 const SCALE_INDEX: usize = 0;
 const INVERSE_SCALE_INDEX: usize = 1;
 const GROWTH_TRACKER_INDEX: usize = 2;
 const FOUND_INF_INDEX: usize = 4;
 const STATE_LEN: usize = 16;
 
-/// Multiplies losses by a scale that adapts: it is doubled after 2000 steps without an infinity or NaN in the gradients,
-/// and halved after each step with one, which changes nothing. Names and constants are PyTorch's.
+/// Gradient scaler with an adaptive scale. The scale doubles after 2000 steps without an infinity or NaN in
+/// the gradients, and halves after each step with one, which is skipped. Names and constants are PyTorch's.
 ///
-/// f16 needs it, bf16 does not. Nothing here waits for the device, but for [`get_scale`](Self::get_scale) and the saving
-/// and loading of the state.
+/// f16 needs a scaler, bf16 does not. Only [`get_scale`](Self::get_scale) and saving and loading the state
+/// wait for the device.
 ///
 /// ```no_run
 /// # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
@@ -59,15 +60,16 @@ pub struct GradScaler {
     growth_factor: f64,
     backoff_factor: f64,
     growth_interval: u32,
-    /// Steps that went well in a row, of a state that was loaded.
+    /// Number of successful steps in a row, from a loaded state.
     init_growth_tracker: f64,
-    /// Made when the first loss says on which device.
+    /// Allocated on the device of the first loss.
     device_state: OnceLock<Tensor>,
-    /// The optimisers since the last update, by the address of their parameters. Their places are those of their flags.
+    /// Optimisers used since the last update, by the address of their parameters. The index is that of the
+    /// optimiser's flag.
     optimizers: Vec<(usize, OptimizerStage)>,
 }
 
-/// What was done with an optimiser since the last update.
+/// Progress of an optimiser since the last update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum OptimizerStage {
     Unscaled,
@@ -89,51 +91,52 @@ impl Default for GradScaler {
 }
 
 impl GradScaler {
-    /// A scale of 65536, doubled after 2000 finite steps in a row, halved after each that is not.
+    /// Creates a scaler with a scale of 65536, which doubles after 2000 finite steps in a row and halves
+    /// after each other step.
     #[must_use]
     pub fn new() -> Self {
         Self::default()
     }
 
-    /// The scale to begin with.
+    /// Sets the initial scale.
     #[must_use]
     pub fn init_scale(self, scale: f64) -> Self {
         Self { init_scale: scale, ..self }
     }
 
-    /// What the scale is multiplied by when it grows. It does not grow beyond 2^126, whose inverse is the last that f32
-    /// holds with all its digits.
+    /// Sets the factor by which the scale grows. The scale does not exceed 2^126, the largest power of two
+    /// whose inverse is a normal f32.
     #[must_use]
     pub fn growth_factor(self, factor: f64) -> Self {
         Self { growth_factor: factor, ..self }
     }
 
-    /// What the scale is multiplied by after a step with an infinity or NaN.
+    /// Sets the factor applied to the scale after a step with an infinity or NaN.
     #[must_use]
     pub fn backoff_factor(self, factor: f64) -> Self {
         Self { backoff_factor: factor, ..self }
     }
 
-    /// How many finite steps in a row make it grow; up to 2^24 are counted.
+    /// Sets the number of finite steps in a row after which the scale grows; at most 2^24.
     #[must_use]
     pub fn growth_interval(self, steps: u32) -> Self {
         Self { growth_interval: steps, ..self }
     }
 
-    /// The loss times the scale, in f32: what `backward` is called on.
+    /// Returns the loss multiplied by the scale, in f32, on which `backward` is called.
     ///
     /// # Errors
-    /// The loss is on another device than the losses before; memory runs out.
+    /// The loss is on another device than earlier losses.
     pub fn scale(&self, loss: &Tensor) -> Result<Tensor> {
         loss.mul(&self.device_state(loss.device())?.select(0, SCALE_INDEX as isize)?)
     }
 
-    /// Divides the gradients of an optimiser's parameters by the scale, in place, and notes whether any is infinite or NaN.
-    /// [`step`](Self::step) does it, unless it was done for clipping.
+    /// Divides the gradients of an optimiser's parameters by the scale, in place, and records whether any is
+    /// infinite or NaN. [`step`](Self::step) does this unless it was done before, for clipping.
     ///
     /// # Errors
-    /// It was done since the last [`update`](Self::update); a gradient is of f16, which cannot hold what it is divided to
-    /// (keep parameters in f32 and let [`autocast`](super::autocast) cast them); memory runs out.
+    /// The optimiser was unscaled since the last [`update`](Self::update). A gradient is f16, which cannot
+    /// hold the quotient: keep parameters in f32 and let [`autocast`](super::autocast) cast them.
     pub fn unscale_(&mut self, optimizer: &(impl Optimizer + ?Sized)) -> Result<()> {
         const OP: &str = "unscale_";
         let _op = memory::scope::enter_op(OP);
@@ -160,11 +163,12 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Unscales the gradients, unless that was done, and makes the optimiser's step if all of them are finite. The device
-    /// decides; the host does not learn it.
+    /// Unscales the gradients unless that was done, and makes the optimiser's step if all of them are finite.
+    /// The device decides; the host does not wait for the decision.
     ///
     /// # Errors
-    /// It was done since the last [`update`](Self::update); those of [`unscale_`](Self::unscale_) and of the optimiser.
+    /// The optimiser was stepped since the last [`update`](Self::update). Those of
+    /// [`unscale_`](Self::unscale_) and of the optimiser.
     pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) -> Result<()> {
         const OP: &str = "step";
         match self.find_optimizer(optimizer) {
@@ -181,10 +185,10 @@ impl GradScaler {
         Ok(())
     }
 
-    /// Changes the scale, by what the steps since the last update have met. Once for all optimisers.
+    /// Updates the scale according to the steps since the last update. Call it once for all optimisers.
     ///
     /// # Errors
-    /// There was no step.
+    /// There was no step since the last update.
     pub fn update(&mut self) -> Result<()> {
         const OP: &str = "update";
         let _op = memory::scope::enter_op(OP);
@@ -205,21 +209,15 @@ impl GradScaler {
         Ok(())
     }
 
-    /// The scale. Waits for the device.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Returns the scale. Waits for the device.
     pub fn get_scale(&self) -> Result<f64> {
         self.device_state
             .get()
             .map_or(Ok(self.init_scale), |state| state.select(0, SCALE_INDEX as isize)?.item())
     }
 
-    /// The scale, and how many steps went well in a row (`scale`, `growth_tracker`). Factors and interval are the
-    /// program's. Waits for nothing; saving does.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns the scale and the number of finite steps in a row (`scale`, `growth_tracker`). Factors and
+    /// interval are not included. Does not wait for the device, but saving does.
     pub fn state_dict(&self, device: &Device) -> Result<BTreeMap<String, Tensor>> {
         let _no_grad = autograd::no_grad();
         let state = self.device_state(device)?;
@@ -230,15 +228,15 @@ impl GradScaler {
         ]))
     }
 
-    /// Goes on from a state of [`state_dict`](Self::state_dict). Waits for the device.
+    /// Loads a state of [`state_dict`](Self::state_dict). Waits for the device.
     ///
     /// # Errors
-    /// A name is missing or unexpected; the scale is no finite number above 0; memory runs out. Nothing is changed then.
+    /// A name is missing or unexpected, or the scale is not a finite value above 0. Nothing is changed then.
     pub fn load_state_dict(&mut self, state: &BTreeMap<String, Tensor>) -> Result<()> {
         self.stage_state_dict(state)?.commit(self)
     }
 
-    /// Prepares what [`load_state_dict`](Self::load_state_dict) changes.
+    /// Validates and stages a state for [`load_state_dict`](Self::load_state_dict).
     pub(crate) fn stage_state_dict(&self, state: &BTreeMap<String, Tensor>) -> Result<StagedScalerState> {
         const OP: &str = "load_state_dict";
         let number = |name: &str| {
@@ -257,17 +255,14 @@ impl GradScaler {
             return Err(Error::argument(OP, why));
         }
         let mut staged = StagedCopies::default();
-        // In place: a captured step may look there.
+        // In place, because a captured step may read the buffer.
         if let Some(state) = self.device_state.get() {
             staged.add_copy(state, &Self::create_state(state.device(), scale, tracker)?)?;
         }
         Ok(StagedScalerState { scale, growth_tracker: tracker, device_state: staged.prepare()? })
     }
 
-    /// Forgets what was unscaled since the last update: for a step that ran out of memory midway, and is made again.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Discards the unscaling since the last update, for a step that ran out of memory and is repeated.
     pub fn discard_step(&mut self) -> Result<()> {
         if let Some(state) = self.device_state.get().filter(|_| !self.optimizers.is_empty()) {
             let flags = state.narrow(0, FOUND_INF_INDEX, STATE_LEN - FOUND_INF_INDEX)?;
@@ -277,7 +272,7 @@ impl GradScaler {
         Ok(())
     }
 
-    /// The flag of an optimiser, and what was done with it since the last update.
+    /// Returns the flag index of an optimiser and its progress since the last update.
     fn find_optimizer(&self, optimizer: &(impl Optimizer + ?Sized)) -> (usize, Option<OptimizerStage>) {
         let address = optimizer_address(optimizer);
         match self.optimizers.iter().position(|&(a, _)| a == address) {
@@ -286,7 +281,7 @@ impl GradScaler {
         }
     }
 
-    /// The buffer, which the first call makes.
+    /// Returns the state buffer, allocating it at the first call.
     fn device_state(&self, device: &Device) -> Result<&Tensor> {
         if let Some(state) = self.device_state.get() {
             return Ok(state);
@@ -296,7 +291,7 @@ impl GradScaler {
         Ok(self.device_state.get_or_init(|| made))
     }
 
-    /// Fails for an option that is out of its range: before the first scale is made.
+    /// Fails if an option is out of range.
     fn check_options(&self) -> Result<()> {
         const OP: &str = "GradScaler";
         check::positive(OP, "init_scale", self.init_scale)?;
@@ -306,7 +301,7 @@ impl GradScaler {
         check::positive_count(OP, "growth_interval", self.growth_interval.into())
     }
 
-    /// The buffer at the start, or after loading.
+    /// Creates the initial buffer, or that of a loaded state.
     fn create_initial_state(&self, device: &Device) -> Result<Tensor> {
         Self::create_state(device, self.init_scale, self.init_growth_tracker)
     }
@@ -321,7 +316,7 @@ impl GradScaler {
     }
 }
 
-/// State of a scaler that was read, checked and brought to the device.
+/// Validated state of a scaler, staged on the device.
 pub(crate) struct StagedScalerState {
     scale: f64,
     growth_tracker: f64,
@@ -329,10 +324,7 @@ pub(crate) struct StagedScalerState {
 }
 
 impl StagedScalerState {
-    /// Gives it to the scaler.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Applies the state to the scaler.
     pub(crate) fn commit(self, scaler: &mut GradScaler) -> Result<()> {
         self.device_state.commit()?;
         (scaler.init_scale, scaler.init_growth_tracker) = (self.scale, self.growth_tracker);
@@ -341,7 +333,7 @@ impl StagedScalerState {
     }
 }
 
-/// Who an optimiser is: its list of parameters does not move while it lives.
+/// Identifies an optimiser by its list of parameters, which does not move while the optimiser exists.
 fn optimizer_address(optimizer: &(impl Optimizer + ?Sized)) -> usize {
     optimizer.parameters().as_ptr() as usize
 }

@@ -1,8 +1,10 @@
-//! Schedules: the learning rate as a function of the step, counted from 0. PyTorch's, under its names, and a warmup for any of them.
+//! Learning-rate schedules: the rate as a function of the step, counted from 0. They have PyTorch's names;
+//! [`Warmup`] combines with any of them.
 //!
-//! A function has no state but the step, which a [`Checkpoint`](crate::train::Checkpoint) knows: a
-//! [`Trainer`](crate::train::Trainer) goes on where it stopped. In a loop of one's own, [`LrScheduler`] counts as PyTorch's schedulers
-//! do. [`ReduceLrOnPlateau`] follows a measured value, and keeps what it has seen. Rates reach captured steps as they are set.
+//! A schedule has no state except the step. A [`Checkpoint`](crate::train::Checkpoint) saves the step, so a
+//! [`Trainer`](crate::train::Trainer) resumes the schedule. In a custom loop, [`LrScheduler`] counts steps
+//! like PyTorch's schedulers. [`ReduceLrOnPlateau`] follows a measured value and has state. Captured steps
+//! use the rate that is set at each replay.
 //!
 //! ```
 //! use forebay_nn::optim::schedule::{LrSchedule, WarmupCosine};
@@ -19,16 +21,17 @@ use forebay_core::error::{Error, Result};
 
 pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
 
-/// The learning rate of every step.
+/// Learning rate as a function of the step.
 pub trait LrSchedule {
-    /// The rate for step `step`, counted from 0.
+    /// Returns the rate of step `step`, counted from 0.
     fn lr(&self, step: u64) -> f64;
 
-    /// Fails for options out of their ranges, before the first step. A [`Trainer`](crate::train::Trainer) calls it; an [`LrScheduler`] sets a
-    /// rate of NaN then, which the optimiser's next step refuses.
+    /// Checks that the options are in range, before the first step. A [`Trainer`](crate::train::Trainer)
+    /// calls this. With invalid options, an [`LrScheduler`] sets a NaN rate, and the optimiser's next step
+    /// fails.
     ///
     /// # Errors
-    /// An option is out of its range; the error names it.
+    /// An option is out of range; the error names the option.
     fn check(&self) -> Result<()> {
         Ok(())
     }
@@ -44,7 +47,7 @@ impl<S: LrSchedule + ?Sized> LrSchedule for &S {
     }
 }
 
-/// A schedule from a function: `FnSchedule(|step| 0.1 / (1.0 + step as f64))`.
+/// Schedule from a function: `FnSchedule(|step| 0.1 / (1.0 + step as f64))`.
 #[derive(Clone, Copy, Debug)]
 pub struct FnSchedule<F>(pub F);
 
@@ -54,7 +57,7 @@ impl<F: Fn(u64) -> f64> LrSchedule for FnSchedule<F> {
     }
 }
 
-/// One rate for all steps.
+/// Constant rate.
 #[derive(Clone, Copy, Debug)]
 pub struct ConstantSchedule(pub f64);
 
@@ -68,14 +71,14 @@ impl LrSchedule for ConstantSchedule {
     }
 }
 
-/// The rate times `gamma` after every `every` steps.
+/// Multiplication of the rate by `gamma` every `step_size` steps.
 #[derive(Clone, Copy, Debug)]
 pub struct StepLr {
-    /// The first rate.
+    /// Initial rate.
     pub base_lr: f64,
-    /// Steps from one change to the next.
+    /// Number of steps between changes.
     pub step_size: u64,
-    /// The factor of a change.
+    /// Factor of a change.
     pub gamma: f64,
 }
 
@@ -91,14 +94,14 @@ impl LrSchedule for StepLr {
     }
 }
 
-/// The rate times `gamma` at every milestone.
+/// Multiplication of the rate by `gamma` at every milestone.
 #[derive(Clone, Debug)]
 pub struct MultiStepLr {
-    /// The first rate.
+    /// Initial rate.
     pub base_lr: f64,
-    /// The steps at which it changes, in any order; one that is named twice changes it twice.
+    /// Steps at which the rate changes, in any order; a duplicate changes the rate twice.
     pub milestones: Vec<u64>,
-    /// The factor of a change.
+    /// Factor of a change.
     pub gamma: f64,
 }
 
@@ -113,14 +116,14 @@ impl LrSchedule for MultiStepLr {
     }
 }
 
-/// The rate times `factor` before step `total_iters`, and the rate itself from there.
+/// Rate times `factor` before step `total_iters`, and the plain rate afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct ConstantLr {
-    /// The rate.
+    /// Plain rate.
     pub base_lr: f64,
-    /// What it is multiplied by at first; PyTorch's is a third.
+    /// Initial factor; PyTorch's default is a third.
     pub factor: f64,
-    /// Steps until it is not.
+    /// Number of steps with the factor.
     pub total_iters: u64,
 }
 
@@ -135,16 +138,16 @@ impl LrSchedule for ConstantLr {
     }
 }
 
-/// The rate times a factor that goes in a line from `start_factor` to `end_factor`, and stays.
+/// Rate times a factor that changes linearly from `start_factor` to `end_factor` and then stays.
 #[derive(Clone, Copy, Debug)]
 pub struct LinearLr {
-    /// The rate.
+    /// Rate that the factor multiplies.
     pub base_lr: f64,
-    /// The first factor; PyTorch's is a third.
+    /// Initial factor; PyTorch's default is a third.
     pub start_factor: f64,
-    /// The last; PyTorch's is 1.
+    /// Final factor; PyTorch's default is 1.
     pub end_factor: f64,
-    /// Steps from one to the other.
+    /// Number of steps between the two.
     pub total_iters: u64,
 }
 
@@ -162,12 +165,12 @@ impl LrSchedule for LinearLr {
     }
 }
 
-/// The rate times `gamma` after every step.
+/// Multiplication of the rate by `gamma` after every step.
 #[derive(Clone, Copy, Debug)]
 pub struct ExponentialLr {
-    /// The first rate.
+    /// Initial rate.
     pub base_lr: f64,
-    /// The factor of a step.
+    /// Factor of a step.
     pub gamma: f64,
 }
 
@@ -182,14 +185,14 @@ impl LrSchedule for ExponentialLr {
     }
 }
 
-/// The rate times (1 - step / `total_iters`)^`power`, and 0 beyond.
+/// Rate times (1 - step / `total_iters`)^`power`, and 0 afterwards.
 #[derive(Clone, Copy, Debug)]
 pub struct PolynomialLr {
-    /// The first rate.
+    /// Initial rate.
     pub base_lr: f64,
-    /// Steps until it is 0.
+    /// Number of steps until the rate is 0.
     pub total_iters: u64,
-    /// The power; 1 is a line.
+    /// Exponent; 1 is linear.
     pub power: f64,
 }
 
@@ -205,12 +208,12 @@ impl LrSchedule for PolynomialLr {
     }
 }
 
-/// The rate times a function of the step: `LambdaLr { base: 0.1, factor: |step| 0.95f64.powf(step as f64) }`.
+/// Rate times a function of the step: `LambdaLr { base_lr: 0.1, factor: |step| 0.95f64.powf(step as f64) }`.
 #[derive(Clone, Copy, Debug)]
 pub struct LambdaLr<F> {
-    /// The rate.
+    /// Rate that the factor multiplies.
     pub base_lr: f64,
-    /// What it is multiplied by.
+    /// Factor at a step.
     pub factor: F,
 }
 
@@ -224,12 +227,13 @@ impl<F: Fn(u64) -> f64> LrSchedule for LambdaLr<F> {
     }
 }
 
-/// The rate of the step before times a function of the step. Costs as many calls as there were steps.
+/// Multiplication of the previous rate by a function of the step. The cost grows with the step, because each
+/// call starts from step 1.
 #[derive(Clone, Copy, Debug)]
 pub struct MultiplicativeLr<F> {
-    /// The first rate.
+    /// Initial rate.
     pub base_lr: f64,
-    /// What it is multiplied by before step 1, 2, ...
+    /// Factor before step 1, 2, ...
     pub factor: F,
 }
 
@@ -243,20 +247,20 @@ impl<F: Fn(u64) -> f64> LrSchedule for MultiplicativeLr<F> {
     }
 }
 
-/// PyTorch's name of [`CosineAnnealing`].
+/// PyTorch's name for [`CosineAnnealing`].
 pub type CosineAnnealingLr = CosineAnnealing;
 
-/// PyTorch's name of [`OneCycle`].
+/// PyTorch's name for [`OneCycle`].
 pub type OneCycleLr = OneCycle;
 
-/// Half a cosine from `base` to `min` over `steps` steps; periodic beyond, as PyTorch's.
+/// Half a cosine from `base_lr` to `eta_min` over `t_max` steps, periodic afterwards as in PyTorch.
 #[derive(Clone, Copy, Debug)]
 pub struct CosineAnnealing {
-    /// The first rate.
+    /// Initial rate.
     pub base_lr: f64,
-    /// The last.
+    /// Final rate.
     pub eta_min: f64,
-    /// Steps from one to the other.
+    /// Number of steps between the two.
     pub t_max: u64,
 }
 
@@ -273,17 +277,17 @@ impl LrSchedule for CosineAnnealing {
     }
 }
 
-/// Half a cosine from `base` to `eta_min`, again and again: over `t_0` steps at first, each time `t_mult` times as many (SGDR:
-/// Loshchilov and Hutter, 2016).
+/// Half a cosine from `base_lr` to `eta_min` with restarts (SGDR: Loshchilov and Hutter, 2016). The first
+/// cycle has `t_0` steps; each later one has `t_mult` times as many.
 #[derive(Clone, Copy, Debug)]
 pub struct CosineAnnealingWarmRestarts {
-    /// The first rate of every round.
+    /// Initial rate of every cycle.
     pub base_lr: f64,
-    /// Steps of the first round.
+    /// Number of steps in the first cycle.
     pub t_0: u64,
-    /// How many times as long the next is.
+    /// Ratio of the lengths of consecutive cycles.
     pub t_mult: u64,
-    /// What the rates fall to.
+    /// Final rate of every cycle.
     pub eta_min: f64,
 }
 
@@ -308,29 +312,29 @@ impl LrSchedule for CosineAnnealingWarmRestarts {
     }
 }
 
-/// How the peaks of [`CyclicLr`] change.
+/// Change of the peaks of a [`CyclicLr`].
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum CyclicMode {
-    /// They stay.
+    /// Constant peaks.
     Triangular,
-    /// Each is half as far from the base as the one before.
+    /// Peaks whose distance to the base halves each cycle.
     Triangular2,
-    /// The distance to the base is multiplied by this number to the power of the step.
+    /// Peaks whose distance to the base is multiplied by this value to the power of the step.
     ExpRange(f64),
 }
 
-/// Up in a line from `base` to `max`, and down again (Smith, 2015).
+/// Linear rise from `base_lr` to `max_lr` and linear fall, repeated (Smith, 2015).
 #[derive(Clone, Copy, Debug)]
 pub struct CyclicLr {
-    /// The lowest rate.
+    /// Lowest rate.
     pub base_lr: f64,
-    /// The highest.
+    /// Highest rate.
     pub max_lr: f64,
-    /// Steps up; PyTorch's are 2,000.
+    /// Number of rising steps; PyTorch's default is 2,000.
     pub step_size_up: u64,
-    /// Steps down.
+    /// Number of falling steps.
     pub step_size_down: u64,
-    /// How peaks change.
+    /// Change of the peaks.
     pub mode: CyclicMode,
 }
 
@@ -365,17 +369,17 @@ impl LrSchedule for CyclicLr {
     }
 }
 
-/// One schedule after the other: at each milestone the next one begins, with its step 0.
+/// Schedules in sequence: each milestone starts the next schedule at its step 0.
 pub struct SequentialLr<'a> {
     schedules: Vec<Box<dyn LrSchedule + 'a>>,
     milestones: Vec<u64>,
 }
 
 impl<'a> SequentialLr<'a> {
-    /// Schedules, and the steps at which the second, the third, ... begins.
+    /// Creates a sequence from schedules and the steps at which the second, third, ... begins.
     ///
     /// # Errors
-    /// The milestones are not one fewer than the schedules, or do not rise.
+    /// The milestones are not ascending, or not one fewer than the schedules.
     pub fn new(schedules: Vec<Box<dyn LrSchedule + 'a>>, milestones: &[u64]) -> Result<Self> {
         if milestones.len() + 1 != schedules.len() || !milestones.is_sorted() {
             let (given, wanted) = (schedules.len(), schedules.len().saturating_sub(1));
@@ -400,17 +404,17 @@ impl LrSchedule for SequentialLr<'_> {
     }
 }
 
-/// Several schedules of one rate at once: it is multiplied by the factors of all.
+/// Product of several schedules of one base rate: the factors of all multiply the rate.
 pub struct ChainedScheduler<'a> {
     base_lr: f64,
     schedules: Vec<Box<dyn LrSchedule + 'a>>,
 }
 
 impl<'a> ChainedScheduler<'a> {
-    /// Schedules that were made for the rate `base`.
+    /// Chains schedules that were created for the rate `base`.
     ///
     /// # Errors
-    /// `base` is 0 or no number: then schedules have no factors.
+    /// `base` is 0 or not finite, which leaves the factors undefined.
     pub fn new(base: f64, schedules: Vec<Box<dyn LrSchedule + 'a>>) -> Result<Self> {
         if base == 0.0 || !base.is_finite() {
             return Err(Error::argument(
@@ -432,12 +436,13 @@ impl LrSchedule for ChainedScheduler<'_> {
     }
 }
 
-/// A linear rise to the first rate of another schedule, which follows: step i of it has that rate · (i + 1) / steps.
+/// Linear rise to the initial rate of another schedule, which follows. Step i of the rise has that rate · (i
+/// + 1) / steps.
 #[derive(Clone, Copy, Debug)]
 pub struct Warmup<S> {
-    /// Steps of the rise.
+    /// Number of steps of the rise.
     pub warmup_steps: u64,
-    /// What follows.
+    /// Schedule after the rise.
     pub schedule: S,
 }
 
@@ -454,7 +459,8 @@ impl<S: LrSchedule> LrSchedule for Warmup<S> {
     }
 }
 
-/// A schedule that counts, as PyTorch's schedulers do: for a loop of one's own. Its state is the number of its steps.
+/// A schedule with a step counter, like PyTorch's schedulers, for custom loops. The counter is its only
+/// state.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, error::Result, tensor::Tensor};
@@ -476,43 +482,45 @@ pub struct LrScheduler<S> {
 }
 
 impl<S: LrSchedule> LrScheduler<S> {
-    /// Sets the optimiser's rate to the schedule's first.
+    /// Creates a scheduler and sets the optimiser's rate to the schedule's initial one.
     pub fn new(schedule: S, optimizer: &mut (impl Optimizer + ?Sized)) -> Self {
         let mut scheduler = Self { schedule, last_epoch: 0 };
         scheduler.load_state(0, optimizer);
         scheduler
     }
 
-    /// Sets it to the next.
+    /// Advances by one step and sets the optimiser's rate.
     pub fn step(&mut self, optimizer: &mut (impl Optimizer + ?Sized)) {
         self.load_state(self.last_epoch.saturating_add(1), optimizer);
     }
 
-    /// The rate that was set last.
+    /// Returns the current rate.
     pub fn last_lr(&self) -> f64 {
         log_if_invalid(self.schedule.check()).map_or(f64::NAN, |()| self.schedule.lr(self.last_epoch))
     }
 
-    /// Its steps so far.
+    /// Returns the number of steps so far.
     pub fn state(&self) -> u64 {
         self.last_epoch
     }
 
-    /// Goes on after so many steps.
+    /// Restores the number of steps and sets the optimiser's rate.
     pub fn load_state(&mut self, steps: u64, optimizer: &mut (impl Optimizer + ?Sized)) {
         self.last_epoch = steps;
         optimizer.set_lr(self.last_lr());
     }
 }
 
-/// Reports options out of range, where no error can be returned: the rate is NaN then, which the optimiser's next step refuses.
+/// Logs invalid options if no error can be returned. The rate is then NaN, and the optimiser's next step
+/// fails.
 pub(super) fn log_if_invalid(checked: Result<()>) -> Option<()> {
     checked.map_err(|error| log::error!("{error}; the learning rate is NaN")).ok()
 }
 
-/// A linear rise to the full rate, then half a cosine down.
+/// Linear warmup to the full rate, then half a cosine down.
 ///
-/// Step i of the rise has base · (i + 1) / warmup; step `warmup` begins the cosine, which would end at step `total`.
+/// Step i of the warmup has base · (i + 1) / warmup. Step `warmup` begins the cosine, which would end at step
+/// `total`.
 #[derive(Clone, Copy, Debug)]
 pub struct WarmupCosine {
     base_lr: f64,
@@ -522,13 +530,13 @@ pub struct WarmupCosine {
 }
 
 impl WarmupCosine {
-    /// Rises for `warmup` of `total` steps to `base`, then falls to 0.
+    /// Creates a schedule that rises for `warmup` of `total` steps to `base` and then falls to 0.
     #[must_use]
     pub fn new(base: f64, warmup: u64, total: u64) -> Self {
         Self { base_lr: base, warmup_steps: warmup, total_steps: total, min_lr: 0.0 }
     }
 
-    /// Falls to `min` instead of 0.
+    /// Sets the final rate, instead of 0.
     #[must_use]
     pub fn min_lr(mut self, min: f64) -> Self {
         self.min_lr = min;
@@ -552,24 +560,24 @@ impl LrSchedule for WarmupCosine {
     }
 }
 
-/// The one-cycle policy (Smith and Topin, 2017), with cosines: from `max` / 25 up to `max` in the first 30 % of the
-/// steps, then down to a 10,000th of the first rate.
+/// One-cycle policy (Smith and Topin, 2017), with cosines. The rate rises from `max_lr` / 25 to `max_lr` in
+/// the first 30 % of the steps, then falls to a 10,000th of the initial rate.
 #[derive(Clone, Copy, Debug)]
 pub struct OneCycle {
-    /// The highest rate.
+    /// Highest rate.
     pub max_lr: f64,
-    /// All steps.
+    /// Total number of steps.
     pub total_steps: u64,
-    /// The part of the steps that rises.
+    /// Fraction of the steps in which the rate rises.
     pub pct_start: f64,
-    /// `max` over the first rate.
+    /// Ratio of `max_lr` to the initial rate.
     pub div_factor: f64,
-    /// The first rate over the last.
+    /// Ratio of the initial rate to the final one.
     pub final_div_factor: f64,
 }
 
 impl OneCycle {
-    /// PyTorch's cycle over `total` steps.
+    /// Creates PyTorch's default cycle over `total` steps.
     #[must_use]
     pub fn new(max: f64, total: u64) -> Self {
         Self { max_lr: max, total_steps: total, pct_start: 0.3, div_factor: 25.0, final_div_factor: 1e4 }

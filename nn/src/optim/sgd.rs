@@ -9,7 +9,7 @@ use forebay_core::check;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// Stochastic gradient descent, with momentum if it is set.
+/// Stochastic gradient descent with optional momentum.
 #[derive(Debug)]
 pub struct Sgd {
     rule: SgdRule,
@@ -26,7 +26,7 @@ struct SgdRule {
 }
 
 impl Sgd {
-    /// Plain descent with this learning rate.
+    /// Creates plain gradient descent with this learning rate.
     #[must_use]
     pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
         let rule =
@@ -36,15 +36,15 @@ impl Sgd {
 }
 
 impl_optimizer!(Sgd {
-    /// How much of the last step goes on; 0 keeps no state.
+    /// Sets the momentum; 0 needs no state.
     momentum: f64,
-    /// How much of the gradient is left out of the momentum.
+    /// Sets the dampening: the fraction of the gradient that the momentum leaves out.
     dampening: f64,
-    /// The penalty on the squares of the parameters.
+    /// Sets the weight decay (L2 penalty), which is added to the gradient.
     weight_decay: f64,
-    /// Looks one step of momentum ahead.
+    /// If true, uses Nesterov momentum.
     nesterov: bool,
-    /// Climbs instead.
+    /// If true, maximises the objective.
     maximize: bool,
 });
 
@@ -88,7 +88,7 @@ impl UpdateRule for SgdRule {
     }
 
     fn step_constants(&self, step: u64, _lr: f64) -> [f64; 3] {
-        // The first buffer is the gradient itself, not dampened.
+        // The first momentum is the gradient itself, without dampening.
         if step == 1 { [0.0, 1.0, 0.0] } else { [self.momentum, 1.0 - self.dampening, 0.0] }
     }
 }

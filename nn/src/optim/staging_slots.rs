@@ -1,4 +1,4 @@
-//! Memory on the device for the states of two groups, while the states of the others are on the host.
+//! Device memory reserved for offloaded optimiser states.
 
 use smallvec::SmallVec;
 
@@ -7,11 +7,11 @@ use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// Room on the device for the states of two groups, while those of the others are on the host: taken before anything
-/// changes, and lent to one group after the other.
+/// Reserved device memory for the states of two groups, while the other states are on the host. The
+/// reservation happens before any change, and the groups use it in turn.
 #[derive(Default)]
 pub(super) struct StagingSlots {
-    /// `None` while a group has it. Empty where states stay on the device.
+    /// `None` while a group uses the slot. Empty if states stay on the device.
     slots: SmallVec<[Option<Tensor>; 2]>,
 }
 
@@ -20,7 +20,7 @@ impl StagingSlots {
         if !away {
             return Ok(Self::default());
         }
-        // What is on the device, as after loading, leaves first.
+        // Offloads states that are on the device, for example after loading.
         groups.iter().filter_map(|g| g.state.as_ref()).try_for_each(Tensor::offload_)?;
         let Some(device) = groups.iter().find_map(|g| g.state.as_ref()).map(Tensor::device) else {
             return Ok(Self::default());
@@ -29,7 +29,7 @@ impl StagingSlots {
         Ok(Self { slots: (0..groups.len().min(2)).map(place).collect::<Result<_>>()? })
     }
 
-    /// Starts to bring a group's state over.
+    /// Starts the transfer of a group's state to the device.
     pub(super) fn prefetch_state(&mut self, groups: &[FusedGroup], at: usize) -> Result<()> {
         let Some(state) = groups.get(at).and_then(|g| g.state.as_ref()) else { return Ok(()) };
         let n = self.slots.len();
@@ -40,13 +40,14 @@ impl StagingSlots {
             if !error.is_out_of_memory() {
                 return Err(error);
             }
-            // Groups before this one have made their step: what is held for others is for it.
+            // Earlier groups have stepped already, so the step must not fail. The reserved memory is freed
+            // for this state.
             self.slots.iter_mut().for_each(|place| *place = None);
             state.prefetch_()
         })
     }
 
-    /// Sends it back.
+    /// Offloads the state of a group and reserves its slot again.
     pub(super) fn offload_state(&mut self, groups: &[FusedGroup], at: usize) {
         let n = self.slots.len();
         let Some(state) = groups[at].state.as_ref().filter(|_| n > 0) else { return };
@@ -60,12 +61,12 @@ impl StagingSlots {
     }
 }
 
-/// Elements of the largest state.
+/// Returns the number of elements of the largest state.
 fn max_state_numel(groups: &[FusedGroup]) -> usize {
     groups.iter().filter_map(|g| g.state.as_ref()).map(Tensor::numel).max().unwrap_or(0)
 }
 
-/// The step was made, so this is no error of it.
+/// Logs a warning instead of an error, because the step itself has succeeded.
 pub(super) fn warn_offload_failed(error: &Error) {
     log::warn!("the state of an optimiser stays on the device: {error}");
 }

@@ -1,4 +1,4 @@
-//! States of optimisers as they are saved and loaded.
+//! Saving and loading of optimiser states.
 
 use std::collections::BTreeMap;
 
@@ -11,10 +11,10 @@ use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// State of one parameter: its count of steps, and its states in the rule's order.
+/// State of one parameter: its step count, and its states in the rule's order.
 type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
 
-/// A count of steps: a whole number of 0 or more, as an integer or a float.
+/// Parses a step count: a whole number of at least 0, as an integer or a float.
 fn parse_step_count(name: &str, tensor: &Tensor) -> Result<u64> {
     let steps = if tensor.numel() == 1 { tensor.item()? } else { f64::NAN };
     if steps >= 0.0 && steps.fract() == 0.0 && steps <= u64::MAX as f64 {
@@ -60,7 +60,7 @@ impl FusedOptimizer {
         given: &BTreeMap<String, Tensor>,
     ) -> Result<()> {
         self.check_step(rule)?;
-        // All is looked at before anything is overwritten, or memory is taken.
+        // Checks everything before it overwrites a tensor or allocates memory.
         let found = self.match_state_dict(rule, given)?;
         self.create_groups(rule, |k, _| Ok(found.contains_key(&k)))?;
         let steps = |k: usize| found.get(&k).map_or(0, |(count, _)| *count);
@@ -78,7 +78,7 @@ impl FusedOptimizer {
                     staged.add_copy(view, source)?;
                 }
             }
-            // In place: a captured step may count there.
+            // Writes in place, because a captured step may update these counts.
             if let Some(counts) = &group.step_counts {
                 staged.add_copy(counts, &group.create_step_counts(steps, &self.parameters)?)?;
             }
@@ -88,7 +88,7 @@ impl FusedOptimizer {
         Ok(())
     }
 
-    /// The states that are there, by the number of their parameter; fails for names and shapes that do not fit.
+    /// Returns the states by parameter index; fails for names and shapes that do not match.
     fn match_state_dict<'a>(
         &self,
         rule: &impl UpdateRule,
@@ -113,7 +113,7 @@ impl FusedOptimizer {
                 let name = format!("{k}.{state}");
                 let shape = rule.state_shape(state, p.shape());
                 if shape.contains(&0) && !given.contains_key(&name) {
-                    // PyTorch's state has only what this parameter uses.
+                    // PyTorch's state omits states that this parameter does not use.
                     sources.push(None);
                     continue;
                 }

@@ -1,4 +1,4 @@
-//! Making a step fit: of all ways to run it, the fastest whose peak is within the budget.
+//! Search for the fastest configuration of a training step whose peak memory is within a budget.
 
 use std::fmt;
 use std::sync::Arc;
@@ -12,31 +12,31 @@ use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
 use forebay_core::memory::{Bytes, Config};
 
-/// Sets of segments that are tried for each micro-batch and precision.
+/// Maximum number of recomputation sets to try for each micro-batch size and precision.
 const MAX_SEGMENT_SETS: usize = 25;
 
-/// How many sets of segments to offload are tried: the first quarter of them, the first half, ...
+/// Number of offload sets to try: the first quarter of the segments, the first half, and so on.
 const OFFLOAD_FRACTIONS: usize = 4;
 
-/// One way to run a step.
+/// Configuration of a training step.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct StepConfig {
     /// Rows of the batch that run at once.
     pub micro_batch_size: usize,
-    /// How many micro-batches of so many rows make a step: their gradients add up.
+    /// Number of micro-batches in a step; their gradients accumulate.
     pub micro_batch_count: usize,
-    /// The type of [`autocast`]; `None`: everything is f32.
+    /// Dtype of [`autocast`], or `None` for f32.
     pub precision: Option<DType>,
-    /// What becomes of the values that segments keep, in the order of the forward pass.
+    /// Policies of the segments' saved activations, in the order of the forward pass.
     pub policies: Arc<[ActivationPolicy]>,
-    /// Whether the optimiser's state is in memory of the host between steps: a step calls
-    /// [`Optimizer::offload_state`](crate::optim::Optimizer::offload_state) with it.
+    /// If true, the optimiser's state is in host memory between steps. The step passes the value to
+    /// [`Optimizer::offload_state`](crate::optim::Optimizer::offload_state).
     pub offload_state: bool,
 }
 
 impl StepConfig {
-    /// A step of `count` times `rows` rows in f32 that computes nothing again.
+    /// Creates a step of `count` micro-batches of `rows` rows, in f32 and without recomputation.
     #[must_use]
     pub fn new(rows: usize, count: usize) -> Self {
         Self {
@@ -48,25 +48,26 @@ impl StepConfig {
         }
     }
 
-    /// The same in f16 or bf16, by [`autocast`].
+    /// Sets the precision to f16 or bf16, by [`autocast`].
     #[must_use]
     pub fn with_precision(self, dtype: DType) -> Self {
         Self { precision: Some(dtype), ..self }
     }
 
-    /// The same with these segments computed again, in the order of the forward pass.
+    /// Recomputes the segments that are true in `again`, in the order of the forward pass.
     #[must_use]
     pub fn with_recompute(self, again: impl AsRef<[bool]>) -> Self {
         self.with_policy(again.as_ref(), ActivationPolicy::Recompute)
     }
 
-    /// The same with what these segments keep in memory of the host, in the order of the forward pass.
+    /// Offloads the saved activations of the segments that are true in `away`, in the order of the forward
+    /// pass.
     #[must_use]
     pub fn with_offload(self, away: impl AsRef<[bool]>) -> Self {
         self.with_policy(away.as_ref(), ActivationPolicy::Offload)
     }
 
-    /// The same with the optimiser's state in memory of the host between steps.
+    /// Offloads the optimiser's state between steps.
     #[must_use]
     pub fn with_offloaded_state(self) -> Self {
         Self { offload_state: true, ..self }
@@ -81,26 +82,27 @@ impl StepConfig {
         Self { policies: saved, ..self }
     }
 
-    /// Segments are treated as this says while the guard lives: around forward and backward passes.
+    /// Applies the policies to segments until the guard is dropped. The guard must cover forward and backward
+    /// passes.
     pub fn apply_segments(&self) -> SegmentGuard {
         SegmentGuard::apply_policies(Arc::clone(&self.policies))
     }
 
-    /// The precision's [`autocast`], for the forward pass and the loss; `None` in f32.
+    /// Enters [`autocast`] for the forward pass and the loss; returns `None` in f32.
     ///
     /// # Errors
-    /// As `autocast`.
+    /// Same errors as [`autocast`].
     pub fn autocast(&self) -> Result<Option<AutocastGuard>> {
         self.precision.map(autocast).transpose()
     }
 
-    /// How many segments are computed again.
+    /// Returns the number of recomputed segments.
     #[must_use]
     pub fn recomputed_count(&self) -> usize {
         self.policies.iter().filter(|saved| **saved == ActivationPolicy::Recompute).count()
     }
 
-    /// How many segments keep their values in memory of the host.
+    /// Returns the number of offloaded segments.
     #[must_use]
     pub fn offloaded_count(&self) -> usize {
         self.policies.iter().filter(|saved| **saved == ActivationPolicy::Offload).count()
@@ -122,47 +124,55 @@ impl fmt::Display for StepConfig {
     }
 }
 
-/// A choice and what it takes.
+/// Configuration with its estimated cost.
 #[derive(Clone, Debug, PartialEq)]
 #[non_exhaustive]
 pub struct Estimate {
-    /// The way to run the step.
+    /// Configuration of the step.
     pub config: StepConfig,
-    /// The most bytes that the pool takes from the device: in a pool that is bounded to the budget, if it needs that to fit. `None` if a
-    /// faster choice made it needless to know.
+    /// Peak bytes that the pool reserves. If the step fits only in a pool limited to the budget, the peak is
+    /// that pool's. `None` if a faster configuration already fits.
     pub peak: Option<u64>,
-    /// If `Some(true)`, it ran dry in a pool that is bounded to the budget; `None` where that was not tried.
+    /// Reports whether a dry run succeeded in a pool limited to the budget. `None` without such a dry run.
     pub fits: Option<bool>,
-    /// The time of a step by the cost model of [`Budget`].
+    /// Time of a step by the cost model of [`Budget`].
     pub seconds: f64,
 }
 
-/// What was chosen, and among what.
+/// Chosen configuration and its alternatives.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct StepPlan {
-    /// The card's name.
+    /// Name of the card.
     pub card: String,
-    /// The bytes that the step may take.
+    /// Bytes that the step may reserve.
     pub budget: u64,
-    /// The fastest choice that fits.
+    /// Fastest configuration that fits.
     pub best: Estimate,
-    /// All choices, the fastest first.
+    /// All configurations, the fastest first.
     pub estimates: Vec<Estimate>,
 }
 
-/// Bytes for a training step, and what may be changed to fit them.
+/// Memory budget of a training step, with the changes that the planner may make to meet the budget.
 ///
-/// The planner runs the step dry, for every size of micro-batch that divides the batch, every allowed precision, and sets
-/// of [segments](super::segment) that are computed again or whose values go to the host, with the optimiser's state on the
-/// device or on the host; and takes the fastest that runs in a pool that is bounded to the budget
-/// ([`Pool::set_limit`](forebay_core::memory::Pool::set_limit), or `max_memory_mb`). Bound the device's pool as well: a small model may take more
-/// without a bound, in segments that are larger than it needs. The peak is exact. The time is that of a model: every kernel takes the longest
-/// of its bytes over the card's bandwidth, its operations over its rate, and a launch
-/// ([`Work::seconds`](forebay_core::backend::null::Work)); what is computed again takes its forward pass once more; copies of
-/// segments run beside that, at the speed of the card's bus, and the step takes the longer of both; copies of the state
-/// come on top. Choices do not depend on the budget, so a larger budget never makes a step slower, or its peak
-/// smaller.
+/// The planner dry-runs the step for every micro-batch size that divides the batch, and every allowed
+/// precision. It combines these with sets of [segments](super::segment) to recompute or offload, and with the
+/// optimiser's state on the device or on the host. The plan is the fastest configuration that runs in a pool
+/// limited to the budget ([`Pool::set_limit`](crate::memory::Pool::set_limit), or `max_memory_mb`).
+///
+/// Limit the device's pool as well. Without a limit, a small model may reserve more, in segments larger than
+/// necessary. The peak is exact; the time comes from a cost model
+/// ([`WorkEstimate::seconds`](crate::backend::null::WorkEstimate)):
+///
+/// - A kernel takes the longest of its bytes over the card's bandwidth, its FLOPs over the card's rate, and a
+///   launch.
+/// - A recomputed segment takes its forward pass once more.
+/// - Copies of offloaded segments overlap with computation at the speed of the card's bus; the step takes the
+///   longer of both.
+/// - Copies of the optimiser's state add to the step.
+///
+/// The set of configurations does not depend on the budget. A larger budget therefore never makes a step
+/// slower, or its peak smaller.
 ///
 /// ```
 /// use forebay_core::backend::null::CardProfile;
@@ -205,13 +215,13 @@ pub struct Budget {
 }
 
 impl Budget {
-    /// A step of `batch` rows may take so many bytes of the device's memory, in f32.
+    /// Creates a budget of `bytes` of device memory for a step of `batch` rows, in f32.
     #[must_use]
     pub fn new(bytes: u64, batch: usize) -> Self {
         Self { bytes, batch_size: batch, precisions: vec![None], measures_all: false, allows_offload: true }
     }
 
-    /// Also allows this precision: f16 or bf16. (f16 needs a `GradScaler` to train.)
+    /// Also allows f16 or bf16. Training in f16 needs a `GradScaler`.
     #[must_use]
     pub fn allow_precision(mut self, precision: DType) -> Self {
         if !self.precisions.contains(&Some(precision)) {
@@ -220,23 +230,26 @@ impl Budget {
         self
     }
 
-    /// Keeps everything on the device: nothing goes to memory of the host.
+    /// Disables offloading to host memory.
     #[must_use]
     pub fn without_offload(self) -> Self {
         Self { allows_offload: false, ..self }
     }
 
-    /// Measures the peaks of all choices, for a table of them; else only of those that are faster than the one that fits.
+    /// Measures the peaks of all configurations. By default, measurement stops at the first one that fits.
     #[must_use]
     pub fn measure_all(self) -> Self {
         Self { measures_all: true, ..self }
     }
 
-    /// Finds the fastest choice that fits. `setup` makes the model and everything that stays, and returns the step: one
-    /// optimiser step of [`StepConfig::count`] micro-batches of [`StepConfig::rows`] rows. Peaks are those of three steps.
+    /// Finds the fastest configuration that fits. `setup` creates the model and everything that stays
+    /// allocated. It returns the step: one optimiser step of
+    /// [`micro_batch_count`](StepConfig::micro_batch_count) micro-batches of
+    /// [`micro_batch_size`](StepConfig::micro_batch_size) rows. Peaks are measured over three steps.
     ///
     /// # Errors
-    /// The batch has no rows, or more than 2^32; what the step returns; [`Error::Budget`] if nothing fits, with the smallest budget that would do.
+    /// The batch has no rows or more than 2^32, or the step fails. [`Error::BudgetTooSmall`] if nothing fits,
+    /// with the smallest sufficient budget.
     pub fn plan<S: FnMut(&StepConfig) -> Result<()>>(
         &self,
         profile: &CardProfile,
@@ -288,7 +301,7 @@ impl Budget {
         })
     }
 
-    /// The choices of one micro-batch and precision.
+    /// Estimates the configurations of one micro-batch size and precision.
     fn estimate_configs<S: FnMut(&StepConfig) -> Result<()>>(
         &self,
         rows: usize,
@@ -304,7 +317,7 @@ impl Budget {
                 let before = backend.estimated_work();
                 step()?;
                 parts = probe.take_costs();
-                // One forward pass' segments, of those of all.
+                // Keeps the segments of one forward pass.
                 parts.truncate(parts.len() / choice.micro_batch_count);
                 Ok(backend.estimated_work() - before)
             });
@@ -314,7 +327,7 @@ impl Budget {
         let offload = self.allows_offload && card.speed.host_bandwidth > 0.0;
         let state = if offload { work(&plain(1).with_offloaded_state())?.host_seconds } else { 0.0 };
         let one = work(&plain(1))?.seconds;
-        // Each further micro-batch takes what the second one does.
+        // Each further micro-batch costs as much as the second.
         let whole = if count > 1 { one + (count - 1) as f64 * (work(&plain(2))?.seconds - one) } else { one };
         let estimate = |choice: StepConfig| {
             let of = |what: ActivationPolicy, cost: &dyn Fn(&SegmentCost) -> f64| -> f64 {
@@ -337,7 +350,7 @@ impl Budget {
             choices.extend(some.map(|set| choice().with_recompute(set).with_offloaded_state()));
         }
         if offload {
-            // The earlier ones have longer to come back.
+            // Earlier segments have more time for the copy back.
             let mut ends: Vec<usize> =
                 (1..=OFFLOAD_FRACTIONS).map(|k| parts.len() * k / OFFLOAD_FRACTIONS).collect();
             ends.dedup();
@@ -354,13 +367,14 @@ impl Budget {
 }
 
 impl StepConfig {
-    /// The same with two micro-batches at most, which hold as much as many.
+    /// Limits the configuration to two micro-batches, which have the same peak as more.
     fn with_at_most_two_micro_batches(&self) -> Self {
         Self { micro_batch_count: self.micro_batch_count.min(2), ..self.clone() }
     }
 }
 
-/// The most bytes of a choice, and whether it fits `room`. What fits has the peak that it has without a bound, if that fits as well.
+/// Measures the peaks of a configuration, and reports whether it fits `room`. If the peak without a limit
+/// also fits, that peak is returned.
 fn measure_peaks<S: FnMut(&StepConfig) -> Result<()>>(
     card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
@@ -372,7 +386,7 @@ fn measure_peaks<S: FnMut(&StepConfig) -> Result<()>>(
     };
     match peak_within_limit(card, setup, choice, room)? {
         Some(peak) => {
-            // Blocks that lie otherwise in later micro-batches and steps count as well.
+            // Includes blocks that are placed differently in later micro-batches and steps.
             let short = steps(&choice.with_at_most_two_micro_batches())?;
             let free = if short.reserved > room {
                 short.reserved
@@ -381,15 +395,16 @@ fn measure_peaks<S: FnMut(&StepConfig) -> Result<()>>(
             };
             Ok((PoolPeaks { reserved: if free > room { peak } else { free }, ..short }, true))
         }
-        // Two micro-batches show most of it.
+        // Two micro-batches approximate the peak.
         None => {
             Ok((run_dry(card, setup, &choice.with_at_most_two_micro_batches(), |_, step| step())?.1, false))
         }
     }
 }
 
-/// The most bytes of a choice in a pool that may take no more than `room`, as it will be used on the device: such a pool takes smaller
-/// segments, moves blocks and gives memory back. `None` if it does not fit.
+/// Returns the peak in a pool limited to `room`, the limit that the device's pool will have. Such a pool
+/// reserves smaller segments, compacts, and releases memory. Returns `None` if the configuration does not
+/// fit.
 fn peak_within_limit<S: FnMut(&StepConfig) -> Result<()>>(
     card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
@@ -403,11 +418,12 @@ fn peak_within_limit<S: FnMut(&StepConfig) -> Result<()>>(
     }
 }
 
-/// The least budget that a choice can run with, for what is held at once and what was tried, the most that it takes without a bound, and it.
+/// Lower bound of the budget from requested bytes and failed attempts, peak without a limit, and
+/// configuration.
 type MeasuredConfig = (u64, u64, StepConfig);
 
-/// The smallest budget under which one of the choices runs: it was run dry under that limit, and none of them runs with one granule less. None
-/// of them fits `room`.
+/// Returns the smallest budget under which a configuration runs, if none fits `room`. A dry run under this
+/// limit succeeded. No configuration runs with one granule less.
 fn find_smallest_budget<S: FnMut(&StepConfig) -> Result<()>>(
     card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
@@ -418,14 +434,16 @@ fn find_smallest_budget<S: FnMut(&StepConfig) -> Result<()>>(
     all.sort_by_key(|&(least, reserved, _)| (least, reserved));
     let mut best: Option<(u64, StepConfig)> = None;
     let mut found = true;
-    // Until no choice runs with less: with less, one that was passed over may run after all.
+    // Repeats until no configuration runs with less. With a lower limit, a configuration that was skipped may
+    // run after all.
     while std::mem::take(&mut found) {
         for (least, reserved, choice) in &all {
             let below = best.as_ref().map_or(u64::MAX, |(bytes, _)| bytes.saturating_sub(granule));
             if *least > below {
                 break;
             }
-            // It takes no more without a bound, but for what lies otherwise in later steps.
+            // A run needs no more than its peak without a limit, except for different placement in later
+            // steps.
             let most = below.min(reserved.saturating_mul(2));
             if let Some(peak) = peak_within_limit(card, setup, choice, most)? {
                 best = Some((
@@ -439,7 +457,8 @@ fn find_smallest_budget<S: FnMut(&StepConfig) -> Result<()>>(
     best.ok_or_else(|| Error::argument("plan", "the step runs out of memory at any budget"))
 }
 
-/// The smallest limit of the pool under which a choice runs: a multiple of the granule, at least `low` bytes and about `most` at most.
+/// Returns the smallest pool limit under which a configuration runs: a multiple of the granule, at least
+/// `low` and about `most` bytes at most.
 fn find_smallest_limit<S: FnMut(&StepConfig) -> Result<()>>(
     card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
@@ -450,7 +469,7 @@ fn find_smallest_limit<S: FnMut(&StepConfig) -> Result<()>>(
 ) -> Result<u64> {
     let runs = |granules: u64| peak_within_limit(card, setup, choice, granules * granule);
     let (mut low, mut most) = (low.saturating_sub(1) / granule, most.div_ceil(granule));
-    // What it took in a larger pool may lie otherwise in one of that size.
+    // The placement may differ in a pool of the size that a larger pool reserved.
     let mut step = 1;
     while runs(most)?.is_none() {
         (low, most, step) = (most, most + step, 2 * step);
@@ -468,17 +487,17 @@ fn find_smallest_limit<S: FnMut(&StepConfig) -> Result<()>>(
     Ok(most * granule)
 }
 
-/// The most bytes of a run.
+/// Peak bytes of a run.
 #[derive(Clone, Copy, Debug)]
 struct PoolPeaks {
-    /// Bytes that the pool took from the device.
+    /// Bytes reserved from the device.
     reserved: u64,
-    /// Bytes held at once, before rounding.
+    /// Bytes in use, before rounding.
     requested: u64,
 }
 
-/// Runs a step on a null device, and then `second`, which runs it again, and may look at it. Also the most bytes that the
-/// pool took.
+/// Runs a step on a null device, and then `second`, which runs the step again and may inspect the device.
+/// Also returns the pool's peaks.
 fn run_dry<S: FnMut(&StepConfig) -> Result<()>, T>(
     card: &CardProfile,
     setup: &impl Fn(&Device) -> Result<S>,
@@ -496,7 +515,7 @@ fn run_dry<S: FnMut(&StepConfig) -> Result<()>, T>(
 }
 
 impl StepPlan {
-    /// Those choices of which no other one is faster and takes less memory too, the fastest first.
+    /// Returns the Pareto front in time and memory, the fastest first.
     #[must_use]
     pub fn pareto(&self) -> Vec<&Estimate> {
         let mut least = u64::MAX;
@@ -539,7 +558,8 @@ impl StepPlan {
     }
 }
 
-/// The choice and what it costs, then the [Pareto front](Plan::pareto); `{:#}` has all choices that were measured.
+/// Prints the plan and its cost, then the [Pareto front](StepPlan::pareto); `{:#}` prints all measured
+/// configurations.
 impl fmt::Display for StepPlan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (best, budget) = (&self.best, Bytes(self.budget));
@@ -646,7 +666,8 @@ mod tests {
         Ok(())
     }
 
-    /// Small models of random sizes, on cards with and without virtual memory: their segments would be larger than what they need.
+    /// Tests small models of random sizes, on cards with and without virtual memory. Their pool segments
+    /// would exceed their needs.
     #[test]
     fn the_smallest_budget_is_one_that_runs_and_one_granule_less_does_not() -> Result<()> {
         use crate::nn::Linear;

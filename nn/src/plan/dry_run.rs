@@ -1,4 +1,4 @@
-//! A step on the null device, and what its memory was.
+//! Dry runs: a step on the null device, and the memory that the step needs.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -13,64 +13,66 @@ use forebay_core::error::Result;
 use forebay_core::memory::scope::{ModulePath, Scope};
 use forebay_core::memory::{AllocationChange, Bytes, Config, OutOfMemory, RecordingOptions, Tag};
 
-/// More than any device has: a step that does not fit its card is run with so much, to say what it needs.
+/// More memory than any device has. A step that does not fit its card runs again with this much, to measure
+/// its needs.
 const UNLIMITED_BYTES: u64 = 1 << 44;
-/// How many modules are named.
+/// Maximum number of modules in the report.
 const MAX_MODULES: usize = 5;
 
-/// What a step took. Sizes are those of the real device, to the byte.
+/// Result of a dry run. Sizes equal those on the real device, to the byte.
 #[derive(Clone, Debug)]
 #[non_exhaustive]
 pub struct DryRun {
-    /// The card's name.
+    /// Name of the card.
     pub card: String,
-    /// What a pool could have of it.
+    /// Bytes that a pool can reserve on the card.
     pub available_bytes: u64,
-    /// The most bytes that were held at once.
+    /// Peak bytes allocated.
     pub peak_allocated: u64,
-    /// The most bytes that the pool took from the device.
+    /// Peak bytes that the pool reserved from the device.
     pub peak_reserved: u64,
-    /// The most bytes that were held at once, before rounding.
+    /// Peak bytes allocated, before rounding.
     pub peak_requested: u64,
-    /// The most bytes held at once for each tag, in the order of [`Tag::ALL`]; not all at the same moment.
+    /// Peak bytes for each tag, in the order of [`Tag::ALL`]; the peaks may be at different times.
     pub peak_by_tag: [u64; Tag::COUNT],
-    /// The moment at which most was held.
+    /// State at the peak.
     pub peak: MemoryPeak,
-    /// Every block that was lent or taken back, in order, as far as the step starts no recording of its own.
+    /// All allocations and frees in order, unless the step starts a recording of its own.
     pub timeline: Vec<AllocationChange>,
-    /// What ran.
+    /// Estimated work of the step.
     pub work: WorkEstimate,
-    /// The error that the card would have given, if the step does not fit it. The figures are of a larger card then.
+    /// Error that the card would report, if the step does not fit. The other figures are then of a card with
+    /// unlimited memory.
     pub out_of_memory: Option<Box<OutOfMemory>>,
 }
 
-/// The moment at which most memory was held.
+/// State at the time of peak memory.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct MemoryPeak {
-    /// Its place in the timeline.
+    /// Index in the timeline.
     pub timeline_index: usize,
-    /// The module that ran.
+    /// Active module.
     pub module: ModulePath,
-    /// The operation that ran.
+    /// Active operation.
     pub op: &'static str,
-    /// What the last block was for.
+    /// Tag of the last allocation.
     pub tag: Tag,
-    /// Bytes held for each tag, the largest first.
+    /// Bytes of each tag, the largest first.
     pub by_tag: Vec<(Tag, u64)>,
-    /// Bytes held by each module, the largest first.
+    /// Bytes of each module, the largest first.
     pub by_module: Vec<(ModulePath, u64)>,
 }
 
-/// Runs `step` on a null device of this profile: the same code that runs on the real one, with the same pool and the same
-/// sizes, and without contents. Values read back are zeros.
+/// Runs `step` on a null device of this profile, with the code, pool and sizes of the real device but without
+/// contents. Values read back are zeros.
 ///
-/// The step makes its model itself, and should include a second pass where the first leaves something behind (the
-/// optimiser's state). If it does not fit the card, it runs once more on one of boundless memory, and
-/// [`DryRun::out_of_memory`] keeps the card's answer.
+/// The step creates its model itself. It should include a second pass if the first allocates lasting memory,
+/// such as the optimiser's state. A step that does not fit the card runs again with unlimited memory.
+/// [`DryRun::out_of_memory`] then has the card's error.
 ///
 /// # Errors
-/// The error of `step`, but for a full device; a variable of the environment that cannot be understood.
+/// An environment variable is invalid, or `step` fails for a reason other than memory.
 pub fn dry_run<T>(profile: &CardProfile, mut step: impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
     let refused = match run_once(profile, &mut step) {
         Err(error) => error.into_out_of_memory()?,
@@ -82,7 +84,7 @@ pub fn dry_run<T>(profile: &CardProfile, mut step: impl FnMut(&Device) -> Result
     Ok(run)
 }
 
-/// The same card with more memory than anything needs.
+/// Returns the card with unlimited memory.
 pub(super) fn with_unlimited_memory(profile: &CardProfile) -> CardProfile {
     let wide = |v: VirtualMemory| VirtualMemory { reservation: 2 * UNLIMITED_BYTES, ..v };
     CardProfile {
@@ -120,7 +122,7 @@ fn run_once<T>(profile: &CardProfile, step: &mut impl FnMut(&Device) -> Result<T
 }
 
 impl DryRun {
-    /// Whether a pool that may take so many bytes can run the step.
+    /// Reports whether the step runs in a pool limited to `budget` bytes.
     #[must_use]
     pub fn fits(&self, budget: u64) -> bool {
         self.peak_reserved <= budget
@@ -129,7 +131,7 @@ impl DryRun {
 
 impl MemoryPeak {
     fn from_timeline(timeline: &[AllocationChange]) -> Self {
-        // The first of several, as counters see it.
+        // The first of several maxima, like the counters.
         let Some(at) = (0..timeline.len()).rev().max_by_key(|&k| timeline[k].allocated) else {
             return Self::default();
         };
@@ -163,7 +165,7 @@ fn sort_largest_first<K>(of: impl IntoIterator<Item = (K, i64)>) -> Vec<(K, u64)
     sorted
 }
 
-/// `activation 3.1 GiB, parameter 500.0 MiB`.
+/// Formats sizes as `activation 3.1 GiB, parameter 500.0 MiB`.
 fn format_sizes<K: fmt::Display>(held: &[(K, u64)]) -> String {
     held.iter().map(|(key, bytes)| format!("{key} {}", Bytes(*bytes))).collect::<Vec<_>>().join(", ")
 }
@@ -195,3 +197,8 @@ impl fmt::Display for DryRun {
         )
     }
 }
+
+    /// Returns the out-of-memory report, also from within a context.
+    ///
+    /// # Errors
+    /// Returns any other error unchanged.

@@ -1,9 +1,10 @@
-//! Knowing before running: what a step takes, and how to make it fit.
+//! Planning before running: the memory and time that a step needs, and configurations that fit a budget.
 //!
-//! - [`dry_run`] runs a step on the null device, through the real pool: its peak is the real one.
-//! - [`Budget`] finds the fastest way to run a step within given bytes; [`segment`] marks what it may compute twice, or
-//!   copy to the host meanwhile.
-//! - [`CardProfile::from_card`](forebay_core::backend::null::CardProfile::card) says what real cards are, without one.
+//! - [`dry_run`] runs a step on the null device, through the real pool, so its peak is exact.
+//! - [`Budget`] finds the fastest configuration of a step within a memory budget. [`segment`] marks parts
+//!   that the plan may recompute or offload.
+//! - [`CardProfile::from_card`](crate::backend::null::CardProfile::from_card) returns profiles of real cards,
+//!   without the hardware.
 //!
 //! ```
 //! use forebay_core::backend::null::CardProfile;

@@ -1,4 +1,4 @@
-//! Segments: the parts of a model that a plan may compute twice.
+//! Segments: parts of a model that a plan may recompute or offload.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -11,42 +11,42 @@ use forebay_core::scoped_local::{NoDropCell, ScopedGuard, ScopedLocal, WithCurre
 use forebay_core::tensor::Tensor;
 use forebay_core::tensor::offload::OffloadSet;
 
-/// What becomes of the values that a segment keeps for the backward pass.
+/// Policy for the activations that a segment saves for the backward pass.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum ActivationPolicy {
-    /// They stay on the device.
+    /// Activations stay on the device.
     #[default]
     Keep,
-    /// They are dropped, and computed again.
+    /// Activations are dropped and recomputed.
     Recompute,
-    /// They are copied to memory of the host beside the next segment's work, and back beside the backward pass of the one
-    /// after it.
+    /// Activations are copied to the host while the next segment runs. They are copied back during the
+    /// backward pass of the segment after.
     Offload,
 }
 
-/// What a plan, or the planner, does with the segments of this thread's forward passes.
+/// State of this thread's forward passes under a plan or the planner.
 #[derive(Debug, Default)]
 struct SegmentPass {
     policies: Arc<[ActivationPolicy]>,
-    /// The number of the next one.
+    /// Index of the next segment.
     next_segment: usize,
     probe: Option<SegmentProbe>,
-    /// What is being copied to the host: it leaves the device when the next segment has been enqueued.
+    /// Copies to the host in progress. Their device memory is released once the next segment is enqueued.
     pending_offload: Option<Arc<OffloadSet>>,
-    /// What the last segment that was offloaded kept.
+    /// Saved activations of the last offloaded segment.
     last_offload: Weak<OffloadSet>,
 }
 
-/// What one segment costs.
+/// Cost of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub(super) struct SegmentCost {
-    /// Bytes that it keeps for the backward pass, its result left out.
+    /// Bytes that the segment saves for the backward pass, without its result.
     pub(super) saved_bytes: u64,
-    /// Seconds that it takes, at the profile's speed.
+    /// Seconds that the segment takes, at the profile's speed.
     pub(super) seconds: f64,
 }
 
-/// Measures segments.
+/// Measurement of segments.
 #[derive(Clone, Debug)]
 struct SegmentProbe {
     backend: Arc<NullBackend>,
@@ -57,7 +57,7 @@ thread_local! {
     static CURRENT_PASS: ScopedLocal<NoDropCell<Option<SegmentPass>>> = const { ScopedLocal::new(NoDropCell::new(None)) };
 }
 
-/// While it lives, a plan says what becomes of segments. Guards may be dropped in any order.
+/// Guard that applies a plan's policies to segments during its lifetime. Guards may be dropped in any order.
 #[derive(Debug)]
 #[must_use = "segments are computed again only while the guard lives"]
 pub struct SegmentGuard {
@@ -69,14 +69,14 @@ impl SegmentGuard {
         Self { _scope: ScopedGuard::new(&CURRENT_PASS, pass) }
     }
 
-    /// From here on this becomes of segments, in the order in which a forward pass meets them.
+    /// Applies the policies to segments, in the order of the forward pass, until the guard is dropped.
     pub(super) fn apply_policies(saved: Arc<[ActivationPolicy]>) -> Self {
-        // A step may enter its choice by itself: the planner measures it all the same.
+        // The step may apply its configuration itself; the planner's measurement continues.
         let probe = CURRENT_PASS.with_current(|pass| pass.as_ref().and_then(|p| p.probe.clone()));
         Self::install_pass(Some(SegmentPass { policies: saved, probe, ..SegmentPass::default() }))
     }
 
-    /// From here on segments are measured, and none is computed again.
+    /// Measures segments, without recomputation, until the guard is dropped.
     pub(super) fn start_measuring(backend: Arc<NullBackend>) -> Self {
         Self::install_pass(Some(SegmentPass {
             probe: Some(SegmentProbe { backend, costs: Rc::default() }),
@@ -84,7 +84,7 @@ impl SegmentGuard {
         }))
     }
 
-    /// What was measured since [`measure`](Self::measure), or the last call of this.
+    /// Returns the costs measured since [`start_measuring`](Self::start_measuring) or the last call.
     pub(super) fn take_costs(&self) -> Vec<SegmentCost> {
         CURRENT_PASS.with_current(|pass| {
             let probe = pass.as_ref().and_then(|p| p.probe.as_ref());
@@ -93,18 +93,20 @@ impl SegmentGuard {
     }
 }
 
-/// Runs `body` on `inputs`: a part of a model that a [`Plan`](super::Plan) may choose to compute again in the backward pass,
-/// as a [`checkpoint`] does, or to copy to the host meanwhile, to save the memory of what it keeps. Without a plan it is a
-/// plain call.
+/// Runs `body` on `inputs` as a segment of a model. A [`StepPlan`](super::StepPlan) may recompute its
+/// activations in the backward pass, like a [`checkpoint`], or offload them to the host. Without a plan, this
+/// is a plain call.
 ///
-/// A forward pass must meet the same segments in the same order each time; segments inside a segment belong to it.
+/// Every forward pass must run the same segments in the same order. A segment inside a segment is part of the
+/// outer one.
 ///
 /// ```
 /// # use std::sync::Arc;
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
 /// # use forebay_nn::{nn::{Linear, Module}, plan::segment};
 /// # let device = Device::null(Default::default());
-/// let layers: Vec<_> = (0..8).map(|_| Linear::new(64, 64, &device).map(Arc::new)).collect::<Result<_, _>>()?;
+/// let layer = |_| Linear::new(64, 64, &device).map(Arc::new);
+/// let layers: Vec<_> = (0..8).map(layer).collect::<Result<_, _>>()?;
 /// let mut x = Tensor::zeros(&[16, 64], DType::F32, &device)?;
 /// for layer in &layers {
 ///     let layer = Arc::clone(layer);
@@ -114,7 +116,7 @@ impl SegmentGuard {
 /// ```
 ///
 /// # Errors
-/// What `body` returns.
+/// Returns the error of `body`.
 pub fn segment(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
@@ -122,7 +124,7 @@ pub fn segment(
     let plain = |body: &dyn Fn(&[Tensor]) -> Result<Tensor>| {
         body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>())
     };
-    // Inside a checkpoint, segments are parts of it, also when it runs again.
+    // Inside a checkpoint, segments are part of the checkpoint, also during recomputation.
     if !autograd::is_grad_enabled() || autograd::is_recomputing() {
         return plain(&body);
     }
@@ -134,7 +136,7 @@ pub fn segment(
     }) else {
         return plain(&body);
     };
-    // Segments inside this one are parts of it, now and when it runs again.
+    // Nested segments are part of this one, also during recomputation.
     let whole = move |x: &[Tensor]| {
         let _inside = SegmentGuard::install_pass(None);
         body(x)
@@ -161,12 +163,13 @@ pub fn segment(
     Ok(out)
 }
 
-/// Whether a plan decides here what becomes of segments.
+/// Reports whether a plan applies to segments here.
 pub(crate) fn is_segment_pass_active() -> bool {
     autograd::is_grad_enabled() && CURRENT_PASS.with_current(Option::is_some)
 }
 
-/// The segment before this one has been copied, or is waited for on the device by what takes its memory: it leaves.
+/// Releases the device memory of the previous segment's activations. Its copy has finished, or the next user
+/// of the memory waits for the copy on the device.
 fn evict_previous_segment() {
     let leaving = CURRENT_PASS.with_current_mut(|pass| pass.as_mut().and_then(|p| p.pending_offload.take()));
     if let Some(away) = leaving {
@@ -174,8 +177,8 @@ fn evict_previous_segment() {
     }
 }
 
-/// Runs a segment whose kept values go to the host, its inputs among them. They come back when the backward pass reaches
-/// the segment after it, so that the copy runs beside that one's work.
+/// Runs a segment and offloads its saved activations, including its inputs. They are copied back when the
+/// backward pass reaches the next segment, so that the copy overlaps with that segment's work.
 fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> Result<Tensor> {
     let (out, mut away) = OffloadSet::track_allocations(body);
     let out = out?;
@@ -183,7 +186,8 @@ fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> R
         away.insert(input);
     }
     away.retain_offloadable(&out);
-    // Before the copies of this one: the memory of the one before is to wait for its own alone.
+    // Released before this segment's copies begin, so that reuse of the memory waits only for the previous
+    // copies.
     evict_previous_segment();
     away.copy_to_host()?;
     let away = Arc::new(away);
@@ -202,11 +206,11 @@ fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> R
     }))
 }
 
-/// The sets of segments worth computing again: none saves as many bytes in less time than another. By time; the first
-/// has none, but such as take no time; the last has all that save anything.
+/// Returns the Pareto-optimal sets of segments to recompute, in order of time. The first set is empty except
+/// for segments that take no time. The last has all segments that save memory.
 ///
-/// Of equal segments the earlier are taken: when the backward pass comes to them, the later ones have been freed, and what
-/// they compute again stands beside less (a later one's would stand beside everything).
+/// Among equal segments, earlier ones are preferred. Their recomputation happens when later segments have
+/// already been freed, which lowers the peak.
 pub(super) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>> {
     struct Set {
         bytes: u64,
@@ -223,13 +227,13 @@ pub(super) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>
         });
         let with: Vec<Set> = with.collect();
         front.extend(with);
-        // Of the same time and bytes, the set of earlier segments first.
+        // With equal time and bytes, the set of earlier segments comes first.
         front.sort_by(|a, b| {
             a.seconds.total_cmp(&b.seconds).then(b.bytes.cmp(&a.bytes)).then(b.chosen.cmp(&a.chosen))
         });
         let mut saved = None;
         front.retain(|set| {
-            // One that saves no more than a faster one is worth nothing.
+            // Drops sets that save no more than a faster one.
             let better = saved.is_none_or(|s| set.bytes > s);
             saved = saved.max(Some(set.bytes));
             better
@@ -240,7 +244,7 @@ pub(super) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>
     front.into_iter().map(|set| set.chosen.into()).collect()
 }
 
-/// Keeps at most `most` of them, evenly spread, the first and the last among them.
+/// Keeps at most `most` items, evenly spread, including the first and the last.
 fn thin_out_evenly<T>(list: &mut Vec<T>, most: usize) {
     let n = list.len();
     if n > most.max(2) {
@@ -284,7 +288,7 @@ mod tests {
             };
             (of(|p| p.seconds), of(|p| p.saved_bytes as f64))
         };
-        // Against every subset.
+        // Compares with every subset.
         for mask in 0..1 << parts.len() {
             let subset: Vec<bool> = (0..parts.len()).map(|k| mask >> k & 1 == 1).collect();
             let (seconds, bytes) = cost(&subset);

@@ -1,4 +1,4 @@
-//! Everything a run needs to go on as if it had not stopped, in one safetensors file.
+//! Checkpoints: the complete state of a run in one safetensors file, for an exact resume.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,15 +15,15 @@ use forebay_core::autograd;
 use forebay_core::device::RandomState;
 use forebay_core::error::{Error, Result};
 
-/// Where the header of the file keeps what is no tensor.
+/// Metadata key of the state that is not a tensor.
 const HEADER_KEY: &str = "forebay.checkpoint";
 const FORMAT_VERSION: u32 = 1;
 const MODEL_PREFIX: &str = "model.";
 const OPTIMIZER_PREFIX: &str = "optimizer.";
 const SCALER_PREFIX: &str = "scaler.";
 
-/// Where a run stands. Saved with the model's tensors, the optimiser's state and the device's random numbers, it lets
-/// another process go on with the same bits.
+/// Position of a run. Saved with the model's tensors, the optimiser's state and the random state of the
+/// device, it lets another process resume with bitwise equal results.
 ///
 /// ```no_run
 /// # use forebay_core::error::Result;
@@ -37,19 +37,20 @@ const SCALER_PREFIX: &str = "scaler.";
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Checkpoint {
-    /// Steps done.
+    /// Number of steps done.
     pub step: u64,
-    /// The batch that comes next.
+    /// Position of the next batch.
     pub cursor: LoaderCursor,
-    /// What was recorded until here.
+    /// Metrics recorded so far.
     pub history: History,
-    /// How the batches are made ([`Loader::description`](crate::data::Loader::description)); empty if that is not known.
+    /// Description of the batches ([`DataLoader::description`](crate::data::DataLoader::description)); empty
+    /// if unknown.
     pub loader_description: String,
-    /// The epoch with which the present call of [`fit`](super::Trainer::fit) began: 0, unless it is not the run's first.
+    /// First epoch of the current call of [`fit`](super::Trainer::fit); 0 for the first call.
     pub first_epoch: u64,
 }
 
-/// What the header holds.
+/// Contents of the header.
 #[derive(Serialize, Deserialize)]
 struct CheckpointHeader {
     version: u32,
@@ -64,16 +65,16 @@ struct CheckpointHeader {
 }
 
 impl Checkpoint {
-    /// After `step` steps, with the batch at `cursor` to come.
+    /// Creates a checkpoint after `step` steps, with the next batch at `cursor`.
     #[must_use]
     pub fn new(step: u64, cursor: LoaderCursor) -> Self {
         Self { step, cursor, ..Self::default() }
     }
 
-    /// Writes the file, which is replaced as a whole. Waits for the device.
+    /// Writes the file, which is replaced atomically. Waits for the device.
     ///
     /// # Errors
-    /// The file cannot be written; the device was lost.
+    /// The file cannot be written.
     pub fn save(
         &self,
         path: impl AsRef<Path>,
@@ -83,10 +84,10 @@ impl Checkpoint {
         self.save_with_scaler(path, model, optimizer, None)
     }
 
-    /// As [`save`](Self::save), with the state of a scaler.
+    /// Saves like [`save`](Self::save), with the state of a scaler.
     ///
     /// # Errors
-    /// As [`save`](Self::save).
+    /// Same errors as [`save`](Self::save).
     pub fn save_with_scaler(
         &self,
         path: impl AsRef<Path>,
@@ -117,11 +118,11 @@ impl Checkpoint {
         safetensors::save(path, &all, &BTreeMap::from([(HEADER_KEY.into(), header)]))
     }
 
-    /// Reads the file, and puts model, optimiser and random numbers where they stood.
+    /// Reads the file and restores the model, the optimiser and the random state.
     ///
     /// # Errors
-    /// The file cannot be read, is damaged or no checkpoint, or does not fit the model or the optimiser; memory runs out. Model,
-    /// optimiser, scaler and random numbers then are as they were.
+    /// The file cannot be read, is damaged or not a checkpoint, or does not match the model or the optimiser.
+    /// After any error, model, optimiser, scaler and random state are unchanged.
     pub fn resume(
         path: impl AsRef<Path>,
         model: &(impl Module + ?Sized),
@@ -130,10 +131,11 @@ impl Checkpoint {
         Self::resume_with_scaler(path, model, optimizer, None)
     }
 
-    /// As [`resume`](Self::resume), with a scaler. One that the file knows nothing of stays as it is.
+    /// Resumes like [`resume`](Self::resume), with a scaler. The scaler is unchanged if the file has no state
+    /// for it.
     ///
     /// # Errors
-    /// As [`resume`](Self::resume).
+    /// Same errors as [`resume`](Self::resume).
     pub fn resume_with_scaler(
         path: impl AsRef<Path>,
         model: &(impl Module + ?Sized),
@@ -174,8 +176,8 @@ impl Checkpoint {
             }
         }
         let at = |e: Error| e.with_context(path.display().to_string());
-        // All is prepared before anything changes. The optimiser comes last: its own load changes all or nothing, and what
-        // follows it needs no memory.
+        // Prepares everything before anything changes. The optimiser's load comes last: it changes all or
+        // nothing, and the later steps need no memory.
         let (of_model, _) = nn::stage_state_dict(model, &of_model, true).map_err(at)?;
         let of_scaler = match &scaler {
             Some(scaler) if !of_scaler.is_empty() => Some(scaler.stage_state_dict(&of_scaler).map_err(at)?),

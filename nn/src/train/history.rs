@@ -1,4 +1,4 @@
-//! What a run recorded.
+//! Recorded metrics of a run.
 
 use std::path::Path;
 
@@ -11,42 +11,42 @@ use forebay_core::memory::{Stats, validation};
 /// Losses, accuracies and memory of a run.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct History {
-    /// The loss of every step; the mean over its micro-batches.
+    /// Loss of every step, the mean over its micro-batches.
     #[serde(with = "bits")]
     pub losses: Vec<f32>,
-    /// The accuracy of every step, where the loss came with one.
+    /// Accuracy of every step whose loss function returned one.
     #[serde(with = "bits")]
     pub accuracies: Vec<f32>,
-    /// The device's memory, now and then.
+    /// Samples of the device's memory.
     pub memory: Vec<MemoryPoint>,
-    /// What [`Trainer::validate`](super::Trainer::validate) found, after which steps.
+    /// Losses of [`Trainer::validate`](super::Trainer::validate).
     #[serde(default)]
     pub validations: Vec<Validation>,
 }
 
-/// The loss on data that is not trained on.
+/// Loss on validation data.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Validation {
-    /// Steps done.
+    /// Number of steps done.
     pub step: u64,
-    /// The loss.
+    /// Validation loss.
     #[serde(with = "bit")]
     pub loss: f32,
 }
 
-/// The memory that a device held after a step, in bytes.
+/// Device memory after a step, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct MemoryPoint {
-    /// Steps done.
+    /// Number of steps done.
     #[serde(deserialize_with = "validation::deserialize_count")]
     pub step: u64,
-    /// Held by tensors.
+    /// Bytes allocated by tensors.
     #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub allocated: u64,
-    /// Taken from the device.
+    /// Bytes reserved from the device.
     #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub reserved: u64,
-    /// The most that tensors held so far.
+    /// Peak bytes allocated so far.
     #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub peak: u64,
 }
@@ -58,13 +58,14 @@ impl MemoryPoint {
 }
 
 impl History {
-    /// The memory after `step` steps, if it was looked at then.
+    /// Returns the memory sample after `step` steps, if there is one.
     #[must_use]
     pub fn memory_after(&self, step: u64) -> Option<MemoryPoint> {
         self.memory.iter().copied().find(|point| point.step == step)
     }
 
-    /// Writes a line for each step: `step,loss,accuracy,validation`, with as many digits as make the numbers exact.
+    /// Writes a line for each step: `step,loss,accuracy,validation`, with enough digits to make the values
+    /// exact.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -81,7 +82,7 @@ impl History {
     }
 }
 
-/// One float as its bits.
+/// Serialisation of a float as its bits.
 mod bit {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -94,7 +95,7 @@ mod bit {
     }
 }
 
-/// Floats as their bits: JSON has no NaN, and a run that diverged is saved too.
+/// Serialisation of floats as their bits, because JSON has no NaN and a diverged run is saved too.
 mod bits {
     use serde::{Deserialize, Deserializer, Serialize, Serializer};
 

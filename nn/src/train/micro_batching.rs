@@ -1,8 +1,8 @@
-//! A step that runs out of memory is made again, of smaller parts of its batches.
+//! Micro-batching: a step that runs out of memory is retried with smaller parts of its batches.
 //!
-//! The gradients of a batch whose loss is a mean over its rows are those of its parts, each weighted by its rows (or by
-//! its targets that are not ignored): so a step of parts is the same step, up to the order of sums. (Dropout draws other
-//! numbers for other parts.)
+//! If the loss is a mean over rows, the gradient of a batch is the weighted sum of its parts' gradients. The
+//! weights are the parts' rows, or their targets that are not ignored. The step is therefore the same, up to
+//! the order of sums. Dropout draws different values.
 
 use super::trainer::LossOutput;
 use forebay_core::dtype::DType;
@@ -10,33 +10,33 @@ use forebay_core::error::{Error, Result};
 use forebay_core::memory::Bytes;
 use forebay_core::tensor::Tensor;
 
-/// How many rows of a batch run at once.
+/// Number of rows of a batch that run at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct MicroBatching {
-    /// `None`: all of them.
+    /// Maximum number of rows, or `None` for all.
     max_rows: Option<usize>,
-    /// Targets that the mean leaves out.
+    /// Target value that the mean ignores.
     ignore_index: Option<i64>,
 }
 
 impl MicroBatching {
-    /// At most so many; 0 is all.
+    /// Sets the maximum number of rows; 0 is all.
     pub(super) fn with_max_rows(self, rows: usize) -> Self {
         Self { max_rows: (rows > 0).then_some(rows), ..self }
     }
 
-    /// The loss is a mean over the targets that are not this.
+    /// Declares that the loss is a mean over the targets other than `target`.
     pub(super) fn with_ignore_index(self, target: i64) -> Self {
         Self { ignore_index: Some(target), ..self }
     }
 
-    /// Rows at once, if they are bounded.
+    /// Returns the maximum number of rows, if limited.
     pub(super) fn max_rows(self) -> Option<usize> {
         self.max_rows
     }
 
-    /// Runs `loss` over the parts of a batch, and the backward pass of what `scale` makes of each part's loss. The outcome
-    /// is that of the whole batch.
+    /// Runs `loss` over the parts of a batch, and the backward pass of each part's loss after `scale`. The
+    /// outputs are those of the whole batch.
     pub(super) fn forward_backward<L: Into<LossOutput>>(
         self,
         (x, y): &(Tensor, Tensor),
@@ -54,7 +54,7 @@ impl MicroBatching {
             });
         };
         let all = self.count_targets(y)?;
-        // Parts of equal size, or nearly.
+        // The parts' sizes differ by at most one row.
         let parts = rows.div_ceil(most);
         let mut sum: Option<LossOutput> = None;
         let mut start = 0;
@@ -68,7 +68,7 @@ impl MicroBatching {
                 ),
                 None => BatchWeight::RowFraction(length as f64 / rows as f64),
             };
-            // The largest of them stands for all: they differ by one row at most.
+            // The largest part represents all in the pool's measurement.
             let LossOutput { loss, accuracy } = pool.with_batch_size(rows.div_ceil(parts), || {
                 let LossOutput { loss, accuracy } = loss(&x, &y)?.into();
                 scale(&share.weigh_mean(&loss)?)?.backward()?;
@@ -85,9 +85,9 @@ impl MicroBatching {
         sum.ok_or_else(|| Error::argument("fit", "a batch has no rows"))
     }
 
-    /// How many targets count, on the device; `None` if all do.
+    /// Counts the targets that are not ignored, on the device; returns `None` if no target is ignored.
     fn count_targets(self, y: &Tensor) -> Result<Option<Tensor>> {
-        // In i32, as the loss sees classes: not every device computes in i64.
+        // In i32, like the classes in the loss, because not every device supports i64 arithmetic.
         let counts = |ignored: i64| {
             forebay_core::ops::cast_index_to_i32("accumulate", y, Some(ignored))?
                 .ne(forebay_core::ops::ignore_index_to_i32(ignored))?
@@ -97,7 +97,8 @@ impl MicroBatching {
         self.ignore_index.map(counts).transpose()
     }
 
-    /// After `error`: as many rows as it says would fit, but no more than half, if fewer rows could help; else the error.
+    /// Reduces the rows after an out-of-memory error: to the number that the error says would fit, but at
+    /// most half. Returns the error if fewer rows cannot help.
     pub(super) fn shrink_after_oom(&mut self, error: Error, batches: &[(Tensor, Tensor)]) -> Result<()> {
         let most =
             batches.iter().map(|(x, y)| batch_rows(x, y)).try_fold(0, |most, rows| Some(most.max(rows?)));
@@ -105,7 +106,7 @@ impl MicroBatching {
         let Some(now) = now.filter(|_| error.is_out_of_memory()) else { return Err(error) };
         let half = now.div_ceil(2);
         let report = error.into_out_of_memory()?;
-        // An estimate may be wrong, and the step run out again: then it is halved again.
+        // The estimate may be too high; another failure halves the rows again.
         let rows = report.fitting_batch_size().map_or(half, |fits| fits.batch_size.min(half));
         log::warn!(
             "{} in {} asked for {} that the device does not have: the step is made again, of {rows} rows at a time \
@@ -119,16 +120,16 @@ impl MicroBatching {
     }
 }
 
-/// The rows of a batch; `None` where input and target do not share them.
+/// Returns the number of rows of a batch, or `None` if input and target differ.
 fn batch_rows(x: &Tensor, y: &Tensor) -> Option<usize> {
     let (x, y) = (x.shape().first()?, y.shape().first()?);
     (x == y).then_some(*x)
 }
 
-/// The part of a batch's mean that a part of the batch is.
+/// Weight of a part in the mean of its batch.
 enum BatchWeight {
     RowFraction(f64),
-    /// Known to the device alone.
+    /// Fraction that only the device knows.
     TargetFraction(Tensor),
 }
 
@@ -136,7 +137,7 @@ impl BatchWeight {
     fn weigh_mean(&self, mean: &Tensor) -> Result<Tensor> {
         match self {
             Self::RowFraction(share) => mean.mul(*share),
-            // The mean of nothing is NaN, and counts nothing.
+            // A part without targets has a NaN mean, which contributes 0.
             Self::TargetFraction(share) => mean.mul(share)?.masked_fill(&share.eq(0.0)?, 0.0),
         }
     }

@@ -1,7 +1,7 @@
-//! Training: the loop as a library type, checkpoints to resume from exactly, and what a run leaves behind.
+//! Training: the loop as a library type, exact checkpoints, and recorded metrics.
 //!
-//! A loop is short enough to write by hand (the `by_hand` example does); [`Trainer`] is the same loop with what one
-//! wants next: schedule, clipping, accumulation, a progress bar, checkpoints, Ctrl-C that saves.
+//! A loop is short enough to write by hand, as in the `by_hand` example. [`Trainer`] adds schedules,
+//! clipping, gradient accumulation, a progress bar, checkpoints, and saving on Ctrl-C.
 //!
 //! ```no_run
 //! # use forebay_core::{device::Device, error::Result};
@@ -40,20 +40,21 @@ pub use checkpoint::Checkpoint;
 pub use history::{History, MemoryPoint, Validation};
 pub use trainer::{FitStatus, LossOutput, Trainer};
 
-/// The part of the rows of `logits` whose largest element is at the class that `target` names; a scalar on the device.
+/// Returns the fraction of rows of `logits` whose largest element is at the class in `target`, as a scalar on
+/// the device.
 ///
 /// # Errors
-/// The shapes do not fit; memory runs out.
+/// The shapes do not match.
 pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     let _no_grad = autograd::no_grad();
     logits.argmax(Some(-1), false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()
 }
 
-/// The [`accuracy`] of a model in evaluation mode over all samples of a loader. Each module is in the mode that it
-/// had afterwards, also after an error.
+/// Computes the [`accuracy`] of a model in evaluation mode over all samples of a loader. Restores the mode of
+/// each module, also after an error.
 ///
 /// # Errors
-/// Those of the loader and of `forward`; the loader has no samples.
+/// The loader has no samples or fails, or `forward` fails.
 pub fn evaluate<D: Dataset>(
     model: &(impl Module + ?Sized),
     loader: &DataLoader<D>,
@@ -74,11 +75,11 @@ pub fn evaluate<D: Dataset>(
     Ok(right / all)
 }
 
-/// The mean loss of a model in evaluation mode over all batches of a loader, each weighted by its rows. Each module is in
-/// the mode that it had afterwards, also after an error.
+/// Computes the mean loss of a model in evaluation mode over all batches of a loader, each weighted by its
+/// rows. Restores the mode of each module, also after an error.
 ///
 /// # Errors
-/// Those of the loader and of `loss`; the loader has no samples.
+/// The loader has no samples or fails, or `loss` fails.
 pub fn mean_loss<D: Dataset>(
     model: &(impl Module + ?Sized),
     loader: &DataLoader<D>,
@@ -100,7 +101,7 @@ pub fn mean_loss<D: Dataset>(
     Ok(sum / all)
 }
 
-/// Where a model is.
+/// Returns the device of a model.
 fn model_device(op: &'static str, model: &(impl Module + ?Sized)) -> Result<Device> {
     let parameters = model.parameters();
     let first = parameters.first().ok_or_else(|| Error::argument(op, "the model has no parameters"))?;

@@ -1,4 +1,4 @@
-//! The curves of a run as a picture.
+//! Plots of a run's metrics.
 
 use std::path::Path;
 
@@ -10,7 +10,7 @@ use crate::io::write_bytes;
 use forebay_core::error::{Error, Result};
 
 const SIZE: (u32, u32) = (960, 640);
-/// Points that a line has at most: more than the picture has columns tell nothing.
+/// Maximum number of points in a line; more than the image's pixels add no information.
 const MAX_POINTS: usize = 2000;
 const FAINT: RGBColor = RGBColor(0xb8, 0xcf, 0xe6);
 const STRONG: RGBColor = RGBColor(0x1f, 0x5f, 0xa8);
@@ -56,7 +56,7 @@ impl History {
     }
 }
 
-/// The exponential mean over about fifty steps, without the pull of its start.
+/// Returns the exponential moving average over about fifty steps, with bias correction.
 fn smooth_losses(points: &[(f64, f64)]) -> Points {
     const KEEP: f64 = 0.96;
     let (mut sum, mut weight) = (0.0, 0.0);

@@ -1,14 +1,14 @@
-//! What a run shows: a bar on a terminal, else a line now and then. All of it on standard error.
+//! Progress of a run on standard error: a bar on a terminal, otherwise occasional lines.
 
 use std::time::{Duration, Instant};
 
 use super::MemoryPoint;
 
-/// Lines that a run prints where there is no terminal.
+/// Number of lines that a run prints without a terminal.
 #[cfg(feature = "train")]
 const PLAIN_LINES: u64 = 20;
 
-/// The state of a run, as one line.
+/// State of a run, shown as one line.
 pub(super) struct StepStatus<'a> {
     pub(super) loss: f32,
     pub(super) accuracy: Option<f32>,
@@ -16,13 +16,13 @@ pub(super) struct StepStatus<'a> {
     pub(super) memory: &'a MemoryPoint,
 }
 
-/// What a step is to a model of text.
+/// Work of a step of a language model.
 #[derive(Clone, Copy)]
 pub(super) struct TokenThroughput {
     pub(super) per_step: u64,
-    /// Operations of a token, forward and backward.
+    /// FLOPs of a token, forward and backward.
     pub(super) flops: f64,
-    /// Operations that the device does in a second at most.
+    /// Peak FLOP/s of the device, if known.
     pub(super) peak: Option<f64>,
 }
 
@@ -50,12 +50,12 @@ impl StepStatus<'_> {
     }
 }
 
-/// Shows how far a run is.
+/// Progress display of a run.
 pub(super) struct ProgressReporter {
     first_step: u64,
     started: Instant,
     tokens: Option<TokenThroughput>,
-    /// The first and the last look: steps done, and when.
+    /// First and last report: number of steps done, and time.
     report_points: Option<[(u64, Instant); 2]>,
     #[cfg(feature = "train")]
     display: Option<ProgressDisplay>,
@@ -69,7 +69,7 @@ struct ProgressDisplay {
 }
 
 impl ProgressReporter {
-    /// A run that has done `first` of `total` steps.
+    /// Creates the display of a run that has done `first` of `total` steps.
     pub(super) fn new(quiet: bool, first: u64, total: Option<u64>, tokens: Option<TokenThroughput>) -> Self {
         #[cfg(not(feature = "train"))]
         let _ = (quiet, total);
@@ -83,7 +83,7 @@ impl ProgressReporter {
         }
     }
 
-    /// After every step.
+    /// Advances the bar; called after every step.
     pub(super) fn set_step(&self, step: u64) {
         #[cfg(feature = "train")]
         if let Some(shown) = &self.display {
@@ -93,7 +93,7 @@ impl ProgressReporter {
         let _ = step;
     }
 
-    /// When there is something to tell.
+    /// Shows the current metrics.
     pub(super) fn report_status(&mut self, step: u64, status: &StepStatus<'_>) {
         let now = (step, Instant::now());
         let last = self.report_points.map_or((self.first_step, self.started), |[_, last]| last);
@@ -109,7 +109,7 @@ impl ProgressReporter {
         log::info!("step {step}: {line}");
     }
 
-    /// Runs what is no step: its time does not count.
+    /// Runs work that is not a step and excludes its time from the rates.
     pub(super) fn exclude_time<T>(&mut self, work: impl FnOnce() -> T) -> T {
         let start = Instant::now();
         let done = work();
@@ -121,7 +121,7 @@ impl ProgressReporter {
         done
     }
 
-    /// A line that stays.
+    /// Prints a permanent line.
     pub(super) fn print_line(&self, line: &str) {
         #[cfg(feature = "train")]
         if let Some(shown) = &self.display {
@@ -134,7 +134,7 @@ impl ProgressReporter {
         log::info!("{line}");
     }
 
-    /// From the first look to the last.
+    /// Returns the rate between the first and the last report.
     pub(super) fn tokens_per_second(&self) -> Option<f64> {
         let ([first, last], tokens) = self.report_points.zip(self.tokens)?;
         (last.0 > first.0).then(|| tokens.per_step as f64 * steps_per_second(first, last))
@@ -149,7 +149,7 @@ impl ProgressReporter {
     }
 }
 
-/// Steps a second between two looks.
+/// Returns the steps per second between two reports.
 fn steps_per_second(from: (u64, Instant), to: (u64, Instant)) -> f64 {
     (to.0 - from.0) as f64 / to.1.duration_since(from.1).as_secs_f64().max(1e-9)
 }
@@ -162,7 +162,7 @@ impl ProgressDisplay {
             Some(total) => (ProgressBar::new(total), "{bar:24.cyan} {pos}/{len} {elapsed}<{eta}  {wide_msg}"),
             None => (ProgressBar::new_spinner(), "{spinner} {pos} {elapsed}  {wide_msg}"),
         };
-        // The templates above are well-formed; another style would only be plainer.
+        // The templates above are valid. A failure would only lose the style.
         if let Ok(style) = ProgressStyle::with_template(template) {
             bar.set_style(style);
         }

@@ -1,15 +1,15 @@
-//! Signals that end a program (Ctrl-C, SIGTERM, SIGHUP): the first one asks the loop that runs to end after its step. The next
-//! one, or one without a loop, ends the program as usual.
+//! Termination signals (Ctrl-C, SIGTERM, SIGHUP). The first one asks the running loop to stop after its step.
+//! A second signal, or one without a loop, ends the program as usual.
 
 #[cfg(feature = "train")]
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Loops that run.
+/// Number of running loops.
 static ACTIVE_LOOPS: AtomicUsize = AtomicUsize::new(0);
 static STOP_REQUESTED: AtomicBool = AtomicBool::new(false);
 
-/// Guard of a loop: while it lives, a signal is a wish to be asked for.
+/// Guard of a running loop. During its lifetime, the first signal is recorded as a request to stop.
 #[derive(Debug)]
 pub(super) struct SignalGuard(());
 
@@ -23,7 +23,7 @@ impl SignalGuard {
         Self(())
     }
 
-    /// Reports whether the loop shall end.
+    /// Reports whether the loop should stop.
     pub(super) fn is_stop_requested(&self) -> bool {
         STOP_REQUESTED.load(Ordering::SeqCst)
     }
@@ -35,7 +35,7 @@ impl Drop for SignalGuard {
     }
 }
 
-/// Takes note of a signal; true if it ends the program at once.
+/// Records a signal, and reports whether it ends the program at once.
 #[cfg(feature = "train")]
 fn should_exit() -> bool {
     ACTIVE_LOOPS.load(Ordering::SeqCst) == 0 || STOP_REQUESTED.swap(true, Ordering::SeqCst)
@@ -55,7 +55,7 @@ fn install_handler() {
 fn register_handler() -> std::io::Result<()> {
     use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
     let mask = ignored_signals();
-    // What `nohup` or a shell's `&` lets a program ignore stays ignored.
+    // Signals ignored because of `nohup` or a shell's `&` stay ignored.
     let heeded = [SIGINT, SIGTERM, SIGHUP].into_iter().filter(|signal| mask >> (signal - 1) & 1 == 0);
     let mut signals = signal_hook::iterator::Signals::new(heeded.collect::<Vec<_>>())?;
     let listen = move || {
@@ -68,7 +68,8 @@ fn register_handler() -> std::io::Result<()> {
     std::thread::Builder::new().name("forebay-signals".into()).spawn(listen).map(drop)
 }
 
-/// Signals that this program was started to ignore, a bit each; none where the system does not tell.
+/// Returns a bit mask of the signals that this process ignored from its start, or 0 if the system does not
+/// report them.
 #[cfg(all(feature = "train", unix))]
 fn ignored_signals() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();

@@ -1,5 +1,5 @@
-//! Steps of a training loop that are captured: the first is made eagerly, the second is recorded, the others of its shapes are
-//! replayed.
+//! Captured training steps: the first step runs eagerly, the second is recorded, and later ones of the same
+//! shapes are replayed.
 
 use super::trainer::LossOutput;
 use forebay_core::capture::{CaptureOutputs, CapturedStep};
@@ -7,18 +7,18 @@ use forebay_core::device::Device;
 use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
-/// What becomes of the next step.
+/// State that determines how the next step runs.
 #[derive(Debug, Default)]
 pub(super) enum StepCapture {
-    /// Every step is made eagerly.
+    /// Every step runs eagerly.
     #[default]
     Disabled,
-    /// Nothing was made yet.
+    /// No step has run yet.
     Requested,
-    /// Gradients and the optimiser's state are there: the next step is recorded.
+    /// Gradients and the optimiser's state are allocated; the next step is recorded.
     WarmedUp,
     Active(Box<CapturedStep<Vec<LossOutput>>>),
-    /// The last step was made, and cannot be captured.
+    /// The last step succeeded, but cannot be captured.
     Failed(Error),
 }
 
@@ -33,7 +33,7 @@ impl CaptureOutputs for LossOutput {
 }
 
 impl LossOutput {
-    /// Copies another one's numbers.
+    /// Copies another output's values.
     fn copy_from(&self, other: &Self) -> Result<()> {
         self.loss.copy_(&other.loss)?;
         match (&self.accuracy, &other.accuracy) {
@@ -44,14 +44,15 @@ impl LossOutput {
 }
 
 impl StepCapture {
-    /// Captures anew: the steps to come are other ones than those before.
+    /// Discards the captured step; the following steps differ from the earlier ones.
     pub(super) fn restart(&mut self) {
         if !matches!(self, Self::Disabled) {
             *self = Self::Requested;
         }
     }
 
-    /// Whether memory may be enough without a captured step beside eager ones: then there is none any more.
+    /// Disables capture after running out of memory. Reports whether this frees memory, so that a retry may
+    /// succeed.
     pub(super) fn release_memory(&mut self) -> bool {
         let held = matches!(self, Self::Active(_) | Self::WarmedUp);
         if held {
@@ -61,7 +62,7 @@ impl StepCapture {
         held
     }
 
-    /// Makes a step on its batches. `make` is the eager one. An error means that none was made.
+    /// Runs a step on its batches; `make` runs an eager one. After an error, no step has been made.
     pub(super) fn run_step(
         &mut self,
         device: &Device,
@@ -71,7 +72,7 @@ impl StepCapture {
         let inputs: Vec<&Tensor> = batches.iter().flat_map(|(x, y)| [x, y]).collect();
         match self {
             Self::Active(step) if step.accepts_inputs(&inputs) => {
-                // Memory first: behind the step nothing may run out of it.
+                // Allocates first, because running out of memory after the replay would lose the step.
                 let kept = copy_outputs(&step.outputs())?;
                 let outcomes = step.run(&inputs)?;
                 outcomes.iter().zip(&kept).try_for_each(|(new, kept)| kept.copy_from(new))?;
@@ -88,7 +89,7 @@ impl StepCapture {
                         log::warn!("a captured step does not fit, steps are made eagerly: {error}");
                         (outcomes, Self::Disabled)
                     }
-                    // The step counts; the next one tells.
+                    // The step itself succeeded; the next call returns the error.
                     Err(error) => (outcomes, Self::Failed(error)),
                 };
                 *self = next;
@@ -109,7 +110,7 @@ impl StepCapture {
     }
 }
 
-/// What the next replay does not overwrite.
+/// Copies the outputs, which the next replay would overwrite.
 fn copy_outputs(outcomes: &[LossOutput]) -> Result<Vec<LossOutput>> {
     let copy = |outcome: &LossOutput| {
         Ok(LossOutput {

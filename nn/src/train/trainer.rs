@@ -20,17 +20,18 @@ use forebay_core::memory::BytesOf;
 use forebay_core::ops::stack;
 use forebay_core::tensor::Tensor;
 
-/// Steps between two looks at losses and memory on a GPU; a look waits for the device.
+/// Number of steps between reads of losses and memory on a GPU. Each read waits for the device.
 const LOG_INTERVAL: u64 = 10;
-/// Steps in a row without a finite loss that a scaler may skip: its scale is 2⁻⁵⁰ of what it was by then.
+/// Maximum number of consecutive steps without a finite loss that a scaler may skip. The scale is 2⁻⁵⁰ of its
+/// start by then.
 const MAX_SKIPPED_STEPS: usize = 50;
 
-/// What a loss function returns: the loss, a scalar, and an accuracy to record if there is one.
+/// Output of a loss function: the loss, a scalar, and an optional accuracy.
 #[derive(Clone, Debug)]
 pub struct LossOutput {
-    /// What is minimised.
+    /// Loss to minimise.
     pub loss: Tensor,
-    /// What is shown and recorded beside it ([`accuracy`](super::accuracy)).
+    /// Accuracy to show and record ([`accuracy`](super::accuracy)).
     pub accuracy: Option<Tensor>,
 }
 
@@ -46,19 +47,19 @@ impl From<(Tensor, Tensor)> for LossOutput {
     }
 }
 
-/// What a run validates by, and after how many steps.
+/// Interval in steps, and the validation function.
 type Validator<'a> = (u64, Box<dyn FnMut() -> Result<f64> + 'a>);
 
-/// Why a run ended.
+/// Reason for the end of a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FitStatus {
-    /// It did its steps, or the loader its epochs.
+    /// All steps, or all epochs of the loader, are done.
     Finished,
-    /// A signal: Ctrl-C, SIGTERM or SIGHUP. The checkpoint is saved, if there is one.
+    /// A signal stopped the run: Ctrl-C, SIGTERM or SIGHUP. The checkpoint is saved, if one is configured.
     Interrupted,
 }
 
-/// The training loop over a model and its optimiser. See [the module](super) for an example.
+/// Training loop over a model and its optimiser. See [the module](super) for an example.
 #[must_use = "a trainer does nothing until `fit`"]
 pub struct Trainer<'a, M: ?Sized, O> {
     model: &'a M,
@@ -81,21 +82,21 @@ pub struct Trainer<'a, M: ?Sized, O> {
     fit_state: FitState,
 }
 
-/// Where the last call of `fit` stands.
+/// State of the last call of `fit`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum FitState {
-    /// There was none.
+    /// `fit` has not been called.
     NotStarted,
-    /// It was another process's: a checkpoint tells where it stood.
+    /// The last call was in another process, whose checkpoint was resumed.
     Resumed,
-    /// It ended midway, by a signal or an error.
+    /// The last call ended early, by a signal or an error.
     Unfinished,
-    /// It did all that was asked of it.
+    /// The last call did all its steps.
     Finished,
 }
 
 impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
-    /// Trains `model` with `optimizer`, which holds its parameters.
+    /// Creates a loop that trains `model` with `optimizer`, which holds the model's parameters.
     pub fn new(model: &'a M, optimizer: O) -> Self {
         Self {
             model,
@@ -119,57 +120,59 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         }
     }
 
-    /// Sets the learning rate before every step; else it stays as the optimiser has it.
+    /// Sets the learning rate before every step by a schedule. The default is the optimiser's rate.
     pub fn schedule(self, schedule: impl LrSchedule + 'a) -> Self {
         Self { schedule: Some(Box::new(schedule)), ..self }
     }
 
-    /// Scales the gradients down to a norm of at most `max` before every step.
+    /// Clips the gradients to a norm of at most `max` before every step.
     pub fn clip_grad_norm(self, max: f64) -> Self {
         Self { max_grad_norm: Some(max), ..self }
     }
 
-    /// Makes a step of `n` batches, whose losses are averaged; 0 is 1. Steps go on across epochs. Where the batches end with
-    /// fewer than `n`, those are a step of their own, the mean over them. Each batch has the same weight, also a smaller one, as
-    /// in a loop that divides each batch's loss by their number.
+    /// Accumulates the gradients of `n` batches in each step, with averaged losses; 0 is 1. Steps continue
+    /// across epochs. If fewer than `n` batches are left at the end, they form a last step. Each batch has
+    /// equal weight, also a smaller one, as in a loop that divides each loss by the number of batches.
     pub fn accumulate(self, n: u32) -> Self {
         Self { accumulation_steps: n.max(1), ..self }
     }
 
-    /// Runs at most `rows` rows of a batch at once, and adds up the gradients of the parts. A step that runs out of memory
-    /// is made again of half as many, or of as many as the error says would fit; later steps stay with it.
+    /// Runs at most `rows` rows of a batch at once, and accumulates the gradients of the parts. A step that
+    /// runs out of memory is retried with half as many rows, or with fewer if the error says so. Later steps
+    /// keep the reduced number.
     ///
-    /// The loss is taken as a mean over the rows (see [`ignore_index`](Self::ignore_index) for one that is not): the
-    /// gradients are those of the whole batch, but for the order of sums.
+    /// The loss must be a mean over the rows (see [`ignore_index`](Self::ignore_index) for an exception). The
+    /// gradients then equal those of the whole batch, up to the order of sums.
     pub fn micro_batch(self, rows: usize) -> Self {
         Self { micro_batching: self.micro_batching.with_max_rows(rows), ..self }
     }
 
-    /// Says that the loss is a mean over the targets that are not `target`, as
-    /// [`CrossEntropyOptions::ignore_index`](forebay_core::ops::CrossEntropyOptions) has it: parts of a batch are weighted by those.
+    /// Declares that the loss is a mean over the targets other than `target`, as with
+    /// [`CrossEntropyOptions::ignore_index`](crate::ops::CrossEntropyOptions). Parts of a batch are then
+    /// weighted by these targets.
     pub fn ignore_index(self, target: i64) -> Self {
         Self { micro_batching: self.micro_batching.with_ignore_index(target), ..self }
     }
 
-    /// Runs the loss function under [`autocast`](amp::autocast) to this type, f16 or bf16.
+    /// Runs the loss function under [`autocast`](amp::autocast) to this dtype, f16 or bf16.
     pub fn autocast(self, dtype: DType) -> Self {
         Self { autocast: Some(dtype), ..self }
     }
 
-    /// Scales the losses, and skips the steps whose gradients are not finite: f16 needs it. Checkpoints hold its state: it
-    /// is set before [`resume`](Self::resume).
+    /// Scales the losses, and skips steps whose gradients are not finite; f16 needs this. Checkpoints include
+    /// the scaler's state, so set the scaler before [`resume`](Self::resume).
     pub fn scaler(self, scaler: GradScaler) -> Self {
         Self { scaler: Some(scaler), ..self }
     }
 
-    /// Ends after `n` steps, counted from the very first one, however many epochs they take; else after those that the
-    /// loader has. A second [`fit`](Self::fit) needs a larger number.
+    /// Ends after `n` steps, counted from the first step of the run, over as many epochs as necessary. By
+    /// default, the loader determines the number. A second [`fit`](Self::fit) needs a larger number.
     pub fn steps(self, n: u64) -> Self {
         Self { max_steps: Some(n), ..self }
     }
 
-    /// Runs every step as a [`Plan`] has chosen, in its micro-batches, precision and segments, and holds the device's pool
-    /// to the plan's budget. f16 gets a [`GradScaler`] if there is none.
+    /// Runs every step with the micro-batches, precision and segment policies of a [`StepPlan`], and limits
+    /// the device's pool to the plan's budget. For f16, adds a [`GradScaler`] if there is none.
     pub fn plan(mut self, plan: &StepPlan) -> Self {
         let choice = &plan.best.config;
         self.optimizer.offload_state(choice.offload_state);
@@ -183,42 +186,46 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Self { step_plan: Some((choice.clone(), plan.budget)), ..self }
     }
 
-    /// Replays steps instead of making them anew ([`capture`](forebay_core::capture)), with the same bits: [`fit`](Self::fit) makes its first one eagerly, records
-    /// the second, and replays it for batches of the same shapes. The loss function is not called for these: what it does besides computing on the
-    /// device, such as counting, it does twice; reading a tensor is an error. The step's memory stays its own until `fit` ends, so validation, and steps of
-    /// other shapes, need theirs beside it; where that runs out, all steps are made eagerly.
+    /// Captures and replays steps ([`capture`](crate::capture)), with bitwise equal results.
+    /// [`fit`](Self::fit) runs its first step eagerly, records the second, and replays it for batches of the
+    /// same shapes. Replays do not call the loss function, so its side effects on the host happen only twice.
+    /// Reading a tensor in the loss function is an error.
+    ///
+    /// The captured step holds its memory until `fit` ends. Validation and steps of other shapes need
+    /// additional memory. If that runs out, all steps run eagerly.
     pub fn capture(self, on: bool) -> Self {
         Self { step_capture: if on { StepCapture::Requested } else { StepCapture::Disabled }, ..self }
     }
 
-    /// Saves a [`Checkpoint`] after every `every` steps (0 is 1), at the end, and on a signal that ends programs (Ctrl-C, SIGTERM,
-    /// SIGHUP).
+    /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and on a termination signal (Ctrl-C,
+    /// SIGTERM, SIGHUP).
     pub fn checkpoint(self, path: impl Into<PathBuf>, every: u64) -> Self {
         Self { checkpoint_every: Some((path.into(), every.max(1))), ..self }
     }
 
-    /// Takes the loss on other data after every `every` steps (0 is 1) and after the last one, shows it and records it
-    /// ([`History::validations`]): `loss` runs with the model in evaluation mode and without gradients;
-    /// [`mean_loss`](super::mean_loss) is what it mostly calls.
+    /// Computes a validation loss every `every` steps (0 is 1) and after the last one, shows it and records
+    /// it ([`History::validations`]). `loss` runs with the model in evaluation mode and without gradients,
+    /// and usually calls [`mean_loss`](super::mean_loss).
     pub fn validate(self, every: u64, loss: impl FnMut() -> Result<f64> + 'a) -> Self {
         Self { validation: Some((every.max(1), Box::new(loss))), ..self }
     }
 
-    /// Says that a step is so many tokens, each of so many operations (forward and backward: `Gpt::flops_per_token`): the tokens a
-    /// second are shown, and where the device's [peak](forebay_core::backend::Peak) is known, the part of it that these operations are (MFU).
+    /// Sets the tokens of a step and the FLOPs of a token (forward and backward: `Gpt::flops_per_token`). The
+    /// progress then shows tokens per second. It also shows the model-FLOPs utilisation (MFU) if the device's
+    /// [peak](crate::backend::PeakRates) is known.
     pub fn tokens(self, per_step: u64, flops: f64) -> Self {
         Self { token_throughput: Some(TokenThroughput { per_step, flops, peak: None }), ..self }
     }
 
-    /// Shows nothing.
+    /// Disables the progress display.
     pub fn quiet(self) -> Self {
         Self { quiet: true, ..self }
     }
 
-    /// Goes on from a checkpoint, with the same bits as if the run had not stopped.
+    /// Resumes from a checkpoint, with bitwise the results of an uninterrupted run.
     ///
     /// # Errors
-    /// As [`Checkpoint::resume`].
+    /// Same errors as [`Checkpoint::resume`].
     pub fn resume(mut self, path: impl AsRef<Path>) -> Result<Self> {
         let Self { model, optimizer, scaler, .. } = &mut self;
         self.position = Checkpoint::resume_with_scaler(path, *model, optimizer, scaler.as_mut())?;
@@ -226,38 +233,39 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Ok(self)
     }
 
-    /// Steps done.
+    /// Returns the number of steps done.
     #[must_use]
     pub fn steps_done(&self) -> u64 {
         self.position.step
     }
 
-    /// Rows of a batch that run at once, if they are fewer than all: as asked for, or after a step ran out of memory.
+    /// Returns the number of rows that run at once, if limited by [`micro_batch`](Self::micro_batch) or after
+    /// running out of memory.
     #[must_use]
     pub fn micro_batch_rows(&self) -> Option<usize> {
         self.micro_batching.max_rows()
     }
 
-    /// What was recorded.
+    /// Returns the recorded metrics.
     #[must_use]
     pub fn history(&self) -> &History {
         &self.position.history
     }
 
-    /// Tokens a second of the last [`fit`](Self::fit), from its first look at the losses on, validation and saving left out; `None`
-    /// without [`tokens`](Self::tokens).
+    /// Returns the tokens per second of the last [`fit`](Self::fit), without validation and saving. The
+    /// measurement begins at the first read of the losses. `None` without [`tokens`](Self::tokens).
     #[must_use]
     pub fn tokens_per_second(&self) -> Option<f64> {
         self.tokens_per_second
     }
 
-    /// The optimiser.
+    /// Returns the optimiser.
     #[must_use]
     pub fn optimizer(&self) -> &O {
         &self.optimizer
     }
 
-    /// What scales the losses, if anything does.
+    /// Returns the gradient scaler, if there is one.
     #[must_use]
     pub fn grad_scaler(&self) -> Option<&GradScaler> {
         self.scaler.as_ref()
@@ -266,25 +274,29 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// Saves a checkpoint.
     ///
     /// # Errors
-    /// As [`Checkpoint::save`].
+    /// Same errors as [`Checkpoint::save`].
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         self.position.save_with_scaler(path, self.model, &self.optimizer, self.scaler.as_ref())
     }
 
-    /// Runs the loop: `loss` gets the inputs and the targets of a batch. A signal that ends programs (Ctrl-C, SIGTERM, SIGHUP)
-    /// ends it after a step.
+    /// Runs the loop; `loss` receives the inputs and the targets of a batch. A termination signal (Ctrl-C,
+    /// SIGTERM, SIGHUP) stops the loop after the current step.
     ///
-    /// Modules stay in the modes that they have: training, unless the program has switched some to evaluation mode, such as norms
-    /// that it freezes. Validation restores the mode of each.
+    /// The modes of modules are unchanged. New modules are in training mode; the program may switch some to
+    /// evaluation, such as frozen norms. Validation restores the mode of each module.
     ///
-    /// Called again, it trains again. With a loader that makes the same batches, epochs go on counting, so that each is
-    /// shuffled anew; a call that was interrupted, or ended with an error, is finished first. Another loader begins at its own start.
+    /// A further call continues training. With a loader of equal batches, epochs continue to count, so that
+    /// each is shuffled differently. A call after an interruption or an error first finishes the earlier
+    /// call. A different loader begins at its own start.
     ///
     /// # Errors
-    /// Those of the loader, of `loss`, of the optimiser and of saving, with the step in front of them; there is nothing to do,
-    /// as the loader has no batches or an earlier call has made all [`steps`](Self::steps); the batches are
-    /// made in another way than those of the checkpoint that was resumed; a loss is NaN or infinite (with a scaler, which skips
-    /// such steps, fifty in a row), which is noticed where losses are read, and before a checkpoint is written.
+    /// The loader, `loss`, the optimiser or saving fails; the error names the step. Also fails in these
+    /// cases:
+    ///
+    /// - No step is left: the loader has no batches, or an earlier call has done all [`steps`](Self::steps).
+    /// - The batches are made differently than those of the resumed checkpoint.
+    /// - A loss is NaN or infinite. With a scaler, which skips such steps, fifty consecutive losses are. The
+    ///   check happens when losses are read, and before a checkpoint is written.
     pub fn fit<D: Dataset, L: Into<LossOutput>>(
         &mut self,
         loader: &DataLoader<D>,
@@ -292,7 +304,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     ) -> Result<FitStatus> {
         self.step_capture.restart();
         let ended = self.run_loop(loader, loss);
-        // Its memory goes back, and another loss function is another step.
+        // Frees the captured step's memory; another loss function needs a new capture.
         self.step_capture.restart();
         ended
     }
@@ -328,10 +340,10 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             let step = self.position.step + 1;
             match self.step_with_retry(&mut batches, &mut loss, &mut pending) {
                 Ok(true) => {}
-                // Unless it had no batches at all, the loader has as many as were counted.
+                // Happens only if the loader has no batches at all; otherwise it has as many as were counted.
                 Ok(false) => break,
                 Err(error) => {
-                    // The steps before it stay recorded, as far as they can be read.
+                    // The earlier steps stay recorded, as far as their losses can be read.
                     let _ = pending.drain_to_history(&mut self.position.history);
                     return Err(error.with_context(format!("step {step}")));
                 }
@@ -357,7 +369,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                 .as_ref()
                 .filter(|(_, every)| step.is_multiple_of(*every) && total != Some(step));
             if let Some(path) = due.map(|(path, _)| path.clone()) {
-                // What a NaN has made of the model does not replace the checkpoint before it.
+                // Fails on a NaN loss, so that a damaged model does not replace the earlier checkpoint.
                 self.read_losses(&mut pending)?;
                 progress.exclude_time(|| self.save(path))?;
             }
@@ -376,7 +388,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Ok(ended)
     }
 
-    /// Decides where this call's batches begin, and with which step it ends (`None`: with the loader).
+    /// Determines the first batch of this call and its last step (`None`: when the loader ends).
     fn begin_fit<D: Dataset>(&mut self, loader: &DataLoader<D>) -> Result<(DataLoader<D>, Option<u64>)> {
         let sizes = loader.query_sizes()?;
         let (per_epoch, batches) =
@@ -398,7 +410,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         let (cursor, first_epoch) = match self.fit_state {
             FitState::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),
             FitState::Unfinished if same => (done.cursor, done.first_epoch),
-            // Steps end anywhere in an epoch, which goes on.
+            // Runs with a step limit may end within an epoch, which then continues.
             FitState::Finished if same && self.max_steps.is_some() => (done.cursor, done.first_epoch),
             FitState::Finished if same => {
                 let first = done.cursor.epoch;
@@ -443,7 +455,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Ok((loader.start_at(cursor), total))
     }
 
-    /// One step; `false` if there are no batches left for it.
+    /// Runs one step; returns `false` if no batches are left.
     fn step_with_retry<L: Into<LossOutput>>(
         &mut self,
         batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
@@ -454,13 +466,13 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             schedule.check()?;
             self.optimizer.set_lr(schedule.lr(self.position.step));
         }
-        // Batches are kept until the step is made: one that runs out of memory is made again, of smaller parts.
+        // Keeps the batches until the step succeeds, because a retry after running out of memory needs them.
         let mut taken = Vec::new();
         let device = model_device("fit", self.model)?;
         let random = device.random_state();
         let mut again = false;
         loop {
-            // Also what an earlier step left that failed midway.
+            // Also discards gradients of an earlier step that failed.
             self.optimizer.zero_grad();
             let made = self.try_step(batches, &mut taken, loss);
             self.optimizer.zero_grad();
@@ -479,7 +491,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
                     if !(error.is_out_of_memory() && self.step_capture.release_memory()) {
                         self.micro_batching.shrink_after_oom(error, &taken)?;
                     }
-                    // Plain segments are cut for the sizes of the step that failed.
+                    // The segments of a plain pool have the sizes of the failed step.
                     device.pool().empty_cache()?;
                     again = true;
                 }
@@ -487,8 +499,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         }
     }
 
-    /// Makes a step on the batches that are taken, and on more of them if these are too few. Returns their outcomes; `None` if there
-    /// are none. The last batches are a step, though they be fewer.
+    /// Runs a step on the batches in `taken`, after adding batches up to the accumulation count. Returns the
+    /// outputs, or `None` if there are no batches. The last step may have fewer batches.
     fn try_step<L: Into<LossOutput>>(
         &mut self,
         batches: &mut impl Iterator<Item = Result<(Tensor, Tensor)>>,
@@ -509,14 +521,14 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         outcomes.map(Some)
     }
 
-    /// Gradients, clipping, and the optimiser's step, which is the last that can run out of memory and changes nothing
-    /// if it does. Returns the outcomes of the batches.
+    /// Computes gradients, clips them, and steps the optimiser. The optimiser's step is the last that can run
+    /// out of memory, and changes nothing in this case. Returns the outputs of the batches.
     fn compute_step<L: Into<LossOutput>>(
         &mut self,
         batches: &[(Tensor, Tensor)],
         loss: &mut impl FnMut(&Tensor, &Tensor) -> Result<L>,
     ) -> Result<Vec<LossOutput>> {
-        // Anew for each attempt: one that failed midway has left the count of segments anywhere.
+        // Applied anew in each attempt, because a failed attempt leaves the segment index anywhere.
         let _segments = self.step_plan.as_ref().map(|(choice, _)| choice.apply_segments());
         if let Some(scaler) = &mut self.scaler {
             scaler.discard_step()?;
@@ -539,7 +551,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Ok(outcomes)
     }
 
-    /// The gradients of a step's batches, and their outcomes.
+    /// Computes the gradients of a step's batches, and returns their outputs.
     fn compute_gradients<L: Into<LossOutput>>(
         &self,
         batches: &[(Tensor, Tensor)],
@@ -559,7 +571,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         batches.iter().map(|batch| self.micro_batching.forward_backward(batch, scale, &mut loss)).collect()
     }
 
-    /// Reads the losses since the last look, and the memory. Waits for the device.
+    /// Reads the losses since the last report, and the memory. Waits for the device.
     fn report_metrics(
         &mut self,
         device: &Device,
@@ -578,14 +590,14 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Ok(())
     }
 
-    /// Moves losses to the history; one that is no number ends the run.
+    /// Moves losses to the history. A loss that is not finite ends the run.
     fn read_losses(&mut self, pending: &mut PendingMetrics) -> Result<()> {
         let before = self.position.history.losses.len();
         pending.drain_to_history(&mut self.position.history)?;
         let losses = &self.position.history.losses;
         let wrong = match &self.scaler {
             None => losses[before..].iter().position(|loss| !loss.is_finite()).map(|k| before + k),
-            // It skips such a step, and halves its scale.
+            // The scaler skips such a step and halves its scale.
             Some(_) => {
                 let run = losses.iter().rev().take_while(|loss| !loss.is_finite()).count();
                 (run >= MAX_SKIPPED_STEPS).then(|| losses.len() - run)
@@ -602,7 +614,7 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     }
 }
 
-/// A loss in evaluation mode, without gradients.
+/// Computes a loss in evaluation mode, without gradients.
 fn run_validation<M: Module + ?Sized>(model: &M, loss: &mut dyn FnMut() -> Result<f64>) -> Result<f64> {
     let _no_grad = autograd::no_grad();
     let _eval = nn::eval_mode(model);
@@ -616,7 +628,7 @@ struct PendingMetrics {
     accuracies: PendingSeries,
 }
 
-/// Scalars, and how many of them each step has.
+/// Scalars, with the number of scalars in each step.
 #[derive(Default)]
 struct PendingSeries {
     values: Vec<Tensor>,
@@ -627,7 +639,7 @@ impl PendingSeries {
     fn push(&mut self, values: impl Iterator<Item = Tensor>) {
         let before = self.values.len();
         self.values.extend(values);
-        // A loss that came without an accuracy has none to record.
+        // Without accuracies, the step has no entry.
         self.values_per_step.extend(Some(self.values.len() - before).filter(|&n| n > 0));
     }
 
@@ -637,7 +649,7 @@ impl PendingSeries {
             return Ok(());
         }
         let values = match stack(&self.values.iter().collect::<Vec<_>>(), 0).and_then(|t| t.to_f64s()) {
-            // One by one takes no memory.
+            // Reading one by one allocates nothing.
             Err(error) if error.is_out_of_memory() => {
                 self.values.iter().map(Tensor::item).collect::<Result<_>>()?
             }
@@ -654,13 +666,13 @@ impl PendingSeries {
 }
 
 impl PendingMetrics {
-    /// Takes the outcomes of a step.
+    /// Adds the outputs of a step.
     fn push_outputs(&mut self, outcomes: &[LossOutput]) {
         self.losses.push(outcomes.iter().map(|o| o.loss.detach()));
         self.accuracies.push(outcomes.iter().filter_map(|o| o.accuracy.as_ref().map(Tensor::detach)));
     }
 
-    /// Moves all to the history, one number a step.
+    /// Moves everything to the history, with one value for each step.
     fn drain_to_history(&mut self, history: &mut History) -> Result<()> {
         self.losses.drain_means(&mut history.losses)?;
         self.accuracies.drain_means(&mut history.accuracies)

@@ -14,7 +14,7 @@ use crate::tensor::layout::collapse_dims;
 
 const OP: &str = "rotary_embedding";
 
-/// Cosines and sines of each position, dense, and which features make a pair.
+/// Contiguous cosines and sines of each position, with the pairing of features.
 #[derive(Clone)]
 struct RotaryTables {
     cos: Tensor,
@@ -23,7 +23,7 @@ struct RotaryTables {
 }
 
 impl RotaryTables {
-    /// Every pair of `x` turned; backward with a `direction` of -1.
+    /// Rotates every pair of `x`. A `direction` of -1 inverts the rotation for the backward pass.
     fn rotate_pairs(&self, x: &Tensor, direction: f32) -> Result<Tensor> {
         let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
         let (&features, rows) = x.shape().split_last().unwrap_or((&1, &[]));
@@ -47,10 +47,11 @@ impl RotaryTables {
 }
 
 impl Tensor {
-    /// Each pair of features (a, b) turned by the angle of its position: (a cos - b sin, b cos + a sin), in one kernel (Su et al.,
-    /// 2021). `self` is \[.., positions, features\]; `cos` and `sin` are \[positions, pairs\], for the first 2 · pairs features; those
-    /// behind stay as they are. Feature k goes with k + pairs, as in Llama and GPT-NeoX, or with its neighbour if `interleaved`, as in
-    /// GPT-J. The gradient turns back, also in one kernel. [`RotaryEmbedding`](crate::nn::RotaryEmbedding) keeps the tables.
+    /// Rotates each pair of features (a, b) by the angle of its position, in one kernel: (a cos - b sin, b
+    /// cos + a sin) (Su et al., 2021). `self` is \[.., positions, features\]. `cos` and `sin` are
+    /// \[positions, pairs\], for the first 2 · pairs features; later features are unchanged. Feature k pairs
+    /// with k + pairs (Llama, GPT-NeoX), or with its neighbour if `interleaved` (GPT-J). The gradient is the
+    /// inverse rotation. [`RotaryEmbedding`](crate::nn::RotaryEmbedding) stores the tables.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -62,7 +63,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The shapes do not fit; a type is no float; the tables require a gradient; memory runs out.
+    /// The shapes do not fit, a type is not a float, or the tables require a gradient.
     #[track_caller]
     pub fn rotary_embedding(&self, cos: &Tensor, sin: &Tensor, interleaved: bool) -> Result<Tensor> {
         let _op = memory::scope::enter_op(OP);

@@ -1,4 +1,4 @@
-//! Activation functions: elementwise, each with its gradient.
+//! Activation functions: elementwise operations, each with its gradient.
 
 use forebay_shaders::KernelSpec;
 
@@ -16,9 +16,9 @@ use crate::ops::kernel::launch::{self, KernelParams};
 use crate::ops::reduce;
 use crate::tensor::Tensor;
 
-// A selection between a and a bound that it is compared with becomes the card's own max or min, which may lose NaN:
-// `m_max` and `m_min` look at the bits.
-// Gradients at NaN are PyTorch's: what is cut off is compared with the bound, so that NaN is not.
+// Compilers turn a selection between a and the bound that a is compared with into the hardware's max or min,
+// which may lose NaN. `m_max` and `m_min` therefore compare bits. Gradients at NaN follow PyTorch: only
+// elements that the function cuts off lose their gradient, and NaN is not one of them.
 unary! {
     /// max(a, 0).
     relu / relu_(): Number, "m_max(a, 0.0)" | "select(a, T(0), a <= T(0))", ["base"], Expr("select(g, T(0), y <= T(0))", &[Y]);
@@ -34,12 +34,12 @@ unary! {
     /// max(0, a) + min(0, alpha · (e^(a/alpha) - 1)).
     celu / celu_(alpha) where (alpha != 0.0, "takes an alpha that is not 0"): Float, "select(alpha * m_expm1(a / alpha), a, a > 0.0)", ["base", "exp"],
         Expr("select(g, g * m_exp(min(a, 0.0) / alpha), a <= 0.0)", &[A]);
-    /// The self-normalising elu (Klambauer et al., 2017).
+    /// Self-normalising elu (Klambauer et al., 2017).
     selu / selu_(): Float, "1.0507009873554805 * select(1.6732632423543772 * m_expm1(a), a, a > 0.0)", ["base", "exp"],
         Expr("g * 1.0507009873554805 * select(1.0, 1.6732632423543772 * m_exp(min(a, 0.0)), a <= 0.0)", &[A]);
-    /// a · Φ(a) with the normal distribution's Φ (Hendrycks and Gimpel, 2016), by erf.
+    /// a · Φ(a) by erf, where Φ is the normal distribution function (Hendrycks and Gimpel, 2016).
     gelu(): Float, "m_gelu(a)", ["base", "exp", "log", "erf", "activation"], Expr("g * m_gelu_grad(a)", &[A]);
-    /// The tanh form of gelu: 0.5a(1 + tanh(√(2/π)(a + 0.044715a³))).
+    /// Tanh approximation of gelu: 0.5a(1 + tanh(√(2/π)(a + 0.044715a³))).
     gelu_tanh(): Float, "m_gelu_tanh(a)", ["base", "exp", "log", "erf", "activation"],
         Expr("g * m_gelu_tanh_grad(a)", &[A]);
     /// a · sigmoid(a).
@@ -52,7 +52,7 @@ unary! {
     /// log(1 + e^(beta · a)) / beta; a itself where beta · a is above threshold.
     softplus(beta, threshold): Float, "select(m_log1pexp(a * beta) / beta, a, a * beta > threshold)",
         ["base", "exp", "log", "erf", "activation"], Expr("select(g * m_sigmoid(a * beta), g, a * beta > threshold)", &[A]);
-    /// a / (1 + |a|); at infinities NaN, as is its gradient: what PyTorch has.
+    /// a / (1 + |a|). At infinities the result and its gradient are NaN, as in PyTorch.
     softsign(): Float, "a / (1.0 + abs(a))", ["base"],
         Expr("select(m_nan(), g / ((1.0 + abs(a)) * (1.0 + abs(a))), m_isfinite(a))", &[A]);
     /// a - tanh(a).
@@ -64,7 +64,7 @@ unary! {
     /// a outside -lambda..lambda, else 0.
     hardshrink(lambda): Float, "select(a, T(0), a >= -lambda && a <= lambda)", [],
         Expr("select(g, T(0), a >= -lambda && a <= lambda)", &[A]);
-    /// a held between min_val and max_val.
+    /// a clamped to min_val..max_val.
     hardtanh / hardtanh_(min_val, max_val) where (min_val <= max_val, "takes a min_val that is not above max_val"): Number, "m_min(m_max(a, min_val), max_val)"
         | "select(min(max(a, min_val), max_val), a, m_isnan(f32(a)))", ["base"],
         Expr("select(g, T(0), a <= min_val || a >= max_val)", &[A]);
@@ -97,9 +97,10 @@ static GLU: PointwiseOp = PointwiseOp {
     grads: &[Expr("g * m_sigmoid(b)", &[B]), Expr("g * a * m_sigmoid(b) * m_sigmoid(-b)", &[A, B])],
 };
 
-/// What stands around [`gelu_tanh`](Tensor::gelu_tanh) of x \[rows, extent\] backward, in one pass: g, the gradient of its result, is
-/// multiplied by the derivative, in place. Returns gelu_tanh(x), and the sums of the products over the rows, in f32. Both lie dense at
-/// the start of their memory, and no other tensor sees that of g.
+/// Computes the backward pass of [`gelu_tanh`](Tensor::gelu_tanh) and the products next to it, in one pass
+/// over x \[rows, extent\]. Multiplies g, the gradient of the result, by the derivative in place. Returns
+/// gelu_tanh(x), and the column sums of the new g in f32. Both inputs are dense at the start of their memory,
+/// and no other tensor shares g's storage.
 pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Tensor, Tensor)> {
     let (rows, extent) = (x.shape()[0], x.shape()[1]);
     let again = Tensor::empty(x.shape(), x.dtype(), x.device())?;
@@ -107,7 +108,7 @@ pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Te
         return Ok((again, Tensor::zeros(&[extent], DType::F32, x.device())?));
     }
     let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
-    // 64 threads lie side by side in a workgroup, and four of those below each other take four rows at a time.
+    // A workgroup is 64 threads wide and four rows high.
     let tiles = extent.div_ceil(64 * width);
     let strip = heuristics::rows_per_strip(rows, tiles, 16);
     let strips = rows.div_ceil(strip);
@@ -119,16 +120,16 @@ pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Te
     let params = KernelParams::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
     let params = params.loop_iterations(strip / 16 + 1);
     launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
-    // One section has one tensor.
+    // One section gives one tensor.
     let sums = reduce::sum_parts(&partial)?.remove(0);
     Ok((again, sums))
 }
 
 impl Tensor {
-    /// a for a > 0, else weight · a, with one weight, or one for each index of dimension 1.
+    /// a for a > 0, else weight · a. `weight` has one element, or one for each index of dimension 1.
     ///
     /// # Errors
-    /// `weight` has another number of elements than 1 and the extent of dimension 1.
+    /// `weight` has neither one element nor as many as dimension 1.
     #[track_caller]
     pub fn prelu(&self, weight: &Tensor) -> Result<Tensor> {
         let channels = self.shape().get(1).copied().unwrap_or(1);
@@ -146,7 +147,7 @@ impl Tensor {
         run_pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&weight.reshape(&shape[..])?)], &[])
     }
 
-    /// The first half of a dimension, times the sigmoid of the second (Dauphin et al., 2016).
+    /// Multiplies the first half of a dimension by the sigmoid of the second half (Dauphin et al., 2016).
     ///
     /// # Errors
     /// The extent is odd.
@@ -160,19 +161,20 @@ impl Tensor {
         run_pointwise(&GLU, &[Operand::Tensor(&first), Operand::Tensor(&second)], &[])
     }
 
-    /// softmax(-a) along a dimension.
+    /// Computes softmax(-a) along a dimension.
     ///
     /// # Errors
-    /// `dim` is out of range; the dtype is no 16- or 32-bit float; memory runs out.
+    /// `dim` is out of range, or the dtype is not a 16- or 32-bit float.
     #[track_caller]
     pub fn softmin(&self, dim: isize) -> Result<Tensor> {
         self.neg()?.softmax(dim)
     }
 
-    /// a for a > 0, else a times a slope: drawn from lower..upper for each element while `training`, else the middle.
+    /// a for a > 0, else slope · a. While `training`, each element draws its slope from lower..upper;
+    /// otherwise the slope is the mean of both.
     ///
     /// # Errors
-    /// `lower` is above `upper`; the dtype is no float; memory runs out.
+    /// `lower` is above `upper`, or the dtype is not a float.
     #[track_caller]
     pub fn rrelu(&self, lower: f64, upper: f64, training: bool) -> Result<Tensor> {
         if lower > upper {
@@ -188,10 +190,7 @@ impl Tensor {
         run_pointwise(&PRELU, &[Operand::Tensor(self), Operand::Tensor(&slopes)], &[])
     }
 
-    /// NaN as 0, infinities as the largest numbers of the type. Other types have neither: of those, a copy.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Replaces NaN by 0 and infinities by the largest finite values. Copies tensors that are not floats.
     #[track_caller]
     pub fn nan_to_num(&self) -> Result<Tensor> {
         let most = match self.dtype() {

@@ -1,4 +1,5 @@
-//! Elementwise operations of two and three operands, with broadcasting; any operand but the first may be a number.
+//! Elementwise operations of two and three operands, with broadcasting. All operands but the first may be
+//! scalars.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -11,7 +12,8 @@ use crate::ops::kernel::launch;
 use crate::ops::kernel::scalar::ScalarConversion;
 use crate::tensor::Tensor;
 
-/// One entry an operation: documentation, name, types, expression (and the plain one), files of math, gradients.
+/// Declares operations. An entry has documentation, name, type rule, expression (and one for integers and
+/// f64), math files and gradients.
 macro_rules! binary {
     ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)?: $types:ident, $expr:literal $(| $plain:literal)?,
         [$($math:literal),*], [$($grad:expr),*];)*) => {
@@ -31,17 +33,17 @@ macro_rules! binary {
                 $(#[$doc])*
                 ///
                 /// # Errors
-                /// The shapes do not broadcast; a dtype is not taken; memory runs out.
+                /// The shapes do not broadcast, or the operation does not support a dtype.
                 #[track_caller]
                 pub fn $name<'a>(&self, other: impl Into<Operand<'a>>) -> Result<Tensor> {
                     run_pointwise(&$name, &[Operand::Tensor(self), other.into()], &[])
                 }
                 $(
-                    /// The same in place.
+                    /// Applies the operation in place.
                     ///
                     /// # Errors
-                    /// `other` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on; a
-                    /// dtype is not taken.
+                    /// `other` does not broadcast to this shape. The tensor is a leaf that requires a
+                    /// gradient and recording is on. The operation does not support a dtype.
                     #[track_caller]
                     pub fn $inplace<'a>(&self, other: impl Into<Operand<'a>>) -> Result<()> {
                         run_pointwise_inplace(&$name, self, &[other.into()], &[])
@@ -61,52 +63,54 @@ binary! {
     rsub: Number, "b - a", [], [Expr("-g", &[]), Expr("g", &[])];
     /// a · b.
     mul / mul_: Any, "a * b", [], [Expr("g * b", &[B]), Expr("g * a", &[A])];
-    /// a / b, as floats.
+    /// a / b in floating point.
     div / div_: Float, "a / b", [], [Expr("g / b", &[B]), Expr("-g * (a / b) / b", &[A, B])];
-    /// a to the power of b; of integers an integer, modulo what its type holds.
+    /// a to the power of b. For integers, the result wraps around in their type.
     pow / pow_: Number, "m_pow(a, b)" | "power(a, b)", ["base", "exp", "log", "pow"], [
         Expr("select(g * (b * m_pow(a, b - 1.0)), 0.0, b == 0.0)", &[A, B]),
         Expr("select(g * (m_pow(a, b) * m_log(a)), 0.0, a == 0.0 && b >= 0.0)", &[A, B])];
-    /// The larger, NaN if either is; equal operands share the gradient, beside NaN each has it.
+    /// Larger operand, or NaN if either is NaN. Equal operands share the gradient; for NaN each has all of
+    /// it.
     maximum: Any, "m_max(a, b)" | "select(select(max(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, T(0), a < b), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(g, T(0), b < a), g * 0.5, a == b)", &[A, B])];
-    /// The smaller, NaN if either is; equal operands share the gradient, beside NaN each has it.
+    /// Smaller operand, or NaN if either is NaN. Equal operands share the gradient; for NaN each has all of
+    /// it.
     minimum: Any, "m_min(a, b)" | "select(select(min(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, T(0), a > b), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(g, T(0), b > a), g * 0.5, a == b)", &[A, B])];
-    /// The larger; beside NaN the other. Equal operands share the gradient.
+    /// Larger operand, or the other if one is NaN. Equal operands share the gradient.
     fmax: Any, "select(select(m_max(a, b), a, m_isnan(b)), b, m_isnan(a))"
         | "select(select(max(a, b), a, m_isnan(f32(b))), b, m_isnan(f32(a)))", ["base"], [
 
         Expr("select(select(T(0), g, a > b || m_isnan(b)), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(g, T(0), a > b || m_isnan(b)), g * 0.5, a == b)", &[A, B])];
-    /// The smaller; beside NaN the other. Equal operands share the gradient.
+    /// Smaller operand, or the other if one is NaN. Equal operands share the gradient.
     fmin: Any, "select(select(m_min(a, b), a, m_isnan(b)), b, m_isnan(a))"
         | "select(select(min(a, b), a, m_isnan(f32(b))), b, m_isnan(f32(a)))", ["base"], [
 
         Expr("select(select(T(0), g, a < b || m_isnan(b)), g * 0.5, a == b)", &[A, B]),
         Expr("select(select(g, T(0), a < b || m_isnan(b)), g * 0.5, a == b)", &[A, B])];
-    /// log(eᵃ + eᵇ), without the powers where they are large.
+    /// log(eᵃ + eᵇ) without overflow.
     logaddexp: Float, "select(max(a, b) + m_log1p(m_exp(-abs(a - b))), a, a == b && !m_isfinite(a))", ["base", "exp", "log"], [
         Expr("g * m_sigmoid(a - b)", &[A, B]), Expr("g * m_sigmoid(b - a)", &[A, B])];
-    /// The same to base 2: log2(2ᵃ + 2ᵇ).
+    /// log2(2ᵃ + 2ᵇ) without overflow.
     logaddexp2: Float, "select(max(a, b) + m_log1p(m_exp2(-abs(a - b))) * 1.4426950408889634, a, a == b && !m_isfinite(a))",
         ["base", "exp", "log"], [
         Expr("g * m_sigmoid((a - b) * 0.6931471805599453)", &[A, B]), Expr("g * m_sigmoid((b - a) * 0.6931471805599453)", &[A, B])];
     /// 0 for a < 0, 1 for a > 0, and b where a is 0.
     heaviside: Any, "select(select(T(0), T(1), a > T(0)), b, a == T(0))", [], [NoGrad, NoGrad];
-    /// The angle of the point (b, a), in radians. At the origin its gradient is zero, as in PyTorch.
+    /// Angle of the point (b, a) in radians. At the origin the gradient is zero, as in PyTorch.
     atan2: Float, "m_atan2(a, b)", ["base", "inverse_trig"], [
-        // Squares would be none of f32 where the point is near or far.
+        // Division by the hypotenuse twice, because its square may overflow or underflow f32.
         Expr("select(g * (b / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B]),
         Expr("select(-g * (a / m_hypot(a, b) / m_hypot(a, b)), 0.0, a == 0.0 && b == 0.0)", &[A, B])];
     /// √(a² + b²).
     hypot: Float, "m_hypot(a, b)", ["base"], [Expr("g * a / m_hypot(a, b)", &[A, B]), Expr("g * b / m_hypot(a, b)", &[A, B])];
-    /// The remainder of a / b rounded towards zero, as C's fmod.
+    /// Remainder of a / b rounded towards zero, as C's fmod.
     fmod / fmod_: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * trunc(a / b)", &[A, B])];
-    /// The remainder of a / b rounded down, with the sign of b.
+    /// Remainder of a / b rounded down, with the sign of b.
     remainder / remainder_: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
@@ -122,18 +126,19 @@ binary! {
     /// a · log(1 + b), and 0 where a is 0.
     xlog1py: Float, "select(select(a * m_log1p(b), 0.0, a == 0.0), b, m_isnan(b))", ["base", "log"], [
         Expr("select(g * m_log1p(b), 0.0, a == 0.0 && b <= -1.0)", &[A, B]), Expr("g * a / (b + 1.0)", &[A, B])];
-    /// Hurwitz's zeta function, the sum of (b + k)⁻ᵃ over all k from 0 on: PyTorch's `special.zeta`, whose gradient by a is none either. Infinite for a = 1, NaN below.
+    /// Hurwitz zeta function: the sum of (b + k)⁻ᵃ over k = 0, 1, … (PyTorch's `special.zeta`). Infinite for
+    /// a = 1 and NaN below. As in PyTorch, `a` has no gradient.
     zeta: Float, "m_zeta(a, b)", ["base", "exp", "pow", "polygamma"], [NoGrad, Expr("-g * a * m_zeta(a + 1.0, b)", &[A, B])];
     /// a · 2ᵇ.
     ldexp: Float, "a * m_exp2(b)", ["base", "exp"], [
         Expr("g * m_exp2(b)", &[B]), Expr("g * (a * m_exp2(b)) * 0.6931471805599453", &[A, B])];
-    /// The greatest common divisor, which is not negative; of zeros 0.
+    /// Greatest common divisor, which is never negative; 0 for two zeros.
     gcd: Integer, "gcd(a, b)", [], [NoGrad, NoGrad];
-    /// The least common multiple, which is not negative; 0 beside 0.
+    /// Least common multiple, which is never negative; 0 if either operand is 0.
     lcm: Integer, "lcm(a, b)", [], [NoGrad, NoGrad];
-    /// a · 2ᵇ modulo what the type holds: 0 where b is negative, or not below the type's bits. PyTorch's `<<`.
+    /// a · 2ᵇ with wrap-around (PyTorch's `<<`), or 0 if b is negative or at least the number of bits.
     bitwise_left_shift: Integer, "shifted_left(a, b)", [], [NoGrad, NoGrad];
-    /// a / 2ᵇ rounded down: what is left of the sign where b is negative, or not below the type's bits. PyTorch's `>>`.
+    /// a / 2ᵇ rounded down (PyTorch's `>>`), or -1 or 0 if b is negative or at least the number of bits.
     bitwise_right_shift: Integer, "shifted_right(a, b)", [], [NoGrad, NoGrad];
     /// a = b.
     eq: Compare, "a == b", [], [NoGrad, NoGrad];
@@ -147,21 +152,20 @@ binary! {
     gt: Compare, "a > b", [], [NoGrad, NoGrad];
     /// a ≥ b.
     ge: Compare, "a >= b", [], [NoGrad, NoGrad];
-    /// Both are true (not zero).
+    /// True where both operands are true (not zero).
     logical_and: Logic, "a && b", [], [NoGrad, NoGrad];
-    /// One is true.
+    /// True where at least one operand is true.
     logical_or: Logic, "a || b", [], [NoGrad, NoGrad];
-    /// Exactly one is true.
+    /// True where exactly one operand is true.
     logical_xor: Logic, "a != b", [], [NoGrad, NoGrad];
-    /// Bits of both.
+    /// Bitwise and.
     bitwise_and: Bits, "a & b", [], [NoGrad, NoGrad];
-    /// Bits of either.
+    /// Bitwise or.
     bitwise_or: Bits, "a | b", [], [NoGrad, NoGrad];
-    /// Bits of exactly one.
+    /// Bitwise exclusive or.
     bitwise_xor: Bits, "a ^ b", [], [NoGrad, NoGrad];
 }
 
-/// The record of a comparison, by its name.
 pub(crate) fn comparison_op(name: &str) -> &'static PointwiseOp {
     match name {
         "lt" => &lt,
@@ -180,7 +184,7 @@ static WHERE: PointwiseOp = PointwiseOp {
     grads: &[NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])],
 };
 
-// The tensor itself comes first, as in everything in place.
+// In place, the tensor is the first operand.
 static MASKED_FILL_: PointwiseOp = PointwiseOp {
     name: "masked_fill_",
     expr: "select(a, c, b != T(0))",
@@ -205,7 +209,7 @@ static CLAMP: PointwiseOp = PointwiseOp {
     int_f64_expr: "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))",
     type_rule: TypeRule::Number,
     math_files: &["base"],
-    // Equal ones share the gradient.
+    // Equal operands share the gradient.
     grads: &[
         Expr("select(select(g, g * 0.5, (a == b || a == c) && b < c), T(0), a < b || a > c)", &[A, B, C]),
         Expr("select(select(T(0), g * 0.5, a == b && b < c), g, a < b && b <= c)", &[A, B, C]),
@@ -213,7 +217,7 @@ static CLAMP: PointwiseOp = PointwiseOp {
     ],
 };
 
-/// The same by numbers, at which the gradient is zero, but at infinite ones, which hold nothing back.
+/// Clamp by scalars. The gradient is zero at a bound, unless the bound is infinite and so clamps nothing.
 static CLAMP_SCALARS: PointwiseOp = PointwiseOp {
     grads: &[
         Expr(
@@ -226,7 +230,6 @@ static CLAMP_SCALARS: PointwiseOp = PointwiseOp {
     ..CLAMP
 };
 
-/// The record of a clamp by these bounds.
 fn select_clamp_op(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp {
     if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_SCALARS } else { &CLAMP }
 }
@@ -258,7 +261,7 @@ static LERP: PointwiseOp = PointwiseOp {
     grads: &[Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])],
 };
 
-/// Refuses a factor that integers do not hold, which would be cut.
+/// Fails for a factor that integer operands would truncate.
 fn check_integer_value(operands: &[Operand<'_>], value: f64) -> Result<()> {
     let float = |operand: &Operand<'_>| match operand {
         Operand::Tensor(t) => t.dtype().is_float(),
@@ -276,20 +279,20 @@ fn check_integer_value(operands: &[Operand<'_>], value: f64) -> Result<()> {
 }
 
 impl Tensor {
-    /// `self` where `condition` holds, else `other`; all three broadcast.
+    /// Selects `self` where `condition` is true, else `other`. All three broadcast.
     ///
     /// # Errors
-    /// `condition` is no bool; the shapes do not broadcast; memory runs out.
+    /// `condition` is not bool, or the shapes do not broadcast.
     #[track_caller]
     pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         launch::check_bool_mask("where", condition)?;
         run_pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
     }
 
-    /// `value` where `mask` holds, else `self`. A number takes the type of `self`.
+    /// Selects `value` where `mask` is true, else `self`. A scalar takes the type of `self`.
     ///
     /// # Errors
-    /// `mask` is no bool; the shapes do not broadcast; the dtype does not hold the number; memory runs out.
+    /// `mask` is not bool, the shapes do not broadcast, or the dtype cannot hold the scalar.
     #[track_caller]
     pub fn masked_fill<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<Tensor> {
         launch::check_bool_mask("masked_fill", mask)?;
@@ -297,7 +300,7 @@ impl Tensor {
         run_pointwise(&WHERE, &[mask.into(), value, self.into()], &[])
     }
 
-    /// What fills places of a tensor: a number becomes one of its type.
+    /// Casts a scalar fill value to the tensor's type.
     fn fill_operand<'a>(&self, op: &'static str, value: Operand<'a>) -> Result<Operand<'a>> {
         let Operand::Scalar(number) = value else { return Ok(value) };
         match number.convert_to(self.dtype()) {
@@ -313,21 +316,22 @@ impl Tensor {
         }
     }
 
-    /// `self` held between `min` and `max`; where they cross, `max` wins. As in PyTorch (2.15), the gradient at a bound is zero where both are
-    /// numbers, and shared where one is a tensor.
+    /// Clamps `self` to `min`..`max`; `max` wins where the bounds cross. As in PyTorch (2.15), the gradient
+    /// at a bound is zero for scalar bounds, and shared if a bound is a tensor.
     ///
     /// # Errors
-    /// The shapes do not broadcast; the dtype is bool; memory runs out.
+    /// The shapes do not broadcast, or the dtype is bool.
     #[track_caller]
     pub fn clamp<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<Tensor> {
         let (min, max) = (min.into(), max.into());
         run_pointwise(select_clamp_op(&min, &max), &[self.into(), min, max], &[])
     }
 
-    /// `self`, or `min` where that is larger: [`clamp`](Self::clamp) without an upper bound, [`maximum`](Self::maximum) of a tensor.
+    /// Clamps `self` from below: [`clamp`](Self::clamp) by a scalar, [`maximum`](Self::maximum) with a
+    /// tensor.
     ///
     /// # Errors
-    /// As [`clamp`](Self::clamp).
+    /// See [`clamp`](Self::clamp).
     #[track_caller]
     pub fn clamp_min<'a>(&self, min: impl Into<Operand<'a>>) -> Result<Tensor> {
         match min.into() {
@@ -336,10 +340,11 @@ impl Tensor {
         }
     }
 
-    /// `self`, or `max` where that is smaller: [`clamp`](Self::clamp) without a lower bound, [`minimum`](Self::minimum) of a tensor.
+    /// Clamps `self` from above: [`clamp`](Self::clamp) by a scalar, [`minimum`](Self::minimum) with a
+    /// tensor.
     ///
     /// # Errors
-    /// As [`clamp`](Self::clamp).
+    /// See [`clamp`](Self::clamp).
     #[track_caller]
     pub fn clamp_max<'a>(&self, max: impl Into<Operand<'a>>) -> Result<Tensor> {
         match max.into() {
@@ -351,7 +356,7 @@ impl Tensor {
     /// `self` + value · t1 · t2.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn addcmul<'a>(
         &self,
@@ -367,7 +372,7 @@ impl Tensor {
     /// `self` + value · t1 / t2.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn addcdiv<'a>(
         &self,
@@ -381,16 +386,17 @@ impl Tensor {
     /// `self` + weight · (end - `self`).
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn lerp<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<Tensor> {
         run_pointwise(&LERP, &[self.into(), end.into(), weight.into()], &[])
     }
 
-    /// [`masked_fill`](Self::masked_fill) in place.
+    /// Applies [`masked_fill`](Self::masked_fill) in place.
     ///
     /// # Errors
-    /// `mask` is no bool; it or `value` does not broadcast to this shape; a leaf that requires a gradient is changed while recording is on.
+    /// `mask` is not bool. `mask` or `value` does not broadcast to this shape. The tensor is a leaf that
+    /// requires a gradient and recording is on.
     #[track_caller]
     pub fn masked_fill_<'a>(&self, mask: &Tensor, value: impl Into<Operand<'a>>) -> Result<()> {
         launch::check_bool_mask("masked_fill_", mask)?;
@@ -398,10 +404,10 @@ impl Tensor {
         run_pointwise_inplace(&MASKED_FILL_, self, &[mask.into(), value], &[])
     }
 
-    /// Every element replaced by `value`, a number or a tensor without dimensions.
+    /// Replaces every element by `value`, a scalar or a zero-dimensional tensor.
     ///
     /// # Errors
-    /// As [`masked_fill_`](Self::masked_fill_).
+    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn fill_<'a>(&self, value: impl Into<Operand<'a>>) -> Result<()> {
         let value = self.fill_operand("fill_", value.into())?;
@@ -409,7 +415,7 @@ impl Tensor {
             && self.dtype() == DType::I64
             && !self.device().info().features.i64
         {
-            // Copies move what the device does not compute with.
+            // Fills also serve storage-only types.
             let value = match number {
                 Scalar::Int(v) => v,
                 Scalar::Bool(v) => v.into(),
@@ -420,29 +426,29 @@ impl Tensor {
         run_pointwise_inplace(&FILL_, self, &[value], &[])
     }
 
-    /// Every element replaced by zero.
+    /// Replaces every element by zero.
     ///
     /// # Errors
-    /// As [`masked_fill_`](Self::masked_fill_).
+    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn zero_(&self) -> Result<()> {
         self.fill_(false)
     }
 
-    /// [`clamp`](Self::clamp) in place.
+    /// Applies [`clamp`](Self::clamp) in place.
     ///
     /// # Errors
-    /// As [`masked_fill_`](Self::masked_fill_).
+    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn clamp_<'a>(&self, min: impl Into<Operand<'a>>, max: impl Into<Operand<'a>>) -> Result<()> {
         let (min, max) = (min.into(), max.into());
         run_pointwise_inplace(select_clamp_op(&min, &max), self, &[min, max], &[])
     }
 
-    /// [`addcmul`](Self::addcmul) in place.
+    /// Applies [`addcmul`](Self::addcmul) in place.
     ///
     /// # Errors
-    /// As [`masked_fill_`](Self::masked_fill_).
+    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn addcmul_<'a>(
         &self,
@@ -455,10 +461,10 @@ impl Tensor {
         run_pointwise_inplace(&ADDCMUL, self, &operands[1..], &[("value", Scalar::Float(value))])
     }
 
-    /// [`addcdiv`](Self::addcdiv) in place.
+    /// Applies [`addcdiv`](Self::addcdiv) in place.
     ///
     /// # Errors
-    /// As [`masked_fill_`](Self::masked_fill_).
+    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn addcdiv_<'a>(
         &self,
@@ -469,10 +475,10 @@ impl Tensor {
         run_pointwise_inplace(&ADDCDIV, self, &[t1.into(), t2.into()], &[("value", Scalar::Float(value))])
     }
 
-    /// [`lerp`](Self::lerp) in place.
+    /// Applies [`lerp`](Self::lerp) in place.
     ///
     /// # Errors
-    /// As [`masked_fill_`](Self::masked_fill_).
+    /// See [`masked_fill_`](Self::masked_fill_).
     #[track_caller]
     pub fn lerp_<'a>(&self, end: impl Into<Operand<'a>>, weight: impl Into<Operand<'a>>) -> Result<()> {
         run_pointwise_inplace(&LERP, self, &[end.into(), weight.into()], &[])

@@ -16,13 +16,14 @@ use crate::tensor::Tensor;
 use crate::tensor::layout::collapse_dims;
 
 impl Tensor {
-    /// The same values as another element type; `self` if it has it already. Floats become integers towards zero.
+    /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.
     ///
-    /// The gradient is cast back. A cast to an integer or bool has none and ends the history, as in PyTorch. A cast to a type of
-    /// [`DType::STORED`] goes through f32, and refuses a tensor that requires a gradient: detach it first.
+    /// The gradient is cast back. A cast to an integer or bool ends the history, as in PyTorch. A cast to a
+    /// storage-only type ([`DType::STORED`]) goes through f32 and fails if a gradient is required: detach
+    /// first.
     ///
     /// # Errors
-    /// The device lacks the type; memory runs out.
+    /// The device lacks the type.
     #[track_caller]
     pub fn to_dtype(&self, dtype: DType) -> Result<Tensor> {
         if dtype == self.dtype() {
@@ -30,7 +31,7 @@ impl Tensor {
         }
         let _op = memory::scope::enter_op("to_dtype");
         if self.dtype().is_storage_only() || dtype.is_storage_only() {
-            // A gradient of 8 bits would need a scale of its own.
+            // An 8-bit gradient would need its own scale.
             autograd::check_no_grad_inputs("to_dtype", &[self])?;
         }
         let out = Tensor::empty(self.shape(), dtype, self.device())?;
@@ -44,8 +45,7 @@ impl Tensor {
         }))
     }
 
-    /// Copies the elements of `self` into `target`, of the same shape and type, whatever the strides of both. Not
-    /// recorded.
+    /// Copies the elements of `self` into `target`, of the same shape and type and any strides. Not recorded.
     #[track_caller]
     #[doc(hidden)]
     pub fn copy_into(&self, target: &Tensor) -> Result<()> {
@@ -60,7 +60,7 @@ impl Tensor {
         }
         let size = self.dtype().size();
         let words = |t: &Tensor| t.is_contiguous() && (t.layout().offset() * size).is_multiple_of(4);
-        // Whole words are written only where nothing else lies in the last of them.
+        // Whole words are written only if the last word contains no other data.
         let fresh = target.is_contiguous() && target.layout().offset() == 0 && target.storage_len() == n;
         if words(self) && words(target) && (n * size).is_multiple_of(4) {
             let bound = launch::bind_contiguous_bytes([(target, Access::Write), (self, Access::Read)])?;
@@ -69,7 +69,7 @@ impl Tensor {
         }
         let (shape, strides) = collapse_dims(self.shape(), &[target.strides(), self.strides()]);
         launch::check_rank("copy", shape.len())?;
-        // Whole vectors of a result, from neighbours.
+        // Whole output vectors are written if the input's elements are adjacent.
         let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
         let spec = KernelSpec::new("copy").def("size", size);
         let spec = match (runs, fresh) {
@@ -92,10 +92,11 @@ impl Tensor {
         launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * WORKGROUP_SIZE))
     }
 
-    /// Replaces the elements by those of `source`, which broadcasts and is cast.
+    /// Replaces the elements by those of `source`, which is broadcast and cast.
     ///
     /// # Errors
-    /// `source` does not broadcast to this shape; `self` is a leaf that requires a gradient, or a view of one, and recording is on.
+    /// `source` does not broadcast to this shape. `self` is, or views, a leaf that requires a gradient while
+    /// recording.
     #[track_caller]
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
         let _op = memory::scope::enter_op("copy_");
@@ -106,7 +107,7 @@ impl Tensor {
             ));
         }
         let recorded = autograd::check_inplace("copy_", self, &[source])?;
-        // Overlapping views would be read while they are written.
+        // Copy first, since overlapping views would be read while they are written.
         let source = if source.shares_storage(self) { source.copy()? } else { source.clone() };
         let source = source.to_dtype(self.dtype())?.broadcast_to(self.shape())?;
         source.detach().copy_into(&self.detach())?;

@@ -1,7 +1,7 @@
-//! The gradients of elementwise operations as tensor operations: what a kernel computes in one pass, made of operations that
-//! have gradients themselves. It runs only where gradients of gradients are asked for.
+//! Differentiable gradients of elementwise operations, for `create_graph` only. The gradient expressions that
+//! the kernels compute in one pass are evaluated here as tensor operations.
 //!
-//! An expression is evaluated as it is read: there is no second set of formulas.
+//! The parser evaluates an expression as it reads it, so there is no second set of formulas.
 
 use smallvec::SmallVec;
 
@@ -11,7 +11,7 @@ use crate::ops::elementwise::pointwise::{Operand, Scalar};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
-/// Functions of the math library that no tensor operation has, as expressions of `x`: derivatives of activations.
+/// Math functions without a tensor operation, as expressions of `x`: derivatives of activations.
 const FUNCTION_DEFINITIONS: &[(&str, &str)] = &[
     ("m_gelu_grad", "0.5 * m_erfc(x * -0.7071067811865476) + x * 0.3989422804014327 * m_exp(x * x * -0.5)"),
     (
@@ -27,17 +27,17 @@ const FUNCTION_DEFINITIONS: &[(&str, &str)] = &[
     ),
 ];
 
-/// What a name stands for, and what an expression gives.
+/// Value of a name or of a subexpression.
 #[derive(Clone)]
 pub(crate) enum ExprValue {
     Scalar(f64),
     Tensor(Tensor),
     Bool(bool),
-    /// A bool tensor: a condition, which has no gradient.
+    /// Bool tensor: a condition, which has no gradient.
     Mask(Tensor),
 }
 
-/// What the names of an expression stand for.
+/// Values of the names in an expression.
 pub(crate) struct ExprEnv<'a> {
     pub(crate) op: &'static str,
     pub(crate) values: SmallVec<[(&'a str, ExprValue); 8]>,
@@ -46,7 +46,7 @@ pub(crate) struct ExprEnv<'a> {
 }
 
 impl ExprEnv<'_> {
-    /// The value of an expression over these names, a tensor in the type that is computed in.
+    /// Evaluates an expression over these names. Returns a tensor in the compute type.
     pub(crate) fn evaluate(&self, expr: &str) -> Result<Tensor> {
         let mut reader = ExprParser { env: self, rest: expr };
         let value = reader.parse_or()?;
@@ -102,7 +102,7 @@ impl ExprEnv<'_> {
         }))
     }
 
-    /// A comparison, whose result does not change where it is differentiable.
+    /// Compares two values. The result is constant wherever the expression is differentiable.
     fn compare(&self, op: &str, a: ExprValue, b: ExprValue) -> Result<ExprValue> {
         if let (ExprValue::Scalar(a), ExprValue::Scalar(b)) = (&a, &b) {
             return Ok(ExprValue::Bool(match op {
@@ -152,7 +152,7 @@ impl ExprEnv<'_> {
     }
 
     fn call_function(&self, name: &str, args: &[ExprValue]) -> Result<ExprValue> {
-        // Its order is a number, and stays one.
+        // The order stays a scalar.
         if let ("m_polygamma", [x, ExprValue::Scalar(n), _]) = (name, args) {
             return Ok(ExprValue::Tensor(self.to_tensor(x.clone())?.polygamma(*n as usize)?));
         }
@@ -200,14 +200,14 @@ impl ExprEnv<'_> {
     }
 }
 
-/// Reads an expression from left to right.
+/// Recursive-descent parser that evaluates from left to right.
 struct ExprParser<'a, 'n> {
     env: &'a ExprEnv<'n>,
     rest: &'a str,
 }
 
 impl ExprParser<'_, '_> {
-    /// Whether this comes next; if so, it is read.
+    /// Consumes the token if it comes next, and reports whether it did.
     fn eat(&mut self, token: &str) -> bool {
         self.rest = self.rest.trim_start();
         let next = self.rest.strip_prefix(token);
@@ -316,7 +316,7 @@ impl ExprParser<'_, '_> {
         }
         self.expect(")")?;
         match (name, &args[..]) {
-            // A number takes the type of what it meets.
+            // A scalar takes the type of the other operand.
             ("T", [value]) => Ok(value.clone()),
             ("select", [no, yes, condition]) => self.env.select(no.clone(), yes.clone(), condition.clone()),
             (name, args) => self.env.call_function(name, args),

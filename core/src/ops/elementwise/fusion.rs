@@ -1,13 +1,14 @@
-//! Chains of elementwise operations run as one kernel, by themselves.
+//! Automatic fusion: a chain of elementwise operations runs as one kernel.
 //!
-//! Contract. An elementwise operation checks its inputs and allocates its result at once; what waits is its launch. It joins
-//! the device's [`Group`] if it reads a result of it, element by element, and the group becomes one launch when anything else
-//! takes the [gate](crate::runtime::stream::DispatchGuard): another operation, a copy, a read, an event, blocks that move. So whatever is given to
-//! a device finds all that was asked before it there. A result that is dropped by then, and that only served the chain, is
-//! never written; all others are. Memory, errors of arguments and gradients are those of single launches, and so are the
-//! bits: each step rounds to its type.
+//! An elementwise operation checks its inputs and allocates its result at once; only its launch is deferred.
+//! It joins the device's [`FusionGroup`] if it reads a result of the group element by element. Anything else
+//! that takes the [dispatch lock](crate::runtime::stream::DispatchGuard) flushes the group as one launch:
+//! another operation, a copy, a read, an event, or compaction. So every submission finds all earlier work.
 //!
-//! No memory goes back to the pool while the group reads or writes it ([`Device::leaves`]): the pool need not know of it.
+//! A result that only the chain read and that was dropped before the flush is never written. Memory, argument
+//! errors, gradients and bits match single launches, because each step rounds to its type.
+//!
+//! No memory returns to the pool while the group uses it ([`Device::flush_before_free`]).
 
 use std::fmt;
 use std::sync::PoisonError;
@@ -28,10 +29,10 @@ use crate::runtime::stream::{Access, DispatchGuard};
 use crate::tensor::layout::collapse_dims;
 use crate::tensor::{Layout, Tensor, WeakStorage};
 
-/// Results of fewer bytes are made by kernels that there are anyway: a chain's own costs more to compile than it saves.
+/// Smaller results use single kernels, because compiling a chain's kernel costs more than it saves.
 const DEFAULT_MIN_BYTES: u64 = 256 << 10;
 
-/// Steps of a group, tensors that it reads, and numbers in its expressions, at most: what `fused_pointwise.wgsl` has room for.
+/// Limits of a group, set by `fused_pointwise.wgsl`: steps, tensors read, and scalars.
 const MAX_STEPS: usize = 16;
 const MAX_INPUTS: usize = 7;
 const MAX_SCALARS: usize = 16;
@@ -40,37 +41,36 @@ const INPUT_NAMES: [&str; MAX_INPUTS] = ["e0", "e1", "e2", "e3", "e4", "e5", "e6
 const STEP_NAMES: [&str; MAX_STEPS] =
     ["s0", "s1", "s2", "s3", "s4", "s5", "s6", "s7", "s8", "s9", "s10", "s11", "s12", "s13", "s14", "s15"];
 
-/// What the environment says of the least bytes of results, or [`LEAST`]; `None` for never.
+/// Reads the smallest fused result in bytes from the environment (0 gives `None`), or [`DEFAULT_MIN_BYTES`].
 ///
 /// # Errors
-/// It says something else.
+/// The variable is not a number of bytes.
 pub(crate) fn from_env() -> Result<Option<u64>> {
     Ok(Some(environment::read_bytes("FOREBAY_FUSION_MIN_BYTES")?.unwrap_or(DEFAULT_MIN_BYTES))
         .filter(|&least| least > 0))
 }
 
-/// The same, where opening a device has seen to errors.
+/// Returns the setting of [`from_env`] without its error, which opening a device has reported.
 pub(crate) fn min_bytes_or_default() -> Option<u64> {
     from_env().unwrap_or(Some(DEFAULT_MIN_BYTES))
 }
 
-/// What a piece of memory is to a group.
+/// Role of a storage in a fusion group.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct FusionSlot {
-    /// The group; none has the number 0.
+    /// Group, or 0 for none.
     group_id: u64,
-    /// The step that makes it, or `None` if it is read.
+    /// Step that writes the storage, or `None` if the group reads it.
     step: Option<u8>,
 }
 
 impl FusionSlot {
-    /// Its group's number.
     pub(crate) fn group_id(self) -> u64 {
         self.group_id
     }
 }
 
-/// Where an operand of a step comes from.
+/// Source of a step's operand: an input of the group or the result of an earlier step.
 #[derive(Clone, Copy)]
 enum StepOperand {
     Input(u8),
@@ -89,19 +89,17 @@ struct FusionStep {
     operands: SmallVec<[StepOperand; 4]>,
     scope: Scope,
     slice: Slice,
-    /// Of the result.
     result: WeakStorage,
-    /// Whether another step reads the result.
     is_read: bool,
 }
 
-/// Elementwise operations of one device that wait to be launched together. It is behind the gate.
+/// Elementwise operations of one device that wait to be launched together, protected by the dispatch lock.
 pub(crate) struct FusionGroup {
     id: u64,
     queue: u8,
     inputs: Vec<FusionInput>,
     steps: Vec<FusionStep>,
-    /// Of an earlier launch, until somebody can be told.
+    /// Error of an earlier launch, kept until a caller can return it.
     deferred_error: Option<Error>,
 }
 
@@ -119,32 +117,31 @@ impl fmt::Debug for FusionGroup {
 }
 
 impl FusionGroup {
-    /// What tells it from the device's other groups.
+    /// Returns the id, which is unique among the device's groups.
     pub(crate) fn id(&self) -> u64 {
         self.id
     }
 
-    /// Whether nothing waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.steps.is_empty()
     }
 
-    /// Whether something waits that is not of this queue.
+    /// Returns true if steps of another queue are pending.
     pub(crate) fn waits_on_other_queue(&self, queue: u8) -> bool {
         !self.is_empty() && self.queue != queue
     }
 
-    /// The error of a launch that nobody has been told of.
+    /// Returns the unreported error of an earlier launch.
     pub(crate) fn take_failure(&mut self) -> Result<()> {
         self.deferred_error.take().map_or(Ok(()), Err)
     }
 
-    /// The step that makes a tensor, if it waits.
+    /// Returns the pending step that writes a tensor.
     fn producing_step(&self, mark: FusionSlot) -> Option<u8> {
         mark.step.filter(|_| mark.group_id == self.id && !self.is_empty())
     }
 
-    /// Whether an operation can be the group's next step: it reads what others make, element by element, and there is room.
+    /// Returns true if the operation fits and reads a step's result element by element.
     fn accepts(
         &self,
         call: &PointwiseLaunch,
@@ -174,7 +171,7 @@ impl FusionGroup {
             && numbers + call.scalars.len() <= MAX_SCALARS
     }
 
-    /// The number of an input, which may be read already.
+    /// Returns the index of an input, which other steps may already read.
     fn add_input(&mut self, input: FusionInput) -> u8 {
         let same =
             |i: &FusionInput| i.slice == input.slice && i.dtype == input.dtype && i.layout == input.layout;
@@ -185,7 +182,7 @@ impl FusionGroup {
         at as u8
     }
 
-    /// Launches what waits. `leaving` is a step whose result is being dropped, and is made all the same.
+    /// Launches the pending steps. The result of step `leaving` is being dropped but written nevertheless.
     fn launch(&mut self, device: &Device, leaving: Option<u8>) -> Result<()> {
         let (steps, inputs) = (std::mem::take(&mut self.steps), std::mem::take(&mut self.inputs));
         let Some(last) = steps.last() else { return Ok(()) };
@@ -212,7 +209,7 @@ impl FusionGroup {
     }
 }
 
-/// The kernel of several steps, its parameters, and how many workgroups it takes.
+/// Returns the kernel of several steps, its parameters and its number of workgroups.
 fn build_fused_kernel(
     steps: &[FusionStep],
     inputs: &[FusionInput],
@@ -225,7 +222,7 @@ fn build_fused_kernel(
     let n = out.numel();
     let mut math: Words = SmallVec::new();
     for file in steps.iter().flat_map(|step| step.launch.math_files) {
-        // A step's files are in an order of their own, which this keeps.
+        // Keep the order of each step's files, since files depend on earlier ones.
         if !math.contains(file) {
             math.push(file);
         }
@@ -279,14 +276,14 @@ fn build_fused_kernel(
     Ok((spec, params, n.div_ceil(each * WORKGROUP_SIZE)))
 }
 
-/// Whether a result is large enough for its operation to wait for the next one.
+/// Returns true if a result is large enough for fusion.
 #[inline]
 pub(crate) fn reaches_min_bytes(out: &Tensor) -> bool {
     let bytes = (out.numel() * out.dtype().size()) as u64;
     out.device().fusion_min_bytes().is_some_and(|least| bytes >= least)
 }
 
-/// Whether an operation that writes all of `out`, which was made for it and [is large](is_large), may wait for the next one.
+/// Returns true if fusion supports an operation that writes all of the new tensor `out`.
 pub(crate) fn can_defer(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tensor) -> bool {
     let floats = |t: &Tensor| matches!(t.dtype().name(), "f32" | "f16" | "bf16");
     call.is_float_math
@@ -296,7 +293,7 @@ pub(crate) fn can_defer(call: &PointwiseLaunch, tensors: &[&Tensor], out: &Tenso
         && call.scalars.len() <= MAX_SCALARS
 }
 
-/// Lets an operation wait that [may](may_wait); gives it back if it cannot.
+/// Defers a launch that [`can_defer`] allows. Returns the launch if it cannot be deferred.
 pub(crate) fn try_defer(
     call: PointwiseLaunch,
     tensors: &[&Tensor],
@@ -308,7 +305,7 @@ pub(crate) fn try_defer(
     let mut gate = device.lock_dispatch_on_queue(queue);
     gate.take_failure()?;
     if device.capture_recorder().is_active() && !device.capture_recorder().is_recording_here() {
-        // Another thread's step is recorded, and so is what waits.
+        // Another thread captures a step, and pending launches would belong to that capture.
         return Ok(Some(call));
     }
     let marks: SmallVec<[FusionSlot; 4]> = tensors.iter().map(|t| t.fusion_slot(&gate)).collect();
@@ -341,7 +338,7 @@ pub(crate) fn try_defer(
     Ok(None)
 }
 
-/// Where the group's next step finds its operands, and its result's memory; `None` if an operand is on the host.
+/// Binds the operands and the result of the group's next step. Returns `None` if an operand is on the host.
 fn bind_step(
     gate: &mut DispatchGuard<'_>,
     call: &PointwiseLaunch,
@@ -369,8 +366,8 @@ fn bind_step(
 }
 
 impl Device {
-    /// Whether chains of elementwise operations run as one kernel on this device: those whose results have at least so many
-    /// bytes. See [`set_fusion`](Self::set_fusion).
+    /// Smallest result, in bytes, for which chains of elementwise operations run as one kernel on this
+    /// device. `None` if fusion is off. See [`set_fusion_min_bytes`](Self::set_fusion_min_bytes).
     #[must_use]
     #[inline]
     pub fn fusion_min_bytes(&self) -> Option<u64> {
@@ -378,10 +375,10 @@ impl Device {
         (least != u64::MAX).then_some(least)
     }
 
-    /// Lets chains of elementwise operations run as one kernel where each result has at least `least` bytes; `None`: each operation
-    /// runs by itself. Results are the same to the bit, and so is memory.
+    /// Runs chains of elementwise operations as one kernel if each result has at least `least` bytes. `None`
+    /// disables fusion. Results are identical to the bit with and without fusion, and so is memory use.
     ///
-    /// By default 256 KiB, or what the environment's `FOREBAY_FUSION_MIN_BYTES` says (0 for off); off on the null device.
+    /// The default is 256 KiB, or `FOREBAY_FUSION_MIN_BYTES` (0 for off). The null device does not fuse.
     ///
     /// ```
     /// use forebay_core::{device::Device, dtype::DType, profile::Profiler, tensor::Tensor};
@@ -400,7 +397,7 @@ impl Device {
         self.stream_set().fusion_min_bytes.store(least.unwrap_or(u64::MAX), Ordering::Relaxed);
     }
 
-    /// Launches what waits, behind the gate. An error waits for [`Group::failure`].
+    /// Launches the pending steps under the dispatch lock. Stores an error for [`FusionGroup::take_failure`].
     pub(crate) fn flush_pending(&self, gate: &mut DispatchGuard<'_>) {
         self.flush_group(gate, None);
     }
@@ -409,7 +406,7 @@ impl Device {
         if gate.is_empty() {
             return;
         }
-        // What waits while a step is recorded is that step's.
+        // Pending launches belong to the step that is being captured.
         if let Err(error) = self.capture_recorder().run_recorded(|| gate.launch(self, leaving)) {
             gate.deferred_error.get_or_insert(error);
         }
@@ -417,14 +414,14 @@ impl Device {
         self.stream_set().fusion_group.store(gate.id, Ordering::Release);
     }
 
-    /// Launches what waits, and says what went wrong with it or before.
+    /// Launches the pending steps and returns their error or an earlier one.
     #[doc(hidden)]
     pub fn flush_fusion(&self) -> Result<()> {
         self.lock_dispatch().take_failure()
     }
 
-    /// A piece of memory is about to go back to the pool: what waits and uses it is launched first. A result that other steps
-    /// have used, and nobody else wanted, is not made any more.
+    /// Flushes a group before memory that the group uses returns to the pool. A result that only other steps
+    /// have read is dropped without being written.
     pub(crate) fn flush_before_free(&self, mark: FusionSlot) {
         let mut gate = DispatchGuard::from_lock(
             self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner),

@@ -1,4 +1,4 @@
-//! Rust's operators: each is the method of its name, and gives a `Result` as that does.
+//! Rust's operators. Each calls the method of its name and returns the method's `Result`.
 //!
 //! ```
 //! # use forebay_core::{device::Device, dtype::DType, error::Result, tensor::Tensor};
@@ -19,7 +19,7 @@ use crate::error::Result;
 use crate::ops::elementwise::pointwise::Operand;
 use crate::tensor::Tensor;
 
-/// Of a tensor, borrowed or not, with a tensor, borrowed or not, or a number on its right.
+/// Implements an operator of a tensor, owned or borrowed, with a tensor or a scalar.
 macro_rules! impl_tensor_lhs_ops {
     ($($operator:ident $method:ident),*) => {$(
         impl<'a, R: Into<Operand<'a>>> $operator<R> for &Tensor {
@@ -54,13 +54,14 @@ macro_rules! impl_tensor_lhs_ops {
 }
 impl_tensor_lhs_ops!(Add add, Sub sub, Mul mul, Div div);
 
-/// Of a number with a tensor on its right. One type of floats and one of integers: a literal is of either, without a suffix.
+/// Implements an operator of a scalar with a tensor. One float and one integer type serve unsuffixed
+/// literals.
 macro_rules! impl_scalar_lhs_ops {
     ($($number:ident)*) => {$(
         impl_scalar_lhs_ops!($number, Add add(n, x) x.add(n));
         impl_scalar_lhs_ops!($number, Sub sub(n, x) x.rsub(n));
         impl_scalar_lhs_ops!($number, Mul mul(n, x) x.mul(n));
-        // As PyTorch divides a number by a tensor.
+        // PyTorch divides a scalar by a tensor in the same way.
         impl_scalar_lhs_ops!($number, Div div(n, x) x.reciprocal()?.mul(n));
     )*};
     ($number:ident, $operator:ident $method:ident($n:ident, $x:ident) $body:expr) => {

@@ -1,8 +1,8 @@
-//! Elementwise operations: one record says everything about one of them, one function runs all of them.
+//! Elementwise operations: one record describes an operation, and one function runs all of them.
 //!
-//! A [`PointwiseOp`] is an expression in WGSL over `a`, `b`, `c`, a rule for its types, and an expression for the
-//! gradient of each input, in which `g` is the gradient of the result and `y` the result. Inputs broadcast, may have
-//! any strides, and may be numbers.
+//! A [`PointwiseOp`] is a WGSL expression over `a`, `b`, `c`, a rule for its types, and an expression for the
+//! gradient of each input. In gradients, `g` is the gradient of the result and `y` the result. Inputs
+//! broadcast, may have any strides, and may be scalars.
 
 use smallvec::{SmallVec, smallvec};
 
@@ -19,19 +19,18 @@ use crate::ops::kernel::scalar::ScalarConversion;
 use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
 
-/// A number where a tensor could stand.
+/// Scalar operand in place of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Scalar {
-    /// A float: an integer tensor becomes f32 beside it.
+    /// Float. An integer tensor is promoted to f32.
     Float(f64),
-    /// An integer: takes the tensor's type.
+    /// Integer, which takes the tensor's type.
     Int(i64),
-    /// A truth value.
+    /// Bool.
     Bool(bool),
 }
 
 impl Scalar {
-    /// The number as a float.
     pub(crate) fn to_f64(self) -> f64 {
         match self {
             Self::Float(v) => v,
@@ -41,12 +40,12 @@ impl Scalar {
     }
 }
 
-/// A tensor or a number.
+/// Tensor or scalar operand.
 #[derive(Clone, Copy, Debug)]
 pub enum Operand<'a> {
-    /// A tensor.
+    /// Tensor.
     Tensor(&'a Tensor),
-    /// A number.
+    /// Scalar.
     Scalar(Scalar),
 }
 
@@ -75,7 +74,7 @@ macro_rules! impl_operand_from {
 
 impl From<usize> for Operand<'_> {
     fn from(x: usize) -> Self {
-        // Beyond i64 only a float is as large.
+        // Above i64's range, the value becomes a float.
         Self::Scalar(i64::try_from(x).map_or(Scalar::Float(x as f64), Scalar::Int))
     }
 }
@@ -91,77 +90,71 @@ impl AutocastOperand for &[Operand<'_>] {
     }
 }
 
-/// Which types an operation takes, computes in and gives.
+/// Rule for the input, compute and result types of an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TypeRule {
     /// Floats; integers and bools become f32.
     Float,
-    /// Numbers in their promoted type; bools are refused.
+    /// Numeric types, promoted; bools are refused.
     Number,
-    /// Numbers in their promoted type; bools become i64.
+    /// Numeric types, promoted; bools become i64.
     NumberBoolToI64,
-    /// Numbers and bools in their promoted type; a bool computes as u32.
+    /// Numeric types and bools, promoted; a bool computes as u32.
     Any,
-    /// Numbers and bools in their promoted type, to a bool.
+    /// Numeric types and bools, promoted; the result is bool.
     Compare,
-    /// Floats (others become f32), to a bool.
+    /// Floats (other types become f32); the result is bool.
     Predicate,
-    /// Truth values, to a bool.
+    /// Bools; the result is bool.
     Logic,
-    /// Integers and bools in their promoted type.
+    /// Integers and bools, promoted.
     Bits,
-    /// Integers in their promoted type; bools are refused.
+    /// Integers, promoted; bools are refused.
     Integer,
 }
 
-/// What stands in the expression of a gradient.
+/// Variable in the expression of a gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum GradVar {
-    /// The first input.
     A,
-    /// The second input.
     B,
-    /// The third input.
     C,
-    /// The result.
     Y,
 }
 
-/// The gradient of one input.
+/// Gradient rule of one input.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum GradRule {
-    /// There is none, by definition: an input that requires one is an error.
+    /// Not differentiable: an input that requires a gradient is an error.
     None,
-    /// It is zero everywhere (floor, sign).
+    /// Zero everywhere (floor, sign).
     Zero,
-    /// An expression of `g` and the variables named, which are kept for the backward pass.
+    /// Expression of `g` and the listed variables, which are saved for the backward pass.
     Expr(&'static str, &'static [GradVar]),
 }
 
-/// One elementwise operation.
+/// Elementwise operation.
 #[derive(Debug)]
 pub(crate) struct PointwiseOp {
     /// PyTorch's name.
     pub(crate) name: &'static str,
-    /// The WGSL expression of `a`, `b`, `c` and the names of its attributes.
+    /// WGSL expression of `a`, `b`, `c` and the names of its attributes.
     pub(crate) expr: &'static str,
-    /// The same for integers and f64, with `base` of `math` at most; empty where `expr` serves, or where there is none.
-    /// NaN is found after a conversion to f32: compilers may take `a != a` for false.
+    /// Expression for integers and f64, with `base` as its only math file. Empty if `expr` serves them or
+    /// they are unsupported. NaN is tested as f32, because compilers may fold `a != a` to false.
     pub(crate) int_f64_expr: &'static str,
-    /// Which types it works on.
     pub(crate) type_rule: TypeRule,
-    /// Files of shaders/wgsl/math that the expressions need, in the order of inclusion.
+    /// Files of shaders/wgsl/math that the expressions need, in order of inclusion.
     pub(crate) math_files: &'static [&'static str],
-    /// For each input. Empty: none has a gradient.
+    /// Gradient rule for each input. If empty, no input has a gradient.
     pub(crate) grads: &'static [GradRule],
 }
 
 const INPUT_NAMES: [&str; 3] = ["a", "b", "c"];
 
-/// The type to compute in and the type of the result, from the operands.
 fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DType)> {
     let mut dtype: Option<DType> = None;
-    // As in PyTorch, a tensor without dimensions does not widen one with dimensions of the same category.
+    // As in PyTorch, a zero-dimensional tensor does not widen tensors of the same category.
     let category = |d: DType| if d.is_float() { 2 } else { u8::from(d.is_int()) };
     let mut of = |zero_dim: bool| {
         for arg in args {
@@ -241,12 +234,11 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
     })
 }
 
-/// The files with the functions of f64: `m_exp` of an expression is `m_d_exp` there.
+/// Files with the f64 functions, where an expression's `m_exp` is called `m_d_exp`.
 const F64_MATH: &[&str] = &["base", "f64_exp_log", "f64"];
 const F64_TRIG_MATH: &[&str] = &["base", "mul_wide", "f64_exp_log", "f64", "f64_trig"];
 const F64_SPECIAL_MATH: &[&str] = &["base", "f64_exp_log", "f64", "f64_special"];
 
-/// The files that an expression in f64 needs.
 fn f64_math_files(expr: &str) -> &'static [&'static str] {
     match expr {
         _ if !expr.contains("m_") && !expr.contains("power(") => &[],
@@ -257,14 +249,14 @@ fn f64_math_files(expr: &str) -> &'static [&'static str] {
 }
 
 impl PointwiseOp {
-    /// The expression for a type to compute in, and the files it needs.
+    /// Returns the expression for a compute type, and the files that the expression needs.
     fn select_expr(&self, compute: DType) -> Result<(&'static str, &'static [&'static str])> {
         match compute {
             DType::F32 | DType::F16 | DType::BF16 => Ok((self.expr, self.math_files)),
-            // What rounds says how in `expr`; its plain form is for integers.
+            // Operations that round define f64 in `expr`; their other expression is for integers.
             DType::F64 if self.math_files.is_empty() => Ok((self.expr, self.math_files)),
             DType::F64 if self.int_f64_expr.is_empty() => Ok((self.expr, f64_math_files(self.expr))),
-            // Remainders of f64 are exact too; those of integers are what `%` gives.
+            // Remainders of f64 need exact functions; `%` is exact for integers only.
             DType::F64 if self.math_files.contains(&"mod") => Ok((self.expr, f64_math_files(self.expr))),
             DType::F64 if self.int_f64_expr.contains("power(") => {
                 Ok((self.int_f64_expr, f64_math_files(self.int_f64_expr)))
@@ -277,7 +269,7 @@ impl PointwiseOp {
     }
 }
 
-/// Checks the numbers of [`Tensor::threshold`], which replace elements: the type has to hold them, as what fills a tensor.
+/// Checks the scalars of [`Tensor::threshold`]. They replace elements, so the type must hold them.
 fn check_replacements(op: &PointwiseOp, dtype: DType, attrs: &[(&'static str, Scalar)]) -> Result<()> {
     if op.name != "threshold" {
         return Ok(());
@@ -285,7 +277,7 @@ fn check_replacements(op: &PointwiseOp, dtype: DType, attrs: &[(&'static str, Sc
     attrs.iter().try_for_each(|(_, number)| number.checked_cast(op.name, dtype).map(drop))
 }
 
-/// Runs an operation. `attrs` are the numbers its expression names besides `a`, `b`, `c`.
+/// Runs an operation. `attrs` are the scalars that its expression names in addition to `a`, `b`, `c`.
 #[track_caller]
 pub(crate) fn run_pointwise(
     op: &'static PointwiseOp,
@@ -300,21 +292,21 @@ pub(crate) fn run_pointwise(
     let _op = memory::scope::enter_op(op.name);
     let (compute, result) = resolve_dtypes(op, args)?;
     check_replacements(op, compute, attrs)?;
-    // An integer tensor and a number that its type does not hold: another comparison of the same truth.
+    // An integer tensor with a scalar out of the type's range: use an equivalent comparison.
     if let (TypeRule::Compare, &[a, Operand::Scalar(number)]) = (op.type_rule, args)
         && !compute.is_float()
         && let Some((name, bound)) = number.rewrite_comparison(op.name, compute)
     {
         return run_pointwise(binary::comparison_op(name), &[a, Operand::Scalar(bound)], attrs);
     }
-    // Pushed one by one: collecting takes a tenth of all that a small operation costs the host.
+    // Push one by one, because collecting costs a tenth of the host time of a small operation.
     let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::new();
     args.iter().filter_map(Operand::as_tensor).for_each(|t| tensors.push(t));
     for t in &tensors[1..] {
         tensors[0].check_same_device(op.name, t)?;
     }
     for (k, arg) in args.iter().enumerate() {
-        // What is no float has no gradient to lose: as in PyTorch, it just has no history.
+        // As in PyTorch, non-float inputs have no history, and no gradient is lost.
         if let Operand::Tensor(t) = arg
             && matches!(op.grads.get(k), None | Some(GradRule::None))
             && result.is_float()
@@ -333,7 +325,7 @@ pub(crate) fn run_pointwise(
 }
 
 impl PointwiseOp {
-    /// The operation itself, computed in a type, as a kernel is made of it.
+    /// Builds the spec of the forward operation in a compute type.
     fn build_spec<'a>(
         &self,
         args: &[Operand<'a>],
@@ -358,13 +350,12 @@ impl PointwiseOp {
     }
 }
 
-/// A tensor or a number that a gradient keeps.
 enum SavedOperand {
     Tensor(SavedTensor),
     Scalar(Scalar),
 }
 
-/// Whether the gradients that these operands require keep a variable.
+/// Returns true if a gradient that these operands require uses a variable.
 fn needs_saved(op: &PointwiseOp, args: &[Operand<'_>], var: GradVar) -> bool {
     op.grads.iter().enumerate().any(|(k, grad)| {
         matches!(grad, GradRule::Expr(_, vars) if vars.contains(&var))
@@ -383,7 +374,7 @@ fn attach_backward(
     if !autograd::compute_requires_grad(tensors) || !out.dtype().is_float() {
         return out;
     }
-    // Per tensor input: where it stands among the operands, its shape and dtype.
+    // For each tensor input: its operand index, shape and dtype.
     let places: SmallVec<[(usize, Dims, DType); 3]> = args
         .iter()
         .enumerate()
@@ -408,7 +399,7 @@ fn attach_backward(
     let attrs: SmallVec<[(&'static str, Scalar); 4]> = attrs.into();
     let grads = op.grads;
     autograd::differentiable(op.name, out, tensors, move |g, wants| {
-        // Each is looked at once, whichever gradients keep it.
+        // Unpack each saved tensor once, even if several gradients use it.
         let kept = kept
             .iter()
             .map(|(var, name, value)| {
@@ -429,7 +420,7 @@ fn attach_backward(
                 continue;
             }
             let grad = match grads[*k] {
-                // Refused when the operation ran.
+                // The forward pass has already refused this case.
                 GradRule::None => return Err(Error::NoGradient { op: op.name }),
                 GradRule::Zero => Tensor::zeros(shape, *dtype, g.device())?,
                 GradRule::Expr("g", _) => g.sum_to(shape)?.to_dtype(*dtype)?,
@@ -443,7 +434,7 @@ fn attach_backward(
                     };
                     let values = values.chain(attrs).map(cast).collect::<Result<_>>()?;
                     let names = ExprEnv { op: op.name, values, compute_dtype: compute, device: g.device() };
-                    // It may be smaller: a gradient of zero, or one that depends on numbers alone.
+                    // The value is smaller than g if it is zero or depends on scalars alone.
                     let whole = names.evaluate(expr)?.broadcast_to(g.shape())?;
                     whole.sum_to(shape)?.to_dtype(*dtype)?
                 }
@@ -459,14 +450,14 @@ fn attach_backward(
                             ExprValue::Scalar(v) => {
                                 inputs.push(PointwiseInput { name, operand: Operand::from(*v) })
                             }
-                            // Nothing of this kind is kept.
+                            // Bools and masks are never saved.
                             ExprValue::Bool(_) | ExprValue::Mask(_) => {}
                         }
                     }
                     inputs.extend(
                         attrs.iter().map(|&(name, s)| PointwiseInput { name, operand: Operand::Scalar(s) }),
                     );
-                    // What is summed is not rounded before: terms of halves may cancel.
+                    // Do not round before a sum, because 16-bit terms may cancel.
                     let summed = dtype.size() == 2 && compute.size() == 2 && shape.as_slice() != g.shape();
                     let (made, compute) = if summed { (DType::F32, DType::F32) } else { (*dtype, compute) };
                     let whole = Tensor::empty(g.shape(), made, g.device())?;
@@ -493,7 +484,7 @@ fn attach_backward(
     })
 }
 
-/// Runs an operation into its first operand, which keeps its dtype.
+/// Runs an operation in place on its first operand, which keeps its dtype.
 #[track_caller]
 pub(crate) fn run_pointwise_inplace(
     op: &'static PointwiseOp,
@@ -516,7 +507,7 @@ pub(crate) fn run_pointwise_inplace(
             _ => Ok(None),
         })
         .collect::<Result<_>>()?;
-    // A gradient by what was there before needs a copy of it; others need none.
+    // A gradient that depends on the old value needs a copy of it.
     let given: SmallVec<[Operand<'_>; 4]> =
         std::iter::once(target.into()).chain(rest.iter().copied()).collect();
     let before = match recorded && needs_saved(op, &given, GradVar::A) {
@@ -552,15 +543,15 @@ pub(crate) fn run_pointwise_inplace(
     autograd::rebase_history(op.name, target, &made)
 }
 
-/// A conversion, by the family's kernel: the expression is the input itself.
+/// Converts between types with an elementwise kernel whose expression is the input.
 #[track_caller]
 pub(crate) fn convert_dtype_into(from: &Tensor, to: &Tensor) -> Result<()> {
     static CAST: &str = "to_dtype";
-    // The type that loses nothing on the way; i64 in words serves devices without 64-bit integers.
+    // A compute type without loss of precision. Devices without 64-bit integers compute i64 in 32 bits.
     let compute = match (from.dtype(), to.dtype()) {
         (a, b) if a.is_storage_only() || b.is_storage_only() => DType::F32,
         (a, b) if a.is_float() && b.is_float() => a.promote(b),
-        // As 32 bits where the device has no wider integers.
+        // 32 bits suffice on devices without wider integers.
         (DType::I64, DType::Bool) | (DType::Bool, DType::I64) if !from.device().info().features.i64 => {
             DType::I32
         }

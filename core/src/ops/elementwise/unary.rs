@@ -9,8 +9,8 @@ use crate::ops::elementwise::pointwise::{
 };
 use crate::tensor::Tensor;
 
-/// One entry an operation: documentation, name (and that in place), what its numbers have to be, types, expression (and the plain one),
-/// files of math, gradient.
+/// Declares operations. An entry has documentation, name (and in-place name), constraint on its attributes,
+/// type rule, expression (and one for integers and f64), math files and gradient.
 macro_rules! unary {
     ($($(#[$doc:meta])* $name:ident $(/ $inplace:ident)? ($($attr:ident),*) $(where ($holds:expr, $rule:literal))?: $types:ident, $expr:literal $(| $plain:literal)?,
         [$($math:literal),*], $grad:expr;)*) => {
@@ -34,7 +34,7 @@ macro_rules! unary {
                 ///
                 /// # Errors
                 $(#[doc = concat!("It ", $rule, "; others are errors.")])?
-                /// The dtype is not taken; memory runs out.
+                /// The operation does not support the dtype.
                 #[track_caller]
                 pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
                     $(let holds = $holds;
@@ -49,10 +49,10 @@ macro_rules! unary {
     };
     (@inplace , $name:ident, [$($check:tt)*], $($attr:ident),*) => {};
     (@inplace $inplace:ident, $name:ident, [$($holds:expr, $rule:literal)?], $($attr:ident),*) => {
-        /// The same in place.
+        /// Applies the operation in place.
         ///
         /// # Errors
-        /// The result is a float and the tensor is not; a leaf that requires a gradient is changed while recording is on.
+        /// The result is a float and the tensor is not, or a leaf that requires a gradient is changed.
         #[track_caller]
         pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
             $(let holds = $holds;
@@ -73,7 +73,7 @@ unary! {
     neg / neg_(): Number, "-a" | "T(0) - a", [], Expr("-g", &[]);
     /// -1, 0 or 1.
     sign(): Any, "select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))", [], Zero;
-    /// a²; of bools, as i64.
+    /// a². Bools give i64.
     square / square_(): NumberBoolToI64, "a * a", [], Expr("g * 2.0 * a", &[A]);
     /// 1/a.
     reciprocal / reciprocal_(): Float, "1.0 / a", [], Expr("-g * y * y", &[Y]);
@@ -87,109 +87,109 @@ unary! {
     exp2(): Float, "m_exp2(a)", ["base", "exp"], Expr("g * y * 0.6931471805599453", &[Y]);
     /// eᵃ - 1, accurate near 0.
     expm1 / expm1_(): Float, "m_expm1(a)", ["base", "exp"], Expr("g * (y + 1.0)", &[Y]);
-    /// The natural logarithm.
+    /// Natural logarithm.
     log / log_(): Float, "m_log(a)", ["base", "log"], Expr("g / a", &[A]);
-    /// The logarithm to base 2.
+    /// Logarithm to base 2.
     log2(): Float, "m_log2(a)", ["base", "log"], Expr("g / (a * 0.6931471805599453)", &[A]);
-    /// The logarithm to base 10.
+    /// Logarithm to base 10.
     log10(): Float, "m_log10(a)", ["base", "log"], Expr("g / (a * 2.302585092994046)", &[A]);
     /// log(1 + a), accurate near 0.
     log1p / log1p_(): Float, "m_log1p(a)", ["base", "log"], Expr("g / (a + 1.0)", &[A]);
-    /// The sine of radians.
+    /// Sine of radians.
     sin / sin_(): Float, "m_sin(a)", ["base", "mul_wide", "trig"], Expr("g * m_cos(a)", &[A]);
-    /// The cosine of radians.
+    /// Cosine of radians.
     cos / cos_(): Float, "m_cos(a)", ["base", "mul_wide", "trig"], Expr("-g * m_sin(a)", &[A]);
-    /// The tangent of radians.
+    /// Tangent of radians.
     tan(): Float, "m_tan(a)", ["base", "mul_wide", "trig"], Expr("g * (1.0 + y * y)", &[Y]);
-    /// The arc sine, in radians.
+    /// Arc sine, in radians.
     asin(): Float, "m_asin(a)", ["base", "inverse_trig"], Expr("g * m_rsqrt(1.0 - a * a)", &[A]);
-    /// The arc cosine, in radians.
+    /// Arc cosine, in radians.
     acos(): Float, "m_acos(a)", ["base", "inverse_trig"], Expr("-g * m_rsqrt(1.0 - a * a)", &[A]);
-    /// The arc tangent, in radians.
+    /// Arc tangent, in radians.
     atan(): Float, "m_atan(a)", ["base", "inverse_trig"], Expr("g / (1.0 + a * a)", &[A]);
-    /// The hyperbolic sine.
+    /// Hyperbolic sine.
     sinh(): Float, "m_sinh(a)", ["base", "exp"], Expr("g * m_cosh(a)", &[A]);
-    /// The hyperbolic cosine.
+    /// Hyperbolic cosine.
     cosh(): Float, "m_cosh(a)", ["base", "exp"], Expr("g * m_sinh(a)", &[A]);
-    /// The hyperbolic tangent.
+    /// Hyperbolic tangent.
     tanh / tanh_(): Float, "m_tanh(a)", ["base", "exp"], Expr("g * (1.0 - y * y)", &[Y]);
-    /// The inverse hyperbolic sine.
+    /// Inverse hyperbolic sine.
     asinh(): Float, "m_asinh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a + 1.0)", &[A]);
-    /// The inverse hyperbolic cosine.
+    /// Inverse hyperbolic cosine.
     acosh(): Float, "m_acosh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g * m_rsqrt(a * a - 1.0)", &[A]);
-    /// The inverse hyperbolic tangent.
+    /// Inverse hyperbolic tangent.
     atanh(): Float, "m_atanh(a)", ["base", "log", "inverse_hyperbolic"], Expr("g / (1.0 - a * a)", &[A]);
-    /// The logarithm of |Γ(a)|.
+    /// Logarithm of |Γ(a)|.
     lgamma(): Float, "m_lgamma(a)", ["base", "log", "mul_wide", "trig", "gamma"], Expr("g * m_digamma(a)", &[A]);
-    /// The derivative of lgamma.
+    /// Derivative of lgamma.
     digamma(): Float, "m_digamma(a)", ["base", "exp", "log", "pow", "mul_wide", "trig", "gamma", "polygamma"],
         Expr("g * m_polygamma(a, 1.0, 1.0)", &[A]);
-    /// The error function.
+    /// Error function.
     erf(): Float, "m_erf(a)", ["base", "exp", "log", "erf"], Expr("g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
     /// 1 - erf(a), accurate for large a.
     erfc(): Float, "m_erfc(a)", ["base", "exp", "log", "erf"], Expr("-g * 1.1283791670955126 * m_exp(-a * a)", &[A]);
-    /// The inverse of the error function.
+    /// Inverse of the error function.
     erfinv(): Float, "m_erfinv(a)", ["base", "exp", "log", "erf"], Expr("g * 0.886226925452758 * m_exp(y * y)", &[Y]);
     /// 1 / (1 + e⁻ᵃ).
     sigmoid / sigmoid_(): Float, "m_sigmoid(a)", ["base", "exp"], Expr("g * y * (1.0 - y)", &[Y]);
     /// sin(πa) / πa, and 1 at 0.
     sinc(): Float, "select(m_sin(a * 3.141592653589793) / (a * 3.141592653589793), 1.0, a == 0.0)", ["base", "mul_wide", "trig"],
         Expr("select(g * ((a * 3.141592653589793 * m_cos(a * 3.141592653589793) - m_sin(a * 3.141592653589793)) / (a * a * 3.141592653589793)), 0.0, a * a == 0.0)", &[A]);
-    /// The normal distribution's Φ: how likely a number below a is. PyTorch's `special.ndtr`.
+    /// Normal distribution function Φ(a) (PyTorch's `special.ndtr`).
     ndtr(): Float, "0.5 * m_erfc(a * -0.7071067811865476)", ["base", "exp", "log", "erf"],
         Expr("g * 0.3989422804014327 * m_exp(a * a * -0.5)", &[A]);
-    /// ln of the normal distribution's Φ, which does not vanish far below 0. PyTorch's `special.log_ndtr`.
+    /// ln Φ(a), accurate far below 0 (PyTorch's `special.log_ndtr`).
     log_ndtr(): Float, "m_log_ndtr(a)", ["base", "exp", "log", "erf", "normal_tails"],
         Expr("g * 0.7978845608028654 / m_erfcx(a * -0.7071067811865476)", &[A]);
-    /// The inverse of [`ndtr`](Self::ndtr): below which number a normal one is with the probability a. PyTorch's `special.ndtri`.
+    /// Quantile of the normal distribution, the inverse of [`ndtr`](Self::ndtr) (PyTorch's `special.ndtri`).
     ndtri(): Float, "m_ndtri(a)", ["base", "exp", "log", "erf", "normal_tails"],
         Expr("g * 2.5066282746310002 * m_exp(y * y * 0.5)", &[Y]);
-    /// e^(a²) · [`erfc`](Self::erfc)(a), which does not vanish for large a. PyTorch's `special.erfcx`.
+    /// e^(a²) · [`erfc`](Self::erfc)(a), without underflow for large a (PyTorch's `special.erfcx`).
     erfcx(): Float, "m_erfcx(a)", ["base", "exp", "log", "erf", "normal_tails"], Expr("g * (2.0 * a * m_erfcx(a) - 1.1283791670955126)", &[A]);
-    /// The modified Bessel function of the first kind of order 0.
+    /// Modified Bessel function of the first kind of order 0.
     i0(): Float, "m_i0(a)", ["base", "exp", "bessel"], Expr("g * m_i1(a)", &[A]);
-    /// [`i0`](Self::i0)(a) · e^-|a|. PyTorch's `special.i0e`.
+    /// [`i0`](Self::i0)(a) · e^-|a| (PyTorch's `special.i0e`).
     i0e(): Float, "m_i0e(a)", ["base", "exp", "bessel"],
         Expr("g * (m_i1e(a) - (select(T(0), T(1), a > T(0)) - select(T(0), T(1), a < T(0))) * m_i0e(a))", &[A]);
-    /// The modified Bessel function of the first kind of order 1. PyTorch's `special.i1`.
+    /// Modified Bessel function of the first kind of order 1 (PyTorch's `special.i1`).
     i1(): Float, "m_i1(a)", ["base", "exp", "bessel"], Expr("select(g * (m_i0(a) - m_i1(a) / a), g * 0.5, a == 0.0)", &[A]);
-    /// [`i1`](Self::i1)(a) · e^-|a|. PyTorch's `special.i1e`.
+    /// [`i1`](Self::i1)(a) · e^-|a| (PyTorch's `special.i1e`).
     i1e(): Float, "m_i1e(a)", ["base", "exp", "bessel"],
         Expr("select(g * (m_i0e(a) - m_i1e(a) * (select(T(-1), T(1), a > T(0)) + 1.0 / a)), g * 0.5, a == 0.0)", &[A]);
-    /// -a · log(a), 0 at 0 and -∞ below. PyTorch's `special.entr`.
+    /// -a · log(a), with 0 at 0 and -∞ below (PyTorch's `special.entr`).
     entr(): Float, "select(select(-a * m_log(a), 0.0, a == 0.0), -m_inf(), a < 0.0)", ["base", "log"],
         Expr("-g * (m_log(a) + 1.0)", &[A]);
-    /// The largest integer not above a.
+    /// Largest integer not above a.
     floor / floor_(): Number, "floor(a)" | "a", [], Zero;
-    /// The smallest integer not below a.
+    /// Smallest integer not below a.
     ceil / ceil_(): Number, "ceil(a)" | "a", [], Zero;
-    /// The nearest integer, halves to even.
+    /// Nearest integer, with halves rounded to even.
     round / round_(): Number, "round(a)" | "near(a)", ["base"], Zero;
-    /// The integer part.
+    /// Integer part.
     trunc / trunc_(): Number, "trunc(a)" | "a", [], Zero;
-    /// The fractional part, with the sign of a.
+    /// Fractional part, with the sign of a.
     frac(): Float, "a - trunc(a)", [], Expr("g", &[]);
     /// Degrees from radians.
     rad2deg(): Float, "a * 57.29577951308232", [], Expr("g * 57.29577951308232", &[]);
     /// Radians from degrees.
     deg2rad(): Float, "a * 0.017453292519943295", [], Expr("g * 0.017453292519943295", &[]);
-    /// Whether a is NaN.
+    /// True where a is NaN.
     isnan(): Predicate, "m_isnan(a)" | "m_isnan(f32(a))", ["base"], NoGrad;
-    /// Whether a is an infinity.
+    /// True where a is an infinity.
     isinf(): Predicate, "m_isinf(a)" | "abs(a) > 1.7976931348623157e308", ["base"], NoGrad;
-    /// Whether a is neither NaN nor an infinity.
+    /// True where a is neither NaN nor an infinity.
     isfinite(): Predicate, "m_isfinite(a)" | "abs(a) <= 1.7976931348623157e308", ["base"], NoGrad;
-    /// Whether a is ∞.
+    /// True where a is ∞.
     isposinf(): Predicate, "m_isinf(a) && a > 0.0" | "a > 1.7976931348623157e308", ["base"], NoGrad;
-    /// Whether a is -∞.
+    /// True where a is -∞.
     isneginf(): Predicate, "m_isinf(a) && a < 0.0" | "a < -1.7976931348623157e308", ["base"], NoGrad;
-    /// Whether a has the sign of negative numbers, as -0 has.
+    /// True where the sign bit is set, as in -0.
     signbit(): Predicate, "m_signbit(a)" | "m_signbit(f32(a))", ["base"], NoGrad;
-    /// Whether a is zero or false.
+    /// True where a is zero or false.
     logical_not(): Logic, "!a", [], NoGrad;
 }
 
-/// `factor` is (-1)ⁿ⁺¹ n!.
+/// Polygamma function, where `factor` is (-1)ⁿ⁺¹ n!.
 static POLYGAMMA: PointwiseOp = PointwiseOp {
     name: "polygamma",
     expr: "m_polygamma(a, n, factor)",
@@ -208,7 +208,7 @@ static NAN_TO_NUM: PointwiseOp = PointwiseOp {
     grads: &[Expr("select(0.0, g, m_isfinite(a))", &[A])],
 };
 
-/// One of `up` and `down` is 1, and changes nothing.
+/// Rounding to decimals. At least one of `up` and `down` is 1.
 static ROUND_DECIMALS: PointwiseOp = PointwiseOp {
     name: "round_decimals",
     expr: "round(a * up / down) / up * down",
@@ -237,11 +237,11 @@ static BITWISE_NOT: PointwiseOp = PointwiseOp {
 };
 
 impl Tensor {
-    /// The derivative of order `n` of [`digamma`](Self::digamma), which is the one of order 0: (-1)ⁿ⁺¹ n! ζ(n + 1, a), with Hurwitz's ζ.
-    /// Infinite at 0 and the negative integers.
+    /// Computes the derivative of order `n` of [`digamma`](Self::digamma): (-1)ⁿ⁺¹ n! ζ(n + 1, a), with
+    /// Hurwitz's ζ. Order 0 is digamma itself. Infinite at 0 and the negative integers.
     ///
     /// # Errors
-    /// `n` is above 170, whose factorial is infinite; the dtype is not taken; memory runs out.
+    /// `n` is above 170, where n! overflows, or the dtype is not supported.
     #[track_caller]
     pub fn polygamma(&self, n: usize) -> Result<Tensor> {
         if n == 0 {
@@ -259,10 +259,7 @@ impl Tensor {
         run_pointwise(&POLYGAMMA, &[Operand::Tensor(self)], &numbers)
     }
 
-    /// NaN and infinities replaced by the given numbers. Other types have neither: of those, a copy.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Replaces NaN and infinities by these values. Copies tensors that are not floats.
     #[track_caller]
     pub fn nan_to_num_with(&self, nan: f64, posinf: f64, neginf: f64) -> Result<Tensor> {
         if !self.dtype().is_float() {
@@ -276,11 +273,11 @@ impl Tensor {
         )
     }
 
-    /// The nearest number with so many digits behind the point, before it where `decimals` is negative; halves to even. As `round` of PyTorch
-    /// with `decimals`: a · 10ᵈ is rounded and divided by 10ᵈ, in f32 of 16-bit types.
+    /// Rounds to `decimals` digits after the point, or before the point if negative, with halves to even. As
+    /// in PyTorch's `round`, computes a · 10ᵈ, rounds, and divides by 10ᵈ; 16-bit types compute in f32.
     ///
     /// # Errors
-    /// Of integers, unless `decimals` is 0; memory runs out.
+    /// The dtype is an integer and `decimals` is not 0.
     #[track_caller]
     pub fn round_decimals(&self, decimals: i32) -> Result<Tensor> {
         if decimals == 0 {
@@ -294,15 +291,16 @@ impl Tensor {
         run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
     }
 
-    /// log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid); of a held between `eps` and 1 - `eps` if that is given.
+    /// Computes log(a / (1 - a)), the inverse of [`sigmoid`](Self::sigmoid). `eps` clamps a to eps..1 - eps.
     ///
     /// # Errors
-    /// The dtype is not taken; memory runs out.
+    /// The dtype is not supported.
     #[track_caller]
     pub fn logit(&self, eps: Option<f64>) -> Result<Tensor> {
         let Some(eps) = eps else { return run_pointwise(&LOGIT, &[Operand::Tensor(self)], &[]) };
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
-        // Where the bounds cross, what is below is raised and all else lowered, as in PyTorch.
+        // If the bounds cross, smaller values rise to the lower bound and others take the upper, as in
+        // PyTorch.
         let held = match eps <= 0.5 {
             true => x.clamp(eps, 1.0 - eps)?,
             false => x.mul(0.0)?.add(1.0 - eps)?.masked_fill(&x.lt(eps)?, eps)?,
@@ -310,18 +308,18 @@ impl Tensor {
         held.logit(None)
     }
 
-    /// ln of the multivariate gamma function of dimension `p`: the sum of [`lgamma`](Self::lgamma)(a - k / 2) for k below p, and p (p - 1) / 4 · ln π. PyTorch's
-    /// `mvlgamma`, `special.multigammaln`.
+    /// Computes ln of the multivariate gamma function of dimension `p`: p (p - 1) / 4 · ln π plus the sum of
+    /// [`lgamma`](Self::lgamma)(a - k / 2) over k = 0..p. PyTorch's `mvlgamma` and `special.multigammaln`.
     ///
     /// # Errors
-    /// `p` is 0; the dtype is not taken; memory runs out.
+    /// `p` is 0 or above 10,000, or the dtype is not supported.
     #[track_caller]
     pub fn mvlgamma(&self, p: usize) -> Result<Tensor> {
         const OP: &str = "mvlgamma";
         if p == 0 {
             return Err(Error::argument(OP, "takes a dimension of at least 1, got 0"));
         }
-        // Each is an operation of its own.
+        // Each dimension launches a separate operation.
         if p > 10_000 {
             return Err(Error::argument(OP, format!("takes a dimension of at most 10,000, got {p}")));
         }
@@ -333,10 +331,10 @@ impl Tensor {
         sum.add((p * (p - 1)) as f64 / 4.0 * std::f64::consts::PI.ln())
     }
 
-    /// Every bit flipped; of a bool, the truth.
+    /// Flips every bit; negates bools.
     ///
     /// # Errors
-    /// The dtype is a float; memory runs out.
+    /// The dtype is a float.
     #[track_caller]
     pub fn bitwise_not(&self) -> Result<Tensor> {
         match self.dtype() {

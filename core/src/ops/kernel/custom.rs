@@ -1,4 +1,4 @@
-//! A user's own kernel as an operation: one WGSL module, run on every backend, with a gradient of its own.
+//! User-defined kernels as operations: one WGSL module that runs on every backend, with an optional gradient.
 //!
 //! ```no_run
 //! # use forebay_core::{dtype::DType, error::Result, ops::CustomOp, tensor::Tensor};
@@ -36,21 +36,23 @@ use crate::memory;
 use crate::ops::kernel::launch;
 use crate::tensor::{Dims, Tensor};
 
-/// A kernel of the user's: a name for messages and the WGSL of one module, usually a `static`.
+/// User-defined kernel: a name for messages and the WGSL of one module, usually a `static`.
 ///
-/// The module follows the rules of all kernels: storage buffers at `@group(0)`, first the inputs and then the outputs,
-/// each in the order given and none left out; at most one uniform block at `@group(1) @binding(0)`; a compute entry
-/// point `main`. A buffer starts with the tensor's first element and is at least as long as the tensor: inputs that are
-/// not contiguous, or are views into another tensor, are copied first. Elements are what the module says: a tensor of another type is
-/// refused, but for `array<u32>`, which has the words of any. 16-bit and 8-bit elements lie side by side in
-/// 32-bit words. Guard accesses by a length among the parameters: the last workgroup is rarely full.
+/// The module follows the rules of all kernels. It binds storage buffers at `@group(0)`, first all inputs and
+/// then all outputs, in the order of the call. It may have one uniform block at `@group(1) @binding(0)`. Its
+/// compute entry point is `main`.
+///
+/// A buffer starts at the tensor's first element and is at least as long as the tensor. Non-contiguous inputs
+/// and views into another tensor are copied first. The module determines the element types: only `array<u32>`
+/// accepts any tensor, as raw words. 16-bit and 8-bit elements are packed into 32-bit words. Guard accesses
+/// by a length, because the last workgroup is rarely full.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct CustomOp {
     name: &'static str,
     wgsl: &'static str,
 }
 
-/// What a gradient may read: the inputs and the outputs of the call.
+/// Inputs and outputs of the call, which a gradient may read (PyTorch's `ctx.saved_tensors`).
 #[derive(Clone, Debug)]
 pub struct SavedForBackward {
     inputs: SmallVec<[Tensor; 4]>,
@@ -58,13 +60,13 @@ pub struct SavedForBackward {
 }
 
 impl SavedForBackward {
-    /// The inputs.
+    /// Returns the inputs.
     #[must_use]
     pub fn inputs(&self) -> &[Tensor] {
         &self.inputs
     }
 
-    /// The output.
+    /// Returns the output.
     #[must_use]
     pub fn output(&self) -> &Tensor {
         &self.output
@@ -73,7 +75,7 @@ impl SavedForBackward {
 
 type CustomGradFn = Box<dyn Fn(&SavedForBackward, &Tensor) -> Result<Vec<Option<Tensor>>> + Send + Sync>;
 
-/// One call of a [`CustomOp`], being put together.
+/// Builder for one call of a [`CustomOp`].
 #[must_use = "nothing runs until `run` is called"]
 pub struct CustomOpCall<'a> {
     op: CustomOp,
@@ -86,13 +88,13 @@ pub struct CustomOpCall<'a> {
 }
 
 impl CustomOp {
-    /// A kernel. Nothing is compiled before it first runs on a device, and then once for each device.
+    /// Creates a kernel. The module is compiled once for each device, when it first runs there.
     #[must_use]
     pub const fn new(name: &'static str, wgsl: &'static str) -> Self {
         Self { name, wgsl }
     }
 
-    /// Starts a call on these inputs, which are on one device.
+    /// Starts a call on these inputs, which must be on one device.
     pub fn inputs<'a>(&self, inputs: &[&'a Tensor]) -> CustomOpCall<'a> {
         CustomOpCall {
             op: *self,
@@ -107,35 +109,36 @@ impl CustomOp {
 }
 
 impl CustomOpCall<'_> {
-    /// Adds an output. The kernel writes every element of it: its memory is not cleared.
+    /// Adds an output. Its memory is not cleared, so the kernel must write every element.
     pub fn output(mut self, shape: &[usize], dtype: DType) -> Self {
         self.outputs.push((shape.into(), dtype));
         self
     }
 
-    /// The words of the uniform block (`u32`, `i32`, `f32`, or a `#[repr(C)]` structure), in WGSL's layout.
+    /// Sets the words of the uniform block (`u32`, `i32`, `f32`, or `#[repr(C)]` structures) in WGSL's
+    /// layout.
     pub fn params<T: NoUninit>(mut self, params: &[T]) -> Self {
         self.params = bytemuck::cast_slice(params).to_vec();
         self
     }
 
-    /// Values of the module's `override` constants. Each set of values is a kernel of its own.
+    /// Sets the values of the module's `override` constants. Each set is compiled to a separate kernel.
     pub fn overrides(mut self, overrides: &'static [(&'static str, f64)]) -> Self {
         self.overrides = overrides;
         self
     }
 
-    /// Workgroups in x, y and z: every call says how many. With any 0, nothing runs.
+    /// Sets the number of workgroups in x, y and z, which every call needs. If one is 0, nothing runs.
     pub fn workgroups(mut self, groups: [usize; 3]) -> Self {
         self.workgroups = Some(groups);
         self
     }
 
-    /// The gradient: from the gradient of the output to one of each input, in its shape and type, `None` for inputs that
-    /// require none. Any operations serve, other custom ones as well. With `create_graph` they are recorded: a custom one
-    /// among them then needs a gradient of its own.
+    /// Sets the gradient function. It maps the output's gradient to one gradient for each input, in the
+    /// input's shape and type, or `None` for inputs that require none. It may use any operations. With
+    /// `create_graph` they are recorded, so custom operations among them also need a gradient.
     ///
-    /// Without it, an input that requires a gradient is an error.
+    /// A call without a gradient function fails if an input requires a gradient.
     #[track_caller]
     pub fn gradient(
         mut self,
@@ -148,8 +151,8 @@ impl CustomOpCall<'_> {
     /// Runs the call with one output.
     ///
     /// # Errors
-    /// The WGSL does not compile; it binds another number of buffers, or elements of another type; an input requires a gradient and there is none;
-    /// inputs are on several devices; memory runs out.
+    /// The WGSL does not compile. The module binds a different number of buffers or other element types. An
+    /// input requires a gradient and the call has none. The inputs are on several devices.
     #[track_caller]
     pub fn run(mut self) -> Result<Tensor> {
         let name = self.op.name;
@@ -179,10 +182,10 @@ impl CustomOpCall<'_> {
         }))
     }
 
-    /// Runs the call and returns all outputs. No gradient flows through it.
+    /// Runs the call and returns all outputs. No gradient flows through the call.
     ///
     /// # Errors
-    /// As [`run`](Self::run); a gradient was given.
+    /// See [`run`](Self::run). A gradient function is also an error.
     #[track_caller]
     pub fn run_all(self) -> Result<Vec<Tensor>> {
         if self.gradient.is_some() {
@@ -194,7 +197,7 @@ impl CustomOpCall<'_> {
 }
 
 impl CustomOpCall<'_> {
-    /// Runs the kernel, whatever is recorded about it.
+    /// Runs the kernel without recording anything.
     #[track_caller]
     fn launch(self) -> Result<Vec<Tensor>> {
         let name = self.op.name;
@@ -206,7 +209,7 @@ impl CustomOpCall<'_> {
         let mut tensors: SmallVec<[Tensor; 8]> = SmallVec::new();
         for input in &self.inputs {
             first.check_same_device(name, input)?;
-            // A binding starts at the start of its memory.
+            // A buffer binding starts at offset 0 of its memory.
             let whole = input.is_contiguous() && input.layout().offset() == 0;
             tensors.push(if whole { input.detach() } else { input.detach().copy()? });
         }
@@ -252,7 +255,7 @@ impl CustomOpCall<'_> {
                 format!("a grid of {groups:?} workgroups; {device} takes at most {max} along each dimension"),
             ));
         }
-        // A uniform block has a multiple of 16 bytes.
+        // The size of a uniform block is a multiple of 16 bytes.
         let mut params = self.params;
         params.resize(params.len().next_multiple_of(16), 0);
         let bound = launch::bind_for_kernel(kernel, &tensors.iter().collect::<SmallVec<[&Tensor; 8]>>())?;
@@ -261,7 +264,6 @@ impl CustomOpCall<'_> {
     }
 }
 
-/// Fails where a call does not give what the module declares.
 fn check_interface(
     op: &'static str,
     module: &ModuleInterface,
@@ -296,7 +298,7 @@ fn check_interface(
         };
         return Err(Error::argument(op, rule));
     }
-    // A block may be filled up to its alignment.
+    // The parameters may include the block's trailing padding.
     let fits = match module.params_size {
         None => params == 0,
         Some(size) => (size as usize..=(size as usize).next_multiple_of(16)).contains(&params),
@@ -317,7 +319,7 @@ fn check_interface(
     ))
 }
 
-/// Bits are not converted: what a module reads as floats is floats. Words of `u32` may hold any type.
+/// Fails if a buffer has another element type than the tensor. `u32` words accept any type.
 fn check_element_type(op: &'static str, buffer: &StorageBuffer, dtype: DType) -> Result<()> {
     let StorageBuffer { binding, element_type: element, .. } = *buffer;
     let fits = match element {
@@ -336,7 +338,7 @@ fn check_element_type(op: &'static str, buffer: &StorageBuffer, dtype: DType) ->
     Err(Error::dtype(op, dtype, expected))
 }
 
-/// What a user's gradient returned must fit the inputs.
+/// Fails if the gradients that a user's function returned do not match the inputs.
 fn check_returned_grads(
     op: &'static str,
     saved: &SavedForBackward,

@@ -1,19 +1,18 @@
-//! How kernels that read every element once are spread over a device: threads for a row, reads on their way at a
-//! time, workgroups for one sum. All such choices stand here; they were measured on an H100
-//! (docs/lab/2026-11.md).
+//! Launch heuristics of memory-bound kernels: threads for each row, outstanding reads, and workgroups for
+//! each sum. The constants were measured on an H100 (docs/lab/2026-11.md).
 
 use crate::dtype::DType;
 use crate::ops::kernel::launch::WORKGROUP_SIZE;
 
-/// Workgroups that keep a large device busy.
+/// Number of workgroups that keep a large device busy.
 const TARGET_WORKGROUPS: usize = 1024;
 
-/// Turns of a loop at which one thread's work is shared with other workgroups, whatever else is to do: some drivers end longer loops, and on
-/// all devices they are slow. Kernels have few loops, one after the other.
+/// Loop iterations of one thread above which its work is split over more workgroups. Some drivers end longer
+/// loops, and long loops are slow on all devices. Kernels run few loops, one after another.
 pub(crate) const MAX_LOOP_ITERATIONS: usize = 1 << 13;
 
-/// Workgroups that share each of `outputs` results of `extent` steps, and the steps of one of them. `lanes` threads take steps side by
-/// side, and a step takes `turns` turns of loops.
+/// Returns the number of workgroups that share each of `outputs` results of `extent` steps, and the steps of
+/// each workgroup. `lanes` threads work on one result together, and a step takes `turns` loop iterations.
 pub(crate) fn split_reduction(outputs: usize, extent: usize, lanes: usize, turns: usize) -> (usize, usize) {
     let wanted =
         (TARGET_WORKGROUPS / outputs.div_ceil(WORKGROUP_SIZE / lanes).max(1)).min(extent / (16 * lanes));
@@ -23,33 +22,33 @@ pub(crate) fn split_reduction(outputs: usize, extent: usize, lanes: usize, turns
     (extent.div_ceil(chunk.max(1)).max(1), chunk)
 }
 
-/// Neighbours that one aligned access reads.
+/// Number of neighbouring elements in one aligned vector read.
 pub(crate) const VEC4_WIDTH: usize = 4;
 
-/// Whether elements of this type are read four at a time.
+/// Returns true if kernels read elements of this type four at a time.
 pub(crate) fn supports_vec4(dtype: DType) -> bool {
     matches!(dtype, DType::F32 | DType::F16 | DType::BF16 | DType::I32 | DType::U32)
 }
 
-/// How the threads of a reduction are laid out. A step is what a thread reads at once, one element or four.
+/// Thread layout of a reduction. A step is one read of a thread: one element or four.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct ReduceConfig {
-    /// Threads that share one output, or four.
+    /// Threads that share one output, or one vector of four outputs.
     pub(crate) lanes: usize,
-    /// Steps that a thread has on their way at a time.
+    /// Reads that a thread has in flight.
     pub(crate) unroll: usize,
-    /// Steps of one partial result.
     pub(crate) chunk: usize,
     /// Partial results of one output.
     pub(crate) splits: usize,
 }
 
 impl ReduceConfig {
-    /// For `outputs` (or fours of them) of `steps` each. `across`: neighbouring threads hold neighbouring outputs.
+    /// Chooses the layout for `outputs` (or vectors of four outputs) of `steps` each. If `across` is true,
+    /// neighbouring threads hold neighbouring outputs.
     pub(crate) fn new(outputs: usize, steps: usize, across: bool) -> Self {
         let lanes = match steps {
             0..=4 => 1,
-            // Eight fours side by side are a whole line of memory; fewer outputs leave threads for more steps.
+            // Eight adjacent vectors of four fill a cache line. Fewer outputs leave threads for more steps.
             _ if across => match outputs {
                 0 => 1,
                 1 => WORKGROUP_SIZE,
@@ -68,13 +67,13 @@ impl ReduceConfig {
             4..=7 => 4,
             _ => 8,
         };
-        // Few workgroups with much to do each share it; each part keeps at least two turns of reads.
+        // Split the work if there are few workgroups. Each part keeps at least 16 loop iterations.
         let splits = if groups * 2 <= TARGET_WORKGROUPS {
             (TARGET_WORKGROUPS / groups).min(turns / 16).max(1)
         } else {
             1
         };
-        // More workgroups than would keep the device busy where a thread's loop would grow too long; each read may take several turns.
+        // Split further if a thread's loop would grow too long, since each read may take several iterations.
         let splits = splits.max(if steps <= u32::MAX as usize {
             steps.div_ceil(MAX_LOOP_ITERATIONS * lanes)
         } else {
@@ -85,22 +84,21 @@ impl ReduceConfig {
     }
 }
 
-/// How rows lie in the registers of the threads that share them.
+/// Register layout of rows that several threads share.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RowConfig {
-    /// Threads for one row.
     pub(crate) lanes: usize,
-    /// Elements of a step.
     pub(crate) width: usize,
-    /// Steps that a thread holds; 0 where a row is too long for that.
+    /// Steps that a thread holds in registers, or 0 if a row is too long for registers.
     pub(crate) register_steps: usize,
 }
 
-/// Steps in the registers of a thread at which more threads take a row instead.
+/// Steps in a thread's registers above which more threads share a row.
 const MAX_STEPS_PER_THREAD: usize = 4;
 
 impl RowConfig {
-    /// For rows of `extent` elements side by side, of which a thread holds at most `most` steps of [`QUAD`] elements.
+    /// Chooses the layout for contiguous rows. A thread holds at most `most` steps of [`VEC4_WIDTH`]
+    /// elements.
     pub(crate) fn for_contiguous_rows(extent: usize, quads: bool, most: usize) -> Self {
         let width = if quads { VEC4_WIDTH } else { 1 };
         let steps = extent.div_ceil(width).max(1);
@@ -112,7 +110,7 @@ impl RowConfig {
         Self { lanes, width, register_steps: if hold * width <= most * VEC4_WIDTH { hold } else { 0 } }
     }
 
-    /// For rows that lie across: neighbouring threads hold elements of neighbouring rows.
+    /// Chooses the layout for strided rows, where neighbouring threads hold elements of neighbouring rows.
     pub(crate) fn for_strided_rows(extent: usize) -> Self {
         let lanes = match extent {
             0..=16 => 1,
@@ -123,21 +121,21 @@ impl RowConfig {
         Self { lanes, width: 1, register_steps: if hold <= 16 { hold } else { 0 } }
     }
 
-    /// Workgroups that hold `rows`.
+    /// Returns the number of workgroups that hold `rows` at once.
     pub(crate) fn workgroups(&self, rows: usize) -> usize {
         rows.div_ceil(WORKGROUP_SIZE / self.lanes)
     }
 
-    /// Workgroups that take all rows in turns, when each has something to write of its own at the end.
+    /// Returns the number of workgroups of a grid-stride loop over rows that ends with partial sums.
     pub(crate) fn grid_stride_workgroups(&self, rows: usize) -> usize {
-        // A turn of their loop holds those of sums over the threads of a row.
+        // One iteration over rows contains the iterations that sum over the threads of a row.
         let turns = 1024 * (WORKGROUP_SIZE / self.lanes);
         self.workgroups(rows).min((TARGET_WORKGROUPS / 2).max(rows.div_ceil(turns)))
     }
 }
 
-/// Rows of the strips that workgroups take side by side, `tiles` of them for a strip, when each writes sums of its own at the end:
-/// a multiple of `turn`.
+/// Returns the number of rows of a strip, a multiple of `turn`. `tiles` workgroups share a strip, and each
+/// writes its own partial sums at its end.
 pub(crate) fn rows_per_strip(rows: usize, tiles: usize, turn: usize) -> usize {
     let strips = (2 * TARGET_WORKGROUPS).div_ceil(tiles.max(1));
     rows.div_ceil(strips).next_multiple_of(turn).max(4 * turn)

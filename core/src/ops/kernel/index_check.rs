@@ -1,7 +1,8 @@
-//! Indices that lie outside: what they do, and how they are found.
+//! Out-of-range indices: how kernels handle them, and an optional check that reports them.
 //!
-//! Kernels compare an index with its range in 64 bits, whatever its type (`index` and `place` of shaders/wgsl/types.wgsl). One outside names
-//! nothing. Reading indices back would stop the device at each operation, so it is done only where a program asks for it.
+//! Kernels compare an index with its range in 64 bits, for every index type (`index` and `place` of
+//! shaders/wgsl/types.wgsl). An index out of range selects no element. Reading indices back would synchronise
+//! with the device at each operation, so the check is opt-in.
 
 use std::cell::Cell;
 use std::panic::Location;
@@ -17,24 +18,25 @@ use crate::tensor::Tensor;
 
 const ENV_VAR: &str = "FOREBAY_CHECK_INDICES";
 
-/// For all threads.
+/// Setting for all threads.
 static ALL_THREADS_ENABLED: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     static THREAD_ENABLED: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
 }
 
-/// While it lives, operations of this thread check their indices. See [`check_indices`].
+/// Guard that enables index checks for operations of this thread until it is dropped. See [`check_indices`].
 #[derive(Debug)]
 pub struct CheckIndicesGuard {
     _enabled: ScopedGuard<Cell<bool>>,
 }
 
-/// Makes an index outside its range an error, in operations of this thread, until the guard is dropped. The error names the operation, the
-/// index, its place, the range and the line that asked for the operation.
+/// Makes an out-of-range index an error in operations of this thread, until the guard is dropped. The error
+/// names the operation, the index, its position, the range and the line of the call.
 ///
-/// Without it such an index reads as 0, and is passed over in writing and in gradients. The host waits for the indices of every operation: it is
-/// for finding a fault, not for training. `FOREBAY_CHECK_INDICES=1` does the same for the whole program.
+/// Without the guard, an out-of-range index reads as 0, and writes and gradients skip it. The host waits for
+/// the indices of every operation, so this is for debugging. `FOREBAY_CHECK_INDICES=1` enables it for the
+/// program.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops, tensor::Tensor};
@@ -50,12 +52,11 @@ pub fn check_indices() -> CheckIndicesGuard {
     CheckIndicesGuard { _enabled: ScopedGuard::new(&THREAD_ENABLED, true) }
 }
 
-/// Sets [`check_indices`] for all threads, until it is called again.
+/// Sets [`check_indices`] for all threads, until the next call.
 pub fn set_check_indices(on: bool) {
     ALL_THREADS_ENABLED.store(on, Ordering::Relaxed);
 }
 
-/// Setting of the environment, read once.
 fn is_enabled_by_env() -> Result<bool> {
     static FROM_ENV: OnceLock<std::result::Result<bool, String>> = OnceLock::new();
     let asked = FROM_ENV.get_or_init(|| {
@@ -64,25 +65,23 @@ fn is_enabled_by_env() -> Result<bool> {
     asked.clone().map_err(Error::InvalidConfig)
 }
 
-/// Indices that an operation takes.
+/// Range of the indices that an operation accepts.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct IndexRange {
-    /// The extent of what is indexed.
     pub(crate) extent: usize,
     /// If true, `-extent..0` counts from the end.
     pub(crate) allows_negative: bool,
-    /// An index that is left out.
+    /// Index that the check ignores.
     pub(crate) ignored_index: Option<i64>,
 }
 
 impl IndexRange {
-    /// That of a dimension.
     pub(crate) fn from_dim(x: &Tensor, dim: usize) -> Self {
         Self { extent: x.shape().get(dim).copied().unwrap_or(1), allows_negative: false, ignored_index: None }
     }
 }
 
-/// Fails for an index outside its range, where a program asks for that.
+/// Fails for an out-of-range index if the check is enabled.
 #[track_caller]
 pub(crate) fn check_in_range(op: &'static str, index: &Tensor, range: IndexRange) -> Result<()> {
     if !THREAD_ENABLED.current() && !ALL_THREADS_ENABLED.load(Ordering::Relaxed) && !is_enabled_by_env()? {
@@ -105,7 +104,7 @@ pub(crate) fn check_in_range(op: &'static str, index: &Tensor, range: IndexRange
 }
 
 impl Tensor {
-    /// The elements of an integer tensor. Waits for the device.
+    /// Returns the elements of an integer tensor. Waits for the device.
     pub(crate) fn to_integers(&self) -> Result<Vec<i64>> {
         let bytes = self.detach().to_bytes()?;
         fn all<T: bytemuck::Pod + Into<i64>>(bytes: &[u8]) -> Vec<i64> {

@@ -1,4 +1,4 @@
-//! The one point where operations meet the backend: parameters, bindings, the grid.
+//! Launches: the only place where operations call the backend, with parameters, bindings and a grid.
 
 use std::ops::Deref;
 
@@ -14,25 +14,25 @@ use crate::runtime::device::{CompiledKernel, Device, KernelKey};
 use crate::runtime::stream::{Access, DispatchGuard};
 use crate::tensor::Tensor;
 
-/// Invocations in a workgroup of the kernels that handle elements one by one.
+/// Invocations in a workgroup of elementwise kernels.
 #[doc(hidden)]
 pub const WORKGROUP_SIZE: usize = 256;
 
-/// Bytes that a thread reads or writes at once, at most.
+/// Largest number of bytes in one read or write of a thread.
 pub(crate) const VECTOR_BYTES: usize = 16;
 
-/// Dimensions that kernels index by; more must collapse into these.
+/// Largest number of dimensions that kernels index. Tensors with more must collapse to this many.
 pub(crate) const MAX_RANK: usize = 8;
 
-/// The uniform block of a launch, word by word, in WGSL's layout.
+/// Uniform block of a launch, word by word, in WGSL's layout.
 #[derive(Clone, Debug)]
 #[doc(hidden)]
 pub struct KernelParams {
-    // On the heap: it is handed on by value with each word.
+    // A heap vector, because each builder call moves the struct.
     words: Vec<u32>,
-    /// Whether a number did not fit: of a view that repeats its elements 2^32 times or more.
+    /// True if a size did not fit, as in a view that repeats its elements 2^32 times or more.
     exceeds_u32: bool,
-    /// Turns that all loops of one invocation take together, at most.
+    /// Upper bound on the iterations of all loops of one invocation together.
     loop_iterations: usize,
 }
 
@@ -42,7 +42,7 @@ impl KernelParams {
         Self { words: Vec::with_capacity(80), exceeds_u32: false, loop_iterations: 0 }
     }
 
-    /// A number of elements, an extent, a stride. Tensors have less than 2^32 elements; views with more are not launched.
+    /// Appends a number of elements, an extent or a stride. Values of 2^32 and above prevent the launch.
     #[doc(hidden)]
     pub fn size(mut self, value: usize) -> Self {
         self.exceeds_u32 |= value > u32::MAX as usize;
@@ -62,7 +62,7 @@ impl KernelParams {
         self
     }
 
-    /// Up to [`MAX_RANK`] extents or strides: `array<vec4<u32>, 2>`.
+    /// Appends up to [`MAX_RANK`] extents or strides as `array<vec4<u32>, 2>`.
     pub(crate) fn dims(mut self, dims: &[usize]) -> Self {
         debug_assert!(self.words.len().is_multiple_of(4) && dims.len() <= MAX_RANK);
         let mut words = [0; MAX_RANK];
@@ -74,26 +74,25 @@ impl KernelParams {
         self
     }
 
-    /// States how many turns all loops of one invocation take together, at most. The number is no parameter: a launch with more turns
-    /// than the device finishes is an error. Every kernel whose loops grow with its operands states it.
+    /// Sets an upper bound on the iterations of all loops of one invocation together, which is not passed to
+    /// the kernel. A launch above the device's limit is an error. Required if loops grow with the operands.
     #[doc(hidden)]
     pub fn loop_iterations(mut self, turns: usize) -> Self {
         self.loop_iterations = self.loop_iterations.max(turns);
         self
     }
 
-    /// How many words there are.
     pub(crate) fn len(&self) -> usize {
         self.words.len()
     }
 
-    /// With other words from one on.
+    /// Replaces four words from `at` on.
     pub(crate) fn replace_words(mut self, at: usize, words: [u32; 4]) -> Self {
         self.words.iter_mut().skip(at).zip(words).for_each(|(to, word)| *to = word);
         self
     }
 
-    /// Zeros up to the next multiple of four words, where a `vec4` or an array starts.
+    /// Pads with zeros to a multiple of four words, where a `vec4` or an array starts.
     #[doc(hidden)]
     pub fn align(mut self) -> Self {
         while !self.words.len().is_multiple_of(4) {
@@ -107,12 +106,11 @@ impl KernelParams {
     }
 }
 
-/// The dtype's name in shaders, on this device.
+/// Returns the name of the dtype in shaders on this device.
 pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
     if dtype == DType::I64 && !device.info().features.i64 { "i64w" } else { dtype.name() }
 }
 
-/// Fails where a kernel would compute in a type that the device lacks.
 pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device) -> Result<()> {
     let reason = match dtype {
         DType::I64 if !device.info().features.i64 => "the adapter has no 64-bit integers; cast to i32",
@@ -122,7 +120,6 @@ pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device
     Err(Error::Unsupported { op, device: device.to_string(), reason: reason.into() })
 }
 
-/// Fails for a tensor of a type that is only stored.
 pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
     if !t.dtype().is_storage_only() {
         return Ok(());
@@ -134,7 +131,6 @@ pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
     ))
 }
 
-/// Fails for a mask that holds no truth values.
 pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
     if mask.dtype() == DType::Bool {
         return Ok(());
@@ -142,7 +138,6 @@ pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
     Err(Error::dtype(op, mask.dtype(), "the mask is bool; compare, or cast with `to_dtype`"))
 }
 
-/// Fails if a shape has more dimensions than kernels index by.
 pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
     if rank <= MAX_RANK {
         return Ok(());
@@ -161,7 +156,7 @@ pub fn launch(spec: &KernelSpec, tensors: &[&Tensor], params: KernelParams, grou
     launch_3d(spec, tensors, params, [groups, 1, 1])
 }
 
-/// As [`launch`] for kernels that small tensors often run: the spec is made the first time alone.
+/// Launches as [`launch`] does, for kernels of small tensors. The spec is built on the first call only.
 pub(crate) fn launch_by_key(
     identity: &KernelKey,
     spec: impl FnOnce() -> KernelSpec,
@@ -177,7 +172,7 @@ pub(crate) fn launch_by_key(
     }
 }
 
-/// As [`launch`] with parameters that are other ones at each run: `make` is called once for each, also for this one.
+/// Launches as [`launch`] does. `make` builds the parameters of this run and of each replay.
 #[doc(hidden)]
 pub fn launch_dynamic(
     spec: &KernelSpec,
@@ -194,7 +189,7 @@ pub fn launch_dynamic(
     Ok(())
 }
 
-/// As [`launch`] with a grid of three dimensions; a long x with a y of 1 is folded.
+/// Launches as [`launch`] does, with a three-dimensional grid. A long x is folded into y if y is 1.
 pub(crate) fn launch_3d(
     spec: &KernelSpec,
     tensors: &[&Tensor],
@@ -205,15 +200,16 @@ pub(crate) fn launch_3d(
     if groups.contains(&0) {
         return Ok(());
     }
-    // Copies move any bytes, and casts are looked up by themselves: other kernels would take these for something else.
+    // Copies move any bytes, and casts take another path. Other kernels would misread storage-only types.
     if spec.template != "copy" {
         tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     }
     enqueue(first.device().kernel_for_spec(spec)?, tensors, params, groups)
 }
 
-/// Cuts the `steps` of a kernel into launches whose loops the device finishes. `run` gets the first step of each, their number and their
-/// turns: `fixed` ones, and those that `turns_of` states for every step. A single step of too many turns is left to the check of launches.
+/// Splits the `steps` of a kernel into launches within the device's loop limit. `run` receives the first
+/// step, the number of steps and the iterations of each launch. The iterations are `fixed` plus `turns_of`
+/// each step. A single step above the limit fails in the launch.
 pub(crate) fn launch_in_parts(
     device: &Device,
     fixed: usize,
@@ -257,7 +253,7 @@ pub(crate) fn enqueue(
     enqueue_words(kernel, tensors, &params.align().words, groups)
 }
 
-/// The error of a kernel whose loops the device's driver would end early, without a word.
+/// Builds the error for a kernel whose loops the driver would end early and silently.
 #[cold]
 fn too_many_iterations_error(device: &Device, turns: usize) -> Error {
     let most = device.info().limits.max_loop_iterations;
@@ -267,8 +263,8 @@ fn too_many_iterations_error(device: &Device, turns: usize) -> Error {
     Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
 }
 
-/// Enqueues as [`enqueue`] does, with the words of the uniform block, a multiple of four of them, for kernels whose loops do not grow with their operands:
-/// turns are not checked.
+/// Enqueues as [`enqueue`] does, from the words of the uniform block, whose number is a multiple of four.
+/// Loop iterations are not checked, so the loops of the kernel must not grow with its operands.
 pub(crate) fn enqueue_words(
     kernel: CompiledKernel,
     tensors: &[&Tensor],
@@ -282,14 +278,15 @@ pub(crate) fn enqueue_words(
     device.launch(kernel, &bound, bytemuck::cast_slice(words), groups)
 }
 
-/// A grid that the device takes.
+/// Returns the grid, folded to the device's limits.
 pub(crate) fn fit_grid(device: &Device, groups: [usize; 3]) -> Result<[u32; 3]> {
     fold_grid(groups, device.info().limits.max_workgroups_per_dim as usize).ok_or_else(|| {
         Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
     })
 }
 
-/// What an operation touches, for as long as it takes to enqueue it: its order among the queues is kept, and nothing moves.
+/// Memory of an operation's tensors while it is enqueued. Holds the dispatch lock, which keeps the order
+/// between queues and stops compaction.
 #[must_use = "the addresses are good while this lives"]
 pub(crate) struct BoundTensors<'a> {
     slices: SmallVec<[Slice; 8]>,
@@ -297,7 +294,6 @@ pub(crate) struct BoundTensors<'a> {
 }
 
 impl BoundTensors<'_> {
-    /// What keeps others away.
     pub(crate) fn dispatch_guard(&self) -> &DispatchGuard<'_> {
         &self.guard
     }
@@ -311,7 +307,7 @@ impl Deref for BoundTensors<'_> {
     }
 }
 
-/// What a kernel binds of tensors, in order.
+/// Binds the tensors of a kernel, in order.
 pub(crate) fn bind_for_kernel<'a>(
     kernel: CompiledKernel,
     tensors: &[&'a Tensor],
@@ -323,8 +319,8 @@ pub(crate) fn bind_for_kernel<'a>(
     bind_tensors(tensors.iter().enumerate().map(|(at, t)| (*t, access(at))))
 }
 
-/// The memory of tensors of one device, in order, for an operation on all of it that this thread enqueues while it holds the
-/// result. It is brought back to the device first, where it is not there.
+/// Binds the memory of tensors of one device, in order. This thread enqueues one operation on all of the
+/// memory while it holds the result. Offloaded tensors are brought back to the device first.
 pub(crate) fn bind_tensors<'a, T>(tensors: T) -> Result<BoundTensors<'a>>
 where
     T: IntoIterator<Item = (&'a Tensor, Access)> + Clone,
@@ -332,7 +328,7 @@ where
     let Some((first, _)) = tensors.clone().into_iter().next() else {
         return Err(Error::argument("launch", "an operation on no tensors"));
     };
-    // Before the memory of one of them is bound: on another device the same place is something else.
+    // Check the devices before binding, because an address means something else on another device.
     for (t, _) in tensors.clone() {
         if t.device() != first.device() {
             let op = scope::current().op;
@@ -361,7 +357,7 @@ where
     }
 }
 
-/// The bytes of contiguous tensors of one device, for a copy or the like; as [`bind`].
+/// Binds the bytes of contiguous tensors of one device, for copies. See [`bind_tensors`].
 pub(crate) fn bind_contiguous_bytes<'a, const N: usize>(
     tensors: [(&'a Tensor, Access); N],
 ) -> Result<BoundTensors<'a>> {
@@ -372,7 +368,7 @@ pub(crate) fn bind_contiguous_bytes<'a, const N: usize>(
     Ok(bound)
 }
 
-/// Folds x into y where it is longer than a dimension may be; the kernels' `group_index` unfolds it.
+/// Folds x into y if x exceeds the limit of a dimension. `group_index` in the kernels unfolds it.
 fn fold_grid(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
     let [x, y, z] = groups;
     let (x, y) = if x > max && y == 1 {
@@ -395,7 +391,7 @@ mod tests {
     use crate::tensor::Tensor;
     use forebay_shaders::KernelSpec;
 
-    /// A device whose driver ends loops after 1000 turns.
+    /// Returns a device whose driver ends loops after 1000 iterations.
     fn impatient() -> Device {
         let mut profile = CardProfile::default();
         profile.limits.max_loop_iterations = 1000;
@@ -438,7 +434,7 @@ mod tests {
 
     type Case = (&'static str, [usize; 2], fn(&Device, usize) -> Result<()>);
 
-    /// Operations whose loops grow with their operands, with an extent whose loops end, and one whose loops do not.
+    /// Operations whose loops grow with their operands, with one extent below the loop limit and one above.
     const GROWING: &[Case] = &[
         ("attention to keys", [64, 4000], |d, n| attention(d, 1, 64, n, false)),
         ("gradients of attention of queries", [64, 4000], |d, n| attention(d, 1, n, 64, true)),
@@ -505,7 +501,7 @@ mod tests {
             })?;
             assert_eq!(done, steps);
         }
-        // A step that does not fit stands alone, and the launch says so.
+        // A step above the limit is alone, and the launch reports it.
         let mut parts = Vec::new();
         launch_in_parts(
             &device,

@@ -1,4 +1,4 @@
-//! The plumbing that every operation shares: launches and their parameters, pointwise kernels, custom kernels, tuning
+//! Code that every operation shares: launches and their parameters, pointwise kernels, custom kernels, launch
 //! heuristics, and the checks of scalars and indices.
 
 pub(crate) mod custom;

@@ -1,4 +1,4 @@
-//! Launching a kernel of the elementwise family: from an expression, its operands and a place for the result.
+//! Launch of an elementwise kernel from an expression, its operands and an output.
 
 use forebay_shaders::KernelSpec;
 use half::{bf16, f16};
@@ -13,8 +13,9 @@ use crate::runtime::device::{CompiledKernel, Device, KernelKey};
 use crate::tensor::layout::{collapse_dims, is_row_major};
 use crate::tensor::{Dims, Layout, Tensor};
 
-/// The two words of a number in the uniform block, for the type that the kernel computes in. Beside halves it keeps its digits, as they are
-/// computed with in f32; only where it is `compared` with them it is rounded as they are.
+/// Encodes a scalar as two words of the uniform block, for the type that the kernel computes in. 16-bit
+/// kernels compute in f32, so the scalar keeps its f32 precision. Only a scalar that is `compared` with
+/// 16-bit elements is rounded to their type.
 fn encode_scalar(s: Scalar, compute: DType, compared: bool, outside: OutOfRangeRule) -> [u32; 2] {
     let float = s.to_f64();
     let int = match (outside, compute) {
@@ -25,7 +26,7 @@ fn encode_scalar(s: Scalar, compute: DType, compared: bool, outside: OutOfRangeR
         _ => s.saturating_cast(DType::I64),
     };
     match compute {
-        // Nothing computes in a type that is only stored.
+        // No kernel computes in a storage-only type.
         DType::F32 | DType::F8E4M3 | DType::F8E5M2 => [(float as f32).to_bits(), 0],
         DType::F16 | DType::BF16 if !compared => [(float as f32).to_bits(), 0],
         DType::F16 => [f16::from_f64(float).to_f32().to_bits(), 0],
@@ -38,24 +39,23 @@ fn encode_scalar(s: Scalar, compute: DType, compared: bool, outside: OutOfRangeR
     }
 }
 
-/// Meaning of a number to an operation on integers where their type does not hold it.
+/// Treatment of a scalar that the integer type of an operation does not represent.
 #[derive(Clone, Copy)]
 enum OutOfRangeRule {
-    /// It bounds the type's numbers as the nearest one does.
+    /// Saturates to the nearest value of the type, for bounds.
     Saturate,
-    /// It shifts all bits out.
+    /// Shifts all bits out.
     ShiftOut,
-    /// It wraps modulo what the type holds, as in PyTorch.
+    /// Wraps modulo the range of the type, as in PyTorch.
     Wrap,
 }
 
-/// A named input of a kernel.
 pub(crate) struct PointwiseInput<'a> {
     pub(crate) name: &'static str,
     pub(crate) operand: Operand<'a>,
 }
 
-/// What a kernel of the family is made of.
+/// Description of an elementwise operation with its operands.
 pub(crate) struct PointwiseSpec<'a> {
     pub(crate) op: &'static str,
     pub(crate) expr: &'static str,
@@ -66,60 +66,60 @@ pub(crate) struct PointwiseSpec<'a> {
     pub(crate) inputs: SmallVec<[PointwiseInput<'a>; 6]>,
 }
 
-/// Numbers that a kernel takes, at most.
+/// Largest number of scalars of a kernel.
 const MAX_SCALARS: usize = 4;
-/// The words of the uniform block: sizes, numbers, and eight lists of extents, offsets and strides.
+/// Words of the uniform block: sizes, scalars, and eight lists of extents, offsets and strides.
 const PARAM_WORDS: usize = 4 + 2 * MAX_SCALARS + 8 * MAX_RANK;
 
-/// An operation with its operands' types and layouts: what its launch needs besides memory.
+/// Operation with the types and layouts of its operands: all that a launch needs except memory.
 pub(crate) struct PointwiseLaunch {
     pub(crate) op: &'static str,
     pub(crate) expr: &'static str,
     pub(crate) math_files: &'static [&'static str],
-    /// The names of the tensors in the expression, and their dtypes.
+    /// Names of the tensors in the expression, and their dtypes.
     pub(crate) input_names: SmallVec<[&'static str; 4]>,
     pub(crate) input_dtypes: SmallVec<[&'static str; 4]>,
-    /// Of the result, and of the tensors, as large.
+    /// Layouts of the result and of the tensors, broadcast to its shape.
     pub(crate) layouts: SmallVec<[Layout; 4]>,
-    /// The names of the numbers, and their words.
+    /// Names of the scalars, and their words.
     pub(crate) scalars: SmallVec<[(&'static str, [u32; 2]); MAX_SCALARS]>,
-    /// The dtype of the result.
+    /// Dtype of the result.
     pub(crate) out_dtype: &'static str,
-    /// Whether the expression is computed in f32, f16 or bf16, and gives one.
+    /// True if the expression computes in f32, f16 or bf16 and returns that type.
     pub(crate) is_float_math: bool,
     compute: &'static str,
     result: &'static str,
     inplace: bool,
-    /// Elements of a vector of 16 bytes; 0 where a type has none.
+    /// Elements of a 16-byte vector, or 0 if a type has no vectors.
     vector_width: usize,
-    /// What all of these make of a kernel.
+    /// Cache key of all the fields above.
     kernel_key: KernelKey,
 }
 
-/// How a kernel reads and writes, which layouts decide.
+/// Access pattern of a kernel, determined by the layouts.
 #[derive(Clone, Copy)]
 struct AccessPattern {
-    /// Elements lie side by side.
+    /// All tensors are row-major.
     dense: bool,
-    /// They are taken in vectors.
+    /// Elements are accessed as vectors.
     vectorized: bool,
-    /// The result has its memory to itself, from the first byte on.
+    /// The result owns its memory from the first byte on.
     packed: bool,
 }
 
 impl AccessPattern {
-    /// That of elements side by side.
+    /// Returns the pattern for row-major tensors.
     fn for_dense(n: usize, vector: usize, mut offsets: impl Iterator<Item = usize>, packed: bool) -> Self {
         let whole = vector > 0 && n > 1 && n.is_multiple_of(vector);
         Self { dense: true, vectorized: whole && offsets.all(|offset| offset.is_multiple_of(vector)), packed }
     }
 
-    /// Elements that a thread makes.
+    /// Returns the number of elements that a thread computes.
     fn elements_per_thread(self, vector: usize) -> usize {
         if self.vectorized { vector } else { 4 }
     }
 
-    /// A kernel's identity with this form of it.
+    /// Appends this pattern to a kernel's key.
     fn extend_key(self, mut identity: KernelKey) -> KernelKey {
         let Self { dense, vectorized: vectors, packed } = self;
         identity.push_number(usize::from(dense) | usize::from(vectors) << 1 | usize::from(packed) << 2);
@@ -128,7 +128,7 @@ impl AccessPattern {
 }
 
 impl PointwiseLaunch {
-    /// Its kernel, the parameters, and how many workgroups it takes.
+    /// Returns the kernel, its parameters and its number of workgroups.
     pub(crate) fn resolve_kernel(&self, device: &Device) -> Result<(CompiledKernel, KernelParams, usize)> {
         let layouts = &self.layouts;
         let target = &layouts[0];
@@ -187,7 +187,7 @@ impl PointwiseSpec<'_> {
         self.inputs.iter().filter_map(|input| input.operand.as_tensor())
     }
 
-    /// The words of a number among its inputs.
+    /// Returns the words of a scalar input.
     fn encode_input(&self, number: Scalar) -> [u32; 2] {
         let outside = match self.op {
             "maximum" | "minimum" | "fmax" | "fmin" | "clamp" => OutOfRangeRule::Saturate,
@@ -197,7 +197,7 @@ impl PointwiseSpec<'_> {
         encode_scalar(number, self.compute, self.result == DType::Bool, outside)
     }
 
-    /// All that decides its kernel, besides [`AccessPattern`].
+    /// Returns the key of the kernel without its [`AccessPattern`].
     fn kernel_key(&self, out: &Tensor, inplace: bool) -> KernelKey {
         let mut identity = KernelKey::new("pointwise");
         identity.push_str(self.expr);
@@ -217,7 +217,7 @@ impl PointwiseSpec<'_> {
         identity
     }
 
-    /// Elements of a vector of 16 bytes: four, or eight where a type has 16 bits; 0 where a type has none.
+    /// Returns the elements of a 16-byte vector: four, or eight if a type has 16 bits, or 0 for other types.
     fn vector_width(&self, out: &Tensor) -> usize {
         self.tensors().chain([out]).fold(4, |vector, t| match t.dtype() {
             DType::F32 | DType::I32 | DType::U32 => vector,
@@ -226,14 +226,14 @@ impl PointwiseSpec<'_> {
         })
     }
 
-    /// Runs it where elements lie side by side and its kernel is known, which is what most calls are: no layouts are merged, and no
-    /// list is made. Whether it did.
+    /// Runs the operation if all tensors are row-major and the kernel is cached. This is the fast path of
+    /// most calls: it merges no layouts and allocates nothing. Returns false if nothing was run.
     fn try_run_dense(&self, vector: usize, out: &Tensor, inplace: bool) -> Result<bool> {
         let (n, shape) = (out.numel(), out.shape());
         let mut tensors: SmallVec<[&Tensor; 6]> = SmallVec::new();
         self.tensors().for_each(|t| tensors.push(t));
         tensors.push(out);
-        // Parameters are 32 bits, and so is where the last element lies.
+        // Parameters are 32-bit, so the last element's index must fit 32 bits.
         let side_by_side = |t: &&Tensor| {
             t.shape() == shape
                 && is_row_major(shape, t.layout().strides())
@@ -269,7 +269,7 @@ impl PointwiseSpec<'_> {
     }
 }
 
-/// A bool computes as a number where the expression is arithmetic.
+/// Returns the shader type to compute in. A bool computes as u32 if the expression is arithmetic.
 fn compute_dtype_name(op: TypeRule, compute: DType, out: &Tensor) -> &'static str {
     match (op, compute) {
         (TypeRule::Any | TypeRule::Compare | TypeRule::Bits, DType::Bool) => "u32",
@@ -277,7 +277,7 @@ fn compute_dtype_name(op: TypeRule, compute: DType, out: &Tensor) -> &'static st
     }
 }
 
-/// Runs a recipe. `out` is its first input where it is in place, and else was made for it.
+/// Runs an operation. In place, `out` is its first input; otherwise it is a new tensor.
 pub(crate) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Result<()> {
     if out.numel() == 0 {
         return Ok(());
@@ -307,7 +307,7 @@ pub(crate) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
             && matches!(recipe.compute, DType::F32 | DType::F16 | DType::BF16),
         compute,
         result: if truth {
-            // The expression is a truth value, whatever it compares.
+            // The expression is a bool, for every operand type.
             "bool"
         } else if recipe.result == recipe.compute {
             compute

@@ -1,25 +1,25 @@
-//! The one place where a number of the host meets the element type of a tensor.
+//! Conversion of host scalars to the element types of tensors.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::elementwise::pointwise::Scalar;
 
-/// Result of converting a number to an element type.
+/// Result of converting a scalar to an element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum ScalarConversion {
-    /// The type holds it, floats but for their rounding.
+    /// The type represents the scalar, up to rounding of floats.
     Exact(Scalar),
-    /// The integer type holds it without its fraction.
+    /// Integer part of a scalar with a fraction, for an integer type.
     Truncated(i64),
-    /// It is less than all numbers of the type. Minus infinity is not, where the type has one.
+    /// The scalar is below the type's range. Minus infinity is in range if the type has infinities.
     BelowRange,
-    /// It is more than all numbers of the type. Infinity is not, where the type has one.
+    /// The scalar is above the type's range. Infinity is in range if the type has infinities.
     AboveRange,
-    /// It is NaN, which no integer type holds.
+    /// The scalar is NaN and the type is an integer.
     NotANumber,
 }
 
-/// The least and the largest number of an integer type.
+/// Returns the smallest and the largest value of an integer type.
 fn integer_bounds(dtype: DType) -> Option<(i64, i64)> {
     match dtype {
         DType::U8 => Some((0, u8::MAX.into())),
@@ -30,7 +30,7 @@ fn integer_bounds(dtype: DType) -> Option<(i64, i64)> {
     }
 }
 
-/// The largest finite number of a float type.
+/// Returns the largest finite value of a float type.
 fn float_max(dtype: DType) -> Option<f64> {
     match dtype {
         DType::F64 => Some(f64::MAX),
@@ -44,10 +44,10 @@ fn float_max(dtype: DType) -> Option<f64> {
 }
 
 impl Scalar {
-    /// Converts the number to a type.
+    /// Converts the scalar to a type.
     pub(crate) fn convert_to(self, dtype: DType) -> ScalarConversion {
         if let Some(most) = float_max(dtype) {
-            // A number above the largest does not fit, although rounding might bring it back: so it is in PyTorch.
+            // As in PyTorch, a value above the largest is out of range, even if rounding would bring it back.
             let value = self.to_f64();
             let fits = value.is_infinite() && dtype != DType::F8E4M3;
             return match value {
@@ -58,7 +58,7 @@ impl Scalar {
             };
         }
         let Some((least, most)) = integer_bounds(dtype) else {
-            // NaN is true.
+            // NaN converts to true.
             return ScalarConversion::Exact(if dtype == DType::Bool {
                 Self::Bool(self.to_f64() != 0.0)
             } else {
@@ -71,7 +71,7 @@ impl Scalar {
             Self::Int(v) if v > most => ScalarConversion::AboveRange,
             Self::Int(_) => ScalarConversion::Exact(self),
             Self::Float(v) if v.is_nan() => ScalarConversion::NotANumber,
-            // 2^63 is i64's bound as an f64, and no i64.
+            // As an f64, the upper bound is 2^63, which is not an i64.
             Self::Float(v) if v.trunc() < least as f64 => ScalarConversion::BelowRange,
             Self::Float(v) if v.trunc() >= most as f64 + 1.0 => ScalarConversion::AboveRange,
             Self::Float(v) if v == v.trunc() => ScalarConversion::Exact(Self::Int(v as i64)),
@@ -79,7 +79,8 @@ impl Scalar {
         }
     }
 
-    /// The number as one of a type, so that it does not promote a tensor of it; `None` where the type does not hold it.
+    /// Returns the scalar as a value of the type, so that it does not promote a tensor. Returns `None` if the
+    /// type cannot hold the scalar.
     pub(crate) fn to_exact(self, dtype: DType) -> Option<Self> {
         match self.convert_to(dtype) {
             ScalarConversion::Exact(number) => Some(number),
@@ -87,10 +88,10 @@ impl Scalar {
         }
     }
 
-    /// The number as it is written into elements of a type, without a fraction that the type does not hold.
+    /// Returns the scalar as an element of a type, truncated if the type is an integer.
     ///
     /// # Errors
-    /// It is outside the type.
+    /// The scalar is out of the type's range.
     pub(crate) fn checked_cast(self, op: &'static str, dtype: DType) -> Result<Self> {
         match self.convert_to(dtype) {
             ScalarConversion::Exact(number) => Ok(number),
@@ -113,7 +114,7 @@ impl Scalar {
         }
     }
 
-    /// The number as arithmetic of a float type has it: infinite where the type does not hold it.
+    /// Returns the scalar as float arithmetic sees it: infinite if the type cannot hold it.
     pub(crate) fn overflow_to_infinity(self, dtype: DType) -> f64 {
         match self.convert_to(dtype) {
             ScalarConversion::BelowRange => f64::NEG_INFINITY,
@@ -122,7 +123,7 @@ impl Scalar {
         }
     }
 
-    /// The nearest number of an integer type.
+    /// Returns the nearest value of an integer type.
     pub(crate) fn saturating_cast(self, dtype: DType) -> i64 {
         let (least, most) = integer_bounds(dtype).unwrap_or((i64::MIN, i64::MAX));
         match self.convert_to(dtype) {
@@ -134,8 +135,8 @@ impl Scalar {
         }
     }
 
-    /// The comparison `op` of an integer tensor with this number, where its type does not hold it: another comparison, and a number of the
-    /// type, of the same truth.
+    /// Rewrites the comparison `op` of an integer tensor with a scalar that its type cannot hold. Returns an
+    /// equivalent comparison and a scalar in range, or `None` if the scalar is in range.
     pub(crate) fn rewrite_comparison(self, op: &str, dtype: DType) -> Option<(&'static str, Self)> {
         let above = match self.convert_to(dtype) {
             ScalarConversion::AboveRange => true,
@@ -206,7 +207,7 @@ mod tests {
             (Scalar::Float(-1e39), DType::F32, ScalarConversion::BelowRange),
             (Scalar::Float(f64::MAX), DType::F64, ScalarConversion::Exact(Scalar::Float(f64::MAX))),
             (Scalar::Float(449.0), DType::F8E4M3, ScalarConversion::AboveRange),
-            // It has no infinities.
+            // E4M3 has no infinities.
             (Scalar::Float(f64::NEG_INFINITY), DType::F8E4M3, ScalarConversion::BelowRange),
             (
                 Scalar::Float(f64::NEG_INFINITY),

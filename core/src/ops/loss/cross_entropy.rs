@@ -1,4 +1,4 @@
-//! Cross-entropy, fused from logits: what is kept is one number for each example, and the gradient is one kernel.
+//! Cross-entropy fused from logits. It saves one value for each example, and its gradient is one kernel.
 
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
@@ -18,7 +18,7 @@ use crate::ops::norm::{check_is_f64, norm_compute_dtype};
 use crate::ops::reduce::contiguous_zero_offset;
 use crate::tensor::{Dims, Tensor};
 
-/// How [`Tensor::cross_entropy_with`] weighs and reduces; the default is PyTorch's.
+/// Options of [`Tensor::cross_entropy_with`]. The defaults are PyTorch's.
 ///
 /// ```
 /// # use forebay_core::ops::CrossEntropyOptions;
@@ -27,16 +27,16 @@ use crate::tensor::{Dims, Tensor};
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct CrossEntropyOptions<'a> {
-    /// A weight for each class.
+    /// Weight of each class.
     pub weight: Option<&'a Tensor>,
-    /// A class whose examples count nothing.
+    /// Class whose examples do not count.
     pub ignore_index: i64,
-    /// What becomes of the losses of the examples; a mean is weighted by the weights of their classes.
+    /// Reduction of the examples' losses. A mean is weighted by the class weights.
     pub reduction: Reduction,
-    /// The part of each label that is spread over all classes, 0 to 1.
+    /// Part of each label that is spread over all classes, from 0 to 1.
     pub label_smoothing: f64,
-    /// The backward pass writes the gradient of the logits over them, where they lie in one piece: half the memory, for
-    /// who uses them no more, and walks back once.
+    /// Overwrites contiguous logits with their gradient in the backward pass, which halves the memory.
+    /// Requires that nothing else reads the logits, and a single backward pass.
     pub in_place: bool,
 }
 
@@ -54,7 +54,7 @@ impl Default for CrossEntropyOptions<'_> {
 
 const OP: &str = "cross_entropy";
 
-/// Logits with their targets: what both passes need.
+/// Logits with their targets and options, for both passes.
 pub(crate) struct LogitsBatch {
     pub(crate) x: Tensor,
     pub(crate) target: Tensor,
@@ -63,30 +63,31 @@ pub(crate) struct LogitsBatch {
     pub(crate) dim: isize,
     pub(crate) ignore_index: i32,
     pub(crate) label_smoothing: f64,
-    /// The first row, and how many there are beside those of x: of targets, losses, log-sum-exps and scales.
+    /// First row of x within the targets, losses, log-sum-exps and scales, and the number of their rows.
     pub(crate) first_row: usize,
     pub(crate) total_rows: usize,
-    /// Whether rows are padded in memory to a multiple of four elements.
+    /// True if rows are padded in memory to a multiple of four elements.
     pub(crate) has_padded_rows: bool,
 }
 
-/// Elements of workgroup memory that keep a row, so that it is read once: where two workgroups on one multiprocessor have room for
-/// theirs, as one works while the other one reads. 0 where there is less.
+/// Returns the elements of workgroup memory that cache a row for a single read. Two workgroups must fit on
+/// one multiprocessor, so that one computes while the other reads. Returns 0 if they do not.
 fn cached_row_elements(extent: usize, x: &Tensor) -> usize {
-    // In steps, so that not every number of classes has a kernel of its own; what else a workgroup has is below 7 KiB.
+    // Rounds up, to limit the number of compiled kernels. The rest of a workgroup's memory is below 7 KiB.
     const STEP: usize = 2048;
     let elements = extent.next_multiple_of(STEP);
     let room = x.device().info().limits.max_workgroup_memory as usize / 2;
     if elements * x.dtype().size() + (7 << 10) <= room { elements } else { 0 }
 }
 
-/// What [`LogitsBatch::run`] does.
+/// Pass of [`LogitsBatch::run_pass`].
 pub(crate) enum CrossEntropyPass<'a> {
-    /// Writes losses with their weights, and log-sum-exps.
+    /// Writes weighted losses, and log-sum-exps.
     Forward(&'a Tensor, &'a Tensor),
-    /// From these and scales, one number or one for each row; to a tensor, or over the logits.
+    /// Computes the gradient from losses, log-sum-exps and scales (one, or one for each row), out of place or
+    /// in place.
     Backward(&'a Tensor, &'a Tensor, &'a Tensor, Option<&'a Tensor>),
-    /// Writes losses with their weights, and the gradient by scales over the logits, which are of classes.
+    /// Writes weighted losses, and their scaled gradient over the logits. Targets are class indices.
     ForwardBackward(&'a Tensor, &'a Tensor),
 }
 
@@ -124,7 +125,7 @@ impl LogitsBatch {
             && held.width == VEC4_WIDTH
             && held.lanes == WORKGROUP_SIZE;
         let kept = if in_one_read { cached_row_elements(rows.extent, &self.x) } else { 0 };
-        // The rows that a multiprocessor keeps are few: each has twice the threads.
+        // Few cached rows fit a multiprocessor, so each gets twice the threads.
         let wide =
             kept > 0 && self.x.device().info().limits.max_workgroup_size as usize >= 2 * WORKGROUP_SIZE;
         let (lanes, groups) =
@@ -147,7 +148,7 @@ impl LogitsBatch {
             .params(&self.x, [self.first_row, self.total_rows])
             .u32(self.ignore_index as u32)
             .size(scale_stride);
-        // Logits are read at most twice, in fours of steps, and one by one where each class has a share.
+        // Logits are read at most twice in vectors of four, and one by one if each class has a share.
         let shares = if self.has_soft_targets || self.label_smoothing > 0.0 {
             2 * rows.extent.div_ceil(lanes)
         } else {
@@ -158,7 +159,7 @@ impl LogitsBatch {
         launch::launch(&spec, &tensors, params, groups)
     }
 
-    /// The gradient of probabilities: what each class would have added to the loss.
+    /// Computes the gradient of probability targets: the loss that each class would have added.
     fn soft_target_grad(&self, lse: &Tensor, scale: &Tensor, shape: &[usize]) -> Result<Tensor> {
         let mut per_row: Dims = shape.into();
         let dim = usize::from(shape.len() > 1);
@@ -174,19 +175,20 @@ impl LogitsBatch {
     }
 }
 
-/// Classes from which on a row is shared by many workgroups where there are few rows, and wherever that is.
+/// Number of classes from which many workgroups share a row, if there are few rows and for any number of
+/// rows.
 const SPLIT_FEW_ROWS_MIN_CLASSES: usize = 1 << 17;
 const SPLIT_MAX_ROWS: usize = 64;
 const SPLIT_ALWAYS_MIN_CLASSES: usize = 1 << 21;
 
-/// The loss of operations that have gradients of gradients.
+/// Differentiable loss, for gradients of gradients.
 struct CompositeCrossEntropy {
     has_soft_targets: bool,
     dim: isize,
     ignore_index: i32,
     label_smoothing: f64,
     divisor: Option<Tensor>,
-    /// Whether the losses are summed.
+    /// True if the losses are summed.
     is_reduced: bool,
 }
 
@@ -207,7 +209,7 @@ impl CompositeCrossEntropy {
                 .mul(1.0 - self.label_smoothing)?
                 .add(&all)?
         } else {
-            // 32 bits are enough for classes, and every device has them.
+            // 32 bits suffice for classes, and every device supports them.
             let target = select::cast_index_to_i32(OP, target, None)?;
             let ignored = target.eq(i64::from(self.ignore_index))?;
             let class = target.masked_fill(&ignored, 0)?.unsqueeze(self.dim)?;
@@ -223,12 +225,14 @@ impl CompositeCrossEntropy {
     }
 }
 
-/// An ignored class for the kernels: no class is as low as the lowest i32.
+/// Returns the ignored class for the kernels. An unrepresentable class becomes the smallest i32, which is
+/// never a class.
 pub(crate) fn kernel_ignore_index(options: &CrossEntropyOptions<'_>) -> i32 {
     select::ignore_index_to_i32(options.ignore_index)
 }
 
-/// The dtype of targets in kernels: classes are read as words, on every device.
+/// Returns the targets' dtype in kernels. i64 classes are read as pairs of words, which every device
+/// supports.
 pub(crate) fn target_dtype_name(target: &Tensor) -> &'static str {
     match target.dtype() {
         DType::I64 => "i64w",
@@ -236,7 +240,7 @@ pub(crate) fn target_dtype_name(target: &Tensor) -> &'static str {
     }
 }
 
-/// Targets whose ignored class an i32 holds: others are narrowed, so that the kernels find the class.
+/// Casts targets to i32 if their ignored class does not fit an i32, so that the kernels find the class.
 pub(crate) fn narrow_class_targets(target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
     if target.dtype().is_float() || i32::try_from(options.ignore_index).is_ok() {
         return Ok(target.clone());
@@ -244,9 +248,9 @@ pub(crate) fn narrow_class_targets(target: &Tensor, options: &CrossEntropyOption
     select::cast_index_to_i32(OP, target, Some(options.ignore_index))
 }
 
-/// Checks the targets; whether they are probabilities.
+/// Checks the targets, and returns true if they are probabilities.
 pub(crate) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<bool> {
-    // Beside f64 every float is taken; the kernels for the others read no f64.
+    // With f64 logits any float is accepted. The kernels of other types do not read f64.
     let check_second = if check_is_f64(OP, x)? {
         |t: &Tensor| check_is_f64(OP, t).map(drop)
     } else {
@@ -315,9 +319,9 @@ pub(crate) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyO
 }
 
 impl Tensor {
-    /// The mean cross-entropy of these logits, \[batch, classes, ...\] or \[classes\], with `target`: classes (integers in
-    /// the shape without the dimension of the classes) or probabilities (floats in the same shape). A class outside
-    /// the range gives NaN.
+    /// Computes the mean cross-entropy of these logits, \[batch, classes, ...\] or \[classes\], with
+    /// `target`. Targets are classes (integers in the shape without the class dimension) or probabilities
+    /// (floats in the same shape). A class out of range gives NaN.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -329,13 +333,13 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The shapes or dtypes do not fit; memory runs out.
+    /// The shapes or dtypes do not fit.
     #[track_caller]
     pub fn cross_entropy(&self, target: &Tensor) -> Result<Tensor> {
         self.cross_entropy_with(target, &CrossEntropyOptions::default())
     }
 
-    /// By tensor operations, which f64 has, and whose sums many workgroups share.
+    /// Computes the loss by tensor operations, which support f64 and split long sums over many workgroups.
     fn cross_entropy_composite(
         &self,
         target: &Tensor,
@@ -377,15 +381,16 @@ impl Tensor {
         .compute_loss(self, target, weight.as_ref())
     }
 
-    /// As [`cross_entropy`](Self::cross_entropy) with class weights, an ignored class, smoothed labels, or another
-    /// reduction.
+    /// Computes [`cross_entropy`](Self::cross_entropy) with class weights, an ignored class, label smoothing,
+    /// or another reduction.
     ///
     /// # Errors
-    /// As [`cross_entropy`](Self::cross_entropy); the class weights do not fit, or require a gradient.
+    /// The class weights do not fit, or require a gradient. See also [`cross_entropy`](Self::cross_entropy).
     #[track_caller]
     pub fn cross_entropy_with(&self, target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
         let _op = memory::scope::enter_op(OP);
-        // The kernels compute in f32 from any float: under autocast only the loss is f32, the logits are not copied.
+        // The kernels compute in f32 from any float. Under autocast only the loss is f32, and the logits are
+        // not copied.
         let cast = OperandCast::for_op(OP, &[]);
         let result = if cast.is_some() { DType::F32 } else { self.dtype() };
         let soft = check_targets(self, target, options)?;
@@ -411,7 +416,7 @@ impl Tensor {
             total_rows: rows,
             has_padded_rows: false,
         };
-        // Probabilities' own gradient reads the logits as they were.
+        // The gradient of probability targets reads the original logits.
         let in_place = options.in_place && !target.requires_grad() && self.is_contiguous();
         let losses = Tensor::empty(&[2, rows], DType::F32, self.device())?;
         let lse = Tensor::empty(&[2, rows], DType::F32, self.device())?;
@@ -419,7 +424,7 @@ impl Tensor {
             example.run_pass(&CrossEntropyPass::Forward(&losses, &lse))?;
         }
         let loss = |k: isize| losses.select(0, k);
-        // What the gradient of every row is multiplied by besides that of the result.
+        // Factor of every row's gradient in addition to the result's gradient.
         let (out, divisor) = match options.reduction {
             Reduction::None => (loss(0)?.reshape(&examples[..])?, None),
             Reduction::Sum => (loss(0)?.sum_all()?, None),

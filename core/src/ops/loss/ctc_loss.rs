@@ -13,7 +13,7 @@ use crate::ops::shape::{PadMode, cat, stack};
 use crate::tensor::Tensor;
 
 const OP: &str = "ctc_loss";
-/// A logarithm of zero that may be subtracted from itself.
+/// Finite stand-in for log(0), because -inf minus itself is NaN.
 const LOG_ZERO: f64 = -1e30;
 
 /// ln(eᵃ + eᵇ + eᶜ).
@@ -30,7 +30,7 @@ static LOGSUMEXP3: PointwiseOp = PointwiseOp {
     ],
 };
 
-/// What [`Tensor::ctc_loss`] takes beside the probabilities.
+/// Arguments of [`Tensor::ctc_loss`] in addition to the log-probabilities.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops::CtcLossOptions, tensor::Tensor};
@@ -45,22 +45,23 @@ static LOGSUMEXP3: PointwiseOp = PointwiseOp {
 /// ```
 #[derive(Clone, Copy, Debug)]
 pub struct CtcLossOptions<'a> {
-    /// Labels, \[batch, longest\]: integers. What stands behind a target's length is not read.
+    /// Labels, \[batch, longest\], integers. Entries after a target's length are not read.
     pub targets: &'a Tensor,
-    /// Steps of each example, \[batch\]. Of none, an empty target has a loss of 0, and any other an infinite one.
+    /// Steps of each example, \[batch\]. With no steps, an empty target has loss 0, any other an infinite
+    /// loss.
     pub input_lengths: &'a Tensor,
-    /// Labels of each example, \[batch\].
+    /// Number of labels of each example, \[batch\].
     pub target_lengths: &'a Tensor,
-    /// The class that stands for no label; 0.
+    /// Blank class, 0 by default.
     pub blank: usize,
-    /// What becomes of the losses; a mean is of losses over the lengths of their targets.
+    /// Reduction of the losses. A mean divides each loss by its target's length first.
     pub reduction: Reduction,
-    /// Whether a target that its input is too short for counts 0, without a gradient.
+    /// If true, a target that is too long for its input has loss 0 and no gradient.
     pub zero_infinity: bool,
 }
 
 impl<'a> CtcLossOptions<'a> {
-    /// With PyTorch's defaults.
+    /// Creates the options with PyTorch's defaults.
     #[must_use]
     pub fn new(targets: &'a Tensor, input_lengths: &'a Tensor, target_lengths: &'a Tensor) -> Self {
         Self {
@@ -75,17 +76,17 @@ impl<'a> CtcLossOptions<'a> {
 }
 
 impl Tensor {
-    /// The negative log-likelihood of label sequences under these log-probabilities, \[steps, batch, classes\], over all ways to
-    /// stretch them by blanks and repetitions. The gradient is the true one; PyTorch's is that through a `log_softmax`, behind which
-    /// both are the same.
+    /// Computes the negative log-likelihood of label sequences under these log-probabilities, \[steps, batch,
+    /// classes\]. The likelihood sums over all alignments with blanks and repetitions. The gradient is exact.
+    /// PyTorch's gradient assumes a preceding `log_softmax`, with which both agree.
     ///
     /// # Errors
-    /// The shapes or types do not fit; the blank is no class; memory runs out.
+    /// The shapes or types do not fit, or the blank is not a class.
     #[track_caller]
     pub fn ctc_loss(&self, options: &CtcLossOptions<'_>) -> Result<Tensor> {
         dispatch_autocast!(OP, [self], |x| x.ctc_loss(options));
         if matches!(self.dtype(), DType::F16 | DType::BF16) {
-            // Sums over paths need the range and the digits.
+            // Sums over paths need the range and precision of f32.
             return self.to_dtype(DType::F32)?.ctc_loss(options)?.to_dtype(self.dtype());
         }
         if self.dtype() != DType::F32 {
@@ -111,7 +112,7 @@ impl Tensor {
         }
         let ints = |t: &Tensor| select::cast_index_to_i32(OP, t, None);
         let (inputs, counts) = (ints(input_lengths)?.unsqueeze(1)?, ints(target_lengths)?.unsqueeze(1)?);
-        // A blank before each label and behind the last.
+        // A blank before each label and after the last.
         let labels = ints(targets)?;
         let blanks = labels.full_like(blank as f64)?;
         let pairs = stack(&[&blanks, &labels], 2)?.reshape([batch, 2 * longest])?;
@@ -119,10 +120,10 @@ impl Tensor {
         let states = cat(&[&pairs, &last], 1)?;
         let width = 2 * longest + 1;
         let all = states.unsqueeze(0)?.broadcast_to(&[steps, batch, width])?;
-        // What lies behind a target's end may be any number.
+        // Entries after a target's end may have any value.
         let named = all.clamp(0, (classes - 1) as i64)?;
         let scores = self.gather(2, &named)?.maximum(LOG_ZERO)?;
-        // A label may follow another label, if that is not the same.
+        // A label may directly follow the previous label only if the two differ.
         let barred = {
             let before = states.pad(&[2, 0], PadMode::Constant(blank as f64))?.narrow(1, 0, width)?;
             states.eq(blank as i64)?.logical_or(&states.eq(&before)?)?
@@ -137,7 +138,7 @@ impl Tensor {
             let ended = inputs.le(t as i64)?;
             alpha = alpha.where_(&ended, &sum.add(&scores.select(0, t as isize)?)?.maximum(LOG_ZERO)?)?;
         }
-        // The end is the last label or the blank behind it.
+        // A path ends with the last label or the final blank.
         let end = counts.mul(2)?;
         let at_blank = alpha.gather(1, &end)?;
         let at_label = alpha.gather(1, &end.sub(1)?.maximum(0)?)?.masked_fill(&counts.eq(0)?, LOG_ZERO)?;
@@ -145,7 +146,7 @@ impl Tensor {
         let sum =
             run_pointwise(&LOGSUMEXP3, &[(&at_blank).into(), (&at_label).into(), (&nothing).into()], &[])?;
         let losses = sum.neg()?.squeeze(1)?;
-        // Without steps there is one way to nothing, and none to a label.
+        // Without steps, only the empty target is possible.
         let none = inputs.squeeze(1)?.le(0)?;
         let losses = losses.masked_fill(&none, 0.0)?;
         let labelled = none.logical_and(&counts.squeeze(1)?.gt(0)?)?;

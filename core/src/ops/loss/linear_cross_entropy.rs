@@ -1,5 +1,5 @@
-//! The last layer of a language model and its loss as one operation, in chunks of rows: the logits of all examples never
-//! are in memory at once, and their gradient lies where they lay.
+//! Last layer of a language model and its loss as one operation, in chunks of rows. The logits of all
+//! examples are never in memory at once, and their gradient overwrites them.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -27,26 +27,26 @@ use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "linear_cross_entropy";
 
-/// Bytes of the logits of one chunk: enough rows to keep a device's products busy, little beside what a model takes; a
-/// program that plays a GPU has caches to keep to.
+/// Returns the bytes of a chunk's logits: enough rows to fill a device, but small compared with a model.
+/// Software devices use a chunk that fits the CPU's caches.
 fn chunk_bytes(device: &Device) -> usize {
     if device.info().software { 1 << 20 } else { 288 << 20 }
 }
 
-/// Rows that the vendor's products take at a time.
+/// Row granularity of the vendor's products.
 const GEMM_TILE_ROWS: usize = 128;
 
-/// Rows of a chunk, of `n` where `fit` fit: as few chunks as can be, as even as whole tiles let them be.
+/// Returns the rows of a chunk, for `n` rows of which `fit` fit. Chunks are few, even, and whole tiles.
 fn chunk_rows(n: usize, fit: usize) -> usize {
     let fit = if fit > GEMM_TILE_ROWS { fit / GEMM_TILE_ROWS * GEMM_TILE_ROWS } else { fit.max(1) };
     let even = n.div_ceil(n.div_ceil(fit).max(1));
     even.next_multiple_of(GEMM_TILE_ROWS).min(fit).min(n).max(1)
 }
 
-/// A row of logits is as long as a multiple of this, for the vendor's products.
+/// Alignment of a row of logits in elements, for the vendor's products.
 const ROW_ALIGNMENT: usize = 64;
 
-/// x *= scale, a number on the device, in place.
+/// Multiplies x in place by a scale in device memory.
 fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
     let width = if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
     let steps = x.numel() / width;
@@ -56,7 +56,7 @@ fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
     launch::launch(&spec, &[scale, x], KernelParams::new().size(steps), steps.div_ceil(WORKGROUP_SIZE * EACH))
 }
 
-/// What the losses are divided by, as a number on the device: 1 for their sum.
+/// Returns the divisor of the losses as a tensor on the device: 1 for their sum.
 fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
     let device = target.device();
     match options.reduction {
@@ -85,7 +85,7 @@ fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'
     }
 }
 
-/// Rows of x, the numbers of a weight in their type, and the classes of the rows.
+/// Rows of x, the weight in x's type, and the classes of the rows.
 struct LinearCrossEntropy<'a> {
     x: Tensor,
     weight: Tensor,
@@ -93,11 +93,11 @@ struct LinearCrossEntropy<'a> {
     options: &'a CrossEntropyOptions<'a>,
 }
 
-/// The gradients of x and weight, for a gradient of 1 of the loss.
+/// Gradients of x and weight for a loss gradient of 1.
 type HeadGrads = [Option<Tensor>; 2];
 
 impl LinearCrossEntropy<'_> {
-    /// The loss, and the gradients that are wanted; that of the weight in `weight_type`.
+    /// Computes the loss and the requested gradients. The weight's gradient has type `weight_type`.
     fn compute_loss_and_grads(&self, wants: [bool; 2], weight_type: DType) -> Result<(Tensor, HeadGrads)> {
         let Self { x, weight, target, options } = self;
         let (&[n, features], &[classes, _]) = (x.shape(), weight.shape()) else {
@@ -110,7 +110,7 @@ impl LinearCrossEntropy<'_> {
         let losses = numbers()?;
         let lse = (!wants.contains(&true)).then(&numbers).transpose()?;
         let dx = wants[0].then(|| Tensor::empty(&[n, features], dtype, device)).transpose()?;
-        // Sums over chunks are made in f32, whatever the types.
+        // Sums over chunks are accumulated in f32 for every type.
         let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
         let row = classes.next_multiple_of(ROW_ALIGNMENT);
         let chunk = chunk_rows(n, chunk_bytes(device) / (row * dtype.size()));
@@ -159,14 +159,16 @@ impl LinearCrossEntropy<'_> {
 }
 
 impl Tensor {
-    /// The cross-entropy of `self` · weightᵀ with `target`: [`linear`](Self::linear) and
-    /// [`cross_entropy_with`](Self::cross_entropy_with) of x \[.., in\], a weight of \[classes, in\] and classes of \[..\], in
-    /// f32. The logits are made in chunks of rows of at most 288 MiB, whatever the batch; where gradients are wanted they
-    /// are made in the same pass, the weight's in f32, so that nothing of the size of the logits is kept.
+    /// Computes the cross-entropy of `self` · weightᵀ with `target`, in f32: [`linear`](Self::linear)
+    /// followed by [`cross_entropy_with`](Self::cross_entropy_with). Shapes are x \[.., in\], weight
+    /// \[classes, in\] and classes \[..\].
     ///
-    /// A backward pass that keeps the tape (`backward_retain`) copies these gradients, and one that is recorded (`create_graph`) makes the logits again,
-    /// all at once. Its loss is a sum or a mean; under
-    /// [`autocast`](crate::amp::autocast) the products are of 16-bit numbers.
+    /// The logits are computed in chunks of rows of at most 288 MiB, for any batch size. The same pass
+    /// computes required gradients, the weight's in f32, so that no tensor of the logits' size is saved.
+    ///
+    /// A backward pass that retains the graph (`backward_retain`) copies these gradients. With `create_graph`
+    /// it recomputes all logits at once. The reduction must be a sum or a mean. Under
+    /// [`autocast`](crate::amp::autocast) the products are of 16-bit values.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::CrossEntropyOptions};
@@ -180,8 +182,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The shapes or dtypes do not fit; the targets are probabilities, or a loss for each example is asked for; the class
-    /// weights do not fit, or require a gradient; memory runs out.
+    /// The shapes or dtypes do not fit. The targets are probabilities, or the reduction is `None`. The class
+    /// weights do not fit, or require a gradient.
     #[track_caller]
     pub fn linear_cross_entropy(
         &self,
@@ -208,7 +210,7 @@ impl Tensor {
         }
         check_f32_f16_bf16(OP, self)?;
         check_f32_f16_bf16(OP, weight)?;
-        // It is a linear layer, and cast as one.
+        // The operation consists of a linear layer, so autocast treats it like one.
         let cast = OperandCast::for_op("linear", &[Some(self.dtype()), Some(weight.dtype())]);
         let x = match &cast {
             Some(cast) => &cast.apply(self)?,
@@ -222,7 +224,7 @@ impl Tensor {
         let n = numel(before);
         let rows = contiguous_zero_offset(&x.detach().reshape([n, features])?)?;
         let target = contiguous_zero_offset(&narrow_class_targets(&target.reshape([n])?, options)?)?;
-        // What is asked of class weights and smoothing, on logits of one row that are not made.
+        // Check class weights and smoothing on a view with the shape of the logits, which do not exist yet.
         check_targets(&rows.narrow(1, 0, 1)?.broadcast_to(&[n, classes])?, &target, options)?;
         let head = LinearCrossEntropy { x: rows, weight: contiguous_zero_offset(&low)?, target, options };
         let wants = match autograd::is_grad_enabled() {
@@ -265,7 +267,7 @@ impl Tensor {
                 )));
             };
             let g = contiguous_zero_offset(g)?;
-            // They lie where the loss's pass made them, unless another walk is to find them there.
+            // Scale the forward pass's gradients in place, unless a later backward pass needs them.
             let scaled = |t: Tensor| match wants.retain_graph() {
                 true => t.mul(&g),
                 false => scale_in_place(&t, &g).map(|()| t),
@@ -282,7 +284,7 @@ mod tests {
 
     #[test]
     fn chunks_are_few_and_even() {
-        // GPT-2's batch and vocabulary in 288 MiB: three chunks, not four of which the last is a rest.
+        // GPT-2's batch and vocabulary in 288 MiB: three even chunks, instead of four with a short last one.
         assert_eq!(chunk_rows(8192, 3001), 2816);
         assert_eq!(chunk_rows(100, 3001), 100);
         assert_eq!(chunk_rows(3000, 2999), 1536);

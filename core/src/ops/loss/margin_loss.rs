@@ -1,4 +1,4 @@
-//! Losses of counts, of pairs and of several labels, as PyTorch defines them; the others are in `loss.rs`.
+//! PyTorch's losses of counts, of pairs and of several labels. The other losses are in `loss.rs`.
 
 use crate::amp::dispatch_in_f32;
 use crate::dtype::DType;
@@ -8,7 +8,7 @@ use crate::ops::index::select;
 use crate::ops::loss::{Reduction, apply_weight_and_reduce};
 use crate::tensor::Tensor;
 
-/// Scores as \[batch, classes\] and integer targets as \[batch, labels\]: one label, or as many as classes if `several`.
+/// Returns scores \[batch, classes\] and integer targets \[batch, labels\], with one label unless `several`.
 fn batch_scores_and_targets(
     op: &'static str,
     x: &Tensor,
@@ -34,17 +34,18 @@ fn batch_scores_and_targets(
     Ok((x.reshape([batch, classes])?, y))
 }
 
-/// Without the batch that one example was given.
+/// Removes the batch dimension that was added to a single example.
 fn squeeze_unbatched(losses: Tensor, x: &Tensor, reduction: Reduction) -> Result<Tensor> {
     if x.rank() == 1 && reduction == Reduction::None { losses.squeeze(0) } else { Ok(losses) }
 }
 
 impl Tensor {
-    /// The negative log-likelihood of the counts `target` under Poisson distributions with these means, or with `log_input` the
-    /// logarithms of means; else `eps` is added under the logarithm. `full` adds Stirling's approximation of the constant term.
+    /// Computes the negative log-likelihood of the counts `target` under Poisson distributions with these
+    /// means, or logarithms of means with `log_input`. Otherwise `eps` is added inside the logarithm. `full`
+    /// adds Stirling's approximation of the constant.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn poisson_nll_loss(
         &self,
@@ -65,17 +66,17 @@ impl Tensor {
         if !full {
             return reduction.apply(&losses);
         }
-        // Of counts up to 1 the approximation is left out. Without a gradient, as in PyTorch.
+        // Stirling's approximation applies to counts above 1 only, without a gradient, as in PyTorch.
         let y = target.detach();
         let stirling = y.xlogy(&y)?.sub(&y)?.add(&y.mul(std::f64::consts::TAU)?.log()?.mul(0.5)?)?;
         let constant = stirling.masked_fill(&y.le(1.0)?, 0.0)?;
         reduction.apply(&losses.add(&constant)?)
     }
 
-    /// x where `target` is 1, max(0, margin - x) where it is -1, of distances x.
+    /// Computes x where `target` is 1, and max(0, margin - x) where it is -1, for distances x.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn hinge_embedding_loss(&self, target: &Tensor, margin: f64, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("hinge_embedding_loss", [self, target], |x, y| x
@@ -86,11 +87,11 @@ impl Tensor {
         reduction.apply(&apart.add(&near)?)
     }
 
-    /// 1 - cos where `target` is 1, max(0, cos - margin) where it is -1, with the cosines of the angles between rows of `self` and
-    /// `other`, \[batch, features\] or \[features\].
+    /// Computes 1 - cos where `target` is 1, and max(0, cos - margin) where it is -1. cos is the cosine of
+    /// the angle between rows of `self` and `other`, \[batch, features\] or \[features\].
     ///
     /// # Errors
-    /// The shapes do not fit; memory runs out.
+    /// The shapes do not fit.
     #[track_caller]
     pub fn cosine_embedding_loss(
         &self,
@@ -100,7 +101,7 @@ impl Tensor {
         reduction: Reduction,
     ) -> Result<Tensor> {
         const OP: &str = "cosine_embedding_loss";
-        // PyTorch's, added to squares.
+        // PyTorch's epsilon, which is added to squared norms.
         const EPS: f64 = 1e-12;
         dispatch_in_f32!(OP, [self, other, target], |a, b, y| a
             .cosine_embedding_loss(&b, &y, margin, reduction));
@@ -119,11 +120,12 @@ impl Tensor {
         reduction.apply(&alike.add(&apart)?)
     }
 
-    /// Over the classes i other than the target's, the mean of max(0, margin - x\[target\] + x\[i\])^p, times the `weight` of the
-    /// target's class; \[batch, classes\] with targets of \[batch\], or both without the batch.
+    /// Computes the mean of max(0, margin - x\[target\] + x\[i\])^p over the classes i except the target,
+    /// scaled by the target's `weight`. Shapes are \[batch, classes\] with targets \[batch\], or both without
+    /// the batch.
     ///
     /// # Errors
-    /// The shapes or types do not fit; p is neither 1 nor 2; memory runs out.
+    /// The shapes or types do not fit, or p is neither 1 nor 2.
     #[track_caller]
     pub fn multi_margin_loss(
         &self,
@@ -154,11 +156,12 @@ impl Tensor {
         squeeze_unbatched(apply_weight_and_reduce(losses, weight.as_ref(), reduction)?, self, reduction)
     }
 
-    /// Over the labels j of an example and the classes i that are none of them, the sum of max(0, 1 - x\[j\] + x\[i\]), over the number
-    /// of classes. A row of `target` lists labels, up to the first that is negative; \[batch, classes\] both, or without the batch.
+    /// Computes the sum of max(0, 1 - x\[j\] + x\[i\]) over labels j and other classes i of an example,
+    /// divided by the number of classes. A row of `target` lists labels up to the first negative entry. Both
+    /// are \[batch, classes\], or without the batch.
     ///
     /// # Errors
-    /// The shapes or types do not fit; memory runs out.
+    /// The shapes or types do not fit.
     #[track_caller]
     pub fn multilabel_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
         const OP: &str = "multilabel_margin_loss";
@@ -175,10 +178,11 @@ impl Tensor {
         squeeze_unbatched(reduction.apply(&losses)?, self, reduction)
     }
 
-    /// The mean over the last dimension of the binary cross-entropies of these logits with `target`, times a `weight` for each class.
+    /// Computes the binary cross-entropy of these logits with `target`, times a `weight` for each class,
+    /// averaged over the last dimension.
     ///
     /// # Errors
-    /// The shapes do not broadcast; memory runs out.
+    /// The shapes do not broadcast.
     #[track_caller]
     pub fn multilabel_soft_margin_loss(
         &self,
@@ -190,11 +194,11 @@ impl Tensor {
         reduction.apply(&each.mean(&[-1], false)?)
     }
 
-    /// How far these anchors miss being nearer to `positive` than to `negative` by `margin`, by a distance of one's own; `swap` also
-    /// lets the distance of positive and negative count.
+    /// Computes max(0, d(a, p) - d(a, n) + `margin`), with `distance` as d, for these anchors, `positive` and
+    /// `negative`. `swap` replaces d(a, n) by d(p, n) if that is less.
     ///
     /// # Errors
-    /// What `distance` returns; the distances do not broadcast; memory runs out.
+    /// `distance` fails, or the distances do not broadcast.
     #[track_caller]
     pub fn triplet_margin_with_distance_loss(
         &self,

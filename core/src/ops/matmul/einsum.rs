@@ -1,4 +1,4 @@
-//! Sums of products in Einstein's notation: views, one batched product for every further operand, a sum.
+//! Einsum: views, one batched product for each further operand, and a sum.
 
 use smallvec::SmallVec;
 
@@ -9,7 +9,7 @@ use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "einsum";
 
-/// A label of a dimension: a letter, or a place of the ellipsis counted from its end.
+/// Label of a dimension: a letter, or a position within the ellipsis counted from its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Label {
     Ellipsis(usize),
@@ -22,7 +22,7 @@ fn equation_error(equation: &str, what: &str) -> Error {
     Error::argument(OP, format!("`{equation}`: {what}"))
 }
 
-/// The labels of one operand; the ellipsis stands for `dots` dimensions.
+/// Parses the labels of one operand. The ellipsis stands for `dots` dimensions.
 fn parse_labels(equation: &str, term: &str, dots: usize) -> Result<Labels> {
     let mut out = Labels::new();
     let (head, tail) = term.split_once("...").unwrap_or((term, ""));
@@ -43,14 +43,14 @@ fn parse_labels(equation: &str, term: &str, dots: usize) -> Result<Labels> {
     Ok(out)
 }
 
-/// An operand with one label for each dimension.
+/// Operand with one label for each dimension.
 struct EinsumOperand {
     tensor: Tensor,
     labels: Labels,
 }
 
 impl EinsumOperand {
-    /// Repeated labels of one operand are its diagonal.
+    /// Creates an operand. A label that is repeated within one operand selects the diagonal.
     fn new(tensor: &Tensor, labels: Labels) -> Result<Self> {
         let mut term = Self { tensor: tensor.clone(), labels };
         let repeated = |labels: &Labels| {
@@ -74,7 +74,7 @@ impl EinsumOperand {
         self.labels.iter().position(|&l| l == label).map(|d| self.tensor.shape()[d])
     }
 
-    /// Sums over the labels that nothing needs any more.
+    /// Sums over the labels that no later step needs.
     fn sum_unneeded(self, needed: &Labels) -> Result<Self> {
         let gone: SmallVec<[isize; 8]> = (0..self.labels.len())
             .filter(|&d| !needed.contains(&self.labels[d]))
@@ -87,7 +87,7 @@ impl EinsumOperand {
         Ok(Self { tensor: self.tensor.sum(&gone, false)?, labels })
     }
 
-    /// The dimensions of these labels, in this order, merged group by group; a label that is missing has extent 1.
+    /// Permutes the dimensions to these labels and merges each group. A missing label has extent 1.
     fn permute_and_merge(&self, groups: [&Labels; 3]) -> Result<Tensor> {
         let order: SmallVec<[isize; 8]> = groups
             .iter()
@@ -99,10 +99,10 @@ impl EinsumOperand {
         self.tensor.permute(&order)?.reshape(extents)
     }
 
-    /// The sum of products with another operand over the labels that `needed` does not name.
+    /// Multiplies by another operand and sums over the shared labels that are not in `needed`.
     fn contract(self, other: Self, needed: &Labels) -> Result<Self> {
         let in_both = |l: &Label| self.labels.contains(l) && other.labels.contains(l);
-        // An extent of 1 stretches to the other's: it is dropped, and left to the other operand.
+        // An extent of 1 broadcasts: drop the label here and keep the other operand's.
         let stretched: Labels = self
             .labels
             .iter()
@@ -125,7 +125,7 @@ impl EinsumOperand {
         Ok(Self { tensor: a.bmm(&b)?.reshape(&shape[..])?, labels })
     }
 
-    /// Without those of these labels whose extent is 1.
+    /// Removes the dimensions of these labels that have extent 1.
     fn squeeze_labels(&self, which: &Labels) -> Result<Self> {
         let keep = |d: &usize| !which.contains(&self.labels[*d]) || self.tensor.shape()[*d] != 1;
         let kept: SmallVec<[usize; 8]> = (0..self.labels.len()).filter(keep).collect();
@@ -137,9 +137,9 @@ impl EinsumOperand {
     }
 }
 
-/// The sum of products that an equation such as `bij,bjk->bik` names: a letter for each dimension of each operand, `...`
-/// for dimensions that broadcast. Letters that the result does not name are summed over; without `->` the result has,
-/// in alphabetic order, the letters that stand once. Operands are multiplied from left to right.
+/// Computes the sum of products of an equation such as `bij,bjk->bik`. Each dimension has a letter, and `...`
+/// stands for dimensions that broadcast. Letters missing in the result are summed over. Without `->`, the
+/// result has the letters that occur once, in alphabetical order. Operands are multiplied from left to right.
 ///
 /// ```
 /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::einsum};
@@ -151,7 +151,7 @@ impl EinsumOperand {
 /// ```
 ///
 /// # Errors
-/// The equation is malformed or does not fit the operands; their types differ; memory runs out.
+/// The equation is malformed or does not fit the operands, or the types differ.
 #[track_caller]
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
     dispatch_autocast!(OP, [operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));

@@ -1,7 +1,7 @@
-//! Linear layers: a product with a weight and a bias, as one operation, so that the vendor's library adds the bias, takes the
-//! GELU and sums the gradients of biases on the way, and the weight's gradient is added in f32 to the one that is there.
+//! Linear layers: a product with a weight and a bias as one operation. Epilogues of the vendor's library then
+//! add the bias, apply GELU and sum the bias gradients. The weight's gradient accumulates in f32.
 //!
-//! Under autocast the products are of 16-bit numbers while weights and their gradients stay f32 throughout.
+//! Under autocast the products are of 16-bit values, while weights and their gradients stay in f32.
 
 use smallvec::smallvec;
 
@@ -18,19 +18,19 @@ use crate::ops::reduce::{contiguous_zero_offset, sum_columns, sum_parts};
 use crate::tensor::layout::numel;
 use crate::tensor::{Dims, Tensor};
 
-/// A weight, and a bias, as a product takes them.
+/// Weight and optional bias of a linear layer.
 struct LinearOperands {
     op: &'static str,
-    /// The operands of the tape, in the type that their gradients have.
+    /// Operands of the autograd graph, in the type of their gradients.
     weight: Tensor,
     bias: Option<Tensor>,
-    /// The numbers that are multiplied, in the type of x, without their history.
+    /// Compute weight and bias: cast to the type of x, without history.
     compute_weight: Tensor,
     compute_bias: Option<Tensor>,
 }
 
 impl LinearOperands {
-    /// Checks a layer's shapes, and casts its numbers to the type of x.
+    /// Checks a layer's shapes, and casts its parameters to the type of x.
     fn new(
         op: &'static str,
         x: &Tensor,
@@ -52,7 +52,7 @@ impl LinearOperands {
         })
     }
 
-    /// One of its operands, as it is kept: what is multiplied may be a cast of it.
+    /// Saves an operand. Only `create_graph` needs it if the product uses a cast of it.
     fn save_operand(&self, operand: &Tensor) -> SavedTensor {
         if self.compute_weight.dtype() == operand.dtype() {
             SavedTensor::input(operand)
@@ -61,7 +61,7 @@ impl LinearOperands {
         }
     }
 
-    /// x · weightᵀ + bias of rows, without a gradient.
+    /// Computes x · weightᵀ + bias for rows, without a gradient.
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         let weight = self.compute_weight.t()?;
         let Some(bias) = &self.compute_bias else { return matmul::gemm(self.op, x, &weight) };
@@ -71,13 +71,13 @@ impl LinearOperands {
         Ok(out)
     }
 
-    /// Memory for the result of rows.
+    /// Allocates the result for rows.
     fn empty_output(&self, x: &Tensor) -> Result<Tensor> {
         Tensor::empty(&[x.shape()[0], self.compute_weight.shape()[0]], x.dtype(), x.device())
     }
 
-    /// The gradients of weight and bias, of rows, as far as they are wanted; they are inputs `at` and `at + 1` of the
-    /// operation. `sums` are those of the rows of g, where someone has made them.
+    /// Computes the requested gradients of weight and bias from rows. They are inputs `at` and `at + 1` of
+    /// the operation. `sums` are the column sums of g, if already computed.
     fn parameter_grads(
         &self,
         g: &Tensor,
@@ -121,7 +121,7 @@ impl LinearOperands {
         Ok([dw, db])
     }
 
-    /// The gradients of x, weight and bias as operations that have gradients.
+    /// Computes the gradients of x, weight and bias by differentiable operations.
     fn differentiable_grads(
         &self,
         g: &Tensor,
@@ -163,8 +163,8 @@ fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Ten
     Ok(())
 }
 
-/// What stands around [`gelu_tanh`](Tensor::gelu_tanh) of x backward, where g is the gradient of the layer behind it, of this weight: that of x,
-/// gelu_tanh(x), and the sums of the first's rows, in f32.
+/// Computes the backward pass through the next layer, of this weight, and [`gelu_tanh`](Tensor::gelu_tanh) of
+/// x. Returns the gradient of x, gelu_tanh(x), and the f32 column sums of the gradient.
 fn mlp_hidden_backward(
     op: &'static str,
     g: &Tensor,
@@ -189,7 +189,7 @@ fn mlp_hidden_backward(
     Ok((hidden, gelu, sums))
 }
 
-/// Fails where the parameters of a layer are of another type than its input.
+/// Fails if the parameters of a layer do not have the type of its input.
 fn check_same_dtype(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     for (name, t) in [("weight", Some(weight)), ("bias", bias)] {
         if let Some(t) = t.filter(|t| t.dtype() != x.dtype()) {
@@ -203,12 +203,12 @@ fn check_same_dtype(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<
     Ok(())
 }
 
-/// Whether layers of this type multiply in 8 bits now.
+/// Returns true if layers of this type currently multiply in 8 bits.
 fn uses_fp8(dtype: DType) -> bool {
     amp::is_fp8_enabled() && matches!(dtype, DType::F32 | DType::F16 | DType::BF16)
 }
 
-/// A tensor as rows of its last dimension.
+/// Reshapes a tensor to rows of its last dimension.
 pub(crate) fn flatten_to_rows(t: &Tensor) -> Result<Tensor> {
     let (last, before) = t.shape().split_last().map_or((1, 1), |(last, before)| (*last, numel(before)));
     t.reshape([before, last])
@@ -219,11 +219,11 @@ fn replace_last_extent(shape: &[usize], last: usize) -> Dims {
 }
 
 impl Tensor {
-    /// x · weightᵀ + bias: the weight is \[out, in\] (or \[in\], for one output without a dimension), the bias \[out\]. Within
-    /// [`fp8`](crate::amp::fp8()) it multiplies in 8 bits.
+    /// Computes x · weightᵀ + bias. The weight is \[out, in\], or \[in\] for one output without a dimension;
+    /// the bias is \[out\]. Within [`fp8`](crate::amp::fp8()) the product is computed in 8 bits.
     ///
     /// # Errors
-    /// The last extent of `self` is not the weight's, or the bias does not fit; memory runs out.
+    /// The last extent of `self` is not the weight's, or the bias does not fit.
     #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         const OP: &str = "linear";
@@ -262,9 +262,9 @@ impl Tensor {
         if !autograd::compute_requires_grad(&inputs) {
             return Ok(out);
         }
-        // x is kept for the weight's gradient alone.
+        // x is saved for the weight's gradient only.
         let kept = weight.requires_grad().then(|| SavedTensor::input(&flat));
-        // In its own type, in which its gradient comes; what is multiplied is the layer's.
+        // Save the original weight, whose type the gradient has. The product uses the layer's cast.
         let own = x.requires_grad().then(|| layer.save_operand(weight));
         drop(flat);
         let x_shape: Dims = x.shape().into();
@@ -291,12 +291,12 @@ impl Tensor {
 }
 
 impl Tensor {
-    /// gelu(x · upᵀ + up_bias) · downᵀ + down_bias, with GELU in the form of tanh: the two layers of a transformer's block that
-    /// treat each token alone, as one operation. Weights are \[out, in\] as in [`linear`](Self::linear). It keeps x, and what
-    /// GELU is taken of; what GELU gives is made again for the gradients.
+    /// Computes gelu(x · upᵀ + up_bias) · downᵀ + down_bias with the tanh form of GELU, as one operation: a
+    /// transformer's MLP block. Weights are \[out, in\] as in [`linear`](Self::linear). The operation saves x
+    /// and the input of GELU, and recomputes GELU's output in the backward pass.
     ///
     /// # Errors
-    /// As [`linear`](Self::linear).
+    /// See [`linear`](Self::linear).
     #[track_caller]
     pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
         const OP: &str = "mlp";
@@ -304,7 +304,7 @@ impl Tensor {
         if uses_fp8(self.dtype()) {
             return self.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
         }
-        // It is made of linear layers, and cast as they are.
+        // The operation consists of linear layers, so autocast treats it like them.
         let cast = OperandCast::for_op("linear", &[Some(self.dtype()), Some(up.dtype())]);
         let x = match &cast {
             Some(cast) => &cast.apply(self)?,
@@ -315,7 +315,7 @@ impl Tensor {
                 .iter()
                 .try_for_each(|t| matmul::check_matmul_operands(OP, x, t))?;
         }
-        // The kernel that makes GELU again computes in f32.
+        // The kernel that recomputes GELU works in f32.
         if x.dtype() == DType::F64 {
             return x.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
         }
@@ -365,10 +365,10 @@ impl Tensor {
 }
 
 impl Tensor {
-    /// y\[.., o\] = Σ x1\[.., i\] · weight\[o, i, j\] · x2\[.., j\] + bias\[o\], with `self` as x1.
+    /// Computes y\[.., o\] = Σ x1\[.., i\] · weight\[o, i, j\] · x2\[.., j\] + bias\[o\], with `self` as x1.
     ///
     /// # Errors
-    /// The shapes do not fit or the types differ; memory runs out.
+    /// The shapes do not fit, or the types differ.
     #[track_caller]
     pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         const OP: &str = "bilinear";
@@ -390,7 +390,7 @@ impl Tensor {
                 &[self.shape(), x2.shape(), weight.shape()],
             ));
         }
-        // One product for x1 with all outputs' weights, then one small one for each row.
+        // One product of x1 with the weights of all outputs, then one small product for each row.
         let rows = numel(batch);
         let left = self.reshape([rows, i])?.mm(&weight.transpose(0, 1)?.reshape([i, o * j])?)?;
         let out = left.reshape([rows, o, j])?.bmm(&x2.reshape([rows, j, 1])?)?;

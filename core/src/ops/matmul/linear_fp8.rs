@@ -1,4 +1,4 @@
-//! Linear layers of 8-bit floats: each operand is divided by what brings its largest number into the type, cast, and multiplied.
+//! 8-bit linear layers: operands are scaled to the type's range, cast, and multiplied (current scaling).
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -15,18 +15,19 @@ use crate::ops::reduce::statistics::largest_magnitude;
 use crate::ops::reduce::{contiguous_zero_offset, sum_columns};
 use crate::tensor::{Dims, Tensor};
 
-/// A matrix as 8-bit floats, and the number that it was divided by.
+/// Matrix of 8-bit floats with its scale, by which the values were divided.
 struct ScaledFp8Matrix {
     fp8_values: Tensor,
-    /// The same matrix with the elements of a column side by side, as the vendor's products take one operand; else what is there.
+    /// Column-major copy, which the library needs for one operand, or else `fp8_values`.
     column_major: Tensor,
     scale: Tensor,
 }
 
 impl ScaledFp8Matrix {
-    /// NaN is NaN; an infinite number makes NaN of itself, and zeros of the others. `columns`: a product is going to ask for them.
+    /// Quantizes a matrix. NaN stays NaN. An infinite value becomes NaN and all others become zero. `columns`
+    /// requests the column-major copy.
     fn new(x: &Tensor, dtype: DType, columns: bool) -> Result<Self> {
-        /// Steps of a thread, and extents of a workgroup's tile, as in the kernel.
+        /// Vectors of a thread, and extents of a workgroup's tile, as in the kernel.
         const EACH: usize = 4;
         const TILE: usize = 64;
         let x = match x.dtype() {
@@ -59,7 +60,7 @@ impl ScaledFp8Matrix {
         let tensors: SmallVec<[&Tensor; 5]> =
             [&x, &largest, &scale, &bytes].into_iter().chain(&turned).collect();
         let params = KernelParams::new().size(rows).size(across);
-        // A kernel that is made for types that others refuse, as casts are.
+        // `launch` would refuse storage-only types, so enqueue directly.
         launch::enqueue(device.kernel_for_spec(&spec)?, &tensors, params, [groups, 1, 1])?;
         drop(tensors);
         let columns = turned.map_or_else(|| Ok(bytes.clone()), |turned| turned.t())?;
@@ -67,8 +68,8 @@ impl ScaledFp8Matrix {
     }
 }
 
-/// x · weightᵀ + bias, of operands that were checked: x in the type of the result, a weight of two dimensions. It keeps x and the weight in
-/// bytes, as far as their gradients need them.
+/// Computes x · weightᵀ + bias of checked operands. x has the result's type, and the weight is
+/// two-dimensional. Saves 8-bit copies of x and the weight, if their gradients need them.
 pub(crate) fn forward_with_grad(
     op: &'static str,
     x: &Tensor,
@@ -78,7 +79,7 @@ pub(crate) fn forward_with_grad(
     let (dtype, weight_type) = (x.dtype(), weight.dtype());
     let inputs: SmallVec<[&Tensor; 3]> = [Some(x), Some(weight), bias].into_iter().flatten().collect();
     let wanted = autograd::compute_requires_grad(&inputs);
-    // Each is kept for the gradient of the other one.
+    // Each operand is saved for the gradient of the other.
     let [keeps_x, keeps_weight] = [weight, x].map(|t| wanted && t.requires_grad());
     let low = ScaledFp8Matrix::new(&flatten_to_rows(x)?, DType::F8E4M3, keeps_x)?;
     let low_weight = ScaledFp8Matrix::new(weight, DType::F8E4M3, keeps_weight)?;

@@ -1,4 +1,4 @@
-//! How a matrix product is cut into workgroups: which kernel of `matmul_body` makes it, and what shares a sum.
+//! Tiling of matrix products: the variant of the `matmul_body` kernel, and the split of long sums (split-K).
 
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
@@ -10,7 +10,7 @@ use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
-/// The extents of `batch` products: c of m x n, sums over k.
+/// Extents of `batch` products: c is m x n, and sums run over k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct MatmulExtents {
     pub(crate) m: usize,
@@ -19,14 +19,15 @@ pub(crate) struct MatmulExtents {
     pub(crate) batch: usize,
 }
 
-/// Whether neighbours in memory are neighbours along the sum, in each operand.
+/// Flags that say whether the inner dimension k is contiguous in each operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct KMajorOperands {
     pub(crate) a: bool,
     pub(crate) b: bool,
 }
 
-/// A tile: `high` x 256/`high` invocations make `rows` x 4·`cols` elements each, over `depth` of the sum at a time.
+/// Tile of `thread_rows` x 256/`thread_rows` invocations. Each computes `rows_per_thread` x
+/// 4·`vec4_cols_per_thread` elements, `k_depth` steps of the sum at a time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Tile {
     thread_rows: usize,
@@ -35,7 +36,7 @@ struct Tile {
     k_depth: usize,
 }
 
-/// Every tile fits 16 KiB of workgroup memory.
+/// Tile sizes, each of which fits 16 KiB of workgroup memory.
 const TILES: [Tile; 11] = [
     Tile { thread_rows: 16, rows_per_thread: 8, vec4_cols_per_thread: 2, k_depth: 8 },
     Tile { thread_rows: 8, rows_per_thread: 8, vec4_cols_per_thread: 2, k_depth: 8 },
@@ -59,26 +60,26 @@ impl Tile {
     }
 }
 
-/// What a device is good at, in units of one fused multiply-add of an invocation.
+/// Cost model of a device, in units of one fused multiply-add of an invocation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CostModel {
-    /// Workgroups that run side by side; 1 where the sum of all work is what counts.
+    /// Workgroups that run concurrently, or 1 if only the total work counts.
     parallel_workgroups: usize,
-    /// Workgroups to split long sums into.
+    /// Target number of workgroups when long sums are split.
     split_k_workgroups: usize,
-    /// A number from workgroup memory.
+    /// Cost of loading one value from workgroup memory.
     shared_load_cost: usize,
-    /// An element of a tensor.
+    /// Cost of loading one element of a tensor.
     global_load_cost: usize,
-    /// Turns that the loops of an invocation may take; sums of more are split.
+    /// Largest number of loop iterations of an invocation. Longer sums are split.
     max_iterations: usize,
 }
 
 impl CostModel {
-    /// `gathered`: elements of b are found by divisions, not by strides.
+    /// Returns a device's costs. If `gathered` is true, elements of b are addressed by divisions.
     pub(crate) fn new(device: &Device, gathered: bool) -> Self {
         let far = if gathered { 2 } else { 1 };
-        // A program that plays a GPU runs on few cores and loads one lane at a time: measured on lavapipe.
+        // Software devices run on few cores and load one lane at a time: measured on lavapipe.
         let turns = device.info().limits.max_loop_iterations as usize / 2;
         if device.info().software {
             Self {
@@ -110,7 +111,7 @@ enum MatmulVariant {
 }
 
 impl MatmulVariant {
-    /// So many terms of a sum take so many turns of loops.
+    /// Returns a number of terms of a sum and the loop iterations that they take.
     fn loop_iterations(self) -> (usize, usize) {
         match self {
             Self::Tiled(tile) => {
@@ -122,28 +123,26 @@ impl MatmulVariant {
     }
 }
 
-/// Which kernel multiplies, and how the work is cut.
+/// Kernel variant of a product, and how its work is split.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct TilePlan {
     extents: MatmulExtents,
     variant: MatmulVariant,
-    /// Workgroups for each piece of the sums.
+    /// Workgroups for each split of the sums.
     workgroups_per_split: usize,
-    /// Pieces of a sum.
     split_k: usize,
-    /// The length of a piece.
     k_per_split: usize,
 }
 
-/// The shortest piece of a sum that is worth a workgroup of its own.
+/// Shortest part of a sum that is worth a separate workgroup.
 const MIN_K_PER_SPLIT: usize = 256;
 
-/// What a second kernel costs before it does anything.
+/// Fixed cost of launching a second kernel.
 const LAUNCH_COST: usize = 2000;
 
 impl TilePlan {
-    /// The cheapest way: rounds of workgroups side by side, times the steps of a piece of the sum, times a step's cost.
-    /// Tiles are for f32, f16 and bf16.
+    /// Chooses the cheapest variant. The cost is the number of waves of workgroups, times the steps of a
+    /// split, times the cost of a step. Tiles support f32, f16 and bf16.
     pub(crate) fn new(e: MatmulExtents, dtype: DType, costs: CostModel) -> Self {
         let simple = Self::for_simple_kernel(e, costs);
         if !matches!(dtype, DType::F32 | DType::F16 | DType::BF16) {
@@ -174,7 +173,7 @@ impl TilePlan {
             lanes *= 2;
         }
         let groups = outputs.div_ceil(WORKGROUP_SIZE / lanes);
-        // Short pieces need no second stage: the lanes share them.
+        // Short sums need no second stage, because the lanes share them.
         let splits = match lanes {
             WORKGROUP_SIZE => Self::choose_split_k(e, groups, costs).min(e.k.div_ceil(32 * WORKGROUP_SIZE)),
             _ => 1,
@@ -182,7 +181,7 @@ impl TilePlan {
         Self::with_splits(e, MatmulVariant::Simple { lanes }, groups, splits, costs)
     }
 
-    /// Into how many pieces sums are split, so that there is work for the whole device.
+    /// Returns the number of splits that fills the device.
     fn choose_split_k(e: MatmulExtents, groups: usize, costs: CostModel) -> usize {
         (costs.split_k_workgroups / groups.max(1)).min(e.k / MIN_K_PER_SPLIT).clamp(1, 256)
     }
@@ -196,7 +195,7 @@ impl TilePlan {
     ) -> Self {
         let (k, turns) = way.loop_iterations();
         let splits = splits.max((extents.k / k).saturating_mul(turns).div_ceil(costs.max_iterations.max(1)));
-        // Pieces are whole tiles, so that none but the last is half empty.
+        // Round splits up to whole tiles, so that only the last may be partial.
         let chunk = extents.k.div_ceil(splits).next_multiple_of(16);
         Self { extents, variant: way, workgroups_per_split: groups, split_k: splits, k_per_split: chunk }
     }
@@ -226,12 +225,11 @@ impl TilePlan {
         rounds(self.workgroups_per_split * self.split_k) * steps * step + second
     }
 
-    /// Whether rows of c are written four columns at a time.
     fn is_tiled(&self) -> bool {
         matches!(self.variant, MatmulVariant::Tiled(_))
     }
 
-    /// The kernel's definitions. `quads`: columns of c lie in memory in aligned runs of four.
+    /// Adds the kernel's definitions. If `quads` is true, columns of c are in aligned groups of four.
     pub(crate) fn add_definitions(&self, spec: KernelSpec, along: KMajorOperands, quads: bool) -> KernelSpec {
         let order = |along: bool| if along { "k" } else { "line" };
         let spec = spec
@@ -247,14 +245,14 @@ impl TilePlan {
                 .def("a_order", order(along.a))
                 .def("b_order", order(along.b)),
             MatmulVariant::Simple { lanes } => {
-                // What matters is how the operand with more lines is read.
+                // Only the access order of the larger operand matters.
                 let along = if self.extents.n >= self.extents.m { along.b } else { along.a };
                 spec.def("way", "simple").def("lanes", lanes).def("order", order(lanes > 1 && along))
             }
         }
     }
 
-    /// The first six words of the kernel's parameters.
+    /// Returns the first six words of the kernel's parameters.
     pub(crate) fn params(&self) -> KernelParams {
         let MatmulExtents { m, n, k, batch } = self.extents;
         let (terms, turns) = self.variant.loop_iterations();
@@ -269,7 +267,7 @@ impl TilePlan {
             .loop_iterations(turns)
     }
 
-    /// Runs the kernel over `inputs` into the contiguous `out`, and the second stage where pieces of sums remain.
+    /// Runs the kernel over `inputs` into the contiguous `out`, and a second stage that adds the splits.
     pub(crate) fn run(
         &self,
         spec: &KernelSpec,
@@ -349,7 +347,7 @@ mod tests {
             global_load_cost: 8,
             max_iterations: usize::MAX,
         };
-        // The weight's gradient of a convolution of 32 into 64 channels, over 128 images of 14 x 14.
+        // Weight gradient of a convolution of 32 into 64 channels, over 128 images of 14 x 14.
         let plan = TilePlan::new(MatmulExtents { m: 64, n: 288, k: 25_088, batch: 1 }, DType::F32, gpu);
         assert!(plan.is_tiled() && plan.split_k > 16, "{plan:?}");
     }

@@ -1,4 +1,4 @@
-//! Products of 8-bit floats, each operand with a scale: the vendor's library where it has them, else 16-bit products.
+//! Scaled products of 8-bit floats: by the vendor's library if it supports them, else as 16-bit products.
 
 use crate::autograd;
 use crate::dtype::DType;
@@ -10,21 +10,23 @@ use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 
 const OP: &str = "scaled_mm";
-/// What the libraries want extents, lines and addresses of 8-bit floats to be multiples of.
+/// Alignment that the libraries require of extents, row strides and addresses of 8-bit floats.
 const FP8_ALIGNMENT: usize = 16;
 
 impl Tensor {
-    /// scale_a · scale_b · (`self` · b) + bias, of two matrices of 8-bit floats, as `out_dtype` (f32, f16 or bf16): PyTorch's
-    /// `torch._scaled_mm`.
+    /// Computes scale_a · scale_b · (`self` · b) + bias of two matrices of 8-bit floats, as `out_dtype` (f32,
+    /// f16 or bf16): PyTorch's `torch._scaled_mm`.
     ///
-    /// The scales are f32, what the operands were divided by before they were cast: one number each, or one for each row of
-    /// `self` (\[m, 1\]) and each column of b (\[1, n\]). The bias is \[n\]. Products are exact, and sums f32; matrix units that keep
-    /// fewer bits within one instruction (Hopper's) leave at most 2^-11 of the sum of all |a · b|.
+    /// The scales are the f32 values by which the operands were divided before the cast. Each is one value,
+    /// or one value for each row of `self` (\[m, 1\]) and each column of b (\[1, n\]). The bias is \[n\].
+    /// Products are exact, and sums are f32. Matrix units that keep fewer bits within one instruction
+    /// (Hopper's) have an error of at most 2^-11 of the sum of all |a · b|.
     ///
-    /// Where [`Features::f8`](crate::backend::Features) is set (CUDA from sm_89 on), at least one type is `f8_e4m3`, and the
-    /// extents of b are multiples of 16, the library multiplies the bytes; it takes `self` by rows and b by columns (the
-    /// transpose of a weight \[n, k\]), and what lies otherwise is copied first. Elsewhere both operands are cast to bf16, which
-    /// holds each of their numbers, in 2 bytes an element of workspace, and the product is f32 before it is scaled.
+    /// The library multiplies the bytes if [`Features::f8_matmul`](crate::backend::Features) is set (CUDA
+    /// from sm_89 on), at least one type is `f8_e4m3`, and the extents of b are multiples of 16. It takes
+    /// `self` row-major and b column-major (the transpose of a weight \[n, k\]); other layouts are copied
+    /// first. Otherwise both operands are cast to bf16, which represents all their values, in a workspace of
+    /// 2 bytes an element. The product is then f32 before scaling.
     ///
     /// There is no gradient.
     ///
@@ -40,7 +42,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The operands are not of 8-bit floats, the shapes do not fit, or an input requires a gradient; memory runs out.
+    /// The operands are not 8-bit floats, the shapes do not fit, or an input requires a gradient.
     #[track_caller]
     pub fn scaled_mm(
         &self,
@@ -56,7 +58,7 @@ impl Tensor {
         let (a, b) = align_operands(self, b)?;
         if scale_a.numel() == 1 && scale_b.numel() == 1 {
             let out = Tensor::empty(&shape, out_dtype, self.device())?;
-            // An epilogue adds a bias of the result's type, which the library has for 16 bits.
+            // An epilogue adds a bias of the result's type, which the library supports for 16 bits only.
             let fused = bias.filter(|_| out_dtype.size() == 2);
             let added = fused.map(|bias| contiguous_zero_offset(&bias.to_dtype(out_dtype)?)).transpose()?;
             let scales = [&contiguous_zero_offset(scale_a)?, &contiguous_zero_offset(scale_b)?];
@@ -70,7 +72,7 @@ impl Tensor {
         }
         let product = multiply_unscaled(&a, &b, &shape)?;
         drop((a, b));
-        // One element of any rank as a number; rows and columns broadcast.
+        // A single element of any rank acts as a scalar; row and column scales broadcast.
         let factor =
             |scale: &Tensor| if scale.numel() == 1 { scale.reshape([0usize; 0]) } else { Ok(scale.clone()) };
         let scaled = product.mul(&factor(scale_a)?)?.mul(&factor(scale_b)?)?;
@@ -129,12 +131,13 @@ fn check_scaled_mm(
     autograd::check_no_grad_inputs(OP, &all.into_iter().flatten().collect::<Vec<_>>())
 }
 
-/// Whether the library multiplies bytes of such extents.
+/// Returns true if the library multiplies 8-bit matrices of these extents.
 pub(crate) fn supports_fp8_extents(device: &Device, extents: &[usize]) -> bool {
     device.info().features.f8_matmul && extents.iter().all(|extent| extent.is_multiple_of(FP8_ALIGNMENT))
 }
 
-/// The operands as the library takes them, if it takes these: `self` by rows, b by columns, in lines of 16 bytes.
+/// Copies the operands to the library's layout if it is used: a row-major, b column-major, aligned to 16
+/// bytes.
 fn align_operands(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
     let (a, b) = (a.detach(), b.detach());
     if !supports_fp8_extents(a.device(), b.shape()) {
@@ -151,7 +154,7 @@ fn align_operands(a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor)> {
     Ok((by_rows(a)?, by_rows(b.t()?)?.t()?))
 }
 
-/// a · b in f32, without the scales.
+/// Computes a · b in f32, without the scales.
 fn multiply_unscaled(a: &Tensor, b: &Tensor, shape: &[usize]) -> Result<Tensor> {
     let out = Tensor::empty(shape, DType::F32, a.device())?;
     let finish = EpilogueTensors::Scaled { scales: None, bias: None };

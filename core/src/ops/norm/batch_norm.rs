@@ -1,7 +1,7 @@
-//! Batch normalisation: each channel over everything else.
+//! Batch normalisation: each channel is normalised over all other dimensions.
 //!
-//! Forward is one read for the statistics and one for the result, backward two reads of the gradient and of the input; what
-//! follows from sums is made in one short kernel. Statistics are kept in f32, whatever the element type.
+//! The forward pass reads the input once for the statistics, which are f32, and once for the result. The
+//! backward pass reads the gradient and the input twice.
 
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
@@ -22,28 +22,28 @@ use crate::ops::reduce::contiguous_zero_offset;
 use crate::ops::shape::cat;
 use crate::tensor::{Dims, Tensor};
 
-/// Steps of a channel that a thread holds, at most.
+/// Largest number of a channel's steps in the registers of a thread.
 const MAX_REGISTER_STEPS: usize = 8;
-/// Workgroups that share the sums of a gradient.
+/// Target number of workgroups for the sums of a gradient.
 const TARGET_WORKGROUPS: usize = 1024;
 
-/// One normalisation of one tensor, with what all of its kernels need.
+/// Normalisation of one tensor, with the operands of all its kernels.
 #[derive(Clone)]
 struct BatchNormalization {
     op: &'static str,
     fuses_relu: bool,
     eps: f64,
     channels: usize,
-    /// Elements of a channel side by side, and in all.
+    /// Adjacent elements of a channel, and all its elements.
     run_length: usize,
     elements_per_channel: usize,
-    /// Contiguous from the start of their storages.
+    /// All three are contiguous at offset 0 of their storages.
     x: Tensor,
     weight: Option<Tensor>,
     bias: Option<Tensor>,
 }
 
-/// How the elements of each channel are shared out.
+/// Distribution of a channel's elements over threads and workgroups.
 struct ChannelSplit {
     lanes: usize,
     width: usize,
@@ -53,7 +53,7 @@ struct ChannelSplit {
 }
 
 impl BatchNormalization {
-    /// `hold`: a part is what its threads hold.
+    /// Splits the channels. If `hold` is true, a part is as large as the registers of its threads.
     fn split_channels(&self, hold: bool) -> ChannelSplit {
         let width = if self.run_length.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let steps = self.elements_per_channel / width;
@@ -81,12 +81,12 @@ impl BatchNormalization {
         }
     }
 
-    /// Whether neighbours in memory are of neighbouring channels.
+    /// Returns true if neighbours in memory belong to neighbouring channels.
     fn has_adjacent_channels(&self) -> bool {
         self.run_length == 1 && self.channels > 1
     }
 
-    /// A kernel over all parts of all channels.
+    /// Runs a kernel over all parts of all channels.
     fn run_channel_reduction(
         &self,
         pass: &'static str,
@@ -115,7 +115,6 @@ impl BatchNormalization {
         Ok((partial, parts))
     }
 
-    /// A kernel over all elements.
     fn run_element_kernel(
         &self,
         g: Option<&Tensor>,
@@ -143,7 +142,7 @@ impl BatchNormalization {
         Ok(out)
     }
 
-    /// The mean and the reciprocal deviation of each channel, as f32 of [2, channels]. Running ones follow them.
+    /// Computes the f32 mean and reciprocal deviation [2, channels], and updates running statistics.
     fn compute_statistics(&self, running: Option<(&Tensor, &Tensor)>, momentum: f64) -> Result<Tensor> {
         let (partial, parts) = self.run_channel_reduction("moments", None, None)?;
         let statistics = Tensor::empty(&[2, self.channels], DType::F32, self.x.device())?;
@@ -168,7 +167,7 @@ impl BatchNormalization {
         launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / lanes))?;
         drop(tensors);
         if let (Some((mean, var)), Some(plain)) = (running, plain) {
-            // Views were copied, and follow by a copy.
+            // Non-contiguous running statistics were copied; copy the result back.
             for (running, made) in [(mean, plain.0), (var, plain.1)] {
                 if !(running.is_contiguous() && running.layout().offset() == 0) {
                     running.copy_(&made)?;
@@ -209,7 +208,7 @@ impl BatchNormalization {
 
     fn spec(&self, pass: &'static str, weight: bool, bias: bool) -> KernelSpec {
         let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), t.device()));
-        // Elements are divided by runs, whatever they are: the quotients are numbers of planes.
+        // Elements are divided by the run length first, so quotients count planes.
         let planes = self.x.numel() / self.run_length.max(1);
         KernelSpec::new("batch_norm")
             .def("pass", pass)
@@ -226,7 +225,7 @@ impl BatchNormalization {
         params.size(splits).size(chunk).f32(self.eps as f32).f32(momentum as f32)
     }
 
-    /// What a kernel binds, in order.
+    /// Returns the tensors that a kernel binds, in order.
     fn kernel_tensors<'a>(
         &'a self,
         g: Option<&'a Tensor>,
@@ -250,13 +249,13 @@ fn missing_statistics_error(op: &'static str) -> Error {
 }
 
 impl Tensor {
-    /// Each channel of \[batch, channels, ...\] normalised over everything else. In `training`, by the batch's own mean
-    /// and variance, which `running` mean and variance (unbiased) then follow by `momentum`, in place; otherwise by
-    /// `running`.
+    /// Normalises each channel of \[batch, channels, ...\] over all other dimensions. In `training` it uses
+    /// the mean and variance of the batch, and updates the `running` mean and (unbiased) variance in place
+    /// with `momentum`. Otherwise it uses `running`.
     ///
     /// # Errors
-    /// As [`layer_norm`](Self::layer_norm); a channel has one element only in training; there are no running
-    /// statistics outside it.
+    /// A channel has only one element in training, or there are no running statistics outside of training.
+    /// See also [`layer_norm`](Self::layer_norm).
     #[track_caller]
     pub fn batch_norm(
         &self,
@@ -270,7 +269,7 @@ impl Tensor {
         self.batch_norm_impl("batch_norm", running, [weight, bias], training, momentum, eps)
     }
 
-    /// [`batch_norm`](Self::batch_norm) and then [`relu`](Self::relu), without a pass of its own in either direction.
+    /// Computes [`batch_norm`](Self::batch_norm) followed by [`relu`](Self::relu), fused in both directions.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -281,7 +280,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`batch_norm`](Self::batch_norm).
+    /// See [`batch_norm`](Self::batch_norm).
     #[track_caller]
     pub fn batch_norm_relu(
         &self,
@@ -359,14 +358,14 @@ impl Tensor {
         let statistics = {
             let _no_grad = autograd::no_grad();
             match running {
-                // Of nothing: NaN, as in PyTorch, which nobody reads.
+                // An empty batch has NaN statistics, as in PyTorch.
                 _ if training && norm.x.numel() == 0 => {
                     Tensor::full(&[2, n], f64::NAN, DType::F32, self.device())?
                 }
-                // A checkpoint that runs again finds them moved already.
+                // In a checkpoint's recomputation, the running statistics are already updated.
                 _ if training && autograd::is_recomputing() => norm.compute_statistics(None, momentum)?,
                 _ if training => norm.compute_statistics(running, momentum)?,
-                // Running statistics change with the next batch; the tape keeps these.
+                // The next batch changes the running statistics, so the graph saves a copy.
                 Some((mean, var)) => {
                     let [mean, var] = [mean, var].map(|t| t.detach().to_dtype(DType::F32)?.reshape([1, n]));
                     cat(&[&mean?, &var?.add(eps)?.rsqrt()?], 0)?

@@ -1,7 +1,7 @@
-//! Layer and RMS normalisation of contiguous rows that fit into the registers of a workgroup: each number is read
-//! once and written once, the residual is added on the way in, and in the gradient on the way out.
+//! Layer and RMS normalisation of contiguous rows that fit a workgroup's registers, which reads and writes
+//! each element once. The kernels also add the residual, and in the backward pass its gradient.
 //!
-//! Longer rows, and rows of other shapes, are [`norm`](crate::ops::norm)'s.
+//! Longer rows and rows of other shapes use [`norm`](crate::ops::norm).
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -19,11 +19,11 @@ use crate::ops::norm::{apply_weight_bias, normalize_composite, prepare_parameter
 use crate::ops::reduce::{contiguous_zero_offset, sum_parts};
 use crate::tensor::Tensor;
 
-/// Steps of four elements in the registers of a thread: forward, and backward with three numbers for each.
+/// Largest number of vec4 steps in a thread's registers. Backward has three values for each element.
 const FORWARD_REGISTER_STEPS: usize = 8;
 const BACKWARD_REGISTER_STEPS: usize = 4;
 
-/// A normalisation of rows of `extent` elements.
+/// Normalisation of rows of `extent` elements.
 #[derive(Clone)]
 pub(crate) struct RowNorm {
     op: &'static str,
@@ -31,22 +31,23 @@ pub(crate) struct RowNorm {
     extent: usize,
     is_rms: bool,
     eps: f64,
-    /// Contiguous from the start of their storages, as all that is normalised.
+    /// Contiguous at offset 0, as all operands.
     weight: Option<Tensor>,
     bias: Option<Tensor>,
-    /// Of a sum with a residual, the other one's type, if it needs a gradient: in it the gradient comes too, with the sums of its columns.
+    /// Type of the residual branch of a fused sum, if the branch needs a gradient. The kernel then also
+    /// writes the gradient in this type, with its column sums.
     branch_dtype: Option<DType>,
 }
 
-/// What was normalised, as it is kept for the gradient.
+/// Saved rows for the gradient.
 enum SavedRows {
     Input(Tensor),
-    /// The two that it is the f32 sum of: a branch in 16 bits, and a residual that others keep anyway.
+    /// 16-bit residual branch, and a residual that another gradient saves anyway. The input is their f32 sum.
     BranchAndResidual(Tensor, Tensor),
 }
 
 impl SavedRows {
-    /// The f32 sum of a branch and a residual, or the two, whichever holds less until the backward pass.
+    /// Saves the f32 sum, or branch and residual, whichever keeps less memory until the backward pass.
     fn from_sum(sum: &Tensor, branch: &Tensor, residual: &Tensor) -> Self {
         let halved = sum.dtype() == DType::F32 && branch.dtype().size() < sum.dtype().size();
         match halved && residual.dtype() == DType::F32 && residual.is_saved_for_backward() {
@@ -55,7 +56,7 @@ impl SavedRows {
         }
     }
 
-    /// As the tape has it: `input` is its tensor there.
+    /// Returns the saved tensor that stands for `input` in the autograd graph.
     fn to_saved_tensor(&self, input: &Tensor) -> SavedTensor {
         match self {
             Self::Input(x) => SavedTensor::substitute(x, input),
@@ -70,7 +71,7 @@ impl SavedRows {
         }
     }
 
-    /// One tensor, in at most as many bindings as are left.
+    /// Returns the rows as one or two operands, within `left` bindings.
     fn kernel_operands(&self, left: usize) -> Result<(Tensor, Option<&Tensor>)> {
         Ok(match self {
             Self::Input(x) => (x.clone(), None),
@@ -83,7 +84,7 @@ impl SavedRows {
 }
 
 impl RowNorm {
-    /// `None` if the rows are too long.
+    /// Creates a normalisation, or returns `None` if the rows are too long.
     pub(crate) fn new(
         op: &'static str,
         (rows, extent): (usize, usize),
@@ -115,7 +116,8 @@ impl RowNorm {
         KernelParams::new().size(self.rows).size(self.extent).size(step).f32(self.eps as f32)
     }
 
-    /// The normalised x in `result`, and the statistics; `added` is a residual, and where the sum with it goes.
+    /// Computes the normalised x in type `result`, and the statistics. `added` is a residual and the sum's
+    /// output.
     fn forward(
         &self,
         x: &Tensor,
@@ -151,8 +153,8 @@ impl RowNorm {
         Ok((out, statistics))
     }
 
-    /// The gradients of x, weight and bias. `more` is a gradient that x has from elsewhere, and whether the sum takes its
-    /// memory.
+    /// Computes the gradients of x, weight and bias. `more` is another gradient of x to add, and a flag that
+    /// allows to overwrite its memory with the sum.
     fn backward(
         &self,
         g: &Tensor,
@@ -171,7 +173,7 @@ impl RowNorm {
         let held = Self::row_config(self.extent, BACKWARD_REGISTER_STEPS);
         let sums = wants[1..].contains(&true);
         let groups = if sums { held.grid_stride_workgroups(self.rows) } else { held.workgroups(self.rows) };
-        // Sums of g times the normalised x, of g, and of the gradient, where its rows are those of the branch.
+        // Column sums of g times the normalised x, of g, and for a residual branch of the gradient.
         let of_columns = self.branch_dtype.is_some() && g.shape().last() == Some(&self.extent);
         let sections = if of_columns { 3 } else { 2 };
         let partial = match sums {
@@ -209,7 +211,7 @@ impl RowNorm {
             tensors.extend(residual);
             tensors.extend(others.iter().copied());
             let step = groups * (WORKGROUP_SIZE / held.lanes);
-            // Each turn sums over the threads of a row: by few of them, and then by all.
+            // Each iteration sums over the threads of a row in two steps.
             let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);
             launch::launch(&spec, &tensors, params, groups)?;
         }
@@ -231,7 +233,7 @@ impl RowNorm {
         Ok(grads)
     }
 
-    /// Normalises x, on the tape. `inputs` are x, and weight and bias where there are such.
+    /// Normalises x and records the operation. `inputs` are x, and weight and bias if present.
     pub(crate) fn forward_with_grad(self, x: Tensor, result: DType, inputs: &[&Tensor]) -> Result<Tensor> {
         let (out, statistics) = self.forward(&x, None, result)?;
         Ok(self.attach_backward(out, SavedRows::Input(x), statistics, inputs))
@@ -258,7 +260,8 @@ impl RowNorm {
                     (m, own)
                 })
             };
-            // The same sum for a leaf, such as what enters a checkpoint: in a checkpoint gradients have the same bits.
+            // Also add into the gradient of a leaf, such as a checkpoint's input, so that a checkpoint's
+            // gradients have the same bits.
             let of_leaf = || wants.leaf_grad_to_accumulate(0).filter(whole).map(|m| (m, true));
             let more = if wants[0] { of_node().or_else(of_leaf) } else { None };
             self.backward(g, &x, &statistics, more, wants)
@@ -266,21 +269,21 @@ impl RowNorm {
     }
 }
 
-/// The operations that take what a normalisation of a sum gives.
+/// Operations that consume the normalised result of a fused sum.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum NormConsumer {
-    /// Any: it may be the residual stream, which autocast keeps in f32.
+    /// Any operation: the result may be the residual stream, which autocast keeps in f32.
     Any,
-    /// Products alone, which would cast it: under autocast it is written in 16 bits at once.
+    /// Only matrix products, which would cast the result: under autocast it is written in 16 bits at once.
     MatmulOnly,
 }
 
-/// Under autocast, the type that [`Tensor::layer_norm`] gives.
+/// Returns the result type of [`Tensor::layer_norm`] under autocast.
 fn autocast_norm_dtype(dtype: DType) -> DType {
     if matches!(dtype, DType::F16 | DType::BF16) { DType::F32 } else { dtype }
 }
 
-/// Under autocast, the type of what a normalisation gives if it is to meet products next.
+/// Returns the result type, under autocast, of a normalisation whose consumers are matrix products.
 fn autocast_lower_dtype(dtype: DType) -> DType {
     amp::autocast_dtype().filter(|_| matches!(dtype, DType::F32 | DType::F16 | DType::BF16)).unwrap_or(dtype)
 }
@@ -339,7 +342,8 @@ impl Tensor {
         let sum = autograd::differentiable(op, kept.clone(), &inputs, move |g, wants| {
             let mut grads = InputGrads::new();
             for (&dtype, &want) in types.iter().zip(wants.iter()) {
-                // Also where nobody wants it: what is taken is not kept. It has no history for a walk that is recorded.
+                // Take the low-precision copy even if no gradient is wanted, which frees it. It has no
+                // history for `create_graph`.
                 let low = g.take_low_precision(dtype).filter(|_| !wants.create_graph());
                 let grad = || low.map_or_else(|| g.to_dtype(dtype), Ok);
                 grads.push(if want { Some(grad()?) } else { None });
@@ -353,16 +357,18 @@ impl Tensor {
         Ok((sum, normed))
     }
 
-    /// The sum of a block's output and the residual stream, and that sum with each row over the trailing dimensions
-    /// `normalized_shape` normalised: `x.add(&residual)` and [`layer_norm`](Self::layer_norm) in one pass over memory,
-    /// and in one pass back.
+    /// Adds the residual stream to a block's output, and normalises the sum over the trailing dimensions
+    /// `normalized_shape`. Equivalent to `x.add(&residual)` and [`layer_norm`](Self::layer_norm), but in one
+    /// pass over memory in each direction.
     ///
-    /// The sum has the wider type of the two; so has the normalised one, but under [`autocast`](crate::amp::autocast) it is f32, as
-    /// that of `layer_norm`: where blocks normalise the sum behind them, it is the residual stream. Inside, all is f32. Where only products
-    /// follow, [`LayerNorm::forward_add_low_precision`](crate::nn::LayerNorm::forward_add_low_precision) writes it in 16 bits at once.
+    /// The sum and the normalised result have the wider type of both inputs, and the computation is f32.
+    /// Under [`autocast`](crate::amp::autocast) the normalised result is f32, as in `layer_norm`, because it
+    /// may be the residual stream. If only products consume the result,
+    /// [`LayerNorm::forward_add_low_precision`](crate::nn::LayerNorm::forward_add_low_precision) writes it in
+    /// 16 bits at once.
     ///
-    /// For the backward pass the sum is kept, or, where the residual is f32 and kept by another gradient anyway (in a stream of blocks, that
-    /// of the norm before) and `self` has 16 bits, the two: half as much.
+    /// The backward pass needs the sum. If `self` has 16 bits and another gradient saves the f32 residual
+    /// anyway, the operation saves both inputs instead, which takes half the memory.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -376,8 +382,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The two have different shapes, or do not end with `normalized_shape`; weight or bias has another shape; the dtype
-    /// is not f32, f16 or bf16; memory runs out.
+    /// The shapes of both inputs differ or do not end with `normalized_shape`. Weight or bias has another
+    /// shape. The dtype is not f32, f16 or bf16.
     #[track_caller]
     pub fn add_layer_norm(
         &self,
@@ -397,10 +403,11 @@ impl Tensor {
         )
     }
 
-    /// As [`add_layer_norm`](Self::add_layer_norm) with [`rms_norm`](Self::rms_norm).
+    /// Adds a residual and normalises by [`rms_norm`](Self::rms_norm), fused as in
+    /// [`add_layer_norm`](Self::add_layer_norm).
     ///
     /// # Errors
-    /// As [`add_layer_norm`](Self::add_layer_norm).
+    /// See [`add_layer_norm`](Self::add_layer_norm).
     #[track_caller]
     pub fn add_rms_norm(
         &self,
@@ -412,7 +419,7 @@ impl Tensor {
         self.add_norm_impl("add_rms_norm", residual, normalized_shape, [weight, None], eps, NormConsumer::Any)
     }
 
-    /// [`add_layer_norm`](Self::add_layer_norm) before products.
+    /// Computes [`add_layer_norm`](Self::add_layer_norm) for matmul-only consumers.
     #[track_caller]
     #[doc(hidden)]
     pub fn add_layer_norm_low_precision(
@@ -433,7 +440,7 @@ impl Tensor {
         )
     }
 
-    /// [`add_rms_norm`](Self::add_rms_norm) before products.
+    /// Computes [`add_rms_norm`](Self::add_rms_norm) for matmul-only consumers.
     #[track_caller]
     #[doc(hidden)]
     pub fn add_rms_norm_low_precision(
@@ -453,7 +460,7 @@ impl Tensor {
     }
 }
 
-/// The `eps` of an RMS normalisation that names none.
+/// Returns the default `eps` of RMS normalisation.
 pub fn machine_epsilon(dtype: DType) -> f64 {
     match dtype {
         DType::F16 => 2f64.powi(-10),

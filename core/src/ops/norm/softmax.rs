@@ -1,4 +1,4 @@
-//! Softmax and log-softmax: one kernel forward, one backward, for any strides.
+//! Softmax and log-softmax: one kernel forward and one backward, for any strides.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -14,15 +14,14 @@ use crate::runtime::device::KernelKey;
 use crate::tensor::layout::{collapse_tensor_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
-/// The rows of a tensor along one dimension, and how threads share them.
+/// Rows of a tensor along one dimension, and their distribution over threads.
 pub(crate) struct RowLayout {
-    /// Number of rows.
     pub(crate) rows: usize,
     /// Elements of a row.
     pub(crate) extent: usize,
-    /// Elements of the dimensions after that of the rows.
+    /// Elements of the dimensions after the rows' dimension.
     pub(crate) inner: usize,
-    /// Whether neighbouring threads hold neighbouring rows.
+    /// True if neighbouring threads hold neighbouring rows.
     pub(crate) across: bool,
     stride: usize,
     shape: Dims,
@@ -50,7 +49,7 @@ impl RowLayout {
         })
     }
 
-    /// The parameters that say where rows lie: eight words, the last two those of `more`, then shape and strides.
+    /// Returns the parameters that locate rows: six words, the two of `more`, then shape and strides.
     pub(crate) fn params(&self, x: &Tensor, more: [usize; 2]) -> KernelParams {
         let params =
             KernelParams::new().size(self.rows).size(self.extent).size(self.inner).size(self.shape.len());
@@ -58,7 +57,7 @@ impl RowLayout {
         params.dims(&self.shape).dims(&self.strides)
     }
 
-    /// How threads hold a row of `x`, at most `most` steps of four each.
+    /// Returns the register layout for rows of `x`, with at most `most` vec4 steps for each thread.
     pub(crate) fn row_config(&self, x: &Tensor, most: usize) -> RowConfig {
         let quads =
             supports_vec4(x.dtype()) && self.is_vec4_aligned(x) && self.extent.is_multiple_of(VEC4_WIDTH);
@@ -69,14 +68,14 @@ impl RowLayout {
         }
     }
 
-    /// Whether every row of `x` starts at a multiple of four elements, which lie side by side.
+    /// Returns true if every row of `x` is contiguous and starts at a multiple of four elements.
     pub(crate) fn is_vec4_aligned(&self, x: &Tensor) -> bool {
         let aligned = |n: &usize| n.is_multiple_of(VEC4_WIDTH);
         self.stride == 1 && aligned(&x.layout().offset()) && self.strides.iter().all(aligned)
     }
 }
 
-/// Threads that share a row of `extent` elements.
+/// Returns the number of threads that share a row of `extent` elements.
 pub(crate) fn lanes_per_row(extent: usize, across: bool) -> usize {
     match extent {
         0..=8 => 1,
@@ -87,7 +86,7 @@ pub(crate) fn lanes_per_row(extent: usize, across: bool) -> usize {
     }
 }
 
-/// Floats of at most 32 bits.
+/// Checks that the dtype is a float of at most 32 bits.
 #[track_caller]
 pub(crate) fn check_f32_f16_bf16(op: &'static str, x: &Tensor) -> Result<()> {
     match x.dtype() {
@@ -96,7 +95,6 @@ pub(crate) fn check_f32_f16_bf16(op: &'static str, x: &Tensor) -> Result<()> {
     }
 }
 
-/// The floats that softmax takes.
 #[track_caller]
 fn check_softmax_dtype(op: &'static str, x: &Tensor) -> Result<()> {
     if x.dtype() == DType::F64 {
@@ -115,7 +113,7 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
     let held = rows.row_config(input, if y.is_some() { 8 } else { 16 });
     let (dtype, log) = (launch::shader_dtype_name(input.dtype(), input.device()), op == "log_softmax");
     let (splits, chunk) = split_reduction(rows.rows, rows.extent, held.lanes, 2);
-    // Of what threads hold, nothing is gained by more workgroups.
+    // Rows in registers gain nothing from more workgroups.
     if held.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
         return run_split_rows(
             &rows,
@@ -147,7 +145,7 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
         tensors.push(y);
     }
     tensors.push(&out);
-    // Read in fours, written one by one, and the loops of sums over the threads of a row.
+    // Reads in vectors of four, scalar writes, and the loops of sums over the threads of a row.
     let turns =
         if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
     let params = rows.params(input, [0, 0]).loop_iterations(turns);
@@ -156,10 +154,10 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
     Ok(out)
 }
 
-/// Elements of a row from which on several workgroups share it, if there are few rows.
+/// Row length from which several workgroups share a row, if there are few rows.
 const SPLIT_ROW_MIN: usize = 1 << 16;
 
-/// Few rows that are very long, each by several workgroups. `tensors`: x, or g and y.
+/// Computes few very long rows, each by several workgroups. `tensors` are x, or g and y.
 fn run_split_rows(
     rows: &RowLayout,
     held: RowConfig,
@@ -227,7 +225,7 @@ fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor>
         if !wants.create_graph() {
             return Ok(smallvec![Some(run_softmax(op, g, Some(&y), dim)?)]);
         }
-        // Rounded to the type at the end, as the kernel does.
+        // Round to the element type at the end, as the kernel does.
         let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let (given, y) = (g.to_dtype(wide)?, y.to_dtype(wide)?);
         let grad = match op {
@@ -239,7 +237,7 @@ fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor>
 }
 
 impl Tensor {
-    /// Exponentials along `dim`, divided by their sum. A row of nothing but -inf is NaN, as in PyTorch.
+    /// Divides the exponentials along `dim` by their sum. A row of -inf gives NaN, as in PyTorch.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -250,36 +248,36 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `dim` is out of range; the dtype is no float, or f64 on a device without it; memory runs out.
+    /// `dim` is out of range. The dtype is not a float, or the device lacks f64.
     #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("softmax", [self], |x| x.softmax(dim));
         softmax_with_grad("softmax", self, dim)
     }
 
-    /// The logarithm of [`softmax`](Self::softmax), without its loss of digits.
+    /// Computes the logarithm of [`softmax`](Self::softmax) without loss of precision.
     ///
     /// # Errors
-    /// As [`softmax`](Self::softmax).
+    /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("log_softmax", [self], |x| x.log_softmax(dim));
         softmax_with_grad("log_softmax", self, dim)
     }
 
-    /// [`softmax`](Self::softmax) of the values cast to `dtype`: halves lose less on the way in f32.
+    /// Computes [`softmax`](Self::softmax) of the values cast to `dtype`. f32 avoids 16-bit rounding.
     ///
     /// # Errors
-    /// As [`softmax`](Self::softmax).
+    /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
         softmax_with_grad("softmax", &self.to_dtype(dtype)?, dim)
     }
 
-    /// [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
+    /// Computes [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
     ///
     /// # Errors
-    /// As [`softmax`](Self::softmax).
+    /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
         softmax_with_grad("log_softmax", &self.to_dtype(dtype)?, dim)

@@ -1,4 +1,4 @@
-//! Running totals along one dimension.
+//! Scans (prefix sums and the like) along one dimension.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -16,28 +16,28 @@ use crate::runtime::device::Device;
 use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
-/// One kind of scan.
 #[derive(Clone, Copy, Default)]
 struct Scan<'a> {
     op: &'static str,
-    /// sum, prod, max, min or affine.
+    /// Combining operation: sum, prod, max, min or affine.
     combine: &'static str,
     exclusive: bool,
     reverse: bool,
-    /// Counts stay what they are, u32: every device adds those.
+    /// Keeps u32 counts in u32, which every device can add.
     keeps_u32: bool,
-    /// What `affine` multiplies by.
+    /// Factors of an `affine` scan.
     factor: Option<&'a Tensor>,
 }
 
-/// Elements of a chunk that a workgroup's threads go through together.
+/// Elements of a chunk that a workgroup scans together.
 const WORKGROUP_CHUNK: usize = 4096;
 
-/// Elements that a thread goes through alone, of chunks of rows that lie across memory.
+/// Elements of a chunk that one thread scans, for strided rows.
 const STRIDED_THREAD_CHUNK: usize = 128;
 
-/// Number of threads that go through a part of a row together, and how many elements that has: all, or a chunk of them. No loop takes more turns than
-/// some drivers let it (65,535 of all loops of a thread), and few long rows keep a whole device at work.
+/// Returns the number of threads that scan a part of a row together, and the length of the part: the whole
+/// row or a chunk. Chunks keep loops below the iterations at which some drivers stop them (65,535 for a
+/// thread). They also let a few long rows fill a device.
 fn split_rows(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
     let many = rows >= 64 * WORKGROUP_SIZE;
     if !many && inner >= 32 && extent > 8 * STRIDED_THREAD_CHUNK {
@@ -53,12 +53,12 @@ fn split_rows(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
     }
 }
 
-/// Turns of loops for a chunk of a row by `lanes` threads: side by side they combine what they have in steps of twice the reach.
+/// Returns the loop iterations of a chunk that `lanes` threads scan and then combine in a tree.
 fn loop_iterations(lanes: usize, chunk: usize) -> usize {
     chunk.div_ceil(lanes) * if lanes > 1 { lanes.ilog2() as usize + 2 } else { 1 } + 16
 }
 
-/// Splits the results of chunks as [`split`] does.
+/// Splits the results of chunks as [`split_rows`] does.
 fn split_chunk_totals(rows: usize, chunks: usize) -> (usize, usize) {
     match split_rows(rows, chunks, 1) {
         (WORKGROUP_SIZE, _) if chunks > WORKGROUP_CHUNK / 2 => (WORKGROUP_SIZE, WORKGROUP_CHUNK / 4),
@@ -66,7 +66,7 @@ fn split_chunk_totals(rows: usize, chunks: usize) -> (usize, usize) {
     }
 }
 
-/// Results of chunks, [rows, chunks]: one number each, or two.
+/// Results of chunks, [rows, chunks], with one or two values for each chunk.
 struct ChunkTotals {
     rows: usize,
     chunks: usize,
@@ -93,7 +93,7 @@ impl Scan<'_> {
         Ok(ChunkTotals { rows, chunks, parts: parts.collect::<Result<_>>()? })
     }
 
-    /// Scans what chunks come to, in chunks of its own where there are many.
+    /// Scans the totals of chunks, recursively in chunks if there are many.
     fn scan_totals(&self, given: &ChunkTotals, compute: DType, device: &Device) -> Result<ChunkTotals> {
         let &ChunkTotals { rows, chunks: extent, .. } = given;
         let (lanes, chunk) = split_chunk_totals(rows, extent);
@@ -138,7 +138,7 @@ impl Scan<'_> {
         Ok(out)
     }
 
-    /// Runs along `dim` into a new tensor, and one of the places of extremes. Not recorded.
+    /// Scans along `dim` into a new tensor, with a second tensor of indices for max and min. Not recorded.
     #[track_caller]
     fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
         let _op = memory::scope::enter_op(self.op);
@@ -217,7 +217,7 @@ impl Scan<'_> {
     }
 }
 
-/// Running sums of counts, u32 of one dimension. Not recorded.
+/// Computes the cumulative sum of one-dimensional u32 counts. Not recorded.
 #[track_caller]
 pub(crate) fn cumsum_counts(counts: &Tensor) -> Result<Tensor> {
     Ok(Scan { op: "totals", combine: "sum", keeps_u32: true, ..Scan::default() }.run(counts, 0)?.0)
@@ -229,10 +229,10 @@ impl Tensor {
         Ok(Scan { op, combine, reverse, ..Scan::default() }.run(self, dim)?.0)
     }
 
-    /// The running sum along `dim`; integers and truth values give i64.
+    /// Computes the cumulative sum along `dim`. Integers and bools give i64.
     ///
     /// # Errors
-    /// `dim` is out of range; memory runs out; integers on a device without 64-bit ones.
+    /// `dim` is out of range. The tensor has integers and the device lacks 64-bit integers.
     #[track_caller]
     pub fn cumsum(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("cumsum", [self], |x| x.cumsum(dim));
@@ -247,10 +247,10 @@ impl Tensor {
         ))
     }
 
-    /// The running product along `dim`; integers and truth values give i64.
+    /// Computes the cumulative product along `dim`. Integers and bools give i64.
     ///
     /// # Errors
-    /// As [`cumsum`](Self::cumsum).
+    /// See [`cumsum`](Self::cumsum).
     #[track_caller]
     pub fn cumprod(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("cumprod", [self], |x| x.cumprod(dim));
@@ -259,8 +259,8 @@ impl Tensor {
         let saved = smallvec![SavedTensor::input(self)];
         let composed = move |x: &[Tensor]| x[0].scan_associative(dim, |a, b| a.mul(b));
         Ok(autograd::composite_differentiable("cumprod", out, &[self], saved, composed, move |g, _| {
-            // From the end, s[r] = g[r] + x[r + 1] s[r + 1]; then times the product of all before r. No division, so
-            // zeros are no special case.
+            // From the end, s[r] = g[r] + x[r + 1] s[r + 1], then times the product of all elements before r.
+            // No division, so zeros need no special case.
             let factor = contiguous_zero_offset(&x)?;
             let affine = Scan {
                 op: "cumprod",
@@ -274,8 +274,7 @@ impl Tensor {
         }))
     }
 
-    /// What an associative operation makes of the elements so far, of pairs of elements (Hillis and Steele, 1986): differentiable as often
-    /// as the operation is.
+    /// Scans with an associative operation (Hillis and Steele, 1986), differentiable as often as that.
     fn scan_associative(
         &self,
         dim: isize,
@@ -297,7 +296,7 @@ impl Tensor {
         Ok(scan.run(self, dim)?.0)
     }
 
-    /// The product of all other elements along `dim`, for each element. Not recorded.
+    /// Computes, for each element, the product of all other elements along `dim`. Not recorded.
     #[track_caller]
     pub(crate) fn prod_of_others(&self, dim: isize) -> Result<Tensor> {
         self.exclusive_cumprod(dim, false)?.mul(&self.exclusive_cumprod(dim, true)?)
@@ -316,17 +315,17 @@ impl Tensor {
         let (at, shape): (_, Dims) = (SavedTensor::input(&place), self.shape().into());
         let value = autograd::differentiable(op, value, &[self], move |g, wants| {
             let at = at.unpack(wants)?;
-            // Many gradients meet in one element: halves are rounded once.
+            // One element may receive many gradients, so 16-bit gradients are rounded once.
             let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
             Ok(smallvec![Some(value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])
         });
         Ok((value, place))
     }
 
-    /// The logarithm of the running sum of exponentials along `dim`, without overflow.
+    /// Computes the logarithm of the cumulative sum of exponentials along `dim`, without overflow.
     ///
     /// # Errors
-    /// `dim` is out of range; memory runs out.
+    /// `dim` is out of range.
     #[track_caller]
     pub fn logcumsumexp(&self, dim: isize) -> Result<Tensor> {
         dispatch_in_f32!("logcumsumexp", [self], |x| x.logcumsumexp(dim));
@@ -335,8 +334,8 @@ impl Tensor {
         x.scan_associative(dim, |a, b| a.logaddexp(b))
     }
 
-    /// Twice the areas of the trapezoids between neighbours along `dim`, `spacing` apart: a number, or points, along `dim` where
-    /// they have one dimension.
+    /// Returns twice the areas of the trapezoids between neighbours along `dim`. `spacing` is their distance,
+    /// or a tensor of points; one-dimensional points apply along `dim`.
     fn doubled_trapezoid_areas(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
         let _op = memory::scope::enter_op(op);
         let d = normalize_dim(op, dim, self.rank())?;
@@ -362,17 +361,18 @@ impl Tensor {
         } else {
             points.clone()
         };
-        // Points of fewer dimensions go with the last ones.
+        // Points with fewer dimensions align with the last dimensions.
         let along = if points.rank() == self.rank() { d as isize } else { d as isize - self.rank() as isize };
         let exact = points.dtype().is_float() && points.dtype().size() > 2;
         let points = if exact { points } else { points.to_dtype(y.dtype())? };
         sums.mul(&points.diff(1, along, None, None)?)
     }
 
-    /// The integral along `dim` by trapezoids, of values that lie `spacing` apart (a number), or at points (a tensor, of one dimension or as `self`).
+    /// Integrates along `dim` by the trapezoidal rule. `spacing` is the distance between values, or a tensor
+    /// of points with one dimension or the shape of `self`.
     ///
     /// # Errors
-    /// There are no dimensions; `dim` is out of range; the points do not broadcast; memory runs out.
+    /// The tensor has no dimensions, `dim` is out of range, or the points do not broadcast.
     #[track_caller]
     pub fn trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
@@ -380,10 +380,10 @@ impl Tensor {
         self.doubled_trapezoid_areas("trapezoid", spacing, dim)?.sum(&[dim], false)?.mul(0.5)
     }
 
-    /// The running integral along `dim`, as [`trapezoid`](Self::trapezoid): one element less.
+    /// Computes the cumulative integral along `dim`, one element less: see [`trapezoid`](Self::trapezoid).
     ///
     /// # Errors
-    /// As [`trapezoid`](Self::trapezoid).
+    /// See [`trapezoid`](Self::trapezoid).
     #[track_caller]
     pub fn cumulative_trapezoid<'a>(&self, spacing: impl Into<Operand<'a>>, dim: isize) -> Result<Tensor> {
         let spacing = spacing.into();
@@ -391,19 +391,19 @@ impl Tensor {
         self.doubled_trapezoid_areas("cumulative_trapezoid", spacing, dim)?.cumsum(dim)?.mul(0.5)
     }
 
-    /// The running maximum along `dim` and where it stands (i64; of equal ones the last).
+    /// Returns the cumulative maximum along `dim` and its index (i64), the last of equal elements.
     ///
     /// # Errors
-    /// As [`cumsum`](Self::cumsum).
+    /// See [`cumsum`](Self::cumsum).
     #[track_caller]
     pub fn cummax(&self, dim: isize) -> Result<(Tensor, Tensor)> {
         self.cumulative_extreme("cummax", "max", dim)
     }
 
-    /// The running minimum along `dim` and where it stands (i64; of equal ones the last).
+    /// Returns the cumulative minimum along `dim` and its index (i64), the last of equal elements.
     ///
     /// # Errors
-    /// As [`cumsum`](Self::cumsum).
+    /// See [`cumsum`](Self::cumsum).
     #[track_caller]
     pub fn cummin(&self, dim: isize) -> Result<(Tensor, Tensor)> {
         self.cumulative_extreme("cummin", "min", dim)
@@ -423,7 +423,7 @@ mod tests {
             prop_assume!(rows * extent < 1 << 33);
             let (mut lanes, mut chunk) = split_rows(rows, extent, 1 << inner);
             for _level in 0..8 {
-                // In each window of a workgroup, one turn and eight of the loop inside.
+                // Each workgroup-sized block takes one iteration and eight of the inner loop.
                 let turns = if lanes == 1 { chunk } else { chunk.div_ceil(WORKGROUP_SIZE) * 9 };
                 prop_assert!(turns + 8 < 65_535 / 2, "{} turns for {} x {}", turns, rows, extent);
                 if chunk >= extent { return Ok(()); }

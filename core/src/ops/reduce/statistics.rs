@@ -16,7 +16,7 @@ const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'stat
 }
 
 static MEAN: ReduceOp = power_sum("v", "acc / T(p.args.x)", &[]);
-// The squares of the distances from the mean: a second pass, because the difference of two large sums loses digits.
+// Squared distances from the mean, in a second pass, because the difference of two large sums loses digits.
 static VAR: ReduceOp = ReduceOp {
     name: "var",
     empty_value: Some(f64::NAN),
@@ -40,7 +40,7 @@ static LOGSUMEXP_MAX: ReduceOp = ReduceOp {
     empty_value: Some(f64::NEG_INFINITY),
     ..power_sum("v", "acc", &[])
 };
-// An infinite maximum is not subtracted: infinity less itself is NaN.
+// An infinite maximum is not subtracted, because ∞ - ∞ is NaN.
 static LOGSUMEXP: ReduceOp = ReduceOp {
     name: "logsumexp",
     empty_value: Some(f64::NEG_INFINITY),
@@ -55,13 +55,13 @@ fn reduce_params(x: f64, y: f64) -> [f32; 4] {
     [x as f32, y as f32, 0.0, 0.0]
 }
 
-/// The largest magnitude of a tensor that has elements, in its type, whatever autocast says. Not recorded.
+/// Returns the largest magnitude of a nonempty tensor in its type, independent of autocast. Not recorded.
 pub(crate) fn largest_magnitude(x: &Tensor) -> Result<Tensor> {
     reduce_float(&NORM_MAX, x, &ReduceDims::new("norm", x.shape(), &[])?, false, ReduceArgs::default())
 }
 
 impl Tensor {
-    /// The mean over the dimensions in f32 (f64 for f64), kept as extents of 1. Not recorded.
+    /// Computes the mean over the dimensions in f32 (f64 for f64), with keepdim. Not recorded.
     fn mean_keepdim(&self, over: &ReduceDims) -> Result<Tensor> {
         let dtype = if self.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let extra = ReduceArgs {
@@ -95,7 +95,7 @@ impl Tensor {
             reduce_float(op, self, &over, keepdim, extra)
         };
         let out = match self.dtype() {
-            // The kernel's numbers are f32's.
+            // The kernel's parameters are f32.
             DType::F64 if freedom.fract() != 0.0 => {
                 let _no_grad = autograd::no_grad();
                 let out = within(&VAR, 1.0)?.div(freedom)?;
@@ -103,7 +103,8 @@ impl Tensor {
             }
             _ => within(op, freedom)?,
         };
-        // With none left the result is infinite; where dimensions are named, PyTorch's gradient has the difference as it is.
+        // Without degrees of freedom the result is infinite. If dimensions are named, PyTorch's gradient
+        // divides by the negative difference.
         let freedom = match dims.is_empty() || self.rank() == 0 {
             true => freedom,
             false => over.elements_per_output as f64 - correction,
@@ -112,7 +113,7 @@ impl Tensor {
         let (x, y) = (SavedTensor::input(self), root.then(|| SavedTensor::output(&out)));
         Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
             let dtype = g.dtype();
-            // Halves are rounded once, behind all steps.
+            // 16-bit gradients are rounded once, after all steps.
             let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(wants)?)?);
             let y = y.as_ref().map(|y| amp::half_to_f32(&y.unpack(wants)?)).transpose()?;
             let mean = match wants.create_graph() {
@@ -124,7 +125,7 @@ impl Tensor {
                 None => g.mul(2.0 / freedom)?,
             };
             let g = over.expand_to_input(&g)?;
-            // Zero where the deviation is zero, as in PyTorch, which divides by it nevertheless.
+            // Zero where the deviation is zero, as in PyTorch. The division itself gives NaN there.
             let away = x.sub(&over.expand_to_input(&mean)?)?;
             let grad = g.mul(&away)?;
             let grad = match &y {
@@ -135,46 +136,46 @@ impl Tensor {
         }))
     }
 
-    /// The variance over `dims` (all if there are none), of n - `correction` degrees of freedom: 1 gives the unbiased
-    /// estimate, 0 the mean square.
+    /// Computes the variance over `dims` (all if there are none) with n - `correction` degrees of freedom. A
+    /// correction of 1 gives the unbiased estimate, 0 the mean square.
     ///
     /// # Errors
-    /// A dimension is out of range or named twice; the dtype is not a float; memory runs out.
+    /// A dimension is out of range or repeated, or the dtype is not a float.
     #[track_caller]
     pub fn var(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
         self.var_or_std(&VAR, dims, correction, keepdim)
     }
 
-    /// The square root of [`var`](Self::var).
+    /// Computes the square root of [`var`](Self::var).
     ///
     /// # Errors
-    /// As [`var`](Self::var).
+    /// See [`var`](Self::var).
     #[track_caller]
     pub fn std(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
         self.var_or_std(&STD, dims, correction, keepdim)
     }
 
-    /// The variance and the mean.
+    /// Computes the variance and the mean.
     ///
     /// # Errors
-    /// As [`var`](Self::var).
+    /// See [`var`](Self::var).
     #[track_caller]
     pub fn var_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        // Both gradients are added before they are rounded.
+        // Compute in f32, so that the two gradients are added before they are rounded.
         let x = amp::half_to_f32(self)?;
         let (var, mean) = (x.var(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
         Ok((var.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
     }
 
-    /// The p-norm over `dims` (all if there are none): the number of elements that are not zero for a `p` of 0, the
-    /// largest or smallest magnitude for an infinite one.
+    /// Computes the p-norm over `dims` (all if there are none). For a `p` of 0 it counts nonzero elements,
+    /// and for an infinite `p` it is the largest or smallest magnitude.
     ///
     /// # Errors
-    /// As [`var`](Self::var); `p` is -inf and there are no elements.
+    /// `p` is -inf and there are no elements. See also [`var`](Self::var).
     #[track_caller]
     pub fn norm(&self, p: f64, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         if autograd::compute_requires_grad(&[self]) {
-            // Its gradient is made of powers of the norm, which would be rounded before.
+            // The gradient consists of powers of the norm, which must not be rounded first.
             dispatch_in_f32!("norm", [self], |x| x.norm(p, dims, keepdim));
         }
         dispatch_autocast!("norm", [self], |x| x.norm(p, dims, keepdim));
@@ -189,7 +190,7 @@ impl Tensor {
         };
         let extra = ReduceArgs { params: reduce_params(p, 1.0 / p), ..ReduceArgs::default() };
         let out = match self.dtype() {
-            // The kernel's powers are f32's.
+            // The kernel's powers are f32.
             DType::F64 if std::ptr::eq(op, &raw const NORM_P) => {
                 let _no_grad = autograd::no_grad();
                 self.detach().abs()?.pow(p)?.sum(dims, keepdim)?.pow(1.0 / p)?
@@ -200,7 +201,7 @@ impl Tensor {
         Ok(autograd::differentiable("norm", out, &[self], move |g, wants| {
             let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let (g, y) = (over.expand_to_input(g)?, over.expand_to_input(&y)?);
-            // Where something is zero, or largest, does not change with it.
+            // The positions of zeros and of the largest elements are constants of the gradient.
             let (fixed, whole) = (x.detach(), y.detach());
             let grad = if p == 0.0 {
                 x.zeros_like()?
@@ -211,10 +212,10 @@ impl Tensor {
                 let ties = mask.sum_to(&over.keepdim_shape)?;
                 g.mul(&x.sign()?)?.mul(&mask)?.div(&ties)?
             } else if p == 2.0 {
-                // A norm of zero has a gradient of zero, as in PyTorch.
+                // The gradient of a zero norm is zero, as in PyTorch.
                 g.mul(&x)?.div(&y)?.masked_fill(&whole.eq(0.0)?, 0.0)?
             } else if p < 1.0 {
-                // x |x|^(p - 2) is infinite at zero, where PyTorch has no gradient.
+                // x |x|^(p - 2) is infinite at zero, where PyTorch's gradient is zero.
                 let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?.masked_fill(&fixed.eq(0.0)?, 0.0)?;
                 slope.mul(&g)?.mul(&y.pow(1.0 - p)?)?
             } else {
@@ -225,22 +226,22 @@ impl Tensor {
         }))
     }
 
-    /// The standard deviation, as [`std`](Self::std), and the mean.
+    /// Computes the standard deviation, see [`std`](Self::std), and the mean.
     ///
     /// # Errors
-    /// As [`var`](Self::var).
+    /// See [`var`](Self::var).
     #[track_caller]
     pub fn std_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        // Both gradients meet in the input.
+        // Compute in f32, because the input receives two gradients.
         let x = amp::half_to_f32(self)?;
         let (std, mean) = (x.std(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
         Ok((std.to_dtype(self.dtype())?, mean.to_dtype(self.dtype())?))
     }
 
-    /// The sum over `dims` (all if there are none) of what is not NaN.
+    /// Sums over `dims` (all if there are none), skipping NaN.
     ///
     /// # Errors
-    /// As [`sum`](Self::sum).
+    /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn nansum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         if !self.dtype().is_float() {
@@ -249,10 +250,10 @@ impl Tensor {
         self.masked_fill(&self.detach().isnan()?, 0.0)?.sum(dims, keepdim)
     }
 
-    /// The mean over `dims` (all if there are none) of what is not NaN.
+    /// Computes the mean over `dims` (all if there are none), skipping NaN.
     ///
     /// # Errors
-    /// As [`mean`](Self::mean).
+    /// See [`mean`](Self::mean).
     #[track_caller]
     pub fn nanmean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         dispatch_in_f32!("nanmean", [self], |x| x.nanmean(dims, keepdim));
@@ -262,11 +263,12 @@ impl Tensor {
         x.nansum(dims, keepdim)?.div(&there.sum(dims, keepdim)?)
     }
 
-    /// The covariances of variables, from \[variables, observations\] or the observations of one: PyTorch's `cov`. Observations count as often
-    /// as `fweights` say (integers), and as much as `aweights`; `correction` is 1 for an estimate without bias.
+    /// Computes the covariance matrix of \[variables, observations\], or of the observations of one variable:
+    /// PyTorch's `cov`. `fweights` are integer counts of the observations, and `aweights` their relative
+    /// weights. A `correction` of 1 gives the unbiased estimate.
     ///
     /// # Errors
-    /// There are more than two dimensions; weights are not one for each observation; memory runs out.
+    /// There are more than two dimensions, or the weights do not match the observations.
     #[track_caller]
     pub fn cov(
         &self,
@@ -301,7 +303,7 @@ impl Tensor {
         };
         let Some(w) = both else {
             let off = x.sub(&x.mean(&[1], true)?)?;
-            // Too few observations: a division by zero, as in PyTorch.
+            // Too few observations give a division by zero, as in PyTorch.
             return off.matmul(&off.t()?)?.mul(1.0 / (n as f64 - correction).max(0.0))?.squeeze_all();
         };
         let sum = w.sum_all()?;
@@ -315,11 +317,11 @@ impl Tensor {
         off.mul(&w)?.matmul(&off.t()?)?.div(&norm.maximum(0.0)?)?.squeeze_all()
     }
 
-    /// The correlations of variables, from \[variables, observations\] or the observations of one: covariances over both standard
-    /// deviations.
+    /// Computes the correlation matrix of \[variables, observations\], or of the observations of one
+    /// variable: covariances divided by both standard deviations.
     ///
     /// # Errors
-    /// As [`cov`](Self::cov).
+    /// See [`cov`](Self::cov).
     #[track_caller]
     pub fn corrcoef(&self) -> Result<Tensor> {
         dispatch_in_f32!("corrcoef", [self], |x| x.corrcoef());
@@ -332,10 +334,10 @@ impl Tensor {
         all.div(&deviation.unsqueeze(1)?)?.div(&deviation)?.clamp(-1.0, 1.0)
     }
 
-    /// The parts along `dim`, each made shorter where its norm is above `most`: PyTorch's `renorm`.
+    /// Scales each slice along `dim` down to norm `most` if its norm is larger: PyTorch's `renorm`.
     ///
     /// # Errors
-    /// There are fewer than two dimensions; `dim` is out of range; `p` is not above 0, or `most` below 0; the type is no float; memory runs out.
+    /// `self` has fewer than two dimensions or is not a float, or `dim`, `p` or `most` is out of range.
     #[track_caller]
     pub fn renorm(&self, p: f64, dim: isize, most: f64) -> Result<Tensor> {
         const OP: &str = "renorm";
@@ -358,10 +360,10 @@ impl Tensor {
         self.mul(&factor.where_(&long, 1.0)?)
     }
 
-    /// The logarithm of the sum of exponentials over `dims` (all if there are none), without overflow.
+    /// Computes log Σ exp over `dims` (all if there are none), without overflow.
     ///
     /// # Errors
-    /// As [`var`](Self::var).
+    /// See [`var`](Self::var).
     #[track_caller]
     pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
         dispatch_autocast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
@@ -372,13 +374,13 @@ impl Tensor {
         let over = ReduceDims::new("logsumexp", self.shape(), dims)?;
         let largest = reduce_float(&LOGSUMEXP_MAX, self, &over, true, ReduceArgs::default())?;
         if self.dtype() == DType::F64 {
-            // The kernel's exponential is f32's.
+            // The kernel's exponential is f32.
             let shift = largest.where_(&largest.isfinite()?, 0.0)?;
             let sum = self.sub(&over.expand_to_input(&shift)?)?.exp()?.sum(dims, keepdim)?;
             return sum.log()?.add(&shift.reshape(sum.shape())?);
         }
         let extra = ReduceArgs { center: Some(&largest), ..ReduceArgs::default() };
-        // Of halves the gradient keeps it in f32: its rounding would be a factor of all weights.
+        // Save 16-bit results in f32 for the gradient, because rounding would scale all weights.
         let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
         let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));

@@ -1,34 +1,35 @@
-//! What a recorded step is made of: commands that somebody needs, and places for memory that only the step uses.
+//! Plan of a captured step: the commands that are needed, and the placement of buffers used only inside the
+//! step.
 
 use crate::backend::command::OperandAccess;
 
-/// A piece of memory, as planning sees it.
+/// Buffer to be planned.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct CapturedBuffer {
     pub(crate) bytes: u64,
-    /// Whether it is there beyond the step.
+    /// If true, the buffer outlives the step and is not placed.
     pub(crate) outlives_step: bool,
 }
 
-/// The plan of a step.
+/// Plan of a step.
 #[derive(Debug, Default, PartialEq)]
 pub(crate) struct CapturePlan {
-    /// Which commands run.
+    /// For each command: true if it runs.
     pub(crate) is_needed: Vec<bool>,
-    /// Where each piece of memory lies that is the step's own: an arena, and an offset in it.
+    /// Arena and offset of each buffer used only inside the step.
     pub(crate) placements: Vec<Option<(usize, u64)>>,
-    /// The bytes of each arena.
+    /// Size of each arena in bytes.
     pub(crate) arena_sizes: Vec<u64>,
 }
 
-/// The commands from the first that touches a piece to the last, both included.
+/// Range of commands from the first to the last use of a buffer, both included.
 #[derive(Clone, Copy)]
 struct Lifetime {
     first: usize,
     last: usize,
 }
 
-/// Plans commands that touch pieces of memory, in arenas of at most `most` bytes whose places are multiples of `alignment`.
+/// Plans the commands and places buffers in arenas of at most `most` bytes, at multiples of `alignment`.
 pub(crate) fn plan_capture<'a, C>(
     commands: C,
     pieces: &[CapturedBuffer],
@@ -45,7 +46,7 @@ where
             lives[piece as usize].get_or_insert(Lifetime { first: at, last: at }).last = at;
         }
     }
-    // The largest first, which leaves small ones to fill the gaps; of equal ones the earlier.
+    // Largest first, so that small buffers fill the gaps; ties go to the earlier buffer.
     let mut order: Vec<usize> =
         (0..pieces.len()).filter(|&at| !pieces[at].outlives_step && lives[at].is_some()).collect();
     order.sort_by_key(|&at| (std::cmp::Reverse(pieces[at].bytes), lives[at].map_or(0, |life| life.first)));
@@ -72,7 +73,8 @@ where
     plan
 }
 
-/// Commands that write what stays, or what such a command touches later.
+/// Finds the commands that write a buffer which outlives the step, or a buffer that such a command uses
+/// later.
 fn find_needed_commands<'a, C>(commands: C, pieces: &[CapturedBuffer]) -> Vec<bool>
 where
     C: DoubleEndedIterator<Item = &'a [(u32, OperandAccess)]> + ExactSizeIterator,
@@ -83,14 +85,16 @@ where
         runs[at] =
             touched.iter().any(|(piece, touch)| *touch == OperandAccess::Write && wanted[*piece as usize]);
         if runs[at] {
-            // What it writes may be a part, or read before: the command that wrote it first is needed too.
+            // The command may write only a part of a buffer, or accumulate, so earlier writes of its operands
+            // are needed too.
             touched.iter().for_each(|(piece, _)| wanted[*piece as usize] = true);
         }
     }
     runs
 }
 
-/// The start of the smallest gap that takes so many bytes beside those that live at the same time; behind them all if there is none.
+/// Returns the start of the smallest gap of at least `bytes` between buffers with overlapping lifetimes, or
+/// the end of the last one.
 fn find_smallest_gap(there: &[(Lifetime, u64, u64)], life: Lifetime, bytes: u64) -> u64 {
     let mut best: Option<(u64, u64)> = None;
     let mut end = 0;
@@ -122,7 +126,7 @@ mod tests {
     #[test]
     fn what_nobody_needs_does_not_run_and_takes_no_memory() {
         let pieces = [STAYS, own(100), own(200), own(300)];
-        // 1 = f(0); 2 = f(1), for nobody; 3 = f(2), for nobody; 0 += 1.
+        // 1 = f(0); 2 = f(1), unused; 3 = f(2), unused; 0 += 1.
         let commands: [&[(u32, OperandAccess)]; 4] = [
             &[(0, Read), (1, Write)],
             &[(1, Read), (2, Write)],
@@ -138,7 +142,7 @@ mod tests {
     #[test]
     fn pieces_share_places_when_their_lives_do_not_meet() {
         let pieces = [STAYS, own(256), own(256), own(256), own(64)];
-        // A chain, two of which live at once at any time; 4 lives all along.
+        // A chain with two live buffers at any time; buffer 4 is always live.
         let commands: [&[(u32, OperandAccess)]; 4] = [
             &[(0, Read), (1, Write), (4, Write)],
             &[(1, Read), (2, Write)],
@@ -154,7 +158,7 @@ mod tests {
 
     #[test]
     fn no_two_pieces_that_live_at_once_overlap() {
-        // A made-up step of many sizes, by a small generator.
+        // A synthetic step with many buffer sizes.
         let mut state = 12345_u32;
         let mut next = |n: u32| {
             state = state.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);

@@ -1,6 +1,6 @@
-//! What is recorded while a step is captured: its commands, and which memory each touches.
+//! Recorder of captured steps: the commands and the buffers that each command uses.
 //!
-//! One thread records on a device at a time. What other threads do meanwhile runs as ever, and is not recorded.
+//! One thread records on a device at a time. Work of other threads runs normally and is not recorded.
 
 use std::cell::Cell;
 use std::collections::BTreeMap;
@@ -25,49 +25,49 @@ use crate::storage::Storage;
 use crate::tensor::Tensor;
 
 thread_local! {
-    /// The tape, by its address, that this thread records on.
+    /// Address of the recorder that this thread records on.
     static RECORDING_HERE: ScopedLocal<Cell<usize>> = const { ScopedLocal::new(Cell::new(0)) };
 }
 
-/// Where a device records, if it does.
+/// Recorder of a device.
 #[derive(Default)]
 pub(crate) struct CaptureRecorder {
     active: AtomicBool,
     recording: Mutex<Option<CaptureRecording>>,
 }
 
-/// What was recorded so far.
+/// Recording of a step.
 pub(crate) struct CaptureRecording {
     queue: u8,
-    /// Where random numbers stood when it began.
+    /// Random state at the start.
     pub(crate) random: RandomState,
     pub(crate) commands: Vec<RecordedCommand>,
-    /// What each command touches, by the numbers of the memories.
+    /// Buffers that each command uses, by index into `buffers`.
     pub(crate) operands: Vec<SmallVec<[(u32, OperandAccess); 8]>>,
     pub(crate) buffers: Vec<RecordedBuffer>,
     buffer_ids: FxHashMap<usize, u32>,
-    /// Which memory is where, by segment and first byte: its end, and its number.
+    /// End and buffer index of each memory range, by segment and first byte.
     buffer_ranges: BTreeMap<(u64, u64), (u64, u32)>,
-    /// Leaves that were given gradients, and the memory of those that they had before.
+    /// Leaves that received gradients, with the storages of their previous gradients.
     pub(crate) graded_leaves: Vec<(Arc<Leaf>, Option<Weak<Storage>>)>,
-    /// Leaves whose 16-bit copies were read, and the memory of these.
+    /// Leaves whose 16-bit copies were read, with the storages of the copies.
     pub(crate) cast_leaves: Vec<(Tensor, Weak<Storage>)>,
-    /// Constants from the host.
+    /// Constants uploaded from the host.
     pub(crate) constants: Vec<Tensor>,
-    /// Bytes allocated before, and the most of them since.
+    /// Bytes allocated at the start, and the peak since then.
     allocated_before: u64,
     peak_allocated: u64,
-    /// The first thing that cannot be captured.
+    /// First error that makes the capture fail.
     error: Option<Error>,
 }
 
-/// A piece of memory that commands touch.
+/// Buffer that commands use.
 pub(crate) struct RecordedBuffer {
     pub(crate) storage: Weak<Storage>,
     pub(crate) bytes: u64,
-    /// Whether it was allocated by the step.
+    /// If true, the step allocated the buffer.
     pub(crate) is_allocated_by_step: bool,
-    /// The operation that touched it first, and its module.
+    /// First operation that used the buffer.
     pub(crate) op: &'static str,
     module: ModulePath,
 }
@@ -85,17 +85,18 @@ impl fmt::Display for RecordedBuffer {
     }
 }
 
-/// A command that is kept. Its places name a memory by its number, as their segment, and count from its start.
+/// Recorded command. Its operands have a buffer index as their segment, and offsets from the start of the
+/// buffer.
 pub(crate) struct RecordedCommand {
     pub(crate) command: OwnedCommand,
     pub(crate) scope: Scope,
     pub(crate) dynamic_params: Option<DynamicParams>,
 }
 
-/// While it lives, this thread records on another tape, or on none.
+/// Guard that switches this thread to another recorder, or to none.
 type RecorderScope = ScopedGuard<Cell<usize>>;
 
-/// Ends a recording, also where the step fails or panics.
+/// Guard that ends a recording, even if the step fails or panics.
 pub(crate) struct RecordingGuard<'a> {
     recorder: &'a CaptureRecorder,
     _scope: RecorderScope,
@@ -110,7 +111,7 @@ impl Drop for RecordingGuard<'_> {
 }
 
 impl RecordingGuard<'_> {
-    /// What was recorded.
+    /// Ends the recording and returns it, or its first error.
     pub(crate) fn into_recording(self) -> Result<CaptureRecording> {
         let mut record = self
             .recorder
@@ -130,19 +131,19 @@ impl CaptureRecorder {
         self.recording.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a step is recorded on the device.
+    /// Reports whether a step is being recorded on the device.
     #[inline]
     pub(crate) fn is_active(&self) -> bool {
         self.active.load(Ordering::Relaxed)
     }
 
-    /// Whether what this thread does is recorded.
+    /// Reports whether this thread's work is recorded.
     #[inline]
     pub(crate) fn is_recording_here(&self) -> bool {
         self.is_active() && RECORDING_HERE.current() == self.address()
     }
 
-    /// Begins to record what this thread does on a queue.
+    /// Starts to record this thread's work on a queue.
     pub(crate) fn begin_recording(&self, device: &Device, queue: u8) -> Result<RecordingGuard<'_>> {
         let mut record = self.lock_recording();
         if record.is_some() {
@@ -171,19 +172,20 @@ impl CaptureRecorder {
         Ok(RecordingGuard { recorder: self, _scope: RecorderScope::new(&RECORDING_HERE, self.address()) })
     }
 
-    /// Does something that is not recorded.
+    /// Runs `work` without recording it.
     pub(crate) fn run_unrecorded<T>(&self, work: impl FnOnce() -> T) -> T {
         let _turn = RecorderScope::new(&RECORDING_HERE, 0);
         work()
     }
 
-    /// Records what this thread does for the one that records.
+    /// Runs `work` on behalf of the recording thread, so that it is recorded.
     pub(crate) fn run_recorded<T>(&self, work: impl FnOnce() -> T) -> T {
         let _turn = self.is_active().then(|| RecorderScope::new(&RECORDING_HERE, self.address()));
         work()
     }
 
-    /// Fails where a step is recorded that does this. So does the capture at its end, also where the step goes on after the error.
+    /// Fails if this thread records a step, in which `op` is not allowed. The capture then fails at its end,
+    /// even if the step ignores this error.
     #[inline]
     pub(crate) fn check_not_recording(&self, op: &'static str, reason: &str) -> Result<()> {
         if !self.is_recording_here() {
@@ -193,7 +195,7 @@ impl CaptureRecorder {
         Err(capture_error(op, reason))
     }
 
-    /// Lets the capture fail at its end, for what cannot fail itself.
+    /// Makes the capture fail at its end, for operations that cannot return an error.
     pub(crate) fn fail_capture(&self, op: &'static str, reason: &str) {
         self.with_recording(|record| {
             record.error.get_or_insert_with(|| capture_error(op, reason));
@@ -208,7 +210,7 @@ impl CaptureRecorder {
         }
     }
 
-    /// Notes new memory.
+    /// Records an allocation.
     #[inline]
     pub(crate) fn record_allocation(&self, storage: &Arc<Storage>) {
         self.with_recording(|record| {
@@ -216,7 +218,7 @@ impl CaptureRecorder {
         });
     }
 
-    /// Notes where memory is that the next command touches.
+    /// Records the address of a buffer that the next command uses.
     #[inline]
     pub(crate) fn record_binding(&self, storage: &Arc<Storage>, slice: Slice) {
         self.with_recording(|record| {
@@ -225,12 +227,12 @@ impl CaptureRecorder {
         });
     }
 
-    /// Keeps a constant for the replays.
+    /// Keeps a constant alive for replays.
     pub(crate) fn keep_constant(&self, constant: &Tensor) {
         self.with_recording(|record| record.constants.push(constant.clone()));
     }
 
-    /// Notes that a leaf's 16-bit copy is read.
+    /// Records that a leaf's 16-bit copy is read.
     pub(crate) fn record_cast_read(&self, leaf: &Tensor, copy: &Tensor) {
         self.with_recording(|record| {
             if !record.cast_leaves.iter().any(|(known, _)| known.is_same_view(leaf)) {
@@ -239,7 +241,7 @@ impl CaptureRecorder {
         });
     }
 
-    /// Notes that a leaf is given a gradient, and the one that it has.
+    /// Records that a leaf receives a gradient, with its previous gradient.
     #[inline]
     pub(crate) fn record_grad_write(&self, leaf: &Arc<Leaf>, before: Option<&Tensor>) {
         self.with_recording(|record| {
@@ -249,7 +251,7 @@ impl CaptureRecorder {
         });
     }
 
-    /// Keeps a command that was just enqueued.
+    /// Records a command that was just enqueued.
     #[cold]
     pub(crate) fn push_command(
         &self,
@@ -295,7 +297,7 @@ impl CaptureRecorder {
         Ok(())
     }
 
-    /// Says how the parameters of the last command are made at each of its runs.
+    /// Sets the function that computes the last command's parameters at each replay.
     pub(crate) fn set_dynamic_params(
         &self,
         make: impl Fn(&ReplayCtx) -> KernelParams + Send + Sync + 'static,
@@ -309,19 +311,20 @@ impl CaptureRecorder {
 }
 
 impl CaptureRecording {
-    /// Bytes that the step held at once besides what was there.
+    /// Returns the peak bytes of the step, without memory allocated before it.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_allocated - self.allocated_before
     }
 
-    /// Notes that a command could not be recorded, which has run: the capture fails, whatever the step does with the error.
+    /// Records an error for a command that ran but could not be recorded: the capture fails even if the step
+    /// ignores the error.
     fn set_error(&mut self, reason: &str) -> Error {
         self.error.get_or_insert_with(|| capture_error("capture", reason));
         capture_error("capture", reason)
     }
 
     fn buffer_id(&mut self, storage: &Arc<Storage>, born: bool) -> u32 {
-        // The weak handle keeps the address from being another one's.
+        // The weak handle keeps the allocation, so its address stays unique.
         *self.buffer_ids.entry(Arc::as_ptr(storage).addr()).or_insert_with(|| {
             let (storage, bytes) = (Arc::downgrade(storage), storage.bytes());
             let Scope { op, module, .. } = scope::current();
@@ -330,7 +333,7 @@ impl CaptureRecording {
         })
     }
 
-    /// From here on memory is there, and nothing else.
+    /// Inserts the range of a buffer and removes overlapping ranges of freed buffers.
     fn insert_range(&mut self, slice: Slice, number: u32) {
         let (segment, start) = (slice.segment.0, slice.offset);
         let end = start + slice.bytes;
@@ -346,14 +349,13 @@ impl CaptureRecording {
         self.buffer_ranges.insert((segment, start), (end, number));
     }
 
-    /// The number of the memory at a place, and where it starts.
+    /// Returns the index and the start of the buffer at an address.
     fn find_buffer(&self, segment: u64, offset: u64) -> Option<(u32, u64)> {
         let (key, (end, number)) = self.buffer_ranges.range(..=(segment, offset)).next_back()?;
         (key.0 == segment && offset < *end).then_some((*number, key.1))
     }
 }
 
-/// The error of what cannot be captured.
 pub(crate) fn capture_error(op: &'static str, reason: &str) -> Error {
     Error::Capture { op, reason: reason.to_owned() }
 }

@@ -1,26 +1,26 @@
-//! Parameters that are other ones at each run of a command: learning rates, counts of steps, random numbers.
+//! Parameters that change from one replay to the next: learning rates, step counts, random state.
 
 use crate::ops::kernel::launch::KernelParams;
 use crate::runtime::device::RandomState;
 
-/// The run of a command that its parameters are made for.
+/// Replay for which parameters are computed.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct ReplayCtx {
-    /// The seed of the replay; `None` for a run that is no replay.
+    /// Seed of the replay; `None` for an eager run.
     seed: Option<u64>,
-    /// Blocks of random numbers that were drawn from when the command was recorded to the replay.
+    /// Number of random blocks drawn between the recording of the command and the replay.
     blocks_since_capture: u64,
 }
 
 impl ReplayCtx {
-    /// A replay that begins at `now` of what was recorded from `then` on.
+    /// Creates the context of a replay with random state `now`, for a recording that began at `then`.
     pub(crate) fn for_replay(then: RandomState, now: RandomState) -> Self {
         Self { seed: Some(now.seed), blocks_since_capture: now.offset.wrapping_sub(then.offset) }
     }
 }
 
-/// Random numbers that were drawn. Only the run of a command tells where they stand, so that no command can keep those of
-/// another run.
+/// Random blocks that were drawn. Their position is resolved only with a [`ReplayCtx`], so that no command
+/// can reuse the values of another run.
 #[derive(Clone, Copy, Debug)]
 pub struct PhiloxState(RandomState);
 
@@ -29,7 +29,7 @@ impl PhiloxState {
         Self(state)
     }
 
-    /// The words of the offset and those of the seed, as kernels take them.
+    /// Returns the words of the offset and of the seed, as kernels expect them.
     pub(crate) fn to_words(self, now: &ReplayCtx) -> [u32; 4] {
         let offset = self.0.offset.wrapping_add(now.blocks_since_capture);
         let seed = now.seed.unwrap_or(self.0.seed);
@@ -37,5 +37,5 @@ impl PhiloxState {
     }
 }
 
-/// Makes the parameters of a command, once for each of its runs.
+/// Function that computes a command's parameters for each run.
 pub(crate) type DynamicParams = Box<dyn Fn(&ReplayCtx) -> KernelParams + Send + Sync>;
