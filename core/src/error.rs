@@ -182,10 +182,15 @@ impl Error {
         Self::Argument { op, message: message.into() }
     }
 
-    /// Creates a dtype error.
+    /// Creates an error about a file; `message` continues the sentence that begins with the path.
     pub fn file(path: impl AsRef<std::path::Path>, message: impl Into<String>) -> Self {
         Self::File { path: path.as_ref().display().to_string(), message: message.into() }
     }
+
+    /// Returns the out-of-memory report, also from within a context.
+    ///
+    /// # Errors
+    /// Returns any other error unchanged.
     pub fn into_out_of_memory(self) -> Result<Box<OutOfMemory>> {
         if !self.is_out_of_memory() {
             return Err(self);
@@ -196,6 +201,8 @@ impl Error {
             other => Err(other),
         }
     }
+
+    /// Creates a dtype error.
     pub fn dtype(op: &'static str, got: DType, expected: impl Into<String>) -> Self {
         Self::DType { op, got, expected: expected.into() }
     }

@@ -210,7 +210,7 @@ fn clear_cache_if_outside() {
 ///
 /// Use it for the forward pass and the loss. The backward pass runs each operation in the dtype that the
 /// forward pass chose, inside or outside of the scope. bf16 has the range of f32. In f16, gradients below
-/// 6e-8 underflow unless a [`GradScaler`](super::GradScaler) scales the loss.
+/// 6e-8 underflow unless a `GradScaler` scales the loss.
 ///
 /// A parameter that is used several times is cast once: casts are cached until the outermost scope ends. A
 /// parameter that was written in the meantime is cast again, whether an optimiser, `load_state_dict`, `copy_`

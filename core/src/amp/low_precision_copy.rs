@@ -3,7 +3,7 @@
 //!
 //! A copy is valid until the parameter is written again, which storage versions detect. If a graph still
 //! holds the previous copy, the next copy uses other memory. A captured step holds the copies that it was
-//! recorded with ([`CapturedCast`]) and writes them in place at every replay. A graph that uses such a copy
+//! recorded with (`CapturedCast`) and writes them in place at every replay. A graph that uses such a copy
 //! must run its backward pass before the next replay.
 
 use std::sync::Weak;

@@ -4,7 +4,7 @@
 //! [`autocast`] is a scope around the forward pass in which every operation chooses its dtype by PyTorch's
 //! lists ([`CastPolicy`]). Parameters stay in f32: each is cast once in a scope, and its gradient is cast
 //! back. With [`fp8()`] inside, linear layers multiply in 8 bits. In f16, small gradients underflow:
-//! [`GradScaler`] scales the loss, and unscales the gradients.
+//! `GradScaler` scales the loss, and unscales the gradients.
 //!
 //! ```no_run
 //! # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};

@@ -504,7 +504,7 @@ impl Tensor {
 
     /// Sets `requires_grad` of a leaf and of all clones of its handle, as in PyTorch. Operations on frozen
     /// leaves alone are not recorded and save nothing for the backward pass. Freezing also frees the leaf's
-    /// gradient, so that optimisers skip it. [`Module::requires_grad_`](crate::nn::Module::requires_grad_)
+    /// gradient, so that optimisers skip it. `Module::requires_grad_`
     /// does this for all parameters.
     ///
     /// # Errors
@@ -549,7 +549,7 @@ impl Tensor {
     ///
     /// A gradient must have the shape, dtype and device of its tensor. A mismatch is an error where the
     /// gradient is used: in a backward pass that adds to it, in an optimiser's step, or in
-    /// [`clip_grad_norm_`](crate::optim::clip_grad_norm_).
+    /// `clip_grad_norm_`.
     pub fn set_grad(&self, grad: Option<Tensor>) {
         if let Some(leaf) = self.leaf() {
             // A captured step gives the leaf this gradient at each replay.

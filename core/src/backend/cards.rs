@@ -114,11 +114,13 @@ impl CardProfile {
         })
     }
 
-    /// Changes the profile to use through wgpu: plain segments, and the core's own matrix products.
+    /// Finds a card by the name that its driver reports.
     pub(crate) fn from_full_name(name: &str) -> Option<Self> {
         let card = CARD_TABLE.iter().find(|card| name == card.1)?;
         Self::from_card(card.0).ok()
     }
+
+    /// Changes the profile to use through wgpu: plain segments, and the core's own matrix products.
     #[must_use]
     pub fn with_wgpu_limits(self) -> Self {
         // Largest binding that Vulkan drivers support.

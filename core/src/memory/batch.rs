@@ -229,7 +229,7 @@ impl Drop for BatchGuard<'_> {
 impl Pool {
     /// Runs a step, forward and backward, that has so many rows of a batch on the device at once. If it runs out of memory, the
     /// error says how many would fit, by what it had reached, and better by steps before it that ran to their end:
-    /// [`OutOfMemory::fitting_batch_size`](super::OutOfMemory::fitting_batch_size). A [`Trainer`](crate::train::Trainer) runs all of its steps so.
+    /// [`OutOfMemory::fitting_batch_size`](super::OutOfMemory::fitting_batch_size). A `Trainer` runs all of its steps so.
     ///
     /// Only the outermost of several counts.
     ///

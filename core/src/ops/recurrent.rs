@@ -62,7 +62,7 @@ impl RecurrentKind {
     }
 }
 
-/// One direction of one layer over all time steps, as used by [`Lstm`](crate::nn::Lstm) and similar modules.
+/// One direction of one layer over all time steps, as used by `Lstm` and similar modules.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, ops::{RecurrentOp, RecurrentKind}, tensor::Tensor};

@@ -268,11 +268,16 @@ impl Device {
         &self.inner.span_recorder
     }
 
-    /// Returns the recorder of captured steps.
+    /// Fails while a step is recorded on this device. `reason` says why `op` cannot be part of a step.
+    ///
+    /// # Errors
+    /// Returns [`Error::Capture`](crate::error::Error::Capture) during a recording.
     #[doc(hidden)]
     pub fn check_not_recording(&self, op: &'static str, reason: &str) -> Result<()> {
         self.inner.capture_recorder.check_not_recording(op, reason)
     }
+
+    /// Returns the recorder of captured steps.
     pub(crate) fn capture_recorder(&self) -> &CaptureRecorder {
         &self.inner.capture_recorder
     }

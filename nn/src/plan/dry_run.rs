@@ -197,8 +197,3 @@ impl fmt::Display for DryRun {
         )
     }
 }
-
-    /// Returns the out-of-memory report, also from within a context.
-    ///
-    /// # Errors
-    /// Returns any other error unchanged.

@@ -51,7 +51,7 @@ impl Tensor {
     /// cos + a sin) (Su et al., 2021). `self` is \[.., positions, features\]. `cos` and `sin` are
     /// \[positions, pairs\], for the first 2 · pairs features; later features are unchanged. Feature k pairs
     /// with k + pairs (Llama, GPT-NeoX), or with its neighbour if `interleaved` (GPT-J). The gradient is the
-    /// inverse rotation. [`RotaryEmbedding`](crate::nn::RotaryEmbedding) stores the tables.
+    /// inverse rotation. `RotaryEmbedding` stores the tables.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};

@@ -364,7 +364,7 @@ impl Tensor {
     /// The sum and the normalised result have the wider type of both inputs, and the computation is f32.
     /// Under [`autocast`](crate::amp::autocast) the normalised result is f32, as in `layer_norm`, because it
     /// may be the residual stream. If only products consume the result,
-    /// [`LayerNorm::forward_add_low_precision`](crate::nn::LayerNorm::forward_add_low_precision) writes it in
+    /// `LayerNorm::forward_add_low_precision` writes it in
     /// 16 bits at once.
     ///
     /// The backward pass needs the sum. If `self` has 16 bits and another gradient saves the f32 residual
