@@ -70,15 +70,15 @@ fn find_mdbook(workspace: &Workspace) -> Result<PathBuf> {
     Ok(program)
 }
 
-/// Checks README, CONTRIBUTING and everything in `docs`; prints each mistake with its place. Links must have a target,
+/// Checks all Markdown files of the workspace; prints each mistake with its place. Links must have a target,
 /// pages of the book link only within the book, a page with Rust samples is part of the documentation tests, and a page
 /// that a source names exists.
 pub(crate) fn check_docs(root: &Path) -> Result<bool> {
     let book = root.join("docs/src");
     let tested = std::fs::read_to_string(root.join("src/lib.rs"))?;
     let summary = std::fs::read_to_string(book.join("SUMMARY.md"))?;
-    let mut pages = vec![root.join("README.md"), root.join("CONTRIBUTING.md")];
-    collect_pages(&root.join("docs"), &mut pages)?;
+    let mut pages = Vec::new();
+    collect_pages(root, &mut pages)?;
     let mut mistakes = Vec::new();
     for page in &pages {
         let text = std::fs::read_to_string(page)?;
@@ -117,7 +117,7 @@ fn collect_pages(folder: &Path, pages: &mut Vec<PathBuf>) -> Result<()> {
         std::fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<Result<_>>()?;
     entries.sort();
     for path in entries {
-        if path.is_dir() {
+        if path.is_dir() && !checks::EXCLUDED_DIRS.iter().any(|foreign| path.ends_with(foreign)) {
             collect_pages(&path, pages)?;
         } else if path.extension().is_some_and(|end| end == "md") {
             pages.push(path);

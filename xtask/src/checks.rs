@@ -11,7 +11,7 @@ use std::process::Command;
 /// Maximum number of lines of a source file.
 const MAX_LINES: usize = 800;
 /// Folders without sources of this project.
-const EXCLUDED_DIRS: [&str; 5] = [".git", ".forebay", "target", "out", "corpus"];
+pub(crate) const EXCLUDED_DIRS: [&str; 5] = [".git", ".forebay", "target", "out", "corpus"];
 
 /// Runs all checks, cheapest first.
 pub(crate) fn run_all(workspace: &Workspace) -> Vec<Stage> {
