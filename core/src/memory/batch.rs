@@ -1,100 +1,103 @@
-//! How much of a step's memory grows with the rows of its batch: what the advice of an out-of-memory error is computed
-//! from.
+//! Estimates how a step's memory grows with its batch size, which the advice of an out-of-memory error is
+//! computed from.
 //!
-//! What was held when a step began, and what is left when it is done (the gradients of parameters, mostly), stays whatever
-//! the number of rows. The rest is taken to grow with them, but for memory tagged `parameter`, `optimizer_state` or
-//! `workspace`, and once the largest parameter: its gradient may be computed beside the one it is added to. The moment of the peak
-//! moves with the rows, and never upwards: so the estimate for fewer rows is no less than the need, as far as the rest
-//! does grow with the rows.
+//! Memory held before the step, and memory left after it (mostly gradients of parameters), does not depend on
+//! the batch size. The rest is taken to be proportional to it, with two exceptions. Memory tagged
+//! `parameter`, `optimizer_state` or `workspace` is constant, and so is one copy of the largest parameter:
+//! its gradient may be computed next to the one that accumulates it.
+//!
+//! A smaller batch peaks no higher than in proportion, even if its peak comes at another moment. So the
+//! estimate for fewer rows is no less than the need, as far as the rest is proportional.
 
 use super::Tag;
 use super::pool::Pool;
 use super::pool_state::PoolState;
 use crate::error::Result;
 
-/// The part of its memory that a pool holds idle at most because it is in pieces, in virtual memory and in plain segments:
-/// the rest would have gone back.
+/// Largest part of its memory that a pool keeps idle because of fragmentation, in virtual memory and in plain
+/// segments. The pool releases idle memory beyond that part.
 const OVERHEAD_DIVISORS: [u64; 2] = [32, 8];
-/// The smallest pieces that it takes: with fewer rows, other blocks are small.
+/// Smallest overhead by fragmentation: with fewer rows, other blocks are small.
 const MIN_OVERHEAD_BYTES: u64 = 4 << 20;
-/// What does not grow with the rows. (Scratch memory does or does not, by the operation.)
+/// Tags whose memory does not depend on the batch size. (Scratch memory may or may not, by operation.)
 const BATCH_INDEPENDENT_TAGS: [Tag; 3] = [Tag::Parameter, Tag::OptimizerState, Tag::Workspace];
 
-/// What a step of so many rows took, that ran to its end: the most that steps of the same number took.
+/// Memory of a completed step, the maximum over consecutive steps of the same batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchMeasurement {
-    /// Rows that ran at once.
+    /// Batch size, in rows.
     pub batch_size: usize,
-    /// The most bytes that were held, with what had been held before the step.
+    /// Peak of allocated bytes, including bytes held before the step.
     pub peak: u64,
-    /// Bytes that were left for each tag when it was done, in the order of [`Tag::ALL`].
+    /// Bytes left for each tag after the step, in the order of [`Tag::ALL`].
     left_by_tag: [u64; Tag::COUNT],
-    /// Bytes at the peak beyond those that were left.
+    /// Bytes at the peak beyond those left.
     transient: u64,
-    /// Transient ones of tags that do not grow with the rows.
+    /// Transient bytes of tags that do not depend on the batch size.
     constant: u64,
-    /// What the pool needs beside.
+    /// Overhead of the pool in bytes: fragmentation and rounding.
     overhead: u64,
 }
 
-/// A step that runs.
+/// Step that is running.
 #[derive(Clone, Debug)]
 struct RunningBatch {
     batch_size: usize,
-    /// Bytes held when it began.
+    /// Bytes held when the step began, by tag.
     held_before: [u64; Tag::COUNT],
 }
 
-/// What a pool knows of rows.
+/// Batch measurements of a pool.
 #[derive(Clone, Debug, Default)]
 pub(super) struct BatchMemory {
     running: Option<RunningBatch>,
     measured: Option<BatchMeasurement>,
 }
 
-/// A step that ran out of memory, and how its need depends on the rows that run at once.
+/// Memory of a step that failed, and how its need depends on the batch size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchEstimate {
-    /// Rows that ran at once.
+    /// Batch size, in rows.
     pub batch_size: usize,
-    /// Bytes that were held when the step began.
+    /// Bytes held when the step began.
     pub held_before: u64,
-    /// Bytes that it had come to hold, the request included: the step would have needed more.
+    /// Bytes that the step had allocated, the failed request included. The step would have needed more.
     pub reached_bytes: u64,
-    /// What is known of a step before it that ran to its end.
+    /// Cost model from an earlier step that completed, if there is one.
     pub earlier_step: Option<BatchCostModel>,
 }
 
-/// What a step needs, by one that ran to its end.
+/// Memory need as a function of the batch size, from a completed step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct BatchCostModel {
-    /// Rows that ran at once.
+    /// Batch size of the completed step, in rows.
     pub batch_size: usize,
-    /// Bytes that do not grow with the rows.
+    /// Bytes that do not depend on the batch size.
     pub fixed_bytes: u64,
-    /// Bytes that do, of so many rows.
+    /// Bytes in proportion to the batch size, at `batch_size` rows.
     pub batch_bytes: u64,
 }
 
-/// A number of rows, and what it would need.
+/// Batch size and the memory it would need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct FittingBatch {
-    /// Rows that run at once.
+    /// Batch size, in rows.
     pub batch_size: usize,
-    /// Bytes that they need.
+    /// Bytes needed.
     pub bytes: u64,
-    /// Whether the bytes are those of an earlier step that ran to its end; else they are no more than what the step that
-    /// failed had reached, and it may need more.
+    /// If true, the bytes come from an earlier step that completed. Otherwise they are a lower bound from
+    /// what the failed step had reached.
     pub is_measured: bool,
 }
 
 impl BatchEstimate {
-    /// What so many rows at once need, no more of them than [`at_once`](Self::at_once): by an earlier step, if one of no fewer
-    /// rows is known and this step is not larger than that one was; else [`at_least`](Self::at_least).
+    /// Estimates the memory for `rows` rows, at most [`batch_size`](Self::batch_size). Uses the earlier step
+    /// if that had at least as many rows and its estimate is no less than [`lower_bound`](Self::lower_bound);
+    /// otherwise the lower bound.
     #[must_use]
     pub fn estimate(&self, rows: usize) -> FittingBatch {
         let least = self.lower_bound(rows);
@@ -105,26 +108,26 @@ impl BatchEstimate {
         known.map_or(least, |bytes| FittingBatch { batch_size: rows, bytes, is_measured: true })
     }
 
-    /// What they need at least, by what this step had reached.
+    /// Returns the least memory that `rows` rows need, from what this step had reached.
     #[must_use]
     pub fn lower_bound(&self, rows: usize) -> FittingBatch {
         let bytes = self.held_before + scale_to_batch(self.reached_bytes, rows, self.batch_size);
         FittingBatch { batch_size: rows, bytes, is_measured: false }
     }
 
-    /// The half, the quarter, ... of the rows that did not fit.
+    /// Returns half, a quarter, ... of the batch size that did not fit.
     pub(super) fn halved_batch_sizes(self) -> impl Iterator<Item = usize> + Clone {
         std::iter::successors(Some(self.batch_size), |rows| (*rows > 1).then(|| rows.div_ceil(2))).skip(1)
     }
 }
 
-/// `rows` of `all` rows' bytes.
+/// Scales `bytes` of `all` rows to `rows` rows, rounded up.
 fn scale_to_batch(bytes: u64, rows: usize, all: usize) -> u64 {
     (u128::from(bytes) * rows as u128).div_ceil(all.max(1) as u128) as u64
 }
 
 impl BatchMeasurement {
-    /// At least that of another step of as many rows; else that of the later one.
+    /// Returns the maximum of both measurements if the batch sizes are equal, else the later one.
     fn merge_earlier(self, earlier: Option<Self>) -> Self {
         let Some(earlier) = earlier.filter(|e| e.batch_size == self.batch_size) else { return self };
         let mut left = self.left_by_tag;
@@ -139,7 +142,7 @@ impl BatchMeasurement {
         }
     }
 
-    /// What a step needs that begins with these bytes.
+    /// Returns the cost model of a step that begins with `before` bytes by tag.
     fn estimate_step(&self, before: &[u64; Tag::COUNT], largest_parameter: u64) -> BatchCostModel {
         let stays: u64 = before.iter().zip(&self.left_by_tag).map(|(now, left)| now.max(left)).sum();
         let constant = (self.constant + largest_parameter).min(self.transient);
@@ -152,7 +155,7 @@ impl BatchMeasurement {
 }
 
 impl PoolState {
-    /// A step begins; `false` if one runs already.
+    /// Begins to measure a step; returns false if another one is being measured.
     fn begin_batch(&mut self, rows: usize) -> bool {
         if self.batch_memory.running.is_some() {
             return false;
@@ -163,7 +166,7 @@ impl PoolState {
         true
     }
 
-    /// It ends, at its end or with an error.
+    /// Ends the measured step, which completed if `done`.
     fn end_batch(&mut self, done: bool) {
         let Some(running) = self.batch_memory.running.take() else { return };
         let counters = &mut self.heap.counters;
@@ -181,7 +184,8 @@ impl PoolState {
                 let idle = inner.reserved.saturating_sub(inner.allocated);
                 (idle.min(inner.allocated / OVERHEAD_DIVISORS[0]), MIN_OVERHEAD_BYTES)
             }
-            // Not by what was idle: blocks move while there is room to move them through, which there is less of at a limit.
+            // Idle bytes say little here: compaction needs room to move blocks through, and a limit leaves
+            // less of it.
             None => {
                 (inner.allocated / OVERHEAD_DIVISORS[1], MIN_OVERHEAD_BYTES + self.config.large_segment_size)
             }
@@ -192,13 +196,13 @@ impl PoolState {
             left_by_tag: left,
             transient,
             constant: constant.iter().sum(),
-            // Blocks are rounded up, however few rows they hold.
+            // Blocks are rounded up however few rows they hold.
             overhead: idle + pieces + inner.blocks * self.heap.rules.unit,
         };
         self.batch_memory.measured = Some(measured.merge_earlier(self.batch_memory.measured));
     }
 
-    /// What is known of the step that runs, at a request of so many bytes that cannot be served.
+    /// Returns the estimate for the running step when a request of `bytes` bytes fails.
     pub(super) fn batch_estimate(&self, bytes: u64, largest_parameter: u64) -> Option<BatchEstimate> {
         let running = self.batch_memory.running.as_ref()?;
         let before = running.held_before.iter().sum::<u64>();
@@ -214,7 +218,7 @@ impl PoolState {
     }
 }
 
-/// Ends a step, whatever becomes of it.
+/// Ends the measured step when dropped, on success, error and panic.
 struct BatchGuard<'a> {
     pool: &'a Pool,
     succeeded: bool,
@@ -227,14 +231,15 @@ impl Drop for BatchGuard<'_> {
 }
 
 impl Pool {
-    /// Runs a step, forward and backward, that has so many rows of a batch on the device at once. If it runs out of memory, the
-    /// error says how many would fit, by what it had reached, and better by steps before it that ran to their end:
-    /// [`OutOfMemory::fitting_batch_size`](super::OutOfMemory::fitting_batch_size). A `Trainer` runs all of its steps so.
+    /// Runs a step, forward and backward, that has `rows` rows of a batch on the device at once. If the step
+    /// runs out of memory, [`OutOfMemory::fitting_batch_size`](super::OutOfMemory::fitting_batch_size) gives
+    /// a batch size that would fit. That size is computed from what the step had reached, and more precisely
+    /// from earlier steps that completed. `forebay_nn`'s `Trainer` runs its steps this way.
     ///
-    /// Only the outermost of several counts.
+    /// Of nested calls, only the outermost one measures.
     ///
     /// # Errors
-    /// Those of `step`.
+    /// Errors of `step`.
     ///
     /// ```
     /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -258,14 +263,14 @@ impl Pool {
         result
     }
 
-    /// What the last step of [`with_batch_size`](Self::with_batch_size) that ran to its end took.
+    /// Returns the measurement of the last step of [`with_batch_size`](Self::with_batch_size) that completed.
     #[must_use]
     pub fn measured_batch(&self) -> Option<BatchMeasurement> {
         self.shared.lock().batch_memory.measured
     }
 
-    /// The most bytes that the pool may hold now: by its limits, and by what the device has free. `None` where nothing bounds
-    /// it and the driver does not tell.
+    /// Returns the most bytes that the pool may hold now, by its own limit, the process's limit and the
+    /// device's free memory. Returns `None` without a limit where the driver does not report free memory.
     #[must_use]
     pub fn capacity(&self) -> Option<u64> {
         let state = self.shared.lock();

@@ -1,11 +1,15 @@
-//! Moving blocks that are in use: memory that is free in parts becomes free in one piece, for a copy instead of a growth.
+//! Compaction: moves blocks in use so that free fragments become one free block, at the price of a copy
+//! instead of growth.
 //!
-//! Contract. A block moves only if whoever holds it said that it may ([`Request::movable`]), and it is neither pinned nor of a
-//! private pool. Its holder keeps a handle, and looks up where it is ([`Pool::locate`]) behind the gate of the pool's [`BlockMover`], each
-//! time that blocks have moved ([`Pool::moves`]), up to where its work is enqueued. The copies are enqueued behind the gate too, after
-//! all that any queue was given and before all that it is given next, so nobody sees a block on its way.
+//! A block moves only if its request was [`movable`](Request::movable), it is not pinned and it belongs to no
+//! private pool. Its holder keeps a handle and looks up the address ([`Pool::refresh_location`]) whenever
+//! [`Pool::move_count`] has changed. The holder does so under the dispatch lock of the pool's [`BlockMover`],
+//! which it keeps until its work is enqueued.
 //!
-//! What moves depends on nothing but the requests: a device that runs nothing moves the same.
+//! Copies are enqueued under the same lock: after all work submitted to any queue, and before all later work.
+//! So no operation sees a block in motion.
+//!
+//! The plan depends only on the requests: a device that executes nothing moves the same blocks.
 
 use std::fmt;
 use std::sync::atomic::Ordering;
@@ -19,21 +23,21 @@ use super::pool_state::{GrowOutcome, IdleKind, PoolState};
 use super::source::{PageRemap, SegmentId, SegmentSource, SourceError};
 use crate::error::Result;
 
-/// What enqueuing a copy costs, in bytes that could be copied meanwhile.
+/// Cost of enqueuing a copy, in bytes that could be copied meanwhile.
 pub(super) const COPY_COST: u64 = 1 << 20;
-/// How deep holes are made for blocks that go to make one.
+/// Depth to which gaps are made for blocks that are evicted from a gap.
 const MAX_NESTED_GAPS: usize = 2;
-/// How often holes are filled for a request, at most: each time there are fewer.
+/// Most rounds of filling holes for one request; each round leaves fewer.
 const MAX_DEFRAGMENT_ROUNDS: usize = 4;
-/// Segments are emptied for less than a request would need where that gives this part back of what the program has used.
+/// Segments are also evacuated for less than the surplus, if that returns this part of the peak usage.
 const MIN_GAIN_DIVISOR: u64 = 16;
-/// A new segment for what is in the way of a request is worth it below this part (of 10) of one for the request.
+/// A new segment for the evicted blocks is worthwhile if it is smaller than these tenths of the request...
 const SMALLER_GROWTH_TENTHS: u64 = 8;
-/// And where at least this part of the request is free.
+/// ... and if at least this part of the request is free.
 const MIN_FREE_DIVISOR: u64 = 10;
 const SEGMENT_ROUNDING: u64 = 2 << 20;
 
-/// The way of a block, or of a part of it. It does not overlap where it was.
+/// Move of a block or of a part of it. Source and destination do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct BlockMove {
     pub(crate) from: (SegmentId, u64),
@@ -41,35 +45,38 @@ pub(crate) struct BlockMove {
     pub(crate) bytes: u64,
 }
 
-/// Something that is held, and given up by dropping it.
+/// Guard that releases what it holds when dropped.
 pub(crate) trait HeldDispatch {}
 
 impl<T> HeldDispatch for T {}
 
-/// Who copies blocks for a pool.
+/// Copies blocks for a pool.
 pub(crate) trait BlockMover: Send + Sync + fmt::Debug {
-    /// Keeps everyone from looking up where blocks are, until the guard is dropped. Who did before has enqueued the work.
+    /// Locks dispatch, so that no operation looks up addresses until the guard is dropped. Operations that
+    /// looked up addresses earlier have enqueued their work.
     fn lock_dispatch(&self) -> Box<dyn HeldDispatch + '_>;
-    /// Enqueues copies on a queue, in order: after all that any queue was given so far, and before all that it is given next.
+    /// Enqueues copies on a queue, in order: after all work submitted to any queue so far, and before all
+    /// later work.
     fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> Result<()>;
 }
 
-/// What became of moving blocks.
+/// Result of a compaction attempt.
 enum CompactOutcome {
-    /// They have moved.
+    /// Blocks moved.
     Moved,
-    /// Idle segments of so many bytes have to go first, or the pool would hold too much with the one that it takes.
+    /// Idle segments of this many bytes must be released first; otherwise the pool would exceed its target
+    /// with the segment it needs.
     ReleaseFirst(u64),
     NotPossible,
 }
 
 impl PoolState {
-    /// Whether the pool moves blocks instead of growing past what the program has shown to need.
+    /// Reports whether the pool moves blocks before it grows past what the program has shown to need.
     pub(super) fn is_compaction_enabled(&self) -> bool {
         self.has_mover && self.config.compaction && self.config.max_split_size.is_none()
     }
 
-    /// Whether moving blocks may serve a request: there is something free.
+    /// Reports whether compaction may serve a request: it is enabled and some memory is free.
     pub(super) fn can_compact(&self, need: &AllocRequest) -> bool {
         let counters = &self.heap.counters;
         let owner = self.heap.arenas[usize::from(need.arena)].owner;
@@ -78,8 +85,8 @@ impl PoolState {
             && counters.reserved() > counters.active() + counters.releasing_bytes
     }
 
-    /// Serves a request by moving blocks. Else it may have made segments idle that would be too many: `surplus` bytes of them. Or idle
-    /// segments have to go `first`.
+    /// Moves blocks to serve a request. If that fails, it may have evacuated segments, up to `surplus` bytes.
+    /// With `first`, it may ask for idle segments to be released first.
     fn try_compact(
         &mut self,
         source: &dyn SegmentSource,
@@ -97,7 +104,7 @@ impl PoolState {
         if !enough && !less && !emptier {
             return Ok(CompactOutcome::NotPossible);
         }
-        // Unless a plan succeeds, the heap stays as it is: what was found for one is good for the next.
+        // The heap changes only if a plan succeeds, so what one search found is valid for the next.
         let runs =
             CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena)
                 .find_movable_runs();
@@ -132,7 +139,7 @@ impl PoolState {
         }
     }
 
-    /// A new segment of so many bytes, for blocks that go there.
+    /// Adds a segment of `size` bytes as a destination of moves.
     fn add_segment_for_moves(
         &mut self,
         source: &dyn SegmentSource,
@@ -151,7 +158,8 @@ impl PoolState {
         })
     }
 
-    /// Grows by less than a request, where a segment is large enough for it: what is in that moves to the new one.
+    /// Grows by less than the request: the blocks of a gap large enough for the request move to a smaller new
+    /// segment.
     fn grow_smaller_and_evict(
         &mut self,
         source: &dyn SegmentSource,
@@ -173,7 +181,7 @@ impl PoolState {
             if best.as_ref().is_none_or(|best| size < best.0) {
                 best = Some((size, gap));
             }
-            // None is smaller.
+            // No later gap can be smaller.
             if size == least {
                 break;
             }
@@ -196,13 +204,14 @@ impl PoolState {
         Ok(if made { CompactOutcome::Moved } else { CompactOutcome::NotPossible })
     }
 
-    /// The bytes that emptying segments has to give back: what is too many, or so much that it is worth it by itself.
+    /// Returns the fewest bytes worth evacuating segments for: the surplus, or a notable part of the peak
+    /// usage.
     fn min_evacuation_gain(&self, surplus: u64) -> u64 {
         surplus.min(self.heap.counters.peak_active_bytes / MIN_GAIN_DIVISOR)
     }
 
-    /// Empties segments of `surplus` bytes, so that they go back instead of the pool growing by as much. What was in them may
-    /// take a new segment, a smaller one.
+    /// Evacuates segments of `surplus` bytes, which are then released instead of the pool growing by as much.
+    /// Their blocks may move to a new, smaller segment.
     fn evacuate_segments(
         &mut self,
         source: &dyn SegmentSource,
@@ -224,12 +233,12 @@ impl PoolState {
             let gain = gap.size.saturating_sub(missing);
             (gain >= worth.max(missing) && planner.fits(&gap, free, missing)).then_some((gap, missing))
         });
-        // What gives more back.
+        // Choose the option that returns more memory.
         let found = refilled
             .into_iter()
             .chain(emptied)
             .max_by_key(|(gap, missing)| (gap.size - missing).min(surplus));
-        // What is idle already goes by itself.
+        // Segments that are idle already are released without compaction.
         let Some((gap, missing)) = found.filter(|(gap, _)| !planner.is_gap_idle(gap)) else {
             return Ok(CompactOutcome::NotPossible);
         };
@@ -240,7 +249,7 @@ impl PoolState {
         if let CompactOutcome::Moved = there { self.execute_gap(mover, need, &gap) } else { Ok(there) }
     }
 
-    /// Serves a request from free blocks, of its own queue or another one.
+    /// Serves a request from free blocks of its own queue or of another one.
     fn take_any_stream(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<Option<Block>> {
         match self.take_free_block(source, need)? {
             None => self.take_cross_stream(source, need, false),
@@ -248,7 +257,8 @@ impl PoolState {
         }
     }
 
-    /// Pushes all blocks together, before a request fails: what is free in small parts serves it, or can leave in whole pages.
+    /// Slides all blocks together before a request fails. The free memory then serves the request, or can be
+    /// unmapped in whole pages.
     fn compact_all(
         &mut self,
         source: &dyn SegmentSource,
@@ -261,7 +271,7 @@ impl PoolState {
         }
     }
 
-    /// Serves a request by moving blocks, and where the device is `full`, at last by moving all of them.
+    /// Serves a request by moving blocks; if the device is `full`, by moving all of them as the last step.
     fn compact_and_take(
         &mut self,
         source: &dyn SegmentSource,
@@ -282,13 +292,14 @@ impl PoolState {
         Ok((done, served))
     }
 
-    /// Maps memory in the smallest holes of a range, as far as there is room: the blocks beside them become neighbours. Whether any was.
+    /// Maps memory in the smallest holes of a range, within the limits, so that the blocks around them become
+    /// neighbours. Returns true if any hole was filled.
     fn map_holes(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<bool> {
         let Some(page) = self.virtual_memory.map(|v| v.granularity) else { return Ok(false) };
         let Some(segment) = self.heap.arenas[usize::from(need.arena)].virtual_range else { return Ok(false) };
         let Segment { id, virtual_range: range, .. } = self.heap.segment(segment);
         let holes = range.iter().flat_map(|range| &range.holes).map(|at| self.heap.slot(*at));
-        // The last one has no end.
+        // The last hole is the unused end of the range.
         let mut holes: Vec<(u64, u64)> =
             holes.filter(|s| s.next != NO_BLOCK).map(|s| (s.size, s.offset)).collect();
         holes.sort_unstable();
@@ -324,7 +335,7 @@ impl PoolState {
         Ok(true)
     }
 
-    /// Lets `plan` move blocks, and copies them. If it fails, nothing has happened.
+    /// Runs `plan` and enqueues its copies. If it fails, the heap is restored.
     fn execute_plan(
         &mut self,
         mover: &dyn BlockMover,
@@ -359,7 +370,7 @@ impl PoolState {
 }
 
 impl Pool {
-    /// The same, with somebody who moves blocks for it; one is enough.
+    /// Registers the block mover; only the first one counts.
     pub(crate) fn with_mover(self, mover: Arc<dyn BlockMover>) -> Self {
         if self.shared.mover.set(mover).is_ok() {
             self.shared.lock().set_mover();
@@ -367,13 +378,14 @@ impl Pool {
         self
     }
 
-    /// How often blocks have moved. Unless this has changed, a block is where it was; behind the gate it does not change.
+    /// Returns the number of compactions. While it is unchanged, addresses of blocks are valid; it does not
+    /// change under the dispatch lock.
     #[inline]
     pub(crate) fn move_count(&self) -> u64 {
         self.shared.move_count.load(Ordering::Acquire)
     }
 
-    /// Looks up where a block is.
+    /// Updates the address of a block after it may have moved.
     #[cold]
     pub(crate) fn refresh_location(&self, block: &mut Block) {
         let state = self.shared.lock();
@@ -383,7 +395,7 @@ impl Pool {
         }
     }
 
-    /// Keeps a block where it is until [`unpin`](Self::unpin), which undoes one of these.
+    /// Pins a block at its address until a matching [`unpin`](Self::unpin). Pins nest.
     pub(crate) fn pin(&self, block: &Block) {
         self.shared.lock().pinned_slots.push(block.slot);
     }
@@ -395,7 +407,7 @@ impl Pool {
         }
     }
 
-    /// The rung: behind the gate, and with the search that follows. Idle segments that have to go first, do.
+    /// Compacts under the dispatch lock and searches again. Idle segments are released first where necessary.
     pub(super) fn compact<'a>(
         &'a self,
         state: MutexGuard<'a, PoolState>,
@@ -429,7 +441,7 @@ impl Pool {
         let _gate = mover.lock_dispatch();
         let mut state = shared.lock();
         state.reclaim_stats.compact.tried += 1;
-        // Another thread may have freed what fits.
+        // Another thread may have freed a fitting block.
         let (mut done, mut served) =
             (CompactOutcome::NotPossible, state.take_free_block(&*shared.source, need)?);
         if served.is_none() {
@@ -444,8 +456,9 @@ impl Pool {
         Ok((done, served, state))
     }
 
-    /// The last rung of a range of addresses, where a hardly larger limit would do: between blocks and holes less than a page is
-    /// free each time. Holes are filled, blocks pushed together, and the pages that this leaves go to where they are needed.
+    /// Serves a request at the limit by defragmenting a virtual range, whose blocks and holes leave less than
+    /// a page free between them. Holes are filled, blocks slid together, and the pages that become free move
+    /// to where memory is missing.
     pub(super) fn defragment<'a>(
         &'a self,
         mut state: MutexGuard<'a, PoolState>,
@@ -475,7 +488,7 @@ impl Pool {
 }
 
 impl Request {
-    /// For a block that may move: who holds it asks where it is.
+    /// Marks the request's block as movable: its holder looks up the address under the dispatch lock.
     #[must_use]
     #[inline]
     pub(crate) fn movable(self) -> Self {

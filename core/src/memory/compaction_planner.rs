@@ -1,31 +1,32 @@
-//! What moving blocks would come to: changes of a heap, as if they had moved, and the copies that this takes.
+//! Planner of compaction: changes a heap as if blocks had moved, and lists the copies that the moves need.
 
 use super::compaction::{BlockMove, COPY_COST};
 use super::free_list::FreeBlock;
 use super::heap::{Arena, Heap, NO_BLOCK, SHARED_OWNER, Slot, SlotState as Is};
 use super::source::SegmentId;
 
-/// Copies that one request may cause, and blocks in its way.
+/// Most copies, and most blocks to evict, for one request.
 const MAX_COPIES: usize = 256;
-/// Gaps that are tried for a request.
+/// Most gaps tried for a request.
 const MAX_GAPS: usize = 16;
-/// Gaps that are tried for it although, as things lie, the blocks in its way do not fit elsewhere: room is made for them first. The
-/// cheapest one does, or hardly any.
+/// Most gaps tried although their blocks do not fit elsewhere yet, so that room is made for them first. If
+/// the cheapest one fails, hardly any other succeeds.
 const MAX_NESTED_ATTEMPTS: usize = 1;
-/// Steps that a block is pushed in, each no longer than it goes.
+/// Most copies to slide one block: each copies at most the sliding distance, so that source and destination
+/// do not overlap.
 const MAX_SLIDE_STEPS: u64 = 32;
-/// The same, where there is no other way left.
+/// Most copies to slide one block in [`compact_all`](CompactionPlanner::compact_all), the last resort.
 const MAX_FULL_SLIDE_STEPS: u64 = 1024;
-/// What giving a segment back costs, in bytes that could be copied meanwhile.
+/// Cost of releasing a segment, in bytes that could be copied meanwhile.
 const RELEASE_COST: u64 = 32 << 20;
-/// Segments that may be emptied together, of those that cost the least.
+/// Most segments evacuated together, the cheapest ones first.
 const MAX_EVACUATED_SEGMENTS: usize = 32;
 
-/// Neighbouring blocks that could become a free one.
+/// Neighbouring blocks that can become one free block.
 #[derive(Clone, Debug)]
 pub(super) struct Gap {
     cost: u64,
-    /// How large it has to be.
+    /// Bytes that the free block needs.
     pub(super) size: u64,
     pub(super) blocks: Vec<u32>,
     method: GapMethod,
@@ -33,13 +34,13 @@ pub(super) struct Gap {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum GapMethod {
-    /// The blocks in use are pushed together.
+    /// Slides the blocks in use together.
     Slide,
-    /// They go elsewhere.
+    /// Moves the blocks in use elsewhere.
     Evict,
 }
 
-/// A block that a search for gaps passes: what they need to know of it.
+/// A block as seen by the search for gaps.
 #[derive(Clone, Copy)]
 pub(super) struct RunBlock {
     pub(super) slot: u32,
@@ -48,18 +49,18 @@ pub(super) struct RunBlock {
     pub(super) cost: u64,
 }
 
-/// Neighbours that may move: those of one segment, one behind the other, up to one that may not.
+/// Neighbouring blocks of one segment that are all free or movable.
 #[derive(Clone, Copy)]
 pub(super) struct MovableRun {
     segment: u32,
-    /// Where it ends in the list of blocks.
+    /// End of the run in [`MovableRuns::blocks`].
     end: usize,
     size: u64,
     free: u64,
     cost: u64,
 }
 
-/// All runs of some segments, from one walk: whoever looks for something passes them.
+/// All movable runs of some segments, collected in one pass and shared by all searches.
 #[derive(Default)]
 pub(super) struct MovableRuns {
     blocks: Vec<RunBlock>,
@@ -67,7 +68,7 @@ pub(super) struct MovableRuns {
 }
 
 impl MovableRuns {
-    /// Ends the last one.
+    /// Ends the current run.
     fn finish_run(&mut self, segment: u32) {
         let start = self.runs.last().map_or(0, |run| run.end);
         let mut run = MovableRun { segment, end: self.blocks.len(), size: 0, free: 0, cost: 0 };
@@ -81,7 +82,7 @@ impl MovableRuns {
         }
     }
 
-    /// Those of at least `size` bytes, with their blocks.
+    /// Iterates over runs of at least `size` bytes, with their blocks.
     pub(super) fn iter_at_least(&self, size: u64) -> impl Iterator<Item = (&MovableRun, &[RunBlock])> {
         let starts = std::iter::once(0).chain(self.runs.iter().map(|run| run.end));
         let all = starts.zip(&self.runs).map(|(start, run)| (run, &self.blocks[start..run.end]));
@@ -89,7 +90,7 @@ impl MovableRuns {
     }
 }
 
-/// The shortest parts of a run of blocks that are enough.
+/// Finds the shortest parts of a run that can become a free block of `size` bytes.
 fn find_gaps_in_run((of, run): (&MovableRun, &[RunBlock]), size: u64, found: &mut CheapestGaps) {
     for how in [GapMethod::Slide, GapMethod::Evict] {
         if how == GapMethod::Slide && of.free < size {
@@ -113,10 +114,10 @@ fn find_gaps_in_run((of, run): (&MovableRun, &[RunBlock]), size: u64, found: &mu
     }
 }
 
-/// The cheapest [`GAPS`] of some gaps.
+/// Collects the cheapest [`MAX_GAPS`] gaps.
 struct CheapestGaps {
     candidates: Vec<GapCandidate>,
-    /// What costs more than this is none of them.
+    /// Cost above which a gap is not among the cheapest.
     cost_limit: u64,
 }
 
@@ -137,7 +138,7 @@ impl CheapestGaps {
         self.candidates.push(gap);
     }
 
-    /// The cheapest first.
+    /// Returns the gaps, the cheapest first.
     fn into_sorted(mut self) -> Vec<GapCandidate> {
         self.candidates.sort_unstable();
         self.candidates.truncate(MAX_GAPS);
@@ -145,56 +146,59 @@ impl CheapestGaps {
     }
 }
 
-/// Puts a block into the smallest of these places that it fits into, of which the rest stays. Whether there was one.
+/// Takes `size` bytes from the smallest of `places` that fits, whose remainder stays a place. Returns false
+/// if none fits. `places` stay sorted.
 pub(super) fn take_best_fit_size(places: &mut [u64], size: u64) -> bool {
     let at = places.partition_point(|place| *place < size);
     if at == places.len() {
         return false;
     }
     let rest = places[at] - size;
-    // What lies between moves up by one.
+    // The places in between move up by one.
     let to = places[..at].partition_point(|place| *place < rest);
     places.copy_within(to..at, to + 1);
     places[to] = rest;
     true
 }
 
-/// A gap: what it costs, its first block, how many they are, and how.
+/// Candidate for a gap: cost, first block, number of blocks, method.
 pub(super) type GapCandidate = (u64, u32, usize, GapMethod);
 
 impl Gap {
-    /// Whether its blocks go elsewhere.
+    /// Reports whether the gap's blocks move elsewhere.
     pub(super) fn is_eviction(&self) -> bool {
         self.method == GapMethod::Evict
     }
 }
 
-/// What has to be done so that blocks are where a planner has put them.
+/// Steps that carry out the moves of a planner.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CompactionPlan {
-    /// In order.
+    /// Copies, in order.
     pub(super) copies: Vec<BlockMove>,
-    /// The slots of the blocks that have moved, and where they were.
+    /// Slots of the moved blocks and their previous addresses.
     pub(super) moved: Vec<(u32, (SegmentId, u64))>,
     pub(super) bytes: u64,
 }
 
-/// Moves blocks of an arena of a heap, on paper, and of those of other queues: what is free in one serves all of them.
+/// Plans moves of the blocks of one arena, and of compatible arenas of other queues, whose free blocks serve
+/// its requests too.
 pub(super) struct CompactionPlanner<'a> {
     heap: &'a mut Heap,
-    /// Heaps whose memory is used for what is saved.
+    /// Heaps whose memory is reused for saved copies.
     spare_heaps: &'a mut Vec<Heap>,
-    /// The heap before anything moved, once something has.
+    /// The heap before the first move, if blocks have moved.
     heap_before: Option<Heap>,
     pinned: &'a [u32],
     arenas: Vec<u16>,
     plan: CompactionPlan,
-    /// Blocks that must not move: on their way elsewhere, or there.
+    /// Blocks that must not move: they are about to move, or have moved.
     frozen: Vec<u32>,
     nested_attempts_left: usize,
 }
 
-/// An arena, and those of plain segments whose free blocks its requests may borrow.
+/// Returns an arena, and those whose free blocks its requests may use: of the same size class, without
+/// virtual range.
 fn compatible_arenas(heap: &Heap, arena: u16) -> Vec<u16> {
     let own = &heap.arenas[usize::from(arena)];
     let plain = |a: &Arena| a.virtual_range.is_none() && a.owner == SHARED_OWNER;
@@ -219,7 +223,7 @@ impl<'a> CompactionPlanner<'a> {
         }
     }
 
-    /// What is to be done, and the heap as it was; `None` if nothing has moved in it.
+    /// Returns the plan and the heap before it; `None` if no block has moved.
     pub(super) fn finish(self) -> (CompactionPlan, Option<Heap>) {
         for at in self.frozen {
             self.heap.slot_mut(at).state = Is::Movable;
@@ -247,7 +251,7 @@ impl<'a> CompactionPlanner<'a> {
         self.plan.bytes = bytes;
     }
 
-    /// The free blocks, by size.
+    /// Returns the free blocks, by size.
     pub(super) fn free_blocks(&self) -> Vec<FreeBlock> {
         let bins = |arena: &u16| self.heap.arenas[usize::from(*arena)].free_list.sorted_by_size();
         let mut free: Vec<FreeBlock> = self.arenas.iter().flat_map(bins).collect();
@@ -257,7 +261,7 @@ impl<'a> CompactionPlanner<'a> {
         free
     }
 
-    /// The free block that a block of `size` bytes goes to.
+    /// Returns the best-fitting free block for a block of `size` bytes.
     fn find_best_fit(&self, size: u64) -> Option<u32> {
         let bins = self.arenas.iter().map(|arena| &self.heap.arenas[usize::from(*arena)].free_list);
         bins.filter_map(|bins| bins.best_fit(size)).min_by_key(|e| e.size).map(|e| e.slot)
@@ -279,7 +283,7 @@ impl<'a> CompactionPlanner<'a> {
         self.heap.slot(at).size
     }
 
-    /// What it costs to get a block out of the way.
+    /// Returns the cost of moving a block out of the way.
     fn move_cost(&self, at: u32) -> u64 {
         if self.is_free(at) { 0 } else { self.size(at) + COPY_COST }
     }
@@ -289,7 +293,7 @@ impl<'a> CompactionPlanner<'a> {
         (self.heap.segment(slot.segment).id, slot.offset)
     }
 
-    /// A way to a free block of `size` bytes, as it was [found](Self::find).
+    /// Builds a gap of `size` bytes from a candidate of [`find_gaps`](Self::find_gaps).
     pub(super) fn build_gap(&self, size: u64, (cost, first, count, how): GapCandidate) -> Gap {
         let next = |at: &u32| Some(self.heap.slot(*at).next);
         Gap {
@@ -300,7 +304,7 @@ impl<'a> CompactionPlanner<'a> {
         }
     }
 
-    /// All runs of neighbours that may move.
+    /// Collects all movable runs.
     pub(super) fn find_movable_runs(&self) -> MovableRuns {
         let mut runs = MovableRuns { blocks: Vec::with_capacity(256), runs: Vec::with_capacity(64) };
         for (number, segment) in (0..).zip(&self.heap.segments) {
@@ -323,14 +327,14 @@ impl<'a> CompactionPlanner<'a> {
         runs
     }
 
-    /// The cheapest ways to a free block of `size` bytes, the cheapest first.
+    /// Finds gaps for a free block of `size` bytes, the cheapest first.
     pub(super) fn find_gaps(&self, size: u64, runs: &MovableRuns) -> Vec<GapCandidate> {
         let mut found = CheapestGaps::new();
         runs.iter_at_least(size).for_each(|run| find_gaps_in_run(run, size, &mut found));
         found.into_sorted()
     }
 
-    /// Makes a free block of at least `size` bytes. If it fails, the heap is as it was.
+    /// Creates a free block of at least `size` bytes. If it fails, the heap is restored.
     fn create_free_block(&mut self, size: u64, depth: usize) -> bool {
         let free = self.free_blocks();
         free.iter().map(|e| e.size).sum::<u64>() >= size && {
@@ -339,8 +343,8 @@ impl<'a> CompactionPlanner<'a> {
         }
     }
 
-    /// Opens the first of the gaps that were [found](Self::find) for which that can be done. `free` are the free blocks. If it
-    /// fails, the heap is as it was.
+    /// Opens the first candidate of [`find_gaps`](Self::find_gaps) that can be opened. `free` are the free
+    /// blocks. If it fails, the heap is restored.
     pub(super) fn open_any_gap(
         &mut self,
         size: u64,
@@ -357,7 +361,7 @@ impl<'a> CompactionPlanner<'a> {
                 GapMethod::Slide => self.can_slide(&gap.blocks, |_| false),
                 GapMethod::Evict => self.evictions_fit_within(&gap, largest) && self.fits(&gap, free, 0),
             };
-            // What does not fit as it lies fits only if there is as much free.
+            // A block without a fitting place needs a gap of its own, for which as much must be free.
             let nested = gap.method == GapMethod::Evict
                 && depth > 0
                 && self.nested_attempts_left > 0
@@ -376,12 +380,12 @@ impl<'a> CompactionPlanner<'a> {
         false
     }
 
-    /// Whether there may be a way to room for the largest block that is in the way of a gap and fits nowhere: seen without a copy of the
-    /// heap, which few of these gaps are worth.
+    /// Reports whether there may be room for the largest block of a gap that fits nowhere. This check needs
+    /// no copy of the heap, which few such gaps are worth.
     fn may_open_gap(&self, gap: &Gap, runs: &MovableRuns, free: &[FreeBlock]) -> bool {
         let Some(size) = self.unplaced_sizes(gap, free, 0).next() else { return true };
         let largest = free.last().map_or(0, |e| e.size);
-        // What is free at an end of it may be left over.
+        // A free block at an end of the gap may not be needed for it.
         let mut there: Vec<u32> = gap.blocks.iter().copied().filter(|at| !self.is_free(*at)).collect();
         there.sort_unstable();
         self.find_gaps(size, runs).into_iter().map(|found| self.build_gap(size, found)).any(|gap| {
@@ -393,15 +397,15 @@ impl<'a> CompactionPlanner<'a> {
         })
     }
 
-    /// Whether none of the blocks in the way of a gap is larger than this.
+    /// Reports whether no block to evict from a gap is larger than `largest`.
     fn evictions_fit_within(&self, gap: &Gap, largest: u64) -> bool {
         gap.blocks.iter().all(|at| self.is_free(*at) || self.size(*at) <= largest)
     }
 
-    /// Whether moving blocks so succeeds; if not, the heap is as it was.
+    /// Runs `moves` and reports whether it succeeded; if not, the heap is restored.
     pub(super) fn try_or_restore(&mut self, moves: impl FnOnce(&mut Self) -> bool) -> bool {
         let saved = self.save();
-        // Inside another gap, blocks are frozen.
+        // Blocks are frozen while another gap is being opened.
         let first = self.frozen.is_empty();
         if moves(self) && self.plan.copies.len() <= MAX_COPIES {
             match first {
@@ -414,13 +418,13 @@ impl<'a> CompactionPlanner<'a> {
         false
     }
 
-    /// Makes a gap. If it fails, the heap is good for nothing but to be thrown away.
+    /// Saves the heap and opens a gap. If it fails, the caller must restore the saved heap.
     pub(super) fn save_and_open_gap(&mut self, gap: &Gap, depth: usize) -> bool {
         self.heap_before = Some(self.copy_heap());
         self.open_gap(gap, depth)
     }
 
-    /// The same, of a heap that has been saved.
+    /// Opens a gap in a heap that has been saved.
     fn open_gap(&mut self, gap: &Gap, depth: usize) -> bool {
         match gap.method {
             GapMethod::Slide => self.slide_together(&gap.blocks),
@@ -428,18 +432,18 @@ impl<'a> CompactionPlanner<'a> {
         }
     }
 
-    /// How many bytes in the way of a gap do not fit into what is free elsewhere, of the [`free_blocks`](Self::free_blocks), with
-    /// `more` bytes of a new segment.
+    /// Returns the bytes of a gap's blocks that do not fit into `free`, the
+    /// [`free_blocks`](Self::free_blocks), and `more` bytes of a new segment.
     pub(super) fn unplaced_bytes(&self, gap: &Gap, free: &[FreeBlock], more: u64) -> u64 {
         self.unplaced_sizes(gap, free, more).sum()
     }
 
-    /// Whether they fit.
+    /// Reports whether all blocks of a gap fit into `free` and `more` bytes of a new segment.
     pub(super) fn fits(&self, gap: &Gap, free: &[FreeBlock], more: u64) -> bool {
         self.unplaced_sizes(gap, free, more).next().is_none()
     }
 
-    /// The sizes of the blocks that do not fit, the largest first.
+    /// Returns the sizes of the blocks that do not fit, the largest first.
     fn unplaced_sizes(&self, gap: &Gap, free: &[FreeBlock], more: u64) -> impl Iterator<Item = u64> {
         let mut held: Vec<u64> = Vec::with_capacity(gap.blocks.len());
         let mut places = self.free_sizes(gap, free);
@@ -454,7 +458,7 @@ impl<'a> CompactionPlanner<'a> {
         held.into_iter().rev().filter(move |size| !take_best_fit_size(&mut places, *size))
     }
 
-    /// The sizes of the free blocks outside of a gap, in order, with room for few more.
+    /// Returns the sorted sizes of the free blocks outside of a gap, with capacity for two more.
     pub(super) fn free_sizes(&self, gap: &Gap, free: &[FreeBlock]) -> Vec<u64> {
         let mut places: Vec<u64> = Vec::with_capacity(free.len() + 2);
         places.extend(free.iter().map(|e| e.size));
@@ -467,7 +471,7 @@ impl<'a> CompactionPlanner<'a> {
         places
     }
 
-    /// Whether blocks can be pushed together in few steps, where some of them are `gone` by then.
+    /// Reports whether blocks can be slid together in few copies each, where the blocks in `gone` have left.
     pub(super) fn can_slide(&self, blocks: &[u32], gone: impl Fn(&u32) -> bool) -> bool {
         let mut way = 0;
         blocks.iter().all(|at| {
@@ -477,8 +481,8 @@ impl<'a> CompactionPlanner<'a> {
         })
     }
 
-    /// Pushes all blocks together that may move, so that all that is free between two that may not is one block. Whether that
-    /// changes anything; if so, the heap was saved.
+    /// Slides all movable blocks together, so that the free memory between two fixed blocks is one block.
+    /// Returns true if blocks moved; the heap was saved then.
     pub(super) fn compact_all(&mut self) -> bool {
         let saved = self.copy_heap();
         let segments = self.heap.live_segments().filter(|s| self.arenas.contains(&s.arena));
@@ -499,12 +503,12 @@ impl<'a> CompactionPlanner<'a> {
         !self.plan.copies.is_empty()
     }
 
-    /// The same, of neighbours that may move.
+    /// Slides the blocks of a movable run together.
     fn compact_run(&mut self, run: &[u32]) {
         let (mut part, mut way) = (Vec::new(), 0);
         for &at in run {
             let is_free = self.is_free(at);
-            // A large block is not pushed a little: what lies before it stays there.
+            // A large block is not slid by a small distance: the free memory before it stays there.
             if !is_free && way > 0 && self.size(at).div_ceil(way) > MAX_FULL_SLIDE_STEPS {
                 self.slide_if_split(&part);
                 (part, way) = (Vec::new(), 0);
@@ -517,14 +521,14 @@ impl<'a> CompactionPlanner<'a> {
         self.slide_if_split(&part);
     }
 
-    /// Pushes blocks together, the first of which is free, if others are.
+    /// Slides blocks together, the first of which is free, if another one is free too.
     fn slide_if_split(&mut self, part: &[u32]) {
         if part.iter().filter(|at| self.is_free(**at)).count() > 1 {
             self.slide_together(part);
         }
     }
 
-    /// Pushes the blocks in use together, so that the free ones between them are one.
+    /// Slides the blocks in use together and merges the free ones after them.
     pub(super) fn slide_together(&mut self, blocks: &[u32]) -> bool {
         let (Some(&first), Some(&last)) = (blocks.first(), blocks.last()) else { return false };
         let (prev, next) = (self.heap.slot(first).prev, self.heap.slot(last).next);
@@ -581,7 +585,7 @@ impl<'a> CompactionPlanner<'a> {
         true
     }
 
-    /// Moves the blocks in use elsewhere.
+    /// Moves the blocks in use of a gap elsewhere.
     fn evict_gap(&mut self, gap: &Gap, depth: usize) -> bool {
         let (mut free, held) = self.freeze_gap(gap);
         for at in held {
@@ -594,8 +598,8 @@ impl<'a> CompactionPlanner<'a> {
         true
     }
 
-    /// Takes what is free in a gap out of reach, and keeps what is in use from moving but by [`send`](Self::send): both are returned,
-    /// the latter by size.
+    /// Withdraws the free blocks of a gap, and freezes those in use so that only [`relocate`](Self::relocate)
+    /// moves them. Returns both, the latter by size.
     fn freeze_gap(&mut self, gap: &Gap) -> (Vec<u32>, Vec<u32>) {
         let mut excess = gap.blocks.iter().map(|at| self.size(*at)).sum::<u64>().saturating_sub(gap.size);
         let (mut free, mut held) = (Vec::new(), Vec::new());
@@ -606,7 +610,7 @@ impl<'a> CompactionPlanner<'a> {
             }
             self.heap.remove_from_free_list(block);
             let (mut at, size) = (block, self.size(block));
-            // What of the ends is not needed may serve as a place for others.
+            // Memory at the ends that the gap does not need may serve as a destination.
             if excess > 0 && excess < size && Some(&block) == gap.blocks.last() {
                 let rest = self.heap.split(block, size - excess);
                 self.heap.add_to_free_list(rest);
@@ -624,7 +628,7 @@ impl<'a> CompactionPlanner<'a> {
         (free, held)
     }
 
-    /// Moves a block elsewhere. Returns what is left: a block in no bin, and out of reach.
+    /// Moves a block elsewhere. Returns the block it left, which is withdrawn and in no free list.
     pub(super) fn relocate(&mut self, at: u32, depth: usize) -> Option<u32> {
         let size = self.size(at);
         let to = match self.find_best_fit(size) {
@@ -642,7 +646,7 @@ impl<'a> CompactionPlanner<'a> {
         self.record_moved(at, from);
         self.heap.swap_slots(at, to);
         let left = self.heap.slot_mut(to);
-        // The other queues wait for the copies: for none of the uses before.
+        // Other queues wait for the copies, so earlier cross-stream uses no longer matter.
         (left.state, left.requested) = (Is::Releasing, 0);
         Some(to)
     }
@@ -654,25 +658,25 @@ impl<'a> CompactionPlanner<'a> {
         }
     }
 
-    /// Takes a free block out of reach.
+    /// Withdraws a free block from the free list.
     pub(super) fn withdraw_free_block(&mut self, at: u32) {
         self.heap.remove_from_free_list(at);
         self.heap.slot_mut(at).state = Is::Releasing;
     }
 
-    /// Keeps a block in use from moving but by [`send`](Self::send).
+    /// Freezes a block in use, so that only [`relocate`](Self::relocate) moves it.
     pub(super) fn freeze(&mut self, at: u32) {
         self.heap.slot_mut(at).state = Is::Pinned;
         self.frozen.push(at);
     }
 
-    /// Where a block lies: its segment, and its first byte and the one behind its last.
+    /// Returns a block's segment, first byte and end.
     pub(super) fn block_range(&self, at: u32) -> (u32, u64, u64) {
         let Slot { segment, offset, size, .. } = *self.heap.slot(at);
         (segment, offset, offset + size)
     }
 
-    /// The blocks of a segment that have bytes between two offsets.
+    /// Returns the blocks of a segment that overlap `start..end`.
     pub(super) fn blocks_between(&self, segment: u32, start: u64, end: u64) -> Vec<u32> {
         let inside = |slot: &Slot| slot.offset < end && slot.offset + slot.size > start;
         let blocks = self.heap.blocks(self.heap.segment(segment));
@@ -684,12 +688,12 @@ impl<'a> CompactionPlanner<'a> {
         self.heap.add_to_free_list(at);
     }
 
-    /// Plain segments that could be emptied, to give `surplus` bytes back: first the one that costs the least for its size.
+    /// Returns the plain segments that can be evacuated, by cost per byte.
     pub(super) fn segments_by_evacuation_cost(&self, surplus: u64, runs: &MovableRuns) -> Vec<u32> {
         let mut segments = Vec::new();
         for (run, _) in runs.iter_at_least(0) {
             let segment = self.heap.segment(run.segment);
-            // All of it may move.
+            // All blocks of the segment may move.
             if segment.virtual_range.is_none() && run.size == segment.size {
                 let cost = run.cost + RELEASE_COST + segment.size.saturating_sub(surplus) / 2;
                 segments.push((run.segment, cost as f64 / segment.size as f64));
@@ -699,8 +703,8 @@ impl<'a> CompactionPlanner<'a> {
         segments.into_iter().map(|(at, _)| at).collect()
     }
 
-    /// Segments of these whose blocks fit into what is free elsewhere, taken in order: of `surplus` bytes together, or as near to that as
-    /// they come, but of no less than `worth`.
+    /// Selects segments, in order, whose blocks fit into free memory elsewhere. Their sizes sum up to
+    /// `surplus` bytes or come near, but to at least `worth`.
     pub(super) fn select_evacuations(
         &self,
         segments: &[u32],
@@ -715,7 +719,7 @@ impl<'a> CompactionPlanner<'a> {
                 && self.fits(&self.whole_segments_gap(&[**at]), free, 0)
         };
         let (mut chosen, mut found) = (Vec::new(), None);
-        // What does not fit by itself does not fit beside others.
+        // Blocks that do not fit alone do not fit together with others.
         for segment in segments.iter().filter(alone).take(MAX_EVACUATED_SEGMENTS) {
             chosen.push(*segment);
             let gap = self.whole_segments_gap(&chosen);
@@ -732,12 +736,12 @@ impl<'a> CompactionPlanner<'a> {
         found.filter(|gap| gap.size >= worth)
     }
 
-    /// Whether nothing in a gap has to move.
+    /// Reports whether all blocks of a gap are free.
     pub(super) fn is_gap_idle(&self, gap: &Gap) -> bool {
         gap.blocks.iter().all(|at| self.is_free(*at))
     }
 
-    /// All of these segments.
+    /// Returns the gap that consists of whole segments.
     pub(super) fn whole_segments_gap(&self, segments: &[u32]) -> Gap {
         let segments = || segments.iter().map(|at| self.heap.segment(*at));
         let blocks = segments().flat_map(|s| self.heap.blocks(s)).map(|(at, _)| at).collect();
@@ -746,7 +750,7 @@ impl<'a> CompactionPlanner<'a> {
 }
 
 impl Heap {
-    /// Lets two slots change places; who holds one keeps its number.
+    /// Swaps the positions of two blocks, so that handles keep their slots.
     fn swap_slots(&mut self, a: u32, b: u32) {
         let (of_a, of_b) = (*self.slot(a), *self.slot(b));
         let other = |at: u32| match at {

@@ -1,4 +1,4 @@
-//! The pool's settings, in PyTorch's syntax and with PyTorch's meanings.
+//! The pool's settings, with PyTorch's syntax and meanings.
 
 use std::fmt;
 
@@ -8,21 +8,22 @@ use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
-/// Names of the variables that [`Config::from_env`] reads, the first one that is set.
+/// Environment variables that [`Config::from_env`] reads; the first one that is set counts.
 pub const ENV_VARS: [&str; 3] = ["FOREBAY_ALLOC_CONF", "PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF"];
 
-/// Steps between two powers of two, for requests from each of sixteen powers of two (1 MiB to 32 GiB and more).
+/// Steps between two powers of two, for requests from each of sixteen powers of two (1 MiB to 32 GiB and
+/// more).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct RoundupDivisions([u16; 16]);
 
 impl RoundupDivisions {
-    /// The same number of steps for every size; 0 or 1 turns rounding off.
+    /// Uses the same number of steps for every size; 0 or 1 disables rounding.
     #[must_use]
     pub fn uniform(divisions: u16) -> Self {
         Self([divisions; 16])
     }
 
-    /// The number of steps for requests of `bytes`.
+    /// Returns the number of steps for requests of `bytes`.
     #[must_use]
     #[inline]
     pub fn steps_for(&self, bytes: u64) -> u64 {
@@ -31,60 +32,60 @@ impl RoundupDivisions {
     }
 }
 
-/// Which free block a large request gets.
+/// Choice of the free block for a large request.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum FitPolicy {
-    /// The smallest that is large enough; of equal ones, that with the lowest address. As PyTorch does.
+    /// The smallest sufficient block; among equal ones, the lowest address. PyTorch's policy.
     Best,
-    /// One up to an eighth larger than the request, by best fit; else one that leaves memory whole. In virtual segments
-    /// that with the lowest address: high ones become free, and their memory goes where it is needed. In plain ones
-    /// one that is split already, before one that is a large segment.
+    /// Best fit, if that block is at most an eighth larger than the request. Otherwise the choice keeps large
+    /// memory whole. In virtual segments it is the lowest address, so that high memory becomes free and can
+    /// move elsewhere. In plain segments it is a split segment rather than a large idle one.
     #[default]
     LowestAddress,
 }
 
-/// What a pool keeps to.
+/// Settings of a pool.
 ///
-/// The defaults are PyTorch's, but for what recorded workloads show to be better: segments grow through virtual
-/// memory where the driver has it, idle memory is given back before the pool grows past what the program has shown
-/// to need, and less counts as small. [`Config::pytorch`] has PyTorch's own.
+/// The defaults are PyTorch's, except where recorded workloads do better otherwise. Segments grow through
+/// virtual memory where the driver supports it. Idle memory is released before the pool grows past what the
+/// program has shown to need. Fewer sizes count as small. [`Config::pytorch`] returns PyTorch's own defaults.
 ///
 /// As text: `key:value,key:value`, e.g. `max_split_size_mb:256,roundup_power2_divisions:[256:1,512:2,>:4]`.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Config {
     /// `max_split_size_mb`: blocks of at least this many bytes are never split; `None` splits all.
     pub max_split_size: Option<u64>,
-    /// `max_non_split_rounding_mb`: how much larger a block may be than a request of at least `max_split_size`.
+    /// `max_non_split_rounding_mb`: largest excess of a block over a request of at least `max_split_size`.
     pub max_non_split_rounding: u64,
-    /// `roundup_power2_divisions`: sizes are rounded up to so many steps between powers of two.
+    /// `roundup_power2_divisions`: number of steps between powers of two that sizes are rounded up to.
     pub roundup_power2_divisions: RoundupDivisions,
-    /// `garbage_collection_threshold`: the part of the limit above which segments idle for long are given back
-    /// before the pool grows; 0 never does.
+    /// `garbage_collection_threshold`: part of the limit above which segments idle for long are released
+    /// before the pool grows; 0 disables it.
     pub garbage_collection_threshold: f64,
-    /// `per_process_memory_fraction`: the part of the device's memory that the pool may take.
+    /// `per_process_memory_fraction`: part of the device's memory that the pool may take.
     pub per_process_memory_fraction: f64,
     /// `small_size_kb`: requests of up to this many bytes are kept apart from larger ones (PyTorch: 1 MiB).
     pub small_size: u64,
     /// `fit`: `best` or `low`.
     pub fit: FitPolicy,
-    /// `large_segment_size_mb`: the segment made, or memory mapped, for requests below 10 MiB that are not small
-    /// (PyTorch: 20 MiB).
+    /// `large_segment_size_mb`: size of the segment, or of the mapping, for requests below 10 MiB that are
+    /// not small (PyTorch: 20 MiB).
     pub large_segment_size: u64,
-    /// `expandable_segments`: grow through virtual memory where the source has it.
+    /// `expandable_segments`: grow through virtual memory where the source supports it.
     pub expandable_segments: bool,
-    /// `max_memory_mb`: the pool never holds more than this.
+    /// `max_memory_mb`: limit on the pool's memory.
     pub max_memory: Option<u64>,
-    /// `max_process_memory_mb`: the pool does not grow where all pools of the process would hold more than this together
+    /// `max_process_memory_mb`: limit on the memory of all pools of the process, checked when this pool grows
     /// (see also [`set_process_limit`](super::set_process_limit)).
     pub max_process_memory: Option<u64>,
-    /// `throw_on_cudamalloc_oom`: fail as soon as the device is full, without giving back memory and retrying.
+    /// `throw_on_cudamalloc_oom`: fail as soon as the device is full, without releasing memory and retrying.
     pub fail_fast: bool,
-    /// `release_before_growth`: give idle memory back before holding more than `1 + growth_slack` times the most
-    /// that was ever active.
+    /// `release_before_growth`: release idle memory before holding more than `1 + growth_slack` times the
+    /// peak usage.
     pub release_before_growth: bool,
-    /// `growth_slack`: see above.
+    /// `growth_slack`: slack of `release_before_growth`.
     pub growth_slack: f64,
-    /// `compaction`: move blocks in use, of tensors, where memory is free only in parts.
+    /// `compaction`: move tensors' blocks in use where free memory is fragmented.
     pub compaction: bool,
 }
 
@@ -104,7 +105,7 @@ impl Default for Config {
 }
 
 impl Config {
-    /// PyTorch's rules and defaults.
+    /// Returns PyTorch's rules and defaults.
     #[must_use]
     pub fn pytorch() -> Self {
         Self {
@@ -126,17 +127,17 @@ impl Config {
         }
     }
 
-    /// The defaults, changed by the first of [`VARIABLES`] that is set.
+    /// Returns the defaults, changed by the first of [`ENV_VARS`] that is set.
     ///
     /// # Errors
-    /// It cannot be understood.
+    /// The variable is invalid.
     pub fn from_env() -> Result<Self> {
-        // Not Unicode is an error, and not as if it were not set.
+        // A value that is not Unicode is an error, rather than treated as unset.
         ENV_VARS.into_iter().try_for_each(|name| environment::read_text(name).map(drop))?;
         Self::from_lookup(|name| std::env::var(name).ok())
     }
 
-    /// The same with another source of variables.
+    /// Runs [`from_env`](Self::from_env) with `get` as the source of variables.
     pub fn from_lookup(get: impl Fn(&str) -> Option<String>) -> Result<Self> {
         for name in ENV_VARS {
             if let Some(text) = get(name) {
@@ -148,11 +149,12 @@ impl Config {
         Ok(Self::default())
     }
 
-    /// The configuration of one device: that of [`from_env`](Self::from_env), changed by the variable that is named after it, as
-    /// `FOREBAY_ALLOC_CONF_CUDA_0`. Keys that are not in that one stay as they are for all devices.
+    /// Returns the configuration of one device: that of [`from_env`](Self::from_env), changed by the device's
+    /// own variable, such as `FOREBAY_ALLOC_CONF_CUDA_0`. Keys missing there keep their value for all
+    /// devices.
     ///
     /// # Errors
-    /// A variable of the project cannot be understood: see [`environment::check`].
+    /// One of the project's variables is invalid: see [`environment::check_variables`].
     pub fn for_device(backend: &str, index: usize) -> Result<Self> {
         environment::check_variables()?;
         Self::for_device_lookup(|name| std::env::var(name).ok(), backend, index)
@@ -166,12 +168,12 @@ impl Config {
         })
     }
 
-    /// The defaults, changed by `text`.
+    /// Returns the defaults, changed by `text`.
     pub fn parse(text: &str) -> Result<Self> {
         Self::default().with_settings(text)
     }
 
-    /// This configuration, changed by `text`.
+    /// Returns this configuration, changed by `text`.
     pub fn with_settings(mut self, text: &str) -> Result<Self> {
         for (key, value) in parse_pairs(text)? {
             let key = key.as_str();
@@ -211,7 +213,7 @@ impl Config {
                 }
             }
         }
-        // PyTorch's strings mean PyTorch's segments, which are smaller than ours.
+        // Strings that set PyTorch's `max_split_size_mb` imply PyTorch's smaller segments.
         if self.max_split_size.is_some() && !text.contains("large_segment_size_mb") {
             self.large_segment_size = self.large_segment_size.min(Self::pytorch().large_segment_size);
         }
@@ -225,7 +227,7 @@ impl Config {
         }
     }
 
-    /// A request's size after rounding, in multiples of `unit`, a power of two (PyTorch: 512).
+    /// Rounds the size of a request, in multiples of `unit`, a power of two (PyTorch: 512).
     #[must_use]
     #[inline]
     pub fn round_size(&self, bytes: u64, unit: u64) -> u64 {
@@ -240,13 +242,13 @@ impl Config {
                 return rounded.saturating_add(unit - 1) & !(unit - 1);
             }
         }
-        // No division: this is done for every request.
+        // Avoids a division, since this runs for every request.
         bytes.saturating_add(unit - 1) & !(unit - 1)
     }
 }
 
 impl fmt::Display for Config {
-    /// The settings that [`Config::parse`] reads, all of them, in whole MiB (KiB for `small_size_kb`).
+    /// Writes all settings that [`Config::parse`] reads, in whole MiB (KiB for `small_size_kb`).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let truth = |b: bool| if b { "True" } else { "False" };
         let fit = if self.fit == FitPolicy::Best { "best" } else { "low" };
@@ -297,7 +299,7 @@ pub const CONFIG_KEYS: [&str; 16] = [
     "throw_on_cudamalloc_oom",
 ];
 
-/// PyTorch's keys for what this pool has no choice in, or does not do: a string that works there works here.
+/// PyTorch's keys without a meaning for this pool. They are ignored, so that PyTorch's strings remain valid.
 const IGNORED_PYTORCH_KEYS: [&str; 11] = [
     "expandable_segments_reserve",
     "expandable_segments_reserve_by_class",
@@ -357,7 +359,8 @@ impl ConfigSetting<'_> {
         for item in list.split(',') {
             let (size, count) = item.split_once(':').ok_or_else(|| self.invalid_value(expected))?;
             let count = steps(count)?;
-            // A size names the interval that starts at it; what lies between two sizes keeps the later one's steps.
+            // A size names the interval that starts at it; sizes between two listed ones get the later one's
+            // steps.
             let end = if size.trim() == ">" {
                 16
             } else {
@@ -376,7 +379,7 @@ impl ConfigSetting<'_> {
     }
 }
 
-/// `key:value,key:[a,b]` as pairs.
+/// Parses `key:value,key:[a,b]` into pairs.
 fn parse_pairs(text: &str) -> Result<Vec<(String, String)>> {
     let mut pairs = Vec::new();
     let mut rest = text.trim();

@@ -1,4 +1,4 @@
-//! The counters behind [`Stats`]: a few additions per operation; what can be derived is derived when it is read.
+//! Counters of [`Stats`]. An allocation updates few of them; derived values are computed when they are read.
 
 use std::ops::Add;
 
@@ -17,7 +17,8 @@ impl PoolStat {
     }
 }
 
-/// Keeps a peak. A branch and no `max`: peaks seldom rise, and a vector of maxima would wait for what was just written.
+/// Raises a peak. A branch instead of `max`: peaks seldom rise, and vectorised maxima would stall on values
+/// just written.
 #[inline]
 fn raise_peak(peak: &mut u64, now: u64) {
     if now > *peak {
@@ -30,9 +31,9 @@ fn raise_peak(peak: &mut u64, now: u64) {
 struct PoolCounter {
     current: [u64; 2],
     added: [u64; 2],
-    /// `current` at the last reset of the accumulated figures.
+    /// `current` at the last reset of the accumulated counters.
     base: [u64; 2],
-    /// The large pool's, the small pool's, and that of both.
+    /// Peaks of the large pool, the small pool and both together.
     peak: [u64; 3],
 }
 
@@ -85,15 +86,15 @@ impl PoolCounter {
     }
 }
 
-/// A counter without pools.
+/// A counter of one tag.
 #[derive(Clone, Copy, Debug, Default)]
 struct TagCounter {
     current: u64,
     added: u64,
     peak: u64,
-    /// The peak before the last block.
+    /// The peak before the last allocation.
     previous_peak: u64,
-    /// `current` at the last reset of the accumulated figures.
+    /// `current` at the last reset of the accumulated counters.
     base: u64,
 }
 
@@ -104,7 +105,7 @@ impl TagCounter {
     }
 }
 
-/// Free parts of segments: what PyTorch calls inactive splits, for they cannot be given back by themselves.
+/// Free parts of segments: PyTorch's inactive splits, which cannot be released by themselves.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct InactiveSplit {
     pub(super) blocks: u64,
@@ -120,7 +121,8 @@ impl Add for InactiveSplit {
     }
 }
 
-/// What every operation changes, for one pool or (peaks only) both: kept together, for it is what an operation costs.
+/// Counters that every allocation updates, of one pool. They are stored together, since they determine an
+/// allocation's cost.
 #[derive(Clone, Copy, Debug, Default)]
 struct HeldCounters {
     blocks: u64,
@@ -129,19 +131,19 @@ struct HeldCounters {
     /// Freed blocks that wait for a fence, and their bytes.
     pending_blocks: u64,
     pending_bytes: u64,
-    /// All that was ever held.
+    /// Totals ever allocated.
     blocks_added: u64,
     bytes_added: u64,
     requested_added: u64,
 }
 
-/// The largest values of [`Held`].
+/// Peaks of [`HeldCounters`].
 #[derive(Clone, Copy, Debug, Default)]
 struct PeakCounters {
     blocks: u64,
     bytes: u64,
     requested: u64,
-    /// While something was pending; else what is active is what is held.
+    /// Peaks while some block was pending; otherwise active equals allocated.
     active_blocks: u64,
     active_bytes: u64,
 }
@@ -161,7 +163,7 @@ impl PeakCounters {
 }
 
 impl HeldCounters {
-    /// The present figures of two pools together.
+    /// Returns the sum of two pools' current values.
     #[inline]
     fn sum_current(&self, other: &Self) -> Self {
         Self {
@@ -175,7 +177,7 @@ impl HeldCounters {
     }
 }
 
-/// Peaks of a part of the program.
+/// Peaks within a part of the program.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct ScopedPeaks {
     pub(super) tags: [u64; Tag::COUNT],
@@ -198,11 +200,11 @@ impl ScopedPeaks {
 
 #[derive(Clone, Debug, Default)]
 pub(super) struct PoolCounters {
-    /// Of the large pool, then of the small one.
+    /// Counters of the large pool, then of the small one.
     held: [HeldCounters; 2],
-    /// The same, and that of both.
+    /// Peaks of the large pool, the small pool and both together.
     peak: [PeakCounters; 3],
-    /// `held` at the last reset of the accumulated figures.
+    /// `held` at the last reset of the accumulated counters.
     base: [HeldCounters; 2],
     tags: [TagCounter; Tag::COUNT],
     segment: PoolCounter,
@@ -213,21 +215,21 @@ pub(super) struct PoolCounters {
     oversize_allocations: PoolCounter,
     /// Bytes on their way back to the device.
     pub(super) releasing_bytes: u64,
-    /// The peaks before the part of the program whose own ones are counted now.
+    /// Peaks before the current part of the program, whose own peaks are being counted.
     outer_peaks: Option<ScopedPeaks>,
     pub(super) max_split: u64,
-    /// The most bytes that were ever active: no reset lowers it.
+    /// Peak of the active bytes, which no reset lowers.
     pub(super) peak_active_bytes: u64,
-    /// The least that were held before a request, since there were more than ever or whoever asks has set it anew.
+    /// Fewest allocated bytes before a request, since the last new peak or since the reader reset the value.
     pub(super) min_active_bytes: u64,
 }
 
 impl PoolCounters {
-    /// A block that is held has another tag, as if from the start.
+    /// Moves an allocated block to another tag, as if it had been allocated with that tag.
     pub(super) fn retag(&mut self, size: u64, from: Tag, to: Tag) {
         let tally = &mut self.tags[from as usize];
         if tally.peak == tally.current {
-            // Of the newest block: the peak is what it was before.
+            // If the peak includes the newest block, restore the previous peak.
             tally.peak = tally.previous_peak.max(tally.current - size).min(tally.peak);
         }
         tally.current -= size;
@@ -268,7 +270,7 @@ impl PoolCounters {
         }
     }
 
-    /// What is active is more than what is held.
+    /// Raises the peaks of active memory, which exceeds allocated memory.
     #[cold]
     fn raise_active_peaks(&mut self) {
         let both = self.held[0].sum_current(&self.held[1]);
@@ -302,7 +304,7 @@ impl PoolCounters {
         held.pending_bytes -= size;
     }
 
-    /// Free parts of segments went, and others came in their place.
+    /// Replaces inactive splits `gone` by `come`.
     #[inline]
     pub(super) fn replace_inactive_split(&mut self, small: bool, gone: InactiveSplit, come: InactiveSplit) {
         if gone.blocks | come.blocks != 0 {
@@ -311,7 +313,7 @@ impl PoolCounters {
         }
     }
 
-    /// So many segments, or extents, were taken from the device.
+    /// Records that `count` segments or extents were taken from the device.
     pub(super) fn record_reserve(&mut self, small: bool, count: u64, size: u64, oversize: bool) {
         self.segment.add(small, count);
         self.reserved_bytes.add(small, size);
@@ -336,7 +338,7 @@ impl PoolCounters {
         self.allocated() + self.held.iter().map(|h| h.pending_bytes).sum::<u64>()
     }
 
-    /// Bytes that were ever lent.
+    /// Returns the bytes ever allocated.
     pub(super) fn total_allocated(&self) -> u64 {
         self.held.iter().map(|h| h.bytes_added).sum()
     }
@@ -345,17 +347,18 @@ impl PoolCounters {
         self.held.iter().map(|h| h.bytes).sum()
     }
 
-    /// Bytes that are neither lent nor free: they wait for a fence.
+    /// Returns the bytes that are neither allocated nor free: they wait for a fence.
     pub(super) fn pending_bytes(&self) -> u64 {
         self.active() - self.allocated() + self.releasing_bytes
     }
 
-    /// Bytes held for each tag.
+    /// Returns the allocated bytes of each tag.
     pub(super) fn by_tag(&self) -> [u64; Tag::COUNT] {
         self.tags.map(|tag| tag.current)
     }
 
-    /// Starts a part of the program, whose own peaks are counted until [`end_scoped_peaks`](Self::end_scoped_peaks).
+    /// Begins to count the peaks of a part of the program, until
+    /// [`end_scoped_peaks`](Self::end_scoped_peaks).
     pub(super) fn begin_scoped_peaks(&mut self) {
         self.outer_peaks = Some(self.current_peaks());
         self.set_peaks(&ScopedPeaks {
@@ -366,7 +369,7 @@ impl PoolCounters {
         });
     }
 
-    /// Ends it. Its peaks, unless all peaks were reset meanwhile.
+    /// Ends the part and returns its peaks; `None` if all peaks were reset meanwhile.
     pub(super) fn end_scoped_peaks(&mut self) -> Option<ScopedPeaks> {
         let outer = self.outer_peaks.take()?;
         let inner = self.current_peaks();
@@ -391,7 +394,7 @@ impl PoolCounters {
         self.reserved_bytes.peak[2] = marks.reserved;
     }
 
-    /// What is counted here, as statistics; the rest of them is zero.
+    /// Returns statistics with the values counted here; all others are zero.
     pub(super) fn to_stats(&self) -> Stats {
         if let Some(outer) = &self.outer_peaks {
             let mut all = Self { outer_peaks: None, ..self.clone() };

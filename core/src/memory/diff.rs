@@ -1,4 +1,4 @@
-//! What two snapshots of a pool differ in, and a check that steps leave no memory behind.
+//! Differences between two snapshots of a pool, and a check that steps leave no memory behind.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -8,49 +8,49 @@ use super::pool::Pool;
 use super::snapshot::{AllocationSite, Snapshot};
 use crate::error::{Error, Result};
 
-/// Blocks that are lent, and their bytes.
+/// Allocated blocks and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct HeldBytes {
-    /// How many.
+    /// Number of blocks.
     pub blocks: u64,
-    /// Their bytes, after rounding.
+    /// Bytes after rounding.
     pub bytes: u64,
 }
 
-/// What was held for someone in two snapshots.
+/// Change of a holder's memory between two snapshots.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct HolderChange {
-    /// Who.
+    /// The holder.
     pub holder: AllocationSite,
-    /// What was held first.
+    /// Memory in the earlier snapshot.
     pub before: HeldBytes,
-    /// What was held later.
+    /// Memory in the later snapshot.
     pub after: HeldBytes,
 }
 
-/// Subtracts the first number from the second one, and stays within the type: a snapshot made by hand may hold any numbers.
+/// Returns `after - before`, saturating, since a hand-made snapshot may contain any values.
 fn signed_difference(before: u64, after: u64) -> i64 {
     let more = i128::from(after) - i128::from(before);
     i64::try_from(more).unwrap_or(if more < 0 { i64::MIN } else { i64::MAX })
 }
 
 impl HolderChange {
-    /// How many bytes more are held.
+    /// Returns the change in bytes.
     #[must_use]
     pub fn bytes(&self) -> i64 {
         signed_difference(self.before.bytes, self.after.bytes)
     }
 }
 
-/// What changed between two snapshots: who holds more or less, what grew most first.
+/// Changes between two snapshots by holder, the largest growth first.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct SnapshotDiff {
-    /// Only those that changed. What a tag, module, operation and line hold is one entry.
+    /// Holders that changed; each combination of tag, module, operation and line is one entry.
     pub changes: Vec<HolderChange>,
 }
 
 impl SnapshotDiff {
-    /// The changes of each tag.
+    /// Returns the change in bytes of each tag.
     #[must_use]
     pub fn by_tag(&self) -> BTreeMap<super::Tag, i64> {
         let mut sums = BTreeMap::new();
@@ -61,7 +61,7 @@ impl SnapshotDiff {
         sums
     }
 
-    /// How many bytes more are held in all.
+    /// Returns the total change in bytes.
     #[must_use]
     pub fn bytes(&self) -> i64 {
         self.changes.iter().map(HolderChange::bytes).fold(0, i64::saturating_add)
@@ -87,7 +87,7 @@ impl fmt::Display for SnapshotDiff {
 }
 
 impl fmt::Display for AllocationSite {
-    /// `activation of encoder.fc1, in matmul (src/main.rs:17)`
+    /// Formats a holder: `activation of encoder.fc1, in matmul (src/main.rs:17)`.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.tag.name())?;
         if !self.module.is_empty() {
@@ -104,7 +104,7 @@ impl fmt::Display for AllocationSite {
 }
 
 impl Snapshot {
-    /// What is held, by holder.
+    /// Returns the memory of each holder, the largest first.
     #[must_use]
     pub fn totals_by_holder(&self) -> Vec<(&AllocationSite, HeldBytes)> {
         let mut sums = rustc_hash::FxHashMap::<&AllocationSite, HeldBytes>::default();
@@ -120,7 +120,7 @@ impl Snapshot {
         held
     }
 
-    /// What changed from this snapshot to a later one.
+    /// Returns the changes from this snapshot to a later one.
     #[must_use]
     pub fn diff(&self, later: &Self) -> SnapshotDiff {
         let mut both = rustc_hash::FxHashMap::<&AllocationSite, (HeldBytes, HeldBytes)>::default();
@@ -139,22 +139,22 @@ impl Snapshot {
     }
 }
 
-/// Memory that steps left behind.
+/// Error: steps left memory behind.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "{} more are held after {steps} steps, {} a step:\n{diff}\nsomething keeps what a step made: a loss or another tensor with its graph, a list of results, a cache",
     Bytes(diff.bytes().max(0).unsigned_abs()), Bytes(diff.bytes().max(0).unsigned_abs() / (*steps).max(1))
 )]
 pub struct MemoryGrowth {
-    /// How many steps were compared.
+    /// Number of steps compared.
     pub steps: u64,
-    /// Who holds more.
+    /// Holders whose memory changed.
     pub diff: SnapshotDiff,
 }
 
 impl Pool {
-    /// Runs `step` twice, so that what is made once is there, then `steps` times more, and fails if those leave more
-    /// memory behind than there was: the error names the tags, modules, operations and lines that hold it.
+    /// Runs `step` twice to warm up, then `steps` times, and fails if memory has grown in between. The error
+    /// names the tags, modules, operations and lines that hold it.
     ///
     /// ```
     /// use forebay_core::memory::{Config, Pool, Request, fake::FakeSource};
@@ -168,11 +168,11 @@ impl Pool {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Growth`]; what `step` returns.
+    /// [`Error::MemoryGrowth`], and errors of `step`.
     pub fn assert_no_growth(&self, steps: u64, mut step: impl FnMut() -> Result<()>) -> Result<()> {
         step()?;
         step()?;
-        // Lines are known only of what is lent while the pool records; live blocks need no events.
+        // Lines are known only for blocks allocated while the pool records; blocks in use need no events.
         let recorded_before = self.is_recording();
         if !recorded_before {
             self.start_recording(1);

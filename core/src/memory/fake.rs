@@ -1,4 +1,4 @@
-//! A source of memory that is none: for tests of the pool, and for replaying traces.
+//! A simulated segment source, for tests of the pool and for replaying traces.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -8,31 +8,31 @@ use super::source::{
     DeviceMemory, DeviceProcess, Event, Fence, MAX_QUEUES, PageRemap, SegmentId, SegmentSource, SourceError,
     SourceLimits, VirtualMemory,
 };
-/// What a [`FakeSource`] was asked for, how often.
+/// Number of calls of a [`FakeSource`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct SourceCalls {
-    /// `alloc_segment`
+    /// Calls of `alloc_segment`.
     pub alloc: u64,
-    /// `free_segment`
+    /// Calls of `free_segment`.
     pub free: u64,
-    /// `reserve` and `unreserve`
+    /// Calls of `reserve_addresses` and `free_addresses`.
     pub reserve: u64,
-    /// `map` and `remap`
+    /// Calls of `map` and `remap`.
     pub map: u64,
-    /// `unmap` and `unmap_extents`
+    /// Calls of `unmap` and `unmap_extents`.
     pub unmap: u64,
-    /// Pieces of `remap` that were moved.
+    /// Pieces of `remap` that moved.
     pub moved_pieces: u64,
-    /// `remap_after_submitted`
+    /// Calls of `remap_after_submitted`.
     pub remaps_after_submitted: u64,
     /// Bytes of blocks that were copied.
     pub copied_bytes: u64,
-    /// `wait_fence`
+    /// Calls of `wait_fence`.
     pub fence_waits: u64,
 }
 
 impl SourceCalls {
-    /// Calls that get memory or give it back.
+    /// Returns the number of calls that take or return memory.
     #[must_use]
     pub fn memory_calls(&self) -> u64 {
         self.alloc + self.free + self.map + self.unmap
@@ -44,30 +44,31 @@ struct FakeDeviceState {
     last_id: u64,
     /// Plain segments and their sizes.
     segments: HashMap<SegmentId, u64>,
-    /// Ranges, their sizes and what is mapped in them.
+    /// Ranges, their sizes and their extents: offset to size.
     ranges: HashMap<SegmentId, (u64, BTreeMap<u64, u64>)>,
     used: u64,
     peak: u64,
     calls: SourceCalls,
-    /// Calls of alloc_segment, map and reserve that fail, counted from now: 0 is the next one.
+    /// Injected failures of `alloc_segment`, `map` and `reserve_addresses`, counted from now: 0 is the next
+    /// call.
     failures: Vec<(u64, SourceError)>,
     submitted: u64,
     signaled: u64,
     has_manual_fences: bool,
     has_deferred_work: bool,
-    /// Broken promises of the pool.
+    /// Violations of the contract by the pool.
     violations: Vec<String>,
-    /// The queues of the events so far.
+    /// Queues of the events so far.
     events: Vec<u8>,
-    /// Which queue waited for which other one, and the last event that it waited for.
+    /// Last event waited for, by (queue of the event, waiting queue).
     waits: HashMap<(u8, u8), u64>,
-    /// What lies in mapped memory, by segment and offset of the piece; absent if no contents are kept.
+    /// Contents of mapped memory, by segment and offset of the piece; absent if contents are not kept.
     contents: Option<BTreeMap<(SegmentId, u64), Vec<u8>>>,
-    /// Others on the device.
+    /// Other processes on the device.
     processes: Vec<DeviceProcess>,
 }
 
-/// A device of so many bytes that checks what the pool promises. Fences pass at once, unless told otherwise.
+/// A simulated device of `capacity` bytes that checks the pool's contract. Fences pass at once by default.
 #[derive(Debug)]
 pub struct FakeSource {
     capacity: u64,
@@ -77,14 +78,14 @@ pub struct FakeSource {
 }
 
 impl FakeSource {
-    /// A device with plain segments only.
+    /// Creates a device with plain segments only.
     #[must_use]
     pub fn plain(capacity: u64) -> Self {
         let limits = SourceLimits { alignment: 256, max_segment: u64::MAX, virtual_memory: None };
         Self { capacity, limits, is_device_memory: false, state: Mutex::default() }
     }
 
-    /// A device with virtual memory in pages of 2 MiB.
+    /// Creates a device with virtual memory in pages of 2 MiB.
     #[must_use]
     pub fn paged(capacity: u64) -> Self {
         let reservation = (capacity + capacity / 8).next_multiple_of(2 << 20);
@@ -93,28 +94,28 @@ impl FakeSource {
         Self { capacity, limits, is_device_memory: false, state: Mutex::default() }
     }
 
-    /// Other limits.
+    /// Changes the limits.
     #[must_use]
     pub fn with_limits(mut self, change: impl FnOnce(&mut SourceLimits)) -> Self {
         change(&mut self.limits);
         self
     }
 
-    /// Keeps contents, which [`write`](Self::write) and [`read`](Self::read) reach.
+    /// Keeps contents, for [`write`](Self::write) and [`read`](Self::read).
     #[must_use]
     pub fn with_contents(self) -> Self {
         self.lock().contents = Some(BTreeMap::new());
         self
     }
 
-    /// Its memory counts towards the limit of the process.
+    /// Makes its memory count towards the limit of the process.
     #[must_use]
     pub fn as_device_memory(mut self) -> Self {
         self.is_device_memory = true;
         self
     }
 
-    /// Other processes are on the device, which hold what they say.
+    /// Adds other processes, which hold the bytes that they report.
     #[must_use]
     pub fn with_processes(self, processes: Vec<DeviceProcess>) -> Self {
         {
@@ -125,14 +126,14 @@ impl FakeSource {
         self
     }
 
-    /// Writes to a segment. Writing where there is no memory is an error.
+    /// Writes to a segment. Writing to unmapped addresses is an error.
     pub fn write(&self, segment: SegmentId, offset: u64, data: &[u8]) -> Result<(), SourceError> {
         self.lock().for_each_mapping(segment, offset, data.len(), |at, piece| {
             piece.copy_from_slice(&data[at..at + piece.len()]);
         })
     }
 
-    /// Reads from a segment. Reading where there is no memory is an error.
+    /// Reads from a segment. Reading from unmapped addresses is an error.
     pub fn read(&self, segment: SegmentId, offset: u64, data: &mut [u8]) -> Result<(), SourceError> {
         self.lock().for_each_mapping(segment, offset, data.len(), |at, piece| {
             data[at..at + piece.len()].copy_from_slice(piece);
@@ -143,57 +144,58 @@ impl FakeSource {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many events were recorded.
+    /// Returns the number of recorded events.
     pub fn recorded_events(&self) -> u64 {
         self.lock().events.len() as u64
     }
 
-    /// The last event of queue `from` that queue `to` was told to wait for, counted from 1.
+    /// Returns the last event of queue `from` that queue `to` was told to wait for, counted from 1.
     #[must_use]
     pub fn last_waited_event(&self, from: u8, to: u8) -> Option<u64> {
         self.lock().waits.get(&(from, to)).copied()
     }
 
-    /// What it was asked for.
+    /// Returns the calls so far.
     #[must_use]
     pub fn calls(&self) -> SourceCalls {
         self.lock().calls
     }
 
-    /// Bytes that are taken.
+    /// Returns the bytes in use.
     #[must_use]
     pub fn used(&self) -> u64 {
         self.lock().used
     }
 
-    /// The most bytes that were taken.
+    /// Returns the peak of the bytes in use.
     #[must_use]
     pub fn peak(&self) -> u64 {
         self.lock().peak
     }
 
-    /// Broken promises of the pool: empty, if all is well.
+    /// Returns the pool's violations of the contract.
     #[must_use]
     pub fn violations(&self) -> Vec<String> {
         self.lock().violations.clone()
     }
 
-    /// Lets the `nth` call from now of `alloc_segment`, `reserve` or `map` fail; 0 is the next one.
+    /// Makes the `nth` call from now of `alloc_segment`, `reserve_addresses` or `map` fail; 0 is the next
+    /// one.
     pub fn fail_nth_call(&self, nth: u64, error: SourceError) {
         self.lock().failures.push((nth, error));
     }
 
-    /// Fences pass only when [`pass`](Self::pass) says so, or when they are waited for.
+    /// Makes fences pass only on [`signal_fence`](Self::signal_fence), or when they are waited for.
     pub fn set_manual_fences(&self) {
         self.lock().has_manual_fences = true;
     }
 
-    /// Work is held back: memory moves behind it, and nobody has to wait before.
+    /// Simulates deferred work: memory is remapped after submitted work, without waiting on the host.
     pub fn set_deferred_work(&self) {
         self.lock().has_deferred_work = true;
     }
 
-    /// The device passes every fence up to this one.
+    /// Makes the device pass every fence up to this one.
     pub fn signal_fence(&self, fence: Fence) {
         let mut state = self.lock();
         state.signaled = state.signaled.max(fence.0);
@@ -220,7 +222,7 @@ impl FakeDeviceState {
         Ok(())
     }
 
-    /// Calls `each` with every part of a range of memory, and where it lies in the range.
+    /// Calls `each` for every part of a range of memory, with the part's offset in the range.
     fn for_each_mapping(
         &mut self,
         segment: SegmentId,
@@ -244,7 +246,7 @@ impl FakeDeviceState {
         Ok(())
     }
 
-    /// Memory came to be: not zeroed, as on a device.
+    /// Adds contents of new memory, which is not zeroed, as on a device.
     fn add_contents(&mut self, segment: SegmentId, offset: u64, bytes: u64) {
         if let Some(contents) = &mut self.contents {
             contents.insert((segment, offset), vec![0xa5; bytes as usize]);
@@ -262,7 +264,7 @@ impl FakeDeviceState {
         SourceError::Driver { call: "fake", detail: what }
     }
 
-    /// A piece of memory appears in a range.
+    /// Maps a piece of memory in a range.
     fn insert_mapping(&mut self, to: (SegmentId, u64), bytes: u64, page: u64) -> Result<(), SourceError> {
         let (segment, offset) = to;
         let fits = self.ranges.get(&segment).is_some_and(|(size, mapped)| {
@@ -282,7 +284,7 @@ impl FakeDeviceState {
         Ok(())
     }
 
-    /// A piece of memory vanishes from a range.
+    /// Unmaps a piece of memory of a range.
     fn remove_mapping(&mut self, from: (SegmentId, u64), bytes: u64) -> Result<(), SourceError> {
         let (segment, offset) = from;
         let gone = self.ranges.get_mut(&segment).and_then(|(_, mapped)| mapped.remove(&offset));

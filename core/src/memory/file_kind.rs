@@ -1,9 +1,9 @@
-//! The kind of a file, told from its first bytes: for errors that say what a file is where another kind is expected.
+//! Recognises the kind of a file from its first bytes, for errors about files of an unexpected kind.
 
 /// Number of bytes at the beginning of a file that tell its kind.
 pub(crate) const HEADER_LEN: usize = 64;
 
-/// A description of a file that starts with these bytes, and what can be done with it; `None` where nothing is known of it.
+/// Describes a file that starts with `head`, and what can be done with it; `None` for an unknown kind.
 pub(crate) fn describe(head: &[u8]) -> Option<&'static str> {
     let text = String::from_utf8_lossy(head);
     let text = text.trim_start();

@@ -1,64 +1,65 @@
-//! Free blocks by size and address: the fast half of the pool.
+//! Free blocks of an arena, searched by size and address on every allocation.
 //!
-//! They lie side by side in no order, a number for the size and one for the address of each, and a search passes all of them, several at a
-//! time and without a branch: programs have a few dozen free blocks, and which one fits is hard to foretell. Of blocks that are alike, it
-//! finds the one that lies last, which depends on nothing but the requests.
+//! Blocks are stored unordered, with one packed key for the size and one for the address. A search scans all
+//! keys, several at a time and without branches. Programs have a few dozen free blocks, and which one fits is
+//! hard to predict. Among equal keys the search returns the block stored last, which depends only on the
+//! requests.
 
-/// Blocks whose numbers lie side by side.
+/// Number of blocks whose keys are stored together.
 const LANES: usize = 8;
-/// Low bits of a number: which block it is of.
+/// Low bits of a key, which hold the block's index.
 const INDEX_BITS: u32 = 9;
-/// How many blocks have numbers.
+/// Number of blocks that keys can address.
 const MAX_KEYED_BLOCKS: usize = 1 << INDEX_BITS;
-/// The most that the other bits say.
+/// Largest value of a key's high bits.
 const MAX_SIZE_CLASS: i32 = i32::MAX >> INDEX_BITS;
-/// All bits but the sign's: above all numbers.
+/// All bits but the sign bit: above all keys.
 const NO_KEY: i32 = i32::MAX;
 
-/// A free block. Blocks differ in their addresses.
+/// A free block. Addresses are unique.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct FreeBlock {
-    /// Bytes.
+    /// Size in bytes.
     pub(super) size: u64,
-    /// Its place, comparable across segments.
+    /// Address, comparable across segments.
     pub(super) address: u64,
-    /// Its slot in the slab.
+    /// Slot in the slab.
     pub(super) slot: u32,
-    /// Whether it is a whole segment.
+    /// If true, the block is a whole segment.
     pub(super) is_whole_segment: bool,
 }
 
 impl FreeBlock {
-    /// The order by size, then by address; one comparison without a branch.
+    /// Returns a key that orders by size, then by address, and compares without a branch.
     #[inline]
     fn sort_key(&self) -> u128 {
         (u128::from(self.size) << 64) | u128::from(self.address)
     }
 }
 
-/// The size in 512 bytes, of blocks of less than 2 GiB.
+/// Returns the size in units of 512 bytes, capped: exact for blocks of less than 2 GiB.
 #[inline]
 fn size_class(size: u64) -> i32 {
     (size >> 9).min(MAX_SIZE_CLASS as u64) as i32
 }
 
-/// Numbers of some blocks.
+/// Keys of [`LANES`] blocks.
 #[derive(Clone, Copy, Debug)]
 struct KeyLanes {
-    /// Their classes, and below them which block it is; -1 is none.
+    /// Size class and, in the low bits, the block's index; -1 for no block.
     size_keys: [i32; LANES],
-    /// Their addresses in 128 KiB, without the segment, and the same.
+    /// Address in 128 KiB units without the segment, and the block's index.
     address_keys: [i32; LANES],
 }
 
 const EMPTY_LANES: KeyLanes = KeyLanes { size_keys: [-1; LANES], address_keys: [0; LANES] };
 
-/// The free blocks of one queue and pool.
+/// The free blocks of one arena.
 #[derive(Debug, Default)]
 pub(super) struct FreeList {
     key_lanes: Vec<KeyLanes>,
     blocks: Vec<FreeBlock>,
-    /// Where the block of a slot is.
+    /// Index of a slot's block.
     positions: Vec<u32>,
 }
 
@@ -71,7 +72,7 @@ impl Clone for FreeList {
         }
     }
 
-    /// In the memory that it has: planners save heaps often.
+    /// Reuses this list's memory, since planners save heaps often.
     fn clone_from(&mut self, other: &Self) {
         self.key_lanes.clone_from(&other.key_lanes);
         self.blocks.clone_from(&other.blocks);
@@ -87,7 +88,7 @@ impl FreeList {
     #[inline(always)]
     fn write_entry(&mut self, at: usize, entry: FreeBlock) {
         let (run, lane) = (&mut self.key_lanes[at / LANES], at % LANES);
-        // The last one has the lowest number.
+        // The last block has the lowest index bits.
         let place = (!at % MAX_KEYED_BLOCKS) as i32;
         run.size_keys[lane] = (size_class(entry.size) << INDEX_BITS) | place;
         run.address_keys[lane] = (((entry.address >> 8) as i32 & MAX_SIZE_CLASS) << INDEX_BITS) | place;
@@ -115,7 +116,7 @@ impl FreeList {
         self.write_entry(at, entry);
     }
 
-    /// Takes a block out, which must be there.
+    /// Removes a block, which must be in the list.
     #[inline]
     pub(super) fn remove(&mut self, slot: u32) {
         let at = self.positions[slot as usize] as usize;
@@ -130,7 +131,7 @@ impl FreeList {
         }
     }
 
-    /// Replaces a block, which must be there: it has been split or has grown.
+    /// Replaces a block, which must be in the list, after it was split or merged.
     #[inline(always)]
     pub(super) fn replace(&mut self, slot: u32, new: FreeBlock) {
         self.write_entry(self.positions[slot as usize] as usize, new);
@@ -141,10 +142,10 @@ impl FreeList {
         &self.blocks[!number as usize % MAX_KEYED_BLOCKS]
     }
 
-    /// The least number of a size from this class on; negative if there is none.
+    /// Returns the least size key of at least class `from`; negative if there is none.
     #[inline]
     fn min_size_key(&self, from: i32) -> i32 {
-        // As unsigned numbers those that are too small are the largest.
+        // Read as unsigned, keys below `from` wrap around to the largest values.
         let flip = (from << INDEX_BITS) ^ i32::MIN;
         let mut least = [NO_KEY; LANES];
         for run in &self.key_lanes {
@@ -156,7 +157,8 @@ impl FreeList {
         if least < 0 { least.wrapping_add(flip) } else { -1 }
     }
 
-    /// The same, and the least number of an address among all blocks from that class on.
+    /// Returns [`min_size_key`](Self::min_size_key), and the least address key among the blocks of at least
+    /// class `from`.
     #[inline]
     fn min_size_and_address_keys(&self, from: i32) -> (i32, i32) {
         let flip = (from << INDEX_BITS) ^ i32::MIN;
@@ -165,7 +167,7 @@ impl FreeList {
             for lane in 0..LANES {
                 let size = run.size_keys[lane].wrapping_sub(flip);
                 least[lane] = size.min(least[lane]);
-                // Above all numbers where the block is too small.
+                // Above all keys where the block is too small.
                 let low = run.address_keys[lane] | (!(size >> 31) & NO_KEY);
                 lowest[lane] = low.min(lowest[lane]);
             }
@@ -175,7 +177,7 @@ impl FreeList {
         (if least < 0 { least.wrapping_add(flip) } else { -1 }, lowest)
     }
 
-    /// The smallest block of at least `size` bytes.
+    /// Returns the smallest block of at least `size` bytes.
     #[inline]
     pub(super) fn best_fit(&self, size: u64) -> Option<&FreeBlock> {
         let number = self.min_size_key(size_class(size));
@@ -185,7 +187,7 @@ impl FreeList {
         if number < 0 { None } else { Some(self.block_of_key(number)) }
     }
 
-    /// The same if it is no larger than `near`, else the block with the lowest address of all that are large enough.
+    /// Returns the best fit if it is at most `near` bytes, else the fitting block with the lowest address.
     #[inline]
     pub(super) fn lowest_address_fit(&self, size: u64, near: u64) -> Option<&FreeBlock> {
         let most = size_class(near);
@@ -199,7 +201,7 @@ impl FreeList {
         Some(self.block_of_key(if number >> INDEX_BITS <= most { number } else { low }))
     }
 
-    /// The same where numbers do not tell.
+    /// Searches without keys, for blocks too large or too many for them.
     #[cold]
     fn fallback_fit(&self, size: u64, near: u64) -> Option<&FreeBlock> {
         let fits = || self.blocks.iter().filter(|e| e.size >= size);
@@ -207,33 +209,33 @@ impl FreeList {
         if best.size <= near { Some(best) } else { fits().min_by_key(|e| e.address) }
     }
 
-    /// The smallest block of at least `size` bytes that is not a whole segment.
+    /// Returns the smallest block of at least `size` bytes that is not a whole segment.
     pub(super) fn best_split_fit(&self, size: u64) -> Option<&FreeBlock> {
         self.blocks.iter().filter(|e| e.size >= size && !e.is_whole_segment).min_by_key(|e| e.sort_key())
     }
 
-    /// All of them, in no order.
+    /// Iterates over the blocks, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &FreeBlock> {
         self.blocks.iter()
     }
 
-    /// All of them, by size.
+    /// Returns the blocks, by size.
     pub(super) fn sorted_by_size(&self) -> Vec<FreeBlock> {
-        // A number each for the size and the place: quicker to sort than what they stand for.
+        // Sorts packed pairs of size and index, which is quicker than sorting blocks.
         let key = |(at, e): (usize, &FreeBlock)| ((e.size >> 9) << 24) | at as u64;
         let mut keys: Vec<u64> = self.blocks.iter().enumerate().map(key).collect();
         keys.sort_unstable();
         keys.into_iter().map(|key| self.blocks[key as usize % (1 << 24)]).collect()
     }
 
-    /// Some of them, by size, then by address.
+    /// Returns the blocks that match, by size, then by address.
     pub(super) fn sorted_where(&self, which: impl Fn(&FreeBlock) -> bool) -> Vec<FreeBlock> {
         let mut some: Vec<FreeBlock> = self.iter().filter(|e| which(e)).copied().collect();
         some.sort_unstable_by_key(FreeBlock::sort_key);
         some
     }
 
-    /// The largest block.
+    /// Returns the largest block.
     pub(super) fn largest(&self) -> Option<FreeBlock> {
         self.iter().max_by_key(|e| e.sort_key()).copied()
     }
@@ -247,7 +249,7 @@ mod tests {
 
     use super::*;
 
-    /// A slot is a block's name: as different as addresses are here.
+    /// Slots identify blocks: they are as distinct as addresses here.
     fn entry((size, address): (u64, u64)) -> FreeBlock {
         FreeBlock { size, address, slot: (address / 1000) as u32, is_whole_segment: address % 3000 == 0 }
     }
@@ -256,7 +258,7 @@ mod tests {
         block.map(|e| (e.size, e.address))
     }
 
-    /// What a model of ordered keys finds, and what the bins do.
+    /// Compares the free list with a model, an ordered set.
     fn agree(bins: &FreeList, model: &BTreeSet<(u64, u64)>, size: u64) -> Result<(), TestCaseError> {
         let fits = || model.range((size, 0)..);
         let least = fits().next().copied();
@@ -282,7 +284,7 @@ mod tests {
     }
 
     proptest! {
-        /// Blocks of one address do not come together; of many blocks and of large ones numbers do not tell.
+        /// Addresses are unique. Many or large blocks exceed the keys and use the fallback.
         #[test]
         fn what_fits_is_what_an_ordered_set_finds(
             scale in prop::sample::select(vec![512, 512 << 20]),

@@ -1,4 +1,4 @@
-//! Taking memory from the source, and giving idle memory back so that less has to be taken.
+//! Growth: takes memory from the source, after returning or moving idle memory so that less has to be taken.
 
 use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, SlotState as Is};
 use super::hysteresis::GrowthCause;
@@ -7,70 +7,75 @@ use super::source::{PageRemap, SegmentSource, SourceError};
 use crate::error::Result;
 
 const MIB: u64 = 1 << 20;
-/// What grows for small requests: a plain segment, or what is mapped at once (PyTorch's kSmallBuffer).
+/// Growth for small requests: the size of a plain segment, or of one mapping (PyTorch's kSmallBuffer).
 const SMALL_BUFFER: u64 = 2 * MIB;
-/// But this part of all that small requests have, where the pool may hold that much more: fewer calls.
+/// Small requests grow by up to this part of all their memory, while the pool may hold as much: fewer calls.
 const SMALL_AHEAD_DIVISOR: u64 = 8;
-/// In plain segments this part of the program may be ahead all the same.
+/// Plain segments for small requests may hold this part of the peak usage ahead in any case.
 const SMALL_SLACK_DIVISOR: u64 = 64;
-/// From this size on a request gets a segment, or a mapping, of its own size (PyTorch's kMinLargeAlloc).
+/// Requests from this size on get a segment, or a mapping, of their own size (PyTorch's kMinLargeAlloc).
 const MIN_LARGE_ALLOC: u64 = 10 * MIB;
-/// For others the pool maps ahead up to this part more than the program uses; without a bound while that is less than the latter.
+/// For smaller requests the pool maps ahead, up to this part more than the peak usage. Below
+/// [`UNBOUNDED_AHEAD_BYTES`] of peak usage, mapping ahead is not bounded.
 const MAP_AHEAD_DIVISOR: u64 = 36;
 const UNBOUNDED_AHEAD_BYTES: u64 = 512 * MIB;
-/// What plain segments of their own are multiples of (PyTorch's kRoundLarge).
+/// Rounding of plain segments for a single request (PyTorch's kRoundLarge).
 const ROUND_LARGE: u64 = 2 * MIB;
-/// Plain segments in common are this part of what the program uses, from `large_segment_size` on: fewer calls.
+/// Shared plain segments are this part of the peak usage, and at least `large_segment_size`: fewer calls.
 const SHARED_SEGMENT_DIVISOR: u64 = 32;
 const MAX_SHARED_SEGMENT: u64 = 256 * MIB;
-/// Memory is mapped in pieces of this part of what the program uses, which move only as a whole; but of no more than
-/// PyTorch's.
+/// Extents are this part of the peak usage, since they move only as a whole, and at most PyTorch's size.
 const EXTENT_DIVISOR: u64 = 512;
 const MAX_EXTENT: u64 = 20 * MIB;
-/// Idle segments are worth giving back for growth if they are between these parts of what is missing: less is not worth
-/// the calls, and more would soon be missed.
+/// Idle segments are worth releasing for growth if their size is between these parts of the missing bytes.
+/// Smaller ones are not worth the calls, and larger ones would soon be missed.
 const MIN_RECLAIM_DIVISOR: u64 = 32;
 const MAX_RECLAIM_FACTOR: u64 = 8;
-/// Where blocks in use move, plain segments are at least this part of what the program uses, and twice `large_segment_size`
-/// of one that uses as much: fewer calls, and larger holes to be made.
+/// With compaction, plain segments are at least this part of the peak usage: fewer calls, and larger gaps.
+/// They are also at least twice `large_segment_size`, for programs that use as much.
 const COMPACT_SEGMENT_DIVISOR: u64 = 18;
-/// But a quarter of what a program uses that is smaller than this: its budgets leave no room for more.
+/// Programs with a peak usage below this get segments of a quarter of the peak: their budget has no room for
+/// more.
 const SMALL_PROGRAM_BYTES: u64 = 32 * MIB;
 const SMALL_PROGRAM_DIVISOR: u64 = 4;
-/// One that would be left free by this part of it, when as many requests like the first as fit have it, is made for just those.
+/// A segment for several requests like the first one is cut down to whole requests, if it would leave this
+/// part of itself unused.
 const MAX_TAIL_DIVISOR: u64 = 8;
-/// Where idle segments of at least this part of a request go for it, so many that the new one holds as many of its size as it can:
-/// the next requests are often alike. And this part of one more, for some that are larger.
+/// Idle segments of at least this part of a request are replaced by one segment for as many such requests as
+/// possible: the next ones are often alike. [`SPARE_DIVISOR`] of one more request is added, for requests that
+/// are slightly larger.
 const MIN_REPLACED_DIVISOR: u64 = 2;
-/// But a request of more than this part of what the program uses gets one of its own: where it and another one lie side by side, a third
-/// one that is a little larger would have no place, and neither fits elsewhere.
+/// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
+/// segment would leave no place for a third, slightly larger one.
 const DOMINANT_DIVISOR: u64 = 3;
 const SPARE_DIVISOR: u64 = 8;
-/// And a pool may hold somewhat more: each step below costs copies and calls.
+/// Additional slack with compaction of plain segments, where each step closer to the target costs copies and
+/// calls.
 const COMPACT_SLACK: f64 = 0.045;
-/// A step of a program has ended where it used less than this part of the most that it ever used; what moves in each step, up to
-/// this part of that, is no sign that it does not settle.
+/// A step has ended once the usage fell below this part of the peak. Migration of up to 1 /
+/// `STEP_MOVES_DIVISOR` of the peak in each step does not indicate a program that fails to settle.
 const STEP_END_DIVISOR: u64 = 2;
 const STEP_MOVES_DIVISOR: u64 = 4;
-/// How many bytes a program requests for each that may move: by being mapped elsewhere, for which the host and the device wait
-/// for each other, or by being copied. And the pieces that a wait for the device counts as.
+/// Requested bytes after which one migrated byte no longer counts: remapped (host and device wait for each
+/// other) or copied. `WAIT_COST_EXTENTS`: extents that one wait for the device counts as.
 const REMAP_DECAY: u64 = 40;
 const COPY_DECAY: u64 = 8;
 const WAIT_COST_EXTENTS: u64 = 4;
-/// A program that uses more than ever grows as long as that is at least this part of what moves for it.
+/// Growth of the peak usage by at least this part of the migrated bytes excuses the migration.
 const MIN_GROWTH_DIVISOR: u64 = 8;
-/// Else its blocks grow by a little each time. Once memory has moved for them that is so many times what the program uses, the pool may
-/// hold as much more as some of these blocks take, or a part of what the program uses.
+/// Smaller growth is creep: blocks that grow by a little each time. Once the bytes migrated for creep are
+/// this many times the peak usage, the pool may hold more: some blocks of that size, or a part of the peak.
 const CREEP_FREE_FACTOR: u64 = 8;
 const CREEP_BLOCKS: u64 = 4;
 const CREEP_DIVISOR: u64 = 8;
 
-/// The bytes that have moved lately: less by one for every so many bytes that the program requests.
+/// Bytes that migrated lately; the sum decays by one for every `requested_per_byte` bytes that the program
+/// allocates.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct MigrationBudget {
     requested_per_byte: u64,
     bytes: u64,
-    /// When that was, in bytes that were ever lent.
+    /// Time of `bytes`, in bytes ever allocated.
     updated_at: u64,
 }
 
@@ -81,7 +86,7 @@ impl Default for MigrationBudget {
 }
 
 impl MigrationBudget {
-    /// Of bytes that are copied.
+    /// Creates the budget of migration by copies.
     pub(super) fn for_copies() -> Self {
         Self { requested_per_byte: COPY_DECAY, ..Self::default() }
     }
@@ -99,26 +104,26 @@ impl MigrationBudget {
     }
 }
 
-/// Where in a range a request would lie, and the memory that is missing there.
+/// Position of a request in a virtual range, and the memory missing there.
 #[derive(Clone, Debug)]
 pub(super) struct Placement {
     segment: u32,
     offset: u64,
-    /// What has to be mapped.
+    /// Parts that have to be mapped.
     holes: Vec<Hole>,
     missing: u64,
 }
 
-/// A part of a range without memory.
+/// Part of a range without memory.
 #[derive(Clone, Copy, Debug)]
 struct Hole {
     offset: u64,
     size: u64,
-    /// Bytes from its offset to the end of the block.
+    /// Bytes from `offset` to the end of the unmapped block.
     room: u64,
 }
 
-/// A part of a gap between blocks in use.
+/// Part of a gap between blocks in use.
 #[derive(Clone, Copy)]
 struct GapSpan {
     offset: u64,
@@ -131,13 +136,14 @@ impl PoolState {
         self.heap.arenas[need.arena as usize].small
     }
 
-    /// The most memory that was ever in use at once, this request included.
+    /// Returns the peak usage, this request included.
     fn peak_active_with(&self, need: &AllocRequest) -> u64 {
         let counters = &self.heap.counters;
         counters.peak_active_bytes.max(counters.active().saturating_add(need.size))
     }
 
-    /// Notes whether the program has ended a step since the last one: it has come down from what it uses at most.
+    /// Detects the end of a step: since the last one, the usage has fallen well below the peak. Migration
+    /// that each step may do is then deducted from the budget.
     pub(super) fn detect_step_end(&mut self, need: &AllocRequest) {
         let most = self.peak_active_with(need);
         let counters = &mut self.heap.counters;
@@ -147,10 +153,10 @@ impl PoolState {
         }
     }
 
-    /// The plain segment to make for large requests that share it.
+    /// Returns the size of a plain segment that large requests share.
     fn shared_segment_size(&self, need: &AllocRequest) -> u64 {
         let least = self.config.large_segment_size;
-        // PyTorch's rules know one size, and blocks that are never split would be whole segments.
+        // PyTorch's rules have a single size, and blocks that are never split would occupy whole segments.
         if !self.config.release_before_growth || self.config.max_split_size.is_some() {
             return least;
         }
@@ -161,7 +167,7 @@ impl PoolState {
         least.max(part.min(MAX_SHARED_SEGMENT))
     }
 
-    /// The least plain segment where blocks in use move.
+    /// Returns the smallest plain segment where compaction is enabled.
     pub(super) fn min_segment_size(&self, need: &AllocRequest) -> u64 {
         let (most, least) = (self.peak_active_with(need), self.config.large_segment_size);
         let part = if most < SMALL_PROGRAM_BYTES { most / SMALL_PROGRAM_DIVISOR } else { most };
@@ -169,12 +175,12 @@ impl PoolState {
         small.max((most / COMPACT_SEGMENT_DIVISOR).next_multiple_of(ROUND_LARGE))
     }
 
-    /// Whether a request gets a plain segment of its own.
+    /// Reports whether a request gets a plain segment of its own.
     pub(super) fn has_own_segment(&self, need: &AllocRequest) -> bool {
         self.virtual_memory.is_none() && need.size >= MIN_LARGE_ALLOC
     }
 
-    /// The plain segment to make for a request.
+    /// Returns the size of the plain segment to allocate for a request.
     pub(super) fn segment_size(&self, need: &AllocRequest) -> u64 {
         let size = if self.is_small_request(need) {
             self.small_segment_size(need)
@@ -183,7 +189,7 @@ impl PoolState {
         } else {
             let own = need.size.checked_next_multiple_of(ROUND_LARGE).unwrap_or(need.size);
             let slab = if self.is_compaction_enabled() { self.min_segment_size(need) } else { 0 };
-            // A pool that holds too much already takes no more than it must, unless that is little.
+            // A pool above its target takes no more than it must, unless the excess is small.
             let over = self.heap.counters.reserved() > self.target_reserved(need);
             let odd = slab % own >= slab / MAX_TAIL_DIVISOR;
             match slab / own {
@@ -196,7 +202,7 @@ impl PoolState {
         size.min(self.max_segment).max(need.size)
     }
 
-    /// The plain segment to make for small requests: more for a program that has many.
+    /// Returns the size of a plain segment for small requests, which grows with their number.
     fn small_segment_size(&self, need: &AllocRequest) -> u64 {
         if !self.is_compaction_enabled() {
             return SMALL_BUFFER;
@@ -208,11 +214,12 @@ impl PoolState {
         SMALL_BUFFER.max(most.min(ahead) / ROUND_LARGE * ROUND_LARGE)
     }
 
-    /// Sends idle memory back, or where it is needed, if the pool would hold more than the program has shown to need.
-    /// If it did, how large a plain segment should be that is made instead; 0 where that is up to the request.
+    /// Releases idle memory, or prepares its migration, if the pool would otherwise exceed its target by
+    /// growing. Returns the smallest size for the plain segment to allocate next (0 for no bound), or `None`
+    /// if nothing was reclaimed.
     ///
-    /// So the memory that is held stays below `1 + growth_slack` times the memory that was ever in use at once, as
-    /// long as there is idle memory.
+    /// As long as there is idle memory, this keeps reserved bytes below `1 + growth_slack` times the peak
+    /// usage.
     pub(super) fn reclaim_idle(
         &mut self,
         source: &dyn SegmentSource,
@@ -241,7 +248,7 @@ impl PoolState {
         if let Some(place) = place {
             idle = idle.into_iter().filter_map(|i| self.exclude_placement(i, place, need.size)).collect();
         }
-        // Extents go in part, and only to where they are needed.
+        // Extents can be released in part, and only to where memory is missing.
         let sizes = surplus / MIN_RECLAIM_DIVISOR..=surplus.saturating_mul(MAX_RECLAIM_FACTOR);
         idle.retain(|i| matches!(i.kind, IdleKind::Extents { .. }) || sizes.contains(&i.size));
         if idle.is_empty() && alike.is_none() {
@@ -254,9 +261,9 @@ impl PoolState {
         }
         idle.sort_by_key(|i| i.size);
         let all = idle.iter().map(|i| i.size).sum::<u64>();
-        // Where all of it can move, nothing has to be taken.
+        // If idle memory can move into all holes, no new memory is needed.
         let wanted = if place.is_some() && all >= grow { grow } else { surplus };
-        // One piece that is enough, and no larger than it must be; else the largest ones.
+        // One sufficient piece, trimmed to the need; otherwise the largest ones.
         let chosen = match idle.iter().find(|i| i.size >= wanted) {
             Some(piece) => vec![self.trim_idle(*piece, wanted)],
             None => {
@@ -267,7 +274,8 @@ impl PoolState {
         Ok((self.release_idle(source, &chosen, place.is_some())? > 0).then_some(0))
     }
 
-    /// Idle segments that could go for one that serves several requests like this one, and how large that would be.
+    /// Finds idle segments to replace by one that serves several requests like this one. Returns them and the
+    /// new segment's size.
     fn find_replaceable_segments(
         &self,
         need: &AllocRequest,
@@ -289,19 +297,19 @@ impl PoolState {
         (all > one).then(|| (self.select_idle(idle, self.surplus_after_growth(need, size)), size))
     }
 
-    /// Whether blocks should move for a request, before the pool takes more memory.
+    /// Reports whether to compact for a request before the pool takes more memory.
     pub(super) fn should_compact(&self, need: &AllocRequest) -> bool {
         let plain = self.virtual_memory.is_none() && self.config.release_before_growth;
         plain && !self.is_small_request(need) && self.surplus(need) > 0
     }
 
-    /// The bytes that a plain pool would hold too many, if it grew for a request.
+    /// Returns the bytes by which a plain pool would exceed its target if it grew for a request.
     pub(super) fn surplus(&self, need: &AllocRequest) -> u64 {
         self.surplus_after_growth(need, self.segment_size(need))
     }
 
     pub(super) fn surplus_after_growth(&self, need: &AllocRequest, grow: u64) -> u64 {
-        // What is held above the target already is no debt of this request.
+        // Bytes above the target that are held already are not charged to this request.
         self.heap
             .counters
             .reserved()
@@ -310,7 +318,7 @@ impl PoolState {
             .min(grow)
     }
 
-    /// The part of idle memory that a placement does not need where it is.
+    /// Returns the largest part of idle memory that a placement does not cover.
     fn exclude_placement(&self, idle: IdleMemory, place: &Placement, size: u64) -> Option<IdleMemory> {
         let IdleKind::Extents { near, offset } = idle.kind else { return Some(idle) };
         let (end, place_end) = (offset + idle.size, place.offset + size);
@@ -321,15 +329,15 @@ impl PoolState {
         sides.into_iter().flatten().max_by_key(|i| i.size)
     }
 
-    /// Keeps what was to move, and did not.
+    /// Makes migration sources free again that did not move.
     pub(super) fn return_migration_sources(&mut self) {
         for donor in std::mem::take(&mut self.migration_sources).blocks {
             self.heap.cancel_release(donor);
         }
     }
 
-    /// Takes memory from the source for a request, at a place that is known already, or where it fits best; a plain segment is
-    /// of at least so many bytes, if there is room.
+    /// Takes memory from the source for a request: at `place` if present, else where the least is missing. A
+    /// plain segment has at least `least` bytes if there is room.
     pub(super) fn grow(
         &mut self,
         source: &dyn SegmentSource,
@@ -354,7 +362,7 @@ impl PoolState {
         if let Some(place) = place.or_else(|| self.find_placement(need)) {
             let grown = self.map_placement(source, need, &place, true)?;
             return match grown {
-                // There may be room for what is missing, and no more.
+                // There may be room for the missing bytes but not for mapping ahead.
                 GrowOutcome::Full(_) => self
                     .find_placement(need)
                     .map_or(Ok(grown), |p| self.map_placement(source, need, &p, false)),
@@ -370,7 +378,7 @@ impl PoolState {
         }
     }
 
-    /// A new segment of so many bytes, free. Whether there was room.
+    /// Adds a free segment of `size` bytes; returns false if there is no room.
     pub(super) fn add_free_segment(
         &mut self,
         source: &dyn SegmentSource,
@@ -411,7 +419,8 @@ impl PoolState {
         }
     }
 
-    /// Gives an arena its range of addresses. Where that fails, the pool goes on with plain segments, and says so.
+    /// Reserves the virtual range of an arena. If that fails, the pool logs a warning and continues with
+    /// plain segments.
     fn ensure_address_range(&mut self, source: &dyn SegmentSource, need: &AllocRequest) -> Result<()> {
         let Some(memory) = self.virtual_memory else { return Ok(()) };
         if self.heap.arenas[need.arena as usize].virtual_range.is_some() {
@@ -428,13 +437,14 @@ impl PoolState {
         Ok(())
     }
 
-    /// Where a request fits into its range with the least memory to be mapped; `None` without a range or a place.
+    /// Finds the placement in the arena's range that needs the least memory mapped; `None` without a range or
+    /// a fitting gap.
     pub(super) fn find_placement(&self, need: &AllocRequest) -> Option<Placement> {
         let page = self.virtual_memory?.granularity;
         let segment = self.heap.arenas[need.arena as usize].virtual_range?;
         let mut best: Option<Placement> = None;
         let (mut gap, mut offsets) = (Vec::new(), Vec::new());
-        // A gap without a hole is one free block, which the search has seen.
+        // A gap without a hole is one free block, which the search has already tried.
         for &hole in &self.heap.segment(segment).virtual_range.as_ref()?.holes {
             self.collect_unused_spans(hole, &mut gap);
             candidate_offsets(&gap, need.size, &mut offsets);
@@ -451,7 +461,7 @@ impl PoolState {
         best
     }
 
-    /// The blocks around a hole that are not in use, by address.
+    /// Collects the blocks around a hole that are not in use, by address.
     fn collect_unused_spans(&self, hole: u32, gap: &mut Vec<GapSpan>) {
         let unused = |at: u32| at != NO_BLOCK && matches!(self.heap.slot(at).state, Is::Free | Is::Unmapped);
         let mut at = hole;
@@ -466,8 +476,8 @@ impl PoolState {
         }
     }
 
-    /// Brings memory to where it is missing at a place, donors first, then new memory, of that maybe `more`, and serves
-    /// the request there. One call of the source.
+    /// Maps the memory missing at a placement and serves the request there, with one call of the source.
+    /// Migration sources are used first, then new memory. If `more`, it maps ahead.
     fn map_placement(
         &mut self,
         source: &dyn SegmentSource,
@@ -484,7 +494,7 @@ impl PoolState {
         let (mut pieces, mut new) = (Vec::new(), 0);
         for (at, hole) in place.holes.iter().enumerate() {
             let mut filled = 0;
-            // The last one may reach beyond the hole, where there is room.
+            // The last extent may reach beyond the hole, where there is room.
             while let Some((from, bytes)) =
                 donors.next_if(|d| filled < hole.size && filled + d.1 <= hole.room)
             {
@@ -492,7 +502,7 @@ impl PoolState {
                 filled += bytes;
             }
             let mut missing = hole.size.saturating_sub(filled);
-            // What is mapped ahead lies behind the last of them.
+            // Memory mapped ahead follows the last hole.
             if missing > 0 && more && at + 1 == place.holes.len() {
                 let all = self.growth_size(need, new + missing, page);
                 missing = missing.max(all.saturating_sub(new)).min(hole.room - filled);
@@ -511,8 +521,8 @@ impl PoolState {
         }
         let moved = pieces.iter().filter(|p| p.from.is_some()).map(|p| p.bytes).sum::<u64>();
         if moved > 0 {
-            // Where the program uses more than ever, it still grows: what moves for that is no sign that it does not settle. But blocks that
-            // grow by a little each time, as those of a cache do, move much more than that.
+            // Migration while the peak usage grows does not indicate a program that fails to settle. Blocks
+            // that grow by a little each time, as those of a cache do, cause much more migration than growth.
             let grown = self.peak_active_with(need) - self.heap.counters.peak_active_bytes;
             let (lent, cost) = (
                 self.heap.counters.total_allocated(),
@@ -536,7 +546,7 @@ impl PoolState {
         for run in pieces.chunk_by(|a, b| a.to.1 + a.bytes == b.to.1) {
             last = self.heap.mark_mapped(place.segment, run).map(|free| (free, run));
         }
-        // The parts are one free block now.
+        // The pieces and their free neighbours are one block now.
         let Some((free, run)) = last else { return Ok(GrowOutcome::Full(String::new())) };
         let block = self.heap.take_free_block_at(free, place.offset, need);
         if unused {
@@ -546,7 +556,7 @@ impl PoolState {
         Ok(GrowOutcome::Served(block))
     }
 
-    /// The first `bytes` bytes of the donors leave where they are.
+    /// Unmaps the first `bytes` bytes of the migration sources and frees the rest.
     fn consume_migration_sources(&mut self, mut bytes: u64) {
         for donor in std::mem::take(&mut self.migration_sources).blocks {
             let sent = bytes.min(self.heap.slot(donor).size);
@@ -561,8 +571,8 @@ impl PoolState {
         }
     }
 
-    /// How much to map for a request, where `missing` bytes must be: more at once saves calls. What is not used now
-    /// moves to where it is.
+    /// Returns the bytes to map where `missing` bytes are needed: mapping more at once saves calls, and
+    /// unused extents can move later.
     fn growth_size(&self, need: &AllocRequest, missing: u64, page: u64) -> u64 {
         let reserved = self.heap.counters.reserved();
         let slack = self.target_reserved(need).saturating_sub(reserved);
@@ -581,30 +591,33 @@ impl PoolState {
         more / page * page
     }
 
-    /// What is mapped in the range of a request.
+    /// Returns the bytes mapped in the range of a request's arena.
     fn mapped_bytes(&self, need: &AllocRequest) -> u64 {
         let range = self.heap.arenas[usize::from(need.arena)].virtual_range;
         let range = range.and_then(|segment| self.heap.segment(segment).virtual_range.as_ref());
         range.map_or(0, |range| range.extents.iter().map(|extent| extent.1).sum())
     }
 
-    /// The size of the pieces that memory is mapped in: small enough that the pool has hundreds.
+    /// Returns the size of new extents: small enough that the pool has hundreds.
     pub(super) fn extent_size(&self, need: &AllocRequest, page: u64) -> u64 {
         (self.peak_active_with(need) / EXTENT_DIVISOR / page * page).clamp(page, MAX_EXTENT.max(page))
     }
 
-    /// What the pool holds at most, as long as idle memory can move: somewhat more than was ever in use at once.
+    /// Returns the bytes that the pool should hold at most while idle memory can be reclaimed: somewhat more
+    /// than the peak usage. The bytes that migrated lately are added, as far as they exceed half the peak
+    /// (the whole peak for copies).
     ///
-    /// And what has moved lately beyond half of that. A program that settles does not get there. Where blocks come and go
-    /// in an order that no arrangement of memory fits, holding more is cheaper than moving the same bytes again. Nor does one that
-    /// repeats itself move for ever what is little: it comes to rest.
+    /// A program that settles stays below that threshold. If no arrangement of memory fits the order of its
+    /// allocations, holding more is cheaper than moving the same bytes again.
+    /// [`GrowthHysteresis`](super::hysteresis::GrowthHysteresis) covers small migrations that repeat in every
+    /// step.
     fn target_reserved(&self, need: &AllocRequest) -> u64 {
         let most = self.peak_active_with(need);
         let copies = self.virtual_memory.is_none() && self.is_compaction_enabled();
         let (more, free) = if copies { (COMPACT_SLACK, most) } else { (0.0, most / 2) };
         let slack = (most as f64 * (1.0 + self.config.growth_slack + more)) as u64;
         let beyond = self.migration_budget.current(self.heap.counters.total_allocated()).saturating_sub(free);
-        // A block that grows by a little needs some free places of its size, and no more.
+        // A creeping block needs some free places of its size, and no more.
         let crept = self
             .creep_budget
             .current(self.heap.counters.total_allocated())
@@ -616,7 +629,7 @@ impl PoolState {
             .min(self.limit.unwrap_or(u64::MAX))
     }
 
-    /// As much from the front as sums up to `bytes`, or all.
+    /// Selects pieces from the front until they sum up to `bytes`, or all of them.
     pub(super) fn select_idle(&self, idle: Vec<IdleMemory>, bytes: u64) -> Vec<IdleMemory> {
         let mut missing = bytes;
         let mut chosen = Vec::new();
@@ -631,17 +644,18 @@ impl PoolState {
         chosen
     }
 
-    /// Whether so many bytes more are too many, for the pool or for the process, of which they are taken.
+    /// Reports whether `more` bytes would exceed the limit of the pool or of the process; if not, reserves
+    /// them in the process's share.
     pub(super) fn exceeds_limit(&mut self, more: u64) -> bool {
         let reserved = self.heap.counters.reserved();
-        // What an attempt before this one took, and did not use.
+        // Drops what an earlier attempt reserved and did not use.
         self.process_share.set_reserved(reserved);
         self.limit.is_some_and(|limit| reserved.saturating_add(more) > limit)
             || !self.process_share.try_reserve(more, self.process_limit())
     }
 }
 
-/// Offsets worth trying in a gap: from its start, from the start of each mapped part, and up to the end of each.
+/// Collects offsets worth trying in a gap: its start, and the start and end of each mapped part.
 fn candidate_offsets(gap: &[GapSpan], size: u64, offsets: &mut Vec<u64>) {
     offsets.clear();
     let (Some(first), Some(last)) = (gap.first(), gap.last()) else { return };
@@ -657,7 +671,7 @@ fn candidate_offsets(gap: &[GapSpan], size: u64, offsets: &mut Vec<u64>) {
     offsets.retain(|o| (start..=end - size).contains(o));
 }
 
-/// What has to be mapped for a request at an offset of a gap.
+/// Returns the parts of a gap to map for a request at `offset`.
 fn holes_to_map(gap: &[GapSpan], offset: u64, size: u64, page: u64) -> impl Iterator<Item = Hole> + Clone {
     let end = offset + size;
     let holes = gap.iter().filter(move |p| !p.mapped && p.offset < end && offset < p.offset + p.size);

@@ -1,7 +1,7 @@
-//! The map of the pool's memory: segments, the blocks they are cut into, and which of them are free.
+//! The pool's map of its memory: segments, the blocks they are cut into, and the free blocks.
 //!
-//! Nothing here calls the source or allocates per operation. A free block next to a free block of the same segment does not
-//! exist: they are merged at once.
+//! Operations of the heap neither call the source nor allocate per request. Free neighbours of a segment are
+//! merged at once, so no two free blocks are adjacent.
 
 use super::counters::{InactiveSplit, PoolCounters};
 use super::free_list::{FreeBlock, FreeList};
@@ -12,12 +12,13 @@ pub(super) use super::slab::{MIN_BLOCK, NO_BLOCK, Slot, SlotState};
 use super::source::{Event, PageRemap, SegmentId};
 use super::{Block, Tag};
 
-/// Blocks that are larger than a request by up to this part of it are as good as a best fit.
+/// Blocks larger than a request by up to this part of it are as good as a best fit.
 const NEAR_FIT_DIVISOR: u64 = 8;
-/// Idle segments of at least this part of what the program uses are split last: a request of their size would miss them.
+/// Idle segments of at least this part of the peak usage are split last: a request of their size would miss
+/// them.
 const LARGE_IDLE_DIVISOR: u64 = 64;
 
-/// One piece of memory, or one range of addresses.
+/// One piece of device memory, or one range of virtual addresses.
 #[derive(Clone, Debug)]
 pub(super) struct Segment {
     pub(super) id: SegmentId,
@@ -25,41 +26,43 @@ pub(super) struct Segment {
     pub(super) arena: u16,
     /// The block at offset 0.
     pub(super) first_block: u32,
-    /// When it became idle, in requests.
+    /// When the segment became idle, by [`Heap::clock`].
     pub(super) idle_since: u64,
-    /// What is known of a range of addresses; `None` for plain segments.
+    /// Extents and holes of a virtual range; `None` for plain segments.
     pub(super) virtual_range: Option<VirtualRange>,
 }
 
-/// A range of addresses, and the memory behind it.
+/// The mapped memory of a range of virtual addresses.
 #[derive(Clone, Debug, Default)]
 pub(super) struct VirtualRange {
-    /// What was mapped by one call each: (offset, size), ascending.
+    /// Extents, each mapped by one call: (offset, size), ascending.
     pub(super) extents: Vec<(u64, u64)>,
-    /// The blocks without memory, in no order.
+    /// Blocks without memory, in no particular order.
     pub(super) holes: Vec<u32>,
 }
 
-/// The blocks of one queue, small or large.
+/// Free list, virtual range and segments of one queue and size class (small or large).
 #[derive(Clone, Debug)]
 pub(super) struct Arena {
     pub(super) queue: u8,
     pub(super) small: bool,
     pub(super) free_list: FreeList,
-    /// Its range of addresses, if it has one.
+    /// Index of the arena's virtual range, if it has one.
     pub(super) virtual_range: Option<u32>,
-    /// Whether requests go where they leave memory whole.
+    /// If true, requests are placed so that large free memory stays whole.
     pub(super) prefers_low_address: bool,
-    /// The private pool whose requests alone it serves; or [`SHARED`], or [`RETIRED`].
+    /// Private pool that the arena serves exclusively, or [`SHARED_OWNER`] or [`RETIRED_OWNER`].
     pub(super) owner: u16,
-    /// Uses of its blocks by other queues, by number, for which its own queue has not waited.
+    /// Cross-stream uses of the arena's blocks that its own queue has not waited for: (sequence number,
+    /// event).
     pub(super) cross_stream_uses: Vec<(u64, Event)>,
 }
 
 impl Arena {
-    /// The free block for a request of `size` bytes. Best fit; but where no block is nearly as small as the request, one that
-    /// leaves memory whole: in a range the lowest address, so that the high ones become free and their memory can be used
-    /// elsewhere; in plain segments one that has been split already.
+    /// Finds the free block for a request of `size` bytes: best fit, unless no block is nearly as small as
+    /// the request. Then the choice keeps large memory whole. In a virtual range it is the lowest address, so
+    /// that high memory becomes free and can move elsewhere. In plain segments it is a block of a segment
+    /// that has been split already.
     #[inline]
     fn find_fit(&self, size: u64, most_active: u64) -> Option<&FreeBlock> {
         let near = size.saturating_add(size / NEAR_FIT_DIVISOR);
@@ -77,7 +80,7 @@ impl Arena {
         Some(best)
     }
 
-    /// Whether a block of `size` bytes is split for a request of `need`.
+    /// Reports whether a block of `size` bytes is split for a request of `need` bytes.
     #[inline]
     fn should_split(&self, rules: &SplitRules, need: u64, size: u64) -> bool {
         let rest = size - need;
@@ -88,7 +91,8 @@ impl Arena {
         }
     }
 
-    /// What a free block counts as: a part, unless it is a whole segment or in a range, whose memory can leave.
+    /// Returns what a free block counts as: an inactive split, unless it is a whole segment or lies in a
+    /// virtual range, whose memory can be returned.
     #[inline]
     fn inactive_split_of(&self, whole: bool, size: u64) -> InactiveSplit {
         if whole || self.virtual_range.is_some() {
@@ -99,42 +103,42 @@ impl Arena {
     }
 }
 
-/// The owner of an arena that serves all requests.
+/// Owner of an arena that serves all requests.
 pub(super) const SHARED_OWNER: u16 = 0;
-/// The owner of an arena whose private pool is gone: what is free in it is anyone's.
+/// Owner of an arena whose private pool was dropped: its free memory serves every request.
 pub(super) const RETIRED_OWNER: u16 = u16::MAX;
 
-/// Uses by other queues that a request has to wait for: those of an arena, up to a number.
+/// Cross-stream uses of an arena, up to a sequence number, that a request has to wait for.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct PendingWaits {
     pub(super) arena: u16,
     pub(super) last_use: u64,
 }
 
-/// A request as the heap sees it.
+/// An allocation request, resolved to an arena and a rounded size.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct AllocRequest<'a> {
     pub(super) arena: u16,
-    /// After rounding.
+    /// Size after rounding.
     pub(super) size: u64,
     pub(super) requested: u64,
     pub(super) scope: &'a Scope,
-    /// Held as [`State::DynamicParams`] or [`State::Loose`].
+    /// State of the block once allocated: [`SlotState::Pinned`] or [`SlotState::Movable`].
     pub(super) state: SlotState,
 }
 
 /// The rules of splitting.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SplitRules {
-    /// What sizes and offsets are multiples of.
+    /// Sizes and offsets are multiples of this.
     pub(super) unit: u64,
     /// Blocks of at least this size are not split.
     pub(super) max_split: u64,
-    /// How much larger than a request of at least `max_split` a block may be.
+    /// Largest excess of a block over a request of at least `max_split`.
     pub(super) max_rounding: u64,
-    /// Whether large requests go where they leave memory whole.
+    /// If true, large requests are placed so that large free memory stays whole.
     pub(super) prefers_low_address: bool,
-    /// The smallest rest of a large block that is split off.
+    /// Smallest remainder that is split off a large block.
     pub(super) min_large_remainder: u64,
 }
 
@@ -143,17 +147,17 @@ pub(super) struct Heap {
     slab: Slab,
     pub(super) segments: Vec<Option<Segment>>,
     pub(super) arenas: Vec<Arena>,
-    /// The arena of each queue and pool.
+    /// The arena of each queue and size class.
     arena_ids: [u16; 2 * (u8::MAX as usize + 1)],
     pub(super) counters: PoolCounters,
     pub(super) rules: SplitRules,
-    /// Requests so far: the clock of idleness.
+    /// Number of requests so far, which measures idleness.
     pub(super) clock: u64,
-    /// Uses by other queues so far.
+    /// Sequence number of the last cross-stream use.
     last_use: u64,
-    /// What the queue of the request just served has to wait for.
+    /// Waits that the queue of the request just served still has to enqueue.
     pub(super) pending_waits: Option<PendingWaits>,
-    /// Present while the pool records.
+    /// Recorder, present while the pool records.
     pub(super) recorder: Option<Box<EventRecorder>>,
 }
 
@@ -173,7 +177,7 @@ impl Heap {
         }
     }
 
-    /// Becomes like another one, in the memory that it has, but records nothing.
+    /// Copies another heap without its recorder, reusing this one's memory.
     pub(super) fn copy_from(&mut self, other: &Self) {
         self.slab.copy_from(&other.slab);
         self.segments.clone_from(&other.segments);
@@ -193,7 +197,7 @@ impl Heap {
         self.recorder = None;
     }
 
-    /// The arena of a queue, small or large.
+    /// Returns the arena of a queue and size class.
     #[inline]
     pub(super) fn get_or_create_arena(&mut self, queue: u8, small: bool) -> u16 {
         let place = usize::from(queue) * 2 + usize::from(small);
@@ -218,7 +222,7 @@ impl Heap {
         self.arenas.len() as u16 - 1
     }
 
-    /// The arena of a private pool: its own, one that another has left empty, or a new one.
+    /// Returns an arena for a private pool: its own one, a retired one without blocks in use, or a new one.
     #[cold]
     pub(super) fn get_or_create_private_arena(&mut self, owner: u16, queue: u8, small: bool) -> u16 {
         let find = |heap: &Self, owner: u16| {
@@ -256,7 +260,7 @@ impl Heap {
 
     #[inline]
     pub(super) fn segment(&self, segment: u32) -> &Segment {
-        // invariant: slots and arenas name only segments that are there
+        // invariant: slots and arenas refer only to existing segments
         self.segments[segment as usize].as_ref().expect("a segment that is there") // invariant: see above
     }
 
@@ -265,12 +269,12 @@ impl Heap {
         self.segments[segment as usize].as_mut().expect("a segment that is there") // invariant: as in `segment`
     }
 
-    /// The segments that are there.
+    /// Iterates over the existing segments.
     pub(super) fn live_segments(&self) -> impl Iterator<Item = &Segment> {
         self.segments.iter().flatten()
     }
 
-    /// The blocks of a segment with their slots, by address.
+    /// Iterates over the blocks of a segment with their slots, by address.
     pub(super) fn blocks(&self, segment: &Segment) -> impl Iterator<Item = (u32, &Slot)> {
         let mut next = segment.first_block;
         std::iter::from_fn(move || {
@@ -281,7 +285,7 @@ impl Heap {
         })
     }
 
-    /// All blocks, in no order.
+    /// Iterates over all blocks, in no particular order.
     pub(super) fn all_blocks(&self) -> impl Iterator<Item = &Slot> + '_ {
         self.slab.iter()
     }
@@ -291,7 +295,7 @@ impl Heap {
         self.arenas[self.segment(segment).arena as usize].small
     }
 
-    /// Serves a request from free blocks. As a call of its own it would hand the block over through memory.
+    /// Serves a request from free blocks. Always inlined: a call would return the block through memory.
     #[inline(always)]
     pub(super) fn take_free_block(&mut self, need: &AllocRequest) -> Option<Block> {
         let arena = &mut self.arenas[usize::from(need.arena)];
@@ -320,7 +324,7 @@ impl Heap {
         Some(self.mark_allocated(slot, need))
     }
 
-    /// Serves a request from a free block at an offset inside it.
+    /// Serves a request from a free block, at an offset inside the block.
     pub(super) fn take_free_block_at(&mut self, mut free: u32, offset: u64, need: &AllocRequest) -> Block {
         self.remove_from_free_list(free);
         if self.slot(free).offset < offset {
@@ -356,7 +360,8 @@ impl Heap {
         Block { segment, offset, bytes: need.requested, size, queue, slot: at, generation }
     }
 
-    /// Changes the tag of a block that is held, if it is `from`: as if it had been allocated with the other one.
+    /// Changes the tag of an allocated block if it is `from`, as if the block had been allocated with tag
+    /// `to`.
     pub(super) fn retag(&mut self, at: u32, from: Tag, to: Tag) {
         let slot = &mut self.slab[at];
         if slot.tag != from {
@@ -371,26 +376,27 @@ impl Heap {
         }
     }
 
-    /// The slot of a block that is held; `None` for a stale handle.
+    /// Returns the slot of an allocated block; `None` for a stale handle.
     #[inline]
     pub(super) fn find_slot(&self, block: &Block) -> Option<u32> {
         let slot = self.slab.get(block.slot)?;
         (slot.generation == block.generation && slot.state.is_allocated()).then_some(block.slot)
     }
 
-    /// The queue whose arena a block is of.
+    /// Returns the queue of the arena that a block belongs to.
     #[inline]
     pub(super) fn home_stream(&self, at: u32) -> u8 {
         self.arenas[usize::from(self.slab[at].arena)].queue
     }
 
-    /// Frees a held block.
+    /// Frees an allocated block.
     #[inline]
     pub(super) fn free(&mut self, at: u32) {
         self.free_cross_stream(at, 0);
     }
 
-    /// Frees a held block that another queue used, by a number of [`used`](Self::used).
+    /// Frees an allocated block that other queues used, up to the sequence number `last` of
+    /// [`record_cross_stream_use`](Self::record_cross_stream_use).
     #[inline(always)]
     pub(super) fn free_cross_stream(&mut self, at: u32, last: u64) {
         self.record_block(Action::Free, at);
@@ -399,7 +405,7 @@ impl Heap {
         self.free_and_merge(at);
     }
 
-    /// Notes that blocks of an arena were used by another queue up to `event`. Returns the use's number.
+    /// Records that another queue used blocks of an arena, up to `event`. Returns the use's sequence number.
     pub(super) fn record_cross_stream_use(&mut self, arena: u16, event: Event) -> u64 {
         let uses = &mut self.arenas[usize::from(arena)].cross_stream_uses;
         match uses.last() {
@@ -412,7 +418,7 @@ impl Heap {
         }
     }
 
-    /// A held block that waits for a fence from now on.
+    /// Marks an allocated block as freed but waiting for a fence.
     pub(super) fn mark_pending(&mut self, at: u32) {
         self.record_block(Action::FreeRequested, at);
         self.mark_freed(at);
@@ -421,7 +427,7 @@ impl Heap {
         self.counters.record_pending(self.arenas[slot.arena as usize].small, slot.size);
     }
 
-    /// A pending block whose fence has passed.
+    /// Frees a pending block whose fence has passed.
     pub(super) fn complete_pending(&mut self, at: u32) {
         self.record_block(Action::FreeCompleted, at);
         let Slot { size, arena, .. } = *self.slot(at);
@@ -439,12 +445,13 @@ impl Heap {
         self.counters.record_free(small, size, requested, tag);
     }
 
-    /// Makes a block free, and one with its free neighbours.
+    /// Frees a block and merges it with its free neighbours.
     #[inline(always)]
     fn free_and_merge(&mut self, mut at: u32) {
         let Slot { prev, next, arena, segment, .. } = self.slab[at];
         let arena = &mut self.arenas[usize::from(arena)];
-        // The neighbour that this block becomes a part of, or that becomes a part of it: its place is taken over.
+        // The neighbour that is merged with this block; the merged block takes over its entry of the free
+        // list.
         let mut neighbour = None;
         let mut gone = InactiveSplit::default();
         if let Some(size) = self.slab.free_size(next) {
@@ -478,8 +485,8 @@ impl Heap {
         }
     }
 
-    /// Joins a block with its neighbours of state `state`, whose state it takes, and returns what it became. Free
-    /// neighbours leave their bins; the block itself is in none.
+    /// Merges a block with its neighbours in state `state`, sets that state, and returns the merged block.
+    /// Free neighbours leave the free list; the block itself must not be in it.
     #[inline]
     pub(super) fn merge(&mut self, mut at: u32, state: SlotState) -> u32 {
         let next = self.slot(at).next;
@@ -501,17 +508,18 @@ impl Heap {
         at
     }
 
-    /// Cuts a block after `size` bytes and returns the second part, of the same state. Neither is in a bin.
+    /// Cuts a block after `size` bytes and returns the second part, in the same state. Neither is in the free
+    /// list.
     pub(super) fn split(&mut self, at: u32, size: u64) -> u32 {
         self.slab.split(at, size)
     }
 
-    /// Gives the number of a block back that is a part of another one now.
+    /// Vacates the slot of a block that was merged into another one.
     pub(super) fn vacate(&mut self, at: u32) {
         self.slab.free_slot(at);
     }
 
-    /// Puts a free block into its bin.
+    /// Adds a free block to its arena's free list.
     pub(super) fn add_to_free_list(&mut self, at: u32) {
         let Slot { segment, arena, .. } = self.slab[at];
         let entry = self.slab[at].to_free_block(at);
@@ -527,7 +535,7 @@ impl Heap {
         }
     }
 
-    /// Takes a free block out of its bin.
+    /// Removes a free block from its arena's free list.
     pub(super) fn remove_from_free_list(&mut self, at: u32) {
         let entry = self.slab[at].to_free_block(at);
         let arena = &mut self.arenas[usize::from(self.slab[at].arena)];
@@ -555,7 +563,7 @@ impl Heap {
         segment
     }
 
-    /// A new plain segment, free as a whole.
+    /// Adds a plain segment, free as a whole.
     pub(super) fn add_segment(&mut self, id: SegmentId, size: u64, arena: u16) {
         let segment = self.insert_segment(id, size, arena, None);
         let small = self.arenas[arena as usize].small;
@@ -565,14 +573,14 @@ impl Heap {
         self.record_segment(Action::SegmentAlloc, id, 0, size, arena);
     }
 
-    /// A new range of addresses, without memory.
+    /// Adds a virtual range without memory.
     pub(super) fn add_range(&mut self, id: SegmentId, size: u64, arena: u16) {
         let segment = self.insert_segment(id, size, arena, Some(VirtualRange::default()));
         self.add_hole(self.segment(segment).first_block);
         self.arenas[arena as usize].virtual_range = Some(segment);
     }
 
-    /// Takes an idle segment out of reach, until [`remove_segment`](Self::remove_segment).
+    /// Takes an idle segment out of reach of requests, until [`remove_segment`](Self::remove_segment).
     pub(super) fn mark_segment_releasing(&mut self, segment: u32) {
         let first = self.segment(segment).first_block;
         self.remove_from_free_list(first);
@@ -580,7 +588,7 @@ impl Heap {
         self.counters.releasing_bytes += self.slot(first).size;
     }
 
-    /// Forgets a segment that left.
+    /// Removes a segment that returned to the device.
     pub(super) fn remove_segment(&mut self, segment: u32) -> Option<Segment> {
         let gone = self.segments[segment as usize].take()?;
         self.slab.free_slot(gone.first_block);
@@ -593,7 +601,8 @@ impl Heap {
         Some(gone)
     }
 
-    /// Cuts `offset..offset + size` out of the block at `at`, which is in no bin; the parts keep its state.
+    /// Cuts `offset..offset + size` out of the block `at`, which is not in the free list. The parts keep its
+    /// state, and `part` is called with each one before and after the range.
     fn carve(&mut self, mut at: u32, offset: u64, size: u64, mut part: impl FnMut(&mut Self, u32)) -> u32 {
         if self.slot(at).offset < offset {
             let front = at;
@@ -607,7 +616,8 @@ impl Heap {
         at
     }
 
-    /// Neighbouring pieces of memory were mapped in a range, inside a hole. Returns the free block they are in.
+    /// Records that neighbouring pieces were mapped inside a hole of a range. Returns the free block they are
+    /// in.
     pub(super) fn mark_mapped(&mut self, segment: u32, pieces: &[PageRemap]) -> Option<u32> {
         let PageRemap { to: (id, offset), .. } = *pieces.first()?;
         let range = self.segment(segment).virtual_range.as_ref()?;
@@ -630,7 +640,8 @@ impl Heap {
         Some(at)
     }
 
-    /// Notes that nobody has had what lies free behind a block, as far as it is in neighbouring pieces that were mapped just now.
+    /// Marks the free block after `block` as never used, if it lies entirely in the pieces that were just
+    /// mapped.
     pub(super) fn mark_never_used_after(&mut self, block: u32, pieces: &[PageRemap]) {
         let (Some(first), Some(last)) = (pieces.first(), pieces.last()) else { return };
         let (from, to) = (first.to.1, last.to.1 + last.bytes);
@@ -644,7 +655,7 @@ impl Heap {
         }
     }
 
-    /// The block at an offset, which is that at `near` or comes after it.
+    /// Returns the block that contains `offset`, searching from the block `near` upwards.
     pub(super) fn find_block_at(&self, near: u32, offset: u64) -> u32 {
         let mut at = near;
         while self.slot(at).offset + self.slot(at).size <= offset {
@@ -653,8 +664,9 @@ impl Heap {
         at
     }
 
-    /// Takes free extents out of reach, until [`mark_unmapped`](Self::mark_unmapped) or [`stay`](Self::stay). They lie in the
-    /// block at `near`, or after it. Returns their own block.
+    /// Takes free extents out of reach of requests, until [`mark_unmapped`](Self::mark_unmapped) or
+    /// [`cancel_release`](Self::cancel_release). The extents lie in the block `near` or after it. Returns the
+    /// block they became.
     pub(super) fn mark_extents_releasing(&mut self, near: u32, offset: u64, size: u64) -> u32 {
         let at = self.find_block_at(near, offset);
         self.remove_from_free_list(at);
@@ -664,19 +676,20 @@ impl Heap {
         at
     }
 
-    /// Lets only the first `size` bytes of a block leave. Returns the rest, which is still to [`stay`](Self::stay).
+    /// Reduces a releasing block to its first `size` bytes. Returns the rest, which needs
+    /// [`cancel_release`](Self::cancel_release).
     pub(super) fn shrink_releasing(&mut self, at: u32, size: u64) -> u32 {
         if size == 0 { at } else { self.split(at, size) }
     }
 
-    /// Keeps what was to leave.
+    /// Makes a releasing block free again.
     pub(super) fn cancel_release(&mut self, at: u32) {
         self.counters.releasing_bytes -= self.slot(at).size;
         let at = self.merge(at, SlotState::Free);
         self.add_to_free_list(at);
     }
 
-    /// The extents in a block: where they are, and their sizes.
+    /// Returns the extents in a block: (address, size).
     pub(super) fn extents_in_block(&self, at: u32) -> Vec<((SegmentId, u64), u64)> {
         let Slot { segment, offset, size, .. } = *self.slot(at);
         let segment = self.segment(segment);
@@ -686,7 +699,7 @@ impl Heap {
         inside.map(|(offset, bytes)| ((segment.id, *offset), *bytes)).collect()
     }
 
-    /// The memory of a block that had left was taken away.
+    /// Records that the memory of a releasing block was unmapped.
     pub(super) fn mark_unmapped(&mut self, at: u32) {
         let Slot { segment, offset, size, prev, next, .. } = *self.slot(at);
         for neighbour in [prev, next] {
@@ -702,7 +715,7 @@ impl Heap {
         let first = range.extents.partition_point(|e| e.0 < offset);
         let end = range.extents.partition_point(|e| e.0 < offset + size);
         range.extents.drain(first..end);
-        // A block that leaves is made of whole extents.
+        // A releasing block consists of whole extents.
         self.counters.record_release(small, (end - first) as u64, size, false);
         let Segment { id, arena, .. } = *self.segment(segment);
         self.record_segment(Action::SegmentUnmap, id, offset, size, arena);

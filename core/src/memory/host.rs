@@ -1,5 +1,5 @@
-//! Memory of the host that a device copies from and to by itself, as a source: so that one pool's rules, without rounding to
-//! powers of two, and one set of figures hold there too.
+//! Host memory that a device copies from and to, as a segment source. A pool over it has the usual rules and
+//! statistics, without rounding to powers of two.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::backend::Backend;
 #[derive(Debug)]
 pub(crate) struct HostSource(pub(crate) Arc<dyn Backend>);
 
-/// What a source without virtual memory answers.
+/// Returns the error of a source without virtual memory.
 fn unsupported<T>(call: &'static str) -> Result<T, SourceError> {
     let detail = "memory of the host has no virtual memory of the device's".to_owned();
     Err(SourceError::Driver { call, detail })

@@ -1,31 +1,36 @@
-//! Coming to rest: steps that are alike should not move the same memory again and again.
+//! Growth hysteresis: ends migration of the same memory in every step of a repeating program.
 //!
-//! A pool that holds hardly more than a program uses has to move memory while it finds an arrangement that a step fits into. Not every
-//! step has one, and what has moved lately (see `Moved` in `grow`) does not tell: a large program may move a little in each step for ever.
-//! Such a program repeats itself, and that can be seen: memory is missing for a request of the same size while as much is in use, over and
-//! over, with the same number of bytes lent in between. Layers that are alike are no such steps: each of them leaves something.
+//! A pool that holds hardly more than a program uses moves memory until it finds an arrangement that fits a
+//! step. Some steps have no such arrangement. The bytes moved lately
+//! ([`MigrationBudget`](super::grow::MigrationBudget)) do not show that, because a large program may move a
+//! little in every step, for ever.
+//!
+//! Such a program is recognised by its repetition. Memory is missing again and again for requests of one
+//! size, with equal bytes in use, and equal bytes allocated in between. Repeating layers do not look like
+//! that, because each layer leaves memory in use.
 
-/// How many growths are remembered: those of some steps.
+/// Number of growths remembered: those of some steps.
 const HISTORY_LEN: usize = 128;
-/// How often memory was missing for the same request before, so that it would be for ever (a program that has just begun still
-/// settles by itself), and the most that is held for it, as a part of what was ever in use at once: more where less did not do.
+/// Stages: how often memory must have been missing for the same request, and the largest slack then held, as
+/// a divisor of the peak usage. A program that has just begun still settles without slack. The second stage
+/// serves programs for which the first one did not suffice.
 const STAGES: [(usize, u64); 2] = [(3, 36), (16, 12)];
-/// That it is at least, in programs so small that pages count.
+/// Smallest slack, for programs so small that the page size matters.
 const MIN_SLACK_BYTES: u64 = 16 << 20;
 
-/// What memory was missing for.
+/// The request that memory was missing for.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct GrowthCause {
-    /// The size of the request.
+    /// Size of the request.
     pub(super) size: u64,
-    /// The bytes that were in use by then.
+    /// Bytes in use at the time.
     pub(super) active: u64,
 }
 
-/// The latest growths that memory had to move for, and what the pool may hold so that they end.
+/// Latest growths that needed migration, and what the pool may hold to end it.
 #[derive(Debug)]
 pub(super) struct GrowthHysteresis {
-    /// The bytes that were ever lent by then.
+    /// Growths, each with the bytes ever allocated by then.
     recent: [(u64, GrowthCause); HISTORY_LEN],
     next: usize,
     allowed: [u64; STAGES.len()],
@@ -38,7 +43,7 @@ impl Default for GrowthHysteresis {
 }
 
 impl GrowthHysteresis {
-    /// What the pool may hold, where at most `most` bytes were in use at once; 0 where it need not hold more.
+    /// Returns the bytes that the pool may hold, where `most` is the peak usage; 0 if no slack is needed.
     pub(super) fn allowed_reserved(&self, most: u64) -> u64 {
         let stages = self.allowed.iter().zip(STAGES);
         let held =
@@ -46,8 +51,8 @@ impl GrowthHysteresis {
         held.max().unwrap_or(0)
     }
 
-    /// Memory is missing after `lent` bytes were ever lent. Where that comes again and again for the same, the pool may hold `held` bytes,
-    /// which is what it would if it grew.
+    /// Records that memory was missing after `lent` bytes had ever been allocated. If the same cause repeats
+    /// with a period, the pool may hold `held` bytes, its size after growing.
     pub(super) fn record_growth(&mut self, lent: u64, what: GrowthCause, held: u64) {
         let ago = |&(at, of): &(u64, GrowthCause)| lent.checked_sub(at).filter(|ago| of == what && *ago > 0);
         let times = |period| self.recent.iter().filter_map(ago).filter(|ago| ago % period == 0).count();

@@ -1,38 +1,43 @@
-//! The memory manager: a caching pool over a source of segments, with one set of rules and figures for every device.
+//! The memory manager: a caching pool over a source of segments, with the same rules and statistics on every
+//! device.
 //!
-//! A [`Pool`] takes large segments from a [`SegmentSource`](source::SegmentSource) and cuts them into blocks. The rules and their names are
-//! PyTorch's: best fit per queue, a small and a large pool, splitting and merging, the settings of its configuration
-//! string ([`Config`]), the keys of its statistics ([`Stats`]). Beyond them:
+//! A [`Pool`] takes large segments from a [`SegmentSource`](source::SegmentSource) and cuts them into blocks.
+//! The rules and their names are PyTorch's: best fit per queue, a small and a large pool, splitting and
+//! merging. So are the settings of the configuration string ([`Config`]) and the keys of the statistics
+//! ([`Stats`]). Differences from PyTorch:
 //!
-//! - every step that may have freed something is followed by a search, before memory is called exhausted;
-//! - blocks are tagged when they are allocated ([`scope`]), so that [`OutOfMemory`] says who holds what;
-//! - memory that is freed but not yet passed by the device is counted as pending, and is given back to the device
-//!   only after a fence;
-//! - the pool gives idle memory back before it grows past what the program has shown to need.
+//! - every step that may have freed memory is followed by a search, before the pool grows or fails;
+//! - blocks carry the tag, module and operation they were allocated for ([`scope`]), so [`OutOfMemory`] can
+//!   list their holders;
+//! - freed blocks that the device may still use count as pending, and their memory returns to the device only
+//!   after a fence;
+//! - the pool returns idle memory before it grows past what the program has shown to need.
 //!
-//! # The ladder
+//! # The slow path
 //!
-//! A request that no free block fits climbs rung after rung; each is counted in [`ReclaimStats`], and each that may have
-//! freed something is followed by a search.
+//! A request that no free block fits goes through these steps. [`ReclaimStats`] counts steps 1 to 8, and a
+//! search follows each step that may have freed memory.
 //!
-//! 0. borrow: what is free for another queue serves this one, which waits for it on the device;
-//! 1. poll: what waits for fences that the device has passed becomes free;
-//! 2. callbacks: functions of [`Pool::on_low_memory`] may free something;
-//! 3. collect: above `garbage_collection_threshold`, segments that were idle for long go back;
-//! 4. compact: blocks of tensors move, in plain segments, so that what is free is in one piece, where the pool would hold as
-//!    much as in the next rung; and again, in segments of any kind and if need be all of them, when the device is full;
-//! 5. reclaim: idle memory goes back, or moves to where it is missing, if the pool would hold more than `1 + growth_slack` times the most that was
-//!    ever in use at once;
-//! 6. grow: a segment, or memory mapped where the least of it is missing;
-//! 7. wait: for all fences that freed blocks wait for;
-//! 8. release: all idle memory goes back, and the pool grows once more; and again, in a range of addresses, after what is in use was
-//!    packed: holes are filled and blocks pushed together until hardly a page is free in part.
+//! 0. cross-stream: a free block of another queue serves the request, whose queue waits for the other one on
+//!    the device;
+//! 1. poll: blocks whose fences the device has passed become free;
+//! 2. callbacks: functions registered with [`Pool::on_low_memory`] may free memory;
+//! 3. collect: above `garbage_collection_threshold`, segments that were idle for long return to the device;
+//! 4. compact: tensors' blocks in plain segments move to join free memory, if the pool would otherwise hold
+//!    as much as in the next step. Once the device is full, segments of any kind are compacted, all of them
+//!    if necessary;
+//! 5. reclaim: if the pool would hold more than `1 + growth_slack` times its peak usage, idle memory returns
+//!    to the device or moves to where memory is missing;
+//! 6. grow: the pool allocates a segment, or maps memory where the least is missing;
+//! 7. wait: the host waits for all fences of freed blocks;
+//! 8. release: all idle memory returns to the device, and the pool grows once more. A virtual range is then
+//!    defragmented: its holes are filled and its blocks slid together, until hardly any page is partly free.
 //!
-//! Then it is an [`OutOfMemory`]. The pool and the device stay usable.
+//! If all steps fail, the result is an [`OutOfMemory`]; the pool and the device stay usable.
 //!
 //! # Cost
 //!
-//! A request that a free block fits takes one lock, allocates nothing, and calls the source not at all.
+//! A request that a free block fits takes one lock, allocates no host memory and does not call the source.
 
 mod batch;
 pub(crate) mod compaction;

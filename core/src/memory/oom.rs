@@ -1,4 +1,5 @@
-//! The error of a request that no rung of the ladder could serve: who holds what, and what to do.
+//! Error of a request that failed after all steps of the slow path: it lists the holders of memory and gives
+//! advice.
 
 use std::fmt;
 use std::panic::Location;
@@ -8,73 +9,75 @@ use super::scope::{ModulePath, Tag};
 use super::source::DeviceProcess;
 use super::stats::Bytes;
 
-/// A request for memory that could not be served, with the state of the pool at that moment.
+/// A request for memory that failed, with the state of the pool at that moment.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 #[non_exhaustive]
 pub struct OutOfMemory {
-    /// Bytes that were requested.
+    /// Bytes requested.
     pub requested: u64,
-    /// The operation that asked; empty if none was named.
+    /// The requesting operation; empty if none was named.
     pub op: &'static str,
-    /// The line of the program that asked: that called the operation, or the module around it.
+    /// The line of the program that called the operation, or the module around it.
     pub site: Option<&'static Location<'static>>,
-    /// The module that asked.
+    /// The requesting module.
     pub module: ModulePath,
-    /// What the memory was for.
+    /// Purpose of the requested memory.
     pub tag: Tag,
-    /// The device's name, if the pool was told.
+    /// The device's name, if the pool has one.
     pub device: Option<String>,
-    /// All memory of the device, where the driver tells it.
+    /// All memory of the device, where the driver reports it.
     pub total: Option<u64>,
-    /// What no process uses, where the driver tells it.
+    /// Memory that no process uses, where the driver reports it.
     pub free: Option<u64>,
-    /// Who holds memory of the device, this process among them, the largest first; empty where the driver does not tell.
+    /// Processes that hold memory of the device, this one included, the largest first. Empty where the driver
+    /// does not report them.
     pub processes: Vec<DeviceProcess>,
-    /// The most the pool may take, if it is limited.
+    /// Limit of the pool in bytes, if it has one.
     pub limit: Option<u64>,
-    /// The most that all pools of the process may take together, if they are limited.
+    /// Limit on all pools of the process together, if there is one.
     pub process_limit: Option<u64>,
-    /// What all pools of the process hold.
+    /// Bytes that all pools of the process hold.
     pub process_reserved: u64,
-    /// The most that this pool could hold, by its limits and by what the device had free; `None` where nothing bounds it
-    /// and the driver does not tell.
+    /// Most bytes that this pool could hold, by its limits and the device's free memory. `None` without a
+    /// limit where the driver does not report free memory.
     pub capacity: Option<u64>,
-    /// The largest segment that the device gives.
+    /// Largest segment that the device supports.
     pub max_segment: u64,
-    /// How the need depends on the rows of a batch that run at once, within [`Pool::with_batch_size`](super::Pool::with_batch_size).
+    /// Dependence of the need on the batch size, within
+    /// [`Pool::with_batch_size`](super::Pool::with_batch_size).
     pub batch: Option<BatchEstimate>,
-    /// Bytes held by the program.
+    /// Bytes allocated by the program.
     pub allocated: u64,
-    /// Bytes freed, but not passed by the device yet.
+    /// Bytes freed that the device may still use.
     pub pending: u64,
     /// Bytes free in the pool.
     pub cached: u64,
-    /// The largest free block.
+    /// Largest free block.
     pub largest_free: u64,
     /// Bytes taken from the device.
     pub reserved: u64,
-    /// Whether the pool grows through virtual memory, where free pages are moved to where they are needed.
+    /// If true, the pool grows through virtual memory, where free pages move to where they are needed.
     pub virtual_memory: bool,
-    /// What the source said when it was asked for more; empty if it was not asked.
+    /// Message of the source when more memory was requested; empty if none was requested.
     pub detail: String,
-    /// Bytes held for each tag, the largest first.
+    /// Bytes allocated for each tag, the largest first.
     pub by_tag: Vec<(Tag, u64)>,
-    /// Bytes held by each module, the largest first, at most [`OutOfMemory::TOP`].
+    /// Bytes allocated for each module, the largest first, at most [`OutOfMemory::MAX_LISTED`].
     pub by_module: Vec<(ModulePath, u64)>,
 }
 
 impl OutOfMemory {
-    /// How many modules and processes an error names.
+    /// Largest number of modules and processes that an error names.
     pub const MAX_LISTED: usize = 5;
 
-    /// The part of the free memory that a request for the largest free block could not use: 0 is one block.
+    /// Returns the part of the free memory outside of the largest free block; 0 for a single block.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         if self.cached == 0 { 0.0 } else { 1.0 - self.largest_free as f64 / self.cached as f64 }
     }
 
-    /// What the device has lent, but not to this pool: to other processes, to other pools, to drivers. `None` where the
-    /// driver does not tell.
+    /// Returns the device's used bytes outside of this pool: other processes, other pools and drivers. `None`
+    /// where the driver does not report them.
     #[must_use]
     pub fn held_by_others(&self) -> Option<u64> {
         Some(self.total?.saturating_sub(self.free?).saturating_sub(self.reserved))
@@ -84,9 +87,9 @@ impl OutOfMemory {
         self.processes.iter().filter(|p| !p.is_current())
     }
 
-    /// The largest number of rows that would fit, of the half, the quarter, ... of those that did not: by a step before this
-    /// one that ran to its end; else one that may fit, by what this step had reached. `None` outside of
-    /// [`Pool::with_batch_size`](super::Pool::with_batch_size), and if not one row would fit.
+    /// Returns the largest batch size that would fit, among half, a quarter, ... of the failed one. It relies
+    /// on an earlier step that completed if possible, else on what this step had reached. Returns `None`
+    /// outside of [`Pool::with_batch_size`](super::Pool::with_batch_size), and if not one row would fit.
     #[must_use]
     pub fn fitting_batch_size(&self) -> Option<FittingBatch> {
         let rows = self.batch?;
@@ -96,16 +99,16 @@ impl OutOfMemory {
             need.bytes <= room && one <= u128::from(self.max_segment)
         };
         let known = rows.halved_batch_sizes().map(|n| rows.estimate(n)).find(fits);
-        // Estimates by earlier steps are rather too high.
+        // Estimates from earlier steps are rather too high, so a lower bound may still fit.
         known.or_else(|| rows.halved_batch_sizes().map(|n| rows.lower_bound(n)).find(fits))
     }
 
-    /// A device that tells nothing has room for what it has given.
+    /// Returns the capacity; for a device that reports nothing, the bytes reserved so far.
     fn capacity_or_reserved(&self) -> u64 {
         self.capacity.unwrap_or(self.reserved)
     }
 
-    /// The advice about rows; `None` where nothing is known of them.
+    /// Returns advice on the batch size; `None` if the request was not part of a batch.
     fn batch_advice(&self) -> Option<String> {
         let rows = self.batch.filter(|rows| rows.batch_size > 1)?;
         let of = |bytes: u64| BytesOf(bytes, self.capacity_or_reserved());
@@ -125,7 +128,7 @@ impl OutOfMemory {
         })
     }
 
-    /// What would help, most helpful first, from the figures alone.
+    /// Returns advice from these fields alone, the most helpful first.
     #[must_use]
     pub fn advice(&self) -> Vec<String> {
         let mut advice = self.batch_advice().into_iter().collect::<Vec<_>>();
@@ -187,7 +190,7 @@ impl OutOfMemory {
                 None => format!("other programs (and drivers) hold {} of the device", Bytes(others)),
             });
         }
-        // What is little beside the request would not make room for it.
+        // A tag that holds little compared with the request would not make room for it.
         match self.by_tag.first().filter(|(_, bytes)| bytes.saturating_mul(8) > self.requested) {
             Some((Tag::Activation, bytes)) if bytes * 2 > self.allocated => advice.push(
                 match self.batch {
@@ -218,7 +221,7 @@ impl OutOfMemory {
     }
 }
 
-/// Bytes of others: `9.1 of 10.0 GiB`.
+/// Formats bytes as a part of others: `9.1 of 10.0 GiB`.
 pub struct BytesOf(pub u64, pub u64);
 
 impl fmt::Display for BytesOf {

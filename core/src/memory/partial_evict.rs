@@ -1,21 +1,23 @@
-//! Making room inside a segment from both sides: some of its blocks go elsewhere, and the others are pushed together.
+//! Partial eviction: some blocks of a gap move elsewhere, and the others slide together.
 //!
-//! A segment whose free parts are not enough, and none of whose runs of neighbours fits elsewhere as a whole, often needs but one small block gone.
+//! This helps where a segment's free blocks do not suffice and no run of neighbours fits elsewhere as a
+//! whole. Often a single small block has to go.
 
 use super::compaction_planner::{
     CompactionPlanner, Gap, GapMethod, MovableRuns, RunBlock, take_best_fit_size,
 };
 use super::free_list::FreeBlock;
 
-/// Runs of neighbours that are tried for a request.
+/// Most runs of neighbours tried for a request.
 const MAX_PARTIAL_EVICTIONS: usize = 16;
-/// What may be copied for a request, in halves of it: more of it wears out what a program may copy.
+/// Most bytes copied for a request, in halves of its size. More would exhaust the migration budget.
 const MAX_COPIED_HALVES: u64 = 3;
 
-/// Neighbours that could be cleared: what that costs at most, the first of them, and how many they are.
+/// Candidate: upper bound of the cost, first block, number of blocks.
 type PartialEviction = (u64, u32, usize);
 
-/// The shortest parts of runs whose blocks that fit elsewhere, one by one, leave enough: the cheapest first.
+/// Finds the shortest parts of runs with enough bytes in free blocks and in blocks that fit elsewhere one by
+/// one. The cheapest come first.
 fn find_partial_evictions(size: u64, runs: &MovableRuns, free: &[FreeBlock]) -> Vec<PartialEviction> {
     let (largest, mut most) = (free.last().map_or(0, |e| e.size), size.saturating_mul(MAX_COPIED_HALVES) / 2);
     let mut found: Vec<PartialEviction> = Vec::with_capacity(4 * MAX_PARTIAL_EVICTIONS);
@@ -47,8 +49,8 @@ fn find_partial_evictions(size: u64, runs: &MovableRuns, free: &[FreeBlock]) -> 
 }
 
 impl CompactionPlanner<'_> {
-    /// Makes a free block of `size` bytes of neighbours of which some go elsewhere, into the `free` blocks, and the others are pushed
-    /// together. If it fails, the heap is as it was.
+    /// Makes a free block of `size` bytes by partial eviction into the `free` blocks. If it fails, the heap
+    /// is restored.
     pub(super) fn partial_evict_any(&mut self, size: u64, runs: &MovableRuns, free: &[FreeBlock]) -> bool {
         for (cost, first, count) in find_partial_evictions(size, runs, free) {
             let gap = self.build_gap(size, (cost, first, count, GapMethod::Slide));
@@ -62,7 +64,7 @@ impl CompactionPlanner<'_> {
         false
     }
 
-    /// The blocks of a run that go elsewhere, few and small; `None` where they do not fit.
+    /// Selects few and small blocks of a run to evict; `None` if they do not fit elsewhere.
     fn select_evicted_blocks(&self, gap: &Gap, free: &[FreeBlock]) -> Option<Vec<u32>> {
         let mut places = self.free_sizes(gap, free);
         let inside = gap.blocks.iter().filter(|at| self.is_free(**at)).map(|at| self.size(*at));
@@ -71,7 +73,7 @@ impl CompactionPlanner<'_> {
         held.sort_by_key(|at| self.size(*at));
         let mut sent = Vec::new();
         while missing > 0 {
-            // The smallest that is enough, else the largest.
+            // The smallest sufficient block, otherwise the largest.
             let at = held.partition_point(|at| self.size(*at) < missing);
             let block = if at < held.len() { held.remove(at) } else { held.pop()? };
             let size = self.size(block);
@@ -86,7 +88,7 @@ impl CompactionPlanner<'_> {
     fn partial_evict(&mut self, gap: &Gap, sent: &[u32]) -> bool {
         let (Some(&first), Some(&last)) = (gap.blocks.first(), gap.blocks.last()) else { return false };
         let ((segment, start, _), (_, _, end)) = (self.block_range(first), self.block_range(last));
-        // What is free here is no place for what goes elsewhere.
+        // Free blocks of the gap must not become destinations.
         let free: Vec<u32> = gap.blocks.iter().copied().filter(|at| self.is_free(*at)).collect();
         free.iter().for_each(|at| self.withdraw_free_block(*at));
         let mut left = free;

@@ -16,24 +16,24 @@ use super::stats::Stats;
 use super::{OutOfMemory, Tag};
 use crate::error::{Error, Result};
 
-/// What is asked of a pool.
+/// An allocation request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Request {
-    /// How many bytes; 0 gets the smallest block.
+    /// Bytes requested; 0 returns the smallest block.
     pub bytes: u64,
-    /// The queue whose work uses the memory first. A free block of another queue is lent too: the device then waits for
-    /// that queue.
+    /// Queue whose work uses the memory first. A free block of another queue may serve the request; the
+    /// device then waits for that queue.
     pub queue: u8,
-    /// The private pool that serves it; 0 is none.
+    /// Private pool that serves the request; 0 for none.
     pub(super) private_pool: u16,
-    /// Whether it may move: who asks looks up where it is.
+    /// If true, the block may move: its holder looks up the address.
     pub(super) movable: bool,
-    /// What the memory is for: that of the thread's [`scope`], unless changed.
+    /// Purpose of the memory; the thread's current [`scope`] by default.
     pub scope: Scope,
 }
 
 impl Request {
-    /// A request on queue 0, for what the thread's scopes say.
+    /// Creates a request on queue 0, in the thread's current scope.
     #[must_use]
     #[track_caller]
     #[inline]
@@ -47,21 +47,21 @@ impl Request {
         }
     }
 
-    /// On another queue.
+    /// Sets the queue.
     #[must_use]
     #[inline]
     pub fn queue(self, queue: u8) -> Self {
         Self { queue, ..self }
     }
 
-    /// For what another scope says.
+    /// Sets the scope.
     #[must_use]
     #[inline]
     pub fn scope(self, scope: Scope) -> Self {
         Self { scope, ..self }
     }
 
-    /// With another tag.
+    /// Sets the scope's tag.
     #[must_use]
     #[inline]
     pub fn tag(mut self, tag: Tag) -> Self {
@@ -69,7 +69,7 @@ impl Request {
         self
     }
 
-    /// For another operation.
+    /// Sets the scope's operation.
     #[must_use]
     #[inline]
     pub fn op(mut self, op: &'static str) -> Self {
@@ -78,41 +78,42 @@ impl Request {
     }
 }
 
-/// A piece of memory that a pool has lent: a handle, which does not free it when it is dropped.
+/// Handle of an allocated block. Dropping it does not free the memory.
 ///
-/// It is given back once, with [`Pool::free`] or [`Pool::free_after`]. A handle that was given back already is
-/// recognised: freeing it again changes nothing but a counter.
+/// A block is freed once, with [`Pool::free`] or [`Pool::free_after`]. Freeing it again is detected and only
+/// logged and counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Block {
-    /// The segment it lies in.
+    /// Segment that contains the block.
     pub segment: SegmentId,
-    /// Its first byte in the segment.
+    /// Offset of the block in its segment, in bytes.
     pub offset: u64,
-    /// Bytes, as requested.
+    /// Bytes requested.
     pub bytes: u64,
-    /// Bytes, after rounding: all of them are its own.
+    /// Bytes after rounding; all of them belong to the block.
     pub size: u64,
-    /// The queue it was lent to.
+    /// Queue that the block was allocated for.
     pub queue: u8,
     pub(super) slot: u32,
     pub(super) generation: u32,
 }
 
-/// A queue in a set of queues, a bit each.
+/// Returns the bit of a queue in a set of queues.
 #[inline]
 pub(super) fn stream_bit(queue: u8) -> u8 {
     1_u8.checked_shl(queue.into()).unwrap_or(0)
 }
 
-/// A function that is asked to free memory when a pool has none left: (bytes wanted) -> whether it freed some.
+/// Callback that frees memory when a pool runs low: (bytes wanted) -> true if it freed memory.
 pub(super) type LowMemoryCallback = Arc<dyn Fn(u64) -> bool + Send + Sync>;
 
-/// A caching allocator over a source of segments. Cloning it clones a handle.
+/// A caching allocator over a source of segments. Clones share the same pool.
 ///
-/// Every method may be called from any thread. Work that uses a block runs in the order of its queue, so a freed
-/// block may be lent again at once on the same queue; one that other queues used is freed by
-/// [`free_cross_stream`](Self::free_cross_stream), and for anything else there is [`free_after`](Self::free_after).
-/// When the last handle is dropped, the pool waits for the device and gives everything back.
+/// Every method may be called from any thread. Work that uses a block runs in the order of its queue, so a
+/// freed block may be reused at once on the same queue. Blocks that other queues used are freed with
+/// [`free_cross_stream`](Self::free_cross_stream), and blocks that wait for a fence with
+/// [`free_after`](Self::free_after). When the last handle is dropped, the pool waits for the device and
+/// returns all memory.
 #[derive(Clone)]
 pub struct Pool {
     pub(super) shared: Arc<PoolShared>,
@@ -122,22 +123,23 @@ pub(super) struct PoolShared {
     pub(super) source: Arc<dyn SegmentSource>,
     pub(super) state: Mutex<PoolState>,
     pub(super) callbacks: RwLock<Vec<LowMemoryCallback>>,
-    /// Who moves blocks for it, if anyone does.
+    /// Moves blocks for the pool, if compaction is available.
     pub(super) mover: OnceLock<Arc<dyn BlockMover>>,
-    /// How often blocks have moved.
+    /// Number of compactions.
     pub(super) move_count: AtomicU64,
-    /// Whether stacks are recorded.
+    /// If true, the recorder captures stacks.
     pub(super) captures_stacks: AtomicBool,
 }
 
 impl PoolShared {
     #[inline]
     pub(super) fn lock(&self) -> MutexGuard<'_, PoolState> {
-        // A panic elsewhere under the lock could only come from a broken invariant; the counters are still worth having.
+        // A panic under the lock can only come from a broken invariant; the counters are still worth having.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The same, with the caller's stack for the recorder. It is slow, and captured before the lock is taken.
+    /// Locks the state and captures the caller's stack for the recorder. The capture is slow, so it precedes
+    /// the lock.
     #[cold]
     fn lock_with_stack(&self) -> MutexGuard<'_, PoolState> {
         let stack = Some(Arc::new(Backtrace::force_capture()));
@@ -163,7 +165,7 @@ impl fmt::Debug for Pool {
 }
 
 impl Pool {
-    /// A pool that takes its segments from `source`.
+    /// Creates a pool that takes its segments from `source`.
     #[must_use]
     pub fn new(source: Arc<dyn SegmentSource>, config: Config) -> Self {
         let state = Mutex::new(PoolState::new(&*source, config));
@@ -179,15 +181,16 @@ impl Pool {
         }
     }
 
-    /// The same, with the device's name for messages.
+    /// Sets the device's name for messages.
     #[must_use]
     pub fn with_device_name(self, device: impl Into<String>) -> Self {
         self.shared.lock().device = Some(device.into());
         self
     }
 
-    /// Lends a block. On a full device this climbs the ladder of the module's documentation before it fails, with
-    /// [`Error::OutOfMemory`]; a lost device or a refusing driver is [`Error::Source`].
+    /// Allocates a block. If no free block fits, the request goes through the slow path of the module's
+    /// documentation. It fails with [`Error::OutOfMemory`], or with [`Error::Source`] for a lost device or a
+    /// driver error.
     #[inline]
     pub fn alloc(&self, request: Request) -> Result<Block> {
         let mut state = match self.shared.captures_stacks.load(Ordering::Relaxed) {
@@ -205,14 +208,14 @@ impl Pool {
         }
     }
 
-    /// Takes a block back. The next request on its queue may get it.
+    /// Frees a block, which the next request on its queue may get.
     #[inline]
     pub fn free(&self, block: Block) {
         self.free_cross_stream(block, stream_bit(block.queue));
     }
 
-    /// Takes a block back that work of these queues (a bit each) has used: work of its own queue that gets it next waits for
-    /// theirs, on the device. It counts as free at once.
+    /// Frees a block that work of the queues in `queues` (a bit each) has used. The next work of its own
+    /// queue that gets the memory waits for them on the device. The block counts as free at once.
     #[inline]
     pub fn free_cross_stream(&self, block: Block, queues: u8) {
         let mut state = self.shared.lock();
@@ -226,13 +229,13 @@ impl Pool {
     #[cold]
     fn free_cross_stream_slow(&self, state: &mut PoolState, slot: u32, queues: u8) {
         if let Err(error) = state.free_cross_stream(&*self.shared.source, slot, queues) {
-            // The device is lost, or the next call says so: nothing uses the block any more.
+            // The device is lost, or the next call reports the error; no work uses the block any more.
             log::debug!("a block was freed without its queues: {error}");
             state.heap.free(slot);
         }
     }
 
-    /// Takes a block back that the device still uses: it is lent again only after the device has passed `fence`.
+    /// Frees a block that the device still uses: it is reused only after the device has passed `fence`.
     pub fn free_after(&self, block: Block, fence: Fence) {
         let mut state = self.shared.lock();
         match state.heap.find_slot(&block) {
@@ -241,7 +244,7 @@ impl Pool {
         }
     }
 
-    /// What a block that is held is for.
+    /// Returns the scope of an allocated block.
     pub(crate) fn block_scope(&self, block: &Block) -> Scope {
         let state = self.shared.lock();
         state.heap.find_slot(block).map_or(Scope::NONE, |slot| {
@@ -258,40 +261,41 @@ impl Pool {
         }
     }
 
-    /// Statistics of now; fences that have passed are counted first.
+    /// Returns current statistics, after polling fences.
     #[must_use]
     pub fn stats(&self) -> Stats {
         let mut state = self.shared.lock();
-        // A device that cannot say what it has passed has passed nothing more.
+        // If polling fails, no further fence counts as passed.
         let _ = state.poll_fences(&*self.shared.source);
         Stats { library_bytes: self.shared.source.library_bytes(), ..state.stats() }
     }
 
-    /// Starts all peaks at the present values.
+    /// Resets all peaks to the current values.
     pub fn reset_peak_stats(&self) {
         self.shared.lock().heap.counters.reset_peak();
     }
 
-    /// Starts all accumulated figures at zero.
+    /// Resets all accumulated counters to zero.
     pub fn reset_accumulated_stats(&self) {
         self.shared.lock().reset_accumulated();
     }
 
-    /// Gives all idle memory back to the device, and waits until it is there. Returns how many bytes.
+    /// Returns all idle memory to the device, after waiting for pending fences. Returns the bytes released.
     ///
-    /// It makes no room for this pool, which gives idle memory back by itself when it needs to.
+    /// The pool itself gains no room by this, since it releases idle memory when it needs to.
     pub fn empty_cache(&self) -> Result<u64> {
         let state = self.shared.lock();
         let before = state.heap.counters.reserved();
-        // What waits for a fence keeps its segment from being idle.
+        // Blocks that wait for a fence keep their segments from being idle.
         let mut state = self.wait_pending_fences(state)?;
         state.release_largest_idle(&*self.shared.source, u64::MAX)?;
         let state = self.wait_pending_fences(state)?;
         Ok(before.saturating_sub(state.heap.counters.reserved()))
     }
 
-    /// Gives idle memory back until the pool holds at most `keep` bytes, or nothing idle is left. Does not wait:
-    /// what the device may still use goes back when it has passed. Returns how many bytes go.
+    /// Releases idle memory until the pool holds at most `keep` bytes, or no idle memory is left. Does not
+    /// wait: memory that the device may still use returns after its fence. Returns the bytes that are being
+    /// released.
     pub fn trim(&self, keep: u64) -> Result<u64> {
         let mut state = self.shared.lock();
         let source = &*self.shared.source;
@@ -301,12 +305,12 @@ impl Pool {
         Ok(leaving)
     }
 
-    /// Takes memory from the device ahead, so that at least `bytes` bytes are free on queue 0: in one piece, or in as few
-    /// as the device's largest segment allows.
+    /// Takes memory from the device ahead, so that at least `bytes` bytes are free on queue 0: in one piece,
+    /// or in as few as the device's largest segment allows.
     pub fn preallocate(&self, bytes: u64) -> Result<()> {
         let (least, most) = {
             let state = self.shared.lock();
-            // Small requests would get a piece of the small pool.
+            // Small requests would be served by the small pool.
             (state.config.small_size + 1, state.max_segment)
         };
         let mut blocks = Vec::new();
@@ -321,14 +325,18 @@ impl Pool {
         taken
     }
 
-    /// Bounds what the pool takes from the device; `None` lifts the bound. What it holds already stays.
+    /// Limits the bytes that the pool takes from the device; `None` removes the limit. Memory held already
+    /// stays.
     pub fn set_limit(&self, bytes: Option<u64>) {
         let mut state = self.shared.lock();
         state.config.max_memory = bytes;
         state.set_limit(&*self.shared.source);
     }
 
-    /// Bounds it to a part (0 to 1) of the device's memory. Where no driver tells that, this is an error.
+    /// Limits the pool to a fraction (0 to 1) of the device's memory.
+    ///
+    /// # Errors
+    /// The fraction is out of range, or the driver does not report the device's memory.
     pub fn set_fraction(&self, fraction: f64) -> Result<()> {
         let wrong = |message: String| Err(Error::argument("set_fraction", message));
         if !(0.0..=1.0).contains(&fraction) {
@@ -345,31 +353,31 @@ impl Pool {
         Ok(())
     }
 
-    /// The most bytes the pool may take from the device, if it is bounded.
+    /// Returns the limit of the pool in bytes, if it has one.
     #[must_use]
     pub fn limit(&self) -> Option<u64> {
         self.shared.lock().limit
     }
 
-    /// The configuration in force.
+    /// Returns the configuration in force.
     #[must_use]
     pub fn config(&self) -> Config {
         self.shared.lock().config
     }
 
-    /// Registers a function that is asked to free memory before the pool grows. It is called without the pool's
-    /// lock, with the bytes that are wanted, and returns whether it freed something.
+    /// Registers a callback that frees memory before the pool grows. It is called without the pool's lock,
+    /// with the bytes wanted, and returns true if it freed memory.
     pub fn on_low_memory(&self, callback: impl Fn(u64) -> bool + Send + Sync + 'static) {
         self.shared.callbacks.write().unwrap_or_else(PoisonError::into_inner).push(Arc::new(callback));
     }
 
-    /// Refuses a request that a test has chosen.
+    /// Fails a request that a test has chosen.
     #[cold]
     fn fail_injected(&self, state: MutexGuard<'_, PoolState>, need: &AllocRequest) -> Result<Block> {
         Err(self.out_of_memory(state, need, "a test said so".to_owned()))
     }
 
-    /// The error of a request.
+    /// Returns the out-of-memory error of a request.
     pub(super) fn out_of_memory(
         &self,
         mut state: MutexGuard<'_, PoolState>,
@@ -381,7 +389,7 @@ impl Pool {
         state.num_ooms += 1;
         state.heap.record_oom(need, memory.free.unwrap_or(0));
         let mut error: OutOfMemory = state.out_of_memory(need, memory, detail);
-        // Nobody waits for the pool while the driver looks for names.
+        // The lock is released before the driver looks up the names of processes.
         drop(state);
         error.processes = source.processes();
         Error::OutOfMemory(Box::new(error))

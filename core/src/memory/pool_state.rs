@@ -1,4 +1,4 @@
-//! What a pool keeps under its lock, and the steps of the ladder.
+//! State of a pool, which its lock protects, and the steps of the slow path.
 
 use std::collections::VecDeque;
 
@@ -16,27 +16,27 @@ use super::stats::{ReclaimStats, Stats};
 use super::{OutOfMemory, Tag};
 use crate::error::Result;
 
-/// Smaller rests of large plain blocks are not split off (PyTorch's kSmallSize).
+/// Smaller remainders of large plain blocks are not split off (PyTorch's kSmallSize).
 const MIN_LARGE_REMAINDER: u64 = 1 << 20;
 
-/// What waits for a fence.
+/// Action that waits for a fence.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum PendingRelease {
     /// A freed block, to be reused.
     Block(u32),
-    /// An idle segment, to be given back.
+    /// An idle segment, to be returned to the device.
     Segment(u32),
-    /// Extents of a range, to be unmapped: their block.
+    /// The block of extents to be unmapped.
     Extents(u32),
-    /// Extents of a range, to be moved to where memory is missing: their block.
+    /// The block of extents to be moved to where memory is missing.
     MigrationSource(u32),
 }
 
-/// What became of an attempt to grow.
+/// Outcome of an attempt to grow.
 pub(super) enum GrowOutcome {
     /// The request was served.
     Served(Block),
-    /// There is no room; what the source said.
+    /// No room; the source's message.
     Full(String),
 }
 
@@ -44,27 +44,27 @@ pub(super) enum GrowOutcome {
 #[derive(Debug, Default)]
 pub(super) struct MigrationSources {
     pub(super) blocks: Vec<u32>,
-    /// The device may not have passed them: they move behind what it was given.
+    /// If true, the device may still use the blocks, so they move only after all submitted work.
     pub(super) may_be_in_use: bool,
 }
 
 #[derive(Debug)]
 pub(super) struct PoolState {
-    /// The request that fails on purpose, by the heap's clock; 0 is none.
+    /// Value of the heap's clock at which a request fails on purpose; 0 for none.
     pub(super) fail_at_request: u64,
     pub(super) heap: Heap,
-    /// The private pools that live.
+    /// Private pools that are alive.
     pub(super) private_pools: Vec<u16>,
     pub(super) config: Config,
     pub(super) device: Option<String>,
     pub(super) limit: Option<u64>,
     pub(super) max_segment: u64,
     pub(super) virtual_memory: Option<VirtualMemory>,
-    /// In the order of the fences.
+    /// Releases in the order of their fences.
     pub(super) pending_releases: VecDeque<(Fence, PendingRelease)>,
     pub(super) migration_sources: MigrationSources,
     pub(super) migration_budget: MigrationBudget,
-    /// Bytes that have moved lately for blocks that grow by a little each time.
+    /// Migration budget for creep: blocks that grow by a little each time.
     pub(super) creep_budget: MigrationBudget,
     pub(super) hysteresis: GrowthHysteresis,
     pub(super) process_share: ProcessShare,
@@ -74,10 +74,10 @@ pub(super) struct PoolState {
     pub(super) num_ooms: u64,
     pub(super) num_sync_all_streams: u64,
     pub(super) num_device_alloc: u64,
-    /// Slots that are not to move, as often as somebody asked for that.
+    /// Slots of pinned blocks, once for each pin.
     pub(super) pinned_slots: Vec<u32>,
     pub(super) has_mover: bool,
-    /// Heaps whose memory planners use again.
+    /// Heaps whose memory planners reuse.
     pub(super) spare_heaps: Vec<Heap>,
     pub(super) num_compactions: u64,
     pub(super) compacted_bytes: u64,
@@ -85,19 +85,19 @@ pub(super) struct PoolState {
     num_invalid_frees: u64,
 }
 
-/// Idle memory that could go back to the device.
+/// Idle memory that could return to the device.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct IdleMemory {
     pub(super) size: u64,
     pub(super) kind: IdleKind,
 }
 
-/// What a piece of idle memory is.
+/// Kind of a piece of idle memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum IdleKind {
-    /// A segment.
+    /// A whole segment.
     Segment(u32),
-    /// Neighbouring extents from an offset on, in the free block at `near` or after it.
+    /// Neighbouring extents from `offset` on, in the free block `near` or after it.
     Extents { near: u32, offset: u64 },
 }
 
@@ -147,11 +147,11 @@ impl PoolState {
         state
     }
 
-    /// There is somebody who moves blocks.
+    /// Registers the block mover and enables compaction.
     pub(super) fn set_mover(&mut self) {
         self.has_mover = true;
         if self.is_compaction_enabled() {
-            // Small rests come together again.
+            // Compaction joins small remainders again.
             self.heap.rules.min_large_remainder = 0;
             if self.virtual_memory.is_none() {
                 self.migration_budget = MigrationBudget::for_copies();
@@ -166,12 +166,12 @@ impl PoolState {
         self.limit = self.config.max_memory.into_iter().chain(part).min();
     }
 
-    /// The bound on what all pools of the process hold, if there is one.
+    /// Returns the limit on the bytes that all pools of the process hold, if there is one.
     pub(super) fn process_limit(&self) -> Option<u64> {
         self.process_share.limit(self.config.max_process_memory)
     }
 
-    /// The most bytes that the pool may hold, as far as that is known.
+    /// Returns the most bytes that the pool may hold, if that is known.
     pub(super) fn capacity(&self, memory: DeviceMemory) -> Option<u64> {
         let reserved = self.heap.counters.reserved();
         let device = memory.free.map(|free| free.saturating_add(reserved));
@@ -188,7 +188,7 @@ impl PoolState {
             owner if owner != SHARED_OWNER && self.private_pools.contains(&owner) => {
                 self.heap.get_or_create_private_arena(owner, request.queue, small)
             }
-            // Inside a private pool of another device, too.
+            // Also for a thread inside a private pool of another device.
             _ => self.heap.get_or_create_arena(request.queue, small),
         };
         let held = if request.movable { Is::Movable } else { Is::Pinned };
@@ -204,7 +204,7 @@ impl PoolState {
         self.heap.take_free_block(need).map(|block| self.finish_alloc(source, block)).transpose()
     }
 
-    /// A block that was just lent, once its queue waits for what it has to.
+    /// Completes an allocation: enqueues the pending cross-stream waits of its queue.
     #[inline]
     pub(super) fn finish_alloc(&mut self, source: &dyn SegmentSource, block: Block) -> Result<Block> {
         if self.heap.pending_waits.is_some() {
@@ -213,8 +213,8 @@ impl PoolState {
         Ok(block)
     }
 
-    /// Serves a request from what is free in the arena of another queue, which it waits for on the device; of `any` kind, or of
-    /// its own, small or large.
+    /// Serves a request from a free block of another queue's arena, which the request's queue waits for on
+    /// the device. The block is of `any` size class, or of the request's own.
     pub(super) fn take_cross_stream(
         &mut self,
         source: &dyn SegmentSource,
@@ -245,7 +245,7 @@ impl PoolState {
         Ok(None)
     }
 
-    /// Lets `queue` wait, on the device, for the uses by other queues of the block that it was just lent.
+    /// Makes `queue` wait, on the device, for cross-stream uses of the block that was just allocated for it.
     #[cold]
     pub(super) fn wait_cross_stream_uses(
         &mut self,
@@ -266,7 +266,7 @@ impl PoolState {
         Ok(())
     }
 
-    /// Takes a block back that these queues (a bit each) have used: its own queue reuses it after them.
+    /// Frees a block that these queues (a bit each) have used: its own queue reuses the block after them.
     pub(super) fn free_cross_stream(
         &mut self,
         source: &dyn SegmentSource,
@@ -283,7 +283,8 @@ impl PoolState {
         Ok(())
     }
 
-    /// Gives back what a private pool holds that is idle, and the rest when it is.
+    /// Releases the idle memory of a private pool, and retires its arenas, so that the rest serves other
+    /// requests.
     pub(super) fn retire_private_pool(&mut self, source: &dyn SegmentSource, owner: u16) -> Result<()> {
         self.private_pools.retain(|number| *number != owner);
         let mut own: Vec<bool> = Vec::new();
@@ -322,7 +323,7 @@ impl PoolState {
         self.pending_releases.insert(at, (fence, what));
     }
 
-    /// Does what waited for fences that the device has passed.
+    /// Completes releases whose fences the device has passed.
     pub(super) fn poll_fences(&mut self, source: &dyn SegmentSource) -> Result<()> {
         let mut passed = None;
         while let Some((fence, what)) = self.pending_releases.front().copied() {
@@ -339,7 +340,7 @@ impl PoolState {
         Ok(())
     }
 
-    /// Does what waited, when the device is done with the memory.
+    /// Completes a release, when the device no longer uses the memory.
     fn complete_release(&mut self, source: &dyn SegmentSource, what: PendingRelease) -> Result<()> {
         match what {
             PendingRelease::Block(slot) => self.heap.complete_pending(slot),
@@ -363,12 +364,12 @@ impl PoolState {
         Ok(())
     }
 
-    /// Idle memory: whole segments, and the whole extents of each free block in a range.
+    /// Returns the idle memory: whole segments, and the whole extents of each free block in a range.
     pub(super) fn idle_memory(&self) -> Vec<IdleMemory> {
         let mut idle = Vec::new();
-        // A private pool keeps what it has: addresses of a captured step must stay good.
+        // A private pool keeps its memory: addresses of a captured step must stay valid.
         let arenas = self.heap.arenas.iter().filter(|a| matches!(a.owner, SHARED_OWNER | RETIRED_OWNER));
-        // What is a part of a plain segment stays: it is left out before the rest is sorted.
+        // Parts of plain segments cannot be released, so they are dropped before sorting.
         let some = |a: &Arena| a.free_list.sorted_where(|e| e.is_whole_segment || a.virtual_range.is_some());
         for free in arenas.flat_map(some) {
             let block = self.heap.slot(free.slot);
@@ -382,9 +383,9 @@ impl PoolState {
         idle
     }
 
-    /// The whole extents between two offsets of a free block; `None` if there are none.
+    /// Returns the whole extents between two offsets of a free block, if there are any.
     pub(super) fn idle_extents(&self, near: u32, from: u64, to: u64) -> Option<IdleMemory> {
-        // None is smaller than a page.
+        // No extent is smaller than a page.
         if to.saturating_sub(from) < self.virtual_memory.map_or(1, |v| v.granularity) {
             return None;
         }
@@ -396,7 +397,7 @@ impl PoolState {
         Some(IdleMemory { size: end - offset, kind: IdleKind::Extents { near, offset } })
     }
 
-    /// The last extents of these that make up `bytes`, or all.
+    /// Returns the last extents of `idle` that make up `bytes`, or all of them.
     pub(super) fn trim_idle(&self, idle: IdleMemory, bytes: u64) -> IdleMemory {
         let IdleKind::Extents { near, offset } = idle.kind else { return idle };
         let end = offset + idle.size;
@@ -406,9 +407,9 @@ impl PoolState {
         IdleMemory { size: end - from, kind: IdleKind::Extents { near, offset: from } }
     }
 
-    /// Sends idle memory back to the device, as soon as it has passed what runs now.
+    /// Releases idle memory to the device, after the work submitted so far.
     ///
-    /// With `donors`, extents do not go back, but wait for [`grow`](Self::grow) to move them.
+    /// If `donors`, extents are not unmapped, but wait for [`grow`](Self::grow) to move them.
     pub(super) fn release_idle(
         &mut self,
         source: &dyn SegmentSource,
@@ -418,7 +419,7 @@ impl PoolState {
         if idle.is_empty() {
             return Ok(0);
         }
-        // What nobody has had yet, since it was mapped ahead, can go at once.
+        // Memory that was mapped ahead and never used can be released at once.
         let unused = |idle: &IdleMemory| match idle.kind {
             IdleKind::Segment(_) => false,
             IdleKind::Extents { near, offset } => {
@@ -453,7 +454,7 @@ impl PoolState {
         Ok(idle.iter().map(|i| i.size).sum())
     }
 
-    /// Sends idle memory back, the largest pieces first, until `bytes` bytes are on their way.
+    /// Releases idle memory, the largest pieces first, until `bytes` bytes are being released.
     pub(super) fn release_largest_idle(&mut self, source: &dyn SegmentSource, bytes: u64) -> Result<u64> {
         let mut idle = self.idle_memory();
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
@@ -461,7 +462,8 @@ impl PoolState {
         self.release_idle(source, &chosen, false)
     }
 
-    /// `garbage_collection_threshold`: sends segments back that have been idle for longer than the average.
+    /// Applies `garbage_collection_threshold`: releases segments that have been idle for longer than the
+    /// average.
     pub(super) fn collect_garbage(&mut self, source: &dyn SegmentSource) -> Result<bool> {
         let threshold = self.config.garbage_collection_threshold;
         let Some(limit) = self.limit.filter(|_| threshold > 0.0) else { return Ok(false) };
@@ -471,7 +473,7 @@ impl PoolState {
             return Ok(false);
         }
         self.reclaim_stats.collect.tried += 1;
-        // How long a large segment has been idle.
+        // Age of a large idle segment, in requests.
         let age = |i: &IdleMemory| match i.kind {
             IdleKind::Segment(segment) => {
                 let segment = self.heap.segment(segment);
@@ -578,7 +580,7 @@ impl PoolState {
         }
     }
 
-    /// Gives everything back, when nobody can hold a block any more.
+    /// Returns all memory to the source when the last handle is dropped.
     pub(super) fn release_all(&mut self, source: &dyn SegmentSource) {
         if self.heap.segments.iter().all(Option::is_none) {
             return;

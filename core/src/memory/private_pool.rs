@@ -1,4 +1,4 @@
-//! Private pools: a part of a pool that serves nobody else.
+//! Private pools: parts of a pool that serve only their own requests.
 
 use std::cell::Cell;
 use std::fmt;
@@ -11,9 +11,10 @@ use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
 /// Memory of a [`Pool`] that serves only requests made [inside](Self::enter) it, as PyTorch's `MemPool`.
 ///
-/// It keeps what it has taken from the device while it lives, so addresses that a captured step uses stay its own; its
-/// bytes are counted by the pool. When it is dropped, what is idle goes back to the device; blocks that are still held stay
-/// good, and what they leave behind is anyone's.
+/// The private pool keeps the memory it has taken while it lives, so addresses in a captured step stay
+/// reserved for that step. The pool's statistics count its bytes. When the private pool is dropped, its idle
+/// memory returns to the device. Blocks that are still allocated stay valid; once freed, they serve any
+/// request.
 ///
 /// ```
 /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -24,7 +25,7 @@ use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 /// drop(inside);
 /// drop(a);
 /// let taken = device.memory().reserved();
-/// // What is free in it does not serve others.
+/// // Its free memory does not serve other requests.
 /// let _b = Tensor::zeros(&[1 << 20], DType::F32, &device)?;
 /// assert!(device.memory().reserved() > taken);
 /// drop(own);
@@ -45,13 +46,13 @@ thread_local! {
     static CURRENT_POOL: ScopedLocal<Cell<u16>> = const { ScopedLocal::new(Cell::new(SHARED_OWNER)) };
 }
 
-/// The private pool that this thread is inside of.
+/// Returns the id of this thread's current private pool.
 #[inline]
 pub(super) fn current() -> u16 {
     CURRENT_POOL.current()
 }
 
-/// While it lives, what this thread allocates comes from a private pool.
+/// Guard: while it lives, this thread allocates from a private pool.
 #[derive(Debug)]
 #[must_use = "a private pool serves only while the guard lives"]
 pub struct PrivatePoolGuard {
@@ -59,10 +60,10 @@ pub struct PrivatePoolGuard {
 }
 
 impl Pool {
-    /// A private pool within this one.
+    /// Creates a private pool within this pool.
     #[must_use]
     pub fn create_private_pool(&self) -> PrivatePool {
-        // Numbers are of all pools, so that a thread inside one is inside no other device's.
+        // Ids are unique across pools, so a thread inside a private pool is inside no other device's.
         static NEXT_ID: AtomicU16 = AtomicU16::new(SHARED_OWNER + 1);
         let mut number = NEXT_ID.fetch_add(1, Ordering::Relaxed);
         while matches!(number, SHARED_OWNER | RETIRED_OWNER) {
@@ -74,12 +75,12 @@ impl Pool {
 }
 
 impl PrivatePool {
-    /// From here on this thread allocates from it, until the guard is dropped.
+    /// Makes this thread allocate from the private pool until the guard is dropped.
     pub fn enter(&self) -> PrivatePoolGuard {
         PrivatePoolGuard { _pool_id: ScopedGuard::new(&CURRENT_POOL, self.id) }
     }
 
-    /// Bytes that it holds of the device's memory.
+    /// Returns the bytes of device memory that the private pool holds.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         let state = self.shared.lock();

@@ -1,35 +1,36 @@
-//! What all pools of this process take together, and the bound on it. It is looked at when a pool grows, and not before.
+//! Memory held by all pools of this process, and its limit, which is checked when a pool grows.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
 static PROCESS_LIMIT: AtomicU64 = AtomicU64::new(u64::MAX);
 static PROCESS_RESERVED: AtomicU64 = AtomicU64::new(0);
 
-/// Bounds what all pools of this process, on all devices, take together; `None` lifts the bound. What they hold already
-/// stays. A request that would pass it climbs the ladder of its pool, as at any other limit; memory that other pools
-/// keep idle stays theirs until they give it back ([`Pool::trim`](super::Pool::trim)).
+/// Limits the bytes that all pools of this process hold, on all devices; `None` removes the limit. Memory
+/// held already stays. A request beyond the limit goes through the slow path of its pool, as at any other
+/// limit. Idle memory of other pools stays with them until they release it
+/// ([`Pool::trim`](super::Pool::trim)).
 ///
-/// Null devices take no memory, and do not count; nor does memory of the host.
+/// Null devices take no memory, and do not count; nor does host memory.
 pub fn set_process_limit(bytes: Option<u64>) {
     PROCESS_LIMIT.store(bytes.unwrap_or(u64::MAX), Ordering::Relaxed);
 }
 
-/// The bound of [`set_process_limit`], if there is one.
+/// Returns the limit of [`set_process_limit`], if there is one.
 #[must_use]
 pub fn process_limit() -> Option<u64> {
     Some(PROCESS_LIMIT.load(Ordering::Relaxed)).filter(|bytes| *bytes < u64::MAX)
 }
 
-/// Bytes that all pools of this process hold, on all devices.
+/// Returns the bytes that all pools of this process hold, on all devices.
 #[must_use]
 pub fn process_reserved() -> u64 {
     PROCESS_RESERVED.load(Ordering::Relaxed)
 }
 
-/// A pool's part of what the process takes.
+/// A pool's share of the bytes that the process holds.
 #[derive(Debug, Default)]
 pub(super) struct ProcessShare {
-    /// Whether its memory is the machine's.
+    /// If true, the pool's memory is real device memory.
     is_counted: bool,
     reserved: u64,
 }
@@ -39,12 +40,14 @@ impl ProcessShare {
         Self { is_counted: counts, reserved: 0 }
     }
 
-    /// The bound in force, where a pool has one of its own for the process.
+    /// Returns the limit in force, where `own` is the limit that the pool's configuration sets for the
+    /// process.
     pub(super) fn limit(&self, own: Option<u64>) -> Option<u64> {
         own.into_iter().chain(process_limit()).min().filter(|_| self.is_counted)
     }
 
-    /// Takes bytes ahead, unless all pools would hold more than `limit` then; [`settle`](Self::settle) tells what came of it.
+    /// Reserves `bytes` in advance unless all pools would then exceed `limit`.
+    /// [`set_reserved`](Self::set_reserved) corrects the reservation afterwards.
     pub(super) fn try_reserve(&mut self, bytes: u64, limit: Option<u64>) -> bool {
         if !self.is_counted {
             return true;
@@ -55,7 +58,7 @@ impl ProcessShare {
         taken
     }
 
-    /// The pool holds so many bytes.
+    /// Sets the bytes that the pool holds.
     pub(super) fn set_reserved(&mut self, reserved: u64) {
         if !self.is_counted || self.reserved == reserved {
             return;

@@ -1,7 +1,8 @@
-//! The scopes of [`scope`](super::scope) as ranges of a profiler's timeline: whoever is set is told of each module and
-//! operation that a thread enters and leaves. It costs nothing until then.
+//! Ranges of a profiler's timeline for the scopes of [`scope`](super::scope). A listener is called for each
+//! module and operation that a thread enters and leaves; without a listener this costs nothing.
 //!
-//! The CUDA backend tells NVTX (`FOREBAY_NVTX=1`), so that Nsight Systems shows which module a kernel is of.
+//! The CUDA backend forwards ranges to NVTX (`FOREBAY_NVTX=1`), so that Nsight Systems shows the module of
+//! each kernel.
 
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,37 +11,37 @@ use std::sync::{PoisonError, RwLock};
 use super::Tag;
 use super::scope::Scope;
 
-/// Who is told of ranges. They nest on each thread: a pop ends the last push of its thread.
+/// Listener of ranges. Ranges nest on each thread: a pop ends the last push of its thread.
 pub trait RangeListener: Send + Sync {
-    /// A range begins: `encoder.fc1` for a module, `encoder.fc1: linear` for an operation in it, and
+    /// Begins a range: `encoder.fc1` for a module, `encoder.fc1: linear` for an operation in it, and
     /// `encoder.fc1: linear backward` for the operation's gradient.
     fn push(&self, name: &str);
-    /// The last range of this thread ends.
+    /// Ends the last range of this thread.
     fn pop(&self);
 }
 
 static IS_ENABLED: AtomicBool = AtomicBool::new(false);
 static LISTENER: RwLock<Option<&'static dyn RangeListener>> = RwLock::new(None);
 
-/// Tells `ranges` of the scopes that are entered from now on, on every thread; nobody with `None`. Scopes that were entered
-/// before are ended where they were begun.
+/// Sets the listener for scopes entered from now on, on every thread; `None` removes it. Earlier scopes end
+/// at the listener they began with.
 pub fn set_range_listener(ranges: Option<&'static dyn RangeListener>) {
     let mut set = LISTENER.write().unwrap_or_else(PoisonError::into_inner);
     *set = ranges;
     IS_ENABLED.store(ranges.is_some(), Ordering::Release);
 }
 
-/// What of a scope's guard is a range: whom to tell that it ended.
+/// Range of a scope's guard: the listener to notify of its end, if the range began.
 pub(super) struct ProfilerRange(Option<&'static dyn RangeListener>);
 
 impl ProfilerRange {
-    /// Begins one where a scope names a new module or operation, if somebody listens.
+    /// Begins a range if the scope names a new module or operation and a listener is set.
     #[inline]
     pub(super) fn enter(before: &Scope, now: &Scope) -> Self {
         Self(if IS_ENABLED.load(Ordering::Relaxed) { begin_range(before, now) } else { None })
     }
 
-    /// Ends it, also when nobody listens any more.
+    /// Ends the range, even if the listener was removed meanwhile.
     #[inline]
     pub(super) fn end(&self) {
         if let Some(ranges) = self.0 {
@@ -83,7 +84,7 @@ mod tests {
     use crate::runtime::device::Device;
     use crate::tensor::Tensor;
 
-    /// What this test's thread was told; other tests of the process run beside it.
+    /// Ranges that this test's thread was told of; other tests run concurrently in the process.
     struct RangeLog(std::thread::ThreadId, Mutex<Vec<String>>);
 
     impl RangeLog {

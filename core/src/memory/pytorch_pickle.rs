@@ -1,7 +1,7 @@
-//! A snapshot in PyTorch's own form: the pickle that `torch.cuda.memory._dump_snapshot` writes, for its viewer at
+//! Writes a snapshot in PyTorch's format: the pickle of `torch.cuda.memory._dump_snapshot`, for the viewer at
 //! pytorch.org/memory_viz and the tools of `torch.cuda._memory_viz`.
 //!
-//! The writer is here, and not a crate, because text and stacks must be written once and referred to after that: a
+//! This writer is not a general crate because text and stacks must be written once and then referred to. A
 //! file of a million events names each of its keys a million times.
 
 use std::io::{self, Write};
@@ -12,11 +12,11 @@ use super::Config;
 use super::recorder::Action;
 use super::snapshot::{AllocationSite, BlockState, Snapshot};
 
-/// Items of a list that are appended at once, as Python does: the viewer's script passes each as an argument of a call,
-/// and engines bound how many a call has.
+/// Items appended to a list at once, as Python does. The viewer's script passes each item as an argument of
+/// one call, and engines limit the number of arguments.
 const APPEND_BATCH: usize = 1000;
 
-/// Protocol 2 of Python's pickle, with as much of it as a snapshot needs. Text is written once.
+/// Writer of pickle protocol 2, as far as a snapshot needs it. Each text is written once.
 struct PickleWriter<W> {
     out: W,
     text_refs: FxHashMap<String, u32>,
@@ -33,7 +33,7 @@ impl<W: Write> PickleWriter<W> {
         self.out.write_all(b".")
     }
 
-    /// Remembers what was written last; [`get`](Self::get) repeats it.
+    /// Memoizes the last value; [`write_ref`](Self::write_ref) repeats it.
     fn memoize(&mut self) -> io::Result<u32> {
         let place = self.next_memo;
         self.next_memo += 1;
@@ -73,7 +73,8 @@ impl<W: Write> PickleWriter<W> {
             self.out.write_all(b"J")?;
             return self.out.write_all(&value.to_le_bytes());
         }
-        // A signed number of as many bytes as are told: one more, where the highest bit is set.
+        // Little-endian signed integer with a length byte: a ninth byte keeps values with the highest bit set
+        // positive.
         let bytes = value.to_le_bytes();
         let length = if value >> 63 == 0 { 8 } else { 9 };
         self.out.write_all(&[0x8a, length])?;
@@ -125,22 +126,22 @@ impl<W: Write> PickleWriter<W> {
         self.write_text(value)
     }
 
-    /// `(0, 0)`: the pool that is no private one.
+    /// Writes `(0, 0)`, the id of the pool that is not private.
     fn write_default_pool_id(&mut self, key: &str) -> io::Result<()> {
         self.write_text(key)?;
         self.out.write_all(b"K\x00K\x00\x86")
     }
 }
 
-/// Where the frames of each holder were written.
+/// Memo indices of each holder's frames.
 type FrameRefs = FxHashMap<Option<usize>, u32>;
 
 impl Snapshot {
-    /// Writes the snapshot as PyTorch writes its own. What PyTorch has no place for is in the frames: below the lines
-    /// of the program stand the operation, the module and the tag.
+    /// Writes the snapshot in PyTorch's format. Frames also carry what that format has no fields for: after
+    /// the program's lines follow the operation, the module and the tag.
     ///
     /// # Errors
-    /// What `out` returns.
+    /// Errors of `out`.
     pub fn write_pickle(&self, out: impl Write) -> io::Result<()> {
         let mut p = PickleWriter::new(out)?;
         let mut frames = FrameRefs::default();
@@ -207,7 +208,7 @@ impl Snapshot {
         p.finish()
     }
 
-    /// The frames of a holder, once; after that a reference.
+    /// Writes the frames of a holder once, and a reference after that.
     fn write_frames<W: Write>(
         &self,
         p: &mut PickleWriter<W>,
@@ -238,7 +239,7 @@ impl Snapshot {
             p.write_text("max_split_size")?;
             match config.max_split_size {
                 Some(size) => p.write_int(size)?,
-                // As PyTorch shows that there is no limit.
+                // PyTorch writes -1 for no limit.
                 None => p.out.write_all(b"J\xff\xff\xff\xff")?,
             }
             p.write_text("garbage_collection_threshold")?;
@@ -265,7 +266,7 @@ impl Snapshot {
     }
 }
 
-/// What of PyTorch's stands for one of ours: a free is requested and completed at once.
+/// Returns PyTorch's events for one of this pool's: a free is requested and completed at once.
 fn pytorch_actions(action: Action) -> &'static [&'static str] {
     match action {
         Action::Alloc | Action::MovedTo => &["alloc"],
@@ -283,14 +284,14 @@ fn pytorch_actions(action: Action) -> &'static [&'static str] {
 fn pytorch_block_state(state: BlockState) -> &'static str {
     match state {
         BlockState::ActiveAllocated => "active_allocated",
-        // So it writes and its viewer reads it; its documentation has `active_awaiting_free`.
+        // PyTorch's code writes and its viewer reads this name; its documentation has `active_awaiting_free`.
         BlockState::ActiveAwaitingFree => "active_pending_free",
-        // PyTorch has no word for memory on its way back.
+        // PyTorch has no state for memory on its way back to the device.
         BlockState::Inactive | BlockState::Releasing => "inactive",
     }
 }
 
-/// The frames of a holder: its lines, and what else is known of it.
+/// Returns the frames of a holder: its lines, and its operation, module and tag.
 fn holder_frames(who: &AllocationSite) -> Vec<(String, String, u32)> {
     let mut lines: Vec<_> = who.frames.iter().map(|f| (f.name.clone(), f.filename.clone(), f.line)).collect();
     let mut tell = |what: &str, name: &str| {

@@ -1,4 +1,4 @@
-//! What happens when no free block fits: rung after rung, each followed by a search.
+//! Slow path of an allocation: the steps for a request that no free block fits, each followed by a search.
 
 use std::sync::{MutexGuard, PoisonError};
 
@@ -10,7 +10,7 @@ use super::validation::MAX_MEMORY_BYTES;
 use crate::error::Result;
 
 impl Pool {
-    /// Serves a request that no free block fits.
+    /// Serves a request that no free block fits, by the steps that the module's documentation lists.
     #[cold]
     pub(super) fn alloc_slow_path<'a>(
         &'a self,
@@ -18,7 +18,7 @@ impl Pool {
         need: AllocRequest<'_>,
     ) -> Result<Block> {
         let source = &*self.shared.source;
-        // Sums of sizes that no memory has would overflow, in the pool and in drivers.
+        // Sums of impossible sizes would overflow, in the pool and in drivers.
         if need.size > state.max_segment.min(MAX_MEMORY_BYTES) {
             return Err(self.out_of_memory(state, &need, String::new()));
         }
@@ -106,7 +106,7 @@ impl Pool {
             state.num_alloc_retries += 1;
             state.release_largest_idle(source, u64::MAX)?;
             state = self.wait_pending_fences(state)?;
-            // Another thread may have freed what fits while this one waited.
+            // Another thread may have freed a fitting block while this one waited.
             if let Some(block) = state.take_free_block(source, &need)? {
                 state.reclaim_stats.release.served += 1;
                 return Ok(block);
@@ -124,7 +124,7 @@ impl Pool {
             }
             state = next;
         }
-        // A small block in a large segment, or the other way round, is better than none.
+        // As a last resort, a small block may come from a large segment, or a large one from a small segment.
         if let Some(block) = state.take_cross_stream(source, &need, true)? {
             return Ok(block);
         }
@@ -135,7 +135,7 @@ impl Pool {
         self.shared.callbacks.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Waits until the device has passed every fence that something waits for, without the lock.
+    /// Waits, without the lock, until the device has passed every fence of the pending releases.
     pub(super) fn wait_pending_fences<'a>(
         &'a self,
         mut state: MutexGuard<'a, PoolState>,

@@ -1,8 +1,8 @@
-//! Recording what happens to memory: a bounded ring of events inside the pool.
+//! Recorder of memory events: a bounded ring inside the pool.
 //!
-//! While a pool records, it writes one event of fixed size for every request, every free and every call of the device
-//! that takes memory or gives it back; the newest `capacity` of them are kept. Nothing is formatted, resolved or
-//! allocated on the way (with stacks, the frames of the caller are): that is done by [`Pool::snapshot`].
+//! A recording pool writes one event of fixed size for each allocation, free, and device call that takes or
+//! returns memory. The newest `capacity` events are kept. Recording formats, resolves and allocates nothing,
+//! except captured stacks; [`Pool::snapshot`] does that.
 
 use std::backtrace::Backtrace;
 use std::panic::Location;
@@ -19,40 +19,40 @@ use super::pool_state::PoolState;
 use super::scope::{ModulePath, Scope};
 use super::source::SegmentId;
 
-/// What happened; the names are PyTorch's, but for `free`.
+/// Kind of an event. The names are PyTorch's, except `free`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Action {
-    /// A block was lent.
+    /// A block was allocated.
     Alloc,
-    /// A block was given back, and could be lent again at once.
+    /// A block was freed, and could be reused at once.
     Free,
-    /// A block was given back, and waits for a fence.
+    /// A block was freed, and waits for a fence.
     FreeRequested,
-    /// Its fence has passed.
+    /// The fence of a freed block has passed.
     FreeCompleted,
-    /// The device gave a segment.
+    /// A segment was allocated.
     SegmentAlloc,
-    /// The device got a segment back.
+    /// A segment was freed.
     SegmentFree,
     /// Memory was mapped.
     SegmentMap,
     /// Memory was unmapped.
     SegmentUnmap,
-    /// A block was copied to another place, from here.
+    /// A block was moved away from this address.
     MovedFrom,
-    /// A block was copied from another place, to here.
+    /// A block was moved to this address.
     MovedTo,
-    /// A request could not be served.
+    /// A request failed.
     Oom,
 }
 
-/// How much a pool records.
+/// Recording options of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordingOptions {
-    /// Events that are kept; each takes about 90 bytes.
+    /// Number of events kept; each takes about 90 bytes.
     pub capacity: usize,
-    /// Whether the stack of every request is captured: some microseconds each, and some kilobytes.
+    /// If true, the stack of every request is captured: some microseconds and some kilobytes each.
     pub stacks: bool,
 }
 
@@ -63,13 +63,13 @@ impl RecordingOptions {
         Self { capacity, stacks: false }
     }
 
-    /// Keeps every event, and grows with them: for what ends soon, such as a dry run.
+    /// Keeps every event, for short runs such as a dry run.
     #[must_use]
     pub fn unbounded() -> Self {
         Self::new(usize::MAX)
     }
 
-    /// Captures the stack of every request too.
+    /// Also captures the stack of every request.
     #[must_use]
     pub fn with_stacks(self) -> Self {
         Self { stacks: true, ..self }
@@ -82,14 +82,14 @@ impl From<usize> for RecordingOptions {
     }
 }
 
-/// Where a request came from.
+/// Call site of a request.
 #[derive(Clone, Debug, Default)]
 pub(super) struct CallSite {
     pub(super) location: Option<&'static Location<'static>>,
     pub(super) stack: Option<Arc<Backtrace>>,
 }
 
-/// Who holds, or held, a block.
+/// Scope of a block's allocation.
 #[derive(Clone, Debug, Default)]
 pub(super) struct RecordedScope {
     pub(super) tag: Tag,
@@ -98,7 +98,7 @@ pub(super) struct RecordedScope {
     pub(super) call_site: CallSite,
 }
 
-/// Events of one operation at most, from its result's allocation to where it is recorded.
+/// Most events to search for the allocation of a block that is retagged: those of one operation.
 const RETAG_WINDOW: usize = 256;
 
 /// One event.
@@ -108,30 +108,30 @@ pub(super) struct RecordedEvent {
     pub(super) time: u64,
     pub(super) segment: SegmentId,
     pub(super) offset: u64,
-    /// Bytes, after rounding.
+    /// Size in bytes, after rounding.
     pub(super) size: u64,
-    /// Bytes, as requested; for [`Action::Oom`], what the device had free.
+    /// Bytes requested; for [`Action::Oom`], the device's free memory.
     pub(super) requested: u64,
     pub(super) action: Action,
     pub(super) queue: u8,
     pub(super) scope: RecordedScope,
 }
 
-/// The ring, and what is known of live blocks beyond their slots.
+/// The ring of events, and the call sites of allocated blocks.
 #[derive(Clone, Debug)]
 pub(super) struct EventRecorder {
     ring: Vec<RecordedEvent>,
     capacity: usize,
-    /// Where the next event goes: behind the newest, in place of the oldest.
+    /// Index of the next event: after the newest one, in place of the oldest.
     next: usize,
-    /// Events so far, those included that the ring has no more.
+    /// Number of events so far, including those overwritten.
     total: u64,
     start: Instant,
-    /// The same moment, in microseconds of the Unix time.
+    /// `start` in microseconds of the Unix time.
     pub(super) start_us: u64,
-    /// Where the block in each slot came from.
+    /// Call sites of blocks, by slot.
     call_sites: Vec<CallSite>,
-    /// The stack of the request that is being served.
+    /// Stack of the request being served.
     pub(super) current_stack: Option<Arc<Backtrace>>,
 }
 
@@ -151,7 +151,7 @@ impl EventRecorder {
         }
     }
 
-    /// Nanoseconds since recording began.
+    /// Returns the nanoseconds since recording began.
     #[inline]
     pub(super) fn elapsed_ns(&self) -> u64 {
         let passed = self.start.elapsed();
@@ -171,7 +171,7 @@ impl EventRecorder {
         self.total += 1;
     }
 
-    /// A block that was lent a few events ago has another tag.
+    /// Changes the tag of a block that was allocated a few events ago.
     pub(super) fn retag(&mut self, segment: SegmentId, offset: u64, tag: Tag) {
         let (newer, older) = self.ring.split_at_mut(self.next);
         let lent =
@@ -186,7 +186,7 @@ impl EventRecorder {
         self.ring.get_mut(at)
     }
 
-    /// A block was lent in a slot.
+    /// Records the call site of the block in a slot.
     #[inline]
     fn record_call_site(&mut self, slot: u32, line: Option<&'static Location<'static>>) {
         let slot = slot as usize;
@@ -196,27 +196,27 @@ impl EventRecorder {
         self.call_sites[slot] = CallSite { location: line, stack: self.current_stack.take() };
     }
 
-    /// Where the block in a slot came from; nothing, if it was lent before recording began.
+    /// Returns the call site of the block in a slot; empty if the block was allocated before recording began.
     #[inline]
     pub(super) fn call_site(&self, slot: u32) -> CallSite {
         self.call_sites.get(slot as usize).cloned().unwrap_or_default()
     }
 
-    /// What is kept, in order.
+    /// Iterates over the kept events, in order.
     pub(super) fn events(&self) -> impl DoubleEndedIterator<Item = &RecordedEvent> {
         let (newer, older) = self.ring.split_at(self.next);
         older.iter().chain(newer)
     }
 
-    /// How many events are not kept any more.
+    /// Returns the number of events that were overwritten.
     pub(super) fn dropped_events(&self) -> u64 {
         self.total - self.ring.len() as u64
     }
 }
 
-/// What the heap tells its recorder. Nobody else sees a block lent or taken back.
+/// Events that the heap reports to its recorder. All allocations and frees pass through the heap.
 impl Heap {
-    /// A block was lent.
+    /// Records an allocation.
     #[inline(never)]
     pub(super) fn record_alloc(&mut self, at: u32, need: &AllocRequest) {
         let Some(recorder) = &mut self.recorder else { return };
@@ -224,7 +224,7 @@ impl Heap {
         self.push_block_event(Action::Alloc, at);
     }
 
-    /// Something happens to a block that is, or was, lent.
+    /// Records an event of a block that is or was allocated.
     #[inline]
     pub(super) fn record_block(&mut self, action: Action, at: u32) {
         if self.recorder.is_some() {
@@ -242,7 +242,7 @@ impl Heap {
         recorder.push(RecordedEvent { time, segment, offset, size, requested, action, queue, scope: holder });
     }
 
-    /// A block in use was moved from another place.
+    /// Records that a block in use was moved.
     pub(super) fn record_move(&mut self, at: u32, from: (SegmentId, u64)) {
         self.record_block(Action::MovedFrom, at);
         if let Some(record) = self.recorder.as_mut().and_then(|r| r.newest_mut()) {
@@ -251,7 +251,7 @@ impl Heap {
         self.record_block(Action::MovedTo, at);
     }
 
-    /// The pool took memory from the device, or gave it back.
+    /// Records that the pool took or returned device memory.
     pub(super) fn record_segment(
         &mut self,
         action: Action,
@@ -275,7 +275,7 @@ impl Heap {
         });
     }
 
-    /// A request was not served.
+    /// Records a failed request.
     pub(super) fn record_oom(&mut self, need: &AllocRequest, device_free: u64) {
         let Some(recorder) = &mut self.recorder else { return };
         let Scope { tag, module, op, site } = *need.scope;
@@ -293,21 +293,21 @@ impl Heap {
     }
 }
 
-/// A block that was lent or taken back.
+/// An allocation or a free.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllocationChange {
-    /// Bytes after rounding; negative where it was taken back.
+    /// Bytes after rounding; negative for a free.
     pub bytes: i64,
-    /// Bytes that are lent after it.
+    /// Allocated bytes after it.
     pub allocated: u64,
-    /// Bytes that the pool holds then.
+    /// Reserved bytes after it.
     pub reserved: u64,
-    /// What the block was lent for.
+    /// Scope of the block's allocation.
     pub scope: Scope,
 }
 
 impl PoolState {
-    /// The blocks that were lent or taken back while it recorded: undone one by one, from what is so now.
+    /// Returns the recorded allocations and frees, reconstructed backwards from the current totals.
     fn allocation_changes(&self) -> Vec<AllocationChange> {
         let Some(recorder) = &self.heap.recorder else { return Vec::new() };
         let counters = &self.heap.counters;
@@ -339,8 +339,9 @@ impl PoolState {
 }
 
 impl Pool {
-    /// Starts recording, or starts it anew: `pool.record(100_000)`, or `pool.record(Recording::new(100_000).with_stacks())`.
-    /// [`snapshot`](Self::snapshot) has the events.
+    /// Starts recording and drops earlier events: `pool.start_recording(100_000)`, or with stacks
+    /// `pool.start_recording(RecordingOptions::new(100_000).with_stacks())`. [`snapshot`](Self::snapshot)
+    /// returns the events.
     pub fn start_recording(&self, recording: impl Into<RecordingOptions>) {
         let recording = recording.into();
         let mut state = self.shared.lock();
@@ -348,20 +349,20 @@ impl Pool {
         self.shared.captures_stacks.store(recording.stacks, Ordering::Relaxed);
     }
 
-    /// The blocks that were lent or taken back while the pool recorded, in order, as far as the events are kept:
-    /// figures of this run of the program. [`snapshot`](Self::snapshot) has all that happened, as a value.
+    /// Returns the recorded allocations and frees, in order, as far as their events are kept.
+    /// [`snapshot`](Self::snapshot) returns all events.
     #[must_use]
     pub fn allocation_changes(&self) -> Vec<AllocationChange> {
         self.shared.lock().allocation_changes()
     }
 
-    /// Whether it records.
+    /// Reports whether the pool is recording.
     #[must_use]
     pub fn is_recording(&self) -> bool {
         self.shared.lock().heap.recorder.is_some()
     }
 
-    /// Stops recording and forgets what was recorded.
+    /// Stops recording and drops the recorded events.
     pub fn stop_recording(&self) {
         let mut state = self.shared.lock();
         state.heap.recorder = None;

@@ -1,7 +1,9 @@
-//! What the memory allocated next is for: a enter_tag, a module's path and an operation, set by scopes on this thread.
+//! Scopes of this thread, which say what the memory allocated next is for: a tag, a module's path and an
+//! operation.
 //!
-//! A scope is a guard: it sets one field, and puts back what was there when it is dropped. Entering one costs a
-//! thread-local read and a write (a module's also one lookup of its name); allocations copy 32 bytes from it.
+//! A scope is a guard: it sets one field, and restores the previous value when dropped. Entering a scope
+//! costs a thread-local read and a write, and for a module one lookup of its name. An allocation copies 32
+//! bytes from it.
 //!
 //! ```
 //! use forebay_core::memory::{Tag, scope};
@@ -26,7 +28,7 @@ use serde::{Deserialize, Serialize};
 use super::profiler_ranges::ProfilerRange;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
-/// What a block of memory holds. Set when it is allocated, never guessed later.
+/// Purpose of a block of memory, set when the block is allocated and never guessed later.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 #[repr(u8)]
@@ -35,7 +37,7 @@ pub enum Tag {
     Parameter,
     /// A parameter's gradient.
     Gradient,
-    /// What an optimiser keeps for a parameter.
+    /// State that an optimiser keeps for a parameter.
     OptimizerState,
     /// A value computed in the forward pass, or a gradient that flows through the backward pass.
     Activation,
@@ -49,9 +51,9 @@ pub enum Tag {
 }
 
 impl Tag {
-    /// How many there are.
+    /// Number of tags.
     pub const COUNT: usize = 7;
-    /// All of them, in the order of reports.
+    /// All tags, in the order of reports.
     pub const ALL: [Self; Self::COUNT] = [
         Self::Parameter,
         Self::Gradient,
@@ -62,7 +64,7 @@ impl Tag {
         Self::Other,
     ];
 
-    /// The name in statistics: `optimizer_state`.
+    /// Returns the name in statistics: `optimizer_state`.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -83,7 +85,7 @@ impl fmt::Display for Tag {
     }
 }
 
-/// The path of a module, such as `encoder.fc1`: a small number for an interned name.
+/// The path of a module, such as `encoder.fc1`, as the index of an interned name.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct ModulePath(u32);
 
@@ -91,12 +93,12 @@ impl ModulePath {
     /// No module.
     pub const ROOT: Self = Self(0);
 
-    /// Its number, which is of this run of the program only.
+    /// Returns the path's index, which is valid only in this run of the program.
     pub(super) fn id(self) -> u32 {
         self.0
     }
 
-    /// The path of a child of this module.
+    /// Returns the path of a child of this module.
     #[must_use]
     pub fn child(self, name: &str) -> Self {
         let find = |paths: &ModulePathTable| paths.children.get(&self.0).and_then(|c| c.get(name)).copied();
@@ -118,7 +120,8 @@ impl ModulePath {
         Self(id)
     }
 
-    /// The path of the module whose child of this name it is: `encoder` of `encoder.fc1` and `fc1`. The root if it is called otherwise.
+    /// Returns the path of the parent that has this module as its child `name`: `encoder` for `encoder.fc1`
+    /// and `fc1`. Returns the root if the module has another name.
     #[must_use]
     pub fn strip_child(self, name: &str) -> Self {
         let paths = MODULE_PATHS.read().unwrap_or_else(PoisonError::into_inner);
@@ -133,7 +136,7 @@ impl ModulePath {
         Self(at as u32)
     }
 
-    /// Whether this is no module.
+    /// Reports whether this is no module.
     #[must_use]
     pub fn is_root(self) -> bool {
         self == Self::ROOT
@@ -162,24 +165,24 @@ static MODULE_PATHS: LazyLock<RwLock<ModulePathTable>> = LazyLock::new(|| {
     })
 });
 
-/// What the scopes of this thread say.
+/// Values of this thread's scopes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Scope {
-    /// What the memory holds.
+    /// Purpose of the memory.
     pub tag: Tag,
     /// The module that runs.
     pub module: ModulePath,
     /// The operation that runs; empty outside of any.
     pub op: &'static str,
-    /// The line that called the outermost operation or module; the line of the request outside of any.
+    /// The line that called the outermost operation or module; outside of any, the line of the request.
     pub site: Option<&'static Location<'static>>,
 }
 
 impl Scope {
-    /// What is so outside of any scope.
+    /// The scope outside of any guard.
     pub const NONE: Self = Self { tag: Tag::Other, module: ModulePath::ROOT, op: "", site: None };
 
-    /// The same; where no line is known, this one is the caller's.
+    /// Sets the call site to the caller's line if none is known.
     #[must_use]
     #[track_caller]
     #[inline]
@@ -198,7 +201,7 @@ thread_local! {
     static CURRENT_OP: ScopedLocal<Cell<OpSite>> = const { ScopedLocal::new(Cell::new((Scope::NONE.op, Scope::NONE.site))) };
 }
 
-/// What the scopes of this thread say now.
+/// Returns the current values of this thread's scopes.
 #[must_use]
 #[inline]
 pub fn current() -> Scope {
@@ -206,8 +209,8 @@ pub fn current() -> Scope {
     Scope { tag: CURRENT_TAG.current(), module: CURRENT_MODULE.current(), op, site }
 }
 
-/// Ends a scope when it is dropped: each field has the value of the innermost scope that lives and sets it. Guards may be dropped in
-/// any order.
+/// Guard of a scope, which ends when the guard is dropped. Each field has the value of the innermost live
+/// scope that sets it. Guards may be dropped in any order.
 #[derive(Debug)]
 #[must_use = "a scope ends when its guard is dropped"]
 pub struct ScopeGuard {
@@ -244,7 +247,7 @@ impl ScopeGuard {
     }
 }
 
-/// Tags what is allocated until the guard is dropped.
+/// Sets the tag of allocations until the guard is dropped.
 pub fn enter_tag(tag: Tag) -> ScopeGuard {
     ScopeGuard::new(Some(tag), None, None)
 }
@@ -254,14 +257,15 @@ pub fn enter_module(name: &str) -> ScopeGuard {
     ScopeGuard::new(None, Some(CURRENT_MODULE.current().child(name)), None)
 }
 
-/// Names the operation that runs. The caller's line is remembered, if no operation or module runs around it.
+/// Sets the current operation. The caller's line is recorded unless an operation or module is already
+/// running.
 #[track_caller]
 pub fn enter_op(name: &'static str) -> ScopeGuard {
     let site = CURRENT_OP.current().1.or(Some(Location::caller()));
     ScopeGuard::new(None, None, Some((name, site)))
 }
 
-/// Enters a scope that was read elsewhere: on the thread that recorded an operation, for its gradient.
+/// Enters a scope that was captured earlier, such as that of a recorded operation, for its gradient.
 pub fn enter_scope(scope: Scope) -> ScopeGuard {
     ScopeGuard::new(Some(scope.tag), Some(scope.module), Some((scope.op, scope.site)))
 }

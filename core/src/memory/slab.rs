@@ -8,31 +8,31 @@ use super::scope::ModulePath;
 
 /// Sizes and offsets of blocks are multiples of this, or of the source's alignment where that is larger.
 pub(super) const MIN_BLOCK: u64 = 512;
-/// No block. All bits are set: `a & b` is no block if neither is one.
+/// Number that stands for no block. All its bits are set, so `a & b == NO_BLOCK` only if both are.
 pub(super) const NO_BLOCK: u32 = u32::MAX;
 
-/// What a range of a segment is.
+/// State of a range of a segment.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub(super) enum SlotState {
     /// Free for the next request.
     Free,
-    /// Held by a caller.
+    /// Allocated, at a fixed address.
     Pinned,
-    /// The same, by one who looks up where it is: it may move.
+    /// Allocated by a holder that looks up the address: the block may move.
     Movable,
-    /// Freed, but a fence has not passed.
+    /// Freed, but its fence has not passed.
     Pending,
-    /// On its way back to the device: free, and waits for a fence.
+    /// Free but out of reach of requests, on its way back to the device or to another address.
     Releasing,
     /// Addresses without memory.
     Unmapped,
-    /// No block: an unused place in the slab.
+    /// Unused entry of the slab.
     Vacant,
 }
 
 impl SlotState {
-    /// Whether a caller holds it.
+    /// Reports whether the block is allocated.
     #[inline]
     pub(super) fn is_allocated(self) -> bool {
         matches!(self, Self::Pinned | Self::Movable)
@@ -44,7 +44,7 @@ impl SlotState {
 pub(super) struct Slot {
     pub(super) offset: u64,
     pub(super) size: u64,
-    /// Bytes, as requested. Of a free block: the last use by another queue, by number, or 0.
+    /// Requested bytes. For a free block, the sequence number of the last cross-stream use, or 0.
     pub(super) requested: u64,
     pub(super) op: &'static str,
     pub(super) segment: u32,
@@ -59,8 +59,8 @@ pub(super) struct Slot {
 
 const _: () = assert!(size_of::<Slot>() == 64);
 
-/// The operation of a free block in memory that nobody has had since it was mapped: the device does nothing with it. Told by its address, so
-/// a static; no operation of that name has the same.
+/// Marks a free block as never used since its memory was mapped, so the device cannot be using the memory.
+/// The mark is compared by address, hence the static: no name of an operation has the same address.
 static NEVER_USED: &str = "\0 nobody has had it";
 
 impl Slot {
@@ -81,18 +81,18 @@ impl Slot {
 }
 
 impl Slot {
-    /// Whether it is a free block that nobody has had since its memory was mapped.
+    /// Reports whether this is a free block that was never used since its memory was mapped.
     #[inline]
     pub(super) fn is_never_used(&self) -> bool {
         std::ptr::eq(self.op, NEVER_USED)
     }
 
-    /// Says so, or takes it back.
+    /// Sets or clears the mark of [`is_never_used`](Self::is_never_used).
     pub(super) fn set_never_used(&mut self, unused: bool) {
         self.op = if unused { NEVER_USED } else { "" };
     }
 
-    /// As a free block, of this number.
+    /// Returns the free list's entry for this block, whose slot is `at`.
     #[inline]
     pub(super) fn to_free_block(self, at: u32) -> FreeBlock {
         let address = (u64::from(self.segment) << 40) | (self.offset / MIN_BLOCK);
@@ -100,11 +100,11 @@ impl Slot {
     }
 }
 
-/// Blocks by number. A place that is given back is used again, with another generation.
+/// Blocks by slot. A slot that is vacated is reused with another generation.
 #[derive(Clone, Debug)]
 pub(super) struct Slab {
     slots: Vec<Slot>,
-    /// The first unused place, which knows the next one.
+    /// First vacant slot; its `next` is the next vacant one.
     first_vacant: u32,
 }
 
@@ -125,36 +125,36 @@ impl IndexMut<u32> for Slab {
 }
 
 impl Slab {
-    /// Without blocks.
+    /// Creates an empty slab.
     pub(super) fn new() -> Self {
         Self { slots: Vec::new(), first_vacant: NO_BLOCK }
     }
 
-    /// A block; `None` if there is none of that number.
+    /// Returns a slot; `None` if `at` is out of range.
     #[inline]
     pub(super) fn get(&self, at: u32) -> Option<&Slot> {
         self.slots.get(at as usize)
     }
 
-    /// All blocks, in no order.
+    /// Iterates over all blocks, in no particular order.
     pub(super) fn iter(&self) -> impl Iterator<Item = &Slot> + '_ {
         self.slots.iter().filter(|s| s.state != SlotState::Vacant)
     }
 
-    /// Becomes like another one, in the memory that it has.
+    /// Copies another slab, reusing this one's memory.
     pub(super) fn copy_from(&mut self, other: &Self) {
         self.slots.clone_from(&other.slots);
         self.first_vacant = other.first_vacant;
     }
 
-    /// The size of a free block; `None` if it is not free, or none.
+    /// Returns the size of a block if it is free.
     #[inline]
     pub(super) fn free_size(&self, at: u32) -> Option<u64> {
         let slot = self.get(at)?;
         (slot.state == SlotState::Free).then_some(slot.size)
     }
 
-    /// A new block, without neighbours.
+    /// Adds a block without neighbours.
     pub(super) fn add(&mut self, segment: u32, arena: u16, size: u64, state: SlotState) -> u32 {
         let at = self.alloc_slot();
         let generation = self[at].generation;
@@ -162,7 +162,7 @@ impl Slab {
         at
     }
 
-    /// Makes `right`, the next neighbour, a part of `left`.
+    /// Merges `right`, the next neighbour, into `left`.
     #[inline]
     pub(super) fn merge_right(&mut self, left: u32, right: u32) {
         let Slot { size, next, requested, .. } = self[right];
@@ -180,14 +180,14 @@ impl Slab {
         self.free_slot(right);
     }
 
-    /// Cuts a block after `size` bytes and returns the second part, of the same state.
+    /// Cuts a block after `size` bytes and returns the second part, in the same state.
     #[inline]
     pub(super) fn split(&mut self, at: u32, size: u64) -> u32 {
         let right = self.alloc_slot();
         let left = &mut self[at];
         let Slot { offset, size: both, requested, op, segment, next, arena, state, .. } = *left;
         (left.size, left.next) = (size, right);
-        // Field by field: a copy of a whole slot would wait for the fields that have just been written.
+        // Set field by field: a copy of the whole slot would stall on the fields just written.
         let rest = &mut self[right];
         (rest.offset, rest.size, rest.requested) = (offset + size, both - size, requested);
         (rest.segment, rest.prev, rest.next) = (segment, at, next);
@@ -199,7 +199,7 @@ impl Slab {
         right
     }
 
-    /// An unused place.
+    /// Returns a vacant slot.
     #[inline]
     fn alloc_slot(&mut self) -> u32 {
         if self.first_vacant == NO_BLOCK {
@@ -211,7 +211,7 @@ impl Slab {
         at
     }
 
-    /// Gives a place back; handles of it are stale from now on.
+    /// Vacates a slot; handles of its block are stale from now on.
     #[inline]
     pub(super) fn free_slot(&mut self, at: u32) {
         let next = std::mem::replace(&mut self.first_vacant, at);

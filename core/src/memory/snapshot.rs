@@ -1,7 +1,8 @@
-//! A snapshot of a pool: every segment and what lies in it, who holds it, and what was recorded before.
+//! Snapshot of a pool: every segment, its blocks and their holders, and the recorded events.
 //!
-//! It is a value: it can be compared with another one ([`Snapshot::diff`]), kept as JSON ([`Snapshot::save`]), written
-//! for PyTorch's tools ([`Snapshot::write_pickle`]), and read on another machine ([`Snapshot::open`]).
+//! A snapshot can be compared with another one ([`Snapshot::diff`]), saved as JSON ([`Snapshot::save`]) and
+//! loaded on another machine ([`Snapshot::load`]). It can also be written for PyTorch's tools
+//! ([`Snapshot::write_pickle`]).
 
 use std::backtrace::Backtrace;
 use std::collections::BTreeMap;
@@ -24,40 +25,40 @@ use super::recorder::{Action, RecordedScope};
 use super::source::SegmentId;
 use crate::error::{Error, Result};
 
-/// Handles below this are numbers that count; those above it are addresses.
+/// Segment ids below this are counters; those above are device addresses.
 const MIN_DEVICE_ADDRESS: u64 = 1 << 32;
-/// Where segments without addresses of their own are shown.
+/// Synthetic address of the first segment without an address.
 const SYNTHETIC_BASE: u64 = 1 << 32;
-/// What they start at multiples of.
+/// Alignment of synthetic addresses.
 const SYNTHETIC_ALIGNMENT: u64 = 2 << 20;
 
-/// The state of a pool at one moment.
+/// State of a pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Snapshot {
-    /// The version of this form: 1.
+    /// Version of the format: 1.
     pub version: u32,
-    /// The device's name.
+    /// Device name.
     pub device: String,
-    /// When, in microseconds of the Unix time.
+    /// Time of the snapshot, in microseconds of the Unix time.
     pub time_us: u64,
-    /// The pool's settings, as [`Config::parse`](super::Config::parse) reads them.
+    /// Settings of the pool, as [`Config::parse`](super::Config::parse) reads them.
     pub config: String,
-    /// The statistics, under the keys of [`Stats::to_map`](super::Stats::to_map).
+    /// Statistics, under the keys of [`Stats::to_map`](super::Stats::to_map).
     pub stats: BTreeMap<String, u64>,
-    /// Everybody who is named below, once.
+    /// Holders that blocks and events refer to by index, without duplicates.
     pub holders: Vec<AllocationSite>,
-    /// The segments, by address. A range of addresses gives one for each stretch that has memory.
+    /// Segments, by address. A virtual range yields one segment for each stretch of mapped memory.
     pub segments: Vec<SegmentInfo>,
-    /// What was recorded, in order; empty if nothing was.
+    /// Recorded events, in order; empty if the pool did not record.
     pub events: Vec<EventInfo>,
-    /// How many events came before them, and were not kept.
+    /// Number of earlier events that were dropped.
     pub dropped_events: u64,
 }
 
-/// Who holds memory.
+/// Holder of memory: the purpose and place of its allocation.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct AllocationSite {
-    /// What for.
+    /// Tag of the memory.
     pub tag: Tag,
     /// The module's path; empty if there was none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -65,53 +66,54 @@ pub struct AllocationSite {
     /// The operation; empty if there was none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub op: String,
-    /// Where in the program, innermost first: one line, or the stack if stacks were recorded. Known only of blocks
-    /// that were lent while the pool recorded.
+    /// Call site, innermost frame first: one line, or the stack if stacks were recorded. Known only for
+    /// blocks allocated while the pool recorded.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub frames: Vec<Frame>,
 }
 
-/// A line of a program.
+/// Frame of a call stack.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Frame {
-    /// The function; the operation, where only a line is known.
+    /// Function name; the operation, if only a line is known.
     pub name: String,
-    /// The file.
+    /// File name.
     pub filename: String,
-    /// The line, from 1.
+    /// Line, from 1.
     pub line: u32,
 }
 
 /// A segment, as PyTorch's snapshots describe it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct SegmentInfo {
-    /// Its first byte: the device address on CUDA. Where there are no addresses, segments are shown one after another.
+    /// Address of its first byte: the device address on CUDA. Without device addresses, segments are laid out
+    /// one after another.
     pub address: u64,
-    /// Bytes of memory in it.
+    /// Bytes of memory in the segment.
     pub total_size: u64,
-    /// The queue it serves.
+    /// Queue that the segment serves.
     pub stream: u8,
-    /// Whether it is of the small pool.
+    /// If true, the segment belongs to the small pool.
     pub small: bool,
-    /// Bytes that are lent.
+    /// Bytes of allocated blocks.
     pub allocated_size: u64,
-    /// Bytes that are lent or wait for a fence.
+    /// Bytes of blocks that are allocated or wait for a fence.
     pub active_size: u64,
-    /// Bytes that are lent, before rounding.
+    /// Bytes of allocated blocks, before rounding.
     pub requested_size: u64,
-    /// Whether it is a part of a range of addresses that memory is mapped into.
+    /// If true, the segment is mapped memory of a virtual range.
     pub is_expandable: bool,
-    /// What it is cut into, without a gap, by address.
+    /// Blocks of the segment, by address and without gaps.
     pub blocks: Vec<BlockInfo>,
 }
 
-/// The state of a block.
+/// State of a block.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum BlockState {
-    /// Lent.
+    /// Allocated.
     ActiveAllocated,
-    /// Freed, but a fence has not passed.
+    /// Freed, but its fence has not passed.
     ActiveAwaitingFree,
     /// Free.
     Inactive,
@@ -119,55 +121,55 @@ pub enum BlockState {
     Releasing,
 }
 
-/// A part of a segment.
+/// A block of a segment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BlockInfo {
-    /// Its first byte.
+    /// Address of its first byte.
     pub address: u64,
-    /// Bytes, after rounding.
+    /// Size in bytes, after rounding.
     pub size: u64,
-    /// Bytes, as requested; 0 if it is not lent.
+    /// Bytes requested; 0 if the block is not allocated.
     pub requested_size: u64,
-    /// Whether it is lent.
+    /// State of the block.
     pub state: BlockState,
-    /// Who holds it: a place in [`Snapshot::holders`]; absent if nobody does.
+    /// Holder, as an index of [`Snapshot::holders`]; absent if the block is not allocated.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<usize>,
 }
 
-/// Something that happened to memory.
+/// A recorded event.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EventInfo {
-    /// What.
+    /// Kind of the event.
     pub action: Action,
-    /// When, in microseconds of the Unix time.
+    /// Time, in microseconds of the Unix time.
     pub time_us: u64,
-    /// Where; 0 for [`Action::Oom`].
+    /// Address of the memory; 0 for [`Action::Oom`].
     pub address: u64,
-    /// Bytes, after rounding.
+    /// Size in bytes, after rounding.
     pub size: u64,
-    /// Bytes, as requested; for [`Action::Oom`], what the device had free.
+    /// Bytes requested; for [`Action::Oom`], the device's free memory.
     pub requested_size: u64,
-    /// The queue.
+    /// Queue.
     pub stream: u8,
-    /// For whom: a place in [`Snapshot::holders`]; absent where the pool acts for itself.
+    /// Holder, as an index of [`Snapshot::holders`]; absent for events of segments.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub holder: Option<usize>,
 }
 
 impl Action {
-    /// Whether it is about a block, not about a segment or a failure.
+    /// Reports whether the event has a holder, as all but events of segments do.
     pub(super) fn has_holder(self) -> bool {
         !matches!(self, Self::SegmentAlloc | Self::SegmentFree | Self::SegmentMap | Self::SegmentUnmap)
     }
 }
 
 impl Pool {
-    /// The state of the pool now, and what was [recorded](Pool::record).
+    /// Returns the state of the pool now, with the events since [`start_recording`](Pool::start_recording).
     #[must_use]
     pub fn snapshot(&self) -> Snapshot {
         let mut state = self.shared.lock();
-        // A device that cannot say what it has passed has passed nothing more.
+        // If polling fails, no further fence counts as passed.
         let _ = state.poll_fences(&*self.shared.source);
         state.snapshot()
     }
@@ -252,11 +254,11 @@ impl SegmentInfo {
     }
 }
 
-/// Where segments are shown.
+/// Addresses of the segments in a snapshot.
 struct SegmentAddresses(FxHashMap<SegmentId, u64>);
 
 impl SegmentAddresses {
-    /// From everything that is known to lie in each segment: where it ends.
+    /// Assigns an address to each segment; `ends` are ends of known ranges in the segments.
     fn new(ends: impl Iterator<Item = (SegmentId, u64)>) -> Self {
         let mut sizes = BTreeMap::<SegmentId, u64>::new();
         for (id, end) in ends {
@@ -280,11 +282,11 @@ impl SegmentAddresses {
     }
 }
 
-/// Everybody, once.
+/// Interned holders.
 #[derive(Default)]
 struct HolderTable {
     list: Vec<AllocationSite>,
-    /// Found by what makes them different, without comparing text.
+    /// Index by distinguishing fields, without comparing text.
     indices: FxHashMap<(Tag, u32, &'static str, usize, usize), usize>,
     stacks: FxHashMap<usize, Vec<Frame>>,
 }
@@ -316,8 +318,8 @@ impl HolderTable {
     }
 }
 
-/// The frames of a stack, without those of the pool. The standard library gives them as text only:
-/// `3: name`, and below it `at file:line:column`.
+/// Parses the frames of a stack and drops those of the pool. The standard library provides text only: `3:
+/// name`, then `at file:line:column` on the next line.
 fn parse_frames(stack: &Backtrace) -> Vec<Frame> {
     let text = stack.to_string();
     let mut frames: Vec<Frame> = Vec::new();
@@ -343,22 +345,22 @@ fn parse_frames(stack: &Backtrace) -> Vec<Frame> {
 }
 
 impl Snapshot {
-    /// The version that is written.
+    /// Version of the format that this program writes.
     pub const VERSION: u32 = 1;
 
-    /// Who is at a place of `holders`; nobody, if there is no such place.
+    /// Returns the holder at an index of `holders`, if there is one.
     #[must_use]
     pub fn holder(&self, place: Option<usize>) -> Option<&AllocationSite> {
         self.holders.get(place?)
     }
 
-    /// Blocks that are lent, with their holders.
+    /// Iterates over allocated blocks with their holders.
     pub fn live_blocks(&self) -> impl Iterator<Item = (&BlockInfo, &AllocationSite)> {
         let blocks = self.segments.iter().flat_map(|s| &s.blocks);
         blocks.filter_map(|b| Some((b, self.holder(b.holder)?)))
     }
 
-    /// Writes a file: PyTorch's form if its name ends in `.pickle` or `.pkl`, else JSON.
+    /// Writes a file: PyTorch's pickle if the name ends in `.pickle` or `.pkl`, else JSON.
     ///
     /// # Errors
     /// The file cannot be written.
@@ -378,10 +380,10 @@ impl Snapshot {
         })
     }
 
-    /// Reads a file of JSON that [`save`](Self::save) wrote.
+    /// Loads a JSON file that [`save`](Self::save) wrote.
     ///
     /// # Errors
-    /// The file cannot be read, is another kind of file, or is what [`read`](Self::read) refuses.
+    /// The file cannot be read, is of another kind, or [`read`](Self::read) rejects it.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
         let wrong = |message: String| Error::File { path: path.display().to_string(), message };
@@ -392,16 +394,16 @@ impl Snapshot {
         })
     }
 
-    /// Reads the JSON of a snapshot from anywhere.
+    /// Reads the JSON of a snapshot.
     ///
     /// # Errors
-    /// It is no snapshot of this version, or fails its [`check`](Self::check).
+    /// The text is no snapshot of this version, or fails [`check`](Self::check).
     pub fn read(json: impl Read) -> Result<Self> {
         let mut json = BufReader::new(json);
         let head = json.fill_buf().map_err(|e| Error::Snapshot(format!("no snapshot: {e}")))?;
         let kind = file_kind::describe(&head[..head.len().min(file_kind::HEADER_LEN)]);
         let starts = head.trim_ascii_start().starts_with(b"{\"version\"");
-        // Versions differ in the rest of the form, so the version is read first.
+        // The version is read first, since the rest of the format depends on it.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,

@@ -1,8 +1,8 @@
-//! Where the pool's memory comes from: the part of a backend that the pool calls.
+//! The source of a pool's memory: the part of a backend that the pool calls.
 //!
-//! Contract. Nothing here is cached or rounded by the source: it does what it is told, or returns a typed error. A
-//! source may be called from several threads at once. The pool never touches memory through it, and promises that
-//! a range is given back once, whole, and after every use of it has been fenced.
+//! Contract. A source neither caches nor rounds: it carries out each call or returns a typed error. It may be
+//! called from several threads at once. The pool never accesses memory through it. The pool returns each
+//! range once, as a whole, and after every use of it has been fenced.
 
 use std::fmt;
 
@@ -10,37 +10,38 @@ use thiserror::Error;
 
 use super::Bytes;
 
-/// A segment: one piece of raw device memory, or one reserved range of addresses.
+/// A segment: one piece of raw device memory, or one reserved range of virtual addresses.
 ///
-/// On CUDA the number is the device address; elsewhere it is the backend's own handle.
+/// On CUDA its value is the device address; elsewhere it is the backend's own handle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct SegmentId(pub u64);
 
-/// Queues of one device that are told apart.
+/// Most queues of one device that are distinguished.
 pub const MAX_QUEUES: u8 = 8;
 
-/// Work submitted to a device up to some moment. Fences of one source are ordered: later ones have larger numbers.
+/// A point in the work submitted to a device. Fences of one source are ordered: later ones have larger
+/// values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Fence(pub u64);
 
-/// A point in one queue of a device, behind everything that the queue had been given. Other queues wait for it, on the
+/// A point in one queue of a device, after all work submitted to the queue. Other queues wait for it on the
 /// device; the host never does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Event(pub u64);
 
-/// Why a source could not do what the pool asked.
+/// Error of a source.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum SourceError {
-    /// The device has no room. The pool answers this one with its ladder.
+    /// The device has no room. The pool then goes through its slow path.
     #[error("the device has no room for {bytes} more bytes ({detail})")]
     OutOfMemory {
-        /// Bytes that were asked for.
+        /// Bytes requested.
         bytes: u64,
-        /// What the driver said.
+        /// Message of the driver.
         detail: String,
     },
-    /// The device was lost; nothing on it can be used any more.
+    /// The device was lost, and with it all memory.
     #[error("the device was lost: {0}; open it again to go on")]
     DeviceLost(String),
     /// The driver refused for another reason.
@@ -48,21 +49,21 @@ pub enum SourceError {
     Driver {
         /// The driver's function.
         call: &'static str,
-        /// What it said.
+        /// Message of the driver.
         detail: String,
     },
 }
 
-/// What a source's driver offers for virtual memory.
+/// Properties of a driver's virtual memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VirtualMemory {
     /// Physical memory is mapped in multiples of this many bytes (2 MiB on CUDA).
     pub granularity: u64,
-    /// How many bytes of addresses to reserve for a pool (PyTorch: 1 1/8 of the device's memory).
+    /// Bytes of virtual addresses to reserve for an arena (PyTorch: 1 1/8 of the device's memory).
     pub reservation: u64,
 }
 
-/// What bounds the segments of a source.
+/// Limits of a source's segments.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SourceLimits {
     /// Every block starts at a multiple of this many bytes inside its segment (a power of two).
@@ -73,34 +74,34 @@ pub struct SourceLimits {
     pub virtual_memory: Option<VirtualMemory>,
 }
 
-/// Bytes of the device, as the driver tells them.
+/// Bytes of the device's memory, as reported by the driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DeviceMemory {
-    /// All memory of the device.
+    /// Total memory of the device.
     pub total: Option<u64>,
-    /// What no process uses.
+    /// Memory that no process uses.
     pub free: Option<u64>,
 }
 
-/// A process that holds memory of a device, as the driver tells it.
+/// A process that holds memory of a device, as reported by the driver.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DeviceProcess {
-    /// Its number.
+    /// Process id.
     pub pid: u32,
-    /// The program's file, without folders; empty where the driver does not tell it.
+    /// The program's file name without folders; empty where the driver does not report it.
     pub name: String,
-    /// What it holds, its contexts included; `None` where the driver does not tell it (Windows).
+    /// Bytes held, contexts included; `None` where the driver does not report them (Windows).
     pub bytes: Option<u64>,
 }
 
 impl DeviceProcess {
-    /// Whether it is this one.
+    /// Reports whether it is the current process.
     #[must_use]
     pub fn is_current(&self) -> bool {
         self.pid == std::process::id()
     }
 
-    /// Who it is and what it holds: `python3 (pid 4242) 3.1 GiB`.
+    /// Describes the process and its usage: `python3 (pid 4242) 3.1 GiB`.
     #[must_use]
     pub fn describe_usage(&self) -> String {
         self.bytes.map_or_else(|| self.to_string(), |bytes| format!("{self} {}", Bytes(bytes)))
@@ -117,52 +118,54 @@ impl fmt::Display for DeviceProcess {
     }
 }
 
-/// A piece of memory behind a range of addresses: what one call of [`SegmentSource::map`] makes.
+/// One piece of memory to map at a virtual address: one extent, as one call of [`SegmentSource::map`] makes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PageRemap {
-    /// The range and the offset where it shall be.
+    /// Range and offset to map at.
     pub to: (SegmentId, u64),
-    /// Its size.
+    /// Size in bytes.
     pub bytes: u64,
-    /// Where it is mapped now; `None` for new memory.
+    /// Present mapping of the memory; `None` for new memory.
     pub from: Option<(SegmentId, u64)>,
 }
 
-/// The supplier of segments behind a [`Pool`](super::Pool).
+/// Supplies the segments of a [`Pool`](super::Pool).
 pub trait SegmentSource: Send + Sync + fmt::Debug {
-    /// What bounds its segments.
+    /// Returns the limits of its segments.
     fn limits(&self) -> SourceLimits;
-    /// The device's memory now. Fields are `None` where no driver call tells them (wgpu).
+    /// Returns the device's memory now. Fields are `None` where no driver call reports them (wgpu).
     fn device_memory(&self) -> DeviceMemory;
-    /// Bytes of the device's memory that the vendor's library works in, which are no segments.
+    /// Returns the bytes of the device's memory that vendor libraries allocated, outside of segments.
     fn library_bytes(&self) -> u64 {
         0
     }
-    /// Whether its memory is a device's, and counts towards the limit of the process: not the host's, nor what is played.
+    /// Reports whether this is real device memory, which counts towards the limit of the process. Host memory
+    /// and simulated memory do not count.
     fn is_device_memory(&self) -> bool {
         true
     }
-    /// The processes that hold memory of the device, this one among them, the largest first; none where the driver does
-    /// not tell them, or does not tell them here (in a container). Slow: for errors and reports.
+    /// Returns the processes that hold memory of the device, this one included, the largest first. Empty
+    /// where the driver does not report them, as in a container. Slow: for errors and reports.
     fn processes(&self) -> Vec<DeviceProcess> {
         Vec::new()
     }
 
-    /// A new segment of exactly `bytes` bytes.
+    /// Allocates a segment of exactly `bytes` bytes.
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError>;
-    /// Gives a segment of [`alloc_segment`](Self::alloc_segment) back, now.
+    /// Frees a segment of [`alloc_segment`](Self::alloc_segment) immediately.
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError>;
 
-    /// Reserves `bytes` of addresses without memory behind them. Only where `limits().virtual_memory` is present.
+    /// Reserves `bytes` of addresses without memory. Called only where `limits().virtual_memory` is present.
     fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError>;
-    /// Gives back a reserved range, in which nothing is mapped any more.
+    /// Frees a reserved range, in which nothing is mapped any more.
     fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError>;
-    /// Puts physical memory behind `offset..offset + bytes` of a reserved range (multiples of the granularity).
+    /// Maps new physical memory at `offset..offset + bytes` of a reserved range (multiples of the
+    /// granularity).
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
-    /// Takes it away again: exactly an extent that one call of [`map`](Self::map) made.
+    /// Unmaps exactly one extent that one call of [`map`](Self::map) made.
     fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError>;
 
-    /// [`unmap`](Self::unmap) for neighbouring pieces of these sizes, from `offset` on.
+    /// Calls [`unmap`](Self::unmap) for neighbouring extents of these sizes, from `offset` on.
     fn unmap_extents(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
         let mut at = offset;
         for bytes in pieces {
@@ -171,10 +174,10 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         }
         Ok(())
     }
-    /// Puts memory behind several pieces of ranges at once: memory that is mapped elsewhere, which moves, or new
-    /// memory. If it fails, none of them is mapped, wherever it was before.
+    /// Maps several pieces at once: memory that is mapped elsewhere, which moves, or new memory. If it fails,
+    /// none of the pieces is mapped anywhere.
     ///
-    /// Without this, memory that moves goes through the device.
+    /// The default implementation unmaps the memory that moves and maps new memory.
     fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         for (segment, offset, bytes) in pieces.iter().filter_map(|p| p.from.map(|(s, o)| (s, o, p.bytes))) {
             self.unmap(segment, offset, bytes)?;
@@ -190,37 +193,38 @@ pub trait SegmentSource: Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// [`remap`](Self::remap) behind everything that was submitted so far and in front of all that comes: work may still use
-    /// what moves.
+    /// Runs [`remap`](Self::remap) after all work submitted so far and before all later work, since submitted
+    /// work may still use the memory that moves.
     fn remap_after_submitted(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         let fence = self.record_fence()?;
         self.wait_fence(fence)?;
         self.remap(pieces)
     }
-    /// Whether the source holds submitted work back (for a compiler), so that waiting for a fence now would take long and
-    /// [`remap_after_submitted`](Self::remap_after_submitted) would not.
+    /// Reports whether the source defers submitted work (until kernels are compiled). Waiting for a fence
+    /// would then take long, and [`remap_after_submitted`](Self::remap_after_submitted) would not.
     fn has_deferred_work(&self) -> bool {
         false
     }
 
-    /// How many queues the device has, whose work runs side by side; at most [`MAX_QUEUES`]. Queue 0 is always there.
+    /// Returns the number of queues whose work runs concurrently, at most [`MAX_QUEUES`]. Queue 0 always
+    /// exists.
     fn queue_count(&self) -> u8 {
         1
     }
-    /// A point behind everything that a queue was given so far.
+    /// Records an event after all work submitted to a queue so far.
     fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
         let _ = queue;
         Ok(Event(0))
     }
-    /// Lets a queue go on only when the device has passed `event`. Never blocks.
+    /// Makes a queue wait on the device for `event`. Never blocks the host.
     fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
         let _ = (queue, event);
         Ok(())
     }
 
-    /// A fence after everything that has been submitted so far, on all queues.
+    /// Records a fence after all work submitted so far, on all queues.
     fn record_fence(&self) -> Result<Fence, SourceError>;
-    /// Whether the device has passed `fence`. Never blocks.
+    /// Reports whether the device has passed `fence`. Never blocks.
     fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError>;
     /// Blocks until the device has passed `fence`.
     fn wait_fence(&self, fence: Fence) -> Result<(), SourceError>;

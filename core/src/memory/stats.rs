@@ -1,4 +1,4 @@
-//! What the pool counts, under PyTorch's names, and how it is shown.
+//! Statistics of a pool, under PyTorch's names, and their display.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -7,72 +7,72 @@ use std::str::FromStr;
 use super::Tag;
 use crate::error::{Error, Result};
 
-/// One counter.
+/// A counter and its history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stat {
-    /// Now.
+    /// Current value.
     pub current: u64,
-    /// The most there has been since the last reset of peaks.
+    /// Largest value since the last reset of peaks.
     pub peak: u64,
-    /// All that was ever added since the last reset.
+    /// Sum of all increases since the last reset.
     pub allocated: u64,
-    /// All that was ever taken away since the last reset.
+    /// Sum of all decreases since the last reset.
     pub freed: u64,
 }
 
-/// One counter of the small pool, of the large pool and of both together.
+/// A counter of the small pool, the large pool and both together.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolStat {
     /// Both pools.
     pub all: Stat,
-    /// Requests of up to 1 MiB.
+    /// Requests of up to `small_size`.
     pub small_pool: Stat,
-    /// The others.
+    /// Larger requests.
     pub large_pool: Stat,
 }
 
-/// How often each rung of the out-of-memory ladder ran, and how often it served the request.
+/// Statistics of one step of the slow path.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimStepStats {
-    /// Times it was stepped on.
+    /// Number of times the step ran.
     pub tried: u64,
-    /// Times the request was served right after it.
+    /// Number of requests served right after it.
     pub served: u64,
 }
 
-/// The rungs, in order.
+/// Steps of the slow path, in order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ReclaimStats {
-    /// Look which fences the device has passed, and search again.
+    /// Polls fences and searches again.
     pub poll: ReclaimStepStats,
-    /// Ask the registered callbacks to free something, and search again.
+    /// Runs the registered callbacks and searches again.
     pub callbacks: ReclaimStepStats,
-    /// Give segments back that have been idle for long (`garbage_collection_threshold`).
+    /// Releases segments that were idle for long (`garbage_collection_threshold`).
     pub collect: ReclaimStepStats,
-    /// Move blocks that are in use, so that what is free is in one piece.
+    /// Moves blocks in use to join free memory.
     pub compact: ReclaimStepStats,
-    /// Give idle memory back before growing past what the program has shown to need.
+    /// Releases idle memory before growing past what the program has shown to need.
     pub reclaim: ReclaimStepStats,
-    /// Ask the source for memory.
+    /// Requests memory from the source.
     pub grow: ReclaimStepStats,
-    /// Wait for the fences of blocks that were freed, and search again.
+    /// Waits for the fences of freed blocks and searches again.
     pub wait: ReclaimStepStats,
-    /// Give all idle memory back, and ask the source again.
+    /// Releases all idle memory and requests memory from the source again.
     pub release: ReclaimStepStats,
 }
 
 /// Statistics of a pool at one moment.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Stats {
-    /// Blocks that are held.
+    /// Allocated blocks.
     pub allocation: PoolStat,
     /// Segments.
     pub segment: PoolStat,
-    /// Blocks that are held, or freed and waiting for a fence.
+    /// Blocks that are allocated, or freed and waiting for a fence.
     pub active: PoolStat,
-    /// Free blocks that cannot be given back, because a part of their segment is active.
+    /// Free blocks that cannot be released, because a part of their segment is active.
     pub inactive_split: PoolStat,
-    /// Bytes that are held, after rounding.
+    /// Bytes of allocated blocks, after rounding.
     pub allocated_bytes: PoolStat,
     /// Bytes of all segments (of mapped memory, where segments are virtual).
     pub reserved_bytes: PoolStat,
@@ -80,78 +80,79 @@ pub struct Stats {
     pub active_bytes: PoolStat,
     /// Bytes of inactive split blocks.
     pub inactive_split_bytes: PoolStat,
-    /// Bytes that are held, as requested.
+    /// Bytes of allocated blocks, as requested.
     pub requested_bytes: PoolStat,
     /// Blocks of at least `max_split_size`.
     pub oversize_allocations: Stat,
     /// Segments of at least `max_split_size`.
     pub oversize_segments: Stat,
-    /// Bytes that are freed and wait for a fence: blocks that cannot be reused yet, and memory that has not gone
-    /// back to the device yet.
+    /// Bytes waiting for a fence: freed blocks that cannot be reused yet, and memory that has not returned to
+    /// the device yet.
     pub pending_bytes: u64,
-    /// Bytes that the vendor's library works in, beside the pool: one workspace for each queue that has multiplied.
+    /// Bytes that vendor libraries allocated outside of the pool: one workspace for each queue that ran a
+    /// matrix product.
     pub library_bytes: u64,
-    /// The largest block that is free: what a request can have without new memory.
+    /// Size of the largest free block: the largest request that needs no new memory.
     pub largest_free: u64,
-    /// Bytes held for each tag, in the order of [`Tag::ALL`].
+    /// Bytes allocated for each tag, in the order of [`Tag::ALL`].
     pub tags: [Stat; Tag::COUNT],
-    /// Requests that were served only after memory had been given back.
+    /// Requests for which all idle memory was released before growing again.
     pub num_alloc_retries: u64,
-    /// Requests that were not served.
+    /// Requests that failed.
     pub num_ooms: u64,
-    /// Times the pool waited for the device.
+    /// Number of times the pool waited for the device.
     pub num_sync_all_streams: u64,
-    /// Calls of the source that made a segment or mapped memory.
+    /// Calls of the source that allocated a segment or mapped memory.
     pub num_device_alloc: u64,
-    /// Calls of the source that gave back a segment or unmapped memory.
+    /// Calls of the source that freed a segment or unmapped memory.
     pub num_device_free: u64,
-    /// Times that blocks in use were moved, so that memory was free in one piece.
+    /// Number of compactions.
     pub num_compactions: u64,
-    /// Bytes that were copied for that.
+    /// Bytes copied by compactions.
     pub compacted_bytes: u64,
-    /// Frees of blocks that were not held (a bug of the caller; nothing was freed).
+    /// Frees of blocks that were not allocated (a bug of the caller; nothing was freed).
     pub num_invalid_frees: u64,
-    /// The setting; `None` is unlimited.
+    /// The setting `max_split_size`; `None` is unlimited.
     pub max_split_size: Option<u64>,
-    /// Whether segments grow by mapping pages; `false` too where that was wanted and failed.
+    /// If true, segments grow by mapping pages; false also where reserving addresses failed.
     pub expandable_segments: bool,
-    /// The out-of-memory ladder.
+    /// Statistics of the slow path.
     pub reclaim_stats: ReclaimStats,
 }
 
 impl Stats {
-    /// Bytes held, after rounding.
+    /// Returns the bytes allocated, after rounding.
     #[must_use]
     #[expect(clippy::misnamed_getters, reason = "what is allocated now, not all that ever was")]
     pub fn allocated(&self) -> u64 {
         self.allocated_bytes.all.current
     }
 
-    /// Bytes taken from the device.
+    /// Returns the bytes taken from the device.
     #[must_use]
     pub fn reserved(&self) -> u64 {
         self.reserved_bytes.all.current
     }
 
-    /// The most bytes that were held.
+    /// Returns the peak of the allocated bytes.
     #[must_use]
     pub fn peak_allocated(&self) -> u64 {
         self.allocated_bytes.all.peak
     }
 
-    /// The most bytes that were taken from the device.
+    /// Returns the peak of the bytes taken from the device.
     #[must_use]
     pub fn peak_reserved(&self) -> u64 {
         self.reserved_bytes.all.peak
     }
 
-    /// Bytes that are taken from the device and free for the next request.
+    /// Returns the bytes taken from the device that are free for the next request.
     #[must_use]
     pub fn cached(&self) -> u64 {
         self.reserved().saturating_sub(self.allocated() + self.pending_bytes)
     }
 
-    /// The part of the free memory that a request for the largest free block could not use: 0 is one block.
+    /// Returns the part of the free memory outside of the largest free block; 0 for a single block.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         match self.cached() {
@@ -160,13 +161,13 @@ impl Stats {
         }
     }
 
-    /// The counters of one tag.
+    /// Returns the counters of one tag.
     #[must_use]
     pub fn tag(&self, tag: Tag) -> Stat {
         self.tags[tag as usize]
     }
 
-    /// All counters under PyTorch's keys (`allocated_bytes.all.current`), and ours beside them.
+    /// Returns all counters under PyTorch's keys (`allocated_bytes.all.current`), and further ones.
     #[must_use]
     pub fn to_map(&self) -> BTreeMap<String, u64> {
         let mut map = BTreeMap::new();
@@ -215,7 +216,7 @@ impl Stats {
         map
     }
 
-    /// One line for a progress bar: `allocated 12.3 MiB, reserved 20.0 MiB, peak 15.1 MiB`.
+    /// Returns one line for a progress bar: `allocated 12.3 MiB, reserved 20.0 MiB, peak 15.1 MiB`.
     #[must_use]
     pub fn summary(&self) -> StatsSummary {
         StatsSummary { allocated: self.allocated(), reserved: self.reserved(), peak: self.peak_allocated() }
@@ -237,7 +238,7 @@ impl Stats {
 }
 
 impl ReclaimStats {
-    /// The rungs with their names, in order.
+    /// Returns the steps with their names, in order.
     #[must_use]
     pub fn by_name(&self) -> [(&'static str, ReclaimStepStats); 8] {
         [
@@ -253,14 +254,14 @@ impl ReclaimStats {
     }
 }
 
-/// The figures of a progress bar.
+/// Summary of statistics for a progress bar.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct StatsSummary {
-    /// Bytes held.
+    /// Bytes allocated.
     pub allocated: u64,
     /// Bytes taken from the device.
     pub reserved: u64,
-    /// The most bytes held.
+    /// Peak of the allocated bytes.
     pub peak: u64,
 }
 
@@ -329,7 +330,7 @@ impl fmt::Display for Stats {
     }
 }
 
-/// A number of bytes, shown as PyTorch shows it, `12.3 MiB`, and read with or without a unit.
+/// Number of bytes, displayed as PyTorch does, `12.3 MiB`, and parsed with or without a unit.
 ///
 /// ```
 /// # use forebay_core::memory::Bytes;
@@ -344,7 +345,7 @@ pub struct Bytes(pub u64);
 impl FromStr for Bytes {
     type Err = Error;
 
-    /// A number and a unit: `4GiB`, `1.5 GB`, `512M` (of 1024), `1048576`.
+    /// Parses a number with an optional unit: `4GiB`, `1.5 GB`, `512M` (of 1024), `1048576`.
     fn from_str(text: &str) -> Result<Self> {
         let text = text.trim();
         let end = text.find(|c: char| !c.is_ascii_digit() && c != '.').unwrap_or(text.len());

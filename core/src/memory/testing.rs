@@ -1,7 +1,8 @@
-//! A test of the pool against a model, for any device: random operations, every byte of every block checked.
+//! Test of the pool against a model, for any device: random operations, with every byte of every block
+//! checked.
 //!
-//! The model knows which ranges of which segments are lent or wait for a fence; a block that overlaps one of them,
-//! a byte that changed, or statistics that contradict each other end the test with a message.
+//! The model knows which ranges of which segments are allocated or wait for a fence. The test fails with a
+//! message if a block overlaps such a range, a byte changes, or statistics contradict each other.
 
 use std::collections::BTreeMap;
 
@@ -11,13 +12,13 @@ use super::{Block, Pool, Request, Stats, Tag};
 use crate::backend::{Backend, Slice};
 use crate::error::{Error, Result};
 
-/// Lets the `n`-th request from now fail as on a full device (1 is the next one); 0 lets none fail.
+/// Makes the `n`-th request from now fail as on a full device (1 is the next one); 0 cancels this.
 pub fn fail_request(pool: &Pool, n: u64) {
     let mut state = pool.shared.lock();
     state.fail_at_request = if n == 0 { 0 } else { state.heap.clock + n };
 }
 
-/// Requests that a pool has had.
+/// Returns the number of requests to a pool so far.
 #[must_use]
 pub fn request_count(pool: &Pool) -> u64 {
     pool.shared.lock().heap.clock
@@ -29,18 +30,18 @@ pub trait DeviceContents {
     fn write(&self, block: &Block, data: &[u8]) -> Result<()>;
     /// Reads all of a block.
     fn read(&self, block: &Block, data: &mut [u8]) -> Result<()>;
-    /// Where its segments come from.
+    /// Returns the source of its segments.
     fn source(&self) -> &dyn SegmentSource;
-    /// How many events were recorded so far.
+    /// Returns the number of events recorded so far.
     fn event_count(&self) -> u64 {
         0
     }
-    /// Whether queue `to` was told to wait for queue `from`, by an event after so many.
+    /// Reports whether queue `to` waits for an event of queue `from` that was recorded after `after` events.
     fn waits_for(&self, from: u8, to: u8, after: u64) -> bool {
         let _ = (from, to, after);
         true
     }
-    /// Lets the device pass a fence.
+    /// Makes the device pass a fence.
     fn signal_fence(&self, fence: Fence) -> Result<()> {
         Ok(self.source().wait_fence(fence)?)
     }
@@ -90,33 +91,33 @@ impl DeviceContents for dyn Backend {
 /// One operation of the test.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PoolOp {
-    /// Request a block.
+    /// Requests a block.
     Alloc {
-        /// Bytes.
+        /// Bytes requested.
         bytes: u64,
-        /// Queue.
+        /// Queue of the request.
         queue: u8,
     },
-    /// Free the block at this place of the live ones (modulo their number).
+    /// Frees the live block at this index (modulo their number).
     Free(usize),
-    /// The same, after a fence.
+    /// Frees the live block at this index after a fence.
     FreeAfter(usize),
-    /// The device passes the oldest fence that something waits for.
+    /// Passes the oldest fence that a block waits for.
     SignalFence,
-    /// `empty_cache`
+    /// Calls `empty_cache`.
     EmptyCache,
-    /// `trim`
+    /// Calls `trim`.
     Trim(u64),
 }
 
 impl PoolOp {
-    /// The operation that random bits stand for; requests are of up to `largest` bytes.
+    /// Decodes an operation from random bits; requests are of at most `largest` bytes.
     #[must_use]
     pub fn from_bits(bits: u64, largest: u64) -> Self {
         let (kind, queue, place) = (bits % 64, (bits >> 6) % 8, (bits >> 9) as usize % 4096);
         match kind {
             0..32 => {
-                // As many sizes of each magnitude, down to none.
+                // Sizes of each magnitude are equally likely, down to 0.
                 let magnitude = (bits >> 9) % u64::from(largest.ilog2() + 1);
                 let bytes = (bits >> 16) % (2 << magnitude);
                 Self::Alloc { bytes: bytes.min(largest), queue: u8::from(queue == 0) }
@@ -129,7 +130,7 @@ impl PoolOp {
         }
     }
 
-    /// `count` operations of a seed.
+    /// Generates `count` operations from a seed.
     #[must_use]
     pub fn sequence(seed: u64, count: usize, largest: u64) -> Vec<Self> {
         let mut state = seed;
@@ -145,22 +146,21 @@ impl PoolOp {
     }
 }
 
-/// What a test did.
+/// Summary of a test.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct PoolTestSummary {
     /// Requests that were served.
     pub served: u64,
-    /// Requests for which there was no memory.
+    /// Requests that ran out of memory.
     pub refused: u64,
-    /// Requests for which blocks were moved.
+    /// Requests that moved blocks.
     pub moves: u64,
 }
 
-/// Runs operations on a pool of the device, checks everything after each, and frees what is left.
+/// Runs operations on a pool of the device, checks all invariants after each, and frees the remaining blocks.
 ///
 /// # Errors
-///
-/// A message that names the operation and what was wrong after it.
+/// A message that names the operation and the broken invariant.
 pub fn check_pool<D: DeviceContents + ?Sized>(
     pool: &Pool,
     device: &D,
@@ -187,13 +187,13 @@ pub fn check_pool<D: DeviceContents + ?Sized>(
 struct PoolModel<'a, D: ?Sized> {
     pool: &'a Pool,
     device: &'a D,
-    /// Blocks that are lent, and the seeds of their contents.
+    /// Allocated blocks, and the seeds of their contents.
     live: Vec<(Block, u64)>,
-    /// Blocks that wait for a fence, and how many of `uses` were before it.
+    /// Blocks that wait for a fence, with the length of `uses` when the fence was recorded.
     pending: Vec<(Block, Fence, usize)>,
-    /// Blocks that were freed, oldest first, and how many events there were then; `None` if the host has waited since.
+    /// Freed blocks, oldest first, with the number of events at the time; `None` once the host has waited.
     uses: Vec<Option<(Block, u64)>>,
-    /// Ranges that nobody else may get: (segment, start) to end.
+    /// Ranges that are in use: (segment, start) to end.
     occupied: BTreeMap<(SegmentId, u64), u64>,
     seed: u64,
 }
@@ -247,7 +247,7 @@ impl<D: DeviceContents + ?Sized> PoolModel<'_, D> {
         Ok(())
     }
 
-    /// Blocks have moved, after so many events: what they left has been used until then.
+    /// Updates addresses after a compaction. The previous ranges were in use up to event number `events`.
     fn refresh_locations(&mut self, events: u64) {
         for (block, _) in &mut self.live {
             let before = *block;
@@ -261,7 +261,7 @@ impl<D: DeviceContents + ?Sized> PoolModel<'_, D> {
         self.occupied = taken.map(|b| ((b.segment, b.offset), b.offset + b.size)).collect();
     }
 
-    /// Checks that a new block overlaps nothing, and fills it.
+    /// Checks that a new block overlaps no range in use, and fills it.
     fn add_block(&mut self, block: Block, bytes: u64, queue: u8) -> Result<(), String> {
         let overlaps = |b: &Block| {
             let apart = b.offset + b.size <= block.offset || block.offset + block.size <= b.offset;
@@ -297,7 +297,7 @@ impl<D: DeviceContents + ?Sized> PoolModel<'_, D> {
         Ok(())
     }
 
-    /// Takes a live block out, after its contents were checked.
+    /// Removes a live block after checking its contents.
     fn remove_block(&mut self, place: usize) -> Result<Option<Block>, String> {
         if self.live.is_empty() {
             return Ok(None);
@@ -333,14 +333,14 @@ fn to_message(error: impl std::fmt::Display) -> String {
     error.to_string()
 }
 
-/// Bytes that differ from block to block and from place to place.
+/// Returns bytes that differ between blocks and positions.
 fn byte_pattern(seed: u64, size: u64) -> Vec<u8> {
     let words =
         (0..size.div_ceil(8)).flat_map(|i| (seed.wrapping_mul(0x9e37_79b9) ^ i << 20 ^ i).to_le_bytes());
     words.take(size as usize).collect()
 }
 
-/// What must hold between the figures of a pool at any time.
+/// Checks the invariants between a pool's statistics.
 pub fn check_stats_invariants(stats: &Stats) -> Result<(), String> {
     let of = |name: &str, pick: fn(&super::PoolStat) -> super::Stat| {
         let (allocated, active) = (pick(&stats.allocated_bytes).current, pick(&stats.active_bytes).current);

@@ -1,4 +1,4 @@
-//! Tests of the whole pool: against a model, and rung by rung.
+//! Tests of the whole pool: against a model, and step by step of the slow path.
 
 mod cache_growth;
 mod changing_shapes;
@@ -24,7 +24,7 @@ use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
-/// A device of 64 MiB whose fences are passed by hand.
+/// A device of 64 MiB whose fences pass only when signaled.
 fn manual_fence_source(paged: bool) -> Arc<FakeSource> {
     let source = if paged { FakeSource::paged(64 * MIB) } else { FakeSource::plain(64 * MIB) };
     let source = source.with_contents();
@@ -78,7 +78,7 @@ proptest! {
     }
 }
 
-/// A pool of plain segments over a device of so many MiB, and the device.
+/// Returns a pool of plain segments over a device of `mib` MiB, and the device.
 fn plain_pool(mib: u64, text: &str) -> Result<(Pool, Arc<FakeSource>)> {
     let source = Arc::new(FakeSource::plain(mib * MIB));
     Ok((Pool::new(source.clone(), Config::parse(text)?), source))
@@ -90,7 +90,7 @@ fn alloc_mib(pool: &Pool, mib: u64) -> Result<Block> {
 
 fn expect_oom_message(result: Result<Block>) -> String {
     match result {
-        // The line is this file's, and another one in every version of it.
+        // The line is in this file, and changes with it.
         Err(Error::OutOfMemory(mut error)) => {
             assert_eq!(error.site.take().map(std::panic::Location::file), Some(file!()));
             error.to_string()
@@ -128,7 +128,7 @@ fn rung_callbacks_may_free() -> Result<()> {
     let seen = asked.clone();
     pool.on_low_memory(move |bytes| {
         seen.store(bytes, Ordering::Relaxed);
-        // The pool can be used in here: its lock is not held.
+        // The pool can be used in a callback, since its lock is not held.
         let block = cached.lock().ok().and_then(|mut c| c.take());
         block.map(|block| handle.free(block)).is_some()
     });
@@ -149,7 +149,7 @@ fn rung_collect_gives_back_what_was_idle_for_long() -> Result<()> {
         pool.free(pool.alloc(Request::new(1))?);
     }
     pool.free(new);
-    // 62 MiB are held, and more than half of 100: the 20 MiB are older than the average.
+    // 62 MiB are held, more than half of 100: the 20 MiB are older than the average.
     alloc_mib(&pool, 44)?;
     let stats = pool.stats();
     assert_eq!((stats.reclaim_stats.collect.tried, stats.reclaim_stats.grow.served), (1, 4));
@@ -157,7 +157,7 @@ fn rung_collect_gives_back_what_was_idle_for_long() -> Result<()> {
     Ok(())
 }
 
-/// A pool of virtual memory with 200 MiB free, in two parts that 10 MiB keep apart.
+/// Returns a pool of virtual memory with 200 MiB free, in two parts that 10 MiB separate.
 fn split_between_streams(source: &Arc<FakeSource>) -> Result<(Pool, [Block; 2])> {
     let pool = Pool::new(source.clone(), Config::default());
     let (first, between) = (alloc_mib(&pool, 100)?, alloc_mib(&pool, 10)?);
@@ -180,7 +180,7 @@ fn idle_memory_moves_to_where_it_is_missing() -> Result<()> {
         let calls = source.calls();
         let large = alloc_mib(&pool, 200)?;
         assert!(source.peak() <= 222 * MIB + 2 * MIB, "{}", source.peak());
-        // Only after the device was done with it, or behind what it was given, and by one call.
+        // Memory moves only after the device has finished with it, or after submitted work, with one call.
         let now = source.calls();
         assert_eq!(
             (now.fence_waits, now.remaps_after_submitted),
@@ -188,7 +188,7 @@ fn idle_memory_moves_to_where_it_is_missing() -> Result<()> {
         );
         assert_eq!((now.memory_calls(), now.unmap), (calls.memory_calls() + 1, 0));
         assert!(now.moved_pieces > 0);
-        // What is done about it is the same.
+        // The result is the same in both cases.
         stats.push((pool.stats().reserved(), now.moved_pieces, large.segment, large.offset));
         for block in kept.into_iter().chain([large]) {
             pool.free(block);
@@ -206,7 +206,7 @@ fn what_nobody_has_had_moves_without_waiting() -> Result<()> {
         let source = Arc::new(FakeSource::paged(1 << 30));
         source.set_manual_fences();
         let pool = Pool::new(source.clone(), Config::default());
-        // More than that is mapped, ahead of the next request.
+        // More than the request is mapped, ahead of the next one.
         let first = alloc_mib(&pool, 4)?;
         let ahead = pool.stats().reserved() - 4 * MIB;
         assert!(ahead >= 2 * MIB, "{ahead}");
@@ -217,7 +217,7 @@ fn what_nobody_has_had_moves_without_waiting() -> Result<()> {
         } else {
             pool.alloc(Request::new(MIB + MIB / 2))?
         };
-        // Small requests have a range of their own.
+        // Small requests have a virtual range of their own.
         let small = pool.alloc(Request::new(1000))?;
         let calls = source.calls();
         assert_eq!(pool.stats().reserved(), source.used());
@@ -261,7 +261,7 @@ fn rung_reclaim_keeps_to_what_was_needed() -> Result<()> {
         }
         let stats = pool.stats();
         assert!(stats.reclaim_stats.reclaim.tried > 0 || paged, "{stats}");
-        // Never more than 1 % above the most that was in use.
+        // Never more than 1 % above the peak usage.
         assert!(stats.peak_reserved() * 100 <= stats.peak_allocated() * 101, "{stats}");
         assert_eq!(source.violations(), Vec::<String>::new());
     }
@@ -273,7 +273,7 @@ fn rung_grow_takes_less_where_a_whole_segment_does_not_fit() -> Result<()> {
     for paged in [false, true] {
         let source = Arc::new(if paged { FakeSource::paged(8 * MIB) } else { FakeSource::plain(8 * MIB) });
         let pool = Pool::new(source.clone(), Config::default());
-        // A segment or a mapping of 32 MiB is made for this, where there is room.
+        // This request would map or allocate 32 MiB if there were room.
         alloc_mib(&pool, 4)?;
         assert_eq!((pool.stats().reserved(), pool.stats().num_ooms), (4 * MIB, 0));
         assert_eq!(source.violations(), Vec::<String>::new());
@@ -297,8 +297,8 @@ fn rung_wait_waits_for_pending_frees() -> Result<()> {
     Ok(())
 }
 
-/// PyTorch fails here (pytorch#189504), and serves the same request when it is made once more: after it has waited
-/// for events it releases whole segments, but does not search the blocks that have become free in split ones.
+/// PyTorch fails here (pytorch#189504), and serves the same request on a second attempt. After waiting for
+/// events it releases whole segments, but does not search the free blocks in split ones.
 #[test]
 fn pytorch_189504_a_block_freed_by_waiting_is_found_though_its_segment_is_split() -> Result<()> {
     for text in ["", "release_before_growth:False,fit:best,small_size_kb:1024"] {
@@ -309,7 +309,7 @@ fn pytorch_189504_a_block_freed_by_waiting_is_found_though_its_segment_is_split(
         let (pinned, waiting) = (pool.alloc(Request::new(rest))?, alloc_mib(&pool, 32)?);
         assert_eq!(pinned.segment, waiting.segment);
         pool.free_after(waiting, source.record_fence()?);
-        // The segment cannot be released, for a part of it is in use; the device has no other memory.
+        // The segment is partly in use and cannot be released; the device has no other memory.
         let block = alloc_mib(&pool, 32)?;
         assert_eq!(block.segment, pinned.segment);
         assert_eq!(pool.stats().num_ooms, 0);
@@ -388,7 +388,7 @@ fn memory_moves_between_queues_and_pools_by_mapping() -> Result<()> {
     let pool = Pool::new(source.clone(), Config::default());
     let block = alloc_mib(&pool, 60)?;
     pool.free(block);
-    // The device is full with what queue 0 has freed, which is too small as it lies.
+    // The memory that queue 0 has freed fills most of the device, and is too small where it lies.
     let other = pool.alloc(Request::new(62 * MIB).queue(7))?;
     assert_ne!(other.segment, block.segment);
     assert_eq!((source.used(), source.violations()), (62 * MIB, vec![]));
@@ -470,7 +470,7 @@ fn large_idle_segments_are_split_last() -> Result<()> {
         blocks.into_iter().for_each(|block| pool.free(block));
         let first = alloc_mib(&pool, 150)?;
         assert_eq!(first.segment, blocks[1].segment);
-        // The idle segment of 100 MiB fits better than what the other one has left.
+        // The idle segment of 100 MiB fits better than the rest of the other one.
         let second = alloc_mib(&pool, 40)?;
         assert_eq!(second.segment == first.segment, last, "{text}");
         assert_eq!(pool.stats().num_device_alloc, 2);
@@ -483,7 +483,8 @@ fn oversize_blocks_stay_whole() -> Result<()> {
     let (pool, source) =
         plain_pool(400, "max_split_size_mb:50,large_segment_size_mb:20,release_before_growth:False")?;
     pool.free(alloc_mib(&pool, 100)?);
-    // Below the limit: not from the block above it. Above: only if little is wasted.
+    // Below the limit, a request is not served from the block above it; above the limit, only if little is
+    // wasted.
     alloc_mib(&pool, 30)?;
     alloc_mib(&pool, 60)?;
     assert_eq!(source.calls().alloc, 3);

@@ -1,32 +1,31 @@
-//! What was held over the time that a pool recorded, reconstructed from the end: what is lent now is known, and each
-//! event can be undone.
+//! Memory over time, reconstructed backwards: the current state is known, and each event can be undone.
 
 use super::Tag;
 use super::recorder::Action;
 use super::snapshot::{AllocationSite, EventInfo, Snapshot};
 
-/// What was held after an event.
+/// Memory after an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct TimelinePoint {
-    /// The event: a place in [`Snapshot::events`].
+    /// Event, as an index of [`Snapshot::events`].
     pub event: usize,
-    /// When, in microseconds of the Unix time.
+    /// Time, in microseconds of the Unix time.
     pub time_us: u64,
-    /// Bytes lent for each tag, in the order of [`Tag::ALL`].
+    /// Bytes allocated for each tag, in the order of [`Tag::ALL`].
     pub by_tag: [u64; Tag::COUNT],
     /// Bytes taken from the device.
     pub reserved: u64,
 }
 
 impl TimelinePoint {
-    /// Bytes lent.
+    /// Returns the bytes allocated.
     #[must_use]
     pub fn allocated(&self) -> u64 {
         self.by_tag.iter().fold(0, |sum, bytes| sum.saturating_add(*bytes))
     }
 }
 
-/// Takes an event's change of a sum back.
+/// Undoes an event's change of a sum.
 fn undo_event(sum: &mut u64, event: &EventInfo) {
     *sum = match event.action {
         Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => sum.saturating_sub(event.size),
@@ -38,7 +37,7 @@ fn undo_event(sum: &mut u64, event: &EventInfo) {
 }
 
 impl Snapshot {
-    /// What was held after each event that was kept.
+    /// Returns the memory after each recorded event.
     #[must_use]
     pub fn timeline(&self) -> Vec<TimelinePoint> {
         let mut now = TimelinePoint::default();
@@ -60,13 +59,13 @@ impl Snapshot {
         moments
     }
 
-    /// When the most was held, of the time that was recorded; the first such moment.
+    /// Returns the first moment of the largest allocated memory in the recording.
     #[must_use]
     pub fn peak(&self) -> Option<TimelinePoint> {
         self.timeline().into_iter().reduce(|peak, m| if m.allocated() > peak.allocated() { m } else { peak })
     }
 
-    /// Who held how many bytes after an event, the most first.
+    /// Returns the bytes of each holder after an event, the largest first.
     #[must_use]
     pub fn holders_at(&self, event: usize) -> Vec<(&AllocationSite, u64)> {
         let mut sums = vec![0_u64; self.holders.len()];

@@ -1,7 +1,7 @@
-//! Recorded requests of real workloads, and what a pool makes of them.
+//! Recorded requests of real workloads, and their replay through a pool.
 //!
-//! A trace is an xz file of text: one line of JSON (what was recorded, and what PyTorch did with it), then one event
-//! a line: `a ID BYTES QUEUE` allocates, `f ID` frees.
+//! A trace is an xz file of text. Its first line is JSON: the workload, and PyTorch's results. Each further
+//! line is an event: `a ID BYTES QUEUE` allocates, `f ID` frees.
 
 use std::fmt;
 use std::io::{BufRead, BufReader, Read};
@@ -21,18 +21,18 @@ mod replay;
 
 pub use replay::{ReplayReport, ReplayRow, ReplayTable, SegmentMode, replay, replay_folder};
 
-/// The longest event line.
+/// Longest event line, in bytes.
 const MAX_LINE: u64 = 128;
-/// The longest header.
+/// Longest header, in bytes.
 const MAX_HEADER: u64 = 64 << 10;
-/// The most events.
+/// Most events.
 const MAX_EVENTS: usize = 1 << 26;
-/// The largest request.
+/// Largest request, in bytes.
 const MAX_BYTES: u64 = 1 << 44;
-/// What unpacking may take.
+/// Most memory for unpacking, in bytes.
 const MAX_DECODER_BYTES: u64 = 256 << 20;
 
-/// Why a trace could not be read.
+/// Error of reading a trace.
 #[derive(Debug, Error)]
 #[non_exhaustive]
 pub enum TraceError {
@@ -45,17 +45,17 @@ pub enum TraceError {
     /// A line is longer than any event.
     #[error("line {line} of the trace is longer than {max} bytes")]
     LongLine {
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// The bound.
+        /// Longest line allowed, in bytes.
         max: u64,
     },
-    /// A line is no event, or one that cannot be.
+    /// A line is no valid event.
     #[error("line {line} of the trace: {message}")]
     Event {
-        /// Counted from 1.
+        /// Line number, from 1.
         line: usize,
-        /// What is wrong with it.
+        /// Reason.
         message: String,
     },
     /// The trace has too many events.
@@ -63,43 +63,43 @@ pub enum TraceError {
     TooLong,
 }
 
-/// What PyTorch did with a trace: its header, or a line of `reserved.jsonl`.
+/// PyTorch's results on a trace: its header, or a line of `reserved.jsonl`.
 #[derive(Clone, Debug, Deserialize, PartialEq)]
 pub struct PyTorchBaseline {
-    /// The workload's name.
+    /// Name of the workload.
     pub workload: String,
-    /// Which allocator.
+    /// Allocator of PyTorch.
     #[serde(default)]
     pub allocator: String,
-    /// The most bytes that were requested and not freed.
+    /// Peak of the requested bytes in use.
     #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub peak_requested: u64,
-    /// The most bytes the allocator held.
+    /// Peak of the bytes that the allocator held.
     #[serde(deserialize_with = "validation::deserialize_bytes")]
     pub peak_reserved: u64,
-    /// Its calls of the driver for memory.
+    /// Driver calls that took memory.
     #[serde(deserialize_with = "validation::deserialize_count")]
     pub device_allocs: u64,
-    /// Its calls of the driver that gave memory back.
+    /// Driver calls that returned memory.
     #[serde(default, deserialize_with = "validation::deserialize_count")]
     pub device_frees: u64,
 }
 
-/// One event. Blocks are numbered by the place they take in a table of the live ones.
+/// One event. Blocks are identified by their slots in a table of live blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TraceEvent {
     /// A request.
     Alloc {
-        /// Its place in the table.
+        /// Slot in the table.
         place: u32,
-        /// How much.
+        /// Bytes requested.
         bytes: u64,
-        /// For which queue.
+        /// Queue of the request.
         queue: u8,
     },
-    /// The end of a block.
+    /// A free.
     Free {
-        /// Its place in the table.
+        /// Slot in the table.
         place: u32,
     },
 }
@@ -107,13 +107,13 @@ pub enum TraceEvent {
 /// A recorded workload.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Trace {
-    /// What PyTorch did with it.
+    /// PyTorch's results.
     pub baseline: PyTorchBaseline,
-    /// What was asked, in order.
+    /// Events, in order.
     pub events: Vec<TraceEvent>,
-    /// The most blocks that are live at once: places are below this.
+    /// Largest number of live blocks, which is the size of the slot table.
     pub slot_count: usize,
-    /// The most bytes that are requested and not freed.
+    /// Peak of the requested bytes in use.
     pub peak_requested: u64,
 }
 
@@ -121,7 +121,7 @@ impl Trace {
     /// Reads a trace, packed or as text.
     ///
     /// # Errors
-    /// The file cannot be read, is another kind of file, or has events that cannot be.
+    /// The file cannot be read, is of another kind, or has invalid events.
     pub fn load(path: &Path) -> Result<Self> {
         let wrong = |e: &dyn fmt::Display| file_error(path, e);
         let mut file = BufReader::new(std::fs::File::open(path).map_err(|e| wrong(&e))?);
@@ -137,7 +137,7 @@ impl Trace {
         })
     }
 
-    /// Reads a packed trace from anywhere.
+    /// Reads a packed trace.
     pub fn read_xz(packed: impl Read) -> Result<Self, TraceError> {
         let stream = Stream::new_stream_decoder(MAX_DECODER_BYTES, 0).map_err(std::io::Error::from)?;
         Self::read(BufReader::new(XzDecoder::new_stream(packed, stream)))
@@ -173,7 +173,7 @@ impl Trace {
         })
     }
 
-    /// How many requests it has.
+    /// Returns the number of requests.
     #[must_use]
     pub fn request_count(&self) -> usize {
         self.events.iter().filter(|e| matches!(e, TraceEvent::Alloc { .. })).count()
@@ -184,7 +184,7 @@ fn file_error(path: &Path, error: &(impl fmt::Display + ?Sized)) -> crate::error
     crate::error::Error::File { path: path.display().to_string(), message: error.to_string() }
 }
 
-/// Reads one line without its end; `false` at the end of the text.
+/// Reads one line without its end; returns false at the end of the text.
 fn read_line(text: &mut impl BufRead, into: &mut Vec<u8>, line: usize, max: u64) -> Result<bool, TraceError> {
     text.by_ref().take(max + 1).read_until(b'\n', into)?;
     if into.last() == Some(&b'\n') {
@@ -197,7 +197,7 @@ fn read_line(text: &mut impl BufRead, into: &mut Vec<u8>, line: usize, max: u64)
     Ok(!into.is_empty())
 }
 
-/// `(id, Some((bytes, queue)))` for an allocation, `(id, None)` for a free.
+/// Parses an event: `(id, Some((bytes, queue)))` for an allocation, `(id, None)` for a free.
 fn parse_event(line: &str) -> Option<(u64, Option<(u64, u8)>)> {
     let mut words = line.split(' ');
     let kind = words.next()?;
@@ -210,7 +210,7 @@ fn parse_event(line: &str) -> Option<(u64, Option<(u64, u8)>)> {
     words.next().is_none().then_some((id, alloc))
 }
 
-/// Turns the ids of a file into places of a table that is as small as can be.
+/// Maps the ids of a file to slots of the smallest possible table.
 #[derive(Default)]
 struct EventReader {
     live: FxHashMap<u64, (u32, u64)>,

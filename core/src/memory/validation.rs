@@ -1,18 +1,18 @@
-//! Checks of figures that come from a file. A snapshot or a trace that a pool cannot have written is an error when it is read,
-//! so that what adds its figures up later cannot overflow.
+//! Checks of values from files. A snapshot or trace that no pool can have written is rejected when it is
+//! read, so that later sums cannot overflow.
 
 use super::recorder::Action;
 use super::snapshot::{BlockInfo, BlockState, EventInfo, SegmentInfo, Snapshot};
 use super::{Bytes, Tag};
 use crate::error::{Error, Result};
 
-/// The most bytes that memory may have, and the latest time in microseconds: 2^53. No machine has as much memory, and the numbers of
-/// a browser are exact up to it.
+/// Most bytes of memory, and the latest time in microseconds: 2^53. No machine has as much memory, and
+/// JavaScript numbers are exact up to it.
 pub(crate) const MAX_MEMORY_BYTES: u64 = 1 << 53;
-/// The most that a count, or a sum over the whole run of a program, may be; also the end of the addresses.
+/// Largest count, or sum over a program's whole run, and the end of all addresses.
 const MAX_CUMULATIVE: u64 = 1 << 62;
 
-/// Fails where a size is more than memory can have.
+/// Fails if a size exceeds any memory.
 pub(crate) fn check_bytes(name: &str, bytes: u64) -> Result<(), String> {
     if bytes > MAX_MEMORY_BYTES {
         return Err(format!("{name} is {bytes}; no memory has more than {MAX_MEMORY_BYTES} bytes"));
@@ -20,7 +20,7 @@ pub(crate) fn check_bytes(name: &str, bytes: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Fails where a count is more than can have happened.
+/// Fails if a count is impossibly large.
 pub(crate) fn check_count(name: &str, count: u64) -> Result<(), String> {
     if count > MAX_CUMULATIVE {
         return Err(format!("{name} is {count}; the most that can be is {MAX_CUMULATIVE}"));
@@ -28,10 +28,10 @@ pub(crate) fn check_count(name: &str, count: u64) -> Result<(), String> {
     Ok(())
 }
 
-/// Reads a size from a file.
+/// Deserializes a size.
 ///
 /// # Errors
-/// It is more than memory can have.
+/// The size exceeds any memory.
 #[doc(hidden)]
 pub fn deserialize_bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let size = <u64 as serde::Deserialize>::deserialize(from)?;
@@ -39,10 +39,10 @@ pub fn deserialize_bytes<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u6
     Ok(size)
 }
 
-/// Reads a count from a file.
+/// Deserializes a count.
 ///
 /// # Errors
-/// It is more than can have happened.
+/// The count is impossibly large.
 #[doc(hidden)]
 pub fn deserialize_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u64, D::Error> {
     let number = <u64 as serde::Deserialize>::deserialize(from)?;
@@ -50,25 +50,26 @@ pub fn deserialize_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u6
     Ok(number)
 }
 
-/// The end of a stretch of addresses.
+/// Returns the end of a range of addresses.
 fn checked_end(name: &str, address: u64, size: u64) -> Result<u64, String> {
     check_bytes(&format!("the size of {name}"), size)?;
     let end = address.checked_add(size).filter(|end| *end <= MAX_CUMULATIVE);
     end.ok_or_else(|| format!("{name} starts at {address:#x}, which is behind the last address"))
 }
 
-/// Adds to a sum that stands for memory.
+/// Adds to a sum of memory.
 fn checked_add(name: &str, sum: &mut u64, size: u64) -> Result<(), String> {
     *sum = sum.saturating_add(size);
     check_bytes(name, *sum)
 }
 
 impl Snapshot {
-    /// Fails where the snapshot contradicts itself: sizes and addresses that overflow, blocks that overlap or lie outside of their segment,
-    /// sums that differ from what they are of, and holders that do not exist. [`read`](Self::read) and [`open`](Self::open) call it.
+    /// Checks the snapshot for contradictions: sizes and addresses that overflow, blocks that overlap or
+    /// leave their segment, wrong sums, and missing holders. [`read`](Self::read) and [`load`](Self::load)
+    /// call it.
     ///
     /// # Errors
-    /// The snapshot is none that a pool can have.
+    /// No pool can have such a snapshot.
     pub fn check(&self) -> Result<()> {
         self.check_consistency().map_err(|what| {
             Error::Snapshot(format!(
@@ -101,7 +102,7 @@ impl Snapshot {
 
     fn check_stats(&self) -> Result<(), String> {
         for (key, &value) in &self.stats {
-            // Sums over the whole run are no memory at one time.
+            // Sums over the whole run may exceed the memory at any one time.
             let ever = [".allocated", ".freed"].iter().any(|end| key.ends_with(end));
             let size = key.contains("bytes") && !ever && key != "compacted_bytes";
             let name = format!("the statistic `{key}`");
@@ -175,7 +176,7 @@ impl Snapshot {
         }
     }
 
-    /// Takes the events back one by one from what is held now, as the timeline does: no sum may be more than memory can have.
+    /// Undoes the events from the current state, as the timeline does: no sum may exceed any memory.
     fn check_events(&self, reserved: u64) -> Result<(), String> {
         let mut reserved = reserved;
         let mut tags = [0_u64; Tag::COUNT];
@@ -211,7 +212,7 @@ impl Snapshot {
 
     fn check_event(&self, event: &EventInfo) -> Result<(), String> {
         check_bytes("time_us", event.time_us)?;
-        // A request that failed may have been for any number of bytes.
+        // A failed request may have been for any number of bytes.
         if event.action != Action::Oom {
             checked_end("it", event.address, event.size)?;
             check_bytes("requested_size", event.requested_size)?;
@@ -220,7 +221,7 @@ impl Snapshot {
     }
 }
 
-/// Takes an event's change of a sum back.
+/// Undoes an event's change of a sum.
 fn undo_event_checked(name: &str, sum: &mut u64, event: &EventInfo) -> Result<(), String> {
     match event.action {
         Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => {

@@ -1,4 +1,4 @@
-//! A cache that is grown by `cat`: each token makes every block anew, one row larger, and frees the old one.
+//! A cache grown by `cat`: each token allocates every block anew, one row larger, and frees the old one.
 
 use std::sync::Arc;
 
@@ -6,16 +6,17 @@ use super::super::fake::FakeSource;
 use super::super::{Config, Pool, Request};
 use crate::error::Result;
 
-/// Keys and values of so many layers, for so many tokens of `row` bytes. The other blocks of a step are small.
+/// Keys and values of `layers` layers, for `tokens` tokens of `row` bytes. The other blocks of a step are
+/// small.
 struct CacheProgram {
     layers: usize,
     tokens: u64,
     row: u64,
-    /// Blocks for all tokens from the beginning.
+    /// If true, blocks have room for all tokens from the beginning.
     is_preallocated: bool,
 }
 
-/// Figures of a pool that served it.
+/// Statistics of a pool that ran the program.
 #[derive(Debug)]
 struct CacheRun {
     calls: u64,

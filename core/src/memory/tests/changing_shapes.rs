@@ -1,4 +1,4 @@
-//! Programs whose shapes change from step to step, of a seed: what the pool holds beyond what they request.
+//! Programs whose shapes change from step to step by a seed, and the pool's memory beyond their requests.
 
 use std::sync::Arc;
 
@@ -6,7 +6,7 @@ use crate::error::Result;
 use crate::memory::fake::FakeSource;
 use crate::memory::{Block, Config, Pool, Request};
 
-/// A program on a pool of virtual memory, which counts what it requests.
+/// A program on a pool of virtual memory, which counts its requested bytes.
 struct ShapeProgram {
     source: Arc<FakeSource>,
     pool: Pool,
@@ -22,7 +22,7 @@ impl ShapeProgram {
         Self { source, pool, requested: 0, peak: 0, seed }
     }
 
-    /// A number of this range, of the seed.
+    /// Returns a pseudorandom number in the range.
     fn random_between(&mut self, from: u64, to: u64) -> u64 {
         // SplitMix64
         self.seed = self.seed.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -43,7 +43,7 @@ impl ShapeProgram {
         }
     }
 
-    /// Reserved over requested, at their peaks.
+    /// Returns reserved over requested bytes, at their peaks.
     fn ratio(self) -> f64 {
         drop(self.pool);
         assert_eq!((self.source.used(), self.source.violations()), (0, vec![]));
@@ -51,8 +51,8 @@ impl ShapeProgram {
     }
 }
 
-/// Trains a stack of layers on sequences of changing lengths: what a layer saves is freed in reverse, while its
-/// gradients come; the optimiser's state comes after the first step, and stays.
+/// Trains a stack of layers on sequences of changing lengths. Saved activations are freed in reverse while
+/// gradients are allocated. The optimiser's state is allocated after the first step, and stays.
 fn train_sequences(seed: u64) -> Result<f64> {
     const WIDTH: u64 = 768;
     let mut program = ShapeProgram::new(seed);
@@ -105,7 +105,7 @@ fn train_sequences(seed: u64) -> Result<f64> {
     Ok(program.ratio())
 }
 
-/// Graphs whose numbers of nodes and edges change from step to step.
+/// Trains on graphs whose numbers of nodes and edges change from step to step.
 fn train_graphs(seed: u64) -> Result<f64> {
     let mut program = ShapeProgram::new(seed);
     for _ in 0..60 {
@@ -127,7 +127,7 @@ fn train_graphs(seed: u64) -> Result<f64> {
     Ok(program.ratio())
 }
 
-/// Batches of changing sizes through a network without gradients.
+/// Runs batches of changing sizes through a network without gradients.
 fn serve_batches(seed: u64) -> Result<f64> {
     let mut program = ShapeProgram::new(seed);
     for layer in 0..40 {
@@ -159,7 +159,8 @@ fn changing_shapes_leave_little_unused() -> Result<()> {
     Ok(())
 }
 
-/// Blocks of random sizes and lifetimes: no arrangement of memory lasts, so the pool comes to hold more and to move less.
+/// Blocks of random sizes and lifetimes: no arrangement of memory lasts, so the pool holds more and moves
+/// less.
 #[test]
 fn memory_that_never_settles_stays() -> Result<()> {
     let mut efforts = Vec::new();
@@ -186,7 +187,7 @@ fn memory_that_never_settles_stays() -> Result<()> {
         let ratio = program.ratio();
         assert!(ratio <= 1.15, "seed {seed}: {ratio}");
     }
-    // Calls and moved pieces per 10,000 requests. Without that the pool makes hundreds.
+    // Calls and moved pieces per 10,000 requests. Without the migration budget there would be hundreds.
     let mean = efforts.iter().sum::<u64>() / efforts.len() as u64;
     assert!(mean <= 100, "{efforts:?}");
     Ok(())

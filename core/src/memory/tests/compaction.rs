@@ -1,4 +1,4 @@
-//! Moving blocks that are in use.
+//! Tests of compaction.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::memory::fake::FakeSource;
 use crate::memory::testing::{PoolOp, PoolTestSummary, check_pool};
 use crate::memory::{Action, Block, Config, Pool, Request};
 
-/// A pool of plain segments over a device of so many MiB, which moves blocks, and the device.
+/// Returns a pool of plain segments that moves blocks, over a device of `mib` MiB, and the device.
 fn movable_pool(mib: u64, text: &str) -> Result<(Pool, Arc<FakeSource>)> {
     let source = Arc::new(FakeSource::plain(mib * MIB).with_contents());
     Ok((Pool::new(source.clone(), Config::parse(text)?).with_mover(source.clone()), source))
@@ -23,7 +23,8 @@ fn assert_out_of_memory(result: Result<Block>) {
     assert!(result.is_err_and(|e| e.is_out_of_memory()));
 }
 
-/// Eight blocks of 8 MiB, of which every other one is freed: half of a device of 64 MiB is free, in four parts.
+/// Allocates eight blocks of 8 MiB and frees every other one: half of a device of 64 MiB is free, in four
+/// parts.
 fn fragment_pool(pool: &Pool) -> Result<Vec<Block>> {
     let mut blocks = vec![alloc_movable(pool, 64)?];
     pool.free(blocks.remove(0));
@@ -62,7 +63,7 @@ fn a_block_makes_room_in_the_segment_of_another_queue() -> Result<()> {
         (source.calls().memory_calls(), stats.num_compactions, stats.reserved()),
         (calls, 1, 64 * MIB)
     );
-    // Where it was is the other queue's again.
+    // The block's previous memory belongs to the other queue again.
     pool.free(kept);
     assert_eq!(on(1, 20)?.segment, other.segment);
     assert_eq!((pool.stats().num_compactions, source.calls().memory_calls()), (1, calls));
@@ -90,7 +91,7 @@ fn what_is_free_in_parts_serves_a_large_request() -> Result<()> {
     assert_eq!((source.calls().memory_calls(), stats.num_compactions, stats.reserved()), (1, 1, 64 * MIB));
     assert_eq!((source.calls().copied_bytes, stats.compacted_bytes), (16 * MIB, 16 * MIB));
     assert_eq!((stats.reclaim_stats.compact.tried, stats.reclaim_stats.compact.served), (1, 1));
-    // All is lent: a handle is good wherever its block went.
+    // All memory is allocated; handles are valid wherever their blocks moved.
     assert_out_of_memory(alloc_movable(&pool, 1));
     kept.into_iter().chain([large]).for_each(|block| pool.free(block));
     assert_eq!(
@@ -116,7 +117,7 @@ fn a_range_is_packed_before_a_request_fails() -> Result<()> {
         source.write(block.segment, block.offset + 11 * MIB - 1000, &[number as u8 + 100; 1000])?;
         kept.push(block);
     }
-    // The pages between them leave; and beside them are parts of pages.
+    // Whole pages between the blocks are unmapped; partly free pages remain.
     pool.empty_cache()?;
     assert!(pool.stats().reserved() + 31 * MIB > 64 * MIB);
     let large = alloc_movable(&pool, 31)?;
@@ -142,7 +143,7 @@ fn what_is_pinned_private_or_nobody_said_may_move_stays() -> Result<()> {
     let kept = fragment_pool(&pool)?;
     kept.iter().for_each(|block| pool.pin(block));
     assert_out_of_memory(alloc_movable(&pool, 32));
-    // Of two pins of a block one is left: between these two and beside them there is too little.
+    // Two blocks keep one of their two pins: between and around them there is too little memory.
     kept[1..3].iter().for_each(|block| pool.pin(block));
     kept.iter().for_each(|block| pool.unpin(block));
     assert_out_of_memory(alloc_movable(&pool, 32));
@@ -209,7 +210,7 @@ fn moves_are_recorded_at_both_ends() -> Result<()> {
     let held: Vec<_> =
         snapshot.segments.iter().flat_map(|s| &s.blocks).map(|b| (b.address, b.size)).collect();
     assert!(to.iter().all(|place| held.contains(place)) && from.iter().zip(&to).all(|(a, b)| a.0 != b.0));
-    // Nothing was lent or taken back by that.
+    // Compaction itself allocates and frees nothing.
     assert_eq!(pool.allocation_changes().len(), lent + 1);
     assert_eq!(snapshot.timeline().last().map(|m| m.allocated()), Some(64 * MIB));
     Ok(())
@@ -250,7 +251,7 @@ fn a_small_block_goes_elsewhere_and_the_others_are_pushed_together() -> Result<(
     Ok(())
 }
 
-/// Sixteen segments that hold little each, and a request for more than half of them.
+/// Sixteen nearly empty segments, and a request for more than half of them.
 #[test]
 fn small_segments_are_emptied_together() -> Result<()> {
     let source = Arc::new(FakeSource::plain(4096 * MIB));
@@ -273,7 +274,8 @@ fn small_segments_are_emptied_together() -> Result<()> {
     Ok(())
 }
 
-/// Ten thousand operations close to the limit, every byte of every block checked; twice, with the same moves.
+/// Ten thousand operations close to the limit, with every byte of every block checked; twice, with the same
+/// moves.
 #[test]
 fn contents_move_with_their_blocks() -> Result<()> {
     let run = |paged: bool| -> Result<(PoolTestSummary, u64, u64)> {

@@ -1,4 +1,4 @@
-//! Statistics right after failures: what a request that failed has left behind.
+//! Statistics right after failed requests.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use super::super::{Config, Pool, Request, Stats};
 use super::MIB;
 use crate::error::Result;
 
-/// The figures that a failed request may not change.
+/// Statistics that a failed request must not change.
 fn held_figures(stats: &Stats) -> [u64; 6] {
     [
         stats.allocated(),
@@ -30,7 +30,8 @@ fn a_request_that_failed_leaves_no_trace_in_what_is_held() -> Result<()> {
         let idle = pool.alloc(Request::new(20 * MIB))?;
         pool.free(idle);
         let before = pool.stats();
-        // More than the device has, more than there can be, and a request that a test lets fail.
+        // Requests for more than the device has and for more than any memory, and one with an injected
+        // failure.
         for bytes in [200 * MIB, 80 * MIB, 1 << 62, u64::MAX] {
             assert!(pool.alloc(Request::new(bytes)).is_err(), "{bytes}");
             let after = pool.stats();
@@ -46,7 +47,7 @@ fn a_request_that_failed_leaves_no_trace_in_what_is_held() -> Result<()> {
         assert!(pool.alloc(Request::new(60 * MIB)).is_err());
         assert_eq!(held_figures(&pool.stats()), held_figures(&before));
         assert_eq!(pool.stats().reserved(), source.used());
-        // And all is as it was for the next one.
+        // The next request is not affected.
         let next = pool.alloc(Request::new(60 * MIB))?;
         assert_eq!(pool.stats().allocated(), before.allocated() + 60 * MIB);
         pool.free(next);

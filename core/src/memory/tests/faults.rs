@@ -1,4 +1,5 @@
-//! Failures at every point of a program whose blocks move: an error, nothing lost, and the same request again is served.
+//! Failures at every point of a program whose blocks move: each is an error, loses nothing, and a repeated
+//! request is served.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -11,11 +12,11 @@ use crate::memory::source::SourceError;
 use crate::memory::testing::{check_stats_invariants, fail_request, request_count};
 use crate::memory::{Block, Config, Pool, Request};
 
-/// Requests and frees of one run, and the bytes at both ends of a block that are looked at.
+/// Requests and frees of one run, and the bytes checked at both ends of a block.
 const STEPS: u64 = 600;
 const END_BYTES: usize = 64;
 
-/// What fails, once, counted from 1.
+/// The call that fails, once, counted from 1.
 #[derive(Clone, Copy, Debug)]
 enum InjectedFault {
     None,
@@ -27,7 +28,7 @@ enum InjectedFault {
     DeviceAlloc(u64),
 }
 
-/// Moves the blocks of a device, and fails once.
+/// Block mover of a device that fails once.
 #[derive(Debug)]
 struct FaultyMover {
     source: Arc<FakeSource>,
@@ -48,10 +49,10 @@ impl BlockMover for FaultyMover {
     }
 }
 
-/// What a run came to.
+/// Result of a run.
 #[derive(Debug, Default)]
 struct FaultRun {
-    /// Of each request.
+    /// Result of each request: true if it was served.
     served: Vec<bool>,
     errors: usize,
     requests: u64,
@@ -85,8 +86,8 @@ fn has_contents(pool: &Pool, source: &FakeSource, (block, mark): &(Block, u8)) -
     Ok(all)
 }
 
-/// Random requests and frees close to the limit of a plain pool, with a fault. A request that fails and did not in `before`, a run
-/// without a fault up to there, is made again.
+/// Runs random requests and frees close to the limit of a plain pool, with a fault. A request that fails here
+/// but succeeded in `before`, the run without a fault, is repeated.
 fn run_with_fault(fault: InjectedFault, before: Option<&FaultRun>) -> Result<FaultRun> {
     let source = Arc::new(FakeSource::plain(64 * MIB).with_contents());
     let fails = if let InjectedFault::Copy(number) = fault { number } else { 0 };
@@ -106,7 +107,7 @@ fn run_with_fault(fault: InjectedFault, before: Option<&FaultRun>) -> Result<Fau
         seed = seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         let bits = seed >> 24;
         if step % 40 == 39 {
-            // So that it has to grow again.
+            // Releases memory, so that the pool has to grow again.
             pool.trim(4 * MIB)?;
         }
         if bits % 32 < 15 && !live.is_empty() {
@@ -123,11 +124,11 @@ fn run_with_fault(fault: InjectedFault, before: Option<&FaultRun>) -> Result<Fau
             InjectedFault::Copy(number) => number <= mover.copies.load(Ordering::Relaxed),
             InjectedFault::None | InjectedFault::DeviceAlloc(_) => false,
         };
-        // One that fails anyway moves what it can before: from here on, blocks lie differently.
+        // A request that fails in both runs moves what it can first, so from here on block positions differ.
         alike &= served != Some(false) || !hit;
         if block.is_err() && served == Some(true) && outcome.errors == 0 && alike {
             outcome.errors += 1;
-            // Nothing happened to what is held, and the pool knows what it holds.
+            // Allocated blocks are unharmed, and the pool's statistics are correct.
             for kept in &live {
                 assert!(has_contents(&pool, &source, kept)?, "{fault:?}, step {step}: {kept:?} has changed");
             }
@@ -138,7 +139,7 @@ fn run_with_fault(fault: InjectedFault, before: Option<&FaultRun>) -> Result<Fau
                 "{fault:?}"
             );
             block = pool.alloc(request);
-            // Without a growth the pool went on before, and what is in use may lie differently now.
+            // If growth failed, the pool continued with compaction, so block positions may differ.
             let differs = matches!(fault, InjectedFault::DeviceAlloc(_));
             assert!(block.is_ok() || differs, "{fault:?}, step {step}: {block:?}");
         }
@@ -166,7 +167,7 @@ fn run_with_fault(fault: InjectedFault, before: Option<&FaultRun>) -> Result<Fau
 fn faults_while_blocks_move_lose_nothing() -> Result<()> {
     let plain = run_with_fault(InjectedFault::None, None)?;
     assert!(plain.copies >= 10 && plain.growths >= 5, "{plain:?}");
-    // Every fourth request, and all of the rest.
+    // Every fourth request, and all copies and growths.
     let requests = (1..=plain.requests).step_by(4).map(InjectedFault::Request);
     let copies = (1..=plain.copies).map(InjectedFault::Copy);
     let growths = (1..=plain.growths).map(InjectedFault::DeviceAlloc);
@@ -176,7 +177,7 @@ fn faults_while_blocks_move_lose_nothing() -> Result<()> {
         errors += found;
         of_copies += found * usize::from(matches!(fault, InjectedFault::Copy(_)));
     }
-    // Some fail where the program has no room anyway.
+    // Some faults hit requests for which the program has no room anyway.
     assert!(errors >= 40 && of_copies >= 6, "{errors} errors, {of_copies} of copies");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! Limits of the process, and advice on rows.
+//! Limits of the process, and advice on the batch size.
 
 use std::sync::Arc;
 
@@ -9,7 +9,7 @@ use crate::memory::{
     Config, OutOfMemory, Pool, Request, Tag, process_limit, process_reserved, set_process_limit,
 };
 
-/// The only test whose pools count: all tests share a process.
+/// The only test whose pools count towards the limit, since all tests share a process.
 #[test]
 fn pools_share_the_limit_of_the_process() -> Result<()> {
     let pool = |text: &str| -> Result<(Pool, Arc<FakeSource>)> {
@@ -34,7 +34,7 @@ fn pools_share_the_limit_of_the_process() -> Result<()> {
       try: the limit of 200.0 MiB on all pools of this process stopped this: raise max_process_memory_mb (`memory::set_process_limit`), or `trim` the other pools, which hold 100.0 MiB
     ");
     assert_eq!(source.calls().alloc, calls, "the device is not asked");
-    // The ladder gives what is idle back, of its own pool.
+    // The slow path releases idle memory of its own pool.
     second.free(kept);
     let large = alloc_mib(&second, 90)?;
     let rungs = second.stats().reclaim_stats;
@@ -47,13 +47,13 @@ fn pools_share_the_limit_of_the_process() -> Result<()> {
     second.free(large);
     second.empty_cache()?;
     assert_eq!(process_reserved(), 50 * MIB);
-    // A pool may have a lower bound for all of them.
+    // A pool may have a lower limit for the process.
     let (third, _) = pool("max_process_memory_mb:80")?;
     alloc_mib(&third, 30)?;
     assert!(alloc_mib(&third, 10).is_err_and(|e| e.is_out_of_memory()));
     set_process_limit(None);
     alloc_mib(&second, 400)?;
-    // What only plays a device does not count.
+    // Simulated devices do not count.
     let played =
         Pool::new(Arc::new(FakeSource::plain(1024 * MIB)), Config::parse("max_process_memory_mb:1")?);
     alloc_mib(&played, 500)?;
@@ -74,7 +74,7 @@ fn rows_that_would_fit_are_computed_from_what_steps_took() -> Result<()> {
     for _ in 0..10 {
         keep(10, Tag::Parameter)?;
     }
-    // A step keeps 5 MiB a row, scratch memory of 40 MiB, and leaves a gradient.
+    // A step keeps 5 MiB a row and scratch memory of 40 MiB, and leaves a gradient.
     let gradient = std::cell::Cell::new(None);
     let step = |rows: u64| {
         pool.with_batch_size(rows as usize, || {
@@ -91,7 +91,7 @@ fn rows_that_would_fit_are_computed_from_what_steps_took() -> Result<()> {
         })
     };
     pool.set_limit(Some(400 * MIB));
-    // The first one knows only what it had reached: 5 MiB a row.
+    // The first step only knows what it had reached: 5 MiB a row.
     let error = expect_oom(step(64));
     let rows = error
         .batch
@@ -100,7 +100,7 @@ fn rows_that_would_fit_are_computed_from_what_steps_took() -> Result<()> {
     let fits = error.fitting_batch_size().map(|fits| (fits.batch_size, fits.is_measured));
     assert_eq!(fits, Some((32, false)));
     insta::assert_snapshot!(error.advice()[0], @"micro-batch 32 may fit: more than 252.5 of 400.0 MiB, by what this step of 64 had reached");
-    // 100 + 160 + 100 MiB do fit; later steps know it.
+    // 100 + 160 + 100 MiB do fit; later steps know this.
     step(32)?;
     assert_eq!(pool.measured_batch().map(|m| (m.batch_size, m.peak / MIB)), Some((32, 360)));
     pool.set_limit(Some(345 * MIB));
@@ -110,11 +110,12 @@ fn rows_that_would_fit_are_computed_from_what_steps_took() -> Result<()> {
     let earlier = error.batch.and_then(|rows| rows.earlier_step).map(|e| (e.batch_size, e.batch_bytes / MIB));
     assert_eq!(earlier, Some((32, 110)), "of 160 MiB 40 are scratch, and 10 may be a gradient that is added");
     insta::assert_snapshot!(error.advice()[0], @"micro-batch 16 would fit: 320.3 of 345.0 MiB");
-    // Nothing is known outside of a step; and a request that no part of would fit has no smaller micro-batch.
+    // Outside of a step there is no estimate. A request of which no part would fit has no smaller
+    // micro-batch.
     assert!(expect_oom(keep(500, Tag::Other).map(drop)).batch.is_none());
     pool.set_limit(Some(90 * MIB));
     insta::assert_snapshot!(expect_oom(step(3)).advice()[0], @"no smaller micro-batch would fit: one row needs more than 101.7 of 90.0 MiB");
-    // Peaks of the pool are those of all steps.
+    // Peaks of the pool cover all steps.
     let stats = pool.stats();
     assert_eq!((stats.peak_allocated() / MIB, stats.tag(Tag::Activation).peak / MIB), (400, 300));
     Ok(())

@@ -10,7 +10,7 @@ fn a_block_that_another_queue_used_is_free_at_once_and_its_own_queue_waits_on_th
     let plain = pool.alloc(Request::new(MIB))?;
     pool.free_cross_stream(a, 0b10);
     assert_eq!((pool.stats().allocated(), pool.stats().pending_bytes, source.recorded_events()), (MIB, 0, 1));
-    // One that the other queue never saw has nobody to wait for.
+    // A block that no other queue used has no queue to wait for.
     pool.free(plain);
     let again = pool.alloc(Request::new(2 * MIB))?;
     assert_eq!((again.offset, source.last_waited_event(1, 0)), (a.offset, Some(1)), "what merged waits too");
@@ -31,7 +31,7 @@ fn what_is_free_for_one_queue_serves_another_before_the_pool_grows() -> Result<(
     let b = pool.alloc(Request::new(20 * MIB).queue(3))?;
     assert_eq!((b.offset, pool.stats().reserved()), (a.offset, reserved));
     assert_eq!(source.last_waited_event(0, 3), Some(1));
-    // Back home, after the other queue.
+    // The block returns to its own queue, after the other one.
     pool.free(b);
     let c = pool.alloc(Request::new(20 * MIB))?;
     assert_eq!((c.offset, source.last_waited_event(3, 0)), (a.offset, Some(2)));
@@ -65,7 +65,7 @@ fn a_private_pool_shares_nothing_keeps_what_it_has_and_gives_it_back_at_its_end(
         drop(inside);
         pool.free(again);
         drop(private);
-        // What outlives it stays good.
+        // Blocks that outlive the private pool stay valid.
         source.write(still.segment, still.offset, &[7; 64])?;
         pool.free(still);
         pool.free(b);

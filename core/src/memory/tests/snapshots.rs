@@ -1,4 +1,4 @@
-//! Snapshots, what they record, and what is made of them.
+//! Snapshots, their events, and their uses.
 
 use std::process::Command;
 use std::sync::Arc;
@@ -15,7 +15,7 @@ fn pool(source: FakeSource, settings: &str) -> Result<(Pool, Arc<FakeSource>)> {
     Ok((Pool::new(source.clone(), Config::parse(settings)?).with_device_name("fake:0"), source))
 }
 
-/// A pool that recorded something of every kind.
+/// Returns a snapshot with events of every kind.
 fn snapshot_of_every_event() -> Result<Snapshot> {
     let (pool, source) = pool(FakeSource::paged(100 * MIB), "")?;
     let early = pool.alloc(Request::new(3000).tag(Tag::Parameter))?;
@@ -88,7 +88,7 @@ fn every_event_is_recorded_in_order() -> Result<()> {
     Free 3072 parameter
     Alloc 2048 gradient
     ");
-    // What is held can be told for every moment, and ends at what the pool says.
+    // The timeline ends at the pool's current state.
     let timeline = snapshot.timeline();
     assert_eq!(timeline.last().map(|m| m.allocated()), Some(1024 + 2048));
     assert_eq!(
@@ -168,7 +168,7 @@ fn growth_is_an_error_that_names_its_holder() -> Result<()> {
     let _module = scope::enter_module("head");
     let mut state = None;
     pool.assert_no_growth(5, || {
-        // Made once, and kept: as an optimiser's state.
+        // Allocated once and kept, as an optimiser's state.
         if state.is_none() {
             state = Some(pool.alloc(Request::new(5000).tag(Tag::OptimizerState))?);
         }
@@ -190,7 +190,8 @@ fn growth_is_an_error_that_names_its_holder() -> Result<()> {
     Ok(())
 }
 
-/// Loads the pickle with Python, and checks what PyTorch's tools read of it. Says so where there is no Python.
+/// Loads the pickle with Python and checks the fields that PyTorch's tools read. Reports if there is no
+/// Python.
 #[test]
 fn python_reads_the_pickle() -> Result<()> {
     const CHECK: &str = r#"

@@ -1,4 +1,4 @@
-//! Snapshots and traces that are read: those that a pool wrote are taken, and hostile figures are errors.
+//! Snapshots and traces from files: those that a pool wrote are accepted, and hostile values are errors.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -13,11 +13,11 @@ use super::super::{Block, Config, Pool, Request, Snapshot, Tag, scope};
 use crate::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
-/// Figures that no memory has, and that are read as numbers.
+/// Values that exceed any memory but parse as numbers.
 const HUGE: [u64; 6] =
     [MAX_MEMORY_BYTES + 1, (1 << 63) - 1, 1 << 63, (1 << 63) + 512, u64::MAX - 511, u64::MAX];
 
-/// The JSON of a snapshot with blocks and events of every kind.
+/// Returns the JSON of a snapshot with blocks and events of every kind.
 fn snapshot() -> Result<Value> {
     let source = Arc::new(FakeSource::paged(100 * MIB));
     let pool = Pool::new(source.clone(), Config::default()).with_device_name("fake:0");
@@ -37,7 +37,7 @@ fn snapshot() -> Result<Value> {
     serde_json::to_value(pool.snapshot()).map_err(|e| Error::Snapshot(e.to_string()))
 }
 
-/// Every place of a number, as a JSON pointer.
+/// Collects every number's position, as a JSON pointer.
 fn number_pointers(value: &Value, at: &str, found: &mut Vec<String>) {
     match value {
         Value::Number(_) => found.push(at.to_owned()),
@@ -53,7 +53,7 @@ fn read(value: &Value) -> Result<Snapshot> {
     Snapshot::read(value.to_string().as_bytes())
 }
 
-/// Checks sums over a snapshot that was read: none wraps around, or is more than memory can have.
+/// Checks sums over a snapshot that was read: none wraps around, or exceeds any memory.
 fn check_sums(snapshot: &Snapshot) {
     let live: u128 = snapshot.live_blocks().map(|(b, _)| u128::from(b.size)).sum();
     let held: u128 = snapshot.totals_by_holder().iter().map(|(_, held)| u128::from(held.bytes)).sum();
@@ -83,7 +83,7 @@ fn every_huge_figure_of_a_snapshot_is_an_error() -> Result<()> {
         let oom = place.rsplit_once('/').and_then(|(event, _)| good.pointer(event)?.get("action"));
         let oom = oom.is_some_and(|action| action == "oom");
         let field = place.rsplit('/').next().unwrap_or_default();
-        // A request that failed may have been for any number of bytes; sums over the whole run are bounded more loosely.
+        // A failed request may have been for any number of bytes; sums over the whole run have looser bounds.
         let free = oom && ["address", "size", "requested_size"].contains(&field);
         for huge in HUGE {
             let bound = !(place.starts_with("/stats/") || field == "address") || huge > 1 << 62;
@@ -141,7 +141,7 @@ fn other_kinds_of_files_are_named() -> Result<()> {
     Ok(())
 }
 
-/// Snapshots of recorded workloads, at every so many events, are read back as they are.
+/// Snapshots of recorded workloads, taken at intervals, are read back unchanged.
 #[test]
 fn snapshots_of_recorded_workloads_are_taken() -> Result<()> {
     for (name, limit) in [("moe_train", 30_000), ("gnn_varsize", 30_000)] {
@@ -193,7 +193,7 @@ fn huge_figures_of_a_trace_are_errors() {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(300))]
-    /// Random numbers in random places: an error, or a snapshot whose sums are exact.
+    /// Random values in random places yield an error, or a snapshot whose sums are exact.
     #[test]
     fn random_figures_are_errors_or_add_up(
         changes in prop::collection::vec((any::<prop::sample::Index>(), any::<u64>(), 0_u32..64), 1..6),

@@ -1,4 +1,4 @@
-//! What a pool makes of a trace, and a table of traces beside PyTorch.
+//! Replays traces through a pool, and compares the results with PyTorch's.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -14,12 +14,12 @@ use crate::memory::fake::FakeSource;
 use crate::memory::source::{DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits};
 use crate::memory::{Block, Bytes, Config, Pool, Request};
 
-/// What a pool grows with.
+/// Kind of segments that a pool grows with.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SegmentMode {
-    /// Segments that are what they are.
+    /// Plain segments of fixed size.
     Plain,
-    /// Ranges of addresses, with memory where it is needed.
+    /// Virtual ranges, with memory mapped where it is needed.
     Virtual,
 }
 
@@ -32,57 +32,57 @@ impl fmt::Display for SegmentMode {
     }
 }
 
-/// What a pool made of a trace.
+/// Result of a replay.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplayReport {
-    /// The most bytes that were requested and not freed.
+    /// Peak of the requested bytes in use.
     pub peak_requested: u64,
-    /// The same after rounding.
+    /// Peak of the allocated bytes, which are rounded.
     pub peak_allocated: u64,
-    /// The most bytes the pool took from the device.
+    /// Peak of the bytes taken from the device.
     pub peak_reserved: u64,
-    /// Calls of the source that got memory, moved it or gave it back. One may be about many pieces: PyTorch counts its
-    /// growth of a segment, by pieces of 20 MiB, as one too.
+    /// Calls of the source that took, moved or returned memory. One call may map many pieces. PyTorch's
+    /// growth of a segment by several pieces of 20 MiB counts as one call too.
     pub driver_calls: u64,
-    /// Bytes of blocks in use that were copied, so that memory was free in one piece.
+    /// Bytes of blocks in use that compaction copied.
     pub compacted_bytes: u64,
-    /// The most segments, or mapped extents, that there were at once.
+    /// Peak number of segments, or of mapped extents.
     pub segments: u64,
-    /// Free bytes in the pool when it held the most, the request that made it grow served.
+    /// Free bytes in the pool at the peak of reserved bytes, after the request that made it grow.
     pub free: u64,
-    /// The largest free block then.
+    /// Largest free block at that moment.
     pub largest_free: u64,
-    /// The time of one request and its free, without that of the source; 0 if it was not taken.
+    /// Nanoseconds for one request and its free, without the source's time; 0 if not measured.
     pub ns_per_pair: f64,
 }
 
 impl ReplayReport {
-    /// Reserved over requested.
+    /// Returns reserved over requested bytes, at their peaks.
     #[must_use]
     pub fn ratio(&self) -> f64 {
         self.peak_reserved as f64 / self.peak_requested.max(1) as f64
     }
 
-    /// The part of the free memory that a request for the largest free block could not use, when the pool held the most.
+    /// Returns the part of the free memory outside of the largest free block, at the peak of reserved bytes.
     #[must_use]
     pub fn fragmentation(&self) -> f64 {
         if self.free == 0 { 0.0 } else { 1.0 - self.largest_free as f64 / self.free as f64 }
     }
 }
 
-/// The memory of the card the traces were recorded on.
+/// Memory of the card on which the traces were recorded.
 const DEVICE_BYTES: u64 = 80 << 30;
 
-/// Runs a trace through a pool over a source that has sizes but no memory: once for the figures, and `timed` times for
-/// the time, of which the fastest counts.
+/// Replays a trace through a pool over a source without memory: once for the statistics, and `timed` times
+/// for the fastest time.
 ///
 /// # Errors
-/// The configuration bounds the pool to less than the trace needs.
+/// The configuration limits the pool to less than the trace needs.
 pub fn replay(trace: &Trace, config: Config, mode: SegmentMode, timed: u32) -> Result<ReplayReport> {
     let mut report = ReplayReport { peak_requested: trace.peak_requested, ..ReplayReport::default() };
     let source = Arc::new(mode.create_source());
     let pool = run_trace(trace, config, source.clone(), |pool| {
-        // Only a request that made the pool grow can have made the peak.
+        // Only a request that made the pool grow can have raised the peak.
         if source.peak() > report.peak_reserved {
             let now = pool.stats();
             report.peak_reserved = source.peak();
@@ -94,7 +94,7 @@ pub fn replay(trace: &Trace, config: Config, mode: SegmentMode, timed: u32) -> R
     report.segments = stats.segment.all.peak;
     report.driver_calls = source.calls().memory_calls();
     report.compacted_bytes = stats.compacted_bytes;
-    // A source that checks the pool's promises takes its time; this one only says yes.
+    // The fake source checks the pool's promises, which takes time; this source checks nothing.
     let source = Arc::new(UncheckedSource { limits: source.limits(), next: AtomicU64::new(1) });
     let mut best = None;
     for _ in 0..timed {
@@ -116,7 +116,7 @@ impl SegmentMode {
     }
 }
 
-/// A source that gives whatever is asked for.
+/// A source without checks, for timing.
 #[derive(Debug)]
 struct UncheckedSource {
     limits: SourceLimits,
@@ -171,14 +171,14 @@ impl SegmentSource for UncheckedSource {
     }
 }
 
-/// Runs a trace, and calls `each` after each request.
+/// Replays a trace, and calls `each` after each request.
 fn run_trace(
     trace: &Trace,
     config: Config,
     source: Arc<impl SegmentSource + BlockMover + 'static>,
     mut each: impl FnMut(&Pool),
 ) -> Result<Pool> {
-    // As the blocks of tensors, all of them may move.
+    // All blocks may move, as those of tensors may.
     let pool = Pool::new(source.clone(), config).with_mover(source);
     let mut table: Vec<Option<Block>> = vec![None; trace.slot_count];
     for event in &trace.events {
@@ -197,27 +197,28 @@ fn run_trace(
     Ok(pool)
 }
 
-/// One line of the [`Table`].
+/// One row of a [`ReplayTable`].
 #[derive(Clone, Debug, PartialEq)]
 pub struct ReplayRow {
-    /// The workload.
+    /// Name of the workload.
     pub workload: String,
-    /// How the pool grew.
+    /// Kind of segments.
     pub mode: SegmentMode,
-    /// What this pool made of it.
+    /// This pool's result.
     pub report: ReplayReport,
-    /// What PyTorch made of it in the same mode, if that is known.
+    /// PyTorch's result in the same mode, if known.
     pub pytorch: Option<PyTorchBaseline>,
 }
 
-/// All traces of a folder, in both modes, beside PyTorch.
+/// Results for all traces of a folder in both modes, compared with PyTorch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct ReplayTable {
-    /// By mode, then by workload.
+    /// Rows by mode, then by workload.
     pub rows: Vec<ReplayRow>,
 }
 
-/// Replays every `*.trace.xz` of a folder in both modes. PyTorch's figures are in `reserved.jsonl` beside them.
+/// Replays every `*.trace.xz` of a folder in both modes. PyTorch's results are read from `reserved.jsonl` in
+/// the same folder.
 pub fn replay_folder(folder: &Path, config: Config, runs: u32) -> Result<ReplayTable> {
     let mut paths = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(|e| file_error(folder, &e))? {
@@ -244,7 +245,7 @@ pub fn replay_folder(folder: &Path, config: Config, runs: u32) -> Result<ReplayT
     Ok(ReplayTable { rows })
 }
 
-/// PyTorch's figures, by workload and whether its segments were expandable; none if there is no such file.
+/// Reads PyTorch's results, by workload and by expandable segments; empty if there is no such file.
 fn read_baselines(path: &Path) -> Result<BTreeMap<(String, bool), PyTorchBaseline>> {
     if !path.exists() {
         return Ok(BTreeMap::new());
@@ -260,13 +261,13 @@ fn read_baselines(path: &Path) -> Result<BTreeMap<(String, bool), PyTorchBaselin
 }
 
 impl ReplayTable {
-    /// The geometric mean of reserved over requested in a mode.
+    /// Returns the geometric mean of reserved over requested bytes in a mode.
     #[must_use]
     pub fn mean_ratio(&self, mode: SegmentMode) -> f64 {
         geometric_mean(self.rows.iter().filter(|r| r.mode == mode).map(|r| r.report.ratio()))
     }
 
-    /// The same of PyTorch.
+    /// Returns PyTorch's geometric mean of reserved over requested bytes in a mode.
     #[must_use]
     pub fn pytorch_mean_ratio(&self, mode: SegmentMode) -> f64 {
         let rows = self.rows.iter().filter(|r| r.mode == mode);
@@ -330,7 +331,7 @@ impl fmt::Display for ReplayTable {
 mod tests {
     use super::*;
 
-    /// The bounds of the project's targets, and PyTorch's own figures, for each recorded workload.
+    /// Checks the project's targets and PyTorch's results for each recorded workload.
     #[test]
     fn recorded_workloads_keep_their_bounds() -> crate::error::Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/traces");
