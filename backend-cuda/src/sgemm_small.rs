@@ -402,7 +402,7 @@ mod tests {
 
     #[test]
     fn work_is_cut_as_measured_to_be_the_fastest() {
-        // On an H100, each beside all others and cuBLASLt; docs/performance.md has the times.
+        // On an H100, each beside all others and cuBLASLt; docs/lab/2026-11.md has the times.
         for (m, n, k, best) in [
             (64, 64, 64, Some((SMALL_TILE, 1))),
             (256, 256, 256, Some((SMALL_TILE, 1))),
