@@ -62,7 +62,7 @@ static int enter(const char *name) {
 
 // ---- memory: device and pinned allocations, inside which copies must lie ----
 
-typedef struct { Address start; size_t bytes; int kind; off_t at; } Piece; // `at`: file offset of a handle's or mapping's memory
+typedef struct { Address start; size_t bytes; int kind; off_t at; } Piece; // `at`: memory file offset
 enum { FREE, PLAIN, MAPPED, RESERVED, HANDLE, PINNED };
 static Piece pieces[4096];
 static size_t used;
