@@ -93,7 +93,7 @@ pub(crate) fn find_fastest(
 }
 
 /// Choices of this process. All queues of a device then sum in the same order. The order depends neither on
-/// which queue came first nor on what other processes write to the disk.
+/// which queue came first nor on other processes that write to the disk.
 static PROCESS_CHOICES: Mutex<Option<HashMap<CacheKey, cublasLtMatmulAlgo_t>>> = Mutex::new(None);
 
 /// Choices of this process and on disk. A choice is the algorithm itself: 64 bytes that one library version

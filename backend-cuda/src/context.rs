@@ -280,7 +280,7 @@ impl Stream {
     /// Enqueues a kernel without flushing the pending batch; `arguments` are the addresses of the arguments.
     ///
     /// # Safety
-    /// As for [`launch`](Self::launch).
+    /// Same conditions as [`launch`](Self::launch).
     pub(crate) unsafe fn launch_immediately(
         &self,
         call: &KernelLaunch,
@@ -398,7 +398,7 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, given back once.
+        // SAFETY: made in `new`, destroyed once.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
 }

@@ -627,7 +627,7 @@ struct OwnedHandle<T: Copy> {
 
 impl<T: Copy> Drop for OwnedHandle<T> {
     fn drop(&mut self) {
-        // SAFETY: made by the function that goes with `destroy`, and destroyed once. An error here cannot be
+        // SAFETY: made by the function that matches `destroy`, and destroyed once. An error here cannot be
         // handled.
         let _ = unsafe { (self.destroy)(self.raw) };
     }

@@ -54,7 +54,7 @@ impl DiskCache {
             .find_map(|name| read_checked(&folder.join(name)))
     }
 
-    /// Stores a kernel. Other processes see the complete file or none.
+    /// Stores a kernel. Other processes find the complete file or none.
     pub(crate) fn store(&self, key: CacheKey, version: CompilerVersion, cubin: &[u8]) {
         let Some(folder) = &self.folder else { return };
         if let Err(error) = write_checked(folder, &key.file_name(version), cubin) {

@@ -125,7 +125,7 @@ impl Graph {
     /// Creates a graph of kernels that run one after the other, and returns its nodes.
     ///
     /// # Safety
-    /// As for launches of the kernels.
+    /// Each kernel fulfils the conditions of a launch.
     pub(crate) unsafe fn from_kernels(
         context: &Arc<Context>,
         calls: &mut [(KernelLaunch, &mut [*mut c_void])],

@@ -94,7 +94,8 @@ impl LaunchBatcher {
     /// Launches a kernel now or adds it to the batch.
     ///
     /// # Safety
-    /// As for [`Stream::launch`], until the kernel is launched, which is before any other use of the stream.
+    /// Same conditions as [`Stream::launch`], until the kernel is launched, which is before any other use of
+    /// the stream.
     pub(crate) unsafe fn enqueue(
         &self,
         stream: &Stream,
@@ -147,7 +148,7 @@ impl LaunchBatcher {
         state.pending.clear();
         state.arg_bytes.clear();
         state.arg_sizes.clear();
-        // Last: a thread that sees `false` enqueues after the batch without taking the lock.
+        // Last: a thread that reads `false` enqueues after the batch without taking the lock.
         self.has_pending.store(false, Ordering::Release);
         given
     }
@@ -217,7 +218,7 @@ impl BatchGraph {
     /// if a graph was launched.
     ///
     /// # Safety
-    /// As for launches of the kernels.
+    /// Each kernel fulfils the conditions of a launch.
     unsafe fn launch_batch(
         rows: &mut Vec<Self>,
         stream: &Stream,
@@ -246,7 +247,7 @@ impl BatchGraph {
     /// Returns a graph of these kernels with their arguments, taken from `rows` or new.
     ///
     /// # Safety
-    /// As for launches of the kernels.
+    /// Each kernel fulfils the conditions of a launch.
     unsafe fn get_or_create(
         rows: &mut Vec<Self>,
         stream: &Stream,

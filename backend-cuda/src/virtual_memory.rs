@@ -102,7 +102,7 @@ impl VirtualAddressSpace {
             call: "cuMemAddressFree",
             detail: format!("{address:#x} was not reserved"),
         })?;
-        // SAFETY: reserved with this length, and given back once.
+        // SAFETY: reserved with this length, and freed once.
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, bytes) })
     }
 

@@ -144,7 +144,7 @@ fn kernels_run() {
         let scaled =
             |n: usize| (0..1000).map(|i| if i < n { 2.0 * i as f32 + 1.0 } else { 0.0 }).collect::<Vec<_>>();
         assert_eq!(floats(&read_back(&*backend, to)), scaled(990));
-        // The kernel sees the binding's length, not the segment's.
+        // The kernel gets the binding's length, not the segment's.
         backend.fill(to, 0).unwrap();
         let short = slice(segment, 256, 2000);
         backend.launch(&Launch { bindings: &[short, to], ..launch }).unwrap();

@@ -481,7 +481,7 @@ mod tests {
             let launch = Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] };
             device.launch(&launch).unwrap();
             let fence = device.record_fence().unwrap();
-            // One launch is recorded and not submitted when the device goes.
+            // One launch is recorded and not submitted when the device is lost.
             device.launch(&launch).unwrap();
             device.gpu.device.destroy();
             // wgpu reports the loss when the last work is done.

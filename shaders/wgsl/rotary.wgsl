@@ -3,7 +3,7 @@ Rotary position embeddings (Su et al., 2021): rotates pairs of features by an an
 invocation rotates a pair, or copies a feature that is not rotated. Any strides; the result is dense.
 
 dtype: of x and the result · table: dtype of the cosines and sines
-interleaved: pairs are neighbours; else a pair is half of the rotated features apart
+interleaved: pairs are neighbours; else features of a pair are half of the rotated features apart
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
