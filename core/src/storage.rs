@@ -8,6 +8,7 @@ use crate::backend::Slice;
 use crate::error::Result;
 use crate::memory::scope::Scope;
 use crate::memory::{Block, Pool, Request, Tag};
+use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::Device;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
 use crate::runtime::stream::{Access, StreamUses};
@@ -110,6 +111,12 @@ fn binding_slice(block: &Block) -> Slice {
 /// Returns the slice that a copy transfers: whole words.
 fn copy_slice(block: &Block) -> Slice {
     Slice { segment: block.segment, offset: block.offset, bytes: block.bytes.next_multiple_of(4) }
+}
+
+impl Buffer for Storage {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
 }
 
 impl Storage {

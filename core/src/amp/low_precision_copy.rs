@@ -59,7 +59,10 @@ pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
         LowPrecisionCopy::Ready { copy: numbers, source: of } if numbers.dtype() == to => {
             let good = of.is_current(leaf, numbers);
             if good {
-                leaf.device().capture_recorder().record_cast_read(leaf, numbers);
+                let note = || CapturedCastRead { leaf: leaf.clone(), copy: numbers.downgrade_storage() };
+                leaf.device()
+                    .capture_recorder()
+                    .add_note(note, |known: &CapturedCastRead| known.leaf.is_same_view(leaf));
             }
             good.then(|| numbers.clone())
         }
@@ -96,6 +99,12 @@ pub fn store_copy(parameter: &Tensor, numbers: Tensor) {
         let of = CopyVersion::read(parameter, &numbers);
         *copy = LowPrecisionCopy::Ready { copy: numbers, source: of };
     }
+}
+
+/// Note of a captured step: a leaf whose 16-bit copy was read, and the storage of the copy.
+pub(crate) struct CapturedCastRead {
+    pub(crate) leaf: Tensor,
+    pub(crate) copy: Weak<Storage>,
 }
 
 /// Copy that a captured step reads.

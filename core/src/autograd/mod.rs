@@ -14,7 +14,7 @@ use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
@@ -26,6 +26,7 @@ use crate::memory::{self, Tag};
 use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
+use crate::storage::Storage;
 use crate::tensor::{Dims, Tensor};
 
 mod anomaly;
@@ -173,6 +174,12 @@ pub(crate) struct Leaf {
     hooks: OnceLock<Arc<HookList>>,
     /// If true, the leaf behaves as if `requires_grad` were false.
     is_frozen: AtomicBool,
+}
+
+/// Note of a captured step: a leaf that received a gradient, with the storage of its previous gradient.
+pub(crate) struct CapturedGradWrite {
+    pub(crate) leaf: Arc<Leaf>,
+    pub(crate) before: Option<Weak<Storage>>,
 }
 
 /// Operation in the autograd graph.
@@ -453,11 +460,20 @@ impl Leaf {
         )))
     }
 
+    /// Notes for a captured step that the leaf receives a gradient, with its previous gradient.
+    #[inline]
+    fn note_grad_write(self: &Arc<Self>, device: &Device, before: Option<&Tensor>) {
+        device.capture_recorder().add_note(
+            || CapturedGradWrite { leaf: Arc::clone(self), before: before.map(Tensor::downgrade_storage) },
+            |known: &CapturedGradWrite| Arc::ptr_eq(&known.leaf, self),
+        );
+    }
+
     /// Accumulates a gradient, in place unless the pass is `recorded` and the sum needs its own history. If
     /// `handed` is true, the operation may have added to the sum already.
     fn accumulate_grad(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
         let mut slot = lock(&self.grad);
-        grad.device().capture_recorder().record_grad_write(self, slot.as_ref());
+        self.note_grad_write(grad.device(), slot.as_ref());
         // The gradient stays in its slot until it is replaced, so a failed sum loses nothing.
         let made = match &*slot {
             // The operation has accumulated in place.
@@ -554,7 +570,7 @@ impl Tensor {
         if let Some(leaf) = self.leaf() {
             // A captured step gives the leaf this gradient at each replay.
             if grad.is_some() {
-                self.device().capture_recorder().record_grad_write(leaf, leaf.grad().as_ref());
+                leaf.note_grad_write(self.device(), leaf.grad().as_ref());
             }
             leaf.set_grad(grad);
         }

@@ -5,6 +5,7 @@ mod card_profile;
 pub mod device;
 pub(crate) mod dispatch;
 mod flushing;
+pub(crate) mod kernel_params;
 pub(crate) mod options;
 pub mod profile;
 pub mod stream;

@@ -15,6 +15,9 @@ use crate::runtime::device::Device;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 
+/// Note of a captured step: a constant that replays read, which must stay alive.
+pub(crate) struct CapturedConstant(pub(crate) Tensor);
+
 impl Tensor {
     /// A tensor with these elements, row-major.
     ///
@@ -71,7 +74,7 @@ impl Tensor {
             return Self::from_slice(data, shape, device);
         }
         let kept = tape.run_unrecorded(|| Self::from_slice(data, shape, device))?;
-        tape.keep_constant(&kept);
+        tape.add_note(|| CapturedConstant(kept.clone()), |_| false);
         // The step may change what it is given.
         kept.copy()
     }

@@ -24,6 +24,7 @@ pub mod offload;
 mod view;
 
 use crate::storage::Storage;
+pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
 pub use layout::{Dims, Layout};
 pub use view::IntoShape;
