@@ -1,9 +1,8 @@
 //! Memory of tensors: a block of the device, or temporarily a copy in host memory.
 
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::autograd;
 use crate::backend::Slice;
 use crate::error::Result;
 use crate::memory::scope::Scope;
@@ -13,6 +12,12 @@ use crate::runtime::device::Device;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
 use crate::runtime::stream::{Access, StreamUses};
 
+/// Returns a process-wide id. Ids of nodes, leaves and storages increase in creation order.
+pub(crate) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
 /// Memory of one or more tensors, freed with the last of them.
 pub(crate) struct Storage {
     pub(crate) device: Device,
@@ -21,7 +26,7 @@ pub(crate) struct Storage {
     bytes: u64,
     /// Number of recorded operations that have written to the storage in place.
     pub(crate) recorded_writes: AtomicU32,
-    /// Number of [`SavedTensor`](autograd::SavedTensor)s that hold the storage.
+    /// Number of `SavedTensor`s that hold the storage.
     pub(crate) saved_count: AtomicU32,
     state: Mutex<StorageState>,
 }
@@ -135,7 +140,7 @@ impl Storage {
         }
         Ok(Self {
             device: device.clone(),
-            id: autograd::next_id(),
+            id: next_id(),
             bytes,
             recorded_writes: AtomicU32::new(0),
             saved_count: AtomicU32::new(0),

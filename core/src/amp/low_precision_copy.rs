@@ -9,48 +9,12 @@
 use std::sync::Weak;
 
 use crate::autograd;
+use crate::autograd::low_precision_copy::{CopyVersion, LowPrecisionCopy};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
-
-/// State of a leaf's 16-bit copy.
-#[derive(Debug, Default)]
-pub(crate) enum LowPrecisionCopy {
-    /// The leaf has not been cast.
-    #[default]
-    None,
-    /// The leaf was cast, so an optimiser should write the next copy.
-    Requested(DType),
-    /// Copy of the leaf at the version in `source`.
-    Ready { copy: Tensor, source: CopyVersion },
-}
-
-/// Storage of the leaf, and the versions of the leaf and of the copy.
-#[derive(Clone, Debug)]
-pub(crate) struct CopyVersion {
-    leaf_storage: Weak<Storage>,
-    leaf_version: u64,
-    copy_version: u64,
-}
-
-impl CopyVersion {
-    fn read(leaf: &Tensor, numbers: &Tensor) -> Self {
-        Self {
-            leaf_storage: leaf.downgrade_storage(),
-            leaf_version: leaf.version(),
-            copy_version: numbers.version(),
-        }
-    }
-
-    /// Reports whether neither was written since.
-    fn is_current(&self, leaf: &Tensor, numbers: &Tensor) -> bool {
-        self.leaf_version == leaf.version()
-            && self.copy_version == numbers.version()
-            && self.leaf_storage.ptr_eq(&leaf.downgrade_storage())
-    }
-}
 
 /// Returns the copy of a leaf if it is current. Otherwise requests one from the optimiser.
 pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {

@@ -13,30 +13,30 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::amp::low_precision_copy::LowPrecisionCopy;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
-use crate::storage::Storage;
+use crate::storage::{Storage, next_id};
 use crate::tensor::{Dims, Tensor};
 
 mod anomaly;
+pub(crate) mod autocast_mode;
 mod checkpoint;
 mod composite;
 mod deferred_drop;
 mod engine;
-pub mod functional;
 mod hooks;
 mod inplace;
+pub(crate) mod low_precision_copy;
 mod recompute;
 mod saved;
 
@@ -47,8 +47,8 @@ pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
 use hooks::HookList;
 pub(crate) use inplace::{check_inplace, rebase_history, regenerate_grad_fn};
+use low_precision_copy::LowPrecisionCopy;
 pub use recompute::{is_recomputing, update_state};
-pub(crate) use recompute::{record_access, record_draw, replayed_draw};
 #[doc(hidden)]
 pub use recompute::{replayable_state_update, replayable_training_mode};
 pub use saved::SavedTensor;
@@ -256,12 +256,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a process-wide id. Ids of nodes, leaves and storages increase in creation order.
-pub(crate) fn next_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
 thread_local! {
     /// True while recording is disabled.
     static NO_GRAD: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
@@ -321,7 +315,7 @@ pub fn leaf_id(t: &Tensor) -> Option<u64> {
 /// Locks the state of a leaf's low-precision copy; `None` for other tensors.
 pub(crate) fn lock_low_precision_copy(t: &Tensor) -> Option<MutexGuard<'_, LowPrecisionCopy>> {
     // A read of the copy counts as a read of the leaf.
-    t.leaf().inspect(|_| record_access(t, Access::Read)).map(|leaf| lock(&leaf.low_precision_copy))
+    t.leaf().inspect(|_| t.record_access(Access::Read)).map(|leaf| lock(&leaf.low_precision_copy))
 }
 
 /// Fails if an operation without a gradient has an input that requires one.

@@ -7,7 +7,6 @@ use forebay_shaders::KernelSpec;
 use forebay_shaders::reflection::ModuleInterface;
 use rustc_hash::FxHashMap;
 
-use crate::autograd;
 use crate::backend::host_memory::HostSource;
 use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
 use crate::dtype::DType;
@@ -17,6 +16,7 @@ use crate::memory::{Config, Pool, Stats};
 use crate::runtime::capture::recorder::CaptureRecorder;
 use crate::runtime::capture::replay_params::PhiloxState;
 use crate::runtime::flushing::FlushingBackend;
+use crate::runtime::observer;
 use crate::runtime::options::DeviceOptions;
 use crate::runtime::profile::{SpanRecorder, WorkItem};
 use crate::runtime::stream::{DeviceMover, StreamSet};
@@ -312,7 +312,7 @@ impl Device {
             "random numbers go on from one replay to the next; seed before the capture",
         );
         // A recomputation replays recorded draws and must not change the state.
-        if !autograd::is_recomputing() {
+        if !observer::current().is_some_and(|observer| observer.is_replaying()) {
             *self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         }
     }
@@ -324,7 +324,8 @@ impl Device {
 
     /// Draws blocks and returns the generator's state before them.
     pub(crate) fn draw_random_state(&self, blocks: u64) -> RandomState {
-        if let Some(before) = autograd::replayed_draw(self) {
+        let observer = observer::current();
+        if let Some(before) = observer.and_then(|observer| observer.replayed_draw(self)) {
             return before;
         }
         let taken = {
@@ -334,7 +335,9 @@ impl Device {
             state.offset = state.offset.wrapping_add(blocks);
             taken
         };
-        autograd::record_draw(self, taken);
+        if let Some(observer) = observer {
+            observer.record_draw(self, taken);
+        }
         taken
     }
 

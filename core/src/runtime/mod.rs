@@ -6,6 +6,7 @@ pub mod device;
 pub(crate) mod dispatch;
 mod flushing;
 pub(crate) mod kernel_params;
+pub(crate) mod observer;
 pub(crate) mod options;
 pub mod profile;
 pub mod stream;

@@ -9,11 +9,13 @@ use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Tag;
-use crate::ops::kernel::launch;
+use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::Device;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
+use crate::runtime::observer;
 use crate::runtime::stream::Access;
 
+pub(crate) mod binding;
 mod create;
 mod display;
 pub(crate) mod float8;
@@ -368,12 +370,21 @@ impl Tensor {
             && self.layout() == other.layout()
     }
 
-    /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`launch::bind`].
+    /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`binding`].
     pub(crate) fn bind(&self, access: Access, gate: &DispatchGuard<'_>) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind(access, gate)?;
-        autograd::record_access(self, access);
+        self.record_access(access);
         self.record_binding(slice);
         Ok(slice)
+    }
+
+    /// Reports an access to the observer, if one is active.
+    #[inline]
+    pub(crate) fn record_access(&self, access: Access) {
+        if let Some(observer) = observer::current() {
+            let storage: Arc<dyn Buffer> = self.inner.storage.clone();
+            observer.record_access(&storage, access);
+        }
     }
 
     /// Tells the step that is recorded, if one is, where the memory is.
@@ -392,7 +403,7 @@ impl Tensor {
         mark: FusionSlot,
     ) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind_deferred(access, gate, mark)?;
-        autograd::record_access(self, access);
+        self.record_access(access);
         self.record_binding(slice);
         Ok(slice)
     }
@@ -423,7 +434,7 @@ impl Tensor {
         access: Access,
         work: impl FnOnce(Slice) -> Result<R>,
     ) -> Result<R> {
-        let bound = launch::bind_contiguous_bytes([(self, access)])?;
+        let bound = binding::bind_contiguous_bytes([(self, access)])?;
         let slice = bound[0];
         let pinned = self.inner.storage.pin(access, bound.dispatch_guard());
         drop(bound);

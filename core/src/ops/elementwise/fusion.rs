@@ -15,7 +15,6 @@ use std::fmt;
 use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
-use crate::autograd;
 use crate::backend::Slice;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
@@ -308,7 +307,7 @@ fn bind_step(
     for (k, (t, producer)) in tensors.iter().zip(producers).enumerate() {
         sources.push(match *producer {
             Some(step) => {
-                autograd::record_access(t, Access::Read);
+                t.record_access(Access::Read);
                 StepOperand::Step(step)
             }
             None => {

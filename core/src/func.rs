@@ -1,17 +1,17 @@
-//! Derivatives of functions of tensors, after PyTorch's `torch.autograd.functional`. The functions ignore the
+//! Derivatives of functions of tensors, after PyTorch's `torch.func` and `torch.autograd.functional`. The functions ignore the
 //! history of the inputs and do not change their gradients.
 //!
 //! ```
-//! # use forebay_core::{autograd::functional, device::Device, dtype::DType, tensor::Tensor};
+//! # use forebay_core::{func, device::Device, dtype::DType, tensor::Tensor};
 //! # let device = Device::null(Default::default());
 //! let x = Tensor::ones(&[3], DType::F32, &device)?;
-//! let (_, product) = functional::hvp(|x| x[0].pow(3.0)?.sum_all(), &[x.clone()], &[x.ones_like()?])?;
+//! let (_, product) = func::hvp(|x| x[0].pow(3.0)?.sum_all(), &[x.clone()], &[x.ones_like()?])?;
 //! assert_eq!(product[0].shape(), [3]);
-//! assert_eq!(functional::hessian(|x| x.pow(3.0)?.sum_all(), &x)?.shape(), [3, 3]);
+//! assert_eq!(func::hessian(|x| x.pow(3.0)?.sum_all(), &x)?.shape(), [3, 3]);
 //! # Ok::<(), forebay_core::error::Error>(())
 //! ```
 
-use super::{GradOptions, grad_allow_unused};
+use crate::autograd::{GradOptions, grad_allow_unused};
 use crate::error::{Error, Result};
 use crate::ops::stack;
 use crate::tensor::{Dims, Tensor};

@@ -1,8 +1,28 @@
-//! Conversion of host scalars to the element types of tensors.
+//! Scalars of the host, and their conversion to the element types of tensors.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::elementwise::pointwise::Scalar;
+
+/// Scalar operand in place of a tensor.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub enum Scalar {
+    /// Float. An integer tensor is promoted to f32.
+    Float(f64),
+    /// Integer, which takes the tensor's type.
+    Int(i64),
+    /// Bool.
+    Bool(bool),
+}
+
+impl Scalar {
+    pub(crate) fn to_f64(self) -> f64 {
+        match self {
+            Self::Float(v) => v,
+            Self::Int(v) => v as f64,
+            Self::Bool(v) => f64::from(u8::from(v)),
+        }
+    }
+}
 
 /// Result of converting a scalar to an element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
