@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use crate::autograd::{self, GradEdge, Leaf};
 use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -20,16 +19,18 @@ mod create;
 mod display;
 pub(crate) mod float8;
 mod grad_extras;
+pub(crate) mod grad_meta;
 pub mod layout;
 #[doc(hidden)]
 pub mod offload;
-mod view;
+pub(crate) mod shape;
 
 use crate::storage::Storage;
 pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
+use grad_meta::GradMeta;
 pub use layout::{Dims, Layout};
-pub use view::IntoShape;
+pub use shape::IntoShape;
 
 /// A tensor. Cloning it clones a handle: both see the same memory. `(&a + &b)?`, `(1.0 - &a)?` and `(-&a)?` are [`add`](Self::add),
 /// [`rsub`](Self::rsub) and [`neg`](Self::neg).
@@ -43,9 +44,9 @@ struct TensorImpl {
     layout: Layout,
     dtype: DType,
     /// What it was made by.
-    grad_edge: Option<GradEdge>,
+    grad_meta: Option<Arc<dyn GradMeta>>,
     /// What a recorded operation in place has made of it since.
-    rebased_edge: OnceLock<Mutex<Option<GradEdge>>>,
+    rebased_meta: OnceLock<Mutex<Option<Arc<dyn GradMeta>>>>,
     /// How many recorded operations had written to its memory when its history was right.
     recorded_writes_seen: AtomicU32,
     /// The tensor that this is a view of.
@@ -59,7 +60,7 @@ impl TensorImpl {
         storage: Arc<Storage>,
         layout: Layout,
         dtype: DType,
-        meta: Option<GradEdge>,
+        meta: Option<Arc<dyn GradMeta>>,
         base: Weak<TensorImpl>,
     ) -> Self {
         let writes = AtomicU32::new(storage.recorded_writes.load(Ordering::Relaxed));
@@ -67,8 +68,8 @@ impl TensorImpl {
             storage,
             layout,
             dtype,
-            grad_edge: meta,
-            rebased_edge: OnceLock::new(),
+            grad_meta: meta,
+            rebased_meta: OnceLock::new(),
             recorded_writes_seen: writes,
             base,
             grad_extras: None,
@@ -227,10 +228,10 @@ impl Tensor {
         self.inner.storage.bytes() as usize / self.dtype().size()
     }
 
-    pub(crate) fn grad_edge(&self) -> Option<GradEdge> {
+    pub(crate) fn grad_meta(&self) -> Option<Arc<dyn GradMeta>> {
         self.refresh_grad_fn();
-        match self.inner.rebased_edge.get() {
-            None => self.inner.grad_edge.as_ref().filter(|meta| meta.requires_grad()).cloned(),
+        match self.inner.rebased_meta.get() {
+            None => self.inner.grad_meta.as_ref().filter(|meta| meta.requires_grad()).cloned(),
             Some(later) => later.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
@@ -239,10 +240,10 @@ impl Tensor {
     pub(crate) fn has_grad_edge(&self) -> bool {
         self.refresh_grad_fn();
         self.inner
-            .rebased_edge
+            .rebased_meta
             .get()
-            .map_or(self.inner.grad_edge.as_ref().is_some_and(GradEdge::requires_grad), |_| {
-                self.grad_edge().is_some()
+            .map_or(self.inner.grad_meta.as_ref().is_some_and(|meta| meta.requires_grad()), |_| {
+                self.grad_meta().is_some()
             })
     }
 
@@ -252,25 +253,22 @@ impl Tensor {
         if !self.is_current()
             && let Some(base) = self.base().filter(Tensor::is_current)
         {
-            self.set_grad_fn(autograd::regenerate_grad_fn(self, &base));
+            self.set_grad_meta(base.grad_meta().and_then(|meta| meta.regenerate_view(self, &base)));
         }
     }
 
-    /// The leaf that it is, frozen or not. Leaves are not written to by recorded operations.
-    pub(crate) fn leaf(&self) -> Option<&Arc<Leaf>> {
-        match &self.inner.grad_edge {
-            Some(GradEdge::Leaf(leaf)) => Some(leaf),
-            _ => None,
-        }
+    /// Returns the place that the tensor was created with: that of a leaf, frozen or not, never changes.
+    pub(crate) fn original_grad_meta(&self) -> Option<&Arc<dyn GradMeta>> {
+        self.inner.grad_meta.as_ref()
     }
 
     /// The same memory with another history; a tensor without one is nobody's view.
-    pub(crate) fn with_grad_edge(&self, meta: Option<GradEdge>) -> Self {
+    pub(crate) fn with_grad_meta(&self, meta: Option<Arc<dyn GradMeta>>) -> Self {
         let TensorImpl { storage, layout, dtype, base, grad_extras: beside, .. } = &*self.inner;
         let base = if meta.is_some() { base.clone() } else { Weak::new() };
         let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta, base);
         // What was made besides has no history.
-        if inner.grad_edge.is_none() {
+        if inner.grad_meta.is_none() {
             inner.grad_extras.clone_from(beside);
         }
         Self { inner: Arc::new(inner) }
@@ -287,8 +285,8 @@ impl Tensor {
     }
 
     /// Gives this handle, and its clones, the history of what the memory holds now.
-    pub(crate) fn set_grad_fn(&self, meta: Option<GradEdge>) {
-        let later = self.inner.rebased_edge.get_or_init(Mutex::default);
+    pub(crate) fn set_grad_meta(&self, meta: Option<Arc<dyn GradMeta>>) {
+        let later = self.inner.rebased_meta.get_or_init(Mutex::default);
         let before = std::mem::replace(&mut *later.lock().unwrap_or_else(PoisonError::into_inner), meta);
         // Without the lock: it may be the last to know of a whole tape.
         drop(before);
@@ -302,8 +300,8 @@ impl Tensor {
         let TensorImpl {
             recorded_writes_seen: writes,
             storage,
-            grad_edge: meta,
-            rebased_edge: later,
+            grad_meta: meta,
+            rebased_meta: later,
             base,
             ..
         } = &*self.inner;
