@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::environment;
-use crate::error::Result;
 use crate::runtime::device::Device;
 
 /// Smaller results use single kernels, because compiling a chain's kernel costs more than it saves.
@@ -21,19 +20,13 @@ pub(crate) struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Reads the environment. Invalid variables are ignored; [`check_env`](Self::check_env) reports them.
+    /// Reads the environment. Invalid variables are ignored; [`variables::check`](crate::variables::check) reports them.
     pub(crate) fn from_env() -> Self {
         let im2col = environment::read_bytes("FOREBAY_IM2COL_BYTES").ok().flatten();
         Self {
             fusion_min_bytes: AtomicU64::new(default_fusion_min_bytes().unwrap_or(UNSET)),
             im2col_max_bytes: AtomicU64::new(im2col.unwrap_or(UNSET)),
         }
-    }
-
-    /// Fails if a variable of an option is not a number of bytes.
-    pub(crate) fn check_env() -> Result<()> {
-        environment::read_bytes("FOREBAY_FUSION_MIN_BYTES")?;
-        environment::read_bytes("FOREBAY_IM2COL_BYTES").map(drop)
     }
 }
 

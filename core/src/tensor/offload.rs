@@ -15,7 +15,7 @@ thread_local! {
 }
 
 /// Notes a new storage, for the collection that is under way.
-pub fn track_storage(storage: &Arc<Storage>) {
+pub(crate) fn track_storage(storage: &Arc<Storage>) {
     TRACKED_STORAGES.with_current_mut(|made| {
         if let Some(made) = made {
             made.push(Arc::downgrade(storage));
