@@ -328,7 +328,7 @@ fn convolve<const N: usize>(
     spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, false), unbatched)
 }
 
-/// Kind of product between the three tensors of a convolution: y of x and w, x of y and w, or w of y and x.
+/// Product between two of a convolution's tensors: y of x and w, x of y and w, or w of y and x.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConvKind {
     Forward,
