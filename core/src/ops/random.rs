@@ -55,8 +55,9 @@ fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
     (x / step).floor() * step
 }
 
-/// Returns the smallest and the largest value of a float type in low ≤ x < high, or in low ≤ x ≤ high if
-/// `closed`. A closed range is first clamped to the type's range.
+/// Returns the smallest and the largest value of a float type in low ≤ x < high.
+///
+/// If `closed`, the range is low ≤ x ≤ high, first clamped to the type's range.
 ///
 /// # Errors
 /// A bound exceeds the type's range, or the type has no value in between.
@@ -368,8 +369,8 @@ impl Tensor {
     /// occurs once, and classes of weight zero come last, in order.
     ///
     /// The host does not read the weights. Values that PyTorch refuses (negative, infinite or NaN) therefore
-    /// count as zero. A class of weight zero is not drawn, unless all of a row are zero: then class 0 is
-    /// drawn with replacement, and the first classes without.
+    /// count as zero. A class of weight zero is not drawn, unless all weights of the row are zero. Then class 0
+    /// is drawn with replacement, and the first classes without.
     ///
     /// # Errors
     /// There are neither one nor two dimensions. There are no classes, or fewer than `count` without

@@ -105,7 +105,7 @@ pub struct RecurrentOutput {
     pub c_n: Option<Tensor>,
 }
 
-/// Forward run with what the backward pass needs.
+/// Forward run with the tensors that the backward pass needs.
 struct RecurrentRun {
     kind: RecurrentKind,
     sizes: [usize; 3],
@@ -267,8 +267,8 @@ fn relu_derivative(y: &Tensor) -> Result<Tensor> {
     y.detach().gt(0.0)?.to_dtype(y.dtype())
 }
 
-/// Recomputation of the states for gradients of gradients, by differentiable operations on saved tensors. The
-/// input was not saved, and only its history is used.
+/// Recomputation of the states for gradients of gradients, by differentiable operations on saved tensors.
+/// Uses only the history of the input, whose values were not saved.
 impl RecurrentRun {
     fn recompute(&self, t: &[Tensor]) -> Result<Tensor> {
         let ([steps, batch, hidden], op) = (self.sizes, self.kind.op_name());
