@@ -1,4 +1,4 @@
-//! Making tensors, and getting their contents back.
+//! Creation of tensors, and copies of their contents to the host.
 
 use half::{bf16, f16};
 
@@ -16,29 +16,29 @@ use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 
 impl Tensor {
-    /// A tensor with these elements, row-major.
+    /// Creates a tensor from row-major elements.
     ///
     /// # Errors
-    /// `data` has another number of elements than `shape`; memory runs out.
+    /// The number of elements does not match `shape`.
     #[track_caller]
     pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         Self::from_bytes(bytemuck::cast_slice(data), shape, T::DTYPE, device)
     }
 
-    /// A boolean tensor with these elements, row-major.
+    /// Creates a bool tensor from row-major elements.
     ///
     /// # Errors
-    /// As [`from_slice`](Self::from_slice).
+    /// See [`from_slice`](Self::from_slice).
     #[track_caller]
     pub fn from_bools(data: &[bool], shape: &[usize], device: &Device) -> Result<Self> {
         let bytes: Vec<u8> = data.iter().map(|&b| u8::from(b)).collect();
         Self::from_bytes(&bytes, shape, DType::Bool, device)
     }
 
-    /// A tensor with the little-endian bytes of its elements, row-major.
+    /// Creates a tensor from the little-endian bytes of row-major elements.
     ///
     /// # Errors
-    /// `data` has another length than shape and dtype say, or bytes other than 0 and 1 for bool; memory runs out.
+    /// The length of `data` does not match shape and dtype, or bool bytes are neither 0 nor 1.
     #[track_caller]
     pub fn from_bytes(data: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         let elements = checked_numel(shape);
@@ -63,7 +63,8 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The same for elements that an operation makes up from its arguments. A captured step keeps them for its replays.
+    /// Creates a tensor of constants that an operation computes from its arguments. An active capture keeps
+    /// them for its replays.
     #[track_caller]
     pub(crate) fn create_constant<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         let tape = device.capture_recorder();
@@ -72,7 +73,7 @@ impl Tensor {
         }
         let kept = tape.run_unrecorded(|| Self::from_slice(data, shape, device))?;
         tape.keep_constant(&kept);
-        // The step may change what it is given.
+        // Copy, because the captured step may change its operand.
         kept.copy()
     }
 
@@ -101,10 +102,10 @@ impl Tensor {
         })
     }
 
-    /// A tensor that holds one number everywhere; integers without its fraction.
+    /// Creates a tensor filled with one value. Integer types drop the fraction.
     ///
     /// # Errors
-    /// The number is outside the range of the dtype, infinities of floats apart; memory runs out.
+    /// The value is out of range of the dtype; infinities are valid for floats.
     #[track_caller]
     pub fn full(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Self> {
         Self::create_filled("full", shape, value, dtype, device)
@@ -118,7 +119,7 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        // Within another operation, errors name that.
+        // Inside another operation, errors name the outer operation.
         let around = memory::scope::current().op;
         let name = if around.is_empty() { name } else { around };
         let _op = memory::scope::enter_op(name);
@@ -135,7 +136,7 @@ impl Tensor {
             DType::U8 => number.saturating_cast(dtype) as u32 * 0x0101_0101,
             DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
             DType::F8E4M3 | DType::F8E5M2 => u32::from(float8::from_f32(dtype, value as f32)) * 0x0101_0101,
-            // The two words of one element differ: written element by element.
+            // The two words of an element differ, so a single word cannot fill the memory.
             DType::I64 => {
                 return out.fill_word_pair([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]);
             }
@@ -147,7 +148,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Writes a word all over a contiguous tensor, and over what is left of its last one.
+    /// Fills a contiguous tensor with a 32-bit word, including the padding of the last word.
     #[doc(hidden)]
     pub fn fill_word(&self, word: u32) -> Result<()> {
         let bound = launch::bind_contiguous_bytes([(self, Access::Write)])?;
@@ -178,55 +179,44 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Zeros.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a tensor of zeros.
     #[track_caller]
     pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         Self::create_filled("zeros", shape, 0.0, dtype, device)
     }
 
-    /// Ones.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates a tensor of ones.
     #[track_caller]
     pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
         Self::create_filled("ones", shape, 1.0, dtype, device)
     }
 
-    /// Zeros in the shape, dtype and device of `self`.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates zeros with the shape, dtype and device of `self`.
     #[track_caller]
     pub fn zeros_like(&self) -> Result<Self> {
         Self::zeros(self.shape(), self.dtype(), self.device())
     }
 
-    /// Ones in the shape, dtype and device of `self`.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates ones with the shape, dtype and device of `self`.
     #[track_caller]
     pub fn ones_like(&self) -> Result<Self> {
         Self::ones(self.shape(), self.dtype(), self.device())
     }
 
-    /// One number in the shape, dtype and device of `self`.
+    /// Creates a tensor filled with one value, with the shape, dtype and device of `self`.
     ///
     /// # Errors
-    /// As [`full`](Self::full).
+    /// See [`full`](Self::full).
     #[track_caller]
     pub fn full_like(&self, value: f64) -> Result<Self> {
         Self::full(self.shape(), value, self.dtype(), self.device())
     }
 
-    /// The same values on another device; the same tensor if it is there already. Carries no history across devices.
+    /// Copies the values to another device. Returns the same tensor if `device` is its own. History does not
+    /// cross devices.
     ///
     /// # Errors
-    /// `self` requires a gradient and the devices differ; memory runs out.
+    /// `self` requires a gradient and the devices differ.
     #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         if self.device() == device {
@@ -236,10 +226,7 @@ impl Tensor {
         Self::from_bytes(&self.to_bytes()?, self.shape(), self.dtype(), device)
     }
 
-    /// The bytes of its elements, row-major. Waits for the device.
-    ///
-    /// # Errors
-    /// The device was lost; memory runs out for a contiguous copy.
+    /// Returns the bytes of the elements in row-major order. Waits for the device.
     #[track_caller]
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let size = self.dtype().size();
@@ -252,7 +239,7 @@ impl Tensor {
             "the host would wait for what a replay has not made; return the tensor, and read it behind the replay",
         )?;
         let _tag = memory::scope::enter_tag(Tag::Workspace);
-        // Copies start at whole words.
+        // Copies start at word boundaries.
         let aligned = (self.layout().offset() * size).is_multiple_of(4);
         let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
         let mut data = vec![0; length.next_multiple_of(4)];
@@ -265,10 +252,10 @@ impl Tensor {
         Ok(data)
     }
 
-    /// Its elements, row-major. Waits for the device.
+    /// Returns the elements in row-major order. Waits for the device.
     ///
     /// # Errors
-    /// `T` is not the element type; the device was lost.
+    /// `T` is not the element type.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if T::DTYPE != self.dtype() {
@@ -277,10 +264,10 @@ impl Tensor {
         Ok(bytemuck::pod_collect_to_vec(&self.to_bytes()?))
     }
 
-    /// Its truth values, row-major. Waits for the device.
+    /// Returns the elements of a bool tensor in row-major order. Waits for the device.
     ///
     /// # Errors
-    /// The dtype is not bool; the device was lost.
+    /// The dtype is not bool.
     #[track_caller]
     pub fn to_bools(&self) -> Result<Vec<bool>> {
         if self.dtype() != DType::Bool {
@@ -289,10 +276,7 @@ impl Tensor {
         Ok(self.to_bytes()?.iter().map(|&b| b != 0).collect())
     }
 
-    /// Its elements as f64, whatever their type. Waits for the device.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Returns the elements of any type as f64. Waits for the device.
     #[track_caller]
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
         let bytes = self.to_bytes()?;
@@ -314,10 +298,10 @@ impl Tensor {
         })
     }
 
-    /// The value of a tensor with one element. Waits for the device.
+    /// Returns the value of a tensor with one element. Waits for the device.
     ///
     /// # Errors
-    /// It has another number of elements; the device was lost.
+    /// The tensor does not have exactly one element.
     #[track_caller]
     pub fn item(&self) -> Result<f64> {
         if self.numel() != 1 {

@@ -91,8 +91,8 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
     Ok(out)
 }
 
-/// Returns a recorded view of `x`. `make` computes its layout from strides and offset, and must be the same
-/// function for all of them. The view may repeat elements.
+/// Returns a recorded view of `x`, which may repeat elements. `make` computes the view's layout from strides
+/// and offset; the gradient calls `make` with contiguous strides.
 fn strided_view(
     op: &'static str,
     x: &Tensor,
