@@ -314,7 +314,8 @@ impl Tensor {
 
     /// Creates a weak handle, which does not keep the tensor alive.
     ///
-    /// It is valid as long as this handle or a clone exists; other tensors over the same memory do not count.
+    /// The weak handle is valid while this handle or a clone exists; other tensors over the same memory do not
+    /// count.
     /// Hooks use it for their own tensor: see [`register_hook`](Self::register_hook).
     ///
     /// ```

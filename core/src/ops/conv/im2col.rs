@@ -2,8 +2,8 @@
 //!
 //! A column matrix has one row for each channel and filter tap, and one column for each output position. With
 //! one group and aligned rows, each image has a matrix of its own. Otherwise one matrix for each group holds
-//! the columns of all images of a chunk (`merges_images`), and its rows are padded with zeros. The columns of
-//! a filter with one tap are the image itself, which is then not copied.
+//! the columns of all images of a chunk (`merges_images`), and its rows are padded with zeros. With one tap,
+//! unit stride and no padding, the column matrix equals the image, which is then not copied.
 //!
 //! - Forward: the product of the weights and the columns of the input.
 //! - Gradient of the input, for stride 1: the product of the transposed weights and the columns of the

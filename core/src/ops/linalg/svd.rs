@@ -58,7 +58,7 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
 
 /// Computes the singular values \[batch, n\] of matrices \[batch, m, n\] with m >= n, in descending order.
 ///
-/// If `vectors`, also computes the singular vectors as rows: left \[batch, n, m\] and right \[batch, n, n\].
+/// With `vectors`, also computes the singular vectors as rows: left \[batch, n, m\] and right \[batch, n, n\].
 /// The left vector of a zero value is zero.
 fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tensor)>)> {
     let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
