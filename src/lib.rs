@@ -37,25 +37,51 @@ pub mod prelude {
     pub use forebay_nn::train::{Checkpoint, Trainer};
 }
 
-/// Compiles the Rust samples of the documentation pages as documentation tests.
+/// Compiles the Rust samples of the book as documentation tests. `cargo xtask check` names a missing page.
 #[cfg(doctest)]
-mod documents {
+mod book {
     #[doc = include_str!("../README.md")]
     struct Readme;
-    #[doc = include_str!("../docs/architecture.md")]
-    struct Architecture;
-    #[doc = include_str!("../docs/autograd.md")]
-    struct Autograd;
-    #[doc = include_str!("../docs/devices.md")]
-    struct Devices;
-    #[doc = include_str!("../docs/kernels.md")]
-    struct Kernels;
-    #[doc = include_str!("../docs/memory.md")]
-    struct Memory;
-    #[doc = include_str!("../docs/modules.md")]
-    struct Modules;
-    #[doc = include_str!("../docs/tensors.md")]
-    struct Tensors;
-    #[doc = include_str!("../docs/training.md")]
-    struct Training;
+    #[doc = include_str!("../docs/src/quick-start.md")]
+    struct QuickStart;
+    #[doc = include_str!("../docs/src/guide/tensors.md")]
+    struct GuideTensors;
+    #[doc = include_str!("../docs/src/guide/autograd.md")]
+    struct GuideAutograd;
+    #[doc = include_str!("../docs/src/guide/modules.md")]
+    struct GuideModules;
+    #[doc = include_str!("../docs/src/guide/data.md")]
+    struct GuideData;
+    #[doc = include_str!("../docs/src/guide/optimizers.md")]
+    struct GuideOptimizers;
+    #[doc = include_str!("../docs/src/guide/trainer.md")]
+    struct GuideTrainer;
+    #[doc = include_str!("../docs/src/guide/mixed-precision.md")]
+    struct GuideMixedPrecision;
+    #[doc = include_str!("../docs/src/guide/checkpointing.md")]
+    struct GuideCheckpointing;
+    #[doc = include_str!("../docs/src/guide/captured-steps.md")]
+    struct GuideCapturedSteps;
+    #[doc = include_str!("../docs/src/guide/profiling.md")]
+    struct GuideProfiling;
+    #[doc = include_str!("../docs/src/from/burn.md")]
+    struct FromBurn;
+    #[doc = include_str!("../docs/src/from/candle.md")]
+    struct FromCandle;
+    #[doc = include_str!("../docs/src/memory/out-of-memory.md")]
+    struct MemoryOutOfMemory;
+    #[doc = include_str!("../docs/src/memory/snapshots.md")]
+    struct MemorySnapshots;
+    #[doc = include_str!("../docs/src/memory/settings.md")]
+    struct MemorySettings;
+    #[doc = include_str!("../docs/src/reference/devices.md")]
+    struct ReferenceDevices;
+    #[doc = include_str!("../docs/src/inside/architecture.md")]
+    struct InsideArchitecture;
+    #[doc = include_str!("../docs/src/inside/dispatch.md")]
+    struct InsideDispatch;
+    #[doc = include_str!("../docs/src/inside/fusion.md")]
+    struct InsideFusion;
+    #[doc = include_str!("../docs/src/inside/kernels.md")]
+    struct InsideKernels;
 }

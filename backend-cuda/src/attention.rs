@@ -1,8 +1,9 @@
-//! Attention on the tensor cores: kernels in CUDA C++ for f16 and bf16, in heads of up to 128 elements.
+//! Attention on the tensor cores: kernels in CUDA C++ for f16 and bf16, with head sizes of up to 128
+//! elements.
 //!
-//! The kernels are in `shaders/cuda`. They are compiled for a size of heads and a type when it is first used, and kept on
-//! disk as all others are. Hopper (sm_90) has a form with `wgmma` and the copy engine for heads of 64 and 128; everything
-//! from sm_80 on has the one with `mma`.
+//! The kernels are in `shaders/cuda`. Each is compiled for its head size and dtype at first use and cached on
+//! disk like all others. Hopper (sm_90) has a form with `wgmma` and TMA for head sizes 64 and 128. Everything
+//! else from sm_80 on uses the form with `mma`.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -17,32 +18,32 @@ use crate::native_kernels::{NativeKernel, NativeKernelLookup, NativeKernels, lau
 use crate::settings;
 use crate::tensor_map::{TensorMap, TensorMapDtype};
 
-/// What a kernel does.
+/// The part of attention that a kernel computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Pass {
-    /// The result.
+    /// The output.
     Forward,
-    /// The gradient of the queries, and what the next pass needs of each query.
+    /// The gradient of the queries, and the values for each query that the next pass needs.
     BackwardQueries,
     /// The gradients of keys and values.
     BackwardKeysValues,
 }
 
-/// What is masked: nothing, or by elements of a kind.
+/// The kind of mask, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum MaskKind {
-    /// There is none.
+    /// No mask.
     None,
-    /// Bools let through.
+    /// A mask of bools; true keeps a score.
     Bool,
-    /// Numbers of f32 are added.
+    /// An f32 mask that is added to the scores.
     F32,
-    /// Numbers of the type of all else are added.
+    /// A mask of the same dtype as q, k and v that is added to the scores.
     SameAsInput,
 }
 
 impl MaskKind {
-    /// That of a mask's type beside q of another; `None` where there is no kernel for it.
+    /// Returns the kind for a mask's dtype and q's dtype; `None` if no kernel supports the pair.
     fn from_dtypes(mask: Option<DType>, dtype: DType) -> Option<Self> {
         Some(match mask {
             None => Self::None,
@@ -54,46 +55,47 @@ impl MaskKind {
     }
 }
 
-/// A kernel for one pass, size of heads and type.
+/// A kernel for one pass, head size and dtype.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct AttentionKernel {
-    /// What it does.
+    /// The pass that the kernel computes.
     pub pass: Pass,
     /// Elements of a head: a multiple of 8, at most 128.
     pub head_dim: u32,
-    /// Whether elements are bf16, else f16.
+    /// If true, elements are bf16, else f16.
     pub is_bf16: bool,
-    /// Whether it multiplies by `wgmma`, which only sm_90a has, and loads by the copy engine.
+    /// If true, the kernel multiplies by `wgmma`, which only sm_90a has, and loads by TMA.
     pub uses_wgmma: bool,
-    /// What is masked.
+    /// The kind of mask.
     pub mask: MaskKind,
-    /// Whether weights are dropped.
+    /// If true, dropout is applied to the attention weights.
     pub has_dropout: bool,
 }
 
-/// How the work is cut. Measured on an H100, 8 x 12 x 1024 x 64.
+/// Tile sizes of a kernel. Measured on an H100, 8 x 12 x 1024 x 64.
 struct Tiling {
-    /// Warps of a block, and how many times 16 rows each has.
+    /// Warps of a block, and fragments of 16 rows for each warp.
     warps: u32,
     row_fragments: u32,
-    /// Rows of the tiles that a block walks over, and how many are in shared memory.
+    /// Rows of the tiles over which a block iterates, and the number of tiles in shared memory.
     tile_columns: u32,
     stages: u32,
-    /// Blocks on a multiprocessor: what bounds the registers.
+    /// Blocks on a multiprocessor; this bounds the registers of a thread.
     blocks_per_sm: u32,
-    /// Whether the block's own rows stay in registers.
+    /// If true, the block's own rows stay in registers.
     keeps_rows_in_registers: bool,
 }
 
 impl Tiling {
-    /// Rows of a block.
+    /// Returns the rows of a block.
     fn block_rows(&self) -> u32 {
         16 * self.warps * self.row_fragments
     }
 }
 
 impl AttentionKernel {
-    /// The kernel for a pass on an architecture such as 90, without a mask and with all weights; `None` where there is none.
+    /// Returns the kernel for a pass on an architecture such as 90, without mask and dropout; `None` if there
+    /// is none.
     #[must_use]
     pub fn new(pass: Pass, head: u64, dtype: DType, arch: u32) -> Option<Self> {
         let bf16 = match dtype {
@@ -114,7 +116,7 @@ impl AttentionKernel {
     }
 
     fn tiling(&self) -> Tiling {
-        // Masks and random numbers take registers, which more blocks would not have.
+        // Masks and dropout need registers, so fewer blocks fit on a multiprocessor.
         let extra = self.mask != MaskKind::None || self.has_dropout;
         let (warps, rows16, columns, blocks, keep) = match (self.uses_wgmma, self.head_dim > 64, self.pass) {
             (true, false, Pass::Forward) if extra => (4, 1, 64, 3, true),
@@ -166,7 +168,7 @@ impl NativeKernel for AttentionKernel {
         let tile = |rows: u32| rows * self.head_dim.div_ceil(64) * 128;
         let lines = if self.pass == Pass::BackwardKeysValues { stages * 2 * columns * 4 } else { 0 };
         let own = if self.pass == Pass::Forward { 1 } else { 2 };
-        // Tiles begin at multiples of 1024.
+        // Tiles begin at multiples of 1024 bytes.
         1024 + own * tile(rows) + 2 * stages * tile(columns) + lines
     }
 
@@ -217,7 +219,7 @@ struct HeadStrides {
 }
 
 impl HeadStrides {
-    /// `None` where its rows do not begin at multiples of 16 bytes, or lie 2^31 elements apart.
+    /// Returns `None` if rows do not begin at multiples of 16 bytes or lie 2^31 elements apart or more.
     fn new(operand: &AttentionOperand) -> Option<Self> {
         let at = operand.segment.0 + operand.offset;
         let steps = [operand.batch_stride, operand.head_stride, operand.row_stride];
@@ -239,23 +241,23 @@ impl HeadStrides {
 /// `Params` of the kernels.
 #[repr(C)]
 struct AttentionParams {
-    /// Of q, k, v and the gradient of out; none where the kernel does not load by the copy engine.
+    /// Tensor maps of q, k, v and the output's gradient; `NONE` if the kernel does not load by TMA.
     maps: [TensorMap; 4],
-    /// q, k, v, out, the gradients of out, q, k, v.
+    /// Operands: q, k, v, out, and the gradients of out, q, k, v.
     heads: [HeadStrides; 8],
     lse: u64,
     row_stats: u64,
-    /// 0 where nobody wants them.
+    /// Address of the gradient sums; 0 if none are requested.
     grad_sums: u64,
-    /// Batch, heads, kv heads, queries, keys, left, right, heads at a time.
+    /// Batch, heads, kv heads, queries, keys, left, right, heads per group.
     sizes: [i32; 8],
     scale: f32,
     unused: i32,
-    /// From here on, what kernels without a mask and with all weights do not take.
+    /// The fields from here on are not parameters of kernels without mask and dropout.
     mask: u64,
-    /// Steps of the batch and the head.
+    /// Strides of the batch and the head.
     mask_outer_strides: [i64; 2],
-    /// Steps of the query and the key.
+    /// Strides of the query and the key.
     mask_inner_strides: [u32; 2],
     philox_state: u64,
     threshold: u32,
@@ -285,7 +287,7 @@ impl AttentionParams {
             HeadStrides::new(&call.out)?,
         ];
         let [q, k, v, out] = own;
-        // What heads read besides their own rows shall stay in the cache.
+        // The keys and values of the heads in flight should stay in the L2 cache.
         let bytes = 4 * call.keys * call.head_dim;
         let group = (L2_BUDGET / bytes.max(1)).clamp(1, call.batch * call.heads);
         let numbers = [
@@ -326,7 +328,7 @@ impl AttentionParams {
     }
 }
 
-/// The maps of q, k, v and the gradient of out; `None` where the copy engine does not reach one of them.
+/// Returns the tensor maps of q, k, v and the output's gradient; `None` if TMA cannot address one of them.
 fn tensor_maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
     let map = |operand: &AttentionOperand, heads: u64, rows: u64| {
         let sizes = [call.head_dim, rows, heads, call.batch];
@@ -344,7 +346,7 @@ fn tensor_maps(call: &AttentionCall) -> Option<[TensorMap; 4]> {
     Some([q, k, v, grad])
 }
 
-/// Bytes of the second-level cache that the rows of the heads at work may take: half of an H100's.
+/// Bytes of the L2 cache that the rows of the heads in flight may take: half of an H100's.
 const L2_BUDGET: u64 = 24 << 20;
 
 /// The attention kernels of one device.
@@ -353,7 +355,7 @@ pub(crate) struct AttentionKernels {
     kernels: NativeKernels<AttentionKernel>,
 }
 
-/// What a call is made of: the parameters of all its kernels, and of each the blocks.
+/// Returns the parameters shared by a call's kernels, and each kernel with its number of blocks.
 fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, Vec<(AttentionKernel, u32)>)> {
     if settings::portable_kernels() || call.scale.is_nan() || call.scale <= 0.0 {
         return None;
@@ -391,18 +393,18 @@ fn plan_attention(call: &AttentionCall, arch: u32) -> Option<(AttentionParams, V
     Some((params, kernels))
 }
 
-/// How far the kernels of a call are.
+/// State of the kernels of a call.
 enum PassLaunches {
-    /// There are none.
+    /// No kernel supports the call.
     Declined,
-    /// They are being compiled.
+    /// At least one kernel is being compiled.
     Compiling,
-    /// The function, the blocks and the kernel of each pass.
+    /// The function, the number of blocks and the kernel of each pass.
     Ready(Vec<(Function, u32, AttentionKernel)>),
 }
 
 impl AttentionKernels {
-    /// Enqueues attention, if its kernels are compiled, or `wait` says to wait for them.
+    /// Enqueues attention if its kernels are compiled; if `wait` is true, waits for the compiler.
     pub(crate) fn enqueue(
         &self,
         context: &Arc<Context>,
@@ -420,14 +422,14 @@ impl AttentionKernels {
             PassLaunches::Ready(launches) => launches,
         };
         for (function, blocks, kernel) in launches {
-            // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands lie inside
-            // their segments.
+            // SAFETY: the kernel takes one `Params`, in this layout; the core has checked that the operands
+            // lie inside their segments.
             unsafe { launch_native(stream, &kernel, function, [blocks, 1, 1], &params) }?;
         }
         Ok(SubmitStatus::Submitted)
     }
 
-    /// Whether there are kernels for a call, which are compiled from now on. Enqueues nothing.
+    /// Reports whether kernels support a call and starts to compile them. Enqueues nothing.
     pub(crate) fn accepts(
         &self,
         context: &Arc<Context>,
@@ -449,7 +451,7 @@ impl AttentionKernels {
         let mut launches = Vec::with_capacity(passes.len());
         let mut compiling = false;
         for &(kernel, blocks) in passes {
-            // Those of the gradients take longer to compile than all that comes before them.
+            // The backward kernels take the longest to compile, so their compilation starts first.
             let ahead = [Pass::BackwardKeysValues, Pass::BackwardQueries]
                 .map(|pass| AttentionKernel { pass, ..kernel });
             let ahead = if call.requires_grad && kernel.pass == Pass::Forward { &ahead[..] } else { &[] };

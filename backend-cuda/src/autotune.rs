@@ -1,4 +1,5 @@
-//! Which of cuBLASLt's algorithms makes a product: its heuristic names some, the device's clock chooses, the disk remembers.
+//! Chooses a cuBLASLt algorithm for each matrix product: times the heuristic's candidates and stores the
+//! choice on disk.
 
 use std::collections::HashMap;
 use std::sync::Mutex;
@@ -13,11 +14,11 @@ use crate::context::{Event, Stream};
 use crate::disk_cache::{CacheKey, DiskCache};
 use crate::{lock, settings};
 
-/// Algorithms that are timed.
+/// Number of algorithms that are timed.
 const MAX_CANDIDATES: usize = 8;
-/// Runs that are timed together, after one that is not.
+/// Runs that are timed together, after one warm-up run.
 const TIMED_RUNS: u32 = 4;
-/// Products of fewer operations are made by the first: their time is that of the launch.
+/// Products of fewer operations use the heuristic's first algorithm: launch overhead dominates their time.
 pub(crate) const MIN_FLOPS_TO_TUNE: u64 = 1 << 30;
 
 const EMPTY_RESULT: cublasLtMatmulHeuristicResult_t = cublasLtMatmulHeuristicResult_t {
@@ -28,10 +29,10 @@ const EMPTY_RESULT: cublasLtMatmulHeuristicResult_t = cublasLtMatmulHeuristicRes
     reserved: [0; 4],
 };
 
-/// What the library offers for a problem, the one that its heuristic thinks the fastest first.
+/// Returns the algorithms that the library's heuristic offers for a problem, the expected fastest first.
 ///
 /// # Safety
-/// All descriptors live.
+/// All descriptors are valid.
 pub(crate) unsafe fn query_heuristic(
     handle: sys::cublasLtHandle_t,
     product: sys::cublasLtMatmulDesc_t,
@@ -40,7 +41,8 @@ pub(crate) unsafe fn query_heuristic(
 ) -> Result<Vec<cublasLtMatmulAlgo_t>, CublasError> {
     let mut results = [EMPTY_RESULT; MAX_CANDIDATES];
     let mut found = 0;
-    // SAFETY: the caller's promise; the library writes as many results as there is room for, and their number.
+    // SAFETY: the caller's promise; the library writes at most as many results as there is room for, and
+    // their count.
     let status = unsafe {
         sys::cublasLtMatmulAlgoGetHeuristic(
             handle,
@@ -62,7 +64,8 @@ pub(crate) unsafe fn query_heuristic(
     if algorithms.is_empty() { Err(CublasError(Status::CUBLAS_STATUS_NOT_SUPPORTED)) } else { Ok(algorithms) }
 }
 
-/// The fastest of some algorithms on a stream, by number; `run` enqueues the product, which may be made again and again.
+/// Returns the index of the fastest algorithm on a stream; `run` enqueues the product and is called several
+/// times.
 pub(crate) fn find_fastest(
     stream: &Stream,
     algorithms: &[cublasLtMatmulAlgo_t],
@@ -71,7 +74,7 @@ pub(crate) fn find_fastest(
     let (start, end) = (Event::new_timed(&stream.context)?, Event::new_timed(&stream.context)?);
     let mut best = (f64::INFINITY, 0);
     for (number, algorithm) in algorithms.iter().enumerate() {
-        // What the heuristic offers and the library then refuses is no candidate.
+        // The library may refuse an algorithm that its heuristic offers; such an algorithm is skipped.
         if run(algorithm).is_err() {
             continue;
         }
@@ -80,7 +83,8 @@ pub(crate) fn find_fastest(
         end.record(stream)?;
         end.synchronize()?;
         let time = end.elapsed_since(&start)?;
-        // A later one must be clearly faster: what differs by noise shall not differ from run to run.
+        // A later candidate must be clearly faster, so that timing noise does not change the choice from run
+        // to run.
         if enqueued && time < 0.97 * best.0 {
             best = (time, number);
         }
@@ -88,15 +92,16 @@ pub(crate) fn find_fastest(
     Ok(best.1)
 }
 
-/// What this process has chosen: all queues of a device sum in one order, whoever came first and whatever other processes
-/// write to the disk meanwhile.
+/// Choices of this process. All queues of a device then sum in the same order. The order depends neither on
+/// which queue came first nor on other processes that write to the disk.
 static PROCESS_CHOICES: Mutex<Option<HashMap<CacheKey, cublasLtMatmulAlgo_t>>> = Mutex::new(None);
 
-/// Choices, on disk too. A choice is the algorithm itself: 64 bytes that mean something to one version of the library.
+/// Choices of this process and on disk. A choice is the algorithm itself: 64 bytes that one library version
+/// understands.
 #[derive(Debug)]
 pub(crate) struct AlgorithmChoices {
     disk: DiskCache,
-    /// The device and the library.
+    /// Names of the device and the library; part of the cache key.
     device_and_library: String,
     library_version: (u32, u32),
 }
@@ -115,8 +120,9 @@ impl AlgorithmChoices {
         CacheKey::new(&format!("{}: {problem}", self.device_and_library), 0)
     }
 
-    /// Which of the algorithms that are offered, at least one, makes a problem's products from now on, by number: the one
-    /// of this process, else that on disk, else the one that `time` finds the fastest. Where that can say nothing it is the first.
+    /// Returns the index of the algorithm for a problem's products among the algorithms that are offered, at
+    /// least one. Takes the choice of this process, else the one on disk, else the fastest that `time` finds.
+    /// If `time` finds none, the choice is the first.
     pub(crate) fn choose(
         &self,
         problem: &str,
@@ -124,7 +130,8 @@ impl AlgorithmChoices {
         time: impl FnOnce() -> Result<Option<usize>, SourceError>,
     ) -> Result<usize, SourceError> {
         let key = self.cache_key(problem);
-        // Until it is chosen: another queue's products shall neither be timed beside these nor choose for themselves.
+        // Held until the choice is made: another queue must neither time its products at the same time nor
+        // choose for itself.
         let mut chosen = lock(&PROCESS_CHOICES);
         let chosen = chosen.get_or_insert_default();
         let number = |known: cublasLtMatmulAlgo_t| offered.iter().position(|offered| *offered == known);
@@ -146,7 +153,7 @@ impl AlgorithmChoices {
         Ok(number)
     }
 
-    /// What was chosen in this place before.
+    /// Loads a choice from disk.
     fn load(&self, key: CacheKey) -> Option<cublasLtMatmulAlgo_t> {
         let bytes = self.disk.load(key, Some(self.library_version))?;
         let mut algorithm = EMPTY_RESULT.algo;
@@ -216,9 +223,9 @@ mod tests {
         assert_eq!(first.choose("64x64", &offered, || Ok(Some(2))).unwrap(), 2);
         second.store(second.cache_key("64x64"), &offered[0]);
         assert_eq!(second.choose("64x64", &offered, || Ok(Some(1))).unwrap(), 2);
-        // By what it is, not by its place in a list.
+        // Algorithms are found by value, not by index.
         assert_eq!(second.choose("64x64", &offered[1..], || Ok(Some(0))).unwrap(), 1);
-        // What could not be timed is remembered too, but not for other processes.
+        // A problem that could not be timed keeps its choice in this process, but not on disk.
         assert_eq!(first.choose("32x32", &offered, || Ok(None)).unwrap(), 0);
         assert_eq!(second.choose("32x32", &offered, || Ok(Some(1))).unwrap(), 0);
         assert!(first.load(first.cache_key("32x32")).is_none());

@@ -1,4 +1,4 @@
-//! The backend: one device, and one stream for each of its queues.
+//! The backend: one device, with one stream for each of its queues.
 
 use std::collections::HashMap;
 use std::fmt;
@@ -32,40 +32,40 @@ use crate::staging::{DownloadBuffers, UploadRing};
 use crate::timestamps::Timestamps;
 use crate::virtual_memory::{self, VirtualAddressSpace};
 
-/// Blocks start at multiples of this: what cuBLASLt's fastest kernels and 16-byte loads want, and wgpu's too.
+/// Alignment of blocks in bytes: cuBLASLt's fastest kernels, 16-byte loads and wgpu require it.
 const BLOCK_ALIGNMENT: u64 = 256;
 
 /// A CUDA device, or one of its queues.
 ///
-/// All its work goes to one stream of its own, in the order of the calls. It uses the device's primary context, as
-/// the other CUDA libraries of a process do, and may be called from any thread.
+/// All work of a queue goes to its own stream, in the order of the calls. The backend uses the device's
+/// primary context, as other CUDA libraries do, and may be called from any thread.
 pub struct CudaBackend {
     queue: Arc<CudaQueue>,
     device: Arc<CudaDevice>,
 }
 
-/// What the queues of a device share.
+/// State that the queues of a device share.
 struct CudaDevice {
     info: DeviceInfo,
     total_memory: u64,
     fences: FenceTracker,
     events: EventTracker,
     timestamps: Timestamps,
-    /// In front of the kernels: their graphs go before the code that is in these.
+    /// Declared before the kernels, so that graphs are dropped before the code that they launch.
     queues: [OnceLock<Arc<CudaQueue>>; MAX_QUEUES as usize],
     kernels: KernelRegistry,
     attention: AttentionKernels,
     gemm: GemmKernels,
-    /// Page-locked memory that was lent, by its address.
+    /// Page-locked allocations by address.
     host_allocations: Mutex<HashMap<u64, PinnedBuffer>>,
-    /// `None` where segments cannot grow.
+    /// `None` if segments cannot grow.
     address_space: Option<VirtualAddressSpace>,
     context: Arc<Context>,
 }
 
-/// A stream, and what is used by its work alone.
+/// A stream and the state that only its work uses.
 struct CudaQueue {
-    /// What waits for the compiler.
+    /// Commands that wait for the compiler.
     deferred: DeferredQueue,
     cublaslt: CublasLt,
     uploads: Mutex<UploadRing>,
@@ -84,7 +84,7 @@ impl CudaQueue {
         })
     }
 
-    /// Enqueues a command on a stream. What is still being compiled is waited for if `wait` says so.
+    /// Enqueues a command on a stream; if `wait` is true, waits for a kernel that is still being compiled.
     fn try_enqueue(
         &self,
         device: &CudaDevice,
@@ -107,11 +107,12 @@ impl CudaQueue {
                 unsafe { stream.copy(slice_address(dst), slice_address(src), dst.bytes.min(src.bytes)) }?;
             }
             Command::Fill { dst, word } => {
-                // SAFETY: the core has checked that the slice lies inside its segment; it starts at a multiple of 4.
+                // SAFETY: the core has checked that the slice lies inside its segment; it starts at a
+                // multiple of 4.
                 unsafe { stream.fill(slice_address(dst), word, dst.bytes / 4) }?;
             }
             Command::Matmul(call) => {
-                // Only where there is the library: a dry run knows of nothing else that takes products.
+                // Only if cuBLASLt is available: a dry run assumes that no other library supports products.
                 if self.cublaslt.is_available(context) {
                     match products.enqueue(context, kernels, stream, call, wait)? {
                         SubmitStatus::Declined => {}
@@ -127,7 +128,7 @@ impl CudaQueue {
         Ok(SubmitStatus::Submitted)
     }
 
-    /// Hands the stream what waits for the compiler: all of it if `wait`, else what can be had without waiting.
+    /// Enqueues deferred commands: all of them if `wait` is true, else those whose kernels are compiled.
     fn drain_deferred(&self, device: &CudaDevice, wait: bool) -> Result<()> {
         self.deferred.drain(|waiting| {
             let command = match waiting {
@@ -141,7 +142,7 @@ impl CudaQueue {
             match self.try_enqueue(device, &self.stream, &command, wait)? {
                 SubmitStatus::Submitted => Ok(true),
                 SubmitStatus::Compiling => Ok(false),
-                // It was accepted, and nobody else is left to do it.
+                // The command was accepted before, and no fallback is left.
                 SubmitStatus::Declined => Err(Error::Driver(SourceError::Driver {
                     call: "a library's kernel",
                     detail: "what was accepted was then declined, while kernels were compiled; they are on disk now: start again"
@@ -151,7 +152,7 @@ impl CudaQueue {
         })
     }
 
-    /// All of it, and what waits for others, for callers that know of devices alone.
+    /// Enqueues all deferred commands and pending batches, and reports errors as a [`SourceError`].
     fn flush_pending(&self, device: &CudaDevice) -> Result<(), SourceError> {
         self.drain_deferred(device, true).map_err(|error| match error {
             Error::Driver(error) => error,
@@ -162,13 +163,14 @@ impl CudaQueue {
 }
 
 impl CudaDevice {
-    /// Hands all streams what waits for the compiler.
+    /// Enqueues the deferred commands of all queues.
     fn flush_pending(&self) -> Result<(), SourceError> {
         let mut queues = self.queues.iter().filter_map(OnceLock::get);
         queues.try_for_each(|queue| queue.flush_pending(self))
     }
 
-    /// Gives all streams what waits to be given with others. Memory goes behind it, also where that fails.
+    /// Launches the pending batches of all streams, even after one failed: memory changes must come after
+    /// them.
     fn flush_batches(&self) -> Result<(), SourceError> {
         let mut given = Ok(());
         for stream in self.streams() {
@@ -177,7 +179,7 @@ impl CudaDevice {
         given
     }
 
-    /// The streams that are in use.
+    /// Returns the streams that are in use.
     fn streams(&self) -> impl Iterator<Item = &Stream> {
         self.queues.iter().filter_map(|queue| queue.get().map(|queue| &queue.stream))
     }
@@ -193,20 +195,20 @@ impl CudaDevice {
         let queue = Arc::new(CudaQueue::new(&self.context)?);
         let queue = place.get_or_init(|| queue);
         if number > 0 {
-            // Its work may use what waits to move on another queue, and what ends there.
+            // The new queue's work may use memory whose remap is pending on another queue.
             self.flush_pending_remaps()?;
         }
         Ok(queue)
     }
 
-    /// The queue behind whose waiting commands memory can move: the only one in use, if any wait there.
+    /// Returns the queue that can defer a remap: the only queue in use, if it has deferred commands.
     fn deferring_queue(&self) -> Option<&CudaQueue> {
         let mut queues = self.queues.iter().filter_map(OnceLock::get);
         let first = queues.next()?;
         (queues.next().is_none() && !first.deferred.is_empty()).then_some(first)
     }
 
-    /// Whether memory waits to move, and is not yet where the pool has it.
+    /// Reports whether a remap is pending, so that memory is not yet where the pool expects it.
     fn has_pending_remap(&self) -> bool {
         self.queues.iter().filter_map(OnceLock::get).any(|queue| queue.deferred.has_remap())
     }
@@ -224,7 +226,7 @@ impl CudaDevice {
 }
 
 impl CudaBackend {
-    /// How many devices there are; why there are none, if CUDA cannot be used at all.
+    /// Returns the number of devices, or the reason why CUDA cannot be used.
     pub fn device_count() -> Result<usize, CudaUnavailable> {
         Driver::load()?.device_count().map_err(CudaUnavailable::from)
     }
@@ -239,7 +241,7 @@ impl CudaBackend {
         })
     }
 
-    /// Opens device `index`, with an error that says apart what [`open`](Self::open) puts into words.
+    /// Opens device `index`; the error is typed, unlike that of [`open`](Self::open).
     pub fn new(index: usize) -> Result<Self, CudaUnavailable> {
         if bool_from_env("FOREBAY_NVTX") == Some(true)
             && let Err(error) = set_nvtx(true)
@@ -274,7 +276,7 @@ impl CudaBackend {
                 max_workgroup_size: device.attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_THREADS_PER_BLOCK)?,
                 max_workgroup_memory: device
                     .attribute(Attribute::CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN)?,
-                // In y and z; x could have more, but one rule is simpler than two.
+                // The limit of y and z; x allows more, but one rule is simpler than two.
                 max_workgroups_per_dim: 65_535,
                 subgroup_size: (warp, warp),
                 max_params_bytes: MAX_PARAM_BYTES as u32,
@@ -308,14 +310,14 @@ impl CudaBackend {
 
 impl Drop for CudaDevice {
     fn drop(&mut self) {
-        // The parts give their handles back on their own; work that is still running must not lose its memory. An
-        // error means that the device is lost, and nothing runs.
+        // The fields release their handles when they are dropped; running work must not lose its memory
+        // before. An error means that the device is lost, and nothing runs.
         self.streams().for_each(|stream| drop(stream.synchronize()));
     }
 }
 
 impl CudaBackend {
-    /// Enqueues a command, behind all that waits for the compiler; `false` where a library declines it.
+    /// Enqueues a command after all deferred ones; returns `false` if a library declines the command.
     fn submit(&self, command: &Command<'_>) -> Result<bool> {
         let Self { queue, device } = self;
         let CudaDevice { attention, context, fences, kernels, gemm: products, .. } = &**device;
@@ -346,7 +348,7 @@ impl CudaBackend {
         Ok(accepted)
     }
 
-    /// Writes commands down; `None` where one of them, or the driver, declines.
+    /// Captures commands in a graph; `None` if one of the commands, or the driver, declines.
     fn capture_graph(&self, commands: &[Command<'_>]) -> Result<Option<PreparedGraph>> {
         let Some(capture) = GraphCapture::begin(&self.device.context)? else { return Ok(None) };
         let stream = capture.stream();
@@ -511,7 +513,7 @@ impl Backend for CudaBackend {
         self.queue.drain_deferred(&self.device, true)?;
         let mut uploads = lock(&self.queue.uploads);
         let uploaded = uploads.upload(&self.queue.stream, slice_address(dst), data);
-        // Also where it failed: a part of it may have been enqueued.
+        // Also after an error: a part of the upload may have been enqueued.
         self.device.fences.mark_enqueued();
         Ok(uploaded?)
     }
@@ -603,7 +605,7 @@ impl Backend for CudaBackend {
     }
 }
 
-/// A launch in a graph.
+/// A kernel launch recorded in a graph.
 struct RecordedLaunch {
     kernel: KernelId,
     bindings: Vec<Slice>,
@@ -619,7 +621,7 @@ impl RecordedLaunch {
 /// A captured step: one graph.
 struct PreparedGraph {
     graph: Graph,
-    /// By the number of the command.
+    /// Indexed like the commands of the step.
     launches: Vec<Option<(GraphNode, RecordedLaunch)>>,
     queue: Arc<CudaQueue>,
     device: Arc<CudaDevice>,
@@ -648,17 +650,18 @@ impl CommandSequence for PreparedGraph {
 
 impl Drop for PreparedGraph {
     fn drop(&mut self) {
-        // The driver may still run the graph that goes. An error means that the device is lost, and nothing runs.
+        // The driver may still run the graph. An error means that the device is lost, and nothing runs.
         let _ = self.queue.stream.synchronize();
     }
 }
 
-/// By the clocks and widths that the driver tells.
+/// Computes peak rates from the clocks and widths that the driver reports.
 fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> PeakRates {
     let value = |attribute| device.attribute(attribute).ok().filter(|&value| value > 0).map(f64::from);
     let memory = value(Attribute::CU_DEVICE_ATTRIBUTE_MEMORY_CLOCK_RATE)
         .zip(value(Attribute::CU_DEVICE_ATTRIBUTE_GLOBAL_MEMORY_BUS_WIDTH));
-    // Dense products of 16-bit floats with sums in f32, a multiprocessor and clock (NVIDIA's architecture papers).
+    // FLOP for each multiprocessor and clock: dense 16-bit products with f32 sums (NVIDIA's architecture
+    // papers).
     let each = match arch {
         80 | 87 => Some(2048.0),
         86 | 89 | 120 | 121 => Some(512.0),
@@ -669,7 +672,7 @@ fn peak_throughput(device: driver::DeviceHandle, arch: u32) -> PeakRates {
     let clocks = value(Attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)
         .zip(value(Attribute::CU_DEVICE_ATTRIBUTE_CLOCK_RATE));
     PeakRates {
-        // Two transfers a clock; kHz and bits.
+        // Two transfers per clock; the clock is in kHz, the width in bits.
         bytes_per_second: memory.map(|(clock, width)| 2.0 * clock * 1e3 * width / 8.0),
         flops_per_second: each.zip(clocks).map(|(each, (count, clock))| each * count * clock * 1e3),
     }
@@ -685,7 +688,7 @@ fn to_page_mappings(pieces: &[PageRemap]) -> Vec<virtual_memory::PageMapping> {
     pieces.iter().map(piece).collect()
 }
 
-/// Where a slice begins on the device.
+/// Returns the device address of a slice.
 fn slice_address(slice: Slice) -> u64 {
     slice.segment.0 + slice.offset
 }

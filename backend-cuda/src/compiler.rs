@@ -1,5 +1,5 @@
-//! Kernels are compiled beside the program, several at once: a program whose kernels are not on disk waits for the slowest of
-//! them instead of for all, one after the other.
+//! Compiles kernels on background threads, several at once. A program whose kernels are not on disk waits for
+//! the slowest kernel instead of for all, one after the other.
 
 use std::collections::VecDeque;
 use std::ffi::c_int;
@@ -9,24 +9,25 @@ use std::thread;
 
 use crate::lock;
 
-/// Threads at most. Of an H100's host with 16 cores 8 compile GPT-2's 32 kernels in 2.4 to 2.5 s, 16 in 2.7, 4 in 3.3.
+/// Maximum number of threads. On a host with 16 cores, both 4 and 16 threads were slower than 8 (GPT-2's 32
+/// kernels).
 const MAX_THREADS: usize = 8;
 
-/// Machine code that may still be on its way.
+/// A cubin that may still be compiling.
 #[derive(Debug, Default)]
 pub(crate) struct PendingCubin {
-    /// The cubin, or why there is none.
+    /// The cubin, or the compiler's error; `None` while compiling.
     result: Mutex<Option<Result<Arc<[u8]>, String>>>,
     finished: Condvar,
 }
 
 impl PendingCubin {
-    /// Whether nobody has to wait for it.
+    /// Reports whether the compilation has ended.
     pub(crate) fn is_done(&self) -> bool {
         lock(&self.result).is_some()
     }
 
-    /// The cubin, when it is there.
+    /// Waits for the cubin.
     pub(crate) fn wait(&self) -> Result<Arc<[u8]>, String> {
         let mut code = lock(&self.result);
         loop {
@@ -40,7 +41,7 @@ impl PendingCubin {
 
 type CompileJob = Box<dyn FnOnce() + Send>;
 
-/// What waits for a thread, and how many there are.
+/// Jobs that wait for a thread, and the number of threads.
 struct CompilePool {
     jobs: VecDeque<CompileJob>,
     threads: usize,
@@ -49,7 +50,7 @@ struct CompilePool {
 static POOL: Mutex<CompilePool> = Mutex::new(CompilePool { jobs: VecDeque::new(), threads: 0 });
 static POOL_IDLE: Condvar = Condvar::new();
 
-/// Begins to compile.
+/// Starts to compile on a background thread.
 pub(crate) fn start_compile(
     compile: impl FnOnce() -> Result<Vec<u8>, String> + Send + 'static,
 ) -> Arc<PendingCubin> {
@@ -64,7 +65,7 @@ pub(crate) fn start_compile(
     coming
 }
 
-/// Does something beside the program.
+/// Runs a job on a background thread.
 pub(crate) fn spawn(job: CompileJob) {
     let mut pool = lock(&POOL);
     pool.jobs.push_back(job);
@@ -74,7 +75,7 @@ pub(crate) fn spawn(job: CompileJob) {
         let spawned = thread::Builder::new().name("forebay-compiler".into()).spawn(run_jobs);
         pool.threads += usize::from(spawned.is_ok());
         if pool.threads == 0 {
-            // No thread is to be had: this one does it.
+            // No thread could be started, so this thread runs the jobs.
             pool.threads = 1;
             drop(pool);
             run_jobs();
@@ -82,7 +83,7 @@ pub(crate) fn spawn(job: CompileJob) {
     }
 }
 
-/// Does what there is to do.
+/// Runs jobs until the queue is empty.
 fn run_jobs() {
     loop {
         let mut pool = lock(&POOL);
@@ -92,12 +93,13 @@ fn run_jobs() {
             return;
         };
         drop(pool);
-        // A thread that panics would be waited for at the end.
+        // A thread that unwinds would never decrement the count, and the process would wait for the thread at
+        // exit.
         let _ = panic::catch_unwind(AssertUnwindSafe(job));
     }
 }
 
-/// A process that ends destroys the compiler's globals: nothing may be compiling then.
+/// Waits for running compilations at process exit, which destroys the compiler's globals.
 fn register_exit_handler() {
     unsafe extern "C" {
         fn atexit(call: extern "C" fn()) -> c_int;
@@ -110,9 +112,9 @@ fn register_exit_handler() {
         }
     }
     static ONCE: Once = Once::new();
-    // SAFETY: C's function, which Rust's standard library is linked with; `finish` takes nothing and does not unwind. It is
-    // registered after NVRTC has been loaded, so it runs before NVRTC's own.
-    // Where it finds no room nothing is lost but that.
+    // SAFETY: C's function, with which Rust's standard library is linked; `finish` takes nothing and does not
+    // unwind. `finish` is registered after NVRTC has been loaded, so it runs before NVRTC's own handlers. If
+    // `atexit` fails, only that wait is lost.
     ONCE.call_once(|| _ = unsafe { atexit(finish) });
 }
 

@@ -1,7 +1,7 @@
-//! Handles of the driver as owned values: context, stream, event, pinned memory, module.
+//! Owned handles of the driver: context, stream, event, pinned memory, module.
 //!
-//! Each gives its handle back when it is dropped and keeps the context alive until then. Errors while giving back
-//! are dropped: they come from a lost device, which the next call reports.
+//! Each releases its handle when dropped and keeps the context alive until then. Errors while releasing are
+//! ignored: they come from a lost device, which the next call reports.
 
 use std::cell::Cell;
 use std::ffi::{CStr, c_void};
@@ -24,7 +24,7 @@ use crate::launch_batcher::LaunchBatcher;
 use crate::settings::bool_from_env;
 
 thread_local! {
-    /// The number of the context that this crate made current on this thread last.
+    /// The id of the context that this crate made current on this thread last.
     static CURRENT_CONTEXT: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -33,17 +33,17 @@ thread_local! {
 pub(crate) struct Context {
     raw: CUcontext,
     pub(crate) device: DeviceHandle,
-    /// Whether kernels may be started while the one in front of them ends.
+    /// If true, kernels may be started while the previous kernel ends (programmatic dependent launch).
     uses_pdl: bool,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     pub(crate) sm_count: u32,
-    /// Never used twice, so that a thread cannot take a new context for one that is gone.
+    /// Never reused, so that a thread cannot mistake a new context for a destroyed one.
     id: u64,
 }
 
 // SAFETY: the driver's contexts may be used from every thread.
 unsafe impl Send for Context {}
-// SAFETY: as above; nothing in it changes.
+// SAFETY: as above; no field changes.
 unsafe impl Sync for Context {}
 
 impl Context {
@@ -52,7 +52,7 @@ impl Context {
         let mut raw = ptr::null_mut();
         // SAFETY: writes one handle; the device came from cuDeviceGet.
         check("cuDevicePrimaryCtxRetain", unsafe { sys::cuDevicePrimaryCtxRetain(&mut raw, device.raw) })?;
-        // From sm_90 on kernels wait by themselves (`shaders/cuda/pdl.cuh`).
+        // From sm_90 on, kernels wait for the previous kernel themselves (`shaders/cuda/pdl.cuh`).
         let follows = device.compute_capability()?.0 >= 9 && bool_from_env("FOREBAY_CUDA_PDL") != Some(false);
         let units = device.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_MULTIPROCESSOR_COUNT)?;
         let number = NEXT.fetch_add(1, Ordering::Relaxed);
@@ -61,9 +61,9 @@ impl Context {
         Ok(context)
     }
 
-    /// Makes it current on this thread. Free where it is already, unless other code of the process has made another
-    /// context current on this thread by the driver's own functions: such code must put back what it found, as
-    /// NVIDIA's libraries do.
+    /// Makes the context current on this thread. Skips the driver call if this crate made the context current
+    /// last. Other code that makes another context current must restore the previous one, as NVIDIA's
+    /// libraries do.
     #[inline]
     pub(crate) fn make_current(&self) -> Result<(), SourceError> {
         if CURRENT_CONTEXT.get() == self.id {
@@ -75,7 +75,7 @@ impl Context {
         Ok(())
     }
 
-    /// Free and total bytes of the device.
+    /// Returns the free and total bytes of the device.
     pub(crate) fn mem_get_info(&self) -> Result<(u64, u64), SourceError> {
         self.make_current()?;
         let (mut free, mut total) = (0, 0);
@@ -84,7 +84,7 @@ impl Context {
         Ok((free as u64, total as u64))
     }
 
-    /// Memory of the device.
+    /// Allocates device memory and returns its address.
     pub(crate) fn alloc(&self, bytes: u64) -> Result<u64, SourceError> {
         self.make_current()?;
         let mut address = 0;
@@ -93,10 +93,10 @@ impl Context {
         Ok(address)
     }
 
-    /// Gives back what [`alloc`](Self::alloc) gave; waits for the device.
+    /// Frees memory from [`alloc`](Self::alloc); waits for the device.
     pub(crate) fn free(&self, address: u64) -> Result<(), SourceError> {
         self.make_current()?;
-        // SAFETY: an address that is not an allocation is an error of the driver's, not undefined.
+        // SAFETY: for an address that is no allocation, the driver returns an error.
         check("cuMemFree", unsafe { sys::cuMemFree_v2(address) })
     }
 }
@@ -108,46 +108,47 @@ impl Drop for Context {
     }
 }
 
-/// A run of a kernel, but for its arguments.
+/// A kernel launch without its arguments.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct KernelLaunch {
     pub(crate) function: Function,
     pub(crate) grid: [u32; 3],
     pub(crate) block: [u32; 3],
-    /// Bytes of shared memory besides what it declares.
+    /// Bytes of shared memory in addition to the statically declared ones.
     pub(crate) dynamic_shared_bytes: u32,
-    /// Whether it is never one of a line: such as blocks in clusters, which nodes of other kernels know nothing of.
+    /// If true, the kernel is never part of a launch batch: for example, its blocks form clusters, an
+    /// attribute that graph nodes of other kernels lack.
     pub(crate) is_unbatchable: bool,
 }
 
-/// The bytes of an argument, with what pads them.
+/// The bytes of an argument, including padding.
 pub(crate) type ArgBytes = [MaybeUninit<u8>];
 
-/// An argument.
+/// Returns the bytes of an argument.
 pub(crate) fn arg_bytes<T: ?Sized>(of: &T) -> &ArgBytes {
-    // SAFETY: so many bytes are there for as long as it is borrowed, and these may be anything.
+    // SAFETY: the bytes are valid for as long as the argument is borrowed, and may be uninitialised.
     unsafe { slice::from_raw_parts(ptr::from_ref(of).cast(), size_of_val(of)) }
 }
 
 impl KernelLaunch {
-    /// Blocks in all.
+    /// Returns the total number of blocks.
     pub(crate) fn block_count(&self) -> u64 {
         self.grid.iter().map(|&n| u64::from(n)).product()
     }
 }
 
-/// The arguments' addresses, as the driver takes them.
+/// Returns the addresses of arguments in the form that the driver expects.
 pub(crate) fn arg_pointers(arguments: &[&ArgBytes]) -> SmallVec<[*mut c_void; 8]> {
     let mut addresses = SmallVec::new();
     arguments.iter().for_each(|argument| addresses.push(argument.as_ptr().cast_mut().cast()));
     addresses
 }
 
-/// A queue of work, apart from the default stream.
+/// A stream that does not synchronise with the default stream.
 #[derive(Debug)]
 pub(crate) struct Stream {
     raw: CUstream,
-    /// What is given to it several at once; a graph's has none.
+    /// Batches small kernels; `None` for a stream that captures a graph.
     batcher: Option<LaunchBatcher>,
     pub(crate) context: Arc<Context>,
 }
@@ -162,7 +163,7 @@ impl Stream {
         Self::create(context, Some(LaunchBatcher::new()))
     }
 
-    /// One for a graph, whose kernels are started when the one in front of them has ended.
+    /// Creates a stream for graph capture; its kernels start after the previous one has ended.
     pub(crate) fn new_for_capture(context: &Arc<Context>) -> Result<Self, SourceError> {
         Self::create(context, None)
     }
@@ -176,14 +177,14 @@ impl Stream {
         Ok(Self { raw, batcher: line, context: Arc::clone(context) })
     }
 
-    /// Its handle, for this thread to put work behind all that it was given.
+    /// Flushes pending batches and returns the raw handle, so that later work follows all earlier work.
     pub(crate) fn flushed_handle(&self) -> Result<CUstream, SourceError> {
         self.context.make_current()?;
         self.flush_pending()?;
         Ok(self.raw)
     }
 
-    /// Gives it all that waits to be given with others.
+    /// Launches the pending batch.
     #[inline]
     pub(crate) fn flush_pending(&self) -> Result<(), SourceError> {
         self.batcher.as_ref().map_or(Ok(()), |line| line.flush_pending(self))
@@ -192,7 +193,7 @@ impl Stream {
     /// Waits for everything enqueued.
     pub(crate) fn synchronize(&self) -> Result<(), SourceError> {
         self.context.make_current()?;
-        // Also where something could not be enqueued: whoever waits frees what the rest uses.
+        // Synchronises even after an error: the caller may free memory that earlier work uses.
         let settled = self.flush_pending();
         // SAFETY: the stream lives as long as `self`.
         check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(self.raw) }).and(settled)
@@ -201,8 +202,8 @@ impl Stream {
     /// Enqueues a copy to the device.
     ///
     /// # Safety
-    /// `src` holds `bytes` bytes, and they stay there, unchanged, until the copy is done; `dst` holds as many on the
-    /// device.
+    /// `src` holds `bytes` bytes, which stay there unchanged until the copy is done; `dst` holds as many on
+    /// the device.
     pub(crate) unsafe fn copy_from_host(
         &self,
         dst: u64,
@@ -217,7 +218,8 @@ impl Stream {
     /// Enqueues a copy to the host.
     ///
     /// # Safety
-    /// `dst` holds `bytes` bytes, which nobody touches until the copy is done; `src` holds as many on the device.
+    /// `dst` holds `bytes` bytes, which are not accessed until the copy is done; `src` holds as many on the
+    /// device.
     pub(crate) unsafe fn copy_to_host(
         &self,
         dst: *mut u8,
@@ -229,14 +231,15 @@ impl Stream {
         check("cuMemcpyDtoHAsync", unsafe { sys::cuMemcpyDtoHAsync_v2(dst.cast(), src, bytes, raw) })
     }
 
-    /// Lets the work that follows wait for what `event` is behind, on the device.
+    /// Makes later work of this stream wait on the device for `event`.
     pub(crate) fn wait_event(&self, event: &Event) -> Result<(), SourceError> {
         let raw = self.flushed_handle()?;
         // SAFETY: both handles live as long as their owners.
         check("cuStreamWaitEvent", unsafe { sys::cuStreamWaitEvent(raw, event.raw, 0) })
     }
 
-    /// Enqueues a copy on the device, or between it and page-locked memory: the driver tells by the addresses.
+    /// Enqueues a copy on the device, or between device and page-locked memory: the driver infers the kind
+    /// from the addresses.
     ///
     /// # Safety
     /// Both ranges lie inside segments and do not overlap.
@@ -256,10 +259,11 @@ impl Stream {
         check("cuMemsetD32Async", unsafe { sys::cuMemsetD32Async(dst, word, words as usize, raw) })
     }
 
-    /// Enqueues a kernel: at once, or with others that are small too.
+    /// Enqueues a kernel: at once, or in a batch with other small kernels.
     ///
     /// # Safety
-    /// The arguments have the sizes of the kernel's parameters, and the addresses among them hold what the kernel reads and writes.
+    /// The arguments have the sizes of the kernel's parameters, and the addresses among them hold what the
+    /// kernel accesses.
     pub(crate) unsafe fn launch(
         &self,
         call: &KernelLaunch,
@@ -273,10 +277,10 @@ impl Stream {
         }
     }
 
-    /// Enqueues a kernel in front of what waits; `arguments` are the addresses of its own.
+    /// Enqueues a kernel without flushing the pending batch; `arguments` are the addresses of the arguments.
     ///
     /// # Safety
-    /// As for [`launch`](Self::launch).
+    /// Same conditions as [`launch`](Self::launch).
     pub(crate) unsafe fn launch_immediately(
         &self,
         call: &KernelLaunch,
@@ -300,13 +304,13 @@ impl Stream {
             attrs: &mut follows,
             numAttrs: (self.batcher.is_some() && self.context.uses_pdl).into(),
         };
-        // SAFETY: the caller's promise; the driver copies all of it before it returns.
+        // SAFETY: the caller's promise; the driver copies all arguments before it returns.
         check("cuLaunchKernelEx", unsafe {
             sys::cuLaunchKernelEx(&config, call.function.0, arguments.as_mut_ptr(), ptr::null_mut())
         })
     }
 
-    /// Enqueues a graph in front of what waits.
+    /// Enqueues a graph without flushing the pending batch.
     pub(crate) fn launch_graph(&self, graph: &Graph) -> Result<(), SourceError> {
         graph.launch(self.raw)
     }
@@ -314,7 +318,7 @@ impl Stream {
 
 impl Drop for Stream {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, given back once; the driver finishes the work that is still in it.
+        // SAFETY: made in `new`, destroyed once; the driver finishes the work that is still enqueued.
         let _ = unsafe { sys::cuStreamDestroy_v2(self.raw) };
     }
 }
@@ -337,7 +341,7 @@ impl Event {
         Self::create(context, sys::CUevent_flags::CU_EVENT_DISABLE_TIMING)
     }
 
-    /// One that also keeps when the device has passed it.
+    /// Creates an event that also records the time at which the device passes the event.
     pub(crate) fn new_timed(context: &Arc<Context>) -> Result<Self, SourceError> {
         Self::create(context, sys::CUevent_flags::CU_EVENT_DEFAULT)
     }
@@ -350,20 +354,21 @@ impl Event {
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// Puts it behind everything enqueued so far.
+    /// Records the event after everything enqueued so far.
     pub(crate) fn record(&self, stream: &Stream) -> Result<(), SourceError> {
         let stream = stream.flushed_handle()?;
         // SAFETY: both handles live as long as their owners.
         check("cuEventRecord", unsafe { sys::cuEventRecord(self.raw, stream) })
     }
 
-    /// Nanoseconds from another timed event to this one, both passed.
+    /// Returns the nanoseconds from `before` to this event; both are timed and passed.
     pub(crate) fn elapsed_since(&self, before: &Event) -> Result<f64, SourceError> {
         self.context.make_current()?;
         type Elapsed = unsafe extern "C" fn(*mut f32, CUevent, CUevent) -> CUresult;
         let mut ms = 0.0;
-        // SAFETY: the symbol was found when the driver was loaded, and has this type in every version; cudarc binds only the
-        // second one, which drivers before 12.8 lack. Both events live; the function writes one float.
+        // SAFETY: the symbol was found when the driver was loaded, and has this type in every version. cudarc
+        // binds only the second version, which drivers before 12.8 lack. Both events are valid; the function
+        // writes one float.
         let code = unsafe {
             match sys::culib().get::<Elapsed>(b"cuEventElapsedTime") {
                 Ok(elapsed) => elapsed(&mut ms, before.raw, self.raw),
@@ -373,7 +378,7 @@ impl Event {
         check("cuEventElapsedTime", code).map(|()| f64::from(ms) * 1e6)
     }
 
-    /// Whether the device has passed it.
+    /// Reports whether the device has passed the event.
     pub(crate) fn is_done(&self) -> Result<bool, SourceError> {
         self.context.make_current()?;
         // SAFETY: the event lives as long as `self`.
@@ -383,7 +388,7 @@ impl Event {
         }
     }
 
-    /// Blocks until the device has passed it.
+    /// Blocks until the device has passed the event.
     pub(crate) fn synchronize(&self) -> Result<(), SourceError> {
         self.context.make_current()?;
         // SAFETY: the event lives as long as `self`.
@@ -393,12 +398,12 @@ impl Event {
 
 impl Drop for Event {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, given back once.
+        // SAFETY: made in `new`, destroyed once.
         let _ = unsafe { sys::cuEventDestroy_v2(self.raw) };
     }
 }
 
-/// Page-locked memory of the host, which the device copies from and to by itself.
+/// Page-locked host memory, which the device accesses directly (DMA).
 #[derive(Debug)]
 pub(crate) struct PinnedBuffer {
     start: NonNull<u8>,
@@ -407,7 +412,7 @@ pub(crate) struct PinnedBuffer {
     _context: Arc<Context>,
 }
 
-// SAFETY: it is plain memory, owned by this value.
+// SAFETY: plain memory, owned by this value.
 unsafe impl Send for PinnedBuffer {}
 
 impl PinnedBuffer {
@@ -423,12 +428,12 @@ impl PinnedBuffer {
         Ok(Self { start, bytes, _context: Arc::clone(context) })
     }
 
-    /// Where it starts, for the device as for the host.
+    /// Returns the address, which is the same on host and device.
     pub(crate) fn address(&self) -> u64 {
         self.start.as_ptr() as u64
     }
 
-    /// A pointer to `bytes` bytes from `offset`, or `None` where they are not inside.
+    /// Returns a pointer to `bytes` bytes from `offset`; `None` if the range lies outside.
     fn checked_range(&self, offset: usize, bytes: usize) -> Option<*mut u8> {
         let inside = offset.checked_add(bytes).is_some_and(|end| end <= self.bytes);
         // SAFETY: inside the allocation, as was just checked.
@@ -441,23 +446,23 @@ impl PinnedBuffer {
     /// The device does not read these bytes now.
     pub(crate) unsafe fn write(&mut self, offset: usize, data: &[u8]) -> Option<*const u8> {
         let start = self.checked_range(offset, data.len())?;
-        // SAFETY: `start` holds as many bytes; `data` is borrowed, so that it cannot be this memory.
+        // SAFETY: `start` holds as many bytes; `data` is a shared borrow, so it cannot be this memory.
         unsafe { ptr::copy_nonoverlapping(data.as_ptr(), start, data.len()) };
         Some(start)
     }
 
-    /// The first `bytes` bytes, for the device to write.
+    /// Returns the first `bytes` bytes, for the device to write.
     pub(crate) fn write_target(&mut self, bytes: usize) -> Option<*mut u8> {
         self.checked_range(0, bytes)
     }
 
-    /// Copies the first bytes out, as many as `data` takes.
+    /// Copies the first bytes out; `data` defines their number.
     ///
     /// # Safety
     /// The device has written these bytes and does not write them now.
     pub(crate) unsafe fn read(&self, data: &mut [u8]) {
         if let Some(start) = self.checked_range(0, data.len()) {
-            // SAFETY: `start` holds as many bytes; `data` is borrowed, so that it cannot be this memory.
+            // SAFETY: `start` holds as many bytes; `data` is a unique borrow, so it cannot be this memory.
             unsafe { ptr::copy_nonoverlapping(start, data.as_mut_ptr(), data.len()) };
         }
     }
@@ -465,12 +470,12 @@ impl PinnedBuffer {
 
 impl Drop for PinnedBuffer {
     fn drop(&mut self) {
-        // SAFETY: made in `new`, given back once; the driver waits for copies that use it.
+        // SAFETY: made in `new`, freed once; the driver waits for copies that use the memory.
         let _ = unsafe { sys::cuMemFreeHost(self.start.as_ptr().cast()) };
     }
 }
 
-/// A kernel of a loaded [`Module`]; valid as long as that.
+/// A kernel of a loaded [`CudaModule`]; valid as long as that module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Function(CUfunction);
 
@@ -484,16 +489,16 @@ impl Function {
         self.0
     }
 
-    /// Lets its launches have this many bytes of shared memory besides what it declares.
+    /// Sets the maximum bytes of dynamic shared memory of a launch.
     pub(crate) fn set_max_dynamic_shared(self, bytes: u32) -> Result<(), SourceError> {
         let attribute = sys::CUfunction_attribute::CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES;
         let bytes = i32::try_from(bytes).unwrap_or(i32::MAX);
-        // SAFETY: the function lives as long as its module, of which this is part.
+        // SAFETY: the function is part of its module, which is loaded.
         check("cuFuncSetAttribute", unsafe { sys::cuFuncSetAttribute(self.0, attribute, bytes) })
     }
 }
 
-/// Loaded code.
+/// Loaded device code.
 #[derive(Debug)]
 pub(crate) struct CudaModule {
     raw: CUmodule,
@@ -511,12 +516,12 @@ impl CudaModule {
     pub(crate) fn load(context: &Arc<Context>, cubin: &[u8]) -> Result<Self, SourceError> {
         context.make_current()?;
         let mut raw = ptr::null_mut();
-        // SAFETY: a cubin says its own length; those from the disk have been checked whole by their checksum.
+        // SAFETY: a cubin contains its own length; cubins from the disk have been checked by their checksum.
         check("cuModuleLoadData", unsafe { sys::cuModuleLoadData(&mut raw, cubin.as_ptr().cast()) })?;
         Ok(Self { raw, context: Arc::clone(context) })
     }
 
-    /// One of its kernels.
+    /// Looks up one of the module's kernels.
     pub(crate) fn function(&self, name: &CStr) -> Result<Function, SourceError> {
         self.context.make_current()?;
         let mut function = ptr::null_mut();
@@ -532,7 +537,7 @@ impl Drop for CudaModule {
     fn drop(&mut self) {
         // Unloading looks the module up in the current context.
         if self.context.make_current().is_ok() {
-            // SAFETY: loaded in `load`, given back once.
+            // SAFETY: loaded in `load`, unloaded once.
             let _ = unsafe { sys::cuModuleUnload(self.raw) };
         }
     }

@@ -1,12 +1,12 @@
-//! Matrix products by cuBLASLt, where its library is installed.
+//! Matrix products by cuBLASLt, if the library is installed.
 //!
-//! cuBLASLt counts by columns; the core counts by rows. A row-major matrix is, byte for byte, the column-major
-//! transpose, and `c = a b` is `c^T = b^T a^T`: so b becomes the first operand, a the second, n the rows and m the
-//! columns, and nothing is moved. Of the algorithms that
-//! cuBLASLt's heuristic names for a kind of problem, the fastest is kept (`algorithms`).
+//! cuBLASLt's matrices are column-major; the core's are row-major. A row-major matrix is, byte for byte, the
+//! column-major transpose, and `c = a b` is `c^T = b^T a^T`. So b becomes the first operand, a the second, n
+//! the rows and m the columns, and no data moves. Of the algorithms that the heuristic offers for a kind of
+//! problem, the fastest is used (`autotune`).
 //!
-//! An epilogue's bias runs along the rows of cuBLASLt's c, which are the core's columns; sums of b over k, as it counts, are
-//! those of the core's a.
+//! An epilogue's bias runs along the rows of cuBLASLt's c, which are the core's columns. The library's sums
+//! of b over k are those of the core's a.
 
 use std::ffi::c_void;
 use std::sync::{Arc, Mutex, OnceLock};
@@ -26,15 +26,16 @@ use crate::autotune::{self, AlgorithmChoices};
 use crate::context::{Context, Stream};
 use crate::{lock, settings, toolkit};
 
-/// Bytes of device memory that cuBLASLt may use, as NVIDIA advises for Hopper. It is taken beside the pool, at the
-/// first product of a stream, whose products alone use it.
+/// Bytes of cuBLASLt's workspace, as NVIDIA advises for Hopper. The workspace is allocated outside the pool
+/// at the first product of a stream, and only this stream uses it.
 const WORKSPACE_BYTES: u64 = 32 << 20;
-/// Kinds of problems kept before all are forgotten: programs whose shapes never repeat must not grow for ever.
+/// Maximum number of cached plans; at the limit all are dropped, so that programs with ever new shapes do not
+/// leak memory.
 const MAX_PLANS: usize = 4096;
-/// Nothing asks for more than this alignment.
+/// Largest alignment that an algorithm requires.
 const MAX_ALIGNMENT: u64 = 256;
 
-/// Every function of the library that is called here.
+/// All functions of the library that this crate calls.
 const SYMBOLS: [&str; 14] = [
     "cublasLtCreate",
     "cublasLtDestroy",
@@ -52,7 +53,7 @@ const SYMBOLS: [&str; 14] = [
     "cublasLtMatrixLayoutSetAttribute",
 ];
 
-/// The library's version (130001 is 13.0.1), if it is there, whole.
+/// Returns the library's version (130001 is 13.0.1) if it is installed and complete.
 pub(crate) fn version() -> Option<usize> {
     static VERSION: OnceLock<Option<usize>> = OnceLock::new();
     *VERSION.get_or_init(|| {
@@ -62,10 +63,11 @@ pub(crate) fn version() -> Option<usize> {
             return None;
         }
         let whole = SYMBOLS.iter().all(|symbol| {
-            // SAFETY: the library is present, and the symbol is only looked up, never called through this type.
+            // SAFETY: the library is present, and the symbol is only looked up, never called through this
+            // type.
             unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.is_ok()
         });
-        // SAFETY: the function is there, and takes nothing.
+        // SAFETY: the function exists and takes no arguments.
         whole.then(|| unsafe { sys::cublasLtGetVersion() })
     })
 }
@@ -73,17 +75,17 @@ pub(crate) fn version() -> Option<usize> {
 /// Matrix products of one stream.
 #[derive(Debug, Default)]
 pub(crate) struct CublasLt {
-    /// Opened by the first product; `None` where it cannot be used.
+    /// Opened by the first product; `None` if the library cannot be used.
     library: OnceLock<Option<Mutex<CublasLtLibrary>>>,
 }
 
 impl CublasLt {
-    /// Whether products of floats run on the library now.
+    /// Reports whether float products run on the library now.
     pub(crate) fn is_available(&self, context: &Arc<Context>) -> bool {
         !settings::portable_kernels() && self.open_library(context).is_some()
     }
 
-    /// Bytes that the library works in, beside the pool.
+    /// Returns the bytes of the library's workspace, which is outside the pool.
     pub(crate) fn workspace_bytes(&self) -> u64 {
         let open = self.library.get().and_then(Option::as_ref);
         open.map_or(0, |library| lock(library).workspace().1)
@@ -93,12 +95,12 @@ impl CublasLt {
         self.library.get_or_init(|| CublasLtLibrary::open(context).map(Mutex::new)).as_ref()
     }
 
-    /// Enqueues a product; `false` where the library cannot do it.
+    /// Enqueues a product; returns `false` if the library does not support it.
     pub(crate) fn run(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
         self.with_library(stream, call, |library, problem| library.run(stream, call, problem))
     }
 
-    /// Whether the library has algorithms for a product. Enqueues nothing.
+    /// Reports whether the library has algorithms for a product. Enqueues nothing.
     pub(crate) fn accepts(&self, stream: &Stream, call: &MatmulCall) -> Result<bool, SourceError> {
         self.with_library(stream, call, |library, problem| {
             stream.context.make_current()?;
@@ -126,7 +128,7 @@ impl CublasLt {
     }
 }
 
-/// What decides the algorithm.
+/// Key of a plan: everything that decides the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct CublasLtProblem {
     dtype: DType,
@@ -143,7 +145,7 @@ struct CublasLtProblem {
     c: OperandLayout,
 }
 
-/// What an epilogue's kind is, and what decides the algorithm of its operands.
+/// Kind of an epilogue, with the properties of its operands that decide the algorithm.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 enum EpilogueKind {
     None,
@@ -162,7 +164,8 @@ impl EpilogueKind {
             Epilogue::GeluBias { pre_activation: before, .. } => {
                 Self::GeluBias { leading_dim: lead(before)? }
             }
-            // A kernel of our own (`gelu_grad.rs`): the library's takes four times as long as the plain product.
+            // A native kernel computes this (`gelu_grad.rs`): the library's takes four times as long as the
+            // plain product.
             Epilogue::GeluGrad { .. } => return None,
             Epilogue::RowSums(_) => Self::RowSums,
             Epilogue::Scaled { scales, bias } => {
@@ -181,21 +184,21 @@ impl EpilogueKind {
     }
 }
 
-/// A matrix as the library wants to hear of it.
+/// A matrix in the library's terms.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 struct OperandLayout {
-    /// Whether it is stored by columns, from the core's point of view.
+    /// If true, the matrix is column-major from the core's point of view.
     transposed: bool,
-    /// Elements from one stored line to the next.
+    /// Elements between stored rows, or columns if transposed.
     leading_dim: i64,
-    /// Elements from one matrix of the batch to the next.
+    /// Elements between matrices of the batch.
     batch_stride: i64,
-    /// Bytes that its address is a multiple of, up to 256.
+    /// Alignment of the address in bytes, up to 256.
     alignment: u32,
 }
 
 impl CublasLtProblem {
-    /// `None` for what the library does not do.
+    /// Returns `None` if the library does not support the call.
     fn new(call: &MatmulCall) -> Option<Self> {
         if !call.has_supported_dtypes() || call.k == 0 || !call.supports_epilogue() {
             return None;
@@ -220,7 +223,7 @@ impl CublasLtProblem {
         })
     }
 
-    /// Bytes from the first element of c to behind the last.
+    /// Returns the bytes from the first element of c to the end of the last.
     fn output_bytes(&self) -> u64 {
         let step = |count: u64, stride: i64| count.saturating_sub(1) * stride.unsigned_abs();
         let elements =
@@ -228,7 +231,7 @@ impl CublasLtProblem {
         (elements + self.n) * self.dtype_out.size() as u64
     }
 
-    /// The types of the sums and of the factors.
+    /// Returns the compute type and the type of the scale factors.
     fn compute_types(&self) -> (Compute, DataType) {
         match self.dtype {
             DType::F64 => (Compute::CUBLAS_COMPUTE_64F, DataType::CUDA_R_64F),
@@ -238,7 +241,7 @@ impl CublasLtProblem {
     }
 }
 
-/// The library's name of an element type.
+/// Returns the library's constant for an element type.
 fn cuda_data_type(dtype: DType) -> Option<DataType> {
     Some(match dtype {
         DType::F32 => DataType::CUDA_R_32F,
@@ -254,7 +257,7 @@ fn cuda_data_type(dtype: DType) -> Option<DataType> {
 impl OperandLayout {
     fn new(call: &MatmulCall, operand: &MatrixOperand, rows: u64, cols: u64, dtype: DType) -> Option<Self> {
         let MatrixOperand { row_stride, col_stride, .. } = *operand;
-        // Strides along a dimension of one element say nothing.
+        // The stride of a dimension of one element has no meaning.
         let (transposed, lead) = if (col_stride == 1 || cols == 1) && (row_stride >= cols || rows == 1) {
             (false, if rows == 1 { cols } else { row_stride })
         } else if (row_stride == 1 || rows == 1) && (col_stride >= rows || cols == 1) {
@@ -283,14 +286,14 @@ fn operand_address(operand: &MatrixOperand) -> u64 {
 /// The opened library.
 #[derive(Debug)]
 struct CublasLtLibrary {
-    /// Algorithms and their descriptors; `None` for what the library cannot do. Before `handle`, to go first.
+    /// Plans, with `None` for unsupported problems. Declared before `handle`, so that they are dropped first.
     plans: FxHashMap<CublasLtProblem, Option<CublasLtPlan>>,
     handle: OwnedHandle<sys::cublasLtHandle_t>,
     workspace: Option<DeviceScratch>,
     algorithm_choices: AlgorithmChoices,
 }
 
-// SAFETY: the library's handles may be used from every thread, one at a time.
+// SAFETY: the library's handles may be used from any thread, one thread at a time.
 unsafe impl Send for CublasLtLibrary {}
 
 impl CublasLtLibrary {
@@ -309,7 +312,7 @@ impl CublasLtLibrary {
                 return None;
             }
         };
-        // Without one it works too, with fewer algorithms.
+        // The library works without a workspace, with fewer algorithms.
         let workspace = DeviceScratch::new(context, WORKSPACE_BYTES)
             .inspect_err(|error| log::debug!("no workspace: {error}"))
             .ok();
@@ -317,12 +320,12 @@ impl CublasLtLibrary {
         Some(Self { plans: FxHashMap::default(), handle, workspace, algorithm_choices: choices })
     }
 
-    /// Address and size of the memory for intermediate results.
+    /// Returns the address and the size of the workspace.
     fn workspace(&self) -> (u64, u64) {
         self.workspace.as_ref().map_or((0, 0), |workspace| (workspace.address, WORKSPACE_BYTES))
     }
 
-    /// Whether there are algorithms for a problem, which is described from now on.
+    /// Creates the plan for a problem if there is none yet; reports whether the library supports the problem.
     fn ensure_plan(&mut self, problem: CublasLtProblem) -> bool {
         let (_, bytes) = self.workspace();
         if self.plans.len() >= MAX_PLANS && !self.plans.contains_key(&problem) {
@@ -360,8 +363,8 @@ impl CublasLtLibrary {
         let c = operand_address(&call.c);
         let (handle, queue) = (self.handle.raw, stream.flushed_handle()?);
         let run = |plan: &CublasLtPlan, algorithm: &cublasLtMatmulAlgo_t, to: u64| {
-            // SAFETY: the descriptors live as long as the plan, and say what the core has checked of the operands; the
-            // workspace is used by this stream alone.
+            // SAFETY: the descriptors live as long as the plan and match the operands, which the core has
+            // checked. Only this stream uses the workspace.
             unsafe {
                 result::matmul(
                     handle,
@@ -387,7 +390,8 @@ impl CublasLtLibrary {
         if !plan.is_tuned && worth && plan.algorithms.len() > 1 {
             plan.algorithm_index =
                 self.algorithm_choices.choose(&format!("{problem:?}"), &plan.algorithms, || {
-                    // A product that is added to c is made again and again elsewhere.
+                    // A product that accumulates into c is timed on a scratch buffer, because it runs several
+                    // times.
                     let elsewhere = (call.beta != 0.0)
                         .then(|| DeviceScratch::new(&stream.context, problem.output_bytes()));
                     let to = match &elsewhere {
@@ -406,7 +410,7 @@ impl CublasLtLibrary {
         let done = run(plan, &plan.algorithms[plan.algorithm_index], c);
         match done {
             Ok(()) => Ok(true),
-            // The heuristic was wrong, or the library's own code finds no room on a full device.
+            // The heuristic was wrong, or the library's code does not fit on a full device.
             Err(CublasError(
                 status @ (Status::CUBLAS_STATUS_NOT_SUPPORTED | Status::CUBLAS_STATUS_ALLOC_FAILED),
             )) => {
@@ -418,7 +422,7 @@ impl CublasLtLibrary {
     }
 }
 
-/// A factor in the type that the library reads it in.
+/// A scale factor in the type that the library reads.
 enum ScaleFactor {
     F32(f32),
     F64(f64),
@@ -437,17 +441,17 @@ impl ScaleFactor {
     }
 }
 
-/// A problem, described to the library, and its algorithm.
+/// Descriptors of a problem, and its algorithms.
 #[derive(Debug)]
 struct CublasLtPlan {
     matmul_desc: OwnedHandle<sys::cublasLtMatmulDesc_t>,
     first_layout: OwnedHandle<sys::cublasLtMatrixLayout_t>,
     second_layout: OwnedHandle<sys::cublasLtMatrixLayout_t>,
     out_layout: OwnedHandle<sys::cublasLtMatrixLayout_t>,
-    /// At least one.
+    /// Never empty.
     algorithms: Vec<cublasLtMatmulAlgo_t>,
     algorithm_index: usize,
-    /// Whether they were timed, or known from before.
+    /// If true, the algorithm was timed or loaded.
     is_tuned: bool,
 }
 
@@ -471,7 +475,7 @@ impl CublasLtPlan {
             [(DescAttribute::CUBLASLT_MATMUL_DESC_TRANSA, b), (DescAttribute::CUBLASLT_MATMUL_DESC_TRANSB, a)]
         {
             let operation = i32::from(operand.transposed);
-            // SAFETY: the descriptor lives; the attribute is a 32-bit value.
+            // SAFETY: the descriptor is valid; the attribute is a 32-bit value.
             unsafe { set_attribute(result::set_matmul_desc_attribute, product.raw, attribute, &operation) }?;
         }
         let vectors = if problem.dtype.is_storage_only() { data_out } else { data };
@@ -485,7 +489,7 @@ impl CublasLtPlan {
                     LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT,
                     LayoutAttribute::CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
                 );
-                // SAFETY: the layout lives; the attributes are a 32-bit and a 64-bit value.
+                // SAFETY: the layout is valid; the attributes are a 32-bit and a 64-bit value.
                 unsafe {
                     set_attribute(result::set_matrix_layout_attribute, raw, count, &batch)?;
                     set_attribute(result::set_matrix_layout_attribute, raw, offset, &operand.batch_stride)?;
@@ -497,10 +501,10 @@ impl CublasLtPlan {
         let preference =
             OwnedHandle { raw: result::create_matmul_pref()?, destroy: result::destroy_matmul_pref };
         let prefer = |attribute, value: u32| {
-            // SAFETY: the preference lives; the attributes are 32-bit values.
+            // SAFETY: the preference is valid; the attributes are 32-bit values.
             unsafe { set_attribute(result::set_matmul_pref_attribute, preference.raw, attribute, &value) }
         };
-        // SAFETY: the preference lives; the attribute is a 64-bit value.
+        // SAFETY: the preference is valid; the attribute is a 64-bit value.
         unsafe {
             let attribute = Preference::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES;
             set_attribute(result::set_matmul_pref_attribute, preference.raw, attribute, &workspace)?;
@@ -510,11 +514,11 @@ impl CublasLtPlan {
         prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, c.alignment)?;
         prefer(Preference::CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, c.alignment)?;
         if matches!(problem.dtype, DType::F16 | DType::BF16) {
-            // Sums of 16-bit products stay in f32 until the end, in algorithms that split k too.
+            // Sums of 16-bit products stay in f32 until the end, also in split-K algorithms.
             let scheme = Reduction::CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE as u32;
             prefer(Preference::CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, scheme)?;
         }
-        // SAFETY: all descriptors live.
+        // SAFETY: all descriptors are valid.
         let algorithms = unsafe {
             autotune::query_heuristic(handle, product.raw, [first.raw, second.raw, out.raw], preference.raw)
         }?;
@@ -529,7 +533,7 @@ impl CublasLtPlan {
         })
     }
 
-    /// Tells the library of an epilogue; its vectors are of type `data`.
+    /// Sets the kind of an epilogue; its vectors are of type `data`.
     fn set_epilogue(
         product: sys::cublasLtMatmulDesc_t,
         finish: EpilogueKind,
@@ -541,7 +545,7 @@ impl CublasLtPlan {
             EpilogueKind::GeluBias { leading_dim: lead } => Some(lead),
         };
         let setter = result::set_matmul_desc_attribute;
-        // SAFETY: the descriptor lives; the attributes are 32-bit names, and a 64-bit number.
+        // SAFETY: the descriptor is valid; the attributes are 32-bit enum values and a 64-bit value.
         unsafe {
             set_attribute(
                 setter,
@@ -562,7 +566,7 @@ impl CublasLtPlan {
         Ok(())
     }
 
-    /// Tells the library where the operands of an epilogue are.
+    /// Sets the addresses of an epilogue's operands.
     fn set_epilogue_pointers(&self, epilogue: &Epilogue) -> Result<(), CublasError> {
         use DescAttribute::{
             CUBLASLT_MATMUL_DESC_A_SCALE_POINTER as SCALE_FIRST,
@@ -588,7 +592,7 @@ impl CublasLtPlan {
             }
         }
         for (attribute, pointer) in pointers.into_iter().flatten() {
-            // SAFETY: the descriptor lives; the attributes are addresses.
+            // SAFETY: the descriptor is valid; the attributes are addresses.
             unsafe {
                 set_attribute(result::set_matmul_desc_attribute, self.matmul_desc.raw, attribute, &pointer)
             }?;
@@ -603,7 +607,7 @@ type AttributeSetter<H, A> = unsafe fn(H, A, *const c_void, usize) -> Result<(),
 /// Sets an attribute to a value.
 ///
 /// # Safety
-/// `handle` lives, and `T` is the attribute's type.
+/// `handle` is valid, and `T` is the attribute's type.
 unsafe fn set_attribute<H, A, T>(
     setter: AttributeSetter<H, A>,
     handle: H,
@@ -614,7 +618,7 @@ unsafe fn set_attribute<H, A, T>(
     unsafe { setter(handle, attribute, std::ptr::from_ref(value).cast(), size_of::<T>()) }
 }
 
-/// A handle of the library's, destroyed with its owner.
+/// A handle of the library, destroyed with its owner.
 #[derive(Debug)]
 struct OwnedHandle<T: Copy> {
     raw: T,
@@ -623,13 +627,13 @@ struct OwnedHandle<T: Copy> {
 
 impl<T: Copy> Drop for OwnedHandle<T> {
     fn drop(&mut self) {
-        // SAFETY: made by the function that goes with `destroy`, and destroyed once. Nothing can be done about an
-        // error.
+        // SAFETY: made by the function that matches `destroy`, and destroyed once. An error here cannot be
+        // handled.
         let _ = unsafe { (self.destroy)(self.raw) };
     }
 }
 
-/// Memory for the library's intermediate results, beside the pool.
+/// Device memory outside the pool, for the workspace and for timed products.
 #[derive(Debug)]
 struct DeviceScratch {
     address: u64,

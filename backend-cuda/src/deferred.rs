@@ -1,4 +1,4 @@
-//! Commands that wait for a kernel that is still being compiled, and all that comes behind them on the same queue.
+//! Commands that wait for a kernel that is still being compiled, and all later commands of the same queue.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -10,15 +10,15 @@ use forebay_core::error::Result;
 use crate::lock;
 use crate::virtual_memory::PendingRemap;
 
-/// What waits.
+/// An entry of the queue.
 #[derive(Debug)]
 pub(crate) enum DeferredItem {
     Command(OwnedCommand),
-    /// Memory that moves when all in front of it has used it.
+    /// A remap that is applied when all earlier commands have used the memory.
     Remap(PendingRemap),
 }
 
-/// What waits in one queue, in order.
+/// Deferred commands of one queue, in order.
 #[derive(Debug, Default)]
 pub(crate) struct DeferredQueue {
     is_nonempty: AtomicBool,
@@ -26,23 +26,23 @@ pub(crate) struct DeferredQueue {
 }
 
 impl DeferredQueue {
-    /// Whether nothing waits, so that a command may go to the stream at once.
+    /// Reports whether the queue is empty, so that a command may go to the stream at once.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
         !self.is_nonempty.load(Ordering::Acquire)
     }
 
-    /// Whether memory waits to move.
+    /// Reports whether a remap is pending.
     pub(crate) fn has_remap(&self) -> bool {
         !self.is_empty() && self.lock_items().iter().any(|waiting| matches!(waiting, DeferredItem::Remap(_)))
     }
 
-    /// Adds a command behind all others.
+    /// Appends a command.
     pub(crate) fn push_command(&self, command: &Command<'_>) {
         self.push_item(&mut self.lock_items(), DeferredItem::Command(OwnedCommand::from_command(command)));
     }
 
-    /// Adds an arrangement behind what waits; `false` where nothing does.
+    /// Appends a remap if the queue is not empty; returns `false` if it is.
     pub(crate) fn push_remap(&self, arrangement: PendingRemap) -> bool {
         let mut waiting = self.lock_items();
         let some = !waiting.is_empty();
@@ -61,8 +61,8 @@ impl DeferredQueue {
         self.is_nonempty.store(true, Ordering::Release);
     }
 
-    /// Runs what waits, in order, until `run` says that it has to wait on. What fails stays, and all behind it does: nothing is
-    /// left out.
+    /// Runs entries in order until `run` returns `false`, because a kernel is still compiling. An entry that
+    /// fails stays in the queue with all later ones, so none is skipped.
     pub(crate) fn drain(&self, mut run: impl FnMut(&mut DeferredItem) -> Result<bool>) -> Result<()> {
         if self.is_empty() {
             return Ok(());

@@ -1,7 +1,8 @@
 //! Compiled kernels on disk, so that a program's second start compiles nothing.
 //!
-//! One file for one kernel, named by a hash of everything that decides its bytes and by the compiler's version. A
-//! file that is damaged, or cannot be read or written, is as good as none: the kernel is compiled again.
+//! There is one file for each kernel, named by the compiler's version and a hash of everything else that
+//! decides the kernel's bytes. A file that is damaged or unreadable counts as missing: the kernel is compiled
+//! again.
 
 use std::ffi::OsString;
 use std::fs;
@@ -10,7 +11,7 @@ use std::path::{Path, PathBuf};
 use forebay_core::atomic_write::write_atomic_unsynced;
 use forebay_core::error::{Error, Result};
 
-/// What every file begins with; the number changes with the form.
+/// Magic at the beginning of each file; its number is the format's version.
 const MAGIC: &[u8; 16] = b"forebay cubin 1\n";
 /// Bytes of the magic and the checksum.
 const HEADER_BYTES: usize = MAGIC.len() + 16;
@@ -25,7 +26,7 @@ pub(crate) struct DiskCache {
 }
 
 impl DiskCache {
-    /// The folder that the environment names: `FOREBAY_CACHE_DIR` (empty: none), else the user's cache folder.
+    /// Uses the folder `FOREBAY_CACHE_DIR` (empty: no cache), else the user's cache folder.
     pub(crate) fn from_env() -> Self {
         let given = std::env::var_os("FOREBAY_CACHE_DIR");
         Self { folder: cache_folder(given, std::env::var_os("XDG_CACHE_HOME"), std::env::home_dir()) }
@@ -36,7 +37,7 @@ impl DiskCache {
         Self { folder: Some(folder.to_owned()) }
     }
 
-    /// A kernel compiled by `version`, or by any where there is no compiler.
+    /// Loads a kernel compiled by `version`; if `None`, by any version.
     pub(crate) fn load(&self, key: CacheKey, version: Option<CompilerVersion>) -> Option<Vec<u8>> {
         let folder = self.folder.as_ref()?;
         if let Some(version) = version {
@@ -45,7 +46,7 @@ impl DiskCache {
         let prefix = key.file_prefix();
         let entries = fs::read_dir(folder).ok()?.flatten();
         let mut names: Vec<_> = entries.map(|entry| entry.file_name()).collect();
-        // The newest compiler's, as far as names tell.
+        // Newest version first, in the order of the names.
         names.sort_unstable_by(|a, b| b.cmp(a));
         names
             .iter()
@@ -53,7 +54,7 @@ impl DiskCache {
             .find_map(|name| read_checked(&folder.join(name)))
     }
 
-    /// Keeps a kernel. Other processes see the whole file or none.
+    /// Stores a kernel. Other processes find the complete file or none.
     pub(crate) fn store(&self, key: CacheKey, version: CompilerVersion, cubin: &[u8]) {
         let Some(folder) = &self.folder else { return };
         if let Err(error) = write_checked(folder, &key.file_name(version), cubin) {
@@ -62,14 +63,14 @@ impl DiskCache {
     }
 }
 
-/// What decides a kernel's bytes, but for the compiler's version.
+/// Hash of everything that decides a kernel's bytes, except the compiler's version.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct CacheKey(u128);
 
 const SUFFIX: &str = ".cubin";
 
 impl CacheKey {
-    /// The key of CUDA C++ `source` for an architecture, such as 90.
+    /// Creates the key of CUDA C++ `source` for an architecture, such as 90.
     pub(crate) fn new(source: &str, arch: u32) -> Self {
         let mut hash = Fnv1a::new();
         for part in [env!("CARGO_PKG_VERSION"), &arch.to_string(), source] {
@@ -88,7 +89,7 @@ impl CacheKey {
     }
 }
 
-/// The 128-bit FNV-1a hash: no defence against malice, which the user's own cache folder does not need.
+/// The 128-bit FNV-1a hash. It does not resist attacks, which the user's own cache folder does not need.
 struct Fnv1a(u128);
 
 impl Fnv1a {
@@ -114,7 +115,7 @@ fn cache_folder(given: Option<OsString>, xdg: Option<OsString>, home: Option<Pat
         Some(given) if given.is_empty() => None,
         Some(given) => Some(PathBuf::from(given)),
         None => {
-            // The XDG rules: a path that is not absolute does not count.
+            // By the XDG specification, a relative path is ignored.
             let xdg = xdg.map(PathBuf::from).filter(|path| path.is_absolute());
             let caches = xdg.or_else(|| home.map(|home| home.join(".cache")))?;
             Some(caches.join("forebay"))
@@ -136,7 +137,7 @@ fn read_checked(path: &Path) -> Option<Vec<u8>> {
 fn write_checked(folder: &Path, name: &str, cubin: &[u8]) -> Result<()> {
     let path = folder.join(name);
     let parts = [MAGIC, &Fnv1a::hash(cubin).to_le_bytes()[..], cubin];
-    // The checksum tells what a stop of the machine has damaged.
+    // Not synced: the checksum detects a file that a crash has damaged.
     write_atomic_unsynced(&path, |file| {
         parts.into_iter().try_for_each(|part| file.write_all(part)).map_err(|e| Error::File {
             path: path.display().to_string(),
@@ -152,7 +153,7 @@ mod tests {
 
     use super::{CacheKey, DiskCache, Fnv1a, cache_folder};
 
-    /// An empty folder of this test's own, removed at the end.
+    /// An empty folder of the test, removed at the end.
     struct TempFolder(PathBuf);
 
     impl TempFolder {

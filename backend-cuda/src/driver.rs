@@ -1,8 +1,8 @@
-//! Finding the driver, and what it says: the only file that asks whether `libcuda` is there.
+//! Loads the driver and converts its errors: the only file that checks whether `libcuda` is installed.
 //!
-//! cudarc loads the driver's library and its functions on first use and panics where one is missing. A [`Driver`]
-//! is the proof that the library and every function of [`SYMBOLS`] were found first, so that no call after it can
-//! panic. Nothing outside [`SYMBOLS`] is called by this crate.
+//! cudarc loads the driver's library and its functions on first use and panics if one is missing. A
+//! [`Driver`] proves that the library and every function of [`SYMBOLS`] were found, so no later call can
+//! panic. This crate calls only functions in [`SYMBOLS`].
 
 use std::ffi::{CStr, c_char, c_int};
 use std::sync::OnceLock;
@@ -11,45 +11,45 @@ use cudarc::driver::sys::{self, CUdevice, CUdevice_attribute, CUresult};
 use forebay_core::backend::SourceError;
 use thiserror::Error;
 
-/// The oldest driver that is supported, as CUDA's version number (1000 x major + 10 x minor).
+/// The oldest supported driver, as CUDA's version number (1000 x major + 10 x minor).
 const OLDEST_DRIVER: i32 = 12_000;
 
-/// Why CUDA, or one of its devices, cannot be used here.
+/// Reason why CUDA, or one of its devices, cannot be used.
 #[derive(Clone, Debug, Error, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CudaUnavailable {
-    /// There is no driver.
+    /// No driver is installed.
     #[error("no NVIDIA driver: libcuda.so.1 was not found; install the driver, or use the wgpu backend")]
     NoDriver,
-    /// The driver is older than this crate can use.
+    /// The driver is older than this crate supports.
     #[error(
         "the NVIDIA driver is too old: it supports CUDA {}.{}, and {}.{} is needed; update the driver",
         .found / 1000, .found % 1000 / 10, OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10
     )]
     OldDriver {
-        /// CUDA's version number, as the driver tells it: 11040 is 11.4.
+        /// CUDA's version number from the driver: 11040 is 11.4.
         found: i32,
     },
-    /// The driver's library lacks a function: it is damaged, or something that plays a driver.
+    /// The driver's library lacks a function: it is damaged or not a real driver.
     #[error("the NVIDIA driver's library lacks the function `{0}`; install the driver again")]
     MissingFunction(&'static str),
-    /// There is a driver, but no device.
+    /// The driver found no device.
     #[error("the NVIDIA driver found no device; look at `nvidia-smi` and CUDA_VISIBLE_DEVICES")]
     NoDevice,
-    /// There are devices, but not this one.
+    /// The device's index is out of range.
     #[error("there is no CUDA device {index}; the driver found {count}, counted from 0")]
     NoSuchDevice {
-        /// What was asked for.
+        /// The requested index.
         index: usize,
-        /// How many there are.
+        /// The number of devices.
         count: usize,
     },
-    /// The driver refused.
+    /// The driver returned an error.
     #[error(transparent)]
     Driver(#[from] SourceError),
 }
 
-/// Every function of the driver that this crate calls.
+/// All functions of the driver that this crate calls.
 const SYMBOLS: [&str; 53] = [
     "cuCtxSetCurrent",
     "cuDeviceGet",
@@ -106,7 +106,7 @@ const SYMBOLS: [&str; 53] = [
     "cuTensorMapEncodeTiled",
 ];
 
-/// Proof that the driver is there, new enough, complete and initialised.
+/// Proof that the driver is installed, new enough, complete and initialised.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Driver {
     /// CUDA's version number: 13000 is 13.0.
@@ -114,19 +114,20 @@ pub(crate) struct Driver {
 }
 
 impl Driver {
-    /// Finds and initialises the driver, once for the process.
+    /// Loads and initialises the driver, once for the process.
     pub(crate) fn load() -> Result<Self, CudaUnavailable> {
         static DRIVER: OnceLock<Result<Driver, CudaUnavailable>> = OnceLock::new();
         DRIVER.get_or_init(Self::initialize).clone()
     }
 
     fn initialize() -> Result<Self, CudaUnavailable> {
-        // SAFETY: loading libcuda runs its initialisers, which is what every CUDA program does.
+        // SAFETY: loading libcuda runs its initialisers, as in every CUDA program.
         if !unsafe { sys::is_culib_present() } {
             return Err(CudaUnavailable::NoDriver);
         }
         for symbol in SYMBOLS {
-            // SAFETY: the library is present, and the symbol is only looked up, never called through this type.
+            // SAFETY: the library is present, and the symbol is only looked up, never called through this
+            // type.
             if unsafe { sys::culib().get::<unsafe extern "C" fn()>(symbol.as_bytes()) }.is_err() {
                 return Err(CudaUnavailable::MissingFunction(symbol));
             }
@@ -145,7 +146,7 @@ impl Driver {
         }
     }
 
-    /// How many devices there are.
+    /// Returns the number of devices.
     pub(crate) fn device_count(self) -> Result<usize, SourceError> {
         let mut count = 0;
         // SAFETY: writes one int.
@@ -153,7 +154,7 @@ impl Driver {
         Ok(usize::try_from(count).unwrap_or(0))
     }
 
-    /// One of them.
+    /// Returns the device with an index.
     pub(crate) fn device(self, index: usize) -> Result<DeviceHandle, CudaUnavailable> {
         let count = self.device_count()?;
         if count == 0 {
@@ -168,14 +169,14 @@ impl Driver {
     }
 }
 
-/// A device, not opened yet.
+/// A device that is not opened yet.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct DeviceHandle {
     pub(crate) raw: CUdevice,
 }
 
 impl DeviceHandle {
-    /// Asks for one of its attributes.
+    /// Queries an attribute.
     pub(crate) fn attribute(self, attribute: CUdevice_attribute) -> Result<u32, SourceError> {
         let mut value = 0;
         // SAFETY: writes one int; `self.raw` came from cuDeviceGet.
@@ -183,7 +184,7 @@ impl DeviceHandle {
         Ok(u32::try_from(value).unwrap_or(0))
     }
 
-    /// The card's name.
+    /// Returns the card's name.
     pub(crate) fn name(self) -> Result<String, SourceError> {
         let mut name: [c_char; 256] = [0; 256];
         // SAFETY: writes at most 256 bytes, ended by a zero.
@@ -193,7 +194,8 @@ impl DeviceHandle {
         Ok(unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// Its address on the PCI bus: what it is called outside of CUDA, whose numbers depend on `CUDA_VISIBLE_DEVICES`.
+    /// Returns the address on the PCI bus. Unlike the index, the address does not depend on
+    /// `CUDA_VISIBLE_DEVICES`.
     pub(crate) fn pci_address(self) -> Result<String, SourceError> {
         let mut address: [c_char; 32] = [0; 32];
         // SAFETY: writes at most 32 bytes, ended by a zero.
@@ -205,7 +207,7 @@ impl DeviceHandle {
         Ok(unsafe { CStr::from_ptr(address.as_ptr()) }.to_string_lossy().into_owned())
     }
 
-    /// Bytes of memory.
+    /// Returns the bytes of memory.
     pub(crate) fn total_memory(self) -> Result<u64, SourceError> {
         let mut bytes = 0;
         // SAFETY: writes one size.
@@ -213,7 +215,7 @@ impl DeviceHandle {
         Ok(bytes as u64)
     }
 
-    /// The compute capability: (9, 0) is an H100.
+    /// Returns the compute capability: (9, 0) is an H100.
     pub(crate) fn compute_capability(self) -> Result<(u32, u32), SourceError> {
         Ok((
             self.attribute(CUdevice_attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
@@ -222,13 +224,13 @@ impl DeviceHandle {
     }
 }
 
-/// The result of a call, as this workspace's error.
+/// Converts a call's result code.
 #[inline]
 pub(crate) fn check(call: &'static str, code: CUresult) -> Result<(), SourceError> {
     if code == CUresult::CUDA_SUCCESS { Ok(()) } else { Err(error_from_code(call, code)) }
 }
 
-/// Like [`check`], for calls that ask for `bytes` bytes of device memory.
+/// Converts like [`check`], for calls that allocate `bytes` bytes of device memory.
 pub(crate) fn check_alloc(call: &'static str, bytes: u64, code: CUresult) -> Result<(), SourceError> {
     if code == CUresult::CUDA_ERROR_OUT_OF_MEMORY {
         return Err(SourceError::OutOfMemory { bytes, detail: format!("{call}: {}", describe_result(code)) });
@@ -241,8 +243,8 @@ fn error_from_code(call: &'static str, code: CUresult) -> SourceError {
     use CUresult as C;
     let detail = describe_result(code);
     match code {
-        // The codes after which the driver answers every call of the process with the same error ("sticky"), and
-        // those after which the device itself is gone.
+        // Codes after which the driver answers every call of the process with the same error ("sticky"), and
+        // codes after which the device itself is gone.
         C::CUDA_ERROR_ILLEGAL_ADDRESS
         | C::CUDA_ERROR_LAUNCH_TIMEOUT
         | C::CUDA_ERROR_ASSERT
@@ -265,7 +267,7 @@ fn error_from_code(call: &'static str, code: CUresult) -> SourceError {
     }
 }
 
-/// The driver's own name and words for a code.
+/// Returns the driver's name and description of a code.
 fn describe_result(code: CUresult) -> String {
     let (mut name, mut text) = (std::ptr::null(), std::ptr::null());
     // SAFETY: both write one pointer to a constant string, or null for a code they do not know.

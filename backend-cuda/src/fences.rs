@@ -1,5 +1,5 @@
-//! Fences: numbers for points in all streams at once, for the host; and events: points in one, for the others. Both are
-//! backed by the driver's events, from a pool.
+//! Fences mark points in all streams at once, for the host; events mark points in one stream, for other
+//! streams. Both use the driver's events, from a pool.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,28 +10,29 @@ use forebay_core::backend::{self, Fence, SourceError};
 use crate::context::{Context, Event, Stream};
 use crate::lock;
 
-/// The driver's events of one point: one for each stream.
+/// The driver's events of one fence: one for each stream.
 type FenceEvents = Arc<[Arc<Event>]>;
 
 /// The fences of a device.
 #[derive(Debug, Default)]
 pub(crate) struct FenceTracker {
-    /// Counts what has been enqueued; a fence with no work behind the last one is the last one again.
+    /// Counts enqueued work; if there is none since the last fence, recording returns that fence again.
     work_count: AtomicU64,
-    /// All fences up to this number have been passed.
+    /// All fences up to this one have been passed.
     last_passed: AtomicU64,
     state: Mutex<FenceState>,
 }
 
 #[derive(Debug, Default)]
 struct FenceState {
-    /// The number of the last fence; 0 before the first.
+    /// The last fence; 0 before the first.
     last_fence: u64,
-    /// `work` when the last fence was recorded.
+    /// Value of `work_count` when the last fence was recorded.
     work_at_last_fence: u64,
-    /// Events of fences that may not have been passed yet, oldest first, numbered up to `last` without gaps.
+    /// Events of fences that may not have been passed yet, oldest first; their fences end at `last_fence`
+    /// without gaps.
     pending: VecDeque<FenceEvents>,
-    /// Events to use again.
+    /// Events for reuse.
     spare: Vec<Arc<Event>>,
 }
 
@@ -41,7 +42,7 @@ impl FenceState {
     }
 }
 
-/// Points in single streams.
+/// The events of single streams.
 #[derive(Debug, Default)]
 pub(crate) struct EventTracker {
     state: Mutex<EventState>,
@@ -50,16 +51,16 @@ pub(crate) struct EventTracker {
 #[derive(Debug, Default)]
 struct EventState {
     last_event: u64,
-    /// Those that may not have been passed yet, by number.
+    /// Events that may not have been passed yet, by number.
     pending: VecDeque<(u64, Arc<Event>)>,
     spare: Vec<Arc<Event>>,
 }
 
-/// Points are looked through for passed ones when there are so many.
+/// Number of pending events from which passed ones are looked for.
 const SWEEP_THRESHOLD: usize = 64;
 
 impl EventTracker {
-    /// A point behind everything in `stream`.
+    /// Records an event after everything enqueued in `stream`.
     pub(crate) fn record(&self, stream: &Stream) -> Result<backend::Event, SourceError> {
         let points = &mut *lock(&self.state);
         if points.spare.is_empty() && points.pending.len() >= SWEEP_THRESHOLD {
@@ -82,10 +83,10 @@ impl EventTracker {
         Ok(backend::Event(points.last_event))
     }
 
-    /// Lets `stream` wait for a point.
+    /// Makes later work of `stream` wait for an event.
     pub(crate) fn wait(&self, stream: &Stream, event: backend::Event) -> Result<(), SourceError> {
         let points = lock(&self.state);
-        // One that is not there was passed.
+        // An event that is not pending was passed.
         match points.pending.binary_search_by_key(&event.0, |(number, _)| *number) {
             Ok(at) => stream.wait_event(&points.pending[at].1),
             Err(_) => Ok(()),
@@ -94,14 +95,14 @@ impl EventTracker {
 }
 
 impl FenceTracker {
-    /// Says that something has been enqueued. Called after the enqueueing, by the same thread: a fence that is taken
-    /// later by that thread must not be mistaken for an older one.
+    /// Counts enqueued work. Must be called after enqueueing, by the same thread: otherwise that thread's
+    /// next fence could be an older one.
     #[inline]
     pub(crate) fn mark_enqueued(&self) {
         self.work_count.fetch_add(1, Ordering::Release);
     }
 
-    /// A fence behind everything in these streams: all that are in use.
+    /// Records a fence after everything in these streams, which must be all that are in use.
     pub(crate) fn record<'a>(&self, streams: impl Iterator<Item = &'a Stream>) -> Result<Fence, SourceError> {
         let mut state = lock(&self.state);
         let work = self.work_count.load(Ordering::Acquire);
@@ -109,7 +110,7 @@ impl FenceTracker {
             return Ok(Fence(state.last_fence));
         }
         if state.spare.is_empty() {
-            // Passed fences give their events back before new ones are made.
+            // Events of passed fences are reused before new ones are created.
             while state.pending.front().map_or(Ok(false), all_done)? {
                 self.retire_oldest(&mut state);
             }
@@ -146,7 +147,7 @@ impl FenceTracker {
 
     pub(crate) fn wait(&self, fence: Fence) -> Result<(), SourceError> {
         if let Some(point) = self.pending_events(fence)? {
-            // Without the lock: other threads go on enqueueing.
+            // Without the lock, so that other threads can enqueue.
             point.iter().try_for_each(|event| event.synchronize())?;
             drop(point);
             self.retire_through(fence);
@@ -154,7 +155,7 @@ impl FenceTracker {
         Ok(())
     }
 
-    /// The events of a fence; `None` if the fence has been passed.
+    /// Returns the events of a fence; `None` if the fence has been passed.
     fn pending_events(&self, fence: Fence) -> Result<Option<FenceEvents>, SourceError> {
         if fence.0 <= self.last_passed.load(Ordering::Acquire) {
             return Ok(None);
@@ -180,7 +181,7 @@ impl FenceTracker {
     fn retire_oldest(&self, state: &mut FenceState) {
         if let Some(point) = state.pending.pop_front() {
             self.last_passed.store(state.last_fence - state.pending.len() as u64, Ordering::Release);
-            // Events that another thread still waits on are not recorded again.
+            // Events on which another thread still waits are not recorded again.
             if Arc::strong_count(&point) == 1 {
                 state.spare.extend(point.iter().cloned());
             }
@@ -188,7 +189,7 @@ impl FenceTracker {
     }
 }
 
-/// Whether the device has passed all events of a point.
+/// Reports whether the device has passed all events of a fence.
 fn all_done(point: &FenceEvents) -> Result<bool, SourceError> {
     for event in point.iter() {
         if !event.is_done()? {

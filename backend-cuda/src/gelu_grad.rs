@@ -1,5 +1,5 @@
-//! The gradient that a linear layer hands to the GELU in front of it, by a kernel of our own: cuBLASLt's epilogue for it takes four times as long as
-//! the plain product.
+//! The gradient of a linear layer's input and the GELU before it, by a native kernel. cuBLASLt's epilogue for
+//! this takes four times as long as the plain product.
 //!
 //! The kernel is `shaders/cuda/gelu_grad.cu`.
 
@@ -11,23 +11,23 @@ use forebay_core::dtype::DType;
 use crate::native_kernels::{NativeKernel, with_defines};
 use crate::tensor_map::{TensorMap, TensorMapDtype};
 
-/// The architecture that has `wgmma`, and the copy engine with it.
+/// The architecture with `wgmma` and TMA.
 pub(crate) const REQUIRED_ARCH: u32 = 90;
 
-/// A block's part of c.
+/// Tile of c that a block computes.
 const TILE_ROWS: u32 = GELU_GRAD_SUM_ROWS as u32;
 const TILE_COLS: u32 = 256;
-/// Elements along the sum that a block has at a time, of 128 bytes, and how many such stages are in shared memory.
+/// Elements along K in one stage, 128 bytes, and the number of stages in shared memory.
 const TILE_K: u32 = 64;
 const STAGES: u32 = 3;
-/// Warps that multiply, that finish a tile, and one that fetches.
+/// Warps that multiply, warps of the epilogue, and one warp that loads.
 const TOTAL_WARPS: u32 = 8 + EPILOGUE_WARPS + 1;
 const EPILOGUE_WARPS: u32 = 7;
 
-/// A form of the kernel.
+/// A variant of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GeluGradKernel {
-    /// Whether elements are bf16, else f16.
+    /// If true, elements are bf16, else f16.
     pub bf16: bool,
 }
 
@@ -56,7 +56,7 @@ impl NativeKernel for GeluGradKernel {
     fn shared_bytes(&self) -> u32 {
         let (stages, tile) =
             (STAGES * (TILE_ROWS + TILE_COLS) * TILE_K * 2, TILE_ROWS * (TILE_COLS * 2 + 16));
-        // Sums of columns, and barriers.
+        // Column sums and barriers.
         stages + tile + EPILOGUE_WARPS * TILE_COLS * 4 + 16 * (STAGES + 1)
     }
 }
@@ -70,14 +70,14 @@ pub(crate) struct GeluGradParams {
     gelu: u64,
     c: u64,
     sums: u64,
-    /// From one row of x, gelu and c to the next, in elements.
+    /// Row strides of x, gelu and c, in elements.
     leading_dims: [i64; 3],
-    /// m, n, k, tiles side by side, and all.
+    /// Sizes: m, n, k, number of tiles in a row, number of all tiles.
     sizes: [i32; 5],
     unused: i32,
 }
 
-/// A matrix of 16-bit floats that lies by rows, in boxes of so many rows.
+/// Returns the tensor map of a row-major matrix of 16-bit floats, in boxes of `rows` rows.
 fn matrix_tensor_map(
     elements: TensorMapDtype,
     operand: &MatrixOperand,
@@ -88,8 +88,8 @@ fn matrix_tensor_map(
     TensorMap::new(elements, address, &[cols, rows], &[2 * operand.row_stride], &[TILE_K, boxed], true)
 }
 
-/// What a call is made of: its kernel, the kernel's parameters, the blocks, of which each multiprocessor of `units` has one. `None` for
-/// what is not the kernel's.
+/// Returns the kernel, its parameters and the number of blocks of a call: at most one block for each of
+/// `units` multiprocessors. `None` if the kernel does not support the call.
 pub(crate) fn plan_gelu_grad(
     call: &MatmulCall,
     arch: u32,
@@ -173,7 +173,7 @@ mod tests {
         assert!(declined(MatmulCall { dtype_out: DType::F32, ..call() }));
         assert!(declined(MatmulCall { beta: 1.0, ..call() }));
         assert!(declined(MatmulCall { batch: 2, ..call() }));
-        // b by columns, rows that are no multiples of 16 bytes, sizes beyond 32 bits.
+        // Unsupported: a column-major b, rows that are no multiples of 16 bytes, sizes beyond 32 bits.
         assert!(declined(MatmulCall {
             b: MatrixOperand { row_stride: 1, col_stride: 768, ..operand(1) },
             ..call()

@@ -1,4 +1,4 @@
-//! Graphs: commands that were given to a stream which only writes them down, and that the driver then runs as one.
+//! CUDA graphs: commands captured from a stream, which the driver then runs as one.
 
 use std::cell::Cell;
 use std::ffi::c_void;
@@ -14,15 +14,15 @@ use forebay_core::backend::SourceError;
 use crate::context::{Context, KernelLaunch, Stream};
 use crate::driver::check;
 
-/// A command in a graph; valid as long as that.
+/// A node of a graph; valid as long as the graph.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct GraphNode(CUgraphNode);
 
-// SAFETY: the driver's nodes may be named from every thread, one at a time.
+// SAFETY: the driver's nodes may be used from any thread, one at a time.
 unsafe impl Send for GraphNode {}
 
-/// The driver's function of this name: the second of three, the only one that all drivers of CUDA 12 and later have. (cudarc
-/// binds only the third for CUDA 13.)
+/// Type of `cuStreamGetCaptureInfo_v2`, the only version that all drivers of CUDA 12 and later have. (cudarc
+/// binds only the third version for CUDA 13.)
 type CaptureInfoFn = unsafe extern "C" fn(
     CUstream,
     *mut CUstreamCaptureStatus,
@@ -32,41 +32,43 @@ type CaptureInfoFn = unsafe extern "C" fn(
     *mut usize,
 ) -> CUresult;
 
-/// A stream of its own, on which commands are written down and do not run.
+/// A stream in capture mode: commands are recorded and do not run.
 pub(crate) struct GraphCapture {
     stream: Stream,
     capture_info: CaptureInfoFn,
-    /// Whether it still has to be ended.
+    /// If true, the capture must still be ended.
     is_open: Cell<bool>,
 }
 
 impl GraphCapture {
-    /// Begins; `None` where the driver does not tell what it writes down.
+    /// Begins a capture; `None` if the driver cannot report captured nodes.
     pub(crate) fn begin(context: &Arc<Context>) -> Result<Option<Self>, SourceError> {
-        // SAFETY: the library is present, as everything here shows; the function has had this type since CUDA 11.3.
+        // SAFETY: the context proves that the library is present; the function has had this type since CUDA
+        // 11.3.
         let found = unsafe { sys::culib().get::<CaptureInfoFn>(b"cuStreamGetCaptureInfo_v2") };
         let Ok(info) = found.map(|symbol| *symbol) else { return Ok(None) };
         let stream = Stream::new_for_capture(context)?;
-        // Relaxed: other threads, and the libraries here, may go on allocating meanwhile; nothing of that is part of the graph.
+        // Relaxed: other threads and libraries may continue to allocate; their calls are not part of the
+        // graph.
         let mode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        // SAFETY: the stream lives.
+        // SAFETY: the stream is valid.
         check("cuStreamBeginCapture", unsafe {
             sys::cuStreamBeginCapture_v2(stream.flushed_handle()?, mode)
         })?;
         Ok(Some(Self { stream, capture_info: info, is_open: Cell::new(true) }))
     }
 
-    /// Where to enqueue.
+    /// Returns the stream that is captured.
     pub(crate) fn stream(&self) -> &Stream {
         &self.stream
     }
 
-    /// What was written down last.
+    /// Returns the node captured last.
     pub(crate) fn last_node(&self) -> Result<GraphNode, SourceError> {
         let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
         let (mut id, mut graph, mut nodes, mut count) = (0, ptr::null_mut(), ptr::null(), 0);
         let stream = self.stream.flushed_handle()?;
-        // SAFETY: the stream lives; the function writes one value to each address.
+        // SAFETY: the stream is valid; the function writes one value to each address.
         check("cuStreamGetCaptureInfo", unsafe {
             (self.capture_info)(stream, &mut status, &mut id, &mut graph, &mut nodes, &mut count)
         })?;
@@ -74,11 +76,11 @@ impl GraphCapture {
             let detail = format!("{count} commands are last in a line of them ({status:?})");
             return Err(SourceError::Driver { call: "cuStreamGetCaptureInfo", detail });
         }
-        // SAFETY: there is one node there until the next call with this stream.
+        // SAFETY: the pointer refers to one node until the next call with this stream.
         Ok(GraphNode(unsafe { *nodes }))
     }
 
-    /// The graph of all that was enqueued.
+    /// Ends the capture and instantiates the graph.
     pub(crate) fn finish(self) -> Result<Graph, SourceError> {
         let raw = self.end_capture()?;
         Graph { raw, exec: ptr::null_mut(), context: Arc::clone(&self.stream.context) }.instantiate()
@@ -88,7 +90,7 @@ impl GraphCapture {
         self.is_open.set(false);
         self.stream.context.make_current()?;
         let (stream, mut raw) = (self.stream.flushed_handle()?, ptr::null_mut());
-        // SAFETY: the stream is being captured, since `begin`; writes one handle.
+        // SAFETY: the stream is being captured since `begin`; writes one handle.
         check("cuStreamEndCapture", unsafe { sys::cuStreamEndCapture(stream, &mut raw) })?;
         Ok(raw)
     }
@@ -100,7 +102,7 @@ impl Drop for GraphCapture {
             && let Ok(raw) = self.end_capture()
             && !raw.is_null()
         {
-            // SAFETY: made just now, given back once.
+            // SAFETY: created just now, destroyed once.
             let _ = unsafe { sys::cuGraphDestroy(raw) };
         }
     }
@@ -109,21 +111,21 @@ impl Drop for GraphCapture {
 /// Commands that the driver runs as one.
 #[derive(Debug)]
 pub(crate) struct Graph {
-    /// As it was written down: nodes are named by it.
+    /// The graph that names the nodes.
     raw: CUgraph,
-    /// As it runs.
+    /// The executable graph.
     exec: CUgraphExec,
     context: Arc<Context>,
 }
 
-// SAFETY: the driver's graphs may be used from every thread, one at a time.
+// SAFETY: the driver's graphs may be used from any thread, one at a time.
 unsafe impl Send for Graph {}
 
 impl Graph {
-    /// One of kernels that run one after the other, and their nodes.
+    /// Creates a graph of kernels that run one after the other, and returns its nodes.
     ///
     /// # Safety
-    /// As for launches of them.
+    /// Each kernel fulfils the conditions of a launch.
     pub(crate) unsafe fn from_kernels(
         context: &Arc<Context>,
         calls: &mut [(KernelLaunch, &mut [*mut c_void])],
@@ -137,7 +139,8 @@ impl Graph {
         for (call, arguments) in calls {
             let (params, before) = (kernel_node_params(call, arguments), nodes.last().map(|node| node.0));
             let mut node = ptr::null_mut();
-            // SAFETY: the caller's promise; the driver copies the arguments before it returns, and reads as many nodes as it is told.
+            // SAFETY: the caller's promise; the driver copies the arguments before it returns, and reads at
+            // most the one node before.
             check("cuGraphAddKernelNode", unsafe {
                 let before = before.as_ref().map_or(ptr::null(), ptr::from_ref);
                 sys::cuGraphAddKernelNode_v2(&mut node, raw, before, usize::from(!before.is_null()), &params)
@@ -147,23 +150,25 @@ impl Graph {
         Ok((graph.instantiate()?, nodes))
     }
 
-    /// The same, ready to run.
+    /// Creates the executable graph.
     fn instantiate(mut self) -> Result<Self, SourceError> {
-        // SAFETY: the graph lives; writes one handle.
+        // SAFETY: the graph is valid; writes one handle.
         check("cuGraphInstantiate", unsafe {
             sys::cuGraphInstantiateWithFlags(&mut self.exec, self.raw, 0)
         })?;
         Ok(self)
     }
 
-    /// Enqueues all of it.
+    /// Enqueues the graph.
     pub(crate) fn launch(&self, stream: CUstream) -> Result<(), SourceError> {
         self.context.make_current()?;
-        // SAFETY: both live; what the commands name stays while the graph does, as the core promises.
+        // SAFETY: both are valid; memory used by the commands lives as long as the graph, as the core
+        // promises.
         check("cuGraphLaunch", unsafe { sys::cuGraphLaunch(self.exec, stream) })
     }
 
-    /// Gives a kernel other arguments, whose addresses are `arguments`, from the next launch on. It may be another kernel than it was.
+    /// Sets the kernel of a node and the addresses of its arguments from the next launch on. The kernel may
+    /// change.
     ///
     /// # Safety
     /// The node is one of this graph; the arguments are as for a launch.
@@ -182,7 +187,7 @@ impl Graph {
     }
 }
 
-/// A kernel with its arguments, as graphs take it.
+/// Returns a kernel with its arguments as node parameters.
 fn kernel_node_params(call: &KernelLaunch, arguments: &mut [*mut c_void]) -> CUDA_KERNEL_NODE_PARAMS {
     let ([gx, gy, gz], [bx, by, bz]) = (call.grid, call.block);
     CUDA_KERNEL_NODE_PARAMS {
@@ -207,10 +212,11 @@ impl Drop for Graph {
             return;
         }
         if !self.exec.is_null() {
-            // SAFETY: made in `finished`, given back once; the driver keeps what is still running until it has run.
+            // SAFETY: made in `instantiate`, destroyed once; the driver keeps a graph that still runs until
+            // its end.
             let _ = unsafe { sys::cuGraphExecDestroy(self.exec) };
         }
-        // SAFETY: made by the driver, given back once.
+        // SAFETY: made by the driver, destroyed once.
         let _ = unsafe { sys::cuGraphDestroy(self.raw) };
     }
 }

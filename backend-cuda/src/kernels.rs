@@ -1,4 +1,4 @@
-//! Kernels: from WGSL to loaded code, and launching it.
+//! Kernels: compiles WGSL to loaded code, and launches it.
 
 use std::collections::HashMap;
 use std::ffi::{CStr, CString};
@@ -16,11 +16,11 @@ use crate::disk_cache::{CacheKey, CompilerVersion, DiskCache};
 use crate::graph::{Graph, GraphNode};
 use crate::{cublaslt, lock, nvrtc, settings, translate};
 
-/// Storage bindings in one kernel.
+/// Maximum number of storage bindings in one kernel.
 pub(crate) const MAX_BINDINGS: usize = 32;
-/// Bytes that CUDA takes for all parameters of one launch, everywhere.
+/// Bytes that CUDA accepts for all parameters of one launch, on every device.
 const MAX_ARGUMENT_BYTES: usize = 4096;
-/// Bytes left for the uniform block: the pointers and the lengths go with it, and all may be padded to 16.
+/// Bytes left for the uniform block: pointers and lengths are parameters too, and all may be padded to 16.
 pub(crate) const MAX_PARAM_BYTES: usize = MAX_ARGUMENT_BYTES - MAX_BINDINGS * (8 + 8) - 64;
 
 /// The compiled kernels of one device.
@@ -29,38 +29,38 @@ pub(crate) struct KernelRegistry {
     /// The compute capability as one number: 90 is an H100.
     arch: u32,
     disk: DiskCache,
-    /// By number. Never shrinks, so that a number once given is good for ever.
+    /// Kernels by id. Never shrinks, so that ids stay valid.
     loaded: RwLock<Vec<LoadedKernel>>,
-    /// The numbers by content.
+    /// Ids by content.
     ids_by_content: Mutex<HashMap<KernelContent, KernelId>>,
-    /// Those that have no function yet, by number.
+    /// Kernels without a function yet, by id.
     pending: Mutex<HashMap<u32, PendingKernel>>,
-    /// The code behind `loaded`, which is unloaded with it.
+    /// The modules of `loaded`, which are unloaded with it.
     modules: Mutex<Vec<CudaModule>>,
 }
 
-/// What is needed to launch it.
+/// Everything needed to launch a kernel.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct LoadedKernel {
-    /// `None` while it is compiled.
+    /// `None` while the kernel is being compiled.
     function: Option<Function>,
     block: [u32; 3],
     binding_count: usize,
     param_bytes: usize,
-    /// Whether it takes the bindings' lengths.
+    /// If true, the kernel has a parameter with the lengths of the bindings.
     takes_lengths: bool,
-    /// Bytes of workgroup memory that a launch asks for.
+    /// Bytes of dynamic shared memory, for workgroup variables.
     dynamic_shared_bytes: u32,
 }
 
-/// What became of a command.
+/// Result of submitting a command.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum SubmitStatus {
-    /// It is enqueued.
+    /// The command is enqueued.
     Submitted,
-    /// It is not, and will not be: the core has to see to it.
+    /// The command is not supported; the core must use another implementation.
     Declined,
-    /// It is not: its kernel is still being compiled.
+    /// The command is not enqueued: its kernel is still being compiled.
     Compiling,
 }
 
@@ -72,14 +72,14 @@ struct PendingKernel {
     code: Arc<PendingCubin>,
 }
 
-/// Code for the device: loaded, or on its way.
+/// Device code: loaded, or being compiled.
 pub(crate) enum KernelCode {
     Loaded(CudaModule),
     Compiling(Arc<PendingCubin>),
 }
 
 impl KernelRegistry {
-    /// For a device of architecture `arch`, such as 90.
+    /// Creates a registry for a device of architecture `arch`, such as 90.
     pub(crate) fn new(arch: u32, disk: DiskCache) -> Self {
         Self {
             arch,
@@ -91,10 +91,11 @@ impl KernelRegistry {
         }
     }
 
-    /// The number of a kernel, which may still be compiled: see [`finish`](Self::finish).
+    /// Returns the id of a kernel, which may still be compiling: see
+    /// [`finish_compile`](Self::finish_compile).
     pub(crate) fn compile(&self, context: &Arc<Context>, source: &KernelSource<'_>) -> Result<KernelId> {
         let content = source.to_content();
-        // Under the lock: who else wants the same waits, and does not begin it too.
+        // Under the lock: another thread that needs the same kernel waits and does not compile it again.
         let mut known = lock(&self.ids_by_content);
         if let Some(id) = known.get(&content) {
             return Ok(*id);
@@ -141,12 +142,12 @@ impl KernelRegistry {
         Ok(id)
     }
 
-    /// Whether a kernel can be launched without waiting for the compiler.
+    /// Reports whether a kernel can be launched without waiting for the compiler.
     pub(crate) fn is_compiled(&self, id: KernelId) -> bool {
         lock(&self.pending).get(&id.0).is_none_or(|unfinished| unfinished.code.is_done())
     }
 
-    /// Waits until a kernel is compiled, and loads it. What fails is tried again by the next call.
+    /// Waits until a kernel is compiled, and loads it. The next call retries after an error.
     pub(crate) fn finish_compile(&self, context: &Arc<Context>, id: KernelId) -> Result<()> {
         let found = |unfinished: &PendingKernel| {
             (unfinished.label.clone(), unfinished.entry.clone(), Arc::clone(&unfinished.code))
@@ -157,7 +158,7 @@ impl KernelRegistry {
         let module = CudaModule::load(context, &cubin)?;
         let mut loaded = self.loaded.write().unwrap_or_else(PoisonError::into_inner);
         let Some(kernel) = loaded.get_mut(id.0 as usize) else { return Ok(()) };
-        // Another thread may have been first.
+        // Another thread may have loaded the kernel.
         if lock(&self.pending).contains_key(&id.0) {
             kernel.function = Some(kernel.resolve_function(&module, &entry, &label)?);
             lock(&self.modules).push(module);
@@ -166,12 +167,13 @@ impl KernelRegistry {
         Ok(())
     }
 
-    /// The device's architecture.
+    /// Returns the device's architecture.
     pub(crate) fn arch(&self) -> u32 {
         self.arch
     }
 
-    /// The code of CUDA C++: from the disk if it is there, else begun to be compiled. The options are decided by the source.
+    /// Loads the code of CUDA C++ from disk, or starts to compile it. The source determines the options, so
+    /// they are not part of the key.
     pub(crate) fn load_or_compile(
         &self,
         context: &Arc<Context>,
@@ -203,7 +205,8 @@ impl KernelRegistry {
         source: &str,
         options: &'static [&'static str],
     ) -> Arc<PendingCubin> {
-        // A program without kernels on disk has not multiplied before: the library takes as long to load as a kernel to compile.
+        // Loads cuBLASLt meanwhile: loading takes as long as compiling a kernel, and this program has not
+        // multiplied before.
         static PRODUCTS: Once = Once::new();
         if !settings::portable_kernels() {
             PRODUCTS.call_once(|| compiler::spawn(Box::new(|| _ = cublaslt::version())));
@@ -218,16 +221,16 @@ impl KernelRegistry {
         })
     }
 
-    /// Enqueues one run; `false` where the kernel is still being compiled.
+    /// Enqueues one launch; returns `false` if the kernel is still being compiled.
     pub(crate) fn launch(&self, stream: &Stream, launch: &Launch<'_>) -> Result<bool> {
         self.with_kernel_launch(launch, |call, arguments| {
-            // SAFETY: one value for each parameter of the translated kernel, in its order and of its size; the core has checked that
-            // the slices lie inside their segments.
+            // SAFETY: one value for each parameter of the translated kernel, in its order and of its size.
+            // The core has checked that the slices lie inside their segments.
             unsafe { stream.launch(call, arguments) }
         })
     }
 
-    /// Changes the parameters that a kernel in a graph is given.
+    /// Changes the parameters of a kernel in a graph.
     pub(crate) fn set_node_params(&self, graph: &Graph, node: GraphNode, launch: &Launch<'_>) -> Result<()> {
         self.with_kernel_launch(launch, |call, arguments| {
             // SAFETY: as for a launch; the node is of this graph.
@@ -236,7 +239,7 @@ impl KernelRegistry {
         .map(drop)
     }
 
-    /// The kernel of a launch that gives it what it takes.
+    /// Returns the kernel of a launch after checking bindings and parameters.
     pub(crate) fn check_launch(&self, launch: &Launch<'_>) -> Result<LoadedKernel> {
         let kernel = {
             let loaded = self.loaded.read().unwrap_or_else(PoisonError::into_inner);
@@ -245,7 +248,8 @@ impl KernelRegistry {
         let Some(kernel) = kernel else {
             return Err(Error::argument("launch", format!("there is no kernel {}", launch.kernel.0)));
         };
-        // The driver reads as many values as the kernel takes, whatever it is given.
+        // The driver reads as many values as the kernel has parameters, independent of what the caller
+        // passes.
         if launch.bindings.len() != kernel.binding_count || launch.params.len() < kernel.param_bytes {
             return Err(Error::argument(
                 "launch",
@@ -298,7 +302,7 @@ impl KernelRegistry {
 }
 
 impl LoadedKernel {
-    /// Its function in the loaded code.
+    /// Returns the kernel's function in the loaded code.
     fn resolve_function(&self, module: &CudaModule, entry: &CStr, label: &str) -> Result<Function> {
         let function = module.function(entry)?;
         if self.dynamic_shared_bytes > 0 {

@@ -1,9 +1,10 @@
-//! Small kernels in a line: where many are launched one after the other, the driver is given several of them at once, as a graph, which
-//! costs host and device less than a launch of each. What they read and write is in the order in which they came.
+//! Batches small kernels: if many are launched in quick succession, the driver gets several of them at once,
+//! as a graph. A graph costs host and device less than single launches. Memory accesses keep the order of the
+//! launches.
 //!
-//! The first ones go to the stream at once, so that the device has work; then kernels wait until there are [`MOST`] of them, one that is
-//! large or late, or anything else that is asked of the stream, as by whoever waits for the device. Graphs are made once and used again,
-//! with other arguments.
+//! The first kernels go to the stream at once, so that the device has work. Later kernels wait until there
+//! are [`MAX_BATCH`] of them or a large or late one comes. Any other use of the stream, such as a
+//! synchronisation, flushes the batch. Graphs are created once and reused with other arguments.
 
 use std::ffi::c_void;
 use std::mem::{self, MaybeUninit};
@@ -18,56 +19,56 @@ use crate::graph::{Graph, GraphNode};
 use crate::lock;
 use crate::settings::{bool_from_env, launch_batching};
 
-/// Kernels that wait, at most; a power of two.
+/// Maximum number of kernels in a batch; a power of two.
 const MAX_BATCH: usize = 16;
 /// Kernels that go to the stream at once before others wait.
 const IMMEDIATE_LAUNCHES: u32 = 8;
-/// Blocks of a small kernel, at most, for each multiprocessor.
+/// Maximum number of blocks of a small kernel, for each multiprocessor.
 const SMALL_BLOCKS_PER_SM: u64 = 2;
-/// What comes later than this behind the one before does not wait.
+/// A kernel that comes later than this after the previous one is launched at once.
 const BURST_GAP: Duration = Duration::from_micros(10);
-/// Graphs of each length that are kept.
+/// Number of cached graphs of each length.
 const MAX_GRAPHS_PER_LENGTH: usize = 8;
-/// Lines that are launched one by one after a graph could not be made or launched, before that is tried again.
+/// Batches that are launched kernel by kernel after a graph failed, before graphs are tried again.
 const BATCHES_BEFORE_RETRY: u32 = 64;
 
-/// What waits for a stream.
+/// Pending launches of a stream.
 #[derive(Debug)]
 pub(crate) struct LaunchBatcher {
-    /// Whether anything does.
+    /// If true, launches are pending.
     has_pending: AtomicBool,
-    /// Whether something else was asked of the stream since the last kernel.
+    /// If true, the stream has had another use since the last kernel.
     interrupted: AtomicBool,
     policy: BatchPolicy,
     state: Mutex<BatcherState>,
 }
 
-/// When kernels wait.
+/// Condition under which kernels wait.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum BatchPolicy {
     Never,
-    /// Behind so many that came soon after each other.
+    /// After [`IMMEDIATE_LAUNCHES`] kernels in quick succession.
     WhenBusy,
     Always,
 }
 
 #[derive(Debug, Default)]
 struct BatcherState {
-    /// Small kernels that came soon after each other, the last one of them at `last`.
+    /// Number of small kernels in quick succession, the last one at `last_launch`.
     burst_length: u32,
     last_launch: Option<Instant>,
-    /// With the number of its arguments each.
+    /// Pending launches, each with the number of its arguments.
     pending: Vec<(KernelLaunch, usize)>,
-    /// The arguments of all that waits, one after the other, and the bytes of each.
+    /// The concatenated arguments of all pending launches, and the bytes of each argument.
     arg_bytes: Vec<MaybeUninit<u8>>,
     arg_sizes: Vec<usize>,
-    /// Lines that will still be launched one by one.
+    /// Batches that will still be launched kernel by kernel.
     batches_until_retry: u32,
-    /// Graphs of 2, 4, ... kernels, the one that was launched last behind the others.
+    /// Graphs of 2, 4, ... kernels, in LRU order: the one launched last comes last.
     graphs: [Vec<BatchGraph>; MAX_BATCH.ilog2() as usize],
 }
 
-/// A graph of kernels in a line.
+/// An instantiated graph of consecutive kernels.
 #[derive(Debug)]
 struct BatchGraph {
     graph: Graph,
@@ -90,10 +91,11 @@ impl LaunchBatcher {
         }
     }
 
-    /// Takes a kernel for its stream.
+    /// Launches a kernel now or adds it to the batch.
     ///
     /// # Safety
-    /// As for [`Stream::launch`], until it is launched, which is before anything else is done in the stream.
+    /// Same conditions as [`Stream::launch`], until the kernel is launched, which is before any other use of
+    /// the stream.
     pub(crate) unsafe fn enqueue(
         &self,
         stream: &Stream,
@@ -127,7 +129,7 @@ impl LaunchBatcher {
         Ok(())
     }
 
-    /// Gives the stream all that waits.
+    /// Launches the pending batch.
     #[inline]
     pub(crate) fn flush_pending(&self, stream: &Stream) -> Result<(), SourceError> {
         self.interrupted.store(true, Ordering::Relaxed);
@@ -142,18 +144,18 @@ impl LaunchBatcher {
             return Ok(());
         }
         let given = state.submit_pending(stream);
-        // After an error too: what it was said for is not tried again.
+        // Also after an error: the caller gets the error, and the batch is not retried.
         state.pending.clear();
         state.arg_bytes.clear();
         state.arg_sizes.clear();
-        // At the end: whoever sees it goes on behind what waited.
+        // Last: a thread that reads `false` enqueues after the batch without taking the lock.
         self.has_pending.store(false, Ordering::Release);
         given
     }
 }
 
 impl BatcherState {
-    /// Counts a kernel among those that came soon after each other.
+    /// Counts a kernel of a burst.
     fn update_burst(&mut self, turned: bool) -> u32 {
         let now = Instant::now();
         let soon =
@@ -191,7 +193,7 @@ impl BatcherState {
             let (row, behind) = mem::take(&mut calls).split_at_mut(most);
             calls = behind;
             let done = match row {
-                // SAFETY: the promise of who pushed it.
+                // SAFETY: the promise of the caller that pushed the launch.
                 [(call, arguments)] => unsafe { stream.launch_immediately(call, arguments) },
                 row => {
                     let rows = &mut self.graphs[row.len().ilog2() as usize - 1];
@@ -203,7 +205,7 @@ impl BatcherState {
                     })
                 }
             };
-            // What comes behind is of others, who were told that it is on its way.
+            // Later launches were already accepted, so they are launched even after an error.
             given = given.and(done);
         }
         self.batches_until_retry = self.batches_until_retry.saturating_sub(1);
@@ -212,10 +214,11 @@ impl BatcherState {
 }
 
 impl BatchGraph {
-    /// Launches kernels as one of the graphs of so many, or a new one; one by one where the driver refuses it. Whether as a graph.
+    /// Launches kernels as a graph, cached or new; one by one if the driver refuses the graph. Returns `true`
+    /// if a graph was launched.
     ///
     /// # Safety
-    /// As for launches of them.
+    /// Each kernel fulfils the conditions of a launch.
     unsafe fn launch_batch(
         rows: &mut Vec<Self>,
         stream: &Stream,
@@ -241,17 +244,18 @@ impl BatchGraph {
         }
     }
 
-    /// A graph of these kernels with their arguments, taken from `rows` or new.
+    /// Returns a graph of these kernels with their arguments, taken from `rows` or new.
     ///
     /// # Safety
-    /// As for launches of them.
+    /// Each kernel fulfils the conditions of a launch.
     unsafe fn get_or_create(
         rows: &mut Vec<Self>,
         stream: &Stream,
         calls: &mut [(KernelLaunch, &mut [*mut c_void])],
     ) -> Result<Self, SourceError> {
         let same = |row: &Self| row.functions.iter().zip(&*calls).all(|(f, (call, _))| *f == call.function);
-        // Other kernels take the driver longer than other arguments: if none is the same, the one that was not used for longest is changed.
+        // Changing kernels takes the driver longer than changing arguments. If no graph has the same kernels,
+        // the least recently used one is changed.
         let known = match rows.iter().position(same) {
             None if rows.len() < MAX_GRAPHS_PER_LENGTH => None,
             found => Some(rows.remove(found.unwrap_or(0))),

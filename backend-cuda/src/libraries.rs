@@ -1,4 +1,4 @@
-//! What is installed: for `cargo xtask devices`, and for whoever wonders why something is missing.
+//! Lists the devices and libraries that are installed, for `cargo xtask devices` and for diagnosis.
 
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 
@@ -9,7 +9,7 @@ use crate::{cublaslt, nvrtc, toolkit};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct CudaDeviceInfo {
-    /// Its number, as in `cuda:0`.
+    /// Device index, as in `cuda:0`.
     pub index: usize,
     /// The card's name.
     pub name: String,
@@ -17,11 +17,11 @@ pub struct CudaDeviceInfo {
     pub compute_capability: (u32, u32),
     /// Bytes of memory.
     pub memory: u64,
-    /// Whether segments can grow through virtual memory.
+    /// If true, segments can grow through virtual memory.
     pub virtual_memory: bool,
 }
 
-/// Everything that the driver finds, or why there is nothing. Opens no device.
+/// Lists the devices that the driver finds, or the reason why there are none. Opens no device.
 pub fn probe() -> Vec<Result<CudaDeviceInfo, CudaUnavailable>> {
     let found = Driver::load().and_then(|driver| Ok((driver, driver.device_count()?)));
     match found {
@@ -43,7 +43,7 @@ fn describe_device(driver: Driver, index: usize) -> Result<CudaDeviceInfo, CudaU
     })
 }
 
-/// The libraries beside the driver: what each is for, and its version where it was found.
+/// Lists the libraries that the backend uses in addition to the driver, with purpose and version.
 #[must_use]
 pub fn libraries() -> Vec<LibraryInfo> {
     toolkit::load_nvrtc();
@@ -59,10 +59,10 @@ pub fn libraries() -> Vec<LibraryInfo> {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LibraryInfo {
-    /// Its name.
+    /// Name of the library.
     pub name: &'static str,
-    /// What for.
+    /// Purpose of the library.
     pub purpose: &'static str,
-    /// Its version; `None` where it was not found.
+    /// Version; `None` if the library was not found.
     pub version: Option<String>,
 }

@@ -1,4 +1,4 @@
-//! Kernels that are written in CUDA C++ (`shaders/cuda`): compiled when one is first asked for, and kept on disk as all others are.
+//! Kernels written in CUDA C++ (`shaders/cuda`): compiled at first use and cached on disk like all others.
 
 use std::collections::hash_map::Entry;
 use std::ffi::CStr;
@@ -15,42 +15,42 @@ use crate::context::{Context, CudaModule, Function, KernelLaunch, Stream, arg_by
 use crate::kernels::{KernelCode, KernelRegistry};
 use crate::nvrtc;
 
-/// One form of a kernel.
+/// One variant of a kernel.
 pub trait NativeKernel: Copy + Debug + Eq + Hash {
-    /// What happens where it cannot be compiled.
+    /// Message that is logged if the kernel cannot be compiled.
     const FALLBACK_MESSAGE: &'static str;
 
-    /// Its CUDA C++.
+    /// Returns the CUDA C++ source.
     fn source(&self) -> String;
 
-    /// What NVRTC must be told besides.
+    /// Returns additional NVRTC options.
     fn options(&self) -> &'static [&'static str] {
         &[]
     }
 
-    /// The function's name.
+    /// Returns the name of the function.
     fn entry(&self) -> &'static CStr;
 
-    /// Threads of a block.
+    /// Returns the threads of a block.
     fn block_threads(&self) -> u32;
 
-    /// Bytes of shared memory of a block.
+    /// Returns the bytes of shared memory of a block.
     fn shared_bytes(&self) -> u32;
 
-    /// Whether it is never launched together with small kernels in front of it or behind it.
+    /// Reports whether the kernel is excluded from launch batches.
     fn is_unbatchable(&self) -> bool {
         true
     }
 }
 
-/// Texts behind what must be defined before them.
+/// Joins source texts after a header of `#define` lines.
 pub(crate) fn with_defines(defines: &[(&str, u32)], texts: &[&str]) -> String {
     let defines = defines.iter().map(|(name, value)| format!("#define {name} {value}\n"));
     let texts = iter::once(&forebay_shaders::cuda::PDL).chain(texts);
     defines.chain(texts.map(|&text| text.to_owned())).collect()
 }
 
-/// Enqueues a form of a kernel, which is loaded as `function`.
+/// Enqueues a variant of a kernel, which is loaded as `function`.
 ///
 /// # Safety
 /// The kernel takes one `P`, in this layout, and the addresses in it hold what the kernel reads and writes.
@@ -73,7 +73,7 @@ pub(crate) unsafe fn launch_native<P>(
     unsafe { stream.launch(&call, &[arg_bytes(params)]) }
 }
 
-/// The forms of a kernel that a device was asked for.
+/// The variants of a kernel that a device has requested.
 #[derive(Debug)]
 pub(crate) struct NativeKernels<K> {
     variants: RwLock<FxHashMap<K, NativeKernelState>>,
@@ -87,15 +87,15 @@ impl<K> Default for NativeKernels<K> {
 
 #[derive(Debug)]
 enum NativeKernelState {
-    /// Its code is on its way.
+    /// The code is being compiled.
     Compiling(Arc<PendingCubin>),
-    /// It is loaded; the module keeps the code.
+    /// The kernel is loaded; the module keeps the code alive.
     Ready { function: Function, _module: CudaModule },
-    /// It cannot be compiled.
+    /// The kernel cannot be compiled.
     Failed,
 }
 
-/// What there is of a form.
+/// Result of a lookup of a variant.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum NativeKernelLookup {
     Ready(Function),
@@ -104,8 +104,8 @@ pub(crate) enum NativeKernelLookup {
 }
 
 impl<K: NativeKernel> NativeKernels<K> {
-    /// A form, which is begun to be compiled if it has not been, behind those of `ahead`, which will be wanted soon. It is loaded when it
-    /// is there, or waited for.
+    /// Returns a variant, starting its compilation if necessary, after those of `ahead`, which will be needed
+    /// soon. Loads the variant once it is compiled; if `wait` is true, waits for the compiler.
     pub(crate) fn get_or_compile(
         &self,
         context: &Arc<Context>,
@@ -121,7 +121,7 @@ impl<K: NativeKernel> NativeKernels<K> {
             Some(NativeKernelState::Failed) => return Ok(NativeKernelLookup::Failed),
             Some(NativeKernelState::Compiling(_)) | None => {}
         }
-        // Under the lock: who else needs it waits, and does not begin it too.
+        // Under the lock: another thread that needs the variant waits and does not compile it again.
         let mut states = self.variants.write().unwrap_or_else(PoisonError::into_inner);
         for &kernel in ahead.iter().chain([&kernel]) {
             if let Entry::Vacant(place) = states.entry(kernel) {
@@ -129,7 +129,8 @@ impl<K: NativeKernel> NativeKernels<K> {
             }
         }
         if let Some(NativeKernelState::Compiling(code)) = states.get(&kernel) {
-            // Compilers from this version on are known to take the kernels; else it is waited for what they say.
+            // NVRTC 13.0 and later are known to accept the kernels; older versions must be waited for,
+            // because they may refuse.
             let sure = nvrtc::version().is_ok_and(|version| version >= (13, 0));
             if !wait && sure && !code.is_done() {
                 return Ok(NativeKernelLookup::Compiling);
@@ -150,7 +151,7 @@ impl<K: NativeKernel> NativeKernels<K> {
 }
 
 impl NativeKernelState {
-    /// That of a form which is asked for for the first time.
+    /// Starts the compilation of a variant at its first use.
     fn start<K: NativeKernel>(
         kernel: K,
         context: &Arc<Context>,

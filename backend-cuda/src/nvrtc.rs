@@ -1,7 +1,7 @@
-//! CUDA C++ to machine code, through NVRTC.
+//! Compiles CUDA C++ to machine code through NVRTC.
 //!
-//! NVRTC is looked up when it is first needed and needs neither a GPU nor a driver. The result is a cubin for one
-//! architecture: the driver has nothing left to compile, and no PTX version to refuse.
+//! NVRTC is loaded at first use and needs neither a GPU nor a driver. The result is a cubin for one
+//! architecture: the driver has nothing to compile, and no PTX version to refuse.
 
 use std::ffi::{CString, NulError, c_char};
 
@@ -10,7 +10,7 @@ use cudarc::nvrtc::sys;
 
 use crate::toolkit;
 
-/// Why there is no machine code.
+/// Reason why a kernel could not be compiled.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CompileError {
@@ -22,9 +22,9 @@ pub enum CompileError {
     /// The compiler refuses the source.
     #[error("NVRTC does not compile the kernel for sm_{arch}:\n{log}")]
     InvalidSource {
-        /// The architecture asked for.
+        /// The requested architecture.
         arch: u32,
-        /// What the compiler says.
+        /// The compiler's log.
         log: String,
     },
     /// The source has a zero byte.
@@ -35,19 +35,19 @@ pub enum CompileError {
     Nvrtc {
         /// The step.
         doing: &'static str,
-        /// Its error.
+        /// NVRTC's error.
         error: NvrtcError,
     },
 }
 
-/// Whether NVRTC can be loaded.
+/// Reports whether NVRTC can be loaded.
 pub fn is_available() -> bool {
     toolkit::load_nvrtc();
     // SAFETY: loads the library and runs its initialisers, as every later call does.
     unsafe { sys::is_culib_present() }
 }
 
-/// NVRTC's version, as major and minor number.
+/// Returns NVRTC's version as major and minor number.
 pub fn version() -> Result<(u32, u32), CompileError> {
     if !is_available() {
         return Err(CompileError::NotInstalled);
@@ -65,8 +65,8 @@ pub fn compile(source: &str, name: &str, arch: u32) -> Result<Vec<u8>, CompileEr
     compile_with_options(source, name, arch, &[])
 }
 
-/// [`compile`], with more of the compiler's options. An architecture's own variant is asked for by
-/// `--gpu-architecture=sm_90a` in the options, which then replaces the one made from `arch`.
+/// Compiles like [`compile`], with additional compiler options. `--gpu-architecture=sm_90a` among the options
+/// selects an architecture-specific variant and replaces the one made from `arch`.
 pub fn compile_with_options(
     source: &str,
     name: &str,
@@ -78,7 +78,8 @@ pub fn compile_with_options(
     }
     let program = NvrtcProgram::new(source, name)?;
     let mut all = vec!["--std=c++17".to_owned()];
-    // Without what no kernel here uses (textures and the like), a source is parsed in four fifths of the time; older ones lack it.
+    // Omits built-in headers for features that no kernel uses, such as textures, so parsing is faster. NVRTC
+    // before 13 lacks the option.
     if version()?.0 >= 13 {
         all.push("--minimal".to_owned());
     }
@@ -96,7 +97,7 @@ pub fn compile_with_options(
     }
 }
 
-/// A program of NVRTC's, destroyed with this value.
+/// A program of NVRTC, destroyed with this value.
 struct NvrtcProgram {
     handle: sys::nvrtcProgram,
     /// NVRTC may keep pointers to the source and its name.
@@ -125,7 +126,7 @@ impl NvrtcProgram {
             .result()
             .map_err(nvrtc_error("sizing the cubin"))?;
         let mut cubin = vec![0u8; size];
-        // SAFETY: as above, and `cubin` has the size that the library has just asked for.
+        // SAFETY: as above, and `cubin` has the size that NVRTC has just returned.
         unsafe { sys::nvrtcGetCUBIN(self.handle, cubin.as_mut_ptr().cast()) }
             .result()
             .map_err(nvrtc_error("reading the cubin"))?;
@@ -135,7 +136,7 @@ impl NvrtcProgram {
 
 impl Drop for NvrtcProgram {
     fn drop(&mut self) {
-        // SAFETY: the program has been created and is not used again. Nothing can be done about an error here.
+        // SAFETY: the program has been created and is not used again. An error here cannot be handled.
         let _ = unsafe { result::destroy_program(self.handle) };
     }
 }

@@ -1,8 +1,9 @@
-//! NVTX: the modules and operations of a program as ranges in Nsight Systems and its like.
+//! NVTX: shows the modules and operations of a program as ranges in tools such as Nsight Systems.
 //!
-//! NVTX has no library of its own since version 3: a tool names its own one in `NVTX_INJECTION64_PATH` (or loads it ahead),
-//! and a program hands that library the places of its function pointers, which the tool then fills in. That much is done
-//! here, so nothing is linked, and without a tool nothing runs. What each side expects is in NVTX's `nvtxTypes.h`.
+//! Since version 3, NVTX has no library of its own: a tool names its library in `NVTX_INJECTION64_PATH` or
+//! preloads it. The program passes that library the addresses of function pointers, which the tool fills in.
+//! This module does that much, so nothing is linked, and without a tool nothing runs. NVTX's `nvtxTypes.h`
+//! describes the protocol.
 
 use std::cell::RefCell;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
@@ -15,7 +16,7 @@ use libloading::Library;
 
 use crate::settings;
 
-/// Why no tool sees ranges.
+/// Reason why no tool receives ranges.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvtxUnavailable {
@@ -24,18 +25,18 @@ pub enum NvtxUnavailable {
         "no tool listens to NVTX ranges: NVTX_INJECTION64_PATH is not set; run the program under one, as `nsys profile --trace=cuda,nvtx`"
     )]
     NoTool,
-    /// What `NVTX_INJECTION64_PATH` names is no tool's library, or cannot be loaded.
+    /// The library that `NVTX_INJECTION64_PATH` names is not a tool's, or cannot be loaded.
     #[error("NVTX_INJECTION64_PATH={path}: {reason}")]
     LoadFailed {
         /// The file.
         path: String,
-        /// What went wrong.
+        /// The cause.
         reason: String,
     },
 }
 
-/// Shows modules and operations as NVTX ranges, or stops that; `FOREBAY_NVTX=1` does it as the first device is opened. It
-/// is for the whole process and all its devices.
+/// Shows modules and operations as NVTX ranges, or stops. `FOREBAY_NVTX=1` enables this when the first device
+/// is opened. The setting applies to the whole process and all its devices.
 ///
 /// # Errors
 /// The program does not run under a tool that listens, or the tool's library cannot be used.
@@ -52,13 +53,14 @@ pub fn set_nvtx(on: bool) -> Result<(), NvtxUnavailable> {
     Ok(())
 }
 
-/// The most functions that a module of NVTX has, with the unused first number, and a null behind them.
+/// Maximum number of functions of an NVTX module, including the unused index 0, plus a terminating null.
 const MAX_FUNCTIONS: usize = 17;
-/// Functions of NVTX's modules, by number: none, core, CUDA, OpenCL, the CUDA runtime, core with domains, synchronisation.
+/// Number of functions of NVTX's modules, by index: none, core, CUDA, OpenCL, the CUDA runtime, core with
+/// domains, synchronisation.
 const FUNCTION_COUNTS: [usize; 7] = [0, 16, 9, 15, 7, 16, 7];
 /// NVTX's version.
 const NVTX_VERSION: u32 = 3;
-/// Numbers of functions of the core module.
+/// Indices of functions of the core module.
 const RANGE_PUSH: usize = 9;
 const RANGE_POP: usize = 11;
 
@@ -68,7 +70,7 @@ type InitializeFn = unsafe extern "C" fn(GetExportTableFn) -> c_int;
 type RangePushFn = unsafe extern "C" fn(*const c_char) -> c_int;
 type RangePopFn = unsafe extern "C" fn() -> c_int;
 
-/// Where a tool writes its functions.
+/// Slots into which a tool writes its functions.
 static FUNCTIONS: [[FunctionSlot; MAX_FUNCTIONS]; FUNCTION_COUNTS.len()] =
     [const { [const { FunctionSlot::new(ptr::null_mut()) }; MAX_FUNCTIONS] }; FUNCTION_COUNTS.len()];
 
@@ -104,7 +106,7 @@ extern "C" fn get_export_table(id: u32) -> *const c_void {
     }
 }
 
-/// Where the pointers to a module's functions are, as an array of places with a null at its end.
+/// Stores the slots of a module's functions in `table`, as a null-terminated array, and their number.
 extern "C" fn get_function_table(
     module: c_uint,
     table: *mut *const *const FunctionSlot,
@@ -128,7 +130,7 @@ extern "C" fn get_function_table(
     let (Some(found), Some(&count @ 1..)) = (places.0.get(number), FUNCTION_COUNTS.get(number)) else {
         return 0;
     };
-    // SAFETY: each is null or a place of the tool's for one result.
+    // SAFETY: each pointer is null or a location of the tool for one result.
     unsafe {
         if let Some(size) = size.as_mut() {
             *size = count as c_uint;
@@ -140,20 +142,20 @@ extern "C" fn get_function_table(
     1
 }
 
-/// A tool's functions.
+/// The functions of a tool.
 struct NvtxTool {
     push: RangePushFn,
     pop: RangePopFn,
 }
 
 impl NvtxTool {
-    /// Finds the tool's library and lets it fill in its functions.
+    /// Loads the tool's library and lets the tool fill in its functions.
     fn load() -> Result<Self, NvtxUnavailable> {
         let named = env::var_os("NVTX_INJECTION64_PATH").filter(|path| !path.is_empty());
         let path = named.as_deref().map_or_else(String::new, |path| path.to_string_lossy().into_owned());
         let broken = |reason: String| NvtxUnavailable::LoadFailed { path: path.clone(), reason };
         let load = |named| {
-            // SAFETY: the user asked for this library; a tool's initialisers are its own affair.
+            // SAFETY: the user asked for this library; its initialisers are the tool's responsibility.
             unsafe { Library::new(named) }.map_err(|error| broken(error.to_string()))
         };
         let library = match (find_preloaded_tool(), &named) {
@@ -161,10 +163,10 @@ impl NvtxTool {
             (None, Some(named)) => load(named)?,
             (None, None) => return Err(NvtxUnavailable::NoTool),
         };
-        // SAFETY: the name has one meaning, and this is its type.
+        // SAFETY: NVTX defines the symbol's type, and this is that type.
         let initialize =
             unsafe { library.get::<InitializeFn>(INIT_SYMBOL) }.map_err(|error| broken(error.to_string()))?;
-        // SAFETY: the tables it is led to are as NVTX describes them, and live as long as the process.
+        // SAFETY: the tables that the tool reads have NVTX's layout and live as long as the process.
         if unsafe { initialize(get_export_table) } == 0 {
             return Err(broken("its InitializeInjectionNvtx2 failed".into()));
         }
@@ -174,7 +176,7 @@ impl NvtxTool {
         if push.is_null() || pop.is_null() {
             return Err(broken("the tool takes no ranges".into()));
         }
-        // SAFETY: NVTX gives these numbers to nvtxRangePushA and nvtxRangePop, which have these types.
+        // SAFETY: NVTX assigns these indices to nvtxRangePushA and nvtxRangePop, which have these types.
         unsafe {
             Ok(Self {
                 push: mem::transmute::<*mut c_void, RangePushFn>(push),
@@ -184,14 +186,14 @@ impl NvtxTool {
     }
 }
 
-/// What a tool's library exports.
+/// Symbol that a tool's library exports.
 const INIT_SYMBOL: &[u8] = b"InitializeInjectionNvtx2\0";
 
-/// The program with what was loaded ahead of it, if a tool is among that.
+/// Returns a handle to the running program if a tool was preloaded into it.
 #[cfg(unix)]
 fn find_preloaded_tool() -> Option<Library> {
     let program = Library::from(libloading::os::unix::Library::this());
-    // SAFETY: the address is not used as anything here.
+    // SAFETY: the address is never dereferenced.
     let found = unsafe { program.get::<*const c_void>(INIT_SYMBOL) }.is_ok();
     found.then_some(program)
 }
@@ -206,7 +208,7 @@ impl RangeListener for NvtxTool {
         thread_local! {
             static NAME: RefCell<Vec<u8>> = const { RefCell::new(Vec::new()) };
         }
-        // Without a name where the thread ends: a guard of a program may be dropped after this buffer.
+        // Without a name at thread exit: a guard of the program may be dropped after this buffer.
         let named = NAME.try_with(|bytes| {
             let bytes = &mut *bytes.borrow_mut();
             bytes.clear();
@@ -214,12 +216,12 @@ impl RangeListener for NvtxTool {
             bytes.extend(name.bytes().take_while(|&byte| byte != 0));
             bytes.push(0);
             if let Ok(name) = CStr::from_bytes_with_nul(bytes) {
-                // SAFETY: the tool's function, with a string that ends.
+                // SAFETY: the tool's function, with a null-terminated string.
                 unsafe { (self.push)(name.as_ptr()) };
             }
         });
         if named.is_err() {
-            // SAFETY: the tool's function, with a string that ends. `pop` ends this range, too.
+            // SAFETY: the tool's function, with a null-terminated string. `pop` ends this range, too.
             unsafe { (self.push)(c"".as_ptr()) };
         }
     }

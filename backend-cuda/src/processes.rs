@@ -1,5 +1,5 @@
-//! Who is on a device, by NVML, the library behind `nvidia-smi`. It is loaded when it is asked for the first time, and not
-//! before: a program that never runs out of memory never loads it.
+//! Lists the processes on a device through NVML, the library of `nvidia-smi`. NVML is loaded at the first
+//! request: a program that never runs out of memory never loads it.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -9,13 +9,13 @@ use nvml_wrapper::enums::device::UsedGpuMemory;
 use nvml_wrapper::error::NvmlError;
 use nvml_wrapper::{Device, Nvml};
 
-/// Longest name that is asked for.
+/// Maximum length of a process name.
 const MAX_NAME_BYTES: usize = 256;
 
-/// The processes on the device of a PCI address, the largest first.
+/// Returns the processes on the device with a PCI address, the largest first.
 ///
-/// None if the library is missing or denied, and if this process, which has a context on the device, is not among
-/// them: then they are numbered as outside of a container, and their numbers mean others here.
+/// The list is empty if NVML is missing or denied, or if this process is not in it. This process has a
+/// context on the device, so its absence means that the ids belong to another pid namespace.
 pub(crate) fn list_processes(pci: &str) -> Vec<DeviceProcess> {
     let Some(nvml) = load_nvml() else { return Vec::new() };
     let found = nvml.device_by_pci_bus_id(pci).and_then(|device| query_processes(nvml, &device));
@@ -32,7 +32,7 @@ fn load_nvml() -> Option<&'static Nvml> {
 }
 
 fn query_processes(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<DeviceProcess>, NvmlError> {
-    // One that computes and draws is in both lists, with the same bytes.
+    // A process that computes and draws is in both lists, with the same bytes.
     let mut all = BTreeMap::new();
     let drawing = device.running_graphics_processes().unwrap_or_default();
     for process in device.running_compute_processes()?.into_iter().chain(drawing) {
@@ -55,7 +55,7 @@ fn query_processes(nvml: &Nvml, device: &Device<'_>) -> Result<Vec<DeviceProcess
     Ok(all)
 }
 
-/// The last part of a path, of any system.
+/// Returns the last part of a path of any system.
 fn file_name(path: &str) -> &str {
     path.rsplit(['/', '\\']).next().unwrap_or(path)
 }

@@ -1,7 +1,9 @@
-//! Small matrix products of f32 by a kernel of our own: where a device has more multiprocessors than a product has large tiles, cuBLASLt's
-//! kernels reach a third of its rate, and calling it costs more than a launch.
+//! Small f32 matrix products by a native kernel. A product may have fewer large tiles than a device has
+//! multiprocessors. cuBLASLt's kernels then reach a third of this kernel's rate, and a call costs more than a
+//! launch.
 //!
-//! The kernel is `shaders/cuda/sgemm_small.cu`. It is chosen by shapes and layouts alone, so that the same product is always the same bits.
+//! The kernel is `shaders/cuda/sgemm_small.cu`. Shapes and layouts alone select the kernel, so the same
+//! product always gives the same bits.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -16,28 +18,31 @@ use crate::native_kernels::{NativeKernel, NativeKernelLookup, NativeKernels, lau
 use crate::settings;
 use crate::tensor_map::{TensorMap, TensorMapDtype};
 
-/// Larger products are cuBLASLt's: operations, two for each multiplication. On an H100 1,024³ takes 49 µs (cuBLASLt 55), 2,048³ 370 (337).
+/// Larger products run on cuBLASLt: maximum operations, two for each multiplication. Measured on an H100: the
+/// kernel is faster for 1,024³ and slower for 2,048³.
 const MAX_FLOPS: u64 = 1 << 31;
-/// What has fewer rows, columns or elements in a sum is all edges.
+/// Minimum rows, columns (`MIN_EXTENT`) and elements of a sum (`MIN_K`): smaller products consist of partial
+/// tiles.
 const MIN_EXTENT: u64 = 8;
 const MIN_K: u64 = 32;
-/// Where c has more elements, and their sums no more stages, writing them is what takes time: cuBLASLt's larger tiles do it better.
+/// If c has more elements and their sums at most `FEW_STAGES` stages, writing c dominates: cuBLASLt's larger
+/// tiles are faster.
 const MANY_OUTPUTS: u64 = 264 * 64 * 64;
 const FEW_STAGES: u64 = 8;
 
-/// Elements along the sum that a block has of each line at a time, and how many such stages are in shared memory.
+/// Elements of each row along K in one stage, and the number of stages in shared memory.
 const TILE_K: u32 = 32;
 const STAGES: u32 = 4;
 
-/// A block's part of c.
+/// Tile of c that a block computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SgemmTile {
     rows: u32,
     cols: u32,
-    /// A thread's part of it.
+    /// Part of the tile that a thread computes.
     thread_rows: u32,
     thread_cols: u32,
-    /// Groups of threads that share its sums.
+    /// Groups of threads that split the sums of the tile (slice-K).
     k_slices: u32,
 }
 
@@ -46,28 +51,28 @@ const MEDIUM_TILE: SgemmTile = SgemmTile { rows: 64, cols: 32, thread_rows: 4, t
 const LARGE_TILE: SgemmTile = SgemmTile { rows: 64, cols: 64, thread_rows: 8, thread_cols: 8, k_slices: 2 };
 
 impl SgemmTile {
-    /// Threads that make the tile.
+    /// Returns the threads that compute the tile.
     fn threads(&self) -> u32 {
         self.rows / self.thread_rows * (self.cols / self.thread_cols) * self.k_slices
     }
 }
 
-/// How the work is cut, and what that takes: fitted to 250 products of all shapes on an H100, whose times it gives within 4 to 9 % on average.
+/// Work partition and its cost model, fitted to 250 products of all shapes on an H100.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SgemmConfig {
-    /// A block's part of c.
+    /// Tile of c that a block computes.
     pub tile: SgemmTile,
     /// Blocks of a cluster, which share the sums of a tile.
     pub cluster_blocks: u32,
-    /// Stages of a block up to which it is faster than cuBLASLt, which cuts longer sums into more parts.
+    /// Maximum stages of a block; for longer sums cuBLASLt is faster, because it splits K further.
     max_stages: u64,
-    /// Nanoseconds of the launch, of a stage of as many blocks as there are multiprocessors, or fewer, and of what else so many blocks take.
+    /// Cost in nanoseconds: of the launch, of a stage of one wave of blocks, and of a wave's remaining work.
     launch_ns: u64,
     stage_ns: u64,
     wave_ns: u64,
 }
 
-/// From small to large.
+/// All configurations, from small to large tiles.
 pub const CONFIGS: [SgemmConfig; 6] = [
     SgemmConfig {
         tile: SMALL_TILE,
@@ -120,7 +125,8 @@ pub const CONFIGS: [SgemmConfig; 6] = [
 ];
 
 impl SgemmConfig {
-    /// The fastest one for a product on a device of `units` multiprocessors; `None` where cuBLASLt is faster.
+    /// Returns the fastest configuration for a product on a device of `units` multiprocessors; `None` if
+    /// cuBLASLt is faster.
     fn choose(call: &MatmulCall, units: u64) -> Option<Self> {
         let MatmulCall { m, n, k, batch, .. } = *call;
         let operations = [2, m, n, k, batch].iter().try_fold(1_u64, |product, x| product.checked_mul(*x))?;
@@ -133,12 +139,12 @@ impl SgemmConfig {
         (cut.stages_per_block(k) <= cut.max_stages).then_some(cut)
     }
 
-    /// Stages of a block.
+    /// Returns the stages of a block.
     fn stages_per_block(&self, k: u64) -> u64 {
         div_ceil_pow2(k, TILE_K * self.cluster_blocks)
     }
 
-    /// Nanoseconds of a product, times `units`.
+    /// Estimates the nanoseconds of a product, times `units`.
     fn estimate_time(&self, call: &MatmulCall, units: u64) -> u64 {
         let tiles = div_ceil_pow2(call.m, self.tile.rows) * div_ceil_pow2(call.n, self.tile.cols);
         let blocks = tiles * call.batch * u64::from(self.cluster_blocks);
@@ -148,32 +154,34 @@ impl SgemmConfig {
     }
 }
 
-/// How many times a power of two goes into `extent`, the last time in part. By shifts: six ways to cut each product are weighed.
+/// Returns `extent` divided by a power of two, rounded up. Uses shifts, because six configurations are
+/// compared for each product.
 fn div_ceil_pow2(extent: u64, of: u32) -> u64 {
     (extent + u64::from(of - 1)) >> of.trailing_zeros()
 }
 
-/// What is done with a product besides.
+/// Operation fused with a product.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum SgemmEpilogue {
-    /// Nothing.
+    /// No operation.
     None,
-    /// A number is added to each column.
+    /// Adds one value to each column.
     Bias,
-    /// The sums of a's rows are written.
+    /// Writes the sums of a's rows.
     RowSums,
 }
 
-/// A kernel for one way to cut the work.
+/// A kernel for one configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct SgemmKernel {
-    /// A block's part of c.
+    /// Tile of c that a block computes.
     pub tile: SgemmTile,
     /// Blocks of a cluster.
     pub cluster_blocks: u32,
-    /// Whether neighbours in memory are of the next row of a, of the next column of b; else they are the next along the sum.
+    /// If true, the operand (a, b) is MN-major: neighbours in memory are in the next row of a or column of b.
+    /// Else it is K-major.
     pub mn_major: [bool; 2],
-    /// What is done besides.
+    /// Fused operation.
     pub epilogue: SgemmEpilogue,
 }
 
@@ -204,16 +212,17 @@ impl NativeKernel for SgemmKernel {
     }
 
     fn block_threads(&self) -> u32 {
-        // Another warp fetches the operands.
+        // One more warp loads the operands.
         self.tile.threads() + 32
     }
 
     fn shared_bytes(&self) -> u32 {
         let SgemmTile { rows, cols, k_slices: slices, .. } = self.tile;
         let stages = STAGES * (rows + cols) * TILE_K;
-        // The sums of all slices, in lines of four elements more, and those of a's rows: where the stages were.
+        // The sums of all slices, in rows padded by four elements, and those of a's rows reuse the memory of
+        // the stages.
         let sums = slices * rows * (cols + 4) + self.tile.threads();
-        // The barriers lie before them, and tiles begin at multiples of 1024.
+        // The barriers come before the tiles, which begin at multiples of 1024 bytes.
         1024 + 4 * stages.max(sums)
     }
 
@@ -230,16 +239,17 @@ struct SgemmParams {
     bias: u64,
     c: u64,
     row_sums: u64,
-    /// From one row of c to the next, from one matrix of the batch to the next, in elements.
+    /// Strides of c between rows and between matrices of the batch, in elements.
     c_row_stride: i64,
     c_batch_stride: i64,
-    /// m, n, k, tiles side by side.
+    /// Sizes: m, n, k, number of tiles in a row.
     sizes: [i32; 4],
     beta: f32,
     unused: i32,
 }
 
-/// An operand's map, and whether its neighbours are of the next line; `None` where the copy engine does not reach it.
+/// Returns an operand's tensor map, and whether the operand is MN-major; `None` if TMA cannot address the
+/// operand.
 fn operand_tensor_map(
     call: &MatmulCall,
     operand: &MatrixOperand,
@@ -255,7 +265,7 @@ fn operand_tensor_map(
         true => ([lines, call.k], sum_stride, [tile, TILE_K]),
         false => ([call.k, lines], line_stride, [TILE_K, tile]),
     };
-    // Lines that overlap, and one matrix for all of a batch.
+    // TMA cannot describe rows that overlap, or one matrix shared by a whole batch.
     if lead < sizes[0] || call.batch > 1 && operand.batch_stride == 0 {
         return None;
     }
@@ -270,11 +280,11 @@ fn operand_tensor_map(
     Some((map, by_lines))
 }
 
-/// What a call is made of: its kernel, the kernel's parameters, the blocks. `None` for what is cuBLASLt's.
+/// Returns the kernel, its parameters and the grid of a call; `None` if the call belongs to cuBLASLt.
 fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<(SgemmKernel, SgemmParams, [u32; 3])> {
     let MatmulCall { m, n, k, batch, .. } = *call;
     let single = [call.dtype, call.dtype_b, call.dtype_out] == [DType::F32; 3];
-    // From Hopper on there are clusters and the copy engine.
+    // Clusters and TMA exist from Hopper on.
     if arch < 90 || !single || settings::allow_tf32() {
         return None;
     }
@@ -295,7 +305,7 @@ fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<(SgemmKernel, 
         operand_tensor_map(call, &call.a, [m, call.a.row_stride, call.a.col_stride], tile.rows)?;
     let (b, b_by_lines) =
         operand_tensor_map(call, &call.b, [n, call.b.col_stride, call.b.row_stride], tile.cols)?;
-    // The kernel sums rows as it finds them in memory.
+    // The kernel sums a's rows only if a is MN-major.
     if finish == SgemmEpilogue::RowSums && !a_by_lines {
         return None;
     }
@@ -327,7 +337,7 @@ fn plan_sgemm(call: &MatmulCall, arch: u32, units: u64) -> Option<(SgemmKernel, 
 pub(crate) struct GemmKernels {
     sgemm: NativeKernels<SgemmKernel>,
     gelu_grad: NativeKernels<gelu_grad::GeluGradKernel>,
-    /// Multiprocessors.
+    /// Number of multiprocessors.
     sm_count: u64,
 }
 
@@ -340,7 +350,7 @@ impl GemmKernels {
         }
     }
 
-    /// Enqueues a product, if its kernel is compiled, or `wait` says to wait for it.
+    /// Enqueues a product if its kernel is compiled; if `wait` is true, waits for the compiler.
     pub(crate) fn enqueue(
         &self,
         context: &Arc<Context>,
@@ -359,7 +369,8 @@ impl GemmKernels {
                 NativeKernelLookup::Compiling => return Ok(SubmitStatus::Compiling),
                 NativeKernelLookup::Failed => return Ok(SubmitStatus::Declined),
             };
-            // SAFETY: the kernel takes one `P`, in this layout; the core has checked that the operands lie inside their segments.
+            // SAFETY: the kernel takes one `P`, in this layout; the core has checked that the operands lie
+            // inside their segments.
             unsafe { launch_native(stream, &kernel, function, blocks, &params) }?;
             Ok(SubmitStatus::Submitted)
         }
@@ -374,7 +385,7 @@ impl GemmKernels {
         start(planned, found, stream)
     }
 
-    /// Whether there is a kernel for a product, which is compiled from now on. Enqueues nothing.
+    /// Reports whether a kernel supports a product and starts to compile it. Enqueues nothing.
     pub(crate) fn accepts(
         &self,
         context: &Arc<Context>,
@@ -402,7 +413,8 @@ mod tests {
 
     #[test]
     fn work_is_cut_as_measured_to_be_the_fastest() {
-        // On an H100, each beside all others and cuBLASLt; docs/performance.md has the times.
+        // Measured on an H100 against all other configurations and cuBLASLt; docs/performance.md has the
+        // times.
         for (m, n, k, best) in [
             (64, 64, 64, Some((SMALL_TILE, 1))),
             (256, 256, 256, Some((SMALL_TILE, 1))),

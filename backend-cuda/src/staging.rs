@@ -1,8 +1,8 @@
-//! Copies between the host and the device, through page-locked memory.
+//! Copies between host and device through page-locked memory.
 //!
-//! The driver copies pageable memory in its own way, with waits that depend on the size and the system. Staging it
-//! here makes an upload what the contract says everywhere: the bytes have been taken when the call returns, and the
-//! device copies them in its own time.
+//! The driver's copies of pageable memory may block, depending on size and system. Staging gives uploads the
+//! same contract everywhere: the bytes have been read when the call returns, and the device copies them
+//! asynchronously.
 
 use std::sync::Arc;
 
@@ -10,14 +10,14 @@ use forebay_core::backend::SourceError;
 
 use crate::context::{Context, Event, PinnedBuffer, Stream};
 
-/// Bytes of one piece of staging memory.
+/// Bytes of one staging chunk.
 const CHUNK_BYTES: usize = 4 << 20;
-/// How many pieces uploads go round.
+/// Maximum number of chunks in the upload ring.
 const MAX_UPLOAD_CHUNKS: usize = 4;
-/// Uploads start at multiples of this many bytes, for the copy engine's sake.
+/// Alignment of uploads in bytes, for fast DMA.
 const UPLOAD_ALIGNMENT: usize = 256;
 
-/// One piece of staging memory and the moment when the device is done with it.
+/// A chunk of staging memory and the event after the device's last use of the chunk.
 #[derive(Debug)]
 struct StagingChunk {
     memory: PinnedBuffer,
@@ -30,13 +30,13 @@ impl StagingChunk {
     }
 }
 
-/// A ring of staging memory, through which uploads pass. It grows to its full size as it is used.
+/// A ring of staging chunks for uploads. The ring grows with use up to its full size.
 #[derive(Debug, Default)]
 pub(crate) struct UploadRing {
     chunks: Vec<StagingChunk>,
-    /// The piece that is being filled.
+    /// Index of the chunk that is being filled.
     current: usize,
-    /// How much of it is taken.
+    /// Bytes used of the current chunk.
     used: usize,
 }
 
@@ -52,8 +52,8 @@ impl UploadRing {
             }
             let part = &data[done..data.len().min(done + CHUNK_BYTES - self.used)];
             let chunk = &mut self.chunks[self.current];
-            // SAFETY: `next_chunk` waited until the device was done with the piece, and bytes from `used` on have
-            // not been given to it since.
+            // SAFETY: `next_chunk` waited until the device was done with the chunk, and no copy since then
+            // uses bytes from `used` on.
             let staged = unsafe { chunk.memory.write(self.used, part) };
             let staged = staged.ok_or(OUT_OF_CHUNK)?;
             self.used = (self.used + part.len()).next_multiple_of(UPLOAD_ALIGNMENT);
@@ -64,7 +64,7 @@ impl UploadRing {
         Ok(())
     }
 
-    /// Goes on to a piece that the device does not read: a new one while there are few, else the oldest.
+    /// Advances to a chunk that the device does not read: a new one up to the maximum, else the oldest.
     fn next_chunk(&mut self, stream: &Stream) -> Result<(), SourceError> {
         if let Some(full) = self.chunks.get(self.current) {
             full.copied.record(stream)?;
@@ -75,7 +75,7 @@ impl UploadRing {
             None => false,
         };
         if !idle && self.chunks.len() < MAX_UPLOAD_CHUNKS {
-            // Into its place in the ring: after the newest, before the oldest.
+            // Inserts the chunk at its place in the ring: after the newest, before the oldest.
             next = (self.current + 1).min(self.chunks.len());
             match StagingChunk::new(&stream.context) {
                 Ok(chunk) => self.chunks.insert(next, chunk),
@@ -93,7 +93,7 @@ impl UploadRing {
         Ok(())
     }
 
-    /// Where no page-locked memory can be had: through the driver's own staging, and waiting for it.
+    /// Uploads without page-locked memory, through the driver's own staging, and waits.
     fn upload_unstaged(
         &self,
         stream: &Stream,
@@ -105,13 +105,13 @@ impl UploadRing {
             return Err(error);
         }
         log::debug!("uploading without page-locked memory: {error}");
-        // SAFETY: `data` is borrowed until the copy is done, for which the next line waits.
+        // SAFETY: `data` is borrowed until the copy is done; the next line waits for the copy.
         unsafe { stream.copy_from_host(dst, data.as_ptr(), data.len()) }?;
         stream.synchronize()
     }
 }
 
-/// Two pieces of staging memory, through which downloads pass: the device fills one while the host empties the
+/// Two staging chunks for downloads (double buffering): the device fills one while the host empties the
 /// other.
 #[derive(Debug, Default)]
 pub(crate) struct DownloadBuffers {
@@ -127,7 +127,7 @@ impl DownloadBuffers {
                 Ok(chunk) => *half = Some(chunk),
                 Err(error @ SourceError::OutOfMemory { .. }) => {
                     log::debug!("downloading without page-locked memory: {error}");
-                    // SAFETY: `data` is borrowed until the copy is done, for which the next line waits.
+                    // SAFETY: `data` is borrowed until the copy is done; the next line waits for the copy.
                     unsafe { stream.copy_to_host(data.as_mut_ptr(), src, data.len()) }?;
                     return stream.synchronize();
                 }
@@ -140,7 +140,7 @@ impl DownloadBuffers {
             {
                 let bytes = CHUNK_BYTES.min(data.len() - at * CHUNK_BYTES);
                 let target = chunk.memory.write_target(bytes).ok_or(OUT_OF_CHUNK)?;
-                // SAFETY: the half has been emptied below, and is read again only after its event.
+                // SAFETY: the chunk has been emptied below, and is read again only after its event.
                 unsafe { stream.copy_to_host(target, src + (at * CHUNK_BYTES) as u64, bytes) }?;
                 chunk.copied.record(stream)?;
             }
@@ -148,7 +148,8 @@ impl DownloadBuffers {
                 chunk.copied.synchronize()?;
                 let start = before * CHUNK_BYTES;
                 let end = data.len().min(start + CHUNK_BYTES);
-                // SAFETY: the device has filled it, as was just waited for, and gets it again with the next part.
+                // SAFETY: the device has filled the chunk, as was just waited for; the next part's copy comes
+                // later.
                 unsafe { chunk.memory.read(&mut data[start..end]) };
             }
         }
@@ -156,5 +157,5 @@ impl DownloadBuffers {
     }
 }
 
-/// A piece that does not hold what was to be put into it: a fault of this file.
+/// A write outside of a chunk: a bug of this module.
 const OUT_OF_CHUNK: SourceError = SourceError::Driver { call: "staging", detail: String::new() };

@@ -1,4 +1,4 @@
-//! What the copy engine (TMA, from sm_90 on) is told of tensors whose boxes it copies.
+//! Tensor maps: descriptors of tensors for TMA, the copy engine of sm_90 and later.
 
 use std::ptr;
 
@@ -6,12 +6,13 @@ use cudarc::driver::sys;
 
 use crate::driver::check;
 
-/// A tensor in boxes, of up to five dimensions, the innermost first. What a box has outside of the tensor is zero.
+/// A descriptor of a tensor of up to five dimensions, the innermost first. TMA fills elements outside of the
+/// tensor with zeros.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub(crate) struct TensorMap(sys::CUtensorMap);
 
-/// What a tensor is of.
+/// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum TensorMapDtype {
     F16,
@@ -20,13 +21,15 @@ pub(crate) enum TensorMapDtype {
 }
 
 impl TensorMap {
-    /// Of no tensor.
+    /// A descriptor of no tensor.
     pub(crate) const NONE: Self = Self(sys::CUtensorMap { opaque: [0; 16] });
 
-    /// That of elements at `address`, which lie side by side in the innermost dimension; `steps` are bytes between those of the others.
-    /// `swapped`: rows of boxes have 128 bytes, whose eight parts of 16 come swapped by the row's last three bits, as tiles in `shaders/cuda`
-    /// are. `None` where the engine cannot: steps and the address are multiples of 16, and steps less than 2^40; those of a dimension of one
-    /// element, which are never taken, may be anything.
+    /// Creates the descriptor of a tensor at `address` whose elements are contiguous in the innermost
+    /// dimension. `steps` are the strides of the other dimensions in bytes. If `swapped` is true, rows of
+    /// boxes have 128 bytes and use TMA's 128-byte swizzle, as the tiles in `shaders/cuda` do.
+    ///
+    /// Returns `None` if TMA cannot address the tensor: the address and the strides must be multiples of 16,
+    /// and strides less than 2^40. Strides of dimensions of one element may be anything.
     pub(crate) fn new(
         elements: TensorMapDtype,
         address: u64,
@@ -57,8 +60,8 @@ impl TensorMap {
             false => Swizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
         };
         let mut map = Self::NONE;
-        // SAFETY: writes one map, of which nothing is read before; reads as many sizes, boxes and steps of elements as there are
-        // dimensions, and one step less. The address is only written down.
+        // SAFETY: writes one map; reads one size, box extent and element stride for each dimension, and one
+        // byte stride fewer. The address is only stored.
         let code = unsafe {
             sys::cuTensorMapEncodeTiled(
                 &mut map.0,

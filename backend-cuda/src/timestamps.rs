@@ -1,4 +1,4 @@
-//! Readings of the device's clock: the driver's events, with their times.
+//! Timestamps of the device: timed events of the driver.
 
 use std::sync::{Arc, Mutex};
 
@@ -7,14 +7,14 @@ use forebay_core::backend::{SourceError, TimestampId};
 use crate::context::{Context, Event, Stream};
 use crate::lock;
 
-/// The readings that were asked for and not read yet.
+/// Timestamps that were recorded and not read yet.
 #[derive(Debug, Default)]
 pub(crate) struct Timestamps {
     events: Mutex<Vec<Event>>,
 }
 
 impl Timestamps {
-    /// Enqueues a reading.
+    /// Enqueues a timestamp.
     pub(crate) fn record(&self, context: &Arc<Context>, stream: &Stream) -> Result<TimestampId, SourceError> {
         let event = Event::new_timed(context)?;
         event.record(stream)?;
@@ -23,10 +23,10 @@ impl Timestamps {
         Ok(TimestampId(events.len() as u32 - 1))
     }
 
-    /// All readings, in nanoseconds since the first. Blocking.
+    /// Returns all timestamps in nanoseconds since the first. Blocks.
     pub(crate) fn read_all(&self) -> Result<Vec<f64>, SourceError> {
         let events = std::mem::take(&mut *lock(&self.events));
-        // Of several streams no event is the last one.
+        // With several streams, no event is the last one, so all are waited for.
         events.iter().try_for_each(Event::synchronize)?;
         events.iter().map(|event| event.elapsed_since(&events[0])).collect()
     }

@@ -1,14 +1,14 @@
-//! The CUDA toolkit's libraries where the loader does not look.
+//! Loads the CUDA toolkit's libraries from folders that the loader does not search.
 //!
-//! A toolkit that was unpacked into `/usr/local/cuda`, or that `CUDA_HOME` names, is often unknown to the loader.
-//! A library that has been loaded from its folder once is found under its name from then on.
+//! The loader often does not search a toolkit in `/usr/local/cuda` or in `CUDA_HOME`. A library that has been
+//! loaded from its folder once is found by its name from then on.
 
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
 use cudarc::{cublaslt, nvrtc};
 
-/// Sees to it that NVRTC is found, if it is anywhere.
+/// Loads NVRTC from a toolkit folder if the loader does not find it.
 pub(crate) fn load_nvrtc() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
@@ -16,13 +16,13 @@ pub(crate) fn load_nvrtc() {
     });
 }
 
-/// Sees to it that cuBLASLt is found, if it is anywhere.
+/// Loads cuBLASLt from a toolkit folder if the loader does not find it.
 pub(crate) fn load_cublaslt() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| load_from_toolkit(cublaslt::sys::is_culib_present, &["libcublasLt.so"]));
 }
 
-/// Loads `libraries`, in this order, from the first folder from which the last one can be.
+/// Loads `libraries` in order from toolkit folders until the last one is present.
 fn load_from_toolkit(is_present: unsafe fn() -> bool, libraries: &[&str]) {
     // SAFETY: loading the library runs its initialisers, which do not touch the device.
     let is_found = || unsafe { is_present() };
@@ -33,7 +33,7 @@ fn load_from_toolkit(is_present: unsafe fn() -> bool, libraries: &[&str]) {
         for file in libraries.iter().flat_map(|library| newest_library_file(&folder, library)) {
             // SAFETY: a library of the toolkit; its initialisers do not touch the device.
             match unsafe { libloading::Library::new(&file) } {
-                // Kept for the life of the process: that is what makes its name known.
+                // Stays loaded for the life of the process, which makes its name known to the loader.
                 Ok(library) => std::mem::forget(library),
                 Err(error) => log::debug!("{}: {error}", file.display()),
             }
@@ -44,14 +44,14 @@ fn load_from_toolkit(is_present: unsafe fn() -> bool, libraries: &[&str]) {
     }
 }
 
-/// Where toolkits are, those that the environment names first.
+/// Returns the toolkit folders, those that the environment names first.
 fn toolkit_folders() -> impl Iterator<Item = PathBuf> {
     let named = ["CUDA_HOME", "CUDA_PATH"].into_iter().filter_map(std::env::var_os).map(PathBuf::from);
     named.chain([PathBuf::from("/usr/local/cuda")]).map(|home| home.join("lib64"))
 }
 
-/// The library's file for this crate's CUDA versions: `libnvrtc.so.13`, `libnvrtc-builtins.so.13.0`. One at most,
-/// of the newest version.
+/// Returns the newest file of a library for the supported CUDA versions, such as `libnvrtc.so.13` or
+/// `libnvrtc-builtins.so.13.0`.
 fn newest_library_file(folder: &Path, library: &str) -> Option<PathBuf> {
     let entries = std::fs::read_dir(folder).into_iter().flatten().flatten();
     let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
@@ -59,7 +59,7 @@ fn newest_library_file(folder: &Path, library: &str) -> Option<PathBuf> {
     Some(folder.join(newest.1))
 }
 
-/// The version in a file's name, of CUDA 12 and 13: the releases whose libraries have the interface used here.
+/// Parses the version in a file name; accepts CUDA 12 and 13, whose libraries have the interface used here.
 fn parse_library_version(name: &str, library: &str) -> Option<Vec<u32>> {
     let numbers = name.strip_prefix(library)?.strip_prefix('.')?.split('.').map(str::parse);
     let numbers: Vec<u32> = numbers.collect::<Result<_, _>>().ok()?;

@@ -1,8 +1,8 @@
-//! Segments that grow: ranges of addresses, and physical memory mapped into them.
+//! Segments that grow: reserved address ranges, and physical memory mapped into them.
 //!
-//! Each mapping is one physical allocation, whose handle is given up right after mapping: the mapping itself keeps
-//! the memory, and unmapping gives it back. Memory moves to another address by its handle, which the driver tells. A
-//! step that fails undoes the ones before it.
+//! Each mapping is one physical allocation. Its handle is released right after mapping: the mapping keeps the
+//! memory, and unmapping frees the memory. A remap to another address retains the handle through the driver.
+//! A step that fails undoes the ones before it.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
@@ -20,11 +20,11 @@ pub(crate) struct VirtualAddressSpace {
     context: Arc<Context>,
     properties: AllocationProperties,
     pub(crate) limits: VirtualMemory,
-    /// Lengths of the reserved ranges, which the driver wants to hear when it gets them back.
+    /// Lengths of the reserved ranges, which the driver requires when a range is freed.
     reservations: Mutex<HashMap<u64, usize>>,
 }
 
-/// What the memory is: pinned, on one device, not shared with other processes.
+/// Properties of the memory: pinned, on one device, not shared with other processes.
 #[derive(Clone, Copy, Debug)]
 struct AllocationProperties {
     location: CUmemLocation,
@@ -58,7 +58,7 @@ impl AllocationProperties {
 }
 
 impl VirtualAddressSpace {
-    /// `None` where the device has no virtual memory management.
+    /// Returns `None` if the device has no virtual memory management.
     pub(crate) fn new(context: &Arc<Context>, total: u64) -> Result<Option<Self>, SourceError> {
         let attribute = sys::CUdevice_attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED;
         if context.device.attribute(attribute)? == 0 {
@@ -72,7 +72,8 @@ impl VirtualAddressSpace {
             sys::cuMemGetAllocationGranularity(&mut granularity, &properties.allocation(), minimum)
         })?;
         let granularity = (granularity as u64).max(1);
-        // PyTorch's choice: an eighth more than there is, so that fragments of the range do not run out first.
+        // PyTorch's choice: an eighth more than the device's memory, so that fragmentation of the range does
+        // not exhaust it first.
         let reservation = (total + total / 8).next_multiple_of(granularity);
         Ok(Some(Self {
             context: Arc::clone(context),
@@ -101,11 +102,11 @@ impl VirtualAddressSpace {
             call: "cuMemAddressFree",
             detail: format!("{address:#x} was not reserved"),
         })?;
-        // SAFETY: reserved with this length, and given back once.
+        // SAFETY: reserved with this length, and freed once.
         check("cuMemAddressFree", unsafe { sys::cuMemAddressFree(address, bytes) })
     }
 
-    /// Maps pieces, or none of them; what was to move is nowhere then.
+    /// Maps pieces, or none of them; after an error, memory that was to move is unmapped.
     pub(crate) fn map(&self, pieces: Vec<PageMapping>) -> Result<(), SourceError> {
         match self.prepare_remap(pieces) {
             Ok(mut arrangement) => self.complete_remap(&mut arrangement),
@@ -113,7 +114,7 @@ impl VirtualAddressSpace {
         }
     }
 
-    /// Takes the new memory of pieces. Else they come back, and nothing has happened.
+    /// Allocates the new memory of pieces. On failure returns the pieces; nothing has changed then.
     pub(crate) fn prepare_remap(
         &self,
         pieces: Vec<PageMapping>,
@@ -127,7 +128,7 @@ impl VirtualAddressSpace {
         }
     }
 
-    /// Maps an arrangement's pieces, which no work uses any more. What fails may be tried again.
+    /// Maps the pieces of a remap, which no work uses any more. Can be retried after an error.
     pub(crate) fn complete_remap(&self, arrangement: &mut PendingRemap) -> Result<(), SourceError> {
         self.context.make_current()?;
         let PendingRemap { mappings: pieces, new_handles: new, moving_handles: moving } = arrangement;
@@ -137,7 +138,7 @@ impl VirtualAddressSpace {
                 let mut handles = PhysicalHandles::default();
                 let mut from = pieces.iter().filter_map(|piece| piece.from);
                 let taken = from.try_for_each(|from| handles.retain(from));
-                // What moves leaves its place, whatever happens.
+                // Memory that moves is unmapped from its source in any case.
                 taken.and(self.unmap_sources(pieces))?;
                 moving.insert(handles)
             }
@@ -147,27 +148,27 @@ impl VirtualAddressSpace {
         let done = pieces.iter().try_for_each(|piece| {
             let handle = if piece.from.is_some() { moving.next() } else { new.next() };
             let Some(&handle) = handle else { return Ok(()) };
-            // SAFETY: a range that is not reserved, or is mapped already, is an error of the driver's.
+            // SAFETY: for a range that is not reserved, or is mapped already, the driver returns an error.
             let done = unsafe { sys::cuMemMap(piece.to, piece.bytes as usize, 0, handle, 0) };
             check_alloc("cuMemMap", piece.bytes, done)?;
             mapped += 1;
             Ok(())
         });
         done.and_then(|()| self.set_access(pieces)).inspect_err(|_| {
-            // Undone without a word: the error that is returned is the one that counts.
+            // Errors of the rollback are ignored: the first error is returned.
             for piece in &pieces[..mapped] {
                 let _ = self.unmap(piece.to, piece.bytes);
             }
         })
     }
 
-    /// Takes what is to move from its places.
+    /// Unmaps the sources of moving memory.
     fn unmap_sources(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
         let moving = pieces.iter().filter_map(|piece| piece.from.map(|from| (from, piece.bytes)));
         moving.map(|(from, bytes)| self.unmap(from, bytes)).fold(Ok(()), Result::and)
     }
 
-    /// Lets the device read and write mapped pieces, as many neighbours at once as there are.
+    /// Grants the device access to mapped pieces, with one call for each contiguous run.
     fn set_access(&self, pieces: &[PageMapping]) -> Result<(), SourceError> {
         for run in pieces.chunk_by(|a, b| a.to + a.bytes == b.to) {
             let bytes = run.iter().map(|piece| piece.bytes).sum::<u64>();
@@ -181,36 +182,36 @@ impl VirtualAddressSpace {
 
     pub(crate) fn unmap(&self, address: u64, bytes: u64) -> Result<(), SourceError> {
         self.context.make_current()?;
-        // SAFETY: the pool promises that the range is one mapping and that no work uses it any more.
+        // SAFETY: the pool promises that the range is one mapping and that no work uses the range any more.
         check("cuMemUnmap", unsafe { sys::cuMemUnmap(address, bytes as usize) })
     }
 }
 
-/// A piece of memory, by addresses.
+/// A mapping of physical memory to an address.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct PageMapping {
-    /// Where it shall be.
+    /// Target address.
     pub(crate) to: u64,
     pub(crate) bytes: u64,
-    /// Where it is mapped; `None` for new memory.
+    /// Address where the memory is mapped now; `None` for new memory.
     pub(crate) from: Option<u64>,
 }
 
-/// Pieces that are to be mapped, and the new memory among them.
+/// Mappings to apply, and the new memory among them.
 #[derive(Debug)]
 pub(crate) struct PendingRemap {
     mappings: Vec<PageMapping>,
     new_handles: PhysicalHandles,
-    /// What moves, once it has left its places.
+    /// Handles of moving memory, once it is unmapped from its sources.
     moving_handles: Option<PhysicalHandles>,
 }
 
-/// Physical allocations, given up when this is dropped: a mapping keeps its memory.
+/// Handles of physical allocations, released on drop: a mapping keeps its memory.
 #[derive(Debug, Default)]
 struct PhysicalHandles(Vec<sys::CUmemGenericAllocationHandle>);
 
 impl PhysicalHandles {
-    /// Adds new memory.
+    /// Allocates new memory.
     fn create(&mut self, properties: AllocationProperties, bytes: u64) -> Result<(), SourceError> {
         let mut handle = 0;
         // SAFETY: writes one handle, reads one structure.
@@ -221,10 +222,10 @@ impl PhysicalHandles {
         Ok(())
     }
 
-    /// Adds the memory that is mapped at an address.
+    /// Retains the handle of the memory that is mapped at an address.
     fn retain(&mut self, address: u64) -> Result<(), SourceError> {
         let mut handle = 0;
-        // SAFETY: writes one handle; an address where nothing is mapped is an error of the driver's.
+        // SAFETY: writes one handle; for an address where nothing is mapped, the driver returns an error.
         check("cuMemRetainAllocationHandle", unsafe {
             sys::cuMemRetainAllocationHandle(&mut handle, address as *mut std::ffi::c_void)
         })?;
@@ -236,7 +237,7 @@ impl PhysicalHandles {
 impl Drop for PhysicalHandles {
     fn drop(&mut self) {
         for handle in &self.0 {
-            // SAFETY: taken once, given up once.
+            // SAFETY: retained once, released once.
             if let Err(error) = check("cuMemRelease", unsafe { sys::cuMemRelease(*handle) }) {
                 log::warn!("memory may be lost: {error}");
             }

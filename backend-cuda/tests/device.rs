@@ -1,4 +1,4 @@
-//! The backend on a real device: cuda:0, where there is one. A machine without one says so, test by test.
+//! Tests the backend on a real device, cuda:0; without one, each test prints a line.
 
 mod scenarios;
 
@@ -14,7 +14,7 @@ use scenarios::{
     slice, uploads_and_downloads,
 };
 
-/// The device, for as long as `body` runs.
+/// Runs `body` with the device.
 fn on_device(body: impl FnOnce(Arc<dyn Backend>)) {
     match CudaBackend::open(0) {
         Ok(backend) => body(backend),
@@ -22,7 +22,7 @@ fn on_device(body: impl FnOnce(Arc<dyn Backend>)) {
     }
 }
 
-/// Whether a library is there; says so where it is not.
+/// Reports whether a library is installed; prints a line if not.
 fn has_library(name: &str) -> bool {
     let there =
         forebay_cuda::libraries().iter().any(|library| library.name == name && library.version.is_some());
@@ -71,7 +71,7 @@ fn segments_grow_and_shrink_through_virtual_memory() {
         assert!(read_back(&*backend, slice(segment, 3 * page + 8, page)) == copied);
         let error = backend.map(segment, 0, page).unwrap_err();
         assert!(matches!(error, SourceError::Driver { .. }), "{error}");
-        // Memory comes and goes many times over without being used up.
+        // Memory is mapped and unmapped many times without leaking.
         for _ in 0..200 {
             backend.fill(slice(segment, page, 4 * page), 1).unwrap();
             backend.wait_fence(backend.record_fence().unwrap()).unwrap();
@@ -144,7 +144,7 @@ fn kernels_run() {
         let scaled =
             |n: usize| (0..1000).map(|i| if i < n { 2.0 * i as f32 + 1.0 } else { 0.0 }).collect::<Vec<_>>();
         assert_eq!(floats(&read_back(&*backend, to)), scaled(990));
-        // The kernel sees the binding's length, not the segment's.
+        // The kernel gets the binding's length, not the segment's.
         backend.fill(to, 0).unwrap();
         let short = slice(segment, 256, 2000);
         backend.launch(&Launch { bindings: &[short, to], ..launch }).unwrap();
@@ -172,7 +172,7 @@ fn products_are_exact() {
     });
 }
 
-/// Run in a process of its own: every other device of the process is lost with it.
+/// Runs in its own process, because the error loses every device of the process.
 #[test]
 fn a_lost_device_is_an_error() {
     const CHILD: &str = "FOREBAY_TEST_LOSES_THE_DEVICE";

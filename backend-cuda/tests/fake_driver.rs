@@ -1,5 +1,5 @@
-//! The backend on a driver that plays a device on the CPU: which calls it makes, in which order, and what it makes
-//! of every error. `device.rs` runs what a card can say.
+//! Tests the backend on a fake driver that simulates a device on the CPU: the calls, their order, and all
+//! errors. `device.rs` has the tests for a real card.
 #![cfg(target_os = "linux")]
 
 mod fake_cuda;
@@ -216,7 +216,7 @@ on_fake! {
         let fences: Vec<_> = (0..4).map(fence_after).collect();
         assert!(fences.is_sorted() && nothing < fences[0]);
         assert_eq!(backend.record_fence().unwrap(), fences[3], "no work since");
-        // The fake device does one piece of work for each question.
+        // The fake device does one piece of work for each query.
         assert_eq!(backend.is_fence_signaled(fences[3]), Ok(false));
         assert!((0..8).any(|_| backend.is_fence_signaled(fences[0]).unwrap()));
         assert_eq!(backend.is_fence_signaled(fences[3]), Ok(false));
@@ -232,7 +232,7 @@ on_fake! {
             assert_eq!(backend.is_fence_signaled(fence), Ok(true));
         }
         assert_eq!(count_calls("cuEventCreate"), events, "events are used again");
-        // Fences that nobody asks about do not pile up events either.
+        // Fences that are never queried do not accumulate events either.
         for word in 0..100 {
             fence_after(word);
             read_back(&*backend, slice(segment, 0, 4));
@@ -264,7 +264,7 @@ on_fake! {
         let error = CudaBackend::open(0).unwrap_err();
         let expected = "no device `cuda:0`: the driver refused cuStreamCreate: CUDA_ERROR_UNKNOWN";
         assert_eq!(error.to_string(), expected);
-        // Nothing of the failed attempt is left.
+        // No state of the failed attempt is left.
         assert_eq!(count_calls("cuDevicePrimaryCtxRelease_v2"), 1);
         open();
     }
@@ -322,7 +322,7 @@ on_fake! {
         forebay_cuda::set_allow_tf32(true);
         assert!(square().check(&*backend));
         assert_eq!(count_calls("heuristic"), 2);
-        // What the library refuses is left to the core, and not asked for again.
+        // The core handles what the library refuses, and the library is not asked again.
         let half = MatmulCase { dtype: DType::F16, ..square() };
         assert!(!half.check(&*backend) && !half.check(&*backend));
         assert_eq!(count_calls("heuristic"), 3);

@@ -1,4 +1,4 @@
-//! Kernels on a driver that plays a device on the CPU and writes down what it is told to launch.
+//! Tests kernels on a fake driver that simulates a device on the CPU and logs the launches.
 #![cfg(target_os = "linux")]
 
 mod fake_cuda;
@@ -19,13 +19,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// A kernel's number once nobody has to wait for it.
+/// Returns a kernel's id once it is compiled.
 fn compile_and_wait(backend: &dyn Backend, source: &KernelSource<'_>) -> Result<KernelId> {
     let id = backend.compile(source)?;
     backend.wait_compiled(id).map(|()| id)
 }
 
-/// A device, memory of it, and what launches a kernel on that in so many groups.
+/// Returns a device, memory of it, and a function that launches a kernel with a number of groups.
 fn doubling_launcher() -> (Arc<dyn Backend>, SegmentId, impl Fn(u32) -> Result<()>) {
     let backend = open();
     let segment = backend.alloc_segment(MIB).unwrap();
@@ -42,19 +42,19 @@ fn doubling_launcher() -> (Arc<dyn Backend>, SegmentId, impl Fn(u32) -> Result<(
     (backend, segment, launch)
 }
 
-/// The groups of all launches so far, in order.
+/// Returns the groups of all launches so far, in order.
 fn launched_grids() -> Vec<u32> {
     let groups = |line: String| line.strip_prefix("launch ")?.split(',').next()?.parse().ok();
     call_log().into_iter().filter_map(groups).collect()
 }
 
-/// Launches a kernel that is not there before the compiler may go on.
+/// Launches a kernel that is not compiled before the compiler is released.
 fn wait_for_double(backend: &dyn Backend, slice: Slice) {
     let kernel = backend.compile(&kernel(DOUBLE, "double")).unwrap();
     backend.launch(&Launch { kernel, bindings: &[slice], params: &[], groups: [1, 1, 1] }).unwrap();
 }
 
-/// Lets the compiler that waits go on.
+/// Releases the waiting compiler.
 fn release_compiler() {
     let mut path = std::env::var_os("FAKE_CUDA_LOG").unwrap();
     path.push(".go");
@@ -66,12 +66,12 @@ on_fake! {
         let backend = open();
         let segment = backend.alloc_segment(MIB).unwrap();
         backend.upload(slice(segment, 0, 64), &pattern(64, 3)).unwrap();
-        // Two kernels are compiled at once, and the program goes on.
+        // Two kernels compile at once, and the program continues.
         let [first, second] = [kernel(DOUBLE, "double"), kernel(SCALE, "scale")].map(|k| backend.compile(&k).unwrap());
         assert!(first != second);
         let bindings = [slice(segment, 0, 64)];
         backend.launch(&Launch { kernel: first, bindings: &bindings, params: &[], groups: [5, 1, 1] }).unwrap();
-        // What comes behind it must not overtake it.
+        // Later commands must not overtake the launch.
         backend.copy(slice(segment, 64, 8), slice(segment, 0, 8)).unwrap();
         backend.fill(slice(segment, 0, 8), 7).unwrap();
         backend.launch(&Launch { kernel: first, bindings: &bindings, params: &[], groups: [6, 1, 1] }).unwrap();
@@ -88,7 +88,7 @@ on_fake! {
         assert_eq!(read_back(&*backend, slice(segment, 64, 8)), pattern(64, 3)[..8]);
         assert_eq!(ran(), ["launch 5", "cuMemcpyAsync", "cuMemsetD32Async", "launch 6"]);
         assert_eq!(read_back(&*backend, slice(segment, 0, 8)), 7_u32.to_le_bytes().repeat(2));
-        // From then on nothing waits.
+        // From then on nothing is deferred.
         backend.launch(&Launch { kernel: first, bindings: &bindings, params: &[], groups: [8, 1, 1] }).unwrap();
         assert_eq!(ran().last().unwrap(), "launch 8");
     }
@@ -105,7 +105,7 @@ on_fake! {
             let mine = |line: &String| ["launch ", "cuMemcpyAsync", "cuMemsetD32Async", "cuEventRecord"].iter().any(|w| line.starts_with(w));
             call_log().into_iter().filter(mine).collect::<Vec<_>>()
         };
-        // Each with its own arguments, in graphs of 16 and of what is left, which are used again.
+        // Each launch has its own arguments, in graphs of 16 and of the rest, which are reused.
         for turn in 0..3 {
             let before = (ran().len(), count_calls("cuGraphInstantiateWithFlags"), count_calls("cuGraphLaunch"));
             (1..=23).for_each(launch);
@@ -122,7 +122,7 @@ on_fake! {
             assert_eq!((ran().len() - before.0, count_calls("cuGraphLaunch") - before.2), (23, 3), "of 16, 4 and 2, and one alone");
             assert!(turn == 0 && made == 3 || made == 0, "{made} in turn {turn}");
         }
-        // What else is asked of the queue comes behind them, and so does a kernel that is large.
+        // Other commands of the queue, and large kernels, come after the batch.
         let before = ran().len();
         let words = || ran()[before..].iter().map(|line| line.split([',', ':']).next().unwrap_or_default().to_owned()).collect::<Vec<_>>();
         launch(3);
@@ -156,7 +156,7 @@ on_fake! {
     what_waits_is_given_by_whoever_waits_for_it(Compiler, "FAKE_CUDA_PARAMS" = "8", "FOREBAY_CUDA_BATCH_LAUNCHES" = "1") {
         let (backend, _, launch) = doubling_launcher();
         launch(7).unwrap();
-        // Also where that thread has had nothing to do with the device before.
+        // Also if that thread has never used the device.
         let other = Arc::clone(&backend);
         std::thread::spawn(move || other.wait_fence(other.record_fence().unwrap()).unwrap()).join().unwrap();
         assert_eq!(launched_grids(), [7], "{:?}", call_log());
@@ -229,12 +229,13 @@ on_fake! {
         launch(&*side, 2, "3.0");
         assert_eq!(launches(), 0);
         release_compiler();
-        // A fence is behind everything on all queues.
+        // A fence comes after everything on all queues.
         let fence = backend.record_fence().unwrap();
         assert_eq!(launches(), 2);
         backend.wait_fence(fence).unwrap();
         launch(&*side, 3, "4.0");
-        // An event is behind everything on its own, and what waits for it in front of all that comes.
+        // An event comes after everything on its own queue, and before all later work of a queue that waits
+        // for it.
         let event = backend.record_event(1).unwrap();
         assert_eq!(launches(), 3);
         launch(&*backend, 4, "5.0");
@@ -265,7 +266,7 @@ on_fake! {
                 PageRemap { to: (new, PAGE), bytes: PAGE, from: None },
             ])
             .unwrap();
-        // To where that will have been, and from where it will be.
+        // Maps new memory at the source and moves memory away from the target of the deferred remap.
         backend.map(old, 0, PAGE).unwrap();
         backend.remap(&[PageRemap { to: (new, 3 * PAGE), bytes: PAGE, from: Some((new, PAGE)) }]).unwrap();
         assert_eq!((count_calls("cuMemMap"), count_calls("cuMemUnmap")), (1, 0), "{:?}", call_log());
@@ -278,11 +279,11 @@ on_fake! {
         let expected = [&pattern(256, 3)[64..128], &seven, &pattern(256, 3)[64..128], &9_u32.to_le_bytes().repeat(16)];
         assert_eq!(read_back(&*backend, slice(kept, 0, 256)), expected.concat());
         assert_eq!(read_back(&*backend, slice(new, 3 * PAGE, 64)), seven);
-        // It waited for what had used the memory, and for that alone.
+        // The remap waited for the work that had used the memory, and only for that.
         let at = |name: &str| call_log().iter().position(|line| line.starts_with(name)).unwrap();
         assert!(at("launch ") < at("cuStreamSynchronize") && at("cuStreamSynchronize") < at("cuMemUnmap"), "{:?}", call_log());
         assert!(!backend.has_deferred_work());
-        // Where nothing waits for the compiler, the device is waited for.
+        // With no deferred commands, the remap waits for the device.
         backend.fill(slice(old, 64, 64), 5).unwrap();
         backend.remap_after_submitted(&[PageRemap { to: (old, PAGE), bytes: PAGE, from: Some((old, 0)) }]).unwrap();
         assert_eq!(read_back(&*backend, slice(old, PAGE + 64, 64)), 5_u32.to_le_bytes().repeat(16));
@@ -304,7 +305,7 @@ on_fake! {
         release_compiler();
         let side = backend.open_queue(1).unwrap().unwrap();
         assert_eq!(count_calls("cuMemMap"), 2);
-        // With a second one in use, nothing is held back.
+        // With a second queue in use, no remap is deferred.
         assert!(!backend.has_deferred_work());
         side.fill(slice(segment, PAGE, 64), 5).unwrap();
         backend.remap_after_submitted(&[moved(1, 2)]).unwrap();
@@ -349,7 +350,7 @@ on_fake! {
         let kernel = backend.compile(&kernel(&wrong, "fail_to_compile")).unwrap();
         let bindings = [slice(segment, 0, 64)];
         let launch = Launch { kernel, bindings: &bindings, params: &[], groups: [1, 1, 1] };
-        // Nobody knows yet that it is wrong.
+        // The launch is accepted before the compiler reports its error.
         backend.launch(&launch).unwrap();
         backend.fill(slice(segment, 0, 8), 7).unwrap();
         release_compiler();
@@ -392,7 +393,7 @@ on_fake! {
         );
         assert_eq!(call_log().last(), Some(&expected));
         assert_eq!(count_calls("--gpu-architecture=sm_90"), 1, "{:?}", call_log());
-        // Too few bindings or parameters would let the driver read what is not there.
+        // With too few bindings or parameters, the driver would read out of bounds.
         assert!(matches!(backend.launch(&Launch { bindings: &bindings[..1], ..launch }), Err(Error::Argument { .. })));
         let error = backend.launch(&Launch { params: &params[..8], ..launch }).unwrap_err();
         assert_eq!(
@@ -412,7 +413,7 @@ on_fake! {
         let started = || (count_calls("it may be started early"), count_calls("it is started in order"));
         backend.launch(&launch).unwrap();
         assert_eq!(started(), (1, 0));
-        // In a graph one after the other.
+        // In a graph, kernels run one after the other.
         backend.prepare_commands(&[Command::Launch(launch)]).unwrap().unwrap().enqueue().unwrap();
         assert_eq!(started(), (1, 1));
         backend.open_queue(1).unwrap().unwrap().launch(&launch).unwrap();
@@ -479,11 +480,11 @@ on_fake! {
         let wide = compile_and_wait(&*backend, &wide).unwrap();
         assert!(first != narrow && narrow != wide);
         assert_eq!((count_calls("nvrtcCompileProgram"), count_calls("cuModuleLoadData")), (3, 3));
-        // Another device finds them on the disk.
+        // Another device finds the kernels on disk.
         let other = open();
         compile_and_wait(&*other, &kernel(DOUBLE, "double")).unwrap();
         assert_eq!((count_calls("nvrtcCompileProgram"), count_calls("cuModuleLoadData")), (3, 4));
-        // Files that are damaged, or that the driver does not take, are made again.
+        // Files that are damaged, or that the driver refuses, are written again.
         let files: Vec<_> = fs::read_dir(cache()).unwrap().map(|entry| entry.unwrap().path()).collect();
         assert_eq!(files.len(), 3);
         for file in &files {
@@ -538,7 +539,7 @@ on_fake! {
             assert!(count_calls(made) > 0 && count_calls(made) == count_calls(given_back), "{made}");
         }
         assert_eq!(call_log().last().map(String::as_str), Some("cuDevicePrimaryCtxRelease_v2"));
-        // And a new one finds its way without the old one's context.
+        // A new device works without the old context.
         open().alloc_segment(4).unwrap();
     }
 }

@@ -1,4 +1,4 @@
-//! NVTX ranges, as a tool that listens is told of them.
+//! NVTX ranges as a listening tool receives them.
 #![cfg(target_os = "linux")]
 
 mod fake_cuda;
@@ -8,19 +8,19 @@ use fake_cuda::{NVTX_TOOL, call_log, on_fake, open};
 use forebay_core::memory::scope;
 use forebay_cuda::{NvtxUnavailable, set_nvtx};
 
-/// What the tool was told.
+/// Returns the calls that the tool received.
 fn recorded_ranges() -> Vec<String> {
     call_log().into_iter().filter(|line| line.starts_with(['+', '-'])).collect()
 }
 
-/// A module with an operation in it.
+/// Runs a module with an operation in it.
 fn step() {
     let _module = scope::enter_module("fc1");
     let _op = scope::enter_op("linear");
 }
 
 fn broken(variable: &str) -> String {
-    // What it is the child of has set the variable for this test alone.
+    // The parent process has set the variable for this test alone.
     assert!(std::env::var_os(variable).is_some());
     set_nvtx(true).unwrap_err().to_string()
 }

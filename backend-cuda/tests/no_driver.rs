@@ -1,4 +1,4 @@
-//! What a machine has, whatever that is: nothing here panics, with a driver or without.
+//! Probing a machine never panics, with a driver or without.
 
 use forebay_core::error::Error;
 use forebay_cuda::{CudaBackend, CudaUnavailable};

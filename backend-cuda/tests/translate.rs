@@ -1,4 +1,5 @@
-//! The translator: what it writes, what it refuses, and that NVRTC takes it for every architecture.
+//! Tests of the translator: its output, its errors, and that NVRTC compiles the output for every
+//! architecture.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -8,10 +9,10 @@ use forebay_cuda::translate::{
     TranslateError, TranslateOptions, TranslatedKernel, translate, translate_with_options,
 };
 
-/// From Turing to Blackwell.
+/// Architectures from Turing to Blackwell.
 const ARCHITECTURES: [u32; 7] = [75, 80, 86, 89, 90, 100, 120];
 
-/// Whether NVRTC can be asked; says so where not, and fails if that is required.
+/// Reports whether NVRTC is available; prints a line if not, and fails if it is required.
 fn require_nvrtc() -> bool {
     let required = std::env::var("FOREBAY_REQUIRE").is_ok_and(|v| v.split(',').any(|w| w.trim() == "nvrtc"));
     if nvrtc::is_available() {
@@ -38,7 +39,7 @@ fn corpus(folder: &str) -> Vec<(PathBuf, String)> {
     files
 }
 
-/// The text, or one for each type that its first line names, such as `// FLOAT: f16 f32`.
+/// Returns the text, or one copy for each type that its first line names, such as `// FLOAT: f16 f32`.
 fn for_each_type(text: &str) -> Vec<String> {
     let Some(types) = text.lines().next().and_then(|line| line.strip_prefix("// FLOAT: ")) else {
         return vec![text.to_string()];
@@ -58,20 +59,21 @@ fn for_each_type(text: &str) -> Vec<String> {
     types.split_whitespace().map(with).collect()
 }
 
-/// The compute entry points of a module.
+/// Returns the compute entry points of a module.
 fn entries(wgsl: &str) -> Vec<String> {
     let module = naga::front::wgsl::parse_str(wgsl).unwrap_or_else(|e| panic!("{}", e.emit_to_string(wgsl)));
     module.entry_points.into_iter().map(|e| e.name).collect()
 }
 
-/// Overrides that a file of the corpus asks for in lines like `// override: n = 4`.
+/// Returns the overrides that a file of the corpus sets in lines such as `// override: n = 4`.
 fn overrides(wgsl: &str) -> Vec<(&str, f64)> {
     let lines = wgsl.lines().filter_map(|line| line.strip_prefix("// override: "));
     let pairs = lines.filter_map(|line| line.split_once(" = "));
     pairs.map(|(name, value)| (name, value.parse().unwrap())).collect()
 }
 
-/// Optimised on one architecture: what can fail on the others, and not there, fails without it too.
+/// Optimises on one architecture only: failures that are specific to other architectures also occur without
+/// optimisation.
 fn compile_all(folder: &str, architectures: &[u32], optimised: u32) {
     let compile = require_nvrtc();
     let mut failures = Vec::new();
@@ -107,11 +109,11 @@ fn every_feature_compiles() {
 
 #[test]
 fn every_conformance_kernel_compiles() {
-    // The two sides of what the prelude asks about the architecture; the rest of these kernels is the same for all.
+    // One architecture on each side of the prelude's conditions; everything else is the same on all.
     compile_all("wgsl_semantics", &[75, 80], 80);
 }
 
-/// The source after the prelude.
+/// Returns the source after the prelude.
 fn source_after_prelude(kernel: &TranslatedKernel) -> &str {
     kernel.source.rsplit_once("namespace wgsl {\n").unwrap().1
 }
@@ -217,7 +219,7 @@ fn more_memory_than_a_block_has_comes_with_the_launch() {
     let many = of(6000);
     assert_eq!((many.workgroup_bytes, many.dynamic_shared_bytes), (16 + 96_000, 16 + 96_000));
     assert!(many.source.contains("extern __shared__") && many.source.contains("(dynamic_memory + 16)"));
-    // Names are of this kernel alone.
+    // Macros end with the kernel.
     assert_eq!(many.source.matches("#define g_").count(), many.source.matches("#undef g_").count());
 }
 

@@ -1,9 +1,10 @@
-//! The conformance kernels of `wgsl_semantics` on cuda:0, where there is one: what a translated kernel computes is
-//! what WGSL says.
+//! Runs the conformance kernels of `wgsl_semantics` on cuda:0, if there is one: translated kernels compute
+//! what WGSL specifies.
 //!
-//! Every file is one kernel, `main`, for one workgroup. `@binding(0)` is at least 64 words, zeroed, that it writes;
-//! `@binding(1)`, if declared, is 64 words of zero, which no compiler can know. The lines `// expect: ` list the
-//! words that binding 0 then starts with: numbers with a point are floats, those with 0x are hexadecimal.
+//! Every file is one kernel, `main`, for one workgroup. `@binding(0)` is the output, at least 64 zeroed
+//! words. `@binding(1)`, if declared, has 64 zero words, whose values compilers cannot know. The lines `//
+//! expect: ` list the first words of binding 0: values with a point are floats, values with 0x are
+//! hexadecimal.
 
 use std::fs;
 use std::path::Path;
@@ -12,7 +13,7 @@ use forebay_core::backend::{Backend, KernelSource, Launch, Slice};
 use forebay_cuda::CudaBackend;
 use forebay_cuda::translate::translate;
 
-/// The files, with what they expect.
+/// Returns the files with their expected words.
 fn kernels() -> Vec<(String, String, Vec<u32>)> {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/wgsl_semantics");
     let mut files: Vec<_> = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path()).collect();
@@ -36,7 +37,7 @@ fn word(text: &str) -> u32 {
     }
 }
 
-/// Runs one workgroup and reads binding 0 back.
+/// Runs one workgroup and reads binding 0.
 fn run(backend: &dyn Backend, name: &str, wgsl: &str, words: usize) -> Result<Vec<u32>, String> {
     let bytes = 4 * words.max(64) as u64;
     let segment = backend.alloc_segment(4096).map_err(|e| e.to_string())?;

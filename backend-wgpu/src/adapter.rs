@@ -1,4 +1,4 @@
-//! Which adapters there are, what they can do, and how one is opened.
+//! Lists adapters with their capabilities, and opens devices.
 
 use forebay_core::backend::{DeviceInfo, DeviceMemory, Features, Limits, PeakRates, SourceLimits};
 use forebay_core::error::{Error, Result};
@@ -8,33 +8,33 @@ use crate::gpu::{Gpu, to_single_line};
 use crate::params::MAX_PARAMS;
 use crate::probe;
 
-/// Slices start at multiples of this, or of more where the adapter asks for more. Fixed, so that the same program
-/// has the same memory on every adapter.
+/// Minimum alignment of slices; an adapter may require more. Fixed, so that the same program has the same
+/// memory on every adapter.
 const ALIGNMENT: u32 = 256;
 /// Buffers smaller than this share a block of the driver's memory inside wgpu; segments do not.
 const SUBALLOCATION_BLOCK: u64 = 4 << 20;
-/// Creation of a buffer fails, in place of the machine, when this much (in percent) of the driver's budget is used.
+/// Percentage of the driver's budget at which creating a buffer fails, before the machine runs out of memory.
 const BUDGET_PERCENT: u8 = 98;
-/// What WebGPU promises: fewer bindings or smaller workgroups are no platform for the kernels.
+/// Minimum bindings and workgroup size, which WebGPU guarantees and the kernels need.
 const MIN_BINDINGS: u32 = 8;
 const MIN_WORKGROUP: u32 = 256;
 
-/// A device that wgpu sees.
+/// A device that wgpu finds.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct WgpuDeviceInfo {
-    /// Its number, for [`WgpuBackend::open`].
+    /// Index of the device, for [`WgpuBackend::open`].
     pub index: usize,
     /// The card's name.
     pub name: String,
     /// API, driver and version: `Vulkan, llvmpipe, Mesa 22.3.6`.
     pub driver: String,
-    /// Whether it is a program that plays a GPU.
+    /// If true, the device is a software renderer.
     pub software: bool,
-    /// Why it cannot be used, if it cannot.
+    /// Reason why the device cannot be used, if any.
     pub unavailable_reason: Option<String>,
 }
 
-/// An adapter and its place in the list.
+/// An adapter with its index.
 struct AdapterCandidate {
     adapter: wgpu::Adapter,
     info: wgpu::AdapterInfo,
@@ -48,7 +48,7 @@ impl AdapterCandidate {
         Self { adapter, info, unavailable_reason: why_not }
     }
 
-    /// Usable before unusable, cards before programs, then the APIs in the order in which they are best served.
+    /// Orders usable adapters first, then hardware before software, then APIs by preference.
     fn sort_key(&self) -> (bool, u8, u8) {
         let kind = match self.info.device_type {
             wgpu::DeviceType::DiscreteGpu => 0,
@@ -137,7 +137,7 @@ pub(crate) fn open(index: usize) -> Result<WgpuBackend> {
     Ok(backend)
 }
 
-/// Opens an adapter, and tries the types that its driver offers.
+/// Opens an adapter, and tests the types that its driver reports.
 fn open_probed(index: usize) -> Result<WgpuBackend> {
     let instance = create_instance();
     let found = list_candidates(&instance);
@@ -163,7 +163,7 @@ fn open_probed(index: usize) -> Result<WgpuBackend> {
         return Ok(backend);
     };
     log::warn!("{}: not all of its types work ({error}); trying one by one", candidate.info.name);
-    // Each on a device of its own: the one that fails may take its device with it.
+    // Each on its own device: a failing probe may lose its device.
     let mut good = wgpu::Features::empty();
     let mut features = Features { subgroups: features.subgroups, ..Features::default() };
     for probe in probes {
@@ -199,7 +199,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         | wgpu::Features::SHADER_INT64_ATOMIC_ALL_OPS
         | wgpu::Features::TIMESTAMP_QUERY
         | wgpu::Features::TIMESTAMP_QUERY_INSIDE_ENCODERS
-        // Memory of the host that the device copies from and to: see `alloc_host`.
+        // Host memory that the device accesses in copies: see `alloc_host`.
         | wgpu::Features::MAPPABLE_PRIMARY_BUFFERS;
     let mut features = candidate.adapter.features() & wanted;
     if !probed.contains(wgpu::Features::SHADER_INT64) {
@@ -208,7 +208,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         );
     }
     features |= probed;
-    // Everything the adapter has: wgpu's defaults are a quarter of a gigabyte and eight bindings.
+    // All that the adapter supports: wgpu's defaults are 256 MiB and eight bindings.
     let limits = candidate.adapter.limits();
     let descriptor = wgpu::DeviceDescriptor {
         label: Some("forebay"),
@@ -232,7 +232,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
         software: candidate.is_software(),
         features: Features { subgroups: features.contains(wgpu::Features::SUBGROUP), ..Features::default() },
         limits: launch_limits(&limits, &candidate.info),
-        // No API tells it.
+        // No API reports the rates.
         peak_rates: PeakRates::default(),
     };
     let max_segment = limits.max_buffer_size.min(limits.max_storage_buffer_binding_size);
@@ -247,7 +247,7 @@ fn request_device(candidate: &AdapterCandidate, index: usize, probed: wgpu::Feat
 }
 
 fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
-    // One buffer of the stage is the parameters'.
+    // One buffer of the stage holds the parameters.
     let buffers = limits.max_buffers_and_acceleration_structures_per_shader_stage.saturating_sub(1);
     let bindings = limits.max_storage_buffers_per_shader_stage.min(limits.max_bindings_per_bind_group);
     Limits {
@@ -262,17 +262,17 @@ fn launch_limits(limits: &wgpu::Limits, info: &wgpu::AdapterInfo) -> Limits {
         max_params_bytes: u32::try_from(limits.max_uniform_buffer_binding_size)
             .unwrap_or(u32::MAX)
             .min(MAX_PARAMS),
-        // Programs that play a GPU are asked by a kernel.
+        // For software renderers, a probe kernel finds the limit.
         max_loop_iterations: u32::MAX,
     }
 }
 
-/// Why [`enumerate`] has found nothing, and what to do.
+/// Explains why [`enumerate`] finds no device, and how to fix that.
 pub(crate) fn no_device_reason() -> String {
     describe_missing_device(&create_instance())
 }
 
-/// Why wgpu sees nothing, and what to do.
+/// Explains why wgpu finds no adapter, and how to fix that.
 fn describe_missing_device(instance: &wgpu::Instance) -> String {
     for filter in ["WGPU_ADAPTER_NAME", "WGPU_BACKEND", "VK_DRIVER_FILES", "VK_ICD_FILENAMES"] {
         if let Ok(value) = std::env::var(filter) {
@@ -282,12 +282,13 @@ fn describe_missing_device(instance: &wgpu::Instance) -> String {
     missing_driver_message(instance).to_owned()
 }
 
-/// Bytes of the device's largest heap of its own, where the API tells it. (What is free, none tells.)
+/// Returns the bytes of the device's largest local heap, if the API reports it. (No API reports the free
+/// bytes.)
 #[cfg(any(windows, all(unix, not(target_vendor = "apple"))))]
 fn total_memory(device: &wgpu::Device) -> Option<u64> {
     /// `VK_MEMORY_HEAP_DEVICE_LOCAL_BIT`.
     const DEVICE_LOCAL: u32 = 1;
-    // SAFETY: the device is only asked about its heaps, while the guard keeps it alive.
+    // SAFETY: the code only queries the heaps, while the guard keeps the device alive.
     let device = unsafe { device.as_hal::<wgpu::hal::api::Vulkan>() }?;
     let instance = device.shared_instance().raw_instance();
     // SAFETY: the physical device is of this instance.
@@ -303,7 +304,7 @@ fn total_memory(_device: &wgpu::Device) -> Option<u64> {
 
 #[cfg(all(unix, not(target_vendor = "apple")))]
 fn missing_driver_message(instance: &wgpu::Instance) -> &'static str {
-    // SAFETY: the instance is only asked whether it exists.
+    // SAFETY: the code only checks whether the instance exists.
     let loader = unsafe { instance.as_hal::<wgpu::hal::api::Vulkan>() }.is_some();
     if loader {
         "no Vulkan driver: install mesa-vulkan-drivers (Debian, Ubuntu) or the card's own driver, or run `cargo xtask \

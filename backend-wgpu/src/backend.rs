@@ -1,4 +1,4 @@
-//! The backend itself: segments, fences and the calls of the core, over the recorder.
+//! The backend itself: segments, fences and the core's calls, implemented over the recorder.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -22,10 +22,11 @@ use crate::recorder::{CommandRecorder, Dispatch};
 use crate::staging::{MAX_READBACK_BYTES, ReadbackPool};
 use crate::timestamps::Timestamps;
 
-/// Zeroes of at least this many bytes are cleared by the driver's own command, which ends a pass; fewer by a kernel.
+/// Minimum bytes of a zero fill that uses the driver's clear command, which ends a pass; smaller fills use a
+/// kernel.
 const MIN_CLEAR_BYTES: u64 = 1 << 16;
 
-/// A device behind wgpu.
+/// A device opened through wgpu.
 #[derive(Debug)]
 pub struct WgpuBackend {
     gpu: Arc<Gpu>,
@@ -33,11 +34,11 @@ pub struct WgpuBackend {
     source_limits: SourceLimits,
     memory: DeviceMemory,
     layouts: BindLayouts,
-    /// Segment numbers are never used twice, so a stale one is an error and not somebody else's memory.
+    /// Segments by id. Ids are never reused, so a stale id is an error and cannot refer to another buffer.
     segments: RwLock<FxHashMap<u64, wgpu::Buffer>>,
     next_segment: AtomicU64,
     kernels: RwLock<Vec<Arc<CompiledKernel>>>,
-    /// Several devices may share this backend.
+    /// Kernels by content, because several devices may share this backend.
     ids_by_content: Mutex<FxHashMap<KernelContent, KernelId>>,
     copy_fill: CopyFillKernels,
     readbacks: ReadbackPool,
@@ -54,15 +55,15 @@ pub(crate) struct QueueState {
 }
 
 impl WgpuBackend {
-    /// What wgpu sees on this machine, in the order of [`open`](Self::open): discrete cards, integrated, virtual,
-    /// software; those that cannot be used last.
+    /// Lists wgpu's devices, in the order of [`open`](Self::open): discrete cards, integrated, virtual,
+    /// software; unusable ones last.
     ///
-    /// `WGPU_BACKEND` (`vulkan`, `metal`, `dx12`) and `WGPU_ADAPTER_NAME` (part of a name) restrict it.
+    /// `WGPU_BACKEND` (`vulkan`, `metal`, `dx12`) and `WGPU_ADAPTER_NAME` (part of a name) restrict the list.
     pub fn enumerate() -> Vec<WgpuDeviceInfo> {
         adapter::enumerate()
     }
 
-    /// Why [`enumerate`](Self::enumerate) has found nothing, and what to do.
+    /// Explains why [`enumerate`](Self::enumerate) finds no device, and how to fix that.
     pub fn no_device_reason() -> String {
         adapter::no_device_reason()
     }
@@ -73,12 +74,13 @@ impl WgpuBackend {
         Ok(Arc::new(Self::new(index)?))
     }
 
-    /// [`open`](Self::open), for those who need more than the trait.
+    /// Opens a device like [`open`](Self::open), but returns the concrete type.
     pub fn new(index: usize) -> Result<Self> {
         adapter::open(index)
     }
 
-    /// Bytes that wgpu holds of the driver's memory, staging and its own included; `None` where it does not say.
+    /// Returns the bytes of driver memory that wgpu holds, including staging; `None` if wgpu does not report
+    /// them.
     pub fn driver_bytes(&self) -> Option<u64> {
         self.gpu.device.generate_allocator_report().map(|report| report.total_reserved_bytes)
     }
@@ -108,7 +110,7 @@ impl WgpuBackend {
         }
     }
 
-    /// For the probes, which decide what the device can do.
+    /// Returns the device info for probes, which decide the features.
     pub(crate) fn info_mut(&mut self) -> &mut DeviceInfo {
         &mut self.info
     }
@@ -121,7 +123,7 @@ impl WgpuBackend {
         })
     }
 
-    /// Gives a buffer its number.
+    /// Assigns an id to a buffer.
     fn register_buffer(&self, buffer: wgpu::Buffer) -> SegmentId {
         let id = self.next_segment.fetch_add(1, Ordering::Relaxed);
         self.segments.write().unwrap_or_else(PoisonError::into_inner).insert(id, buffer);
@@ -134,12 +136,12 @@ impl WgpuBackend {
         found.ok_or_else(|| Error::argument("launch", format!("kernel {} is another device's", kernel.0)))
     }
 
-    /// A slice of everything in a segment.
+    /// Returns a slice of a whole segment.
     fn whole_segment(segment: SegmentId, buffer: &wgpu::Buffer) -> Slice {
         Slice { segment, offset: 0, bytes: buffer.size() }
     }
 
-    /// A command with all that it needs looked up; `None` for a library's, of which there is none here.
+    /// Looks up everything that a command needs; `None` for commands of a library, which this backend lacks.
     fn prepare_command(&self, command: &Command<'_>) -> Result<Option<PreparedCommand>> {
         Ok(Some(match *command {
             Command::Launch(ref launch) => self.prepare_dispatch(launch)?,
@@ -184,7 +186,7 @@ impl WgpuBackend {
         Ok(PreparedCommand::Dispatch { id: launch.kernel, kernel, storage, params, groups })
     }
 
-    /// The kernel of a launch that fits it.
+    /// Returns the kernel of a launch after checking the bindings and parameters.
     fn checked_kernel(&self, launch: &Launch<'_>) -> Result<Arc<CompiledKernel>> {
         let kernel = self.kernel(launch.kernel)?;
         if launch.bindings.len() != kernel.binding_count as usize {
@@ -234,14 +236,15 @@ impl SegmentSource for WgpuBackend {
 
     fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
         let buffer = self.segment(segment)?;
-        // Commands recorded and not submitted may still name the buffer, and would be refused without it.
+        // Recorded commands that are not submitted yet may use the buffer, and would be refused without it.
         let submitted = {
             let mut state = lock(&self.state);
             state.bind_groups.clear();
             state.recorder.submit()
         };
         self.segments.write().unwrap_or_else(PoisonError::into_inner).remove(&segment.0);
-        // Not left to the last reference, which wgpu may hold: the memory goes as soon as the device is done.
+        // Destroyed explicitly, because wgpu may hold another reference: the memory is freed when the device
+        // is done.
         buffer.destroy();
         submitted.and_then(|_| self.gpu.poll())
     }
@@ -278,7 +281,7 @@ impl SegmentSource for WgpuBackend {
         if self.completed.load(Ordering::Acquire) >= fence.0 {
             return Ok(());
         }
-        // Waited for without the lock: others go on recording.
+        // Waits without the lock, so that other threads can record.
         let submission = lock(&self.state).recorder.pending_submission(fence);
         if let Some((reached, index)) = submission {
             self.gpu.wait(index)?;
@@ -300,7 +303,7 @@ impl Backend for WgpuBackend {
         if let Some(&id) = known().get(&content) {
             return Ok(id);
         }
-        // Without the lock, so that several threads can compile; two may compile the same.
+        // Compiles without the lock, so that several threads can compile; two may compile the same kernel.
         let kernel = kernel::compile(&self.gpu, &self.layouts, &self.info.limits, source)?;
         let mut kernels = self.kernels.write().unwrap_or_else(PoisonError::into_inner);
         let id = KernelId(kernels.len() as u32);
@@ -440,7 +443,7 @@ impl Backend for WgpuBackend {
                 "this adapter's buffers are either the host's to map or the device's to copy".to_owned();
             return Err(SourceError::Driver { call: "alloc_host", detail });
         }
-        // A buffer that the host could read lies in the host's memory; the queue copies it like any other.
+        // Host-visible memory that the queue copies like any other buffer.
         let usage =
             wgpu::BufferUsages::MAP_READ | wgpu::BufferUsages::COPY_SRC | wgpu::BufferUsages::COPY_DST;
         let size = bytes.next_multiple_of(wgpu::COPY_BUFFER_ALIGNMENT);
@@ -460,7 +463,7 @@ mod tests {
         @group(0) @binding(0) var<storage, read_write> x: array<u32>;
         @compute @workgroup_size(1) fn main() { x[0] = 1u; }";
 
-    /// `destroy` is the one way to lose a device on purpose; what follows is the same as after a crash of the driver.
+    /// `destroy` is the only way to lose a device on purpose; the effects are those of a driver crash.
     #[test]
     fn a_lost_device_is_an_error_of_every_call_and_never_a_panic() {
         for found in WgpuBackend::enumerate().into_iter().filter(|found| found.unavailable_reason.is_none()) {
@@ -478,10 +481,10 @@ mod tests {
             let launch = Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] };
             device.launch(&launch).unwrap();
             let fence = device.record_fence().unwrap();
-            // One launch is recorded and not submitted when the device goes.
+            // One launch is recorded and not submitted when the device is lost.
             device.launch(&launch).unwrap();
             device.gpu.device.destroy();
-            // The loss is told when the last work is done.
+            // wgpu reports the loss when the last work is done.
             let _ = device.gpu.device.poll(wgpu::PollType::wait_indefinitely());
             let lost = |result: Result<()>| {
                 let error = result.unwrap_err();
@@ -497,7 +500,7 @@ mod tests {
             lost(device.alloc_segment(4096).map(drop).map_err(Error::from));
             lost(device.record_fence().map(drop).map_err(Error::from));
             lost(device.free_segment(segment).map_err(Error::from));
-            // Passed or lost, but answered.
+            // The fence may be passed or lost, but the call must return.
             let _ = (device.is_fence_signaled(fence), device.wait_fence(fence));
         }
     }

@@ -1,4 +1,4 @@
-//! Bind groups and their layouts. Groups are cached: a training step binds the same slices again and again.
+//! Bind groups and their layouts. Groups are cached, because training steps bind the same slices repeatedly.
 
 use std::sync::Mutex;
 
@@ -8,10 +8,10 @@ use rustc_hash::FxHashMap;
 use crate::gpu::{Gpu, lock, to_single_line};
 use crate::params::MAX_PARAMS;
 
-/// Groups in the young generation; twice as many are kept at most.
+/// Maximum number of groups in the young generation; the cache holds at most twice as many.
 const MAX_YOUNG_GROUPS: usize = 2048;
 
-/// The layouts of all kernels: a number of storage buffers, and parameters or none.
+/// The layouts of all kernels, by number of storage buffers and presence of parameters.
 #[derive(Debug)]
 pub(crate) struct BindLayouts {
     pub(crate) params: wgpu::BindGroupLayout,
@@ -38,7 +38,7 @@ impl BindLayouts {
         Self { params, storage: Mutex::default(), pipeline: Mutex::default() }
     }
 
-    /// `count` storage buffers, all of them read_write.
+    /// Returns the layout of `count` storage buffers, all of them read_write.
     pub(crate) fn storage(&self, device: &wgpu::Device, count: u32) -> wgpu::BindGroupLayout {
         let make = || {
             let entries = (0..count).map(|binding| wgpu::BindGroupLayoutEntry {
@@ -59,7 +59,7 @@ impl BindLayouts {
         lock(&self.storage).entry(count).or_insert_with(make).clone()
     }
 
-    /// The layout of a kernel with `count` storage buffers.
+    /// Returns the layout of a kernel with `count` storage buffers.
     pub(crate) fn pipeline(&self, device: &wgpu::Device, count: u32, params: bool) -> wgpu::PipelineLayout {
         let make = || {
             let storage = self.storage(device, count);
@@ -74,11 +74,10 @@ impl BindLayouts {
     }
 }
 
-/// What a group binds: segment, offset and bytes of each slice.
+/// Key of a group: segment, offset and bytes of each slice.
 type BindKey = [[u64; 3]];
 
-/// The bind groups in use: two generations, so that what a step no longer binds is forgotten without bookkeeping
-/// on every hit.
+/// Cache of bind groups with two generations, which drops unused groups without bookkeeping on every hit.
 #[derive(Debug, Default)]
 pub(crate) struct BindGroupCache {
     young: FxHashMap<Box<BindKey>, wgpu::BindGroup>,
@@ -87,7 +86,7 @@ pub(crate) struct BindGroupCache {
 }
 
 impl BindGroupCache {
-    /// The group that binds `slices`, from the cache or made with `buffers`, which looks segments up.
+    /// Returns the group that binds `slices`, cached or new; `buffers` looks segments up.
     pub(crate) fn get_or_create(
         &mut self,
         gpu: &Gpu,
@@ -119,7 +118,7 @@ impl BindGroupCache {
     ) -> Result<wgpu::BindGroup, SourceError> {
         let refused = |detail| SourceError::Driver { call: "create_bind_group", detail };
         if slices.iter().any(|slice| slice.bytes == 0) {
-            // wgpu would take it for the rest of the buffer.
+            // wgpu interprets zero bytes as the rest of the buffer.
             return Err(refused("a slice is empty".to_owned()));
         }
         let buffers = slices.iter().map(buffers).collect::<Result<Vec<_>, _>>()?;
@@ -137,7 +136,7 @@ impl BindGroupCache {
             .map_err(|error| refused(to_single_line(&error)))
     }
 
-    /// Forgets everything: a segment is about to go.
+    /// Drops all groups, because a segment is about to be freed.
     pub(crate) fn clear(&mut self) {
         self.young.clear();
         self.old.clear();

@@ -1,4 +1,4 @@
-//! The backend's own kernels: copies within a segment, and fills.
+//! Internal kernels of the backend: copies within a segment, and fills.
 
 use std::sync::OnceLock;
 
@@ -7,19 +7,19 @@ use forebay_core::error::Result;
 
 use crate::backend::WgpuBackend;
 
-/// Invocations in a workgroup, as the module has them.
+/// Invocations in a workgroup of the module.
 const WORKGROUP_SIZE: u64 = 64;
-/// Bytes in a word and in a vector of four.
+/// Bytes in a word and in a vector of four words.
 const WORD_BYTES: u64 = 4;
 const QUAD_BYTES: u64 = 16;
 
-/// The kernels, compiled when first used.
+/// The kernels, compiled at first use.
 #[derive(Debug, Default)]
 pub(crate) struct CopyFillKernels {
     kernels: [OnceLock<KernelId>; 4],
 }
 
-/// What to do, in the order of [`Words::kernels`].
+/// Operations, in the order of [`CopyFillKernels::kernels`].
 #[derive(Clone, Copy)]
 enum CopyFillOp {
     CopyWords,
@@ -57,7 +57,7 @@ impl CopyFillKernels {
         }
     }
 
-    /// Sets words inside the segment that `whole` spans.
+    /// Fills words inside the segment that `whole` spans.
     pub(crate) fn fill(
         &self,
         backend: &WgpuBackend,
@@ -121,7 +121,7 @@ impl CopyFillKernels {
     }
 }
 
-/// One run of a kernel.
+/// One launch of a kernel.
 pub(crate) struct CopyFillLaunch {
     kernel: KernelId,
     whole: Slice,

@@ -1,5 +1,5 @@
-// Copies and fills inside one segment, which WebGPU's own commands cannot do: a buffer is never both source and
-// destination there. The whole segment is bound once; positions are in words, or in vectors of four.
+// Copies and fills inside one segment. WebGPU's own copies cannot do this: a buffer is never both source and
+// destination there. The whole segment is bound once; positions are in words, or in vectors of four words.
 
 struct Params {
     dst: u32,

@@ -1,4 +1,4 @@
-//! A wgpu device, its queue and its health: error scopes, polling, and what went wrong behind our back.
+//! A wgpu device, its queue and its health: error scopes, polling, and errors that callbacks report.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -6,22 +6,22 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use forebay_core::backend::SourceError;
 
-/// Locks, also after a panic elsewhere: every structure behind our locks is valid between statements.
+/// Locks a mutex, even after a panic of another thread: every guarded structure is valid between statements.
 pub(crate) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// One line of wgpu's indented error trees.
+/// Converts wgpu's indented error trees to one line.
 pub(crate) fn to_single_line(error: &impl std::fmt::Display) -> String {
     let text = error.to_string();
     let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && *line != "Caused by:");
     lines.collect::<Vec<_>>().join(": ")
 }
 
-/// What the device's callbacks have reported since the last look.
+/// Problems that the device's callbacks have reported since the last check.
 #[derive(Debug, Default)]
 struct DeviceHealth {
-    /// Set with either of the others, so that the common case costs one load.
+    /// Set together with either of the others, so that the common case costs one load.
     has_problem: AtomicBool,
     lost: Mutex<Option<String>>,
     error: Mutex<Option<String>>,
@@ -43,13 +43,14 @@ pub(crate) struct Gpu {
 }
 
 impl Gpu {
-    /// Takes the device over; from here on wgpu neither panics nor logs on its own for an error.
+    /// Takes ownership of the device and installs error callbacks, so that wgpu neither panics nor logs on
+    /// errors.
     pub(crate) fn new(device: wgpu::Device, queue: wgpu::Queue) -> Self {
         let health = Arc::new(DeviceHealth::default());
         let on_error = Arc::clone(&health);
         device.on_uncaptured_error(Arc::new(move |error: wgpu::Error| {
             log::error!("wgpu: {}", to_single_line(&error));
-            // The first error is the cause; those after it are its consequences.
+            // The first error is the cause; later errors are its consequences.
             lock(&on_error.error).get_or_insert_with(|| to_single_line(&error));
             on_error.has_problem.store(true, Ordering::Release);
         }));
@@ -61,12 +62,13 @@ impl Gpu {
         Self { device, queue, health }
     }
 
-    /// The error that a callback recorded, if any. A lost device stays lost; other errors are reported once.
+    /// Returns the error that a callback recorded, if any. A lost device stays lost; other errors are
+    /// reported once.
     pub(crate) fn check_health(&self) -> Result<(), SourceError> {
         if !self.health.has_problem.load(Ordering::Acquire) {
             return Ok(());
         }
-        // Cleared before the look, so that what is reported meanwhile is seen next time.
+        // Cleared before reading, so that a concurrent report is seen next time.
         self.health.has_problem.store(false, Ordering::Release);
         if let Some(why) = lock(&self.health.lost).clone() {
             self.health.has_problem.store(true, Ordering::Release);
@@ -78,7 +80,8 @@ impl Gpu {
         }
     }
 
-    /// Runs `create` and returns the error that it raised instead of what it made. Our errors stay on our thread.
+    /// Runs `create` and returns the error that it raised, if any, in place of the result. Error scopes are
+    /// per thread.
     pub(crate) fn with_error_scopes<T>(&self, create: impl FnOnce() -> T) -> Result<T, wgpu::Error> {
         let full = self.device.push_error_scope(wgpu::ErrorFilter::OutOfMemory);
         let invalid = self.device.push_error_scope(wgpu::ErrorFilter::Validation);
@@ -93,7 +96,7 @@ impl Gpu {
         }
     }
 
-    /// A buffer, or why there is none.
+    /// Creates a buffer.
     pub(crate) fn create_buffer(
         &self,
         label: &'static str,
@@ -113,12 +116,12 @@ impl Gpu {
                     other => SourceError::Driver { call: "create_buffer", detail: to_single_line(&other) },
                 },
             )?;
-        // A device lost by the creation raises no error in the scopes.
+        // A device that is lost during creation raises no error in the scopes.
         self.check_health()?;
         Ok(made)
     }
 
-    /// Lets wgpu notice what the device has finished: callbacks run, resources are freed. Never blocks.
+    /// Lets wgpu process finished work: callbacks run, resources are freed. Never blocks.
     pub(crate) fn poll(&self) -> Result<(), SourceError> {
         self.poll_with(wgpu::PollType::Poll)
     }
@@ -130,7 +133,7 @@ impl Gpu {
 
     fn poll_with(&self, kind: wgpu::PollType) -> Result<(), SourceError> {
         self.check_health()?;
-        // wgpu panics when the device is lost while it is polled; that is an error like any other here.
+        // wgpu panics if the device is lost during polling; the panic becomes an error.
         match catch_unwind(AssertUnwindSafe(|| self.device.poll(kind))) {
             Ok(Ok(_)) => self.check_health(),
             Ok(Err(error)) => Err(SourceError::Driver { call: "poll", detail: to_single_line(&error) }),
@@ -142,7 +145,7 @@ impl Gpu {
     }
 }
 
-/// The innermost message of an out-of-memory error, whose own text says nothing.
+/// Returns the innermost cause of an out-of-memory error, whose own message has no details.
 fn innermost_cause(error: &wgpu::Error) -> String {
     let mut innermost: &dyn std::error::Error = error;
     while let Some(source) = innermost.source() {

@@ -1,4 +1,5 @@
-//! Kernels: WGSL to naga's IR, checked; every storage binding made read_write; IR to a pipeline.
+//! Compiles kernels: parses and validates WGSL, makes every storage binding read_write, and creates a
+//! pipeline.
 
 use std::fmt::Display;
 
@@ -16,13 +17,13 @@ use crate::gpu::{Gpu, to_single_line};
 pub(crate) struct CompiledKernel {
     pub(crate) label: String,
     pub(crate) pipeline: wgpu::ComputePipeline,
-    /// Storage bindings.
+    /// Number of storage bindings.
     pub(crate) binding_count: u32,
-    /// Whether it has a uniform block.
+    /// If true, the kernel has a uniform block.
     pub(crate) has_params: bool,
 }
 
-/// What a module binds.
+/// Bindings of a module.
 struct BindingInterface {
     binding_count: u32,
     has_params: bool,
@@ -39,7 +40,8 @@ pub(crate) fn compile(
     let mut module = naga::front::wgsl::parse_str(source.wgsl)
         .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
     check_entry(&module, source.entry_point).map_err(refuse)?;
-    // Checked as it was written, for messages that quote it; the device's own features are wgpu's to check.
+    // Validates the module as written, for messages that quote the source; wgpu checks the device's own
+    // features.
     Validator::new(ValidationFlags::all(), Capabilities::all())
         .validate(&module)
         .map_err(|error| refuse(error.emit_to_string(source.wgsl)))?;
@@ -50,9 +52,9 @@ pub(crate) fn compile(
     let module = wgpu::ShaderSource::Naga(std::borrow::Cow::Owned(module));
     let checks = runtime_checks();
     let made = gpu.with_error_scopes(|| {
-        // SAFETY: kernels guard their own accesses (the contract of the core's launches: slices lie inside their
-        // segments, kernels compare positions with the lengths they are given) and their loops end. Where that is in
-        // doubt, debug builds and FOREBAY_BOUNDS_CHECKS=1 keep every check.
+        // SAFETY: kernels guard their own accesses, and their loops end. By the core's contract, slices lie
+        // inside their segments, and kernels compare positions with lengths. As a precaution, debug builds
+        // and FOREBAY_BOUNDS_CHECKS=1 keep every check.
         let module = unsafe {
             gpu.device
                 .create_shader_module_trusted(wgpu::ShaderModuleDescriptor { label, source: module }, checks)
@@ -80,12 +82,12 @@ pub(crate) fn compile(
     })
 }
 
-/// The variable that turns bounds checks on in release builds.
+/// Environment variable that enables bounds checks in release builds.
 pub(crate) const BOUNDS_CHECKS: &str = "FOREBAY_BOUNDS_CHECKS";
 
-/// Which checks wgpu adds to shaders.
+/// Returns the checks that wgpu adds to shaders.
 fn runtime_checks() -> wgpu::ShaderRuntimeChecks {
-    // What the variable cannot be is an error where the device is opened.
+    // Opening the device reports an invalid value as an error.
     let careful =
         cfg!(debug_assertions) || environment::read_switch(BOUNDS_CHECKS).is_ok_and(|on| on == Some(true));
     let mut checks = wgpu::ShaderRuntimeChecks::checked();
@@ -113,7 +115,7 @@ fn join_names(names: &[impl Display]) -> String {
     }
 }
 
-/// Checks that the bindings are as the contract of `KernelSource` has them.
+/// Checks that the bindings follow the contract of `KernelSource`.
 fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, String> {
     let mut storage = Vec::new();
     let mut params = false;
@@ -138,7 +140,7 @@ fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, 
             }
         }
     }
-    // Two views of one binding are one binding.
+    // Two variables with one binding count once.
     storage.sort_unstable();
     storage.dedup();
     if storage.iter().enumerate().any(|(expected, &number)| expected as u32 != number) {
@@ -151,8 +153,9 @@ fn check_bindings(module: &Module, limits: &Limits) -> Result<BindingInterface, 
     Ok(BindingInterface { binding_count: bindings, has_params: params })
 }
 
-/// Makes every storage buffer read_write: one buffer may not be bound in both ways in one dispatch, and inputs and
-/// outputs are slices of the same few buffers. (Types need no change: naga lets no function take pointers to storage.)
+/// Makes every storage buffer read_write. One dispatch must not bind a buffer both read-only and read_write,
+/// and inputs and outputs are slices of the same few buffers. (Types need no change: naga lets no function
+/// take pointers to storage.)
 fn make_storage_read_write(module: &mut Module) {
     for (_, variable) in module.global_variables.iter_mut() {
         if let AddressSpace::Storage { access } = &mut variable.space {

@@ -1,10 +1,10 @@
-//! The parameters of launches: a ring of uniform buffers, filled on the host and written once per submission.
+//! Launch parameters: a ring of uniform buffers, filled on the host and written once per submission.
 
 use forebay_core::backend::SourceError;
 
 use crate::gpu::Gpu;
 
-/// Bytes of parameters that one launch may have.
+/// Maximum bytes of parameters of one launch.
 pub(crate) const MAX_PARAMS: u32 = 4096;
 /// Bytes of parameters in one submission: 256 launches with the largest alignment.
 const PAGE_BYTES: usize = 64 * 1024;
@@ -16,7 +16,7 @@ pub(crate) struct ParamPage {
     group: wgpu::BindGroup,
 }
 
-/// The parameters recorded since the last submission, and the pages that nobody uses.
+/// The parameters recorded since the last submission, and the free pages.
 #[derive(Debug)]
 pub(crate) struct ParamRing {
     layout: wgpu::BindGroupLayout,
@@ -27,18 +27,18 @@ pub(crate) struct ParamRing {
 }
 
 impl ParamRing {
-    /// `layout` has one uniform buffer with a dynamic offset.
+    /// Creates a ring; `layout` has one uniform buffer with a dynamic offset.
     pub(crate) fn new(layout: wgpu::BindGroupLayout, align: u32) -> Self {
         let align = align.max(16) as usize;
         Self { layout, align, bytes: Vec::with_capacity(PAGE_BYTES), page: None, free: Vec::new() }
     }
 
-    /// Whether `len` more bytes fit into this submission.
+    /// Reports whether `len` more bytes fit into this submission.
     pub(crate) fn has_room(&self, len: usize) -> bool {
         self.bytes.len() + len <= PAGE_BYTES
     }
 
-    /// Adds one launch's parameters; returns what to bind and the dynamic offset.
+    /// Adds one launch's parameters; returns the bind group and the dynamic offset.
     pub(crate) fn push(&mut self, gpu: &Gpu, params: &[u8]) -> Result<(&wgpu::BindGroup, u32), SourceError> {
         let page = match &mut self.page {
             Some(page) => page,
@@ -56,7 +56,8 @@ impl ParamRing {
         Ok((&page.group, offset as u32))
     }
 
-    /// Writes what was recorded in front of the commands about to be submitted, and hands over the page they use.
+    /// Writes the recorded parameters ahead of the commands about to be submitted, and returns the page that
+    /// they use.
     pub(crate) fn write_page(&mut self, gpu: &Gpu) -> Option<ParamPage> {
         let page = self.page.take()?;
         gpu.queue.write_buffer(&page.buffer, 0, &self.bytes);
@@ -64,7 +65,7 @@ impl ParamRing {
         Some(page)
     }
 
-    /// Takes a page back that the device has passed.
+    /// Returns a page to the ring after the device has passed it.
     pub(crate) fn recycle(&mut self, page: ParamPage) {
         self.free.push(page);
     }
@@ -72,7 +73,7 @@ impl ParamRing {
 
 impl ParamPage {
     fn new(gpu: &Gpu, layout: &wgpu::BindGroupLayout) -> Result<Self, SourceError> {
-        // The window of the last launch reaches MAX_PARAMS beyond its offset.
+        // The binding of the last launch extends MAX_PARAMS bytes beyond its offset.
         let bytes = PAGE_BYTES as u64 + u64::from(MAX_PARAMS);
         let usage = wgpu::BufferUsages::UNIFORM | wgpu::BufferUsages::COPY_DST;
         let buffer = gpu.create_buffer("forebay parameters", bytes, usage, false)?;

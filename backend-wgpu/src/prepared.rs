@@ -1,4 +1,5 @@
-//! Commands that are given again and again: pipelines and buffers looked up, slices bound, ahead.
+//! Prepared commands for repeated submission: pipelines and buffers are looked up and slices bound in
+//! advance.
 
 use std::sync::{Arc, Mutex};
 
@@ -10,7 +11,7 @@ use crate::gpu::{Gpu, lock};
 use crate::kernel::CompiledKernel;
 use crate::recorder::Dispatch;
 
-/// One command.
+/// One prepared command.
 #[derive(Debug)]
 pub(crate) enum PreparedCommand {
     Dispatch {
@@ -32,7 +33,7 @@ pub(crate) enum PreparedCommand {
     },
 }
 
-/// Commands, ready to be recorded.
+/// Prepared commands, ready to be recorded.
 #[derive(Debug)]
 pub(crate) struct PreparedCommands {
     pub(crate) gpu: Arc<Gpu>,

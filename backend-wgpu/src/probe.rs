@@ -1,18 +1,18 @@
-//! Whether a device can really do what its driver says: every optional type is tried once, by a small kernel.
+//! Probes: small kernels that test each optional type, because a driver may report types that do not work.
 
 use forebay_core::backend::{Backend, Features, KernelSource, Launch, SegmentSource, Slice};
 use forebay_core::error::Result;
 
 use crate::backend::WgpuBackend;
 
-/// One type: what it takes to use it, and a sum that only works if it works.
+/// Probe of one type: its requirements, and a computation with a known result.
 pub(crate) struct TypeProbe {
-    /// What wgpu calls it.
+    /// wgpu's feature.
     pub(crate) feature: wgpu::Features,
     mark_supported: fn(&mut Features),
     enable: &'static str,
     element: &'static str,
-    /// Computes element 1 of `x`.
+    /// Expression for element 1 of `x`.
     statement: &'static str,
     input: [u64; 2],
     expected: [u64; 2],
@@ -22,7 +22,7 @@ pub(crate) struct TypeProbe {
 
 const F64: fn(f64) -> u64 = f64::to_bits;
 
-/// Everything that is tried.
+/// Returns all probes.
 pub(crate) fn probes() -> [TypeProbe; 4] {
     [
         TypeProbe {
@@ -77,7 +77,8 @@ impl TypeProbe {
 
 /// Runs the probes in one kernel, and marks those that worked in `features`.
 ///
-/// An error means that at least one of them breaks the device or does not compile: try them one by one.
+/// # Errors
+/// At least one probe breaks the device or does not compile: run the probes one by one.
 pub(crate) fn run_probes(backend: &WgpuBackend, probes: &[TypeProbe], features: &mut Features) -> Result<()> {
     if probes.is_empty() {
         return Ok(());
@@ -133,10 +134,12 @@ pub(crate) fn run_probes(backend: &WgpuBackend, probes: &[TypeProbe], features: 
     Ok(backend.free_segment(segment)?)
 }
 
-/// Turns that drivers which end loops early let all loops of an invocation take together (Mesa's `LP_MAX_TGSI_LOOP_ITERATIONS`).
+/// Total loop iterations of an invocation, after which some drivers end loops early (Mesa's
+/// `LP_MAX_TGSI_LOOP_ITERATIONS`).
 pub(crate) const MESA_MAX_ITERATIONS: u32 = 65_535;
 
-/// Counts the turns of a loop of more than [`FEW_TURNS`], by a recurrence that no compiler has a formula for. True if all were taken.
+/// Reports whether all iterations of a loop longer than [`MESA_MAX_ITERATIONS`] run. The loop is a recurrence
+/// that no compiler can replace by a formula.
 pub(crate) fn runs_long_loops(backend: &WgpuBackend) -> Result<bool> {
     const TURNS: u32 = MESA_MAX_ITERATIONS + 1000;
     let next = |value: u32| (value ^ (value >> 7)).wrapping_mul(5).wrapping_add(1);

@@ -1,8 +1,9 @@
-//! What was enqueued and not submitted yet, and what was submitted and not passed yet.
+//! Command recorder: tracks commands that are not submitted, and submissions that the device has not passed.
 //!
-//! Launches share one compute pass until a copy ends it. A batch is submitted when it is long enough, when its ring of
-//! parameters or staging memory is full, or when somebody asks. Few batches may be in flight: the host waits for the
-//! oldest, so neither staging memory nor the driver's own bookkeeping grows with the length of a run.
+//! Launches share one compute pass until a copy ends it. A batch is submitted when it is long enough, when
+//! its parameters or staging memory are full, or on request. The number of submissions in flight is bounded:
+//! the host waits for the oldest. So neither staging memory nor the driver's bookkeeping grows with the
+//! length of a run.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -14,11 +15,11 @@ use crate::gpu::Gpu;
 use crate::params::{ParamPage, ParamRing};
 use crate::staging::StagingBelt;
 
-/// Launches in one submission.
+/// Maximum number of launches in one submission.
 const MAX_BATCH_LAUNCHES: u32 = 64;
-/// Launches after which a device that has nothing else to do gets them at once.
+/// Number of launches that are submitted at once if the device is idle.
 const MIN_IDLE_LAUNCHES: u32 = 16;
-/// Submissions in flight.
+/// Maximum number of submissions in flight.
 const MAX_IN_FLIGHT: usize = 6;
 
 /// A submission that the device may not have passed.
@@ -38,14 +39,14 @@ pub(crate) struct Dispatch<'a> {
     pub(crate) groups: [u32; 3],
 }
 
-/// See the module.
+/// Records commands and submits them; the module's documentation has the policy.
 #[derive(Debug)]
 pub(crate) struct CommandRecorder {
     gpu: Arc<Gpu>,
-    // Above the encoder: a pass must end before its encoder goes.
+    // Declared before the encoder: a pass must end before its encoder is dropped.
     pass: Option<wgpu::ComputePass<'static>>,
     encoder: Option<wgpu::CommandEncoder>,
-    /// The pipeline that the pass has set.
+    /// The pipeline that is set in the pass.
     bound_kernel: Option<KernelId>,
     launches: u32,
     params: ParamRing,
@@ -85,7 +86,7 @@ impl CommandRecorder {
             none => {
                 let encoder = get_or_create_encoder(&mut self.encoder, &self.gpu);
                 self.bound_kernel = None;
-                // The pass lives beside its encoder, and ends before the encoder is used again.
+                // The pass is stored next to its encoder, and ends before the encoder is used again.
                 none.insert(
                     encoder.begin_compute_pass(&wgpu::ComputePassDescriptor::default()).forget_lifetime(),
                 )
@@ -132,13 +133,13 @@ impl CommandRecorder {
         Ok(())
     }
 
-    /// The encoder, between passes, for copies.
+    /// Returns the encoder for copies; ends the current pass.
     pub(crate) fn copy_encoder(&mut self) -> &mut wgpu::CommandEncoder {
         self.pass = None;
         get_or_create_encoder(&mut self.encoder, &self.gpu)
     }
 
-    /// Whether a copy would end a pass.
+    /// Reports whether a copy would end a pass.
     pub(crate) fn is_in_pass(&self) -> bool {
         self.pass.is_some()
     }
@@ -163,20 +164,20 @@ impl CommandRecorder {
         });
         self.belt.map_after_submit();
         self.in_flight.push_back(Submission { number, index, page });
-        // Nothing in wgpu is freed unless somebody polls.
+        // wgpu frees resources only when polled.
         self.gpu.poll()?;
         self.retire_completed();
         Ok(Fence(number))
     }
 
-    /// What to wait for so that the device has passed `fence`; `None` if it has.
+    /// Returns the submission to wait for so that the device has passed `fence`; `None` if it has.
     pub(crate) fn pending_submission(&mut self, fence: Fence) -> Option<(Fence, wgpu::SubmissionIndex)> {
         self.retire_completed();
         let found = self.in_flight.iter().find(|submission| submission.number >= fence.0)?;
         Some((Fence(found.number), found.index.clone()))
     }
 
-    /// Takes back what the device has passed.
+    /// Recycles the resources of submissions that the device has passed.
     fn retire_completed(&mut self) {
         let completed = self.completed.load(Ordering::Acquire);
         let passed = self.in_flight.iter().take_while(|submission| submission.number <= completed).count();
@@ -187,7 +188,7 @@ impl CommandRecorder {
         }
     }
 
-    /// Waits for the oldest submission; `false` if there is none.
+    /// Waits for the oldest submission; returns `false` if there is none.
     fn retire_oldest(&mut self) -> Result<bool, SourceError> {
         let Some(oldest) = self.in_flight.front() else { return Ok(false) };
         self.gpu.wait(oldest.index.clone())?;

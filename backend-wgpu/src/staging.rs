@@ -1,4 +1,4 @@
-//! Host memory that the device can reach: a ring of mapped buffers for uploads, a few for downloads. Both bounded.
+//! Staging memory: a bounded ring of mapped buffers for uploads, and a few buffers for downloads.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError, mpsc};
 use std::time::Duration;
@@ -9,26 +9,26 @@ use crate::gpu::{Gpu, lock, to_single_line};
 
 /// Bytes of one upload buffer.
 const CHUNK_BYTES: u64 = 4 << 20;
-/// Upload buffers at most; when all of them are in flight, an upload waits for the device.
+/// Maximum number of upload buffers; when all of them are in flight, an upload waits for the device.
 const MAX_CHUNKS: usize = 8;
-/// How long, and how often, to wait for an upload buffer that another thread is about to give back.
+/// Interval and number of waits for an upload buffer that another thread is about to return.
 const WAIT_INTERVAL: Duration = Duration::from_millis(10);
 const MAX_WAITS: usize = 1000;
-/// A download goes through at most this many bytes at a time.
+/// Maximum bytes of one download; larger ones are split.
 pub(crate) const MAX_READBACK_BYTES: u64 = 16 << 20;
-/// The smallest download buffer, so that all small downloads share one.
+/// Size of the smallest download buffer, so that all small downloads share one.
 const MIN_READBACK_BYTES: u64 = 64 << 10;
-/// Download buffers that are kept.
+/// Maximum number of cached download buffers.
 const MAX_CACHED_READBACKS: usize = 2;
 
-/// An upload buffer, mapped, and how much of it is taken.
+/// A mapped upload buffer, and the bytes used of it.
 #[derive(Debug)]
 struct UploadChunk {
     buffer: wgpu::Buffer,
     used: u64,
 }
 
-/// What the device gave back, and a call for whoever waits for it.
+/// Upload buffers that were mapped again, and a condition variable for threads that wait for one.
 #[derive(Debug, Default)]
 struct ReturnQueue {
     inner: Mutex<ReturnedBuffers>,
@@ -46,14 +46,14 @@ struct ReturnedBuffers {
 #[derive(Debug, Default)]
 pub(crate) struct StagingBelt {
     open: Option<UploadChunk>,
-    /// Full, and read by commands that are not submitted yet.
+    /// Full buffers that unsubmitted commands read.
     closed: Vec<wgpu::Buffer>,
     returns: Arc<ReturnQueue>,
     buffer_count: usize,
 }
 
 impl StagingBelt {
-    /// Makes sure that there is room for at least one word; `false` if the device has to pass something first.
+    /// Provides room for at least one word; returns `false` if the device has to pass a submission first.
     pub(crate) fn ensure_space(&mut self, gpu: &Gpu) -> Result<bool, SourceError> {
         if let Some(chunk) = self.open.take_if(|chunk| chunk.used >= CHUNK_BYTES) {
             self.close(chunk);
@@ -76,7 +76,7 @@ impl StagingBelt {
                         self.buffer_count += 1;
                         buffer
                     }
-                    // A full device is no reason to fail while there are others to wait for.
+                    // Out of memory is no failure while other buffers can be waited for.
                     Err(SourceError::OutOfMemory { .. }) if self.buffer_count > 0 => return Ok(false),
                     Err(error) => return Err(error),
                 }
@@ -86,7 +86,8 @@ impl StagingBelt {
         Ok(true)
     }
 
-    /// Puts as much of `data` as fits into the open buffer, and records its copy to `dst`. Returns the bytes taken.
+    /// Copies as much of `data` as fits into the open buffer, and records its copy to `dst`. Returns the
+    /// bytes taken.
     pub(crate) fn write(
         &mut self,
         encoder: &mut wgpu::CommandEncoder,
@@ -113,14 +114,14 @@ impl StagingBelt {
         self.closed.push(chunk.buffer);
     }
 
-    /// Unmaps what the commands about to be submitted read.
+    /// Unmaps the buffers that the commands about to be submitted read.
     pub(crate) fn unmap_for_submit(&mut self) {
         if let Some(chunk) = self.open.take_if(|chunk| chunk.used > 0) {
             self.close(chunk);
         }
     }
 
-    /// Asks for it back; it comes with a later poll.
+    /// Requests that the buffers are mapped again; a later poll completes the requests.
     pub(crate) fn map_after_submit(&mut self) {
         for buffer in self.closed.drain(..) {
             let returns = Arc::clone(&self.returns);
@@ -136,8 +137,8 @@ impl StagingBelt {
         }
     }
 
-    /// Blocks until something came back that the device has already passed: another thread may have polled, and be
-    /// about to hand it over.
+    /// Blocks until a buffer returns. The device has passed it already: another thread may have polled and be
+    /// about to return the buffer.
     pub(crate) fn wait_for_buffer(&self, gpu: &Gpu) -> Result<(), SourceError> {
         for _ in 0..MAX_WAITS {
             gpu.poll()?;
@@ -153,14 +154,14 @@ impl StagingBelt {
     }
 }
 
-/// Download buffers that nobody uses.
+/// Free download buffers.
 #[derive(Debug, Default)]
 pub(crate) struct ReadbackPool {
     free: Mutex<Vec<wgpu::Buffer>>,
 }
 
 impl ReadbackPool {
-    /// A buffer of at least `bytes` bytes, which are at most [`READBACK`].
+    /// Returns a buffer of at least `bytes` bytes, which are at most [`MAX_READBACK_BYTES`].
     pub(crate) fn acquire(&self, gpu: &Gpu, bytes: u64) -> Result<wgpu::Buffer, SourceError> {
         {
             let mut free = lock(&self.free);
@@ -172,8 +173,8 @@ impl ReadbackPool {
         gpu.create_buffer("forebay download", bytes.next_power_of_two().max(MIN_READBACK_BYTES), usage, false)
     }
 
-    /// Reads a buffer whose copy was submitted as `submission` (`None`: the device has passed it), and keeps the
-    /// buffer for the next download. Blocking.
+    /// Reads a buffer whose copy was submitted as `submission` (`None`: the device has passed it), and caches
+    /// the buffer. Blocks.
     pub(crate) fn read_and_release(
         &self,
         gpu: &Gpu,
@@ -184,7 +185,7 @@ impl ReadbackPool {
         let bytes = data.len() as u64;
         let (sender, receiver) = mpsc::channel();
         buffer.map_async(wgpu::MapMode::Read, ..bytes, move |result| {
-            // The receiver is gone only if waiting failed, which is what the caller is told.
+            // The receiver is dropped only if waiting failed, and the caller gets that error.
             let _ = sender.send(result);
         });
         match submission {
@@ -204,7 +205,7 @@ impl ReadbackPool {
         let mut free = lock(&self.free);
         free.push(buffer);
         if free.len() > MAX_CACHED_READBACKS {
-            // The largest ones serve every later download.
+            // The largest buffers serve every later download.
             free.sort_by_key(|buffer| std::cmp::Reverse(buffer.size()));
             free.truncate(MAX_CACHED_READBACKS);
         }

@@ -1,4 +1,4 @@
-//! Readings of the device's clock: timestamp queries, in sets that are made as they are needed.
+//! Timestamp queries, in sets that are created on demand.
 
 use std::sync::Mutex;
 
@@ -7,12 +7,12 @@ use forebay_core::backend::{SourceError, TimestampId};
 use crate::gpu::{Gpu, lock, to_single_line};
 use crate::staging::ReadbackPool;
 
-/// Readings in one set; more are not allowed.
+/// Queries in one set: wgpu's maximum.
 const QUERIES_PER_SET: u32 = wgpu::QUERY_SET_MAX_QUERIES;
-/// Bytes of one reading.
+/// Bytes of one query.
 const QUERY_BYTES: u64 = wgpu::QUERY_SIZE as u64;
 
-/// The readings that were asked for and not read yet.
+/// Timestamps that were recorded and not read yet.
 #[derive(Debug, Default)]
 pub(crate) struct Timestamps {
     state: Mutex<QuerySets>,
@@ -25,7 +25,7 @@ struct QuerySets {
 }
 
 impl Timestamps {
-    /// Records a reading, after everything that the encoder holds.
+    /// Records a timestamp after all commands of the encoder.
     pub(crate) fn record(
         &self,
         gpu: &Gpu,
@@ -51,7 +51,8 @@ impl Timestamps {
         Ok(TimestampId(state.used - 1))
     }
 
-    /// All readings, in nanoseconds. `submit` records what it is given, and hands it to the device.
+    /// Returns all timestamps in nanoseconds. `submit` records commands through its argument and submits
+    /// them.
     pub(crate) fn read_all(
         &self,
         gpu: &Gpu,

@@ -1,6 +1,6 @@
-//! The backend on every adapter that wgpu finds here: Mesa's lavapipe, SwiftShader, cards.
+//! Tests the backend on every adapter that wgpu finds: Mesa's lavapipe, SwiftShader, cards.
 //!
-//! `FOREBAY_REQUIRE=wgpu` makes a machine without an adapter a failure instead of a line.
+//! With `FOREBAY_REQUIRE=wgpu`, a machine without an adapter fails; otherwise the tests print a line.
 
 use std::sync::OnceLock;
 
@@ -46,7 +46,7 @@ fn devices() -> &'static [WgpuBackend] {
     })
 }
 
-/// The same devices, opened again: for tests that other work on the device would disturb, or that disturb it.
+/// Opens the same devices again, for tests that must not share a device.
 fn open_fresh_devices() -> Vec<WgpuBackend> {
     devices().iter().map(|device| WgpuBackend::new(device.info().index).unwrap()).collect()
 }
@@ -95,7 +95,7 @@ fn slices_of_one_segment_are_read_and_written_in_one_launch() {
         device.launch(&Launch { kernel, bindings: &[a, b, c], params: &params, groups: [16, 1, 1] }).unwrap();
         let found = read_words(device, c).into_iter().map(f32::from_bits).collect::<Vec<_>>();
         assert_eq!(found, (0..count).map(|i| 3.0 * i as f32).collect::<Vec<_>>());
-        // One slice may be read twice.
+        // One slice may be read through two bindings.
         device.launch(&Launch { kernel, bindings: &[a, a, c], params: &params, groups: [16, 1, 1] }).unwrap();
         assert_eq!(read_words(device, c)[7], 21f32.to_bits());
         device.free_segment(segment).unwrap();
@@ -131,7 +131,7 @@ fn copies_and_fills_reach_every_place() {
             assert_eq!((found[0], found[1001]), (0xdead_beef, 0xdead_beef), "around {at}");
             assert_eq!(found[1..1001], values, "at {at}");
         }
-        // Vectors of four, in one segment.
+        // Vectors of four words, in one segment.
         device.copy(slice(one, 65536, 3984), slice(one, 16, 3984)).unwrap();
         assert_eq!(read_words(device, slice(one, 65536, 3984)), values[3..999]);
         for (at, bytes, word) in
@@ -143,7 +143,7 @@ fn copies_and_fills_reach_every_place() {
                 "{bytes} at {at}"
             );
         }
-        // What was around them stayed.
+        // The surrounding words are unchanged.
         assert_eq!(read_words(device, slice(other, 0, 20)), [0, 7, 7, 7, 9]);
         device.free_segment(one).unwrap();
         device.free_segment(other).unwrap();
@@ -158,7 +158,7 @@ fn everything_runs_in_the_order_of_the_calls() {
         let [x, y] = [slice(segment, 0, 4), slice(segment, 256, 4)];
         let launch =
             || device.launch(&Launch { kernel, bindings: &[x], params: &[], groups: [1, 1, 1] }).unwrap();
-        // Overwritten between launches, without a flush anywhere: every result is of the upload right before it.
+        // Overwritten between launches without a flush: every result is of the upload right before it.
         for round in 0..50 {
             upload(device, x, &[round]);
             launch();
@@ -181,11 +181,11 @@ fn ten_thousand_launches_and_uploads_leave_memory_as_it_was() {
     for device in &open_fresh_devices() {
         let add = compile(device, ADD);
         let segment = device.alloc_segment(48 << 20).unwrap();
-        // As much staging memory as there may be is in use once, so that timing does not decide when it is made.
+        // Uses all staging memory once, so that timing does not decide when it is allocated.
         device.upload(slice(segment, 0, 48 << 20), &vec![0; 48 << 20]).unwrap();
         let mut after_warm_up = None;
         for step in 0..10_000u64 {
-            // Slices and parameters that never repeat: nothing that is cached by them may pile up.
+            // Slices and parameters that never repeat: caches must not grow.
             let [a, b, c] =
                 [0, 1, 2].map(|i| slice(segment, (step * 3 + i) % 1024 * 256, 16 + step % 50 * 4));
             let params = [4u32.to_ne_bytes(), (step as f32).to_ne_bytes()].concat();
@@ -240,7 +240,7 @@ fn a_broken_kernel_is_an_error_that_quotes_it() {
         let message =
             refused(&INCREMENT.replace("fn main", "override n: u32; fn main").replace("3u", "n"), "main");
         assert!(message.contains('n'), "{message}");
-        // The device goes on.
+        // The device still works.
         compile(device, INCREMENT);
     }
 }
@@ -373,7 +373,7 @@ fn fences_are_ordered_and_are_passed() {
 #[test]
 fn work_beyond_one_dimension_of_groups_is_folded() {
     for device in devices() {
-        // 64 words to a group: more than 65,535 groups for words one by one.
+        // With 64 words for each group, single words need more than 65,535 groups.
         let count = 65_536 * 64 + 100;
         let segment = device.alloc_segment(8 * count + 1024).unwrap();
         let (from, to) = (slice(segment, 4, 4 * count), slice(segment, 4 * count + 516, 4 * count));

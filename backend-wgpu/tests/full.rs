@@ -1,9 +1,10 @@
-//! A device that is full says so, and goes on. Alone in its program: no other test may need the memory meanwhile.
+//! A full device returns an error and still works. In its own test program, because no other test may need
+//! memory meanwhile.
 
 use forebay_core::backend::{Backend, SegmentSource, Slice, SourceError};
 use forebay_wgpu::WgpuBackend;
 
-/// Software drivers give out addresses and no memory; there the end is here.
+/// Limit for software drivers, which allocate addresses without memory.
 const SEGMENTS: usize = 64;
 
 #[test]
@@ -23,7 +24,7 @@ fn a_full_device_is_an_error_and_goes_on() {
             }
         }
         println!("{}: {} segments of {bytes} bytes", device.info(), segments.len());
-        // What was given out can be used, and given back, and then there is room again.
+        // The allocated segments can be used and freed, and then there is room again.
         for segment in segments {
             let word = Slice { segment, offset: 256, bytes: 4 };
             device.upload(word, &[1, 2, 3, 4]).unwrap();

@@ -20,7 +20,7 @@ pub use crate::memory::source::{
 
 pub mod cards;
 pub(crate) mod command;
-pub(crate) mod flushing;
+pub(crate) mod host_memory;
 pub mod null;
 
 pub use command::{Command, CommandSequence, OwnedCommand};

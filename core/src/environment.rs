@@ -31,7 +31,7 @@ enum ValueKind {
 /// Words that `FOREBAY_REQUIRE` may contain.
 const REQUIREMENTS: [&str; 4] = ["wgpu", "cuda", "nvrtc", "browser"];
 
-/// All variables of the project with the kinds of their values. The table in docs/devices.md explains them.
+/// All variables of the project with the kinds of their values. docs/src/reference/environment.md explains them.
 const KNOWN_VARIABLES: [(&str, ValueKind); 22] = [
     ("FOREBAY_ALLOC_CONF", ValueKind::AllocatorConfig),
     ("FOREBAY_BOUNDS_CHECKS", ValueKind::Switch),

@@ -18,9 +18,11 @@ pub mod check;
 pub mod dtype;
 pub mod environment;
 pub mod error;
+pub mod func;
 pub mod memory;
 pub mod ops;
 mod runtime;
+pub mod scalar;
 #[doc(hidden)]
 pub mod scoped_local;
 mod storage;

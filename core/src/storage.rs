@@ -1,16 +1,22 @@
 //! Memory of tensors: a block of the device, or temporarily a copy in host memory.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::autograd;
 use crate::backend::Slice;
 use crate::error::Result;
 use crate::memory::scope::Scope;
 use crate::memory::{Block, Pool, Request, Tag};
-use crate::ops::elementwise::fusion::FusionSlot;
+use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::Device;
-use crate::runtime::stream::{Access, DispatchGuard, StreamUses};
+use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
+use crate::runtime::stream::{Access, StreamUses};
+
+/// Returns a process-wide id. Ids of nodes, leaves and storages increase in creation order.
+pub(crate) fn next_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
 
 /// Memory of one or more tensors, freed with the last of them.
 pub(crate) struct Storage {
@@ -20,7 +26,7 @@ pub(crate) struct Storage {
     bytes: u64,
     /// Number of recorded operations that have written to the storage in place.
     pub(crate) recorded_writes: AtomicU32,
-    /// Number of [`SavedTensor`](autograd::SavedTensor)s that hold the storage.
+    /// Number of `SavedTensor`s that hold the storage.
     pub(crate) saved_count: AtomicU32,
     state: Mutex<StorageState>,
 }
@@ -112,6 +118,12 @@ fn copy_slice(block: &Block) -> Slice {
     Slice { segment: block.segment, offset: block.offset, bytes: block.bytes.next_multiple_of(4) }
 }
 
+impl Buffer for Storage {
+    fn bytes(&self) -> u64 {
+        self.bytes
+    }
+}
+
 impl Storage {
     #[track_caller]
     pub(crate) fn new(device: &Device, bytes: u64) -> Result<Self> {
@@ -128,7 +140,7 @@ impl Storage {
         }
         Ok(Self {
             device: device.clone(),
-            id: autograd::next_id(),
+            id: next_id(),
             bytes,
             recorded_writes: AtomicU32::new(0),
             saved_count: AtomicU32::new(0),
@@ -388,9 +400,7 @@ fn free_block(device: &Device, pool: &Pool, block: Block, uses: &StreamUses) {
 impl Drop for Storage {
     fn drop(&mut self) {
         let state = self.state.get_mut().unwrap_or_else(PoisonError::into_inner);
-        if state.fusion_slot.group_id() == self.device.stream_set().fusion_group.load(Ordering::Acquire) {
-            self.device.flush_before_free(state.fusion_slot);
-        }
+        self.device.flush_before_free(state.fusion_slot);
         match &state.residency {
             Residency::Device(block) | Residency::DeviceAndHost(block, _) => {
                 free_block(&self.device, self.device.pool(), *block, &state.uses)

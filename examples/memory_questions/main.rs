@@ -1,5 +1,5 @@
 //! Common questions about GPU memory, one file each, answered by measurements on the current device.
-//! docs/questions.md explains the answers.
+//! docs/src/memory/questions.md explains the answers.
 //!
 //! `cargo run --release --example memory_questions -- --device wgpu` answers all questions, or the named ones.
 

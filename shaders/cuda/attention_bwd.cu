@@ -1,6 +1,8 @@
-// Attention backward, in two kernels without atomics: the gradients of the queries, by tiles of queries over the keys that they see
-// (and delta, the sum of grad · out of each query), then those of keys and values, by tiles of keys over the queries that
-// see them; on their way, where they are wanted, the sums of each block's rows. Weights are made again from the scores and the saved logarithm.
+// Attention backward, in two kernels without atomics. The first computes the gradients of the queries, by
+// tiles of queries over the keys that they attend to. It also computes delta, the sum of grad · out of each
+// query. The second computes those of keys and values, by tiles of keys over the queries that attend to them.
+// Both also write the sums of each block's rows, if requested. Weights are recomputed from the scores and the
+// saved logarithm.
 
 #if PASS == 1
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_queries(const __grid_constant__ Params p) {
@@ -48,7 +50,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     float lse[ROWS16][2], delta[ROWS16][2];
     const u16* out_rows = head_of(p.out, work.batch, work.head);
     const u16* grad_rows = head_of(p.grad, work.batch, work.head);
-    // Four threads have a row of the sums: they share its delta too.
+    // Four threads share a row of the sums, and its delta too.
 #pragma unroll
     for (int m = 0; m < ROWS16; m++)
 #pragma unroll
@@ -89,7 +91,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
         const u32 k = k_tiles + (t % STAGES) * TILE_BYTES(COLS), v = v_tiles + (t % STAGES) * TILE_BYTES(COLS);
         const int key = (first + t) * COLS;
         const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
-        // Twice: 3 % faster here, and slower in the other passes.
+        // Called twice with constants: 3 % faster here, and slower in the other passes.
         auto step = [&](const bool at_edge) WRITTEN_OUT {
         Sums<COLS> s, dp;
         products_begin();
@@ -150,7 +152,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_quer
     if (p.sums) store_sums<ROWS>(q_tile, min(ROWS, p.queries - start), g_tile, sums_of(p, p.queries, again, again.head));
 }
 #else
-// Here rows are keys and columns are queries: the products of weights and gradients then start from registers.
+// Here rows are keys and columns are queries: the products of weights and gradients then take registers as
+// operands.
 extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys(const __grid_constant__ Params p) {
     FOLLOW();
     extern __shared__ char memory[];
@@ -161,7 +164,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     put_down(again, work);
     const int shared_by = p.heads / p.kv_heads;
 
-    // The tiles of queries that see some key of the block, for each head that shares the keys.
+    // Tiles of queries that attend to some key of the block, for each head that shares the keys.
     const int k0 = work.tile * ROWS;
     const Span span = span_of(k0, p.keys, p.queries, p.right, p.left);
     const int first = span.first, tiles = span.count, begin = span.begin, end = span.end, count = tiles * shared_by;
@@ -171,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
     const uint4 random = *p.random;
 #endif
 
-    // The tile of queries at hand, and whose they are; and what is fetched next: tile `next_tile` of a head whose rows lie here.
+    // The current tile of queries and its head; the next tile to load, `next_tile`, and the rows of its head.
     int turn = 0, of_head = work.head * shared_by, next_tile = 0;
     Rows q_rows = rows_of(p.q_map, p.q, work.batch, of_head, p.queries), g_rows = rows_of(p.grad_map, p.grad, work.batch, of_head, p.queries);
     const Rows k_rows = rows_of(p.k_map, p.k, work.batch, work.head, p.keys), v_rows = rows_of(p.v_map, p.v, work.batch, work.head, p.keys);
@@ -221,7 +224,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_bwd_keys
 #endif
 #pragma unroll TURNS
     for (int t = 0; t < count; t++) {
-        // That of the lines.
+        // Waits for the copies of the rows' statistics.
         copies_wait<STAGES - 2>();
         loads_wait(t);
         fetch(t + STAGES - 1);

@@ -1,13 +1,18 @@
-// What the attention kernels share: tiles in shared memory, the tensor cores, what a query sees.
+// Code shared by the attention kernels: tiles in shared memory, tensor core products, causal and window
+// masks.
 //
-// Defined before: HEAD, the size of a head (a multiple of 8, at most 128); BF16, 1 or 0 (f16); HOPPER, 1 for wgmma and the
-// copy engine (sm_90a), else mma and cp.async (from sm_80 on); for each kernel, its WARPS, the rows of its inner tiles (COLS), how many of them
-// are in shared memory (STAGES), blocks on a multiprocessor (BLOCKS); ROWS16, how many times 16 rows a warp has
-// (1 with wgmma); MASK, 0 for none, 1 for one of bools, 2 of f32, 3 of the type; DROP, 1 where weights are dropped. In front of it stand
-// tma_pipeline.cuh and packed_halves.cuh.
+// Defined before:
+// - HEAD: size of a head, a multiple of 8, at most 128. BF16: 1, or 0 for f16.
+// - HOPPER: 1 for wgmma and TMA (sm_90a), else mma and cp.async (from sm_80 on).
+// - For each kernel: WARPS, rows of its inner tiles (COLS), tiles in shared memory (STAGES), blocks on a
+//   multiprocessor (BLOCKS).
+// - ROWS16: fragments of 16 rows of a warp (1 with wgmma).
+// - MASK: 0 for none, 1 for bool, 2 for f32, 3 for the element type. DROP: 1 for dropout.
+// tma_pipeline.cuh and packed_halves.cuh precede this file.
 //
-// A tile is rows x HEAD elements as panels of 64 elements: a row of a panel has 128 bytes, whose eight parts of 16 bytes
-// are swapped by the row's last three bits. No access to it has a bank conflict, and wgmma knows it as 128-byte swizzle.
+// A tile is rows x HEAD elements in panels of 64 elements. A row of a panel has 128 bytes; its eight 16-byte
+// parts are swizzled by the row's last three bits. No access has bank conflicts, and wgmma supports the
+// layout as 128-byte swizzle.
 
 #define DEPTH ((HEAD + 15) / 16 * 16)
 #define PANELS ((DEPTH + 63) / 64)
@@ -28,25 +33,26 @@ struct Params {
     // Of [batch][heads][rows][HEAD], in boxes of 64 rows and 64 elements.
     Map q_map, k_map, v_map, grad_map;
     Heads q, k, v, out, grad, dq, dk, dv;
-    // [batch][heads][queries]: the logarithm of each query's sum of exponentials.
+    // [batch][heads][queries]: log-sum-exp of each query's scores.
     float* lse;
-    // The same to the base 2, then the sum of grad · out of each query: scratch memory between the passes.
+    // Log-sum-exp to base 2, then the sum of grad · out of each query: scratch memory between the passes.
     float* stats;
-    // [batch][blocks of ROWS rows][heads of q, k and v][HEAD], or nothing: the sums of the gradients over a block's rows.
+    // [batch][blocks of ROWS rows][heads of q, k and v][HEAD], or null: the sums of the gradients over a
+    // block's rows.
     float* sums;
     int batch, heads, kv_heads, queries, keys;
-    // Query i sees keys i - left to i + right.
+    // Query i attends to keys i - left to i + right.
     int left, right;
-    // Heads that are worked on at a time, so that what they share stays in the cache.
+    // Heads processed at a time, so that their shared operands stay in the cache.
     int group;
     float scale;
     int unused;
 #if MASK || DROP
-    // [batch][heads][queries][keys]: its steps, in elements.
+    // [batch][heads][queries][keys], with strides in elements.
     const void* mask;
     i64 mask_batch, mask_head;
     u32 mask_query, mask_key;
-    // The generator's offset and seed, as two words each.
+    // Philox offset and seed, as two words each.
     const uint4* random;
     // A weight is kept if its 16 bits are not below the threshold, and then multiplied by `kept`.
     u32 threshold;
@@ -60,7 +66,7 @@ INLINE u32 shared_base(const void* memory) { return (static_cast<u32>(__cvta_gen
 
 #define TILE_BYTES(rows) ((rows) * PANELS * 128)
 
-// Where part `part` (8 elements) of a row of a tile lies.
+// Address of part `part` (8 elements) of a row of a tile.
 template <int TILE_ROWS> INLINE u32 place(u32 tile, int row, int part) {
     return tile + (part >> 3) * (TILE_ROWS * 128) + row * 128 + (((part ^ row) & 7) << 4);
 }
@@ -77,12 +83,13 @@ INLINE void copy_async4(u32 to, const void* from, bool inside) {
 INLINE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 template <int N> INLINE void copies_wait() { asm volatile("cp.async.wait_group %0;" ::"n"(N) : "memory"); }
 
-// What the walk over tiles loads, in groups: group `t` is one `loads_begin` with all its rows, its `load`s, and `loads_end`; `loads_wait` waits
-// for it, and makes it visible to every thread and to wgmma. Rows behind the last one, and elements behind HEAD, become zero.
+// Loads of the loop over tiles, in groups. Group `t` is one `loads_begin` with all its rows, its `load`s, and
+// `loads_end`. `loads_wait` waits for the group, and makes it visible to every thread and to wgmma. Rows
+// after the last one, and elements beyond HEAD, become zero.
 #if HOPPER
-// One thread asks the copy engine, which counts a group's bytes at a barrier of its stage.
+// One thread issues the TMA loads, whose bytes a barrier of each stage counts.
 #define LOADS (__shfl_sync(0xffffffff, threadIdx.x >> 5, 0) == 0)
-// A warp that does not part keeps its addresses in uniform registers, where wgmma wants them.
+// A warp-uniform branch keeps addresses in uniform registers, as wgmma requires.
 #define ONE "{.reg .pred one; elect.sync _|one, 0xffffffff; @one "
 
 struct Rows {
@@ -138,12 +145,13 @@ INLINE void loads_begin(int, int) {}
 template <int TILE_ROWS> INLINE void load(u32 tile, const Rows& from, int first, int) {
     constexpr int PARTS = DEPTH / 8;
     if constexpr (THREADS % (8 * PARTS) == 0 && TILE_ROWS * PARTS % THREADS == 0) {
-        // A thread's pieces lie a multiple of eight rows apart: one place, and steps.
+        // A thread's parts are a multiple of eight rows apart, so one address with a constant stride
+        // suffices.
         constexpr int STEP = THREADS / PARTS;
         int row = threadIdx.x / PARTS, part = threadIdx.x % PARTS;
         u32 to = place<TILE_ROWS>(tile, row, part);
         const u16* at = from.at + (i64)(first + row) * from.stride + part * 8;
-        // Most tiles are whole.
+        // Most tiles are complete.
         if (HEAD == DEPTH && first + TILE_ROWS <= from.end) {
 #pragma unroll
             for (int i = 0; i < TILE_ROWS / STEP; i++, at += STEP * from.stride) copy_async(to + i * (STEP * 128), at);
@@ -189,18 +197,18 @@ INLINE void read4_transposed(u32 (&r)[4], u32 at) {
                  : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"(at) : "memory");
 }
 
-// The 16 x 16 piece of a tile that a warp's A operand wants: rows from `row`, elements from 16 · `k`.
+// Reads the 16 x 16 fragment of a tile for a warp's A operand: rows from `row`, elements from 16 · `k`.
 template <int TILE_ROWS> INLINE void read_a(u32 (&a)[4], u32 tile, int row, int k) {
     int lane = threadIdx.x & 31;
     read4(a, place<TILE_ROWS>(tile, row + (lane & 15), 2 * k + (lane >> 4)));
 }
 
-// Sums of a warp: [ROWS16][columns / 8][4], as mma and wgmma lay them out. Rows lane / 4 and lane / 4 + 8 of each 16,
-// columns 2 (lane % 4) and the next of each 8.
+// Accumulators of a warp: [ROWS16][columns / 8][4], in the layout of mma and wgmma. Rows lane / 4 and lane /
+// 4 + 8 of each 16, columns 2 (lane % 4) and the next of each 8.
 template <int N> struct Sums {
     float v[ROWS16][N / 8][4];
 };
-// The same in 16 bits, as the A operand of a product over these columns.
+// The accumulators in 16 bits, as the A operand of a product over these columns.
 template <int N> struct Halves {
     u32 v[ROWS16][N / 16][4];
 };
@@ -242,7 +250,7 @@ INLINE void products_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "mem
 INLINE void products_commit() { asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory"); }
 template <int N> INLINE void products_wait() { asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory"); }
 
-// Keeps the compiler from moving uses of sums over a wait.
+// Keeps the compiler from moving uses of accumulators across a wait.
 template <int N> INLINE void settle(Sums<N>& s) {
 #pragma unroll
     for (int n = 0; n < N / 8; n++)
@@ -256,12 +264,13 @@ template <int N> INLINE void settle(Sums<N>& s) {
     "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "                                               \
     "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}"
 
-// 64 x 64 sums += (or =) 64 x 16 of registers · 16 x 64 of shared memory, whose rows are the sums' columns...
+// 64 x 64 sums += (or =) 64 x 16 of registers · 16 x 64 of shared memory. Rows of shared memory are the sums'
+// columns...
 template <bool ADD> INLINE void wgmma_rs(float (*d)[4], const u32 (&a)[4], u64 b) {
     asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32 ", {%32, %33, %34, %35}, %36, %37, 1, 1, 0;}"
                  : F32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(ADD ? 1 : 0));
 }
-// ... or the steps of the sum.
+// ... or lie along the sum.
 INLINE void wgmma_rs_rows(float (*d)[4], const u32 (&a)[4], u64 b) {
     asm volatile("{wgmma.mma_async.sync.aligned.m64n64k16.f32." TYPE "." TYPE " " R32 ", {%32, %33, %34, %35}, %36, 1, 1, 1, 1;}"
                  : F32 : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b));
@@ -367,7 +376,8 @@ template <int TILE_ROWS, int N> INLINE void by_columns(Sums<DEPTH>& s, const Hal
 }
 #endif
 
-// Rows of sums, each times its factor, to 16 bits in the warp's own rows of a tile, and from there to memory.
+// Scales rows of accumulators by their factors, and stores them in 16 bits: through the warp's rows of a tile
+// to memory.
 template <int TILE_ROWS>
 INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 tile, int row, u16* to, int stride, int first, int end) {
     int lane = threadIdx.x & 31;
@@ -392,8 +402,8 @@ INLINE void store(const Sums<DEPTH>& s, const float (&factor)[ROWS16][2], u32 ti
     }
 }
 
-// The sums over the first `rows` rows of a tile that `store` has left in shared memory, to `to`. What is in `scratch`, HEAD floats for each
-// row of threads, nobody reads any more.
+// Writes the sums over the first `rows` rows of a tile that `store` left in shared memory to `to`. `scratch`
+// holds HEAD floats for each row of threads; no thread reads its old contents any more.
 template <int TILE_ROWS> INLINE void store_sums(u32 tile, int rows, u32 scratch, float* to) {
     constexpr int WORDS = HEAD / 2, TURNS = THREADS / WORDS;
     const int word = threadIdx.x % WORDS, turn = threadIdx.x / WORDS;
@@ -421,14 +431,15 @@ template <int TILE_ROWS> INLINE void store_sums(u32 tile, int rows, u32 scratch,
     }
 }
 
-// Turns of a walk that are written out together: places of stages are then known, for which mma has no registers.
+// Unrolled iterations of a loop over tiles: addresses of stages become constants, for which mma lacks
+// registers.
 constexpr int TURNS = HOPPER ? STAGES : 1;
 
-// For what is written out twice, for tiles at an edge of what is seen and for others: between the beginning of products and
-// the wait for them there must be no branch.
+// For code that is instantiated for tiles at the mask's edge and for others. No branch may occur between the
+// start of wgmma products and the wait for them.
 #define WRITTEN_OUT __attribute__((always_inline))
 
-// The first row of this warp in its block's tile, and the rows that work in step with it: a warpgroup's with wgmma.
+// First row of this warp in its block's tile, and first row of its unit: a warpgroup with wgmma.
 INLINE int warp_row() { return (threadIdx.x >> 5) * (16 * ROWS16); }
 #if HOPPER
 INLINE int unit_row() { return (threadIdx.x >> 7) * 64; }
@@ -442,26 +453,27 @@ struct Work {
     int batch, head, tile;
 };
 
-// Which tile of which head block `id` works on, the most work of each group of heads first.
+// Assigns a tile and a head to block `id`, the tiles with the most work of each group of heads first.
 INLINE Work work_of(u32 id, u32 heads, u32 batch, u32 tiles, u32 group, bool last_first) {
     u32 total = heads * batch, wave = id / (group * tiles), within = id - wave * (group * tiles);
     u32 size = min(group, total - wave * group), tile = within / size, at = wave * group + (within - tile * size);
     u32 of_batch = at / heads;
     return {(int)of_batch, (int)(at - of_batch * heads), (int)(last_first ? tiles - 1 - tile : tile)};
 }
-// The block's work, for its end: so it takes no registers from the loop. Barriers lie between.
+// Saves the block's assignment in shared memory for its end, to free registers in the loop. Barriers separate
+// both uses.
 INLINE void put_down(Work& kept, const Work& work) {
     if (threadIdx.x == 0) kept = work;
 }
 
-// Where the sums of a block go: of head `head` among those of queries, keys and values.
+// Address of a block's sums, for head `head` among those of queries, keys and values.
 INLINE float* sums_of(const Params& p, int rows, const Work& work, int head) {
     int blocks = (rows + ROWS - 1) / ROWS;
     return p.sums + ((i64)(work.batch * blocks + work.tile) * (p.heads + 2 * p.kv_heads) + head) * HEAD;
 }
 
-// The tiles of columns that some row of a block sees, and of these, those that one of this unit's rows does. Row i sees
-// columns i - before to i + behind.
+// Tiles of columns that some row of a block attends to, and the subrange for this unit's rows. Row i attends
+// to columns i - before to i + behind.
 struct Span {
     int first, count, begin, end;
 };
@@ -475,10 +487,10 @@ INLINE Span span_of(int start, int rows, int columns, int before, int behind) {
     return {first, count, begin, end};
 }
 
-// Marks what a row does not see, one of two (`half`) that a thread has of each 16: columns below i - before, above i + behind, and
-// behind the last.
+// Masks the columns that a row does not attend to: below i - before, above i + behind, and after the last. A
+// thread has two rows of each 16; `half` selects one.
 INLINE void hide(Sums<COLS>& s, int m, int half, int row, int column, int before, int behind, int last) {
-    // Counted from the first column that this thread has.
+    // Relative to this thread's first column.
     int lane = threadIdx.x & 31, i = row + 16 * m + 8 * half + (lane >> 2), own = column + 2 * (lane & 3);
     int low = i - before - own, high = min(i + behind, last) - own;
 #pragma unroll
@@ -494,10 +506,11 @@ INLINE void hide(Sums<COLS>& s, int row, int column, int before, int behind, int
         for (int half = 0; half < 2; half++) hide(s, m, half, row, column, before, behind, last);
 }
 
-// What a mask and dropped weights do to a tile of scores. It is read and drawn while the products are made, without a branch.
+// Mask values and dropout bits of a tile of scores. They are read and drawn during the products, without a
+// branch.
 struct Extra {
 #if MASK == 1
-    // Bit 4 n + i for element [m][n][i] of the sums: whether it is seen.
+    // Bit 4 n + i is set if element [m][n][i] of the sums is attended to.
     u32 seen[ROWS16];
 #elif MASK
     Sums<COLS> added;
@@ -535,7 +548,7 @@ INLINE const Item* mask_of(const Params& p, int batch, int head) {
     return static_cast<const Item*>(p.mask) + batch * p.mask_batch + head * p.mask_head;
 }
 
-// Reads what the mask says of a tile. Rows and columns past the ends are read as the last ones.
+// Reads the mask of a tile. Indices past the ends are clamped.
 INLINE void read_mask(Extra& extra, const Item* mask, int row, int column, u32 row_step, u32 column_step, int rows, int columns) {
     int lane = threadIdx.x & 31;
 #pragma unroll
@@ -562,13 +575,13 @@ INLINE void read_mask(Extra& extra, const Item* mask, int row, int column, u32 r
 }
 #endif
 
-// Lower than every score that is seen.
+// Lower than every visible score.
 #define LOWEST -3.3e38f
 
-// What scores are multiplied by after `mask_scores`, for powers of two.
+// Factor of scores after `mask_scores`, for exponents of two.
 INLINE float scale_of(const Params& p) { return MASK >= 2 ? 1.0f : p.scale * LOG2E; }
 
-// Scores as the mask wants them; where numbers are added they become exponents of two.
+// Applies the mask to scores; additive masks convert scores to exponents of two.
 INLINE void mask_scores(Sums<COLS>& s, const Extra& extra, const Params& p) {
 #if MASK
 #pragma unroll
@@ -587,14 +600,14 @@ INLINE void mask_scores(Sums<COLS>& s, const Extra& extra, const Params& p) {
 #endif
 }
 
-// The weight of a score beside the logarithm of its query's sum, in powers of two.
+// Weight of a score from the log-sum-exp of its query, in powers of two.
 INLINE float weight_of(float score, float lse, float scale) {
-    // A sum of a mask's largest numbers is rounded by more than scores are apart.
+    // With the largest values of a mask, rounding of the sum exceeds the differences of scores.
     return exp2_fast(MASK >= 2 ? fminf(score - lse, 0.0f) : score * scale - lse);
 }
 
 #if DROP
-// Philox 4x32-10, as `math/philox.wgsl`.
+// Philox 4x32-10, like `math/philox.wgsl`.
 INLINE uint4 philox(u32 x, u32 y, u32 z, u32 w, u32 key0, u32 key1) {
 #pragma unroll
     for (int round = 0; round < 10; round++) {
@@ -609,7 +622,7 @@ INLINE uint4 philox(u32 x, u32 y, u32 z, u32 w, u32 key0, u32 key1) {
     return {x, y, z, w};
 }
 
-// A bit for each of the eight keys that share numbers: whether their weights are kept.
+// Returns a bit for each of eight keys that share one Philox block; a set bit keeps the weight.
 INLINE u32 keeps(u32 query, int key, const uint4& random, u32 threshold) {
     uint4 drawn = philox(random.x, random.y, query, (u32)key >> 3, random.z, random.w);
     u32 words[4] = {drawn.x, drawn.y, drawn.z, drawn.w}, bits = 0;
@@ -619,14 +632,15 @@ INLINE u32 keeps(u32 query, int key, const uint4& random, u32 threshold) {
     return bits;
 }
 
-// Draws for a tile of queries, the first of which is number `query` of all, and keys. Threads that share numbers draw them in turn.
+// Draws dropout bits for a tile of queries and keys; `query` is the index of the first query over all heads.
+// Threads that share Philox blocks draw them in turn.
 INLINE void draw(Extra& extra, const uint4& random, u32 threshold, u32 query, int key) {
     int lane = threadIdx.x & 31;
 #pragma unroll
     for (int m = 0; m < ROWS16; m++) {
         u32 bits = 0;
 #if PASS == 2
-        // Rows are keys: the eight threads of a column.
+        // Rows are keys: the eight threads of a column share blocks.
 #pragma unroll
         for (int turn = 0; turn < COLS / 16; turn++) {
             int each = 8 * turn + (lane >> 2), n = each % (COLS / 8), half = each / (COLS / 8) % 2, k = each / (COLS / 4);
@@ -635,7 +649,7 @@ INLINE void draw(Extra& extra, const uint4& random, u32 threshold, u32 query, in
 #pragma unroll
         for (int i = 0; i < 8; i++) extra.kept[m][i] = __shfl_sync(0xffffffff, bits, 4 * i + (lane & 3)) >> (lane >> 2);
 #else
-        // Rows are queries: the four threads of a row.
+        // Rows are queries: the four threads of a row share blocks.
 #pragma unroll
         for (int turn = 0; turn < COLS / 16; turn++) {
             int each = 4 * turn + (lane & 3), n = each % (COLS / 8), half = each / (COLS / 8);
@@ -648,7 +662,7 @@ INLINE void draw(Extra& extra, const uint4& random, u32 threshold, u32 query, in
 }
 #endif
 
-// Whether the weight of element [m][n][i] of the sums is kept.
+// Reports whether the weight of element [m][n][i] of the sums is kept.
 INLINE bool is_kept(const Extra& extra, int m, int n, int i) {
 #if DROP && PASS == 2
     int each = n + (COLS / 8) * (i / 2) + (COLS / 4) * (i % 2);

@@ -1,16 +1,17 @@
-// Attention forward, FlashAttention-2's way: a block holds ROWS queries of one head and walks over the keys that they
-// see, in tiles of COLS, with a running maximum and sum for each query. Keys come one tile ahead of values, so that
-// the product with the next keys runs beside the exponentials.
+// Attention forward, like FlashAttention-2. A block holds ROWS queries of one head and iterates over the keys
+// that they attend to, in tiles of COLS. Each query has a running maximum and sum. Keys are loaded one tile
+// ahead of values, so that the product with the next keys overlaps the exponentials.
 
 struct Softmax {
     float largest[ROWS16][2], sum[ROWS16][2];
 };
 
-// How much larger a score's power of two may be than the maximum that is taken off, before that is brought up to date: what was
-// summed so far is then rescaled, which is rare.
+// Slack of the running maximum, as an exponent of two. The maximum is updated only if a score exceeds it by
+// more, so that rescaling earlier sums is rare.
 #define SLACK 8.0f
 
-// Scores to weights; `rescale` is what everything summed before must be multiplied by. Whether any is not 1, for this warp.
+// Converts scores to weights; `rescale` is the factor for all earlier sums. Reports whether any factor of
+// this warp is not 1.
 INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], float scale, bool edge, const Params& p, const Extra& extra,
                   int row, int key) {
     mask_scores(s, extra, p);
@@ -25,7 +26,7 @@ INLINE bool weigh(Sums<COLS>& s, Softmax& state, float (&rescale)[ROWS16][2], fl
             for (int n = 0; n < COLS / 8; n++) largest = fmaxf(largest, fmaxf(s.v[m][n][2 * half], s.v[m][n][2 * half + 1]));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 1));
             largest = fmaxf(largest, __shfl_xor_sync(0xffffffff, largest, 2));
-            // A query that has seen nothing yet has no maximum to take off.
+            // A query that has attended to no key yet has no maximum to subtract.
             float before = state.largest[m][half];
             bool move = (largest - before) * scale > SLACK;
             largest = move ? largest : before;
@@ -111,8 +112,8 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
 #define SCORES(s, k) rows_by_rows<ROWS, COLS, COLS>(s, q_tile, warp_row(), k)
 #endif
 
-    // The next scores, beside the product of the weights before them with values. The first turn has no such weights, the last one
-    // no scores: which of them it is, is known where it is written.
+    // Overlaps the next scores with the product of the previous weights and values. The first iteration has
+    // no previous weights and the last no next scores; constants select them at compile time.
     auto turn = [&](int t, const bool start) WRITTEN_OUT {
         const int key = (first + t) * COLS;
         const bool edge = key + COLS > p.keys || key + COLS - 1 > row + p.right || key < row + 16 * ROWS16 - 1 - p.left;
@@ -151,7 +152,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
         fetch(t + STAGES - 1);
     };
 #if ROWS == UNIT_ROWS
-    // All warps see the same tiles.
+    // All warps have the same range of tiles.
     arrive(0);
     if (count > 0) {
         turn(0, true);
@@ -180,7 +181,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             float sum = state.sum[m][half];
             sum += __shfl_xor_sync(0xffffffff, sum, 1);
             sum += __shfl_xor_sync(0xffffffff, sum, 2);
-            // Who sees nothing gets zeros.
+            // A query that attends to no key gets zeros.
             rescale[m][half] = sum > 0 ? KEPT(p) / sum : 0.0f;
             int query = row + 16 * m + 8 * half + (lane >> 2);
             if ((lane & 3) == 0 && query < p.queries) {
@@ -189,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) attention_fwd(cons
             }
         }
 #if !KEEP
-    // The other warps of the unit may still read the queries.
+    // Other warps of the unit may still read the queries.
     __syncthreads();
 #endif
     store<ROWS>(out, rescale, q_tile, warp_row(), head_of(p.out, work.batch, work.head), p.out.row, row, p.queries);

@@ -1,12 +1,15 @@
-// The gradient that a linear layer hands to the GELU in front of it, in one pass: c = (a · b) times the derivative of gelu_tanh at x, beside it
-// gelu_tanh(x), which the layer's weight wants, and the sums of c's rows, a tile's at a time, for the bias in front of GELU.
+// The gradient of a linear layer's input and the GELU before it, in one pass: c = (a · b) times the
+// derivative of gelu_tanh at x. It also writes gelu_tanh(x), for the layer's weight gradient, and the column
+// sums of c for each tile of rows, for the bias before GELU.
 //
-// Two groups of warps multiply by wgmma (sm_90a) what the copy engine brings. They leave a tile's sums in shared memory, rounded to the type as a
-// product's are, and go on with the next tile, while other warps finish it: they have few registers and wait for memory, the first have
-// many and wait for nothing. What they give each other waits at barriers, stages and the tile alike.
+// Warp specialisation (sm_90a): two groups of warps multiply by wgmma the stages that TMA loads. They leave a
+// tile's sums in shared memory, rounded to the element type like those of a product, and continue with the
+// next tile. Epilogue warps finish the tile: they have few registers and wait for memory. Barriers
+// synchronise both the stages and the tile.
 //
-// Defined before: BF16, 1 or 0 (f16); STAGES of DEPTH, 64, elements of the sum. In front of it stand tma_pipeline.cuh and packed_halves.cuh. a has its elements
-// side by side along the sum, b along its columns: panels of 64 rows or columns of 128 bytes, whose parts of 16 are swapped (128-byte swizzle).
+// Defined before: BF16, 1 or 0 (f16); STAGES; DEPTH, 64, elements along K of a stage. tma_pipeline.cuh and
+// packed_halves.cuh precede this file. a is K-major and b is MN-major: panels of 64 rows or columns of 128
+// bytes, with 128-byte swizzle.
 
 #define ROWS 128
 #define COLS 256
@@ -14,12 +17,12 @@
 #define BYTES_A (ROWS * 128)
 #define STAGE_BYTES ((ROWS + COLS) * 128)
 #define PANEL_BYTES (DEPTH * 128)
-// Rows of the tile on its way out are 16 bytes apart: no access to it has a bank conflict.
+// Rows of the output tile are padded by 16 bytes, against bank conflicts.
 #define PITCH (COLS * 2 + 16)
 #define MAKERS 8
 #define FINISHERS 7
 #define THREADS ((MAKERS + FINISHERS + 1) * 32)
-// Rows that a warp finishes at a time, and how many times.
+// Rows that an epilogue warp finishes at a time, and the number of iterations.
 #define AT_ONCE 4
 #define TURNS ((ROWS + FINISHERS * AT_ONCE - 1) / (FINISHERS * AT_ONCE))
 
@@ -27,9 +30,9 @@ struct Params {
     Map a, b;
     const u16* x;
     u16 *gelu, *c;
-    // [tiles below each other][n].
+    // [tiles of rows][n].
     float* sums;
-    // Elements from one row to the next.
+    // Row strides in elements.
     i64 x_lead, gelu_lead, c_lead;
     int m, n, k, tiles_n, tiles, unused;
 };
@@ -45,10 +48,10 @@ INLINE void wgmma(float* d, u64 a, u64 b, int add) {
                  : D16(0), D16(16), D16(32), D16(48) : "l"(a), "l"(b), "r"(add));
 }
 
-// x times the sigmoid of u = sqrt(8 / pi) (x + 0.044715 x^3), and the derivative of that. NaN stays NaN.
+// x times the sigmoid of u = sqrt(8 / pi) (x + 0.044715 x^3), and its derivative. NaN stays NaN.
 INLINE void gelu_of(float x, float& gelu, float& slope) {
     float near, power, s;
-    // Past 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
+    // Beyond 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
     asm("{.reg .f32 least; max.NaN.f32 least, %1, 0fC1F00000; min.NaN.f32 %0, least, 0f41F00000;}" : "=f"(near) : "f"(x));
     const float square = near * near;
     // 2^-u, with log2(e) in the factors.
@@ -60,7 +63,7 @@ INLINE void gelu_of(float x, float& gelu, float& slope) {
 
 extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_constant__ Params p) {
     FOLLOW();
-    // Stages, the tile on its way out, sums of its columns by each warp that finishes, barriers.
+    // Stages, the output tile, its column sums by each epilogue warp, barriers.
     extern __shared__ __align__(1024) char memory[];
     const u32 stages = static_cast<u32>(__cvta_generic_to_shared(memory)), out = stages + STAGES * STAGE_BYTES;
     const u32 columns = out + ROWS * PITCH, out_full = columns + FINISHERS * COLS * 4, out_empty = out_full + 8;
@@ -77,13 +80,13 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
     }
     __syncthreads();
     const int steps = (p.k + DEPTH - 1) / DEPTH;
-    // A warp that does not part keeps its addresses in uniform registers, where wgmma wants them.
+    // A warp-uniform value keeps addresses in uniform registers, as wgmma requires.
     const int warp = __shfl_sync(0xffffffff, threadIdx.x >> 5, 0), lane = threadIdx.x & 31;
     int stage = 0;
 
     if (warp < MAKERS) {
         asm volatile("setmaxnreg.inc.sync.aligned.u32 160;");
-        // Four warps have 64 rows, as wgmma wants it.
+        // A warpgroup of four warps has 64 rows, as wgmma requires.
         const int group = warp / 4;
         const bool speaks = threadIdx.x % 128 == 0;
         u32 phase = 0, out_phase = 1;
@@ -108,7 +111,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                 if (++stage == STAGES) stage = 0, phase ^= 1;
             }
             asm volatile("wgmma.wait_group.sync.aligned 0;" ::: "memory");
-            // Keeps the compiler from moving uses of sums over the wait.
+            // Keeps the compiler from moving uses of sums across the wait.
 #pragma unroll
             for (int i = 0; i < COLS / 2; i++) asm volatile("" : "+f"(d[i])::"memory");
             if (speaks) arrive(empty(last));
@@ -180,7 +183,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, 1) gelu_grad(const __grid_
                 }
                 __syncwarp();
                 if (lane == 0) arrive(out_empty);
-                // Of the rows of all warps, in order: behind those that still read the sums of the tile before.
+                // Adds the rows of all warps in order, after all have read the previous tile's sums.
                 asm volatile("bar.sync 1, %0;" ::"n"(FINISHERS * 32) : "memory");
                 float* column = reinterpret_cast<float*>(memory + (columns - stages));
 #pragma unroll

@@ -1,5 +1,5 @@
-// From sm_90 on a kernel may be started while the one in front of it ends (programmatic dependent launch): each waits for that here, before it
-// touches memory.
+// From sm_90 on, a kernel may be started while the previous one ends (programmatic dependent launch): each
+// kernel waits here before it accesses memory.
 #if __CUDA_ARCH__ >= 900
 #define FOLLOW() asm volatile("griddepcontrol.wait;" ::: "memory")
 #else

@@ -1,14 +1,17 @@
-// c = a · b (+ bias) of f32 matrices, for products too small to fill a device tile by tile: the blocks of a cluster share
-// the sums of one tile, and so do the slices of threads in a block; partial sums meet in shared memory, in a fixed order.
+// c = a · b (+ bias) of f32 matrices, for products too small to fill a device with one block for each tile.
+// The blocks of a cluster split the sums of one tile (split-K), and so do slices of threads in a block
+// (slice-K). Partial sums are added in shared memory, in a fixed order.
 //
-// Defined before: ROWS x COLS, a block's tile of c; HIGH x WIDE, a thread's part of it; SLICES of threads; SHARE, blocks of a cluster;
-// A_LINES and B_LINES, 1 where the neighbours in memory of an element of a (or b) are of the next line (row of a, column of b), 0
-// where they are the next along the sum; BIAS, 1 for a number added to each column; SUMS, 1 where the sums of a's rows are written
-// too (A_LINES); DEPTH, 32, elements of each line that the copy engine brings at a time; STAGES, how many such stages there are. In
-// front of it stands tma_pipeline.cuh.
+// Defined before:
+// - ROWS x COLS: a block's tile of c. HIGH x WIDE: a thread's part of it.
+// - SLICES: slices of threads. SHARE: blocks of a cluster.
+// - A_LINES and B_LINES: 1 if a (or b) is MN-major, 0 if it is K-major.
+// - BIAS: 1 to add one value to each column. SUMS: 1 to write the sums of a's rows too (needs A_LINES).
+// - DEPTH: 32, elements along K of a stage, which TMA loads. STAGES: number of stages.
+// tma_pipeline.cuh precedes this file.
 //
-// Where neighbours lie along the sum, a line's 128 bytes of a stage stay together, their eight parts of 16 swapped by the line's last
-// three bits, so that eight lines are read at once.
+// In K-major operands, a row's 128 bytes of a stage are contiguous. Their eight 16-byte parts are swizzled by
+// the row's last three bits, so that eight rows are read at once.
 
 #define DOWN (ROWS / HIGH)
 #define ACROSS (COLS / WIDE)
@@ -18,11 +21,11 @@
 #define PITCH (COLS + 4)
 
 struct Params {
-    // [batch][lines][sum] or [batch][sum][lines], in boxes of a stage.
+    // [batch][rows or columns][K] or [batch][K][rows or columns], in boxes of a stage.
     Map a, b;
     const float* bias;
     float *c, *sums;
-    // Elements from one row to the next, from one matrix of the batch to the next.
+    // Strides of c between rows and between matrices of the batch, in elements.
     i64 lead, step;
     int m, n, k, tiles_n;
     float beta;
@@ -34,7 +37,7 @@ INLINE float4 read(u32 at) {
     asm volatile("ld.shared.v4.f32 {%0, %1, %2, %3}, [%4];" : "=f"(v.x), "=f"(v.y), "=f"(v.z), "=f"(v.w) : "r"(at));
     return v;
 }
-// The same of a block of the cluster.
+// Reads from the shared memory of another block of the cluster.
 INLINE float4 read_of(int block, u32 at) {
 #if SHARE > 1
     float4 v;
@@ -47,12 +50,12 @@ INLINE float4 read_of(int block, u32 at) {
 }
 INLINE float part(const float4& v, int i) { return i == 0 ? v.x : i == 1 ? v.y : i == 2 ? v.z : v.w; }
 
-// Which line of a tile is a thread's i-th: neighbours in shared memory are read together.
+// Row (or column) of a tile that is a thread's i-th: neighbours in shared memory are read together.
 template <int BY_LINES, int THERE> INLINE int line(int mine, int i) {
     return BY_LINES ? mine * 4 + i / 4 * (THERE * 4) + i % 4 : mine + i * THERE;
 }
 
-// Four elements along the sum, from k on, of each of a thread's lines: [line][k].
+// Reads four elements along K, from k on, of each of a thread's rows (or columns): [line][k].
 template <int LINES, int BY_LINES, int THERE, int COUNT>
 INLINE void take(float (&to)[COUNT][4], u32 tile, int mine, int k) {
     if (BY_LINES) {
@@ -66,7 +69,7 @@ INLINE void take(float (&to)[COUNT][4], u32 tile, int mine, int k) {
             }
         }
     } else {
-        // Lines a multiple of eight apart are swapped alike.
+        // Rows a multiple of eight apart have the same swizzle.
         const u32 at = tile + mine * (DEPTH * 4), same = at + ((k / 4 ^ mine) & 7) * 16;
 #pragma unroll
         for (int i = 0; i < COUNT; i++) {
@@ -87,21 +90,21 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
 #endif
     product(const __grid_constant__ Params p) {
     FOLLOW();
-    // Tiles begin at multiples of 1024; the barriers lie before them.
+    // Tiles begin at multiples of 1024 bytes, after the barriers.
     extern __shared__ __align__(1024) float shared[];
     float* memory = shared + 256;
     const u32 base = static_cast<u32>(__cvta_generic_to_shared(memory)), barriers = base - 1024;
     const int tile = blockIdx.x / SHARE, rank = blockIdx.x % SHARE;
     const int row0 = tile / p.tiles_n * ROWS, col0 = tile % p.tiles_n * COLS;
     const int rows = p.m - row0, cols = p.n - col0;
-    // A block's part of the sum, in stages.
+    // This block's part of the sum, in stages.
     const int all = (p.k + DEPTH - 1) / DEPTH, first = all * rank / SHARE, steps = all * (rank + 1) / SHARE - first;
     const int slice = threadIdx.x / (DOWN * ACROSS), mine = threadIdx.x % (DOWN * ACROSS);
-    // A warp has 4 x 8 threads of a tile: what it reads of shared memory at once is least.
+    // A warp has 4 x 8 threads of a tile, which minimises its reads of shared memory.
     const int warp = mine / 32, lane = mine % 32;
     const int down = warp / (ACROSS / 4) * 8 + lane / 4, across = warp % (ACROSS / 4) * 4 + lane % 4;
 
-    // Of each stage, whether it is full, and whether all warps have read it.
+    // Two barriers for each stage: the stage is full; all warps have read the stage.
     auto full = [&](int step) { return barriers + step % STAGES * 16; };
     auto empty = [&](int step) { return barriers + step % STAGES * 16 + 8; };
     if (threadIdx.x == 0) {
@@ -117,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
     float row_sum = 0;
 #endif
     if (threadIdx.x == THREADS) {
-        // The last warp has one thread that asks, and no part of the tile.
+        // One thread of the last warp issues the loads; this warp computes no part of the tile.
         for (int step = 0; step < steps; step++) {
             const int k = (first + step) * DEPTH;
             const u32 to = base + step % STAGES * ((SIZE_A + SIZE_B) * 4);
@@ -150,7 +153,8 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
 #pragma unroll
                         for (int s = 0; s < WIDE; s++) sum[r][s] = fmaf(x[r][j], y[s][j], sum[r][s]);
             }
-            // The copy engine is another proxy: without a fence what it brings next may overtake reads that are still under way.
+            // TMA is another proxy: without a fence, its next loads may overtake reads that are still in
+            // progress.
             asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
             __syncwarp();
             if (threadIdx.x % 32 == 0) arrive(empty(step));
@@ -158,7 +162,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
     }
     __syncthreads();
 
-    // The slices' sums, one after the other in memory.
+    // Stores the slices' sums, one after the other in shared memory.
     if (threadIdx.x < THREADS) {
         float* mine_of = memory + slice * (ROWS * PITCH);
 #pragma unroll
@@ -178,7 +182,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
 #else
     __syncthreads();
 #endif
-    // Four sums of as many parts, `step` apart in the memory of each block of the cluster.
+    // Adds four sums over `parts` parts, `step` apart in the memory of each block of the cluster.
     auto added = [&](int at, int parts, int step) {
         float4 sum = make_float4(0, 0, 0, 0);
 #pragma unroll
@@ -228,7 +232,7 @@ extern "C" __global__ void __launch_bounds__(THREADS + 32, 1)
     }
 #endif
 #if SHARE > 1
-    // Others may still read this block's memory.
+    // Other blocks may still read this block's memory.
     cluster_barrier();
 #endif
 }

@@ -1,4 +1,4 @@
-// Stages of shared memory that the copy engine fills and threads empty, with a barrier for each (from sm_90 on).
+// Stages of shared memory that TMA fills and threads consume, with barriers (from sm_90 on).
 
 typedef unsigned int u32;
 typedef unsigned short u16;
@@ -7,15 +7,15 @@ typedef long long i64;
 
 #define INLINE __device__ __forceinline__
 
-// What the copy engine is told of a tensor.
+// A tensor map, the descriptor of a tensor for TMA.
 struct alignas(64) Map {
     u64 words[16];
 };
 
 INLINE void prepare(u32 barrier, u32 arrivals) { asm volatile("mbarrier.init.shared.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory"); }
-// Makes barriers that this thread has prepared known to the copy engine.
+// Makes barriers that this thread has initialised visible to TMA.
 INLINE void prepared() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
-// One thread of the block asks; the barrier of the stage counts the bytes.
+// One thread of the block announces the bytes that the stage's barrier counts.
 INLINE void expect(u32 barrier, u32 bytes) {
     asm volatile("mbarrier.arrive.expect_tx.shared.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
@@ -27,7 +27,7 @@ INLINE void wait(u32 barrier, u32 parity) {
                      : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
     } while (!done);
 }
-// A box of a tensor of two or three dimensions.
+// Loads a box of a tensor of two or three dimensions.
 INLINE void ask(u32 to, const Map& map, int x, int y, u32 barrier) {
     asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%2, %3}], [%4];"
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(barrier) : "memory");
@@ -37,8 +37,9 @@ INLINE void ask(u32 to, const Map& map, int x, int y, int z, u32 barrier) {
                  ::"r"(to), "l"(&map), "r"(x), "r"(y), "r"(z), "r"(barrier) : "memory");
 }
 
-// What wgmma is told of a place in shared memory, 128-byte swizzle and eight rows of a panel every 1024 bytes: the low word, with the bytes from
-// one panel to the next, to which steps are added in units of 16 bytes; and all of it.
+// Matrix descriptor of wgmma for shared memory, with 128-byte swizzle and eight rows of a panel every 1024
+// bytes. The low word has the bytes between panels; steps are added to it in units of 16 bytes. `described`
+// returns the whole descriptor.
 INLINE u32 describe(u32 at, u32 panel) { return (at >> 4) + (panel >> 4 << 16); }
 INLINE u64 described(u32 low) {
     u64 all;

@@ -1,12 +1,15 @@
-//! Every kernel of forebay, written once in WGSL, and the preprocessor that specialises them.
+//! All portable kernels of forebay, written once in WGSL, and the preprocessor that specialises them.
 //!
-//! A kernel is a file in `wgsl/`: WGSL with [minijinja] tags for what WGSL's own `override` constants cannot say
-//! (element types, the expression of an elementwise operation, which files of `math/` it needs). [`render`] turns
-//! a template and its definitions into plain WGSL, which a backend hands to its compiler.
+//! A kernel is a file in `wgsl/`: WGSL with [minijinja] tags for parts that WGSL's own `override` constants
+//! cannot express. Examples are element types, the expression of an elementwise operation, and the required
+//! files of `math/`. [`render`] converts a template and its definitions to plain WGSL, which a backend
+//! compiles.
 //!
-//! Conventions. Storage buffers are `@group(0) @binding(0..n)`, declared through the macros of `types.wgsl`;
-//! parameters are one uniform block `p` at `@group(1) @binding(0)`; the entry point is `main`; workgroups are
-//! numbered by `group_index`, because a grid longer than 65,535 groups is folded into y.
+//! Conventions:
+//! - Storage buffers are `@group(0) @binding(0..n)`, declared through the macros of `types.wgsl`.
+//! - Parameters are one uniform block `p` at `@group(1) @binding(0)`.
+//! - The entry point is `main`.
+//! - `group_index` numbers the workgroups, because a grid longer than 65,535 groups is folded into y.
 
 use std::collections::BTreeMap;
 use std::hash::{Hash, Hasher};
@@ -21,22 +24,22 @@ pub mod reflection;
 mod templates;
 pub use templates::TEMPLATES;
 
-/// One definition handed to a template.
+/// A definition that a template receives.
 #[derive(Clone, Debug, Eq)]
 pub enum TemplateDef {
-    /// A word or an expression.
+    /// A name or an expression.
     Str(&'static str),
-    /// Several of them.
+    /// Several names or expressions.
     StrList(smallvec::SmallVec<[&'static str; 2]>),
-    /// A number.
+    /// An integer.
     Int(i64),
-    /// Several of them.
+    /// Several integers.
     IntList(smallvec::SmallVec<[u8; 16]>),
-    /// A switch.
+    /// A flag.
     Bool(bool),
 }
 
-/// Whether two words are the same, which are mostly in the same place.
+/// Compares two strings, whose addresses are mostly equal.
 #[inline]
 fn str_eq(a: &str, b: &str) -> bool {
     std::ptr::eq(a, b) || a == b
@@ -61,7 +64,8 @@ impl PartialEq for TemplateDef {
 impl Hash for TemplateDef {
     #[inline]
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // Of words their bytes, without what would keep lists of them apart that are hardly ever of one template.
+        // Hashes the bytes of strings without list lengths: lists that differ only in structure are rare
+        // within a template.
         match self {
             Self::Str(s) => state.write(s.as_bytes()),
             Self::StrList(l) => l.iter().for_each(|s| state.write(s.as_bytes())),
@@ -98,12 +102,13 @@ impl From<&[u8]> for TemplateDef {
     }
 }
 
-/// A template with its definitions: the name of one kernel. Cheap to build, to hash and to compare, as every launch does.
+/// A template with its definitions, which identifies a kernel. Cheap to build, hash and compare, because
+/// every launch does so.
 #[derive(Clone, Debug, Eq)]
 pub struct KernelSpec {
-    /// The file in `wgsl/`, without its ending.
+    /// Name of the file in `wgsl/`, without extension.
     pub template: &'static str,
-    /// Its definitions.
+    /// Definitions of the template, by name.
     pub defs: Vec<(&'static str, TemplateDef)>,
 }
 
@@ -118,17 +123,17 @@ impl PartialEq for KernelSpec {
 
 impl Hash for KernelSpec {
     fn hash<H: Hasher>(&self, state: &mut H) {
-        // The names are those of the template.
+        // The template implies the names of the definitions.
         state.write(self.template.as_bytes());
         self.defs.iter().for_each(|(_, def)| def.hash(state));
     }
 }
 
 impl KernelSpec {
-    /// A template without definitions.
+    /// Creates a spec without definitions.
     #[must_use]
     pub fn new(template: &'static str) -> Self {
-        // On the heap: it is handed on by value with each definition.
+        // On the heap, because each definition moves the spec by value.
         Self { template, defs: Vec::with_capacity(16) }
     }
 
@@ -139,7 +144,8 @@ impl KernelSpec {
         self
     }
 
-    /// A short name for messages and profiles: the template and its words; of a chain, its operations and the type of its result.
+    /// Returns a short name for messages and profiles: the template with its string definitions. For a fused
+    /// chain, returns the operations and the dtype of the result.
     #[must_use]
     pub fn label(&self) -> String {
         let list = |name| {
@@ -165,13 +171,13 @@ impl KernelSpec {
     }
 }
 
-/// A template that could not be rendered: a mistake in this workspace or in a caller's definitions.
+/// Error while rendering a template: a bug in this workspace or in the caller's definitions.
 #[derive(Debug, Error)]
 #[error("kernel template `{template}`: {message}")]
 pub struct RenderError {
-    /// The template.
+    /// Name of the template.
     pub template: String,
-    /// What the preprocessor said, with the line.
+    /// The preprocessor's message, with the line.
     pub message: String,
 }
 
@@ -188,10 +194,10 @@ fn template_environment() -> &'static Environment<'static> {
     })
 }
 
-/// The WGSL of a kernel.
+/// Renders the WGSL of a kernel.
 ///
 /// # Errors
-/// The template does not exist, misses a definition, or is malformed.
+/// The template does not exist, lacks a definition, or is malformed.
 pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
     let fail =
         |e: minijinja::Error| RenderError { template: spec.template.to_owned(), message: format!("{e:#}") };
@@ -213,7 +219,8 @@ pub fn render(spec: &KernelSpec) -> Result<String, RenderError> {
     template.render(defs).map_err(fail)
 }
 
-/// Which storage buffers of a module may be written, a bit for each binding of group 0; all of them where it cannot be told.
+/// Returns a bit mask of the storage bindings of group 0 that a module may write; all bits if this cannot be
+/// determined.
 #[must_use]
 pub fn writable_bindings(wgsl: &str) -> u32 {
     let mut bits = 0;
@@ -222,7 +229,7 @@ pub fn writable_bindings(wgsl: &str) -> u32 {
         let (before, from) = rest.split_at(at);
         let access = from.split('>').next().unwrap_or("");
         if access.contains("write") {
-            // The attributes stand between the end of the declaration before and this one.
+            // The attributes are between the end of the previous declaration and this one.
             let attributes = before.rsplit([';', '}']).next().unwrap_or("");
             let binding = attributes.rsplit_once("@binding(").and_then(|(_, n)| n.split(')').next());
             match binding.and_then(|n| n.trim().trim_end_matches('u').parse::<u32>().ok()) {

@@ -1,4 +1,4 @@
-//! A user's WGSL module: what it declares, and errors in its own terms.
+//! Reflection of a user's WGSL module: its declarations, and errors in terms of its source.
 
 use naga::front::wgsl;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
@@ -7,35 +7,35 @@ use naga::{AddressSpace, Module, ShaderStage, StorageAccess, TypeInner};
 /// A storage buffer at `@group(0)`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorageBuffer {
-    /// The number of its binding.
+    /// Binding number.
     pub binding: u32,
-    /// Its name.
+    /// Name in the WGSL.
     pub name: String,
     /// If true, the module may write it.
     pub is_writable: bool,
-    /// The WGSL name of the numbers that it is an array of, or vectors of; empty where they are something else.
+    /// WGSL name of the scalars that the array's elements consist of; empty for other types.
     pub element_type: &'static str,
 }
 
 /// Declarations of a module.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ModuleInterface {
-    /// The storage buffers, by their bindings.
+    /// The storage buffers, by binding.
     pub buffers: Vec<StorageBuffer>,
     /// Bytes of the uniform block at `@group(1) @binding(0)`; `None` without one.
     pub params_size: Option<u32>,
-    /// Invocations of a workgroup in x, y and z; `None` where `override` constants decide.
+    /// Invocations of a workgroup in x, y and z; `None` if `override` constants determine them.
     pub workgroup_size: Option<[u32; 3]>,
 }
 
 /// Reads the interface of a module's compute entry point.
 ///
 /// # Errors
-/// The module is no valid WGSL, or has no such entry point: the text says the line and the rule.
+/// The module is not valid WGSL, or has no such entry point: the message names the line and the rule.
 pub fn reflect_module(wgsl: &str, entry: &str) -> Result<ModuleInterface, String> {
     let module = wgsl::parse_str(wgsl).map_err(|error| error.emit_to_string(wgsl))?;
     Validator::new(ValidationFlags::all(), Capabilities::all()).validate(&module).map_err(|error| {
-        // The innermost cause says the rule; those around it count expressions of the compiler's own.
+        // The innermost cause names the rule; the outer ones contain the compiler's indices of expressions.
         let mut rule: &dyn std::error::Error = error.as_inner();
         while let Some(source) = rule.source() {
             rule = source;
@@ -80,7 +80,7 @@ pub fn reflect_module(wgsl: &str, entry: &str) -> Result<ModuleInterface, String
     Ok(out)
 }
 
-/// The numbers that an array consists of.
+/// Returns the name of an array's scalar type.
 fn element_type_name(module: &Module, ty: naga::Handle<naga::Type>) -> &'static str {
     let TypeInner::Array { base, .. } = module.types[ty].inner else { return "" };
     let scalar = match module.types[base].inner {
@@ -99,7 +99,7 @@ fn element_type_name(module: &Module, ty: naga::Handle<naga::Type>) -> &'static 
     }
 }
 
-/// Without the numbers that the compiler gives to expressions and types: `[12]`.
+/// Removes the compiler's indices of expressions and types, such as `[12]`.
 fn strip_handles(text: &str) -> String {
     let mut out = String::new();
     let mut rest = text;

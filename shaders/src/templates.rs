@@ -1,8 +1,8 @@
-//! The list of templates: a new kernel is one file and one line here.
+//! The list of templates: a new kernel needs one file and one line here.
 
 macro_rules! templates {
     ($($name:literal),* $(,)?) => {
-        /// Every template: its name, and its text.
+        /// All templates: name and source text.
         pub const TEMPLATES: &[(&str, &str)] =
             &[$(($name, include_str!(concat!("../wgsl/", $name, ".wgsl")))),*];
     };
@@ -96,7 +96,7 @@ templates! {
     "math/activation",
 }
 
-/// The text of a template.
+/// Returns the source text of a template.
 pub(crate) fn template_source(name: &str) -> Option<&'static str> {
     TEMPLATES.iter().find(|(n, _)| *n == name).map(|(_, text)| *text)
 }

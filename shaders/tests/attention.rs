@@ -1,4 +1,4 @@
-//! Every form of the attention kernels is valid WGSL, and fits the smallest workgroup memory and bindings.
+//! Every variant of the attention kernels is valid WGSL, and fits the minimum workgroup memory and bindings.
 
 use forebay_shaders::KernelSpec;
 
@@ -37,7 +37,7 @@ fn attention() {
                 };
                 for pass in ["forward", "queries", "keys"] {
                     check_limits(&spec(pass, false), 16 << 10);
-                    // As core/src/ops/attention.rs counts.
+                    // Counts like core/src/ops/attention.rs.
                     let fours = |extent: usize| extent.div_ceil(4);
                     let rows = if pass == "forward" { fours(head) } else { fours(head.max(value)) };
                     let columns = 8 * (head.div_ceil(32) + value.div_ceil(32));

@@ -1,4 +1,4 @@
-//! The files of `wgsl/math/`: each states what it needs, and with exactly that it is valid WGSL.
+//! The files of `wgsl/math/`: each states its dependencies, and is valid WGSL with exactly those.
 
 use std::collections::BTreeSet;
 
@@ -9,14 +9,14 @@ fn math_files() -> impl Iterator<Item = (&'static str, &'static str)> {
     TEMPLATES.iter().filter_map(|(name, text)| Some((name.strip_prefix("math/")?, *text)))
 }
 
-/// The names after `// needs:` on the first line.
+/// Returns the names after `// needs:` on the first line.
 fn declared_needs(text: &'static str) -> Vec<&'static str> {
     let line = text.lines().next().and_then(|l| l.strip_prefix("// needs: "));
     let line = line.unwrap_or_else(|| panic!("the first line must say `// needs: ...`:\n{text}"));
     if line == "none" { Vec::new() } else { line.split(", ").collect() }
 }
 
-/// The text of each name.
+/// Returns the concatenated texts of some files.
 fn texts(names: &[&str]) -> String {
     names
         .iter()
@@ -33,7 +33,8 @@ fn every_file_is_valid_with_exactly_what_it_says_it_needs() {
         let wgsl = texts(&names);
         let module = naga::front::wgsl::parse_str(&wgsl)
             .unwrap_or_else(|e| panic!("{file}: {}", e.emit_to_string(&wgsl)));
-        // The files must do on the smallest device, but for what is of f64 itself, and of halves, which every driver that wgpu takes reads.
+        // The files must work on the smallest device. Exceptions are f64 and f16 conversions; every driver
+        // that wgpu accepts supports the latter.
         let needed = match file {
             _ if file.starts_with("f64") => Capabilities::FLOAT64,
             "packed_halves" => Capabilities::SHADER_FLOAT16_IN_FLOAT32,
@@ -69,7 +70,7 @@ fn files_pass_the_preprocessor_unchanged_and_do_not_clash() {
 
 #[test]
 fn accuracy_does_not_hang_on_a_drivers_functions() {
-    // What differs from driver to driver, or asks for a fused operation that may not be fused.
+    // Builtins whose results differ between drivers, or that request a fused operation that may not be fused.
     let banned = [
         "exp",
         "exp2",
@@ -97,7 +98,7 @@ fn accuracy_does_not_hang_on_a_drivers_functions() {
         "fract",
     ];
     for (file, text) in math_files() {
-        // What is said to be near takes what the device has.
+        // Functions named `near` may use the device's approximations.
         for line in text.lines().filter(|line| !line.starts_with("fn m_near_")) {
             let code = line.split("//").next().unwrap_or_default();
             let words = code.split_inclusive(|c: char| !c.is_alphanumeric() && c != '_');
@@ -108,8 +109,8 @@ fn accuracy_does_not_hang_on_a_drivers_functions() {
     }
 }
 
-/// `&&` and `||` are branches: eight or thirty-two copies of a function with a few of them in one kernel took a compiler
-/// minutes and gigabytes. Conditions without effects are joined by `&` and `|`.
+/// `&&` and `||` are branches. Many inlined copies of a function with several branches took compilers minutes
+/// and gigabytes. Conditions without side effects are therefore joined by `&` and `|`.
 #[test]
 fn conditions_do_not_branch() {
     for (file, text) in math_files() {

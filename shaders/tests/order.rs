@@ -1,4 +1,4 @@
-//! Every form of the kernels that sort, place and select is valid WGSL.
+//! Every variant of the sort, scatter and select kernels is valid WGSL.
 
 use forebay_shaders::KernelSpec;
 

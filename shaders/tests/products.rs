@@ -1,11 +1,11 @@
-//! The kernels of products and convolutions are valid WGSL in every form that the core asks for.
+//! Every variant of the matrix product and convolution kernels that the core uses is valid WGSL.
 
 use forebay_shaders::{KernelSpec, TemplateDef};
 
 mod common;
 use common::render_valid;
 
-/// The definitions of a tile, and of the simple way.
+/// Returns the definitions of the tiled and the simple variants.
 fn matmul_variants() -> Vec<Vec<(&'static str, TemplateDef)>> {
     let mut ways = Vec::new();
     for (high, rows, cols, depth) in
@@ -31,7 +31,7 @@ fn matmul_variants() -> Vec<Vec<(&'static str, TemplateDef)>> {
     ways
 }
 
-/// Every way of a kernel in every mode that goes with it.
+/// Checks every variant of a kernel in every supported mode.
 fn check_variants(spec: &KernelSpec, tiles: bool) {
     for way in matmul_variants() {
         let tiled = way[0].1 == TemplateDef::Str("tiled");

@@ -1,4 +1,4 @@
-//! Every form of the reduction, scan and normalisation kernels is valid WGSL.
+//! Every variant of the reduction, scan and normalisation kernels is valid WGSL.
 
 use forebay_shaders::KernelSpec;
 
@@ -271,7 +271,7 @@ fn cross_entropy() {
         let soft = dtype == goal;
         for pass in ["forward", "backward", "both"] {
             for smooth in [false, true] {
-                // Both at once is of classes, over the logits.
+                // The pass `both` supports only class targets, and writes over the logits.
                 if soft && pass == "both" {
                     continue;
                 }
@@ -282,7 +282,7 @@ fn cross_entropy() {
                     (256, false, 4, true, true),
                     (64, false, 1, false, true),
                 ] {
-                    // Only rows of whole workgroups are kept, and where both is done at once.
+                    // Only `both` keeps rows in memory, and only rows of whole workgroups.
                     let held = if pass == "both" && lanes >= 256 { 4096usize } else { 0 };
                     let lanes = if held > 0 && ragged { 512 } else { lanes };
                     let spec = KernelSpec::new("cross_entropy")

@@ -1,4 +1,5 @@
-//! The kernels of resizing, of windows, of distances, of bags, of positions and of recurrent steps are valid WGSL in every form that the core asks for.
+//! Every variant of the resampling, pooling, distance, embedding bag, rotary and recurrent kernels that the
+//! core uses is valid WGSL.
 
 use forebay_shaders::KernelSpec;
 
@@ -83,7 +84,7 @@ fn bags() {
         for index in ["i64w", "i32", "u32"] {
             for offsets in ["none", "i64w", "i32", "u32"] {
                 for (mode, scaled) in [("sum", false), ("sum", true), ("mean", false), ("max", false)] {
-                    // Indices are read by one line in all.
+                    // All stages read indices the same way, so one dtype covers them.
                     let stages: &[_] =
                         if index == "i32" { &["whole", "parts", "joined"] } else { &["whole"] };
                     for &stage in stages {

@@ -1,5 +1,6 @@
 {#-
-The scale of the losses after a step: it backs off where a flag is set, and grows after enough steps without. One thread.
+Updates the loss scale after a step: backs off if a flag is set, and grows after enough steps without. One
+  thread.
 -#}
 {% include "math/base" %}
 struct Params {
@@ -26,7 +27,8 @@ fn main() {
         steps = 0.0;
     } else if steps >= p.interval {
         let grown = scale * p.growth;
-        // Up to 2^126 (by its bits: it may be infinite), beyond which the inverse is no normal number.
+        // Up to 2^126 (compared by bits: `grown` may be infinite), beyond which the inverse is no normal
+        // float.
         if m_bits(grown) <= 0x7e800000u { scale = grown; }
         steps = 0.0;
     }

@@ -1,9 +1,9 @@
 {#-
-What a view with strides does, turned round: out[k] = the sum of all elements of the input that the view's layout puts at
-element k, in the order of their indices. Where a layout repeats elements, that is how their gradients add up: each
-invocation finds the indices that lead to its element, so that no two write one place.
+Gradient of a strided view: out[k] = sum of all elements of the input that the view's layout places at element
+  k, in index order. This adds up the gradients of repeated elements. Each invocation finds the indices that
+  lead to its element, so no two write one element.
 
-dtype · rank: dimensions of the layout, at least one, of strides that fall and are not 0
+dtype · rank: dimensions of the layout, at least one, with descending nonzero strides
 -#}
 {%- import "types" as t -%}
 {%- set T = t.value(dtype) -%}
@@ -11,13 +11,13 @@ dtype · rank: dimensions of the layout, at least one, of strides that fall and 
 {{ t.prelude() }}
 struct Params {
     n: u32,
-    // Where the layout starts, less where the result does: one of both is 0.
+    // Offset of the layout minus that of the result, split by sign: one of both is 0.
     after: u32,
     before: u32,
     in_offset: u32,
     shape: array<vec4<u32>, 2>,
     strides: array<vec4<u32>, 2>,
-    // How far the dimensions that follow lead.
+    // Largest offset that the following dimensions reach.
     reach: array<vec4<u32>, 2>,
     in_strides: array<vec4<u32>, 2>,
 }
@@ -40,7 +40,7 @@ fn sum_at(i: u32) -> {{ T }} {
     let left{{ d + 1 }} = left{{ d }} - i{{ d }} * stride{{ d }};
     let from{{ d + 1 }} = from{{ d }} + i{{ d }} * p.in_strides{{ at }};
     {% endfor %}
-    // The last dimension reaches no further: nothing is left over here.
+    // The last dimension has no further reach: the remainder is zero here.
     total += input_at(from{{ rank }});
     {% for d in range(rank) %}
     }

@@ -1,14 +1,19 @@
 {#-
-Attention without the matrix of weights, FlashAttention-2's way: 64 rows of one head in a workgroup walk over what they
-meet in tiles of 32 columns. Rows are queries and columns keys, in the last pass the other way round; sums are f32, and
-nothing depends on the order of workgroups. Of the 128 threads each has four rows and four columns of a tile.
+Attention without the matrix of weights, like FlashAttention-2. A workgroup has 64 rows of one head and
+iterates over tiles of 32 columns. Rows are queries and columns keys; in the last pass rows are keys. Sums are
+f32, and nothing depends on the order of workgroups. Each of the 128 threads has four rows and four columns of
+a tile.
 
-pass: `forward`: out and the logarithm of each query's sum of exponentials · `queries`: the gradient of q · `keys`: those of k and v
+pass: `forward` (out and the log-sum-exp of each query), `queries` (the gradient of q), `keys` (those of k and
+  v)
 dtype: of q, k, v, out and their gradients · head, value: elements of a row of q and k, and of v
-mask: the mask's dtype, or "": bool lets through, floats are added · dropout: weights are dropped, by the same numbers in every pass
-mode: `packed` if rows of results are aligned runs of whole fours, else `scattered` · fours: so are the rows of what is read
-whole: rows and columns lie in the workgroup's memory in all their length (and the forward pass's rows for good), else 16 elements at a time
-The gradients of k and v lie in one buffer.
+mask: the mask's dtype, or ""; bool keeps scores, floats are added
+dropout: with dropout, equal in every pass
+mode: `packed` if rows of results are aligned and whole quads, else `scattered`
+fours: the rows of operands are, too
+whole: rows and columns are in workgroup memory at full length (the forward pass's rows permanently); else 16
+  elements at a time
+The gradients of k and v share one buffer.
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -21,16 +26,16 @@ The gradients of k and v lie in one buffer.
 {% endif %}
 {{ t.prelude() }}
 struct Params {
-    // Of each: batch, heads, kv heads, queries.
+    // Batch, heads, kv heads, queries.
     extents: vec4<u32>,
-    // Keys; query i sees keys i - left to i + right; workgroups for the rows of a head.
+    // Keys; left and right: query i attends to keys i - left to i + right; workgroups for the rows of a head.
     window: vec4<u32>,
-    // The generator's offset and seed.
+    // Philox offset and seed.
     random: vec4<u32>,
-    // First elements of q, k, v, the gradient; of both results, the mask.
+    // Offsets of q, k, v, the gradient; of both results, the mask.
     ins: vec4<u32>,
     outs: vec4<u32>,
-    // Steps of the batch, the head, the row, the element.
+    // Strides of the batch, the head, the row, the element.
     q: vec4<u32>,
     k: vec4<u32>,
     v: vec4<u32>,
@@ -39,7 +44,7 @@ struct Params {
     two: vec4<u32>,
     mask: vec4<u32>,
     scale: f32,
-    // What a weight that is kept is multiplied by.
+    // Factor of a weight that is kept.
     kept: f32,
     threshold: u32,
 }
@@ -63,24 +68,24 @@ struct Params {
 {{ t.output(next.binding + 1, "lse", "f32") }}
 {% else %}
 {{ t.quads(next.binding, "g", dtype) if fours else t.input(next.binding, "g", dtype) }}
-// The logarithms, then each query's sum of g · out.
+// The log-sum-exps, then each query's sum of g · out.
 {{ t.input(next.binding + 1, "stats", "f32") }}
 {{ t.output(next.binding + 2, "one", dtype, mode) }}
 {% endif %}
 
-// Where the head at hand begins in each.
+// Offsets of the current head in each operand.
 var<private> q_base: u32;
 var<private> k_base: u32;
 var<private> v_base: u32;
 var<private> g_base: u32;
 var<private> mask_base: u32;
-// The head's number among all queries' heads.
+// Index of the head among all queries' heads.
 var<private> at_head: u32;
 
 {% set queries = "p.extents.w" %}
 {% set keys = "p.window.x" %}
 {% for name, rows, depth in [("q", queries, head), ("k", keys, head), ("v", keys, value)] + ([] if pass == "forward" else [("g", queries, value)]) %}
-// Four elements of a row; zeros outside.
+// Reads a quad of a row; zeros outside.
 fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
     let at = {{ name }}_base + min(row, {{ rows }} - 1u) * p.{{ name }}.z;
     {% if fours %}
@@ -95,12 +100,12 @@ fn {{ name }}_four(row: u32, d: u32) -> vec4<f32> {
 }
 {% endfor %}
 
-// Lower than every score: marks what a query does not see.
+// Lower than every score: marks the keys that a query does not attend to.
 const NEVER = -3.4e38;
 fn sees(query: u32, key: u32) -> bool {
     return (query < {{ queries }}) & (key < {{ keys }}) & (key + p.window.y >= query) & (key <= query + p.window.z);
 }
-// The score of a product, or NEVER.
+// Returns the score of a product, or NEVER.
 fn score(product: f32, query: u32, key: u32) -> f32 {
     if !sees(query, key) { return NEVER; }
     var s = product * p.scale;
@@ -115,7 +120,7 @@ fn score(product: f32, query: u32, key: u32) -> f32 {
     {% endif %}
     return select(s, -3.3e38, s < -3.3e38);
 }
-// What a weight is multiplied by.
+// Returns the dropout factor of a weight.
 fn keep(query: u32, key: u32) -> f32 {
     {% if dropout %}
     return m_kept(at_head * {{ queries }} + query, key, p.random.xy, p.random.zw, p.threshold, p.kept);
@@ -128,23 +133,24 @@ fn keep(query: u32, key: u32) -> f32 {
 {% set wide = namespace(head=(head + 31) // 32, value=(value + 31) // 32) %}
 {% if whole %}
 {% set longest = fours_of.head if pass == "forward" or head >= value else fours_of.value %}
-// 64 rows; 32 columns of the first product, and of what the second is of: a four 65, or 33, apart from the next one of its row.
+// 64 rows, and 32 columns for the first and second product. Quads of a row are 65, or 33, apart.
 var<workgroup> tile: array<vec4<f32>, {{ 65 * longest }}>;
 var<workgroup> near: array<vec4<f32>, {{ 33 * 8 * wide.head }}>;
 var<workgroup> far: array<vec4<f32>, {{ 33 * 8 * wide.value }}>;
 {% else %}
-// Part of 64 rows, or some lines of columns whole; part of 32 columns.
+// Part of 64 rows, or some whole columns; part of 32 columns.
 var<workgroup> tile: array<vec4<f32>, 260>;
 var<workgroup> near: array<vec4<f32>, 132>;
 {% endif %}
-// Weights, of a row nine fours apart from the next one; numbers of the rows.
+// Weights, with nine quads for each row; statistics of the rows.
 var<workgroup> weights: array<vec4<f32>, 576>;
 {% if pass == "forward" %}
 var<workgroup> parts: array<f32, 128>;
 var<workgroup> factors: array<f32, 64>;
 {% endif %}
 
-{#- `count` lines of `name`, `fours` of each from element `d` on, to `into`: the lines that a thread reads stand `count / 4` apart. -#}
+{#- Loads `count` lines of `name`, `fours` of each from element `d` on, to `into`; a thread's lines are
+`count / 4` apart. -#}
 {% macro load(into, name, first, count, fours, d) %}
     for (var at = lane; at < {{ count * fours }}u; at += 128u) {
         let line = at / {{ fours }}u;
@@ -153,14 +159,15 @@ var<workgroup> factors: array<f32, 64>;
     }
 {% endmacro %}
 
-{#- Where whole columns lie in memory, between what writes there and what reads: elsewhere loads have barriers of their own. -#}
+{#- Barrier between writes and reads of whole columns in memory; partial loads have their own barriers. -#}
 {% macro between() %}
     {% if whole %}
     workgroupBarrier();
     {% endif %}
 {% endmacro %}
 
-{#- The tile's columns, if they lie in memory whole, once the tile before is done with: of the first product, and of what the second is of. -#}
+{#- Loads whole columns of a tile after the previous tile: of the first product, and of the second one's
+operand. -#}
 {% macro columns(first, second) %}
     {% if whole %}
     workgroupBarrier();
@@ -169,8 +176,8 @@ var<workgroup> factors: array<f32, 64>;
     {% endif %}
 {% endmacro %}
 
-{#- Rows of `a` from row0 on times those of `b` from col0 on: `target`[r][c] is that of row 4 y + r and column 4 x + c. Whole columns lie
-in `columns`, and rows too, if they are `kept`. -#}
+{#- Product of rows of `a` from row0 on and rows of `b` from col0 on. `target`[r][c] is for row 4 y + r
+and column 4 x + c. Whole columns are in `columns`; whole rows too, if `kept`. -#}
 {% macro products(target, a, b, depth, columns, kept) %}
     {% for r in range(4) %}
     var {{ target }}{{ r }} = vec4<f32>();
@@ -201,7 +208,8 @@ in `columns`, and rows too, if they are `kept`. -#}
     {% endif %}
 {% endmacro %}
 
-{#- `target` += weights times rows of `b` from col0 on, which lie in `columns` if they do so whole; fours x + 8 c of rows 4 y + r. -#}
+{#- `target` += weights times rows of `b` from col0 on, in `columns` if whole; quads x + 8 c of rows 4 y +
+r. -#}
 {% macro gather(target, b, depth, columns) %}
 {% set across = (depth + 31) // 32 %}
 {% set lines = 32 if whole or across == 1 else 16 if across == 2 else 8 %}
@@ -243,7 +251,7 @@ in `columns`, and rows too, if they are `kept`. -#}
     {% endfor %}
 {% endmacro %}
 
-{#- Writes `target` · `factor` of the rows below `rows`, where result `name` lies. -#}
+{#- Writes `target` · `factor` of the rows below `rows` to result `name`. -#}
 {% macro store(target, depth, name, rows, factor) %}
     {% for r in range(4) %}
     {% for c in range((depth + 31) // 32) %}
@@ -287,7 +295,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let heads = p.extents.y;
     {% endif %}
     if index >= p.extents.x * heads * tiles { return; }
-    // Those that see most begin first: the last queries, or the first keys.
+    // Rows with the most work start first: the last queries, or the first keys.
     let row0 = {{ "index % tiles" if pass == "keys" else "(tiles - 1u - index % tiles)" }} * 64u;
     let batch = index / tiles / heads;
     let head = index / tiles % heads;
@@ -296,7 +304,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let one_base = p.outs.x + batch * p.one.x + head * p.one.y;
     let two_base = p.outs.y + batch * p.two.x + head * p.two.y;
     {% if pass == "keys" %}
-    // The queries that see some key of these.
+    // The queries that attend to some key of these.
     let last = min(row0 + 63u, {{ keys }} - 1u);
     let begin = (max(row0, p.window.z) - p.window.z) / 32u * 32u;
     let end = min(last + p.window.y + 1u, {{ queries }});
@@ -341,7 +349,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ store("dk", head, "one", keys, "p.scale") }}
     {{ store("dv", value, "two", keys, "1.0") }}
     {% else %}
-    // The keys that some query of these sees.
+    // The keys that some query of these attends to.
     let last = min(row0 + 63u, {{ queries }} - 1u);
     let begin = (max(row0, p.window.y) - p.window.y) / 32u * 32u;
     let end = min(last + p.window.z + 1u, {{ keys }});
@@ -374,7 +382,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {{ store("dq", head, "one", queries, "p.scale") }}
     {% else %}
     {{ zeros("sum", value) }}
-    // Two invocations share the numbers of a row, and each has half of its sum.
+    // Two invocations share a row's statistics, and each has half of its sum.
     let mine = lane >> 1u;
     let side = lane & 1u;
     var largest = NEVER;
@@ -427,7 +435,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     parts[lane] = total;
     workgroupBarrier();
     total = parts[mine * 2u] + parts[mine * 2u + 1u];
-    // A query that sees nothing gets zeros.
+    // A query that attends to no key gets zeros.
     let seen = !(total == 0.0);
     if side == 0u {
         factors[mine] = select(0.0, 1.0 / total, seen);

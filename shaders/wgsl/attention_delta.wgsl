@@ -1,16 +1,16 @@
 {#-
-What attention's gradients need of each query: its logarithm, copied, and behind all of these the sum of g · out. Eight
-invocations for a query.
+Statistics of each query for attention's gradients: its log-sum-exp, copied, and after all of these the sum of
+g · out. Eight invocations for a query.
 
 dtype: of g and out, which have any strides · value: elements of a row
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
 struct Params {
-    // Batch, heads, queries, unused; first elements of g and out.
+    // Batch, heads, queries, unused; offsets of g and out.
     extents: vec4<u32>,
     firsts: vec4<u32>,
-    // Steps of the batch, the head, the row, the element.
+    // Strides of the batch, the head, the row, the element.
     g: vec4<u32>,
     out: vec4<u32>,
 }

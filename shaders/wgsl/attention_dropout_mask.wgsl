@@ -1,6 +1,6 @@
 {#-
-What attention's weights are multiplied by where some are dropped, [.., queries, keys]: for gradients of gradients, which have the weights
-in memory.
+Dropout factors of attention's weights, [.., queries, keys]: for second-order gradients, which have the
+weights in memory.
 -#}
 {%- import "types" as t -%}
 {% include "math/mul_wide" %}

@@ -1,27 +1,30 @@
 {#-
 Batch normalisation of [batch, channels, run], in passes over all elements:
-  `moments`   the sum of each part of a channel, and that of the squares of its distances from the part's mean: held in registers
-  `finish`    mean and reciprocal deviation of each channel from those, which the running statistics follow
-  `forward`   y = (x - mean) * rstd * weight + bias, and no less than 0 with `relu`
+  `moments`   sum of each part of a channel, and sum of squared distances from the part's mean; elements stay
+              in registers
+  `finish`    mean and reciprocal deviation of each channel from the moments; updates the running statistics
+  `forward`   y = (x - mean) * rstd * weight + bias, clamped at 0 with `relu`
   `sums`      backward: for each part of a channel the sums of g * (x - mean) * rstd and of g
   `backward`  the gradient of x; `fixed`: the statistics are constants
 
-dtype: of x, y and their gradients · weight, bias: their dtypes, or "" · mean, var: of running statistics, or "" (finish)
-relu: of elements whose y would be below 0, the gradient is 0 · width: elements of a step, 4 or 1 (moments, sums: of one channel)
+dtype: of x, y and their gradients · weight, bias: dtypes, or ""
+mean, var: of running statistics, or "" (finish)
+relu: the gradient is 0 for negative y · width: elements of a step, 4 or 1 (moments, sums: of one channel)
 even: a step's elements are of one channel (forward, backward) · single: a run is one element (moments, sums)
-hold: steps in a thread's registers (moments) · lanes, across: see rows · quick: no quotient reaches 2^20
+hold: steps in a thread's registers (moments) · lanes, across: see row_reduce
+quick: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
 {% include "math/base" %}
 {{ t.prelude() }}
 struct Params {
-    // Elements; channels; elements of a run; of a channel.
+    // Elements; channels; elements of a run; elements of a channel.
     n: u32,
     channels: u32,
     run: u32,
     extent: u32,
-    // Parts of a channel, and their elements.
+    // Parts of a channel, and elements of a part.
     splits: u32,
     chunk: u32,
     eps: f32,

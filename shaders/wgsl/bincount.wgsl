@@ -1,8 +1,8 @@
 {#-
-How often each number below p.extent is among n integers: counts[v] += 1 for all of them; others are passed over. Sums of integers are the same
-in any order, so that threads meet atomically.
+Counts the values below p.extent among n integers: counts[v] += 1; other values are ignored. Integer sums do
+not depend on the order, so threads use atomics.
 
-near: few numbers, which each workgroup counts in its own memory first
+near: the extent is small, so each workgroup counts in its own memory first
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -32,7 +32,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     workgroupBarrier();
     {% endif %}
     for (var i = begin + lane; i < end; i += 256u) {
-        // A negative one is larger than any extent.
+        // As u32, a negative value is larger than any extent.
         let v = bitcast<u32>(number[p.offset + i * p.stride]);
         if v < p.extent { atomicAdd(&{{ "own" if near else "counts" }}[v], 1u); }
     }

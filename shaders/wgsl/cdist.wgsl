@@ -1,10 +1,13 @@
 {#-
 Distances between all rows of a and all rows of b, in batches; any strides.
 
-dtype: f32 or f64 · norm: `zero`, `one`, `two`, `max` or `power`, whose exponent is p.power and, of f64, what f32 leaves of it
-pass: `forward`, a tile of 16 x 16 distances a workgroup, whose rows come through workgroup memory in pieces of 16
-      `backward`, the gradient of a: one invocation an element sums over the rows of b
-parts: `forward`, of the widths' parts, and `backward`, of parts of the rows of b, sums (or maxima) are written, to [splits, ..]
+dtype: f32 or f64
+norm: `zero`, `one`, `two`, `max` or `power`; for f64, p.power_rest is the rest of the exponent p.power
+pass: `forward`, a workgroup computes a tile of 16 x 16 distances, and loads rows to workgroup memory 16
+  elements at a time
+      `backward`, the gradient of a: the invocation of each element sums over the rows of b
+parts: writes partial sums (or maxima) to [splits, ..]: of parts of the width (`forward`), of parts of b's
+  rows (`backward`)
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -24,10 +27,10 @@ struct Params {
     width: u32,
     power: f32,
     power_rest: f32,
-    // Parts of a sum, and the terms of one.
+    // Parts of a sum, and terms of a part.
     splits: u32,
     chunk: u32,
-    // Of the operands in the order of their bindings: where they start, and how far batches, rows and columns are apart.
+    // Offsets and strides of the operands, in the order of the bindings.
     offsets: vec4<u32>,
     batch_strides: vec4<u32>,
     row_strides: vec4<u32>,
@@ -43,7 +46,7 @@ fn exponent() -> {{ T }} { return {{ "f64(p.power) + f64(p.power_rest)" if dtype
 var<workgroup> a_tile: array<{{ T }}, 272>;
 var<workgroup> b_tile: array<{{ T }}, 272>;
 
-// One more difference in the distance so far.
+// Adds one difference to the distance.
 fn joined(sum: {{ T }}, d: {{ T }}) -> {{ T }} {
     {% if norm == "zero" %}
     return sum + select({{ T }}(1), {{ T }}(0), d == {{ T }}(0));
@@ -77,7 +80,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let b_row = p.offsets.y + batch * p.batch_strides.y + min(b_first + row, p.b_rows - 1u) * p.row_strides.y;
     var total = {{ T }}(0);
     for (var start = part_start; start < part_end; start += 16u) {
-        // Beyond the width both are zero, and so is their difference.
+        // Beyond the width both values are zero, and so is their difference.
         let k = start + col;
         var a_value = {{ T }}(0);
         var b_value = {{ T }}(0);
@@ -137,7 +140,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let far = distance_at(distance_start + j * p.col_strides.w);
         let slope = g_at(g_start + j * p.col_strides.z);
         let size = abs(difference);
-        // Nothing flows between two that are the same, as in PyTorch.
+        // The gradient between two equal elements is zero, as in PyTorch.
         {% if norm == "one" %}
         let none = size == {{ T }}(0);
         let share = {{ T }}(1);
@@ -152,7 +155,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let share = {{ pow }}(size / select(far, {{ T }}(1), none), exponent() - 1.0);
         {% endif %}
         part += select(select(share, -share, difference < {{ T }}(0)) * slope, {{ T }}(0), none);
-        // In blocks, so that long sums stay accurate.
+        // Adds in blocks, so that long sums stay accurate.
         if (j & 31u) == 31u {
             total += part;
             part = {{ T }}(0);

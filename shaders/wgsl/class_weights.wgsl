@@ -1,5 +1,6 @@
 {#-
-The weight that each example has in a mean: that of its class, 0 if that is ignored, NaN if it is none.
+Weight of each example in a mean: its class's weight; 0 if the class is ignored, NaN if the target is no
+  class.
 
 goal: dtype of the targets · weight: dtype of the class weights, or ""
 -#}

@@ -1,9 +1,12 @@
 {#-
-Images as sums of windows, `windows` turned round: an element is the sum of all elements of the matrix that its windows have of
-it, from the last window that covers it on. Each thread finds those of its own elements, so that no two write one place.
+Images as sums of windows, the inverse of `im2col`. An element of the image is the sum of the matrix elements
+of all windows that cover it, from the last window on. Each thread gathers its own elements, so no two write
+one element.
 
-from: dtype of the matrix, whose element of image i, line l and place q lies at i * image + l * line + q · dtype: of the images
-rank: spatial dimensions, 2 or 3 · kernel_x, stride_x, dilation_x and those of y and z · quick: no quotient reaches 2^20
+from: dtype of the matrix, whose element of image i, line l and position q is at i * image + l * line + q
+dtype: of the images
+rank: spatial dimensions, 2 or 3 · kernel_x, stride_x, dilation_x and those of y and z
+quick: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
 {%- set T = t.value(dtype) -%}
@@ -12,15 +15,15 @@ rank: spatial dimensions, 2 or 3 · kernel_x, stride_x, dilation_x and those of 
 struct Params {
     n: u32,
     in_offset: u32,
-    // Steps in the matrix: from image to image, from line to line.
+    // Strides of the matrix: between images, between lines.
     image: u32,
     line: u32,
     channels: u32,
     taps: u32,
-    // Of the first element, a multiple of four.
+    // Offset of the result, a multiple of four.
     out_offset: u32,
     unused: u32,
-    // Extents of an image, of the places.
+    // Sizes of an image, and of the window positions.
     size: vec4<u32>,
     places: vec4<u32>,
     padding: vec4<u32>,
@@ -33,7 +36,7 @@ const KERNEL = vec{{ rank }}<u32>({{ kernel_x }}u, {{ kernel_y }}u{{ ", " ~ kern
 const STRIDE = vec{{ rank }}<u32>({{ stride_x }}u, {{ stride_y }}u{{ ", " ~ stride_z ~ "u" if rank == 3 else "" }});
 const DILATION = vec{{ rank }}<u32>({{ dilation_x }}u, {{ dilation_y }}u{{ ", " ~ dilation_z ~ "u" if rank == 3 else "" }});
 
-// Of the element at a place of an image whose lines begin at `base`.
+// Returns the sum for an element of an image whose lines begin at `base`.
 fn sum_at(base: u32, at: vec{{ rank }}<u32>) -> {{ T }} {
     var total = {{ T }}(0);
     {% set ns = namespace(line="0u", place="0u") %}
@@ -73,7 +76,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% for k in range(4) %}
     sums[{{ k }}] = sum_at(p.in_offset + image * p.image + channel * p.taps * p.line, at);
     {% if not loop.last %}
-    // Behind the last element the place stays.
+    // After the last element the position stays.
     if start + {{ k + 1 }}u < p.n {
         at.{{ axes[rank - 1] }} += 1u;
         {% for d in range(rank - 1, 0, -1) %}

@@ -1,12 +1,17 @@
 {#-
-Convolutions as matrix products whose operands are gathered where they lie: no image is unfolded in memory.
+Convolutions as implicit matrix products (implicit GEMM): operands are gathered, and no image is unfolded in
+memory.
 
-kind: which of three products, one for each group of channels
-  `forward`  y[channel][image, place] = Σ w[channel][channel in, tap] · x[..]        (and the gradient of a transposed one)
-  `input`    dx[channel in][image, place] = Σ w[channel][channel in, tap] · dy[..]   (and a transposed convolution)
-  `weight`   dw[channel][channel in, tap] = Σ over images and places of dy · x
-dtype: of all tensors, which are contiguous · rank: spatial dimensions, 2 or 3 · bias: added to each row of the product
-quick: no quotient reaches 2^20, so that division may go through f32 · way, split, mode: as in `matmul`; packed needs places of c in multiples of four
+kind: one of three products for each group of channels
+  `forward`  y[channel][image, position] = Σ w[channel][channel in, tap] · x[..]      (and gradient of a
+             transposed one)
+  `input`    dx[channel in][image, position] = Σ w[channel][channel in, tap] · dy[..] (and transposed
+             convolution)
+  `weight`   dw[channel][channel in, tap] = Σ over images and positions of dy · x
+dtype: of all tensors, which are contiguous · rank: spatial dimensions, 2 or 3
+bias: added to each row of the product
+quick: all quotients are below 2^20, so division may go through f32
+way, split, mode: as in `matmul`; packed requires that the positions of c are multiples of four
 -#}
 {%- import "types" as t -%}
 {%- import "matmul_macros" as body -%}
@@ -22,12 +27,12 @@ struct Params {
     splits: u32,
     a_offset: u32,
     b_offset: u32,
-    // Channels in all, and their number in a group: of x, of y.
+    // Number of channels in all, and in a group: of x, of y.
     x_channels: u32,
     x_group: u32,
     y_channels: u32,
     y_group: u32,
-    // Places of an image of x, of y; taps of a filter; elements of c.
+    // Positions of an image of x, of y; taps of a filter; elements of c.
     x_places: u32,
     y_places: u32,
     taps: u32,
@@ -36,7 +41,7 @@ struct Params {
     unused0: u32,
     unused1: u32,
     unused2: u32,
-    // Extents of an image of x, of y, of a filter.
+    // Sizes of an image of x, of y, of a filter.
     x_size: vec4<u32>,
     y_size: vec4<u32>,
     kernel: vec4<u32>,
@@ -52,14 +57,14 @@ struct Params {
 {% endif %}
 {{ t.output(3 if bias else 2, "c", T if split else dtype, mode) }}
 
-// Both operands of a group are found by its number.
+// Both operands are found by the index of the group.
 fn a_base(z: u32) -> u32 { return z; }
 fn b_base(z: u32) -> u32 { return z; }
 
 {{ t.divide(quick) }}
 
 {% macro gather(from_size, channels, places) %}
-{# `spot`: a place; `tap`: of the filter; both are taken apart from the last axis on. #}
+{# `spot`: a position; `tap`: of the filter; both are decomposed from the last axis on. #}
     var place = 0u;
     var scale = 1u;
     var inside = true;
@@ -78,7 +83,7 @@ fn b_base(z: u32) -> u32 { return z; }
         {% endif %}
         {% if kind == "input" %}
         let shifted = at + p.padding.{{ axis }} - tap_at * p.dilation.{{ axis }};
-        // Unsigned: before the first place it wraps to a large number.
+        // Unsigned: before the first position the value wraps to a large one.
         let reached = shifted < 0x80000000u;
         let steps = divide(select(0u, shifted, reached), p.stride.{{ axis }});
         let from_at = steps.x;
@@ -91,7 +96,7 @@ fn b_base(z: u32) -> u32 { return z; }
         scale *= p.{{ from_size }}.{{ axis }};
     }
     {% endfor %}
-    // In the padding: zero, read from the image's first place.
+    // In the padding: zero; the load uses the image's first position.
     let v = b_at(p.b_offset + (image * p.{{ channels }} + channel) * p.{{ places }} + select(0u, place, inside));
     return select({{ T }}(0), v, inside);
 {% endmacro %}
@@ -146,7 +151,7 @@ fn b_value(z: u32, k: u32, col: u32) -> {{ T }} {
 fn c_index(z: u32, row: u32, col: u32) -> u32 { return (z * p.m + row) * p.n + col; }
 {% endif %}
 
-// The first piece of a sum brings the bias along.
+// The first part of a sum includes the bias.
 fn with_bias(piece: u32, z: u32, row: u32, v: {{ T }}) -> {{ T }} {
     {% if bias %}
     if piece == 0u { return v + bias_at(p.bias_offset + z * p.m + row); }

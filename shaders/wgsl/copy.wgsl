@@ -1,9 +1,10 @@
 {#-
-Moves elements by their bits, whatever their type: out[strides of out][i] = in[strides of in][i].
+Copies elements of any type bit by bit: out[strides of out][i] = in[strides of in][i].
 
-size: bytes of an element (1, 2, 4, 8) · mode: `packed` (the output is contiguous from its start), `scattered`, or `runs`: packed, of
-whole vectors of 16 bytes, which a thread has one of, from neighbours along the last of `rank` dimensions; quick: no quotient
-reaches 2^20
+size: bytes of an element (1, 2, 4, 8)
+mode: `packed` (the output is contiguous from its start), `scattered`, or `runs`
+`runs`: packed, one vector of 16 bytes for each thread, from neighbours along the last of `rank` dimensions
+quick: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -54,7 +55,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var at0 = left;
     from0 += left * {{ of("in_strides", 0) }};
     {% if size == 2 %}
-    // Eight neighbours are in five words, or in four.
+    // Eight neighbours span five words, or four.
     if at{{ rank - 1 }} + 8u <= {{ of("shape", rank - 1) }} {
         let word = from0 >> 1u;
         let odd = (from0 & 1u) * 16u;

@@ -1,7 +1,8 @@
 {#-
-The vector product of threes along one dimension; one invocation computes all three. Any strides.
+Cross product of vectors of three along one dimension; one invocation computes all three elements. Any
+strides.
 
-dtype: of numbers
+dtype: element type
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -10,7 +11,7 @@ struct Params {
     rank: u32,
     unused0: u32,
     unused1: u32,
-    // Of a, b and the result.
+    // Offsets of a, b and the result.
     offsets: vec4<u32>,
     dim_strides: vec4<u32>,
     shape: array<vec4<u32>, 2>,

@@ -1,27 +1,30 @@
 {#-
-Cross-entropy from logits, a row for each example: all classes of it.
+Cross-entropy from logits; a row has all classes of one example.
 
-pass: `forward` writes loss [2, total] (the losses, and the weight each has in a mean) and lse [2, total], whose sum is the
-log-sum-exp: the largest logit, and the logarithm of the sum over it. The logits are read once, and again only where
-targets are soft or smoothed;
-`backward` writes the gradient of the logits, contiguous, from the log-sum-exps (and with `soft` the weights), or
-`inplace` over the logits;
-`both` does both, over the logits: losses, and the gradient from what the row was found to be
-The rows are those from `first` on of `total`, which targets, losses, log-sum-exps and scales are of.
-dtype: of the logits (any strides) and their gradient · goal: of the targets · weight: dtype of the class weights, or ""
-soft: targets are probabilities in the logits' shape (contiguous), not classes · smooth: labels are smoothed
-lanes, across: see rows · width: elements of a step, 4 where rows lie in aligned fours, else 1
-ragged: with a width of 4, the extent is no multiple of it: rows are padded in memory
-held: with a width of 4 and at least 256 lanes, elements of workgroup memory that `both` keeps a row in, to read it once; else 0
+pass: `forward` writes loss [2, total] (the losses, and the weight of each in a mean) and lse [2, total]. Both
+  parts of lse add up to the log-sum-exp: the largest logit, and the logarithm of the sum relative to it. The
+  logits are read once; twice if targets are soft or smoothed.
+`backward` writes the gradient of the logits, contiguous, from the log-sum-exps (with `soft` also the
+weights); with `inplace` over the logits.
+`both` does both over the logits: losses, and the gradient from the row's own statistics.
+The rows are those from `first` on of `total`, the rows of targets, losses, log-sum-exps and scales.
+dtype: of the logits (any strides) and their gradient · goal: of the targets
+weight: dtype of the class weights, or ""
+soft: targets are probabilities in the logits' shape (contiguous), not classes · smooth: label smoothing
+lanes, across: see row_reduce · width: elements of a step, 4 if rows are aligned quads, else 1
+ragged: with a width of 4, the extent is no multiple of 4; rows are padded in memory
+held: with a width of 4 and at least 256 lanes, elements of workgroup memory in which `both` keeps a row, to
+  read it once; else 0
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
 {% include "math/base" %}
 {% include "math/exp" %}
 {% include "math/log" %}
-{#- Logits and gradients of 16 bits take exponentials that are right in those, and arithmetic that memory does not wait for. -#}
+{#- 16-bit logits and gradients need exponentials of their precision only, and arithmetic faster than
+memory. -#}
 {% set near = dtype in ["f16", "bf16"] %}
-{#- They are compared in pairs, as they lie. -#}
+{#- Maxima are taken of packed pairs. -#}
 {% set pairs = near and width == 4 and pass != "backward" %}
 {% if pairs %}{% include "math/packed_halves" %}{% endif %}
 {{ t.prelude() }}
@@ -37,9 +40,9 @@ struct Params {
     shape: array<vec4<u32>, 2>,
     strides: array<vec4<u32>, 2>,
     ignore_class: i32,
-    // 0 where one number scales the gradient of all rows.
+    // 0 if one value scales the gradient of all rows.
     scale_stride: u32,
-    // What smoothing leaves of a label, and what it gives to every class.
+    // Label smoothing: factor of the label, and the part of every class.
     keep: f32,
     share: f32,
 }
@@ -85,7 +88,7 @@ const LOG2_E = 1.442695;
 
 fn weight_of(c: u32) -> f32 { return {{ "weight_at(min(c, p.extent - 1u))" if weight else "1.0" }}; }
 
-// The classes of a step, and the logits of them; what lies beyond the row is impossible.
+// The classes of a step, and their logits; beyond the row, logits are -inf.
 {% if width == 4 %}
 fn classes(c: u32) -> vec4<u32> { return vec4<u32>(c, c + 1u, c + 2u, c + 3u); }
 alias Quad = {{ t.quad_type(dtype) }};
@@ -109,10 +112,10 @@ fn classes(c: u32) -> u32 { return c; }
 fn logits(base: u32, c: u32) -> Step { return {{ source }}_step(base + c * p.stride); }
 {% endif %}
 {% if held %}
-// Who writes an element here reads it again: there is nothing to wait for.
+// Each thread reads only its own elements here, so no barrier is needed.
 var<workgroup> row: array<Quad, {{ held // 4 }}>;
 {% endif %}
-// One of them.
+// Returns one logit.
 fn logit(base: u32, c: u32) -> f32 {
     {% if width == 4 %}
     let v = {{ source }}_step(base + c);
@@ -123,7 +126,7 @@ fn logit(base: u32, c: u32) -> f32 {
     {% endif %}
 }
 fn anchor(m: f32) -> f32 { return select(m, 0.0, m_bits(m) == 0xff800000u); }
-// What the target of a row gives to a class besides the label's own part.
+// Returns the part of a row's target that a class gets in addition to the label's own part.
 fn shared_part(c: u32, dense: u32) -> f32 {
     return weight_of(c) * {{ "(goal_at(dense + c * p.inner) * p.keep + p.share)" if soft else "p.share" }};
 }
@@ -132,14 +135,15 @@ fn shared_part(c: u32, dense: u32) -> f32 {
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     {% if pass == "both" %}
-    // The last rows first: the product that made them has left them in the cache, and the one that comes next finds the first ones there.
+    // Last rows first: the previous product has left them in the cache, and the next one finds the first rows
+    // there.
     let number = p.rows - 1u - row_of(group_index(group, groups), thread);
     {% else %}
     let number = row_of(group_index(group, groups), thread);
     {% endif %}
     let live = number < p.rows;
     let place = p.first + min(number, p.rows - 1u);
-    // Threads without a row stay for the barriers, with nothing to do.
+    // Threads without a row take part in the barriers only.
     let extent = select(0u, p.extent, live);
     let first = lane_of(thread) * {{ width }}u;
     var base = p.offset;
@@ -151,14 +155,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     if live { label = narrowed(goal_words(place)); }
     let ignored = label == p.ignore_class;
     let valid = live && label >= 0i && label < i32(p.extent);
-    // A label that is no class gives NaN rather than a wrong loss that nobody sees.
+    // A label that is no class gives NaN, so that the error is visible.
     var own = m_nan();
     if valid { own = weight_of(u32(label)); }
     if ignored { own = 0.0; }
     {% endif %}
     {% if pass != "backward" %}
     {% if not soft %}
-    // Before others may write over it.
+    // Read before other threads overwrite it.
     var own_logit = 0.0;
     if valid && lane_of(thread) == 0u { own_logit = logit(base, u32(label)); }
     {% if pass == "both" %}
@@ -167,7 +171,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% set turn = 4 if width == 4 else 8 %}
     {% if held %}
-    {#- As many on their way as registers hold, in turns of equal length. -#}
+    {#- As many loads in flight as registers hold, in iterations of equal length. -#}
     {% set each = (held // 4 + lanes - 1) // lanes %}
     {% set most = 12 if lanes == 256 else 6 %}
     {% set turns = (each + most - 1) // most %}
@@ -220,12 +224,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let ends = m_pair_{{ dtype }}_numbers(larger);
     if m_isnan(ends.x) | m_isnan(ends.y) | ((marks & 0x80008000u) != 0u) { largest = m_nan(); }
     {% elif near %}
-    // Numbers past infinity's are NaN, which `max` may pass over.
+    // Bits above those of infinity are NaN, which `max` may ignore.
     if magnitude > 0x7f800000u { largest = m_nan(); }
     {% endif %}
     let m = row_max(largest, thread);
     let total = row_sum(sum * m_exp_down(anchor(largest) - anchor(m)), thread);
-    // Kept apart from m, which would round away what a sure example has left of its loss.
+    // Separate from m, which would round away the small loss of a confident example.
     let log_sum = select(m_nan(), m_log(total), m_isfinite(m));
     {% if soft or smooth %}
     var spread = 0.0;
@@ -275,12 +279,12 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let sum_of_row = p.keep * own;
     {% endif %}
     {% endif %}
-    // A row with NaN or an infinity in it has no gradient that is a number.
+    // A row with NaN or an infinity has a NaN gradient.
     let whole = select(m_nan(), sum_of_row, m_isfinite(m));
     {% if soft %}
     let scale = scale_at(place * p.scale_stride);
     {% else %}
-    // Nothing flows to what is ignored, also where a mean of nothing is NaN.
+    // Ignored examples get zero, also if the mean over no examples is NaN.
     let scale = select(scale_at(place * p.scale_stride), 0.0, ignored);
     {% endif %}
     {% if not soft and not smooth %}
@@ -288,7 +292,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% set turn = 4 %}
     {% if pass == "both" %}
-    // The end of the row first: it was read last.
+    // From the end of the row, which was read last.
     for (var turn = (max(extent, first) - first + {{ reach * turn - 1 }}u) / {{ reach * turn }}u; turn > 0u; turn--) {
         let at = first + (turn - 1u) * {{ reach * turn }}u;
     {% else %}

@@ -1,9 +1,10 @@
 {#-
-Where the classes of rows of weights end in 0 to 1, for draws from them: [rows, classes], of f32. A draw u is the first class whose end is above u.
-A workgroup makes a row, and each thread the ends of neighbouring classes.
+Cumulative class weights of rows, scaled to 0 to 1, for sampling: [rows, classes], in f32. A draw u selects
+  the first class whose end is above u. A workgroup processes a row, and each thread the ends of neighbouring
+  classes.
 
-A weight that is not finite and above zero counts as zero, and its class ends where the class before it does. The last class that has a weight and all
-after it end at 2, which no draw reaches.
+A weight that is not finite and positive counts as zero, so its class ends where the previous class does. The
+last class with a weight and all later ones end at 2, which no draw reaches.
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -21,7 +22,7 @@ var<workgroup> numbers: array<f32, 256>;
 var<workgroup> bits: array<u32, 256>;
 var<workgroup> lasts: array<u32, 256>;
 
-// Positive and finite, by its bits: those of positive numbers are in the order of the numbers.
+// Positive and finite, compared by bits: bits of positive floats are ordered like the floats.
 fn counts(weight: u32) -> bool { return (weight > 0u) & (weight < 0x7f800000u); }
 
 @compute @workgroup_size(256)
@@ -33,7 +34,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let begin = min(lane * p.each, p.classes);
     let end = min(begin + p.each, p.classes);
     var most = 0u;
-    // One more than the last class that has a weight.
+    // One more than the last class with a weight.
     var last = 0u;
     for (var i = begin; i < end; i++) {
         let weight = bitcast<u32>(weights[base + i]);
@@ -54,7 +55,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     let largest = bitcast<f32>(bits[0]);
     let weighted = lasts[0];
-    // Parts of the largest: their sum is finite, and the reciprocal is a normal number.
+    // Scaled by the largest weight: the sum is finite, and the reciprocal is a normal float.
     var scale = 1.0;
     if largest > 1e30 { scale = 0x1p-4f; }
     if largest < 1e-18 { scale = 0x1p+64f; }
@@ -66,7 +67,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let weight = weights[base + i];
         if counts(bitcast<u32>(weight)) { own += weight * scale * part; }
     }
-    // What stands before a thread's classes.
+    // The sum before a thread's classes.
     var sum = own;
     numbers[lane] = sum;
     workgroupBarrier();
@@ -79,7 +80,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var running = 0.0;
     if lane > 0u { running = numbers[lane - 1u]; }
     workgroupBarrier();
-    // Sums were rounded in another order in each thread: an end is the largest so far, which does not rise where a class has no weight.
+    // Threads sum in different orders: taking the running maximum keeps ends constant for classes without
+    // weight.
     var highest = 0.0;
     for (var i = begin; i < end; i++) {
         let weight = weights[base + i];
@@ -98,7 +100,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         workgroupBarrier();
     }
     let total = numbers[255];
-    // A product with one number is in the order of the other; a quotient need not be.
+    // Multiplication by one factor is monotonic; division need not be.
     var share = 1.0;
     if total > 0.0 { share = 1.0 / total; }
     var before = 0.0;

@@ -1,5 +1,6 @@
 {#-
-out[i] = in[i] * scale where the random number of i is kept, else 0. The mask is not stored: the gradient draws it again.
+out[i] = in[i] * scale if the random value of i keeps it, else 0. The mask is not stored: the gradient draws
+it again.
 
 dtype
 -#}

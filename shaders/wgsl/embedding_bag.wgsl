@@ -1,15 +1,19 @@
 {#-
-Rows of a table, reduced bag by bag: the samples of a bag lie side by side in the index. One invocation an element of the
-result walks through its bag.
+Rows of a table, reduced for each bag; the samples of a bag are contiguous in the index. Each invocation
+reduces one element of the result.
 
-dtype · index: dtype of the index · offsets: dtype of the bags' first samples, or `none` for bags of p.length each
+dtype · index: dtype of the index
+offsets: dtype of the bags' first samples, or `none` for bags of p.length each
 mode: `sum`, `mean` or `max` · scaled: each sample has a factor
-Beside the result it writes, for the gradient, each sample's bag (p.bags where it counts in none), and in mode `mean` how
-many samples a bag has, at least 1; in mode `max` which row gave each element, p.entries where a bag is empty.
-An index outside the table counts as no sample, as does the row p.skip.
-stage: `whole`; or, where bags may be long, `parts` and then `joined`: first chunks of p.chunk samples that lie within one bag of more than
-p.long samples are reduced, each column by one invocation, and then bags, of which those are taken as they are
-Parts are [chunks, width], of maxima the rows that gave them; in mode `mean` a column more has the numbers of samples.
+For the gradient, the kernel also writes each sample's bag (p.bags if the sample is skipped). With `mean` it
+writes the number of samples of a bag, at least 1. With `max` it writes the row that gave each element,
+p.entries if a bag is empty.
+An index outside of the table is skipped, and so is the row p.skip.
+stage: `whole`; for long bags `parts`, then `joined`. `parts` reduces chunks of p.chunk samples that lie
+  within one bag of more than p.long samples, with one invocation for each column. `joined` reduces bags from
+  the parts.
+Parts are [chunks, width], for maxima with the rows that gave them; with `mean` one more column has the
+counts.
 -#}
 {%- import "types" as t -%}
 {%- set T = t.value(dtype) -%}
@@ -75,7 +79,7 @@ fn larger(found: Found, v: {{ T }}, row: u32) -> Found {
 }
 {% endif %}
 
-// With the samples from one to another of a bag.
+// Adds a range of samples of a bag.
 fn with_samples(before: Found, bag: u32, column: u32, start: u32, end: u32) -> Found {
     var found = before;
     for (var sample = start; sample < end; sample++) {

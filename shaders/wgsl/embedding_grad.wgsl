@@ -1,12 +1,13 @@
 {#-
-The gradient of picking rows of a table: out[index[i]] += g[i], for all i in order. No atomics on floats, so that two runs
-give the same bits, and no row of the table is touched that was not picked.
+Gradient of an embedding lookup: out[index[i]] += g[i], for all i in order. There are no float atomics, so two
+  runs give the same bits. Rows of the table that were not looked up are not touched.
 
-Each workgroup is of one i, and of 256 steps of a row. It looks through all indices for its own one, a tile at a time, all of which are on
-their way at once; if an earlier i has the same one, that i's workgroup does the work. Otherwise it lists where the index occurs, and
-adds those rows, eight on their way at a time: with more, registers are left for few workgroups.
+A workgroup is responsible for one i and 256 steps of a row. It searches all indices for its own, a tile at a
+time, with all loads of a tile in flight. If an earlier i has the same index, that i's workgroup does the
+work. Otherwise the workgroup lists the occurrences and adds those rows, eight loads in flight: more would
+leave registers for few workgroups.
 
-index: dtype of the index · g: dtype · out: dtype, in which all is summed · width: elements of a step, 4 or 1
+index: dtype of the index · g: dtype · out: dtype, also of the sums · width: elements of a step, 4 or 1
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -15,10 +16,10 @@ struct Params {
     n: u32,
     entries: u32,
     extent: u32,
-    // Of the indices: where they start, and how far they are apart.
+    // Offset and stride of the indices.
     offset: u32,
     stride: u32,
-    // A row that gets nothing.
+    // A row without a gradient (padding index).
     skip: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
@@ -29,16 +30,16 @@ alias Step = {{ rows.step_type(width) }};
 {{ t.place() }}
 {% set tile = 4096 %}
 {% set most = 2048 %}
-// Which of a tile have the index, a bit for each, and which words of bits are not empty.
+// Bits of the tile's elements with the same index, and bits of the nonzero words.
 var<workgroup> same: array<atomic<u32>, {{ tile // 32 }}>;
 var<workgroup> some: array<atomic<u32>, {{ tile // 1024 }}>;
 var<workgroup> list: array<u32, {{ most }}>;
-// How many are listed; all bits where an earlier one was found.
+// Number of listed elements; all bits set if an earlier one was found.
 var<workgroup> listed: u32;
 
 fn place_of(i: u32) -> u32 { return place(index_words(p.offset + i * p.stride), p.entries); }
 
-// Takes the first of a tile's bits off, up to the list's length, and lists what they stand for.
+// Moves the first bits of a tile to the list, up to its length.
 fn list_some(start: u32) -> u32 {
     var count = 0u;
     for (var part = 0u; part < {{ tile // 1024 }}u; part++) {
@@ -59,7 +60,7 @@ fn list_some(start: u32) -> u32 {
     return count;
 }
 
-// The sum of the listed rows, in order.
+// Returns the sum of the listed rows, in order.
 fn sum_of(count: u32, column: u32) -> Step {
     var total = Step(0.0);
     for (var k = 0u; k < count; k += 8u) {
@@ -83,10 +84,10 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let own = place_of(i);
     let live = column < p.extent && own < p.entries && own != p.skip;
     let near = select(0u, column, column < p.extent);
-    // Nothing is left to look through for a row that gets nothing.
+    // A row without a gradient has no indices to search.
     let n = select(0u, p.n, own < p.entries && own != p.skip);
     var total = Step(0.0);
-    // On its way while indices are looked through.
+    // In flight while indices are searched.
     let to = select(0u, own, n > 0u) * p.extent + near;
     let before = out_step(to);
     var mine = n > 0u;

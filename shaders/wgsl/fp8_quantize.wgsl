@@ -1,10 +1,14 @@
 {#-
-A tensor over the least power of two that brings its largest magnitude into 8 bits, cast to them; and that power.
+Casts a tensor to 8-bit floats after division by a power of two, the smallest that brings the largest
+magnitude into range; writes that power too.
 
-dtype: f32, f16 or bf16; the largest magnitude is one number of it · to: `f8_e4m3` or `f8_e5m2` · width: elements of a step, 4 or 1
-turned: of a matrix whose extents are multiples of 16, the transpose is written too; a workgroup takes a tile of 64 x 64
-each: steps of a thread, where nothing is turned
-Where the largest is NaN, the power is NaN, and so are all bytes; where it is infinite, so is the power: bytes are NaN there, and 0 elsewhere.
+dtype: f32, f16 or bf16; the largest magnitude is one value of it · to: `f8_e4m3` or `f8_e5m2`
+width: elements of a step, 4 or 1
+turned: also writes the transpose of a matrix whose extents are multiples of 16; a workgroup has a tile of 64
+  x 64
+each: steps of a thread, if nothing is transposed
+If the largest magnitude is NaN, so are the power and all bytes. If it is infinite, so is the power: infinite
+elements become NaN, others 0.
 -#}
 {%- import "types" as t -%}
 {%- set bias = 8 if to == "f8_e4m3" else 15 -%}
@@ -20,20 +24,22 @@ struct Params {
 @group(0) @binding(3) var<storage, read_write> bytes: array<u32>;
 {% if turned %}
 @group(0) @binding(4) var<storage, read_write> turned: array<u32>;
-// A word a row more than there are: columns lie in other banks.
+// One word of padding for each row, so that columns are in different banks.
 var<workgroup> tile: array<u32, 1088>;
 {% endif %}
 {{ t.bits_function("byte", to) }}
 
-// Two numbers of no more than the type's largest, the first in the low byte. CUDA has an instruction for it (native.rs in backend-cuda).
+// Packs two values within the type's range, the first in the low byte. CUDA has an instruction (intrinsics.rs
+// in backend-cuda).
 fn byte_pair_within_{{ to }}(a: f32, b: f32) -> u32 { return byte_bits(a) | (byte_bits(b) << 8u); }
 
 const INFINITE = 0x7f800000u;
 
-// The bits of the power for the bits of a magnitude: the types end at 1.75 times a power of two, of which {{ bias }} is the exponent.
+// Bits of the power for the bits of a magnitude. The types end at 1.75 times a power of two with exponent
+// {{ bias }}.
 fn power_for(magnitude: u32) -> u32 {
     if magnitude >= INFINITE { return magnitude; }
-    // 1e-30: below any number that matters.
+    // 1e-30: below any relevant magnitude.
     let m = max(magnitude, 0x0da24260u);
     let up = select(0u, 0x800000u, (m & 0x7fffffu) > 0x600000u);
     return (m & 0x7f800000u) + up - {{ bias }}u * 0x800000u;
@@ -41,7 +47,7 @@ fn power_for(magnitude: u32) -> u32 {
 
 fn four_bytes(v: vec4<f32>, power: u32) -> u32 {
     if power < INFINITE {
-        // Exact, as it is a power too.
+        // Exact, because the inverse is a power of two as well.
         let by = bitcast<f32>(0x7f000000u - power);
         return byte_pair_within_{{ to }}(v.x * by, v.y * by) | (byte_pair_within_{{ to }}(v.z * by, v.w * by) << 16u);
     }

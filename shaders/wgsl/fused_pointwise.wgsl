@@ -1,14 +1,16 @@
 {#-
-A chain of elementwise operations in one pass: each step is one of `pointwise`'s in f32, and its result is rounded as if it went
-through memory.
+A fused chain of elementwise operations: each step is an expression of `pointwise` in f32, and its result is
+rounded as if it were stored.
 
-ops: the steps' names, for people · math: files their expressions need
-Of inputs, e0 and on: inputs: their dtypes, f32, f16 or bf16 · strided: 1 where one does not lie as the results do
-Of steps, s0 and on: exprs · outs: dtypes of results, of the same three · written: 1 where a result goes to memory · arities,
-counts: how many operands and numbers an expression has
-Of all steps together: args: the operands' names in the expressions · sources: e0, s0, ...: what they are · numbers: names
-layout: `vec4` (no input is strided; length and offsets are multiples of `width`: 4, or 8 where memory holds 16-bit floats), `each`
-Results lie row-major from element 0. Every thread makes four neighbouring elements (`vec4`: `width`).
+ops: the steps' names, for labels only · math: files that the expressions need
+For inputs e0, e1, ...: inputs: dtypes, f32, f16 or bf16 · strided: 1 if the layout differs from the results'
+For steps s0, s1, ...: exprs · outs: dtypes of results, f32, f16 or bf16 · written: 1 if the result is stored
+arities, counts: number of operands and scalars of an expression
+For all steps together: args: names of operands in the expressions · sources: their values, e0, s0, ...
+numbers: names of scalars
+layout: `vec4` (no strided input; length and offsets are multiples of `width`: 4, or 8 with 16-bit floats in
+  memory), `each`
+Results are row-major from element 0. Every thread computes four neighbouring elements (`vec4`: `width`).
 -#}
 {%- import "types" as t -%}
 {%- set lanes = ["x", "y", "z", "w"] -%}
@@ -21,12 +23,12 @@ alias T = f32;
 struct Params {
     n: u32,
     rank: u32,
-    // What compilers do not know to be zero.
+    // Zero, which compilers do not know.
     zero: u32,
     unused: u32,
     scalars: array<vec4<u32>, 4>,
     shape: array<vec4<u32>, 2>,
-    // Of the inputs.
+    // Offsets and strides of the inputs.
     offsets: array<vec4<u32>, 2>,
     strides: array<vec4<u32>, 14>,
 }
@@ -64,7 +66,7 @@ fn step{{ k }}({% for j in range(at.arg, at.arg + arities[k]) %}{{ args[j] }}: f
     {% elif outs[k] == "bf16" %}
     return bitcast<f32>(to_bf16_bits(v) << 16u);
     {% else %}
-    // Else a product and the sum of the next step would become one operation, which rounds once.
+    // Prevents fusing a product with the next step's sum, which would round only once.
     return bitcast<f32>(bitcast<u32>(v) | p.zero);
     {% endif %}
 }
@@ -105,7 +107,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if dtype == "f16" %}
     {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}to_f16_pair_f16({{ s }}_{{ 2 * k }}, {{ s }}_{{ 2 * k + 1 }}){{ ", " if not loop.last }}{% endfor %});
     {% elif dtype == "bf16" %}
-    // They have been rounded.
+    // The values are already rounded.
     {{ s }}_out[thread] = vec4<u32>({% for k in range(4) %}(bitcast<u32>({{ s }}_{{ 2 * k }}) >> 16u) | (bitcast<u32>({{ s }}_{{ 2 * k + 1 }}) & 0xffff0000u){{ ", " if not loop.last }}{% endfor %});
     {% else %}
     {% for v in range(width // 4) %}

@@ -1,8 +1,11 @@
 {#-
-out[i] = in[..., index[i], ...]: one coordinate of every element comes from an index tensor. Moves bits, of any type.
+out[i] = in[..., index[i], ...]: one coordinate of every element comes from an index tensor. Copies bits of
+any type.
 
-size: bytes of an element (1, 2, 4, 8; 16 where so many neighbours move together) · index: dtype of the index, `i32`, `u32` or `i64w`
-The stride of the indexed dimension is 0 in in_strides; dim_stride is its own. Indices outside, negative ones among them, read as 0.
+size: bytes of an element (1, 2, 4, 8; 16 for vectors of neighbours)
+index: dtype of the index, `i32`, `u32` or `i64w`
+In in_strides the stride of the indexed dimension is 0; dim_stride has its value. Indices outside of the
+dimension, also negative ones, read 0.
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}

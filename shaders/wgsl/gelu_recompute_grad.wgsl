@@ -1,9 +1,10 @@
 {#-
-What the gradients of two linear layers with gelu_tanh(x) between them need, of x [rows, extent], from one read of it: again =
-gelu_tanh(x), and result *= the derivative, in place, where result is the gradient of gelu_tanh(x). A workgroup takes `strip` rows of
-64 steps of columns, and writes the sums of the rows' results: partial [strips, extent].
+Operands for the gradients of two linear layers with gelu_tanh(x) between them, from one read of x [rows,
+extent]. Writes again = gelu_tanh(x). Updates result *= the derivative in place; result is the gradient of
+gelu_tanh(x). A workgroup has `strip` rows of 64 steps of columns, and writes the sums of result over its
+rows: partial [strips, extent].
 
-dtype: of x, again and result · width: elements of a step, 4 where the extent is a multiple of four, else 1
+dtype: of x, again and result · width: elements of a step, 4 if the extent is a multiple of four, else 1
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -19,7 +20,7 @@ struct Params {
     extent: u32,
     // Rows of a strip: a multiple of 16.
     strip: u32,
-    // Workgroups side by side, and how many there are.
+    // Workgroups along the columns, and number of all workgroups.
     tiles: u32,
     groups: u32,
 }
@@ -35,14 +36,14 @@ var<workgroup> sums: array<Step, 256>;
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     if group_index(group, groups) >= p.groups { return; }
-    // The last rows first: the product that made them has left them in the cache.
+    // Last rows first: the previous product has left them in the cache.
     let number = p.groups - 1u - group_index(group, groups);
     let strip = number / p.tiles;
     let column = (number % p.tiles * 64u + thread % 64u) * {{ width }}u;
     let inside = column < p.extent;
     let near = select(0u, column, inside);
     var sum = Step(0.0);
-    // Four rows of a thread are on their way at a time, which lie four apart.
+    // A thread has four rows in flight, which are four apart.
     for (var first = thread / 64u; first < p.strip; first += 16u) {
         {% for k in range(4) %}
         let row{{ k }} = strip * p.strip + first + {{ 4 * k }}u;

@@ -1,8 +1,9 @@
 {#-
-The norm of several gradients together. stage `parts`: the sum of powers of every 4096 elements; stage `total`: from
-those sums the norm, and the factor that clips it.
+Norm of several gradients together. Stage `parts`: sums of powers of every 4096 elements. Stage `total`: the
+norm from those sums, and the clipping factor.
 
-stage · norm: `one`, `two`, `power` (any other order) or `largest`, whose sums are maxima · dtypes (parts): of the gradients
+stage · norm: `one`, `two`, `power` (any other order) or `largest`, whose sums are maxima
+dtypes (parts): of the gradients
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -13,7 +14,7 @@ stage · norm: `one`, `two`, `power` (any other order) or `largest`, whose sums 
 fn join(a: f32, b: f32) -> f32 { return {{ "m_max(a, b)" if norm == "largest" else "a + b" }}; }
 var<workgroup> sums: array<f32, 256>;
 
-// The sum over the workgroup, in lane 0.
+// Returns the sum over the workgroup, in lane 0.
 fn total(lane: u32, mine: f32) -> f32 {
     sums[lane] = mine;
     workgroupBarrier();
@@ -27,10 +28,10 @@ fn total(lane: u32, mine: f32) -> f32 {
 {% if stage == "parts" %}
 struct Item {
     n: u32,
-    // The first workgroup of this gradient.
+    // First workgroup of this gradient.
     group: u32,
     offset: u32,
-    // Where its sums go.
+    // Offset of its sums.
     part: u32,
 }
 struct Params {
@@ -78,7 +79,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: v
 struct Params {
     n: u32,
     max_norm: f32,
-    // 1 over the norm's order.
+    // 1 / order of the norm.
     root: f32,
 }
 @group(1) @binding(0) var<uniform> p: Params;

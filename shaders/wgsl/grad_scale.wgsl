@@ -1,8 +1,9 @@
 {#-
-Changes several gradients in place. change `scale`: times the number in `factor`; `clamp`: between p.low and p.high;
-`unscale`: times the inverse scale of a scaler (see amp_update), whose flag is set if one is infinite or NaN.
+Changes several gradients in place. `scale`: times the value in `factor`. `clamp`: to p.low .. p.high.
+`unscale`: times the inverse scale of a gradient scaler (see amp_update), whose flag is set if an element is
+infinite or NaN.
 
-change · dtypes, modes: as in optim.wgsl
+change: `scale`, `clamp` or `unscale` · dtypes, modes: as in optim.wgsl
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -10,7 +11,7 @@ change · dtypes, modes: as in optim.wgsl
 {% set first = 0 if change == "clamp" else 1 %}
 struct Item {
     n: u32,
-    // The first workgroup of this gradient.
+    // First workgroup of this gradient.
     group: u32,
     offset: u32,
     unused: u32,
@@ -18,7 +19,7 @@ struct Item {
 struct Params {
     low: f32,
     high: f32,
-    // The word of the flag.
+    // Index of the flag's word.
     flag: u32,
     unused: u32,
     items: array<Item, {{ dtypes | length }}>,

@@ -1,12 +1,12 @@
 {#-
-Windows of images as a matrix, by their bits: a line for each channel and tap of a filter, a column for each place that the
-filter stands at. A thread has the columns of one vector of 16 bytes, and writes them for all taps along the last axis: what
-they have in common is found once.
+Windows of images as a matrix, copied bit by bit: a line for each channel and tap of a filter, a column for
+  each position of the filter. A thread has the columns of one vector of 16 bytes, and writes them for all
+  taps along the last axis, which share index computations.
 
-Element [outer, group, line, column] of the result is that of image outer + column / places at place column % places; lines
-behind the last tap and columns behind the last place are zeros.
+Element [outer, group, line, column] of the result is of image outer + column / places at position column %
+places. Lines after the last tap and columns after the last position are zeros.
 
-size: bytes of an element, 2 or 4 · rank: spatial dimensions, 2 or 3 · quick: no quotient reaches 2^20
+size: bytes of an element, 2 or 4 · rank: spatial dimensions, 2 or 3 · quick: all quotients are below 2^20
 -#}
 {%- import "types" as t -%}
 {%- set lanes = 16 // size -%}
@@ -20,12 +20,12 @@ struct Params {
     vectors: u32,
     rows: u32,
     groups: u32,
-    // Lines of a group; of these, with taps; columns of places; places of an image of the result.
+    // Lines of a group, and those with taps; columns with positions; positions of an image of the result.
     depth: u32,
     taken: u32,
     live: u32,
     places: u32,
-    // Channels in all, and of a group; places of an image; taps along all axes but the last.
+    // Channels in all, and of a group; positions of an image; taps along all axes but the last.
     channels: u32,
     group: u32,
     from_places: u32,
@@ -34,7 +34,8 @@ struct Params {
     unused0: u32,
     unused1: u32,
     unused2: u32,
-    // Extents of an image, of the places, of a filter; steps of places and of taps, and the start: modulo 2^32.
+    // Sizes of an image, of the positions, of a filter; strides of positions and taps, and the start, modulo
+    // 2^32.
     from_size: vec4<u32>,
     to_size: vec4<u32>,
     kernel: vec4<u32>,
@@ -47,7 +48,7 @@ struct Params {
 @group(0) @binding(1) var<storage, read_write> output: array<vec4<u32>>;
 {{ t.divide(quick) }}
 
-// The bits of element i, or zeros.
+// Returns the bits of element i; zeros outside.
 fn element(i: u32, inside: bool) -> u32 {
     let at = select(0u, i, inside);
     {% if size == 2 %}

@@ -1,17 +1,19 @@
 {#-
-Layer and RMS normalisation of contiguous rows, with a weight for each element of a row. Each number is read once and
-written once: a thread holds its part of the row, `hold` steps of it.
+Layer and RMS normalisation of contiguous rows, with a weight for each element of a row. Each element is read
+and written once: a thread holds its part of the row, `hold` steps.
 
-pass `forward`: sum = x + residual (if there is one), result = (sum - mean) * rstd * weight + bias, statistics [2, rows]:
-rstd and mean.
-pass `backward`: result = the gradient of x (or of the sum with the residual, in f32) from g, plus `more`, a gradient that it has
-from elsewhere.
-With `low`, that type's copy of the result is written too. With `partial` of two or three, a workgroup takes rows `step` apart, and writes
-for each weight the sums over its rows: of g times the normalised x, of g, and of the result: partial [workgroups, partial, extent].
+pass `forward`: sum = x + residual (if present), result = (sum - mean) * rstd * weight + bias, statistics [2,
+  rows]: rstd and mean.
+pass `backward`: result = the gradient of x (with a residual: of the sum, in f32) from g, plus `more`, another
+  gradient of x.
+With `low`, a copy of the result in that dtype is written. With `partial` of two or three, a workgroup has
+rows `step` apart, and writes sums over its rows for each weight. These are of g times the normalised x, of g,
+and of the result: partial [workgroups, partial, extent].
 
-x, residual, sum, weight, bias, g, more, result, low: dtypes, or "" · rms: no mean is taken off · lanes: see rows
-inplace: the result is written over `more`
-width: elements of a step, 4 where the extent is a multiple of four, else 1 · hold: steps that a thread holds
+x, residual, sum, weight, bias, g, more, result, low: dtypes, or "" · rms: no mean is subtracted
+lanes: see row_reduce
+inplace: the result overwrites `more`
+width: elements of a step, 4 if the extent is a multiple of four, else 1 · hold: steps that a thread holds
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -20,7 +22,7 @@ width: elements of a step, 4 where the extent is a multiple of four, else 1 · h
 struct Params {
     rows: u32,
     extent: u32,
-    // Rows side by side in all workgroups.
+    // Rows processed by all workgroups at a time.
     step: u32,
     eps: f32,
 }
@@ -69,7 +71,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let near{{ k }} = select(0u, at{{ k }}, in{{ k }});
     {% endfor %}
     {% if pass == "forward" %}
-    // Threads without a row stay for the barriers; they do the last one again, and write nothing.
+    // Threads without a row take part in the barriers: they repeat the last row, and write nothing.
     let live = index < p.rows;
     let row = min(index, p.rows - 1u);
     let base = row * p.extent;
@@ -130,7 +132,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     {% endif %}
     {% endfor %}
-    // The same number of turns in every thread, for the barriers.
+    // All threads have the same number of iterations, for the barriers.
     let turns = (p.rows + p.step - 1u) / p.step;
     for (var turn = 0u; turn < turns; turn++) {
         let place = index + turn * p.step;
@@ -173,7 +175,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
     }
     {% if partial %}
-    // The rows of a workgroup, in order.
+    // Adds the rows of a workgroup in order.
     let to = number * p.extent * {{ partial }}u;
     {% for name in ["scaled", "plain", "given"][:partial] %}
     {% set offset = loop.index0 ~ "u * p.extent" %}
@@ -196,7 +198,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
 }
 {% if pass == "forward" and residual %}
-// The sum as it is kept: it is what is normalised.
+// The sum as stored, because the rounded value is normalised.
 fn rounded(v: Step) -> Step {
     {% if sum == "f32" %}
     return v;

@@ -1,9 +1,10 @@
 {#-
-Matrices, [batch, m, n], as products of a lower and an upper triangle, in place: Gaussian elimination, a row at a time, with the largest element of a
-column as pivot (Golub and Van Loan, Matrix Computations, 3.4). A workgroup has a matrix.
+LU or Cholesky decomposition of matrices, [batch, m, n], in place: Gaussian elimination, a row at a time, with
+partial pivoting (Golub and Van Loan, Matrix Computations, 3.4). A workgroup has a matrix.
 
 dtype: f32 or f64
-form: `lu`, with the order of the rows and its sign, or `cholesky` of a symmetric matrix: its lower triangle is read and written
+form: `lu`, with the row permutation and its sign, or `cholesky` of a symmetric matrix, whose lower triangle
+  is read and written
 -#}
 {%- import "types" as t -%}
 {%- set T = dtype -%}
@@ -13,14 +14,14 @@ struct Params {
     batch: u32,
     m: u32,
     n: u32,
-    // Columns of this launch: those before were done by others.
+    // Columns of this launch; earlier launches did those before.
     first: u32,
     end: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
 @group(0) @binding(0) var<storage, read_write> a: array<{{ T }}>;
 {% if pivoting %}
-// Which row of the matrix each row is, and the sign of that order.
+// Original index of each row, and the sign of the permutation.
 @group(0) @binding(1) var<storage, read_write> order: array<u32>;
 @group(0) @binding(2) var<storage, read_write> sign: array<{{ T }}>;
 
@@ -46,7 +47,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     for (var j = p.first; j < p.end; j++) {
         let row = base + j * p.n;
         {% if pivoting %}
-        // Of equal elements the first.
+        // The first of equal elements.
         var best = {{ T }}(-1.0);
         var at = j;
         for (var r = j + lane; r < p.m; r += 256u) {
@@ -85,7 +86,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         storageBarrier();
         workgroupBarrier();
         let diagonal = a[row + j];
-        // A column of zeros stays one.
+        // A column of zeros stays zero.
         for (var r = j + 1u + lane; r < p.m; r += 256u) {
             let i = base + r * p.n + j;
             if diagonal != {{ T }}(0.0) { a[i] = a[i] / diagonal; }
@@ -96,7 +97,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
             let i = base + r * p.n + j;
             a[i] = a[i] / root;
         }
-        // All have read what is written now.
+        // All threads have read the values that are overwritten now.
         storageBarrier();
         workgroupBarrier();
         if lane == 0u { a[row + j] = root; }

@@ -1,10 +1,13 @@
 {#-
 Matrix products of any strides: c[z] = a[z] · b[z].
 
-dtype: the elements of a and b · out: those of c, which may be f32 for 16-bit ones · way: `tiled` (f32, f16, bf16; with high, rows, cols, depth, a_order, b_order) or `simple` (with
-lanes, order): see `matmul_body`
-split: workgroups share one sum; c is [splits][batch][m][n] in the type of the sums, summed up by `matmul_sum`
-mode: `packed` (tiles only, n is a multiple of 4) or `scattered` output · bias: a number for each column is added before the sum is rounded
+dtype: of a and b · out: of c, which may be f32 for 16-bit operands
+way: `tiled` (f32, f16, bf16; with high, rows, cols, depth, a_order, b_order) or `simple` (with lanes, order);
+  see `matmul_macros`
+split: workgroups share one sum; c is [splits][batch][m][n] in the type of the sums, and `splitk_reduce` adds
+  them
+mode: `packed` (only `tiled`, n is a multiple of 4) or `scattered` output
+bias: a value for each column is added before rounding
 -#}
 {%- import "types" as t -%}
 {%- import "matmul_macros" as body -%}
@@ -17,13 +20,13 @@ struct Params {
     batch: u32,
     chunk: u32,
     splits: u32,
-    // The second of two batch dimensions.
+    // Size of the second of two batch dimensions.
     inner: u32,
     bias_offset: u32,
-    // Offset, strides of rows, columns.
+    // Offset, row stride, column stride.
     a: vec4<u32>,
     b: vec4<u32>,
-    // Strides of the batch dimensions: a's two, b's two.
+    // Strides of the batch dimensions: two of a, two of b.
     steps: vec4<u32>,
 }
 @group(1) @binding(0) var<uniform> p: Params;
@@ -39,7 +42,7 @@ fn b_base(z: u32) -> u32 { return p.b.x + (z / p.inner) * p.steps.z + (z % p.inn
 fn a_value(base: u32, row: u32, k: u32) -> {{ T }} { return a_at(base + row * p.a.y + k * p.a.z); }
 fn b_value(base: u32, k: u32, col: u32) -> {{ T }} { return b_at(base + k * p.b.y + col * p.b.z); }
 
-// The first piece of a sum brings the bias along.
+// The first part of a sum includes the bias.
 fn with_bias(piece: u32, col: u32, v: {{ T }}) -> {{ T }} {
     {% if bias %}
     if piece == 0u { return v + bias_at(p.bias_offset + min(col, p.n - 1u)); }

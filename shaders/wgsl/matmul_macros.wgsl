@@ -1,16 +1,19 @@
 {#-
-The two ways to make c[z][row][col] = Σ_k a[z][row][k] · b[z][k][col], as macros around what a kernel defines:
+Two variants of c[z][row][col] = Σ_k a[z][row][k] · b[z][k][col], as macros that use these definitions of a
+kernel:
 
-- `Params` with m, n, k, batch (matrices), chunk (how much of a sum a workgroup makes), splits (how many share one);
-- `a_base(z)`, `b_base(z)`: whatever the next two take to find a matrix, as a u32;
-- `a_value(base, row, k)`, `b_value(base, k, col)`: elements, asked for inside the matrices only;
-- `store(piece, z, row, col, v)`, and for tiles `store4` with a vec4 from a column that is a multiple of four on; a
-  part of v may lie outside the matrix.
+- `Params` with m, n, k, batch (matrices), chunk (the part of a sum for one workgroup), splits (number of
+  parts)
+- `a_base(z)`, `b_base(z)`: location of a matrix as a u32, for the next two
+- `a_value(base, row, k)`, `b_value(base, k, col)`: elements; arguments are always inside the matrices
+- `store(piece, z, row, col, v)`, and for tiles `store4` with a vec4, whose col is a multiple of four; part of
+  v may lie outside the matrix
 -#}
 
 {#-
-Tiles: `high` x 256/`high` invocations make high·rows x 256/high·4·cols elements of c, sums in f32.
-a_order, b_order: `k` if neighbours in memory are neighbours along the sum, else `line`: which way a tile is loaded
+Tiled: `high` x 256/`high` invocations compute high·rows x 256/high·4·cols elements of c, with sums in f32.
+a_order, b_order: `k` if neighbours in memory are along the sum (K-major), else `line`; defines how a tile is
+  loaded
 -#}
 {%- macro tiled(high, rows, cols, depth, a_order, b_order) %}
 {%- set wide = 256 // high -%}
@@ -20,11 +23,11 @@ a_order, b_order: `k` if neighbours in memory are neighbours along the sum, else
 {%- set parts = [""] if width == 1 else [".x", ".y", ".z", ".w"][:width] -%}
 {%- set lines_a = high * sheets -%}
 {%- set lines_b = wide * cols -%}
-// Line by line of the sum; one spare vector a line keeps the columns of a tile in different banks.
+// Rows along the sum; one padding vector for each row keeps a tile's columns in different banks.
 var<workgroup> tile_a: array<{{ A }}, {{ depth * (lines_a + 1) }}>;
 var<workgroup> tile_b: array<vec4<f32>, {{ depth * (lines_b + 1) }}>;
 
-// Outside the matrix: zero, whatever stands at its edge.
+// Returns zero outside of the matrix, even if the element at its edge is NaN.
 fn a_or_zero(base: u32, row: u32, k: u32, end: u32) -> f32 {
     return select(0.0, a_value(base, min(row, p.m - 1u), min(k, end - 1u)), (row < p.m) & (k < end));
 }
@@ -111,7 +114,7 @@ fn store_inside(piece: u32, z: u32, row: u32, col: u32, v: vec4<f32>) {
 {% endmacro -%}
 
 {#-
-Element by element: `lanes` invocations (a power of two, at most 256) share the sum of one element, of type T.
+Simple: `lanes` invocations (a power of two, at most 256) share the sum of one element, of type T.
 order: `k` if neighbouring invocations read neighbours along the sum, else neighbouring elements of c (`line`)
 -#}
 {%- macro simple(T, lanes, order) %}
@@ -144,7 +147,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let a0 = a_base(z);
         let b0 = b_base(z);
         let end = min((piece + 1u) * p.chunk, p.k);
-        // Sums of eight, then their sum: rounding grows with the number of additions in a row.
+        // Adds sums of eight: the rounding error grows with the number of sequential additions.
         for (var k8 = piece * p.chunk + part; k8 < end; k8 += {{ 8 * lanes }}u) {
             var some = {{ T }}(0);
             let stop = min(end, k8 + {{ 8 * lanes }}u);

@@ -1,8 +1,9 @@
 {#-
-Where elements are not zero, in row-major order: first how many each tile of 2048 has, then, with these added up, where
-they stand.
+Indices of the nonzero elements, in row-major order. Stage `count` counts each tile of 2048; stage `write`
+writes indices from the prefix sums of the counts.
 
-kind: see sort_keys.wgsl · stage: `count` or `write` · coordinates: writes an index of each dimension, as i64; else one number, as u32
+kind: see sort_keys.wgsl · stage
+coordinates: writes one index for each dimension, as i64; else one linear index, as u32
 -#}
 {%- import "types" as t -%}
 {%- import "sort_keys" as k -%}

@@ -1,15 +1,17 @@
 {#-
-Normalisation of rows, forward and the gradient of the input. What a row is, and which weight an element has, is
-said by numbers, so that one kernel serves layer, group, instance and RMS normalisation:
-  element e of row r lies at r * row_stride + (e / run) * step + e % run,
+Normalisation of rows, forward and the gradient of the input. Parameters define rows and weights, so one
+kernel serves layer, group, instance and RMS normalisation:
+  element e of row r is at r * row_stride + (e / run) * step + e % run,
   and has weight (r % weight_rows) * weight_row + (e / run) * weight_step + (e % run) * weight_inner.
 
-stage: `whole`, a row by its threads in one go. Long rows are made in `p.splits` parts: `parts` writes two sums for each, partial
-[parts, 2, rows]: of the elements and of the squares of their distances from the part's mean, or backward what `sums` [2, rows] are
-sums of; `finish` makes mean and rstd of them; `apply` makes the elements
-pass: `forward` or `backward` · dtype: of x, y and their gradients · weight, bias: their dtypes, or ""
-rms: no mean is taken off
-flat: a row is one run, so that nothing is divided · lanes, across: see rows · width: 4 where a thread writes four neighbours at once (halves in whole words), else 1
+stage: `whole`: the threads of a row process it in one pass. Long rows are processed in `p.splits` parts.
+  `parts` writes two sums for each, partial [parts, 2, rows]: of the elements, and of squared distances from
+  the part's mean. Backward, these are the addends of `sums` [2, rows]. `finish` computes mean and rstd from
+  them; `apply` computes the elements.
+pass: `forward` or `backward` · dtype: of x, y and their gradients · weight, bias: dtypes, or ""
+rms: no mean is subtracted
+flat: a row is one run, so no division is needed · lanes, across: see row_reduce
+width: 4 if a thread writes four neighbours at once (16-bit floats in whole words), else 1
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -87,7 +89,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) thread: u32) {
     let index = row_of(group_index(group, groups), thread);
     let row = index % p.rows;
-    // Threads without a row stay for the barriers.
+    // Threads without a row take part in the barriers.
     {% if stage in ["parts", "apply"] %}
     let part = index / p.rows;
     let live = part < p.splits;
@@ -108,7 +110,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     for (var e = first; e < end; e += {{ lanes }}u) { sum += partial_at(e * 2u * p.rows + row); }
     let mean = row_sum(sum, thread) / n;
     {% endif %}
-    // The squares of a part are those around its own mean.
+    // The squares of a part are relative to its own mean.
     var squares = 0.0;
     for (var e = first; e < end; e += {{ lanes }}u) {
         let at = e * 2u * p.rows + row;

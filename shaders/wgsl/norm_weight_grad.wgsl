@@ -1,11 +1,11 @@
 {#-
-Partial gradients of weight and bias of a normalisation: for weight j and part s of its elements,
-partial[s, 0, j] = sum of g * (x - mean) * rstd and partial[s, 1, j] = sum of g. A reduction adds the parts.
+Partial gradients of weight and bias of a normalisation: for weight j and part s of its elements, partial[s,
+  0, j] = sum of g * (x - mean) * rstd and partial[s, 1, j] = sum of g. A reduction adds the parts.
 
-Element q of weight j lies at j * weight_stride + (q / run) * step + q % run, in row
-(q / run) * row_step + (j / row_weights) * row_inner of the statistics.
+Element q of weight j is at j * weight_stride + (q / run) * step + q % run. Its row in the statistics is (q /
+run) * row_step + (j / row_weights) * row_inner.
 
-dtype: of g and x · rms: no mean was taken off · single: runs of one element · lanes, across: see rows
+dtype: of g and x · rms: no mean was subtracted · single: runs of one element · lanes, across: see row_reduce
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}

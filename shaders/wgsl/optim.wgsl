@@ -1,12 +1,14 @@
 {#-
-One step of an optimiser over up to p.items.length parameters: reads the gradients, updates parameters and state in place.
+One optimiser step over up to p.items.length parameters: reads the gradients, updates parameters and state in
+place.
 
-algorithm, with its flags: see optim_rules · states: numbers kept for each element
-dtypes: of the parameters, and of their gradients · modes: `vec4` (f32, length and offsets multiples of 4), `packed`,
-`scattered`, one for each parameter
-counted: the device counts the steps, as the host does not know which were made · skip: one word says not to make this one
-copies: the 16-bit type in which a parameter is written once more, "" for none; the list is empty where there are none
-A thread makes four neighbouring elements. Each state of a parameter is padded to whole vec4s; padding stays padding.
+algorithm, with its flags: see optim_algorithms · states: state values of each element
+dtypes: of the parameters, and of their gradients
+modes: one for each parameter: `vec4` (f32, length and offsets multiples of 4), `packed`, `scattered`
+counted: the device counts steps, because the host does not know which were skipped
+skip: a flag skips the step
+copies: 16-bit dtypes of additional copies of the parameters, "" for none; the list is empty if there are none
+A thread updates a quad. Each state of a parameter is padded to whole vec4s; padding stays padding.
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -18,20 +20,21 @@ A thread makes four neighbouring elements. Each state of a parameter is padded t
 {% set first = 1 if states > 0 else 0 %}
 struct Item {
     n: u32,
-    // The first workgroup of this parameter.
+    // First workgroup of this parameter.
     group: u32,
     param: u32,
     grad: u32,
-    // Its first state, in vec4s.
+    // Offset of the first state, in vec4s.
     state: u32,
     {% if counted %}
-    // Where the steps that were made are counted. Those after this one are at `count ^ 1`: nobody reads what another writes.
+    // Index of the step count. The new count is written to `count ^ 1`, so that no thread reads a count that
+    // another one writes.
     count: u32,
-    // The word of `flags` that says to skip.
+    // Index of the skip flag in `flags`.
     flag: u32,
     unused: u32,
     {% else %}
-    // What depends on the number of steps.
+    // Values that depend on the number of steps.
     x: f32,
     y: f32,
     z: f32,
@@ -77,7 +80,8 @@ struct Params {
 {% endfor %}
 
 {% include "optim_algorithms" %}
-// A quad of parameter `k`. What is long, the rule, stands once, between a switch that reads and one that writes.
+// Updates quad `q` of parameter `k`. The long update code exists once, between one switch that reads and one
+// that writes.
 fn step(item: Item, k: u32, q: u32) {
     {% if counted %}
     let made = counts[item.count];
@@ -87,7 +91,7 @@ fn step(item: Item, k: u32, q: u32) {
     let skipped = false;
     {% endif %}
     if q == 0u { counts[item.count ^ 1u] = made + select(1.0, 0.0, skipped); }
-    // A copy is new, even of what stays as it was.
+    // Copies are always written, even if the step is skipped.
     {% if not copies %}
     if skipped { return; }
     {% endif %}

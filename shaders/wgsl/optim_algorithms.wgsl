@@ -1,26 +1,27 @@
 {#-
-The algorithms of optim.wgsl. Each has `update`, the new values of a quad from the old ones and the gradient, and where its numbers depend
-on the steps made, `at_step`: what `Rule::at_step` has on the host, for steps that the device counts. The comment before an
-algorithm says what `p.c` is, in the order of `Rule::constants`; `s` is the first state, and `s + stride` the next.
+The algorithms of optim.wgsl. Each defines `update`, which returns the new values of a quad from the old ones
+and the gradient. Algorithms whose values depend on the step count define `at_step` for steps that the device
+counts; on the host it is `Rule::at_step`. A comment before each algorithm lists the elements of `p.c`, in the
+order of `Rule::constants`. `s` is the first state, and `s + stride` the next.
 
 algorithm and flags: as the rules define them · counted, states: see optim.wgsl
 -#}
 {% if counted %}
-// What depends on the number of steps, this one included.
+// Values that depend on the number of steps, including this one.
 fn at_step(n: f32) -> vec3<f32> {
     {% if algorithm == "adam" %}
-    // 1 - beta^n, without losing digits where beta is close to 1.
+    // 1 - beta^n, without cancellation for beta close to 1.
     return vec3<f32>(p.c[1].w / -m_expm1(n * p.c[1].y), sqrt(-m_expm1(n * p.c[1].z)), 0.0);
     {% elif algorithm == "sgd" %}
-    // The first buffer is the gradient itself.
+    // The first momentum buffer is the gradient itself.
     return select(vec3<f32>(p.c[0].z, p.c[0].w, 0.0), vec3<f32>(0.0, 1.0, 0.0), n < 1.5);
     {% elif algorithm == "adagrad" %}
     return vec3<f32>(p.c[0].y / (1.0 + (n - 1.0) * p.c[0].z), select(0.0, p.c[1].x, n < 1.5), 0.0);
     {% elif algorithm == "adamax" %}
     return vec3<f32>(p.c[1].y / -m_expm1(n * p.c[1].x), 0.0, 0.0);
     {% elif algorithm == "nadam" %}
-    // mu_i = beta1 (1 - q^i / 2). The logarithm of the product of all up to n is n ln(beta1) less the sum over k of
-    // 2^-k / k (q^k + ... + q^nk), the inner sum being geometric.
+    // mu_i = beta1 (1 - q^i / 2). The logarithm of the product of all mu up to n is n ln(beta1) minus a sum
+    // over k. Its terms are 2^-k / k (q^k + ... + q^nk), where the inner sum is geometric.
     var log_product = n * m_log(1.0 - p.c[0].y);
     var half = 0.5;
     for (var k = 1.0; k < 25.0; k += 1.0) {
@@ -51,12 +52,12 @@ fn at_step(n: f32) -> vec3<f32> {
 }
 {% endif %}
 
-// The larger of each; NaN where either is.
+// Element-wise maximum; NaN if either is NaN.
 fn larger(a: vec4<f32>, b: vec4<f32>) -> vec4<f32> {
     return vec4<f32>(m_max(a.x, b.x), m_max(a.y, b.y), m_max(a.z, b.z), m_max(a.w, b.w));
 }
 
-// The new values of quad `q`.
+// Returns the new values of quad `q`.
 fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>) -> vec4<f32> {
     var w = before;
     var g = grad;
@@ -77,8 +78,8 @@ fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>)
     {% endif %}
     return w - p.c[0].y * g;
     {% elif algorithm in ["adam", "nadam", "radam"] %}
-    // c: weight decay (or the factor that decays, if decoupled), 1 - beta1, beta2, 1 - beta2; eps, ln(beta1) (of nadam ln(q)),
-    // ln(beta2), learning rate.
+    // c: weight decay (the decay factor, if decoupled), 1 - beta1, beta2, 1 - beta2; eps, ln(beta1) (nadam:
+    // ln(q)), ln(beta2), learning rate.
     {% if decoupled %}
     w *= p.c[0].x;
     {% else %}
@@ -99,12 +100,12 @@ fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>)
     {% elif algorithm == "nadam" %}
     return w - (at.x * g + at.y * mean) / (sqrt(square) + p.c[1].x * at.z);
     {% else %}
-    // Not rectified while the variance of so few steps is unknown.
+    // Not rectified while the variance of the few steps is unknown.
     if at.y == 0.0 { return w - at.x * mean; }
     return w - at.x * at.y * (mean / (sqrt(square) + p.c[1].x));
     {% endif %}
     {% elif algorithm == "adagrad" %}
-    // c: weight decay, learning rate, its decay, eps; what the sum begins with.
+    // c: weight decay, learning rate, its decay, eps; initial value of the sum.
     g += p.c[0].x * w;
     let sum = state[s] + at.y + g * g;
     state[s] = sum;
@@ -128,20 +129,21 @@ fn update(item: Item, at: vec3<f32>, q: u32, before: vec4<f32>, grad: vec4<f32>)
     state[s + stride] = largest;
     return w - at.x * (mean / largest);
     {% elif algorithm == "lion" %}
-    // c: the factor that decays, learning rate, 1 - beta1, 1 - beta2.
+    // c: decay factor, learning rate, 1 - beta1, 1 - beta2.
     w *= p.c[0].x;
     let mean = state[s];
     state[s] = mean + p.c[0].w * (g - mean);
     return w - p.c[0].y * sign(mean + p.c[0].z * (g - mean));
     {% elif algorithm == "asgd" %}
-    // c: weight decay, lambda, learning rate, alpha; t0. at: the rate of this step, and how far the average moves.
+    // c: weight decay, lambda, learning rate, alpha; t0. at: this step's learning rate, and the averaging
+    // coefficient.
     g += p.c[0].x * w;
     w = w * (1.0 - p.c[0].y * at.x) - at.x * g;
     let average = state[s];
     state[s] = select(average + at.y * (w - average), w, at.y == 1.0);
     return w;
     {% elif algorithm == "rprop" %}
-    // c: the factors where the sign turned and where it stayed, the smallest and the largest step; learning rate.
+    // c: factors for changed and unchanged sign, minimum and maximum step size; learning rate.
     let turn = sign(g * state[s]);
     let factor = select(select(vec4<f32>(1.0), vec4<f32>(p.c[0].y), turn > vec4<f32>()), vec4<f32>(p.c[0].x), turn < vec4<f32>());
     let size = select(state[s + stride], vec4<f32>(p.c[1].x), at.x > 0.0);

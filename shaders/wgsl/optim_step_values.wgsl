@@ -1,16 +1,16 @@
 {#-
-What steps made of tensor operations read of the device: for each of p.items the learning rate, the number of the step, this one
-included, and 1, or 0 where the step is skipped.
+Values that steps made of tensor operations read from the device: for each of p.items the learning rate, the
+  number of this step, and 1, or 0 if the step is skipped.
 
-counted, skip: as in optim.wgsl · items: how many
+counted, skip: as in optim.wgsl · items: number of items
 -#}
 struct Item {
     lr: f32,
     {% if counted %}
     unused: f32,
-    // Where the steps that were made are counted; those after this one are at `count ^ 1`.
+    // Index of the step count; the new count is at `count ^ 1`.
     count: u32,
-    // The word of `flags` that says to skip.
+    // Index of the skip flag in `flags`.
     flag: u32,
     {% else %}
     step: f32,

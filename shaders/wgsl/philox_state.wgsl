@@ -1,5 +1,6 @@
 {#-
-Writes where random numbers stand, for kernels that read it from memory: two words of the generator's offset, two of its seed.
+Writes the generator's state for kernels that read it from memory: two words of the Philox offset, two of its
+seed.
 -#}
 struct Params {
     words: vec4<u32>,

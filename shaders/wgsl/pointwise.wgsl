@@ -1,12 +1,15 @@
 {#-
 One elementwise operation: out[i] = expr(a[i], b[i], ...), over any strides.
 
-names, inputs: the tensors in the expression, and their dtypes · scalars: the names of its numbers, at most four
-expr · compute: the type it works in · result: the type it gives · out: dtype of the output · math: files it needs
-layout: `vec4` (all operands contiguous, of 4-byte types or 16-bit floats, length and offsets multiples of `width`: 4, or 8
-where there are 16-bit floats), `dense` (contiguous), `strided`
+names, inputs: names of the tensors in the expression, and their dtypes
+scalars: names of its scalars, at most four
+expr · compute: type of the arithmetic · result: type of the expression · out: dtype of the output
+math: files that it needs
+layout: `vec4` (all operands contiguous, of 4-byte types or 16-bit floats, length and offsets multiples of
+  `width`: 4, or 8 with 16-bit floats), `dense` (contiguous), `strided`
 mode: `packed` or `scattered` output · inplace: the first input is the output itself
-Every thread makes four neighbouring elements (`vec4`: `width`), so that a packed output is written in whole words.
+Every thread computes four neighbouring elements (`vec4`: `width`), so that a packed output is written in
+whole words.
 -#}
 {%- import "types" as t -%}
 {%- set lanes = ["x", "y", "z", "w"] -%}
@@ -19,7 +22,7 @@ Every thread makes four neighbouring elements (`vec4`: `width`), so that a packe
 {% include "math/" ~ file %}
 {% endfor %}
 {{ t.prelude() }}
-{# Of f64 there is another set of functions. -#}
+{# f64 has its own set of functions. -#}
 {%- set expr = expr | replace("m_", "m_d_") if "f64" in math else expr -%}
 alias T = {{ T }};
 struct Params {
@@ -53,7 +56,7 @@ struct Params {
 {% if T == "f64" %}
 fn power(x: f64, y: f64) -> f64 { return m_d_pow(x, y); }
 {% else %}
-// By squares, modulo what the type holds; a negative power is 0 but of 1 and -1.
+// By repeated squaring, modulo the type's range; negative powers are 0, except those of 1 and -1.
 fn power(x: {{ T }}, y: {{ T }}) -> {{ T }} {
     var square = x;
     var left = y;
@@ -95,13 +98,13 @@ fn lcm(x: {{ T }}, y: {{ T }}) -> {{ T }} {
 {% set bits = 64 if T == "i64" else 8 if compute == "u8" else 32 %}
 fn within(by: {{ T }}) -> bool { return {{ "by >= " ~ T ~ "(0) && " if T in ["i32", "i64"] }}by < {{ T }}({{ bits }}); }
 fn shifted_left(v: {{ T }}, by: {{ T }}) -> {{ T }} { return select({{ T }}(0), v << (u32(by) & {{ bits - 1 }}u), within(by)); }
-// Of what has a sign, that is left.
+// For signed types, only the sign is left.
 fn shifted_right(v: {{ T }}, by: {{ T }}) -> {{ T }} {
     return v >> select({{ bits - 1 }}u, u32(by), within(by)){{ "" if T in ["i32", "i64"] else " >> select(1u, 0u, within(by))" }};
 }
 {% endif %}
 {% if "near(" in expr %}
-// Of integers, and of f64: of that, llvmpipe (Mesa 22) rounds 1.5 to 1 on some processors.
+// For integers and f64: llvmpipe (Mesa 22) rounds an f64 of 1.5 to 1 on some processors.
 fn near(v: T) -> T {
     {% if T == "f64" %}
     let below = floor(v);
@@ -123,7 +126,8 @@ fn two_to(k: i32) -> f64 {
     let c = b * b;
     return c * c * f64(1i << u32(k - eighth * 8i));
 }
-// An f64 by its bits, which WGSL cannot cast: whole numbers of at most 16 bits, and powers of two; every step is exact.
+// An f64 from its bits, which WGSL cannot cast: from integers of at most 16 bits and powers of two; every
+// step is exact.
 fn of_bits(hi: u32, lo: u32) -> f64 {
     let exponent = (hi >> 20u) & 0x7ffu;
     let top = f64(i32((hi & 0xfffffu) | select(0x100000u, 0u, exponent == 0u)));

@@ -1,11 +1,13 @@
 {#-
-Pooling of planes: of the result (`forward`), or of the input (`backward`, which gathers from every window that covers an element, so that
-no two invocations write one place).
+Pooling of planes, forward or backward. Backward gathers from every window that covers an element, so no two
+invocations write one element.
 
-dtype · kind: `max`, `avg` · adaptive: windows divide the plane evenly, whatever its extents · pass
+dtype · kind: `max`, `avg` · adaptive: windows divide the plane evenly, for any extents
+pass: `forward`, `backward`
 large: adaptive, and products of extents may reach 2^32
-stage: `each`: an invocation makes an element, of less than 32 bits four. Where windows are long, a workgroup makes an element instead:
-`whole`, or one of the `p.splits` parts of it (`parts`), which the stage `join` puts together, in the order of the window
+stage: `each`: an invocation computes an element (four, if smaller than 32 bits). For long windows, a
+  workgroup computes an element (`whole`) or one of its `p.splits` parts (`parts`). Stage `join` then combines
+  the parts, in the order of the window.
 -#}
 {%- import "types" as t -%}
 {%- set V = t.value(dtype) -%}
@@ -20,14 +22,14 @@ struct Params {
     n: u32,
     count_include_pad: u32,
     divisor: f32,
-    // Parts of an element, and how many elements of a window are in one.
+    // Parts of an element, and window elements of a part.
     splits: u32,
     // Height and width of the input, then of the result.
     extents: vec4<u32>,
     kernel_stride: vec4<u32>,
     pad_dilation: vec4<u32>,
     chunk: u32,
-    // The divisor as an integer of 64 bits, for what is no f32.
+    // The divisor as a 64-bit integer, for divisors that f32 cannot represent.
     divisor_low: u32,
     divisor_high: u32,
 }
@@ -45,10 +47,10 @@ struct Params {
 {% endif %}
 
 {% if adaptive %}
-// The quotient of a * b and c, and whether something is left over; a <= c.
+// Returns the quotient of a * b and c, and whether there is a remainder; a <= c.
 fn shared_out(a: u32, b: u32, c: u32) -> vec2<u32> {
     {% if large %}
-    // The product may need 64 bits: it is made and divided bit by bit.
+    // The product may need 64 bits: it is computed and divided bit by bit.
     let rest = b % c;
     var quotient = 0u;
     var left = 0u;
@@ -66,7 +68,7 @@ fn shared_out(a: u32, b: u32, c: u32) -> vec2<u32> {
 }
 {% endif %}
 
-// First index, end, and end before it is cut at the edge, of window `o` along one axis of the input.
+// First index, end, and unclipped end of window `o` along one axis of the input.
 fn window(o: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u32, dilation: u32) -> vec3<i32> {
     {% if adaptive %}
     let first = i32(shared_out(o, extent, outs).x);
@@ -88,7 +90,7 @@ fn cols_of(o: u32) -> vec3<i32> {
     return window(o, p.extents.y, p.extents.w, p.kernel_stride.y, p.kernel_stride.w, p.pad_dilation.y, p.pad_dilation.w);
 }
 
-// The divisor of a window, in the type that is computed in: that of an f64 or an integer is exact.
+// Divisor of a window, in the compute type: exact for f64 and integers.
 fn elements_of(rows: i32, cols: i32) -> {{ V }} {
     {% if V in ["f64", "i64"] %}
     return {{ V }}(rows) * {{ V }}(cols);
@@ -117,17 +119,17 @@ fn divisor_of(rows: vec3<i32>, cols: vec3<i32>) -> {{ V }} {
 }
 
 {% if pass == "forward" %}
-// The first index of a window inside the plane, and how many there are.
+// First index of a window inside the plane, and number of such indices.
 fn inside(window: vec3<i32>, dilation: u32) -> vec2<u32> {
     let step = i32(dilation);
     let first = select(window.x, window.x + (step - 1 - window.x) / step * step, window.x < 0);
     return vec2<u32>(u32(first), u32(max(window.y - first + step - 1, 0) / step));
 }
 {% else %}
-// The windows along one axis that may cover index `i`: first and end.
+// Windows along one axis that may cover index `i`: first and end.
 fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u32, dilation: u32) -> vec2<u32> {
     {% if adaptive %}
-    // Conservative by one at each end; the caller looks closely.
+    // Conservative by one at each end; the caller checks exactly.
     let first = shared_out(i, outs, extent).x;
     return vec2<u32>(select(first - 1u, 0u, first == 0u), min(first + 2u + outs / extent, outs));
     {% else %}
@@ -139,7 +141,8 @@ fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u
 }
 {% endif %}
 
-{#- What is known of element `i`, before its window is gone through: `base`, and (first, count) of both axes. -#}
+{#- Defines the values for element `i` before the loops over its window: `base`, and (first, count) of
+both axes. -#}
 {% macro prepare() %}
     {% if pass == "forward" %}
     let base = (i / (p.extents.z * p.extents.w)) * p.extents.x * p.extents.y;
@@ -159,7 +162,8 @@ fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u
     {% endif %}
     var value = {{ V }}(0);
 {% endmacro %}
-{#- What line `row` of the window has, before element `col` of it: both are counted from its first. -#}
+{#- Defines the values for row `row` of the window before its loop; `row` and `col` count from the
+window's first. -#}
 {% macro line() %}
         {% if pass == "forward" %}
         let line = (over_rows.x + row * p.pad_dilation.z) * p.extents.y + over_cols.x;
@@ -194,7 +198,7 @@ fn windows_over(i: u32, extent: u32, outs: u32, kernel: u32, stride: u32, pad: u
             {% endif %}
             {% endif %}
 {% endmacro %}
-{#- The largest number of a window that lies wholly in the padding is the smallest of the type. -#}
+{#- The maximum of a window that lies wholly in the padding is the smallest value of the type. -#}
 {% set smallest = {"i32": "(-0x7fffffffi - 1i)", "i64": "(i64(-0x7fffffff - 1) << 32u)", "u32": "0u", "u8": "0u", "f64": "f64(m_from_bits(0xff800000u))"} %}
 {% set lowest = smallest[dtype] if dtype in smallest else "m_from_bits(0xff800000u)" %}
 {% macro finished(value, place) -%}
@@ -225,7 +229,8 @@ var<workgroup> values: array<{{ V }}, 256>;
 {% if largest %}
 var<workgroup> at_places: array<i32, 256>;
 
-// Whether the second of two maxima counts: the last NaN, else the first of the largest. Without a place there is none.
+// Reports whether the second of two maxima wins: the last NaN, else the first of the largest. A negative
+// index means none.
 fn second(a: {{ V }}, a_place: i32, b: {{ V }}, b_place: i32) -> bool {
     if b_place < 0 || a_place < 0 { return b_place >= 0; }
     {% if not whole_numbers %}

@@ -1,11 +1,13 @@
 {#-
-Matrices as products of an orthogonal one and an upper triangle, by Householder's reflections (Golub and Van Loan, Matrix Computations, 5.2),
-with the signs that LAPACK has.
+QR decomposition of matrices by Householder reflections (Golub and Van Loan, Matrix Computations, 5.2), with
+LAPACK's signs.
 
 dtype: f32 or f64
-form: `factor`: `a`, [batch, m, n], becomes the triangle, and below it the reflections' vectors, whose elements on the diagonal are ones and
-not stored; what they are multiplied by goes to `tau`, [batch, count]. A workgroup has a matrix.
-`apply`: `x`, [batch, m, columns], becomes the product of these reflections and `x`. A workgroup has 32 columns of a matrix.
+form: `factor`: `a`, [batch, m, n], becomes the triangle, and below it the reflections' vectors, whose
+  diagonal elements are ones and not stored. Their factors go to `tau`, [batch, count]. A workgroup has a
+  matrix.
+`apply`: `x`, [batch, m, columns], becomes the product of these reflections and `x`. A workgroup has 32
+  columns of a matrix.
 -#}
 {%- import "types" as t -%}
 {%- set T = dtype -%}
@@ -18,7 +20,7 @@ struct Params {
     // Reflections of a matrix.
     count: u32,
     columns: u32,
-    // Reflections of this launch: those before were done by others.
+    // Reflections of this launch; earlier launches did those before.
     first: u32,
     end: u32,
 }
@@ -32,11 +34,11 @@ struct Params {
 @group(0) @binding(2) var<storage, read_write> x: array<{{ T }}>;
 {% endif %}
 
-// Of each thread, to be put together.
+// One value of each thread, for reductions.
 var<workgroup> parts: array<{{ T }}, 256>;
 
 {% if factor %}
-// What all threads have, of whom each gives one.
+// Returns the sum over all threads, each of which contributes one value.
 fn sum_of_all(lane: u32, part: {{ T }}) -> {{ T }} {
     parts[lane] = part;
     workgroupBarrier();
@@ -61,7 +63,7 @@ fn most_of_all(lane: u32, part: {{ T }}) -> {{ T }} {
 }
 {% endif %}
 
-{#- Reflection j of 32 columns from `first` on: eight threads have one. -#}
+{#- Reflection j of 32 columns from `first` on; eight threads share a column. -#}
 {% macro reflect(of, base, width, first) %}
         let column = {{ first }} + lane % 32u;
         let live = column < {{ width }};
@@ -80,7 +82,7 @@ fn most_of_all(lane: u32, part: {{ T }}) -> {{ T }} {
         let top = product;
         for (var k = lane % 32u; k < 256u; k += 32u) { product += parts[k]; }
         product = product * scale;
-        // All have read what is written now.
+        // All threads have read the values that are overwritten now.
         storageBarrier();
         workgroupBarrier();
         if live {
@@ -108,7 +110,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
     for (var j = p.first; j < p.end; j++) {
         let at = vectors + j * p.n + j;
         let head = a[at];
-        // Squares must not overflow or vanish.
+        // Scales, because squares must not overflow or underflow.
         var most = {{ T }}(0.0);
         for (var r = j + 1u + lane; r < p.m; r += 256u) { most = max(most, abs(a[vectors + r * p.n + j])); }
         most = most_of_all(lane, most);
@@ -122,7 +124,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
         squares = sum_of_all(lane, squares);
         let part = head / unit;
         let length = unit * sqrt(part * part + squares);
-        // A column of zeros below the diagonal is left as it is.
+        // A column that is zero below the diagonal is left unchanged.
         let diagonal = select(head, select(-length, length, head < {{ T }}(0.0)), squares != {{ T }}(0.0));
         var scale = {{ T }}(0.0);
         if squares != {{ T }}(0.0) {

@@ -1,10 +1,13 @@
 {#-
-Fills a contiguous tensor with random numbers: Philox block k makes elements 4k..4k+3. The same bits on every device.
+Fills a contiguous tensor with random values: Philox block k gives elements 4k..4k+3. The bits are the same on
+  every device.
 
-dtype · kind: `uniform` (scale * u + shift), `normal` (scale * z + shift), `integer` (low + x * range / 2^32),
-`bernoulli` (1 where x < threshold, or always), `key` (64 bits of which the upper ones are `integer` and the lower ones another draw: no
-number of the type i64, but two words of it)
-Uniform numbers and integers that are rounded to a float type are kept between the least and the largest one of it that lies in the range.
+dtype
+kind: `uniform` (scale * u + shift), `normal` (scale * z + shift), `integer` (low + x * range / 2^32),
+`bernoulli` (1 if x < threshold, or always), `key` (two words: the upper one is `integer`, the lower one
+another draw)
+Uniform values and integers that are rounded to a float type are clamped to its smallest and largest value in
+the range.
 -#}
 {%- import "types" as t -%}
 {% include "math/mul_wide" %}
@@ -13,7 +16,7 @@ Uniform numbers and integers that are rounded to a float type are kept between t
 {{ t.prelude() }}
 struct Params {
     n: u32,
-    // Always 0, which no compiler knows: a product goes through it, so that it cannot be fused with the sum.
+    // Always 0, which no compiler knows: keeps a product from being fused with the sum.
     zero: u32,
     scale: f32,
     shift: f32,
@@ -26,7 +29,7 @@ struct Params {
     // Bounds of floats, as integers in the order of the floats.
     least: i32,
     most: i32,
-    // 2 where the range is too wide for an f32: then `scale` and `shift` are halves. Else 1.
+    // 2 if the range is too wide for an f32, with `scale` and `shift` halved; else 1.
     factor: f32,
     unused0: u32,
 }
@@ -39,7 +42,7 @@ struct Params {
 {{ t.output(0, "out", dtype, "packed") }}
 
 {% if bounded %}
-// By their bits: numbers below the normal ones compare as zeros on some devices.
+// Compares by bits: subnormals compare as zeros on some devices.
 fn ordered(b: i32) -> i32 { return select(b, b ^ 0x7fffffff, b < 0); }
 fn within(v: f32) -> f32 {
     return bitcast<f32>(ordered(max(p.least, min(p.most, ordered(bitcast<i32>(v))))));
@@ -70,7 +73,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let low = p.offset.x + block;
     let high = p.offset.y + select(0u, 1u, low < block);
     let x = m_philox(vec4<u32>(low, high, 0u, 0u), p.seed);
-    // The third word is 0 everywhere else.
+    // The third counter word is 0 for all other draws.
     let y = m_philox(vec4<u32>(low, high, 1u, 0u), p.seed);
     for (var i = 0u; i < 4u; i++) {
         if block * 4u + i < p.n {
@@ -79,7 +82,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% else %}
     let x = m_philox_block(block, p.offset, p.seed);
-    // In a loop that no compiler writes out: four of what makes a normal number take three times as long to compile as one.
+    // A loop that no compiler unrolls: four unrolled normal draws take three times as long to compile as one.
     var numbers: array<{{ T }}, 4>;
     for (var i = 0u; i < 4u + p.zero; i++) { numbers[i] = number(x[i]); }
     out_put4(block * 4u, numbers, p.n);

@@ -1,12 +1,10 @@
 {#-
-One time step of a recurrent layer, behind its products: gates, state and output of every element of [batch, hidden]; or
-their gradients. One invocation has one element of all gates.
+One time step of a recurrent layer, after its matrix products: gates, state and output of every element of
+  [batch, hidden], or their gradients. One invocation has one element of all gates.
 
-kind: "lstm", "gru", "tanh" or "relu"
-pass: "forward" or "backward"
-dtype: of everything but the running state, which is f32
-keep: forward writes what backward needs
-lengths: the type of the sequences' lengths, or "": a sequence that has ended keeps its state
+kind: "lstm", "gru", "tanh" or "relu" · pass: "forward" or "backward"
+dtype: of everything but the running state, which is f32 · keep: forward saves values for backward
+lengths: dtype of the sequences' lengths, or ""; a sequence that has ended keeps its state
 -#}
 {%- import "types" as t -%}
 {% set gates = 4 if kind == "lstm" else 3 if kind == "gru" else 1 %}
@@ -16,12 +14,12 @@ lengths: the type of the sequences' lengths, or "": a sequence that has ended ke
 struct Params {
     n: u32,
     hidden: u32,
-    // The number of the time step, for the lengths.
+    // Index of the time step, for the lengths.
     step: u32,
-    // The products of the input: first element, and from one sequence to the next. Backward: of the result's gradient, dense.
+    // Products of the input: offset, and stride between sequences. Backward: of the result's gradient, dense.
     input_offset: u32,
     input_stride: u32,
-    // The products of the state, dense. Backward: what the next step gives.
+    // Products of the state, dense. Backward: the gradient from the next step.
     carry_offset: u32,
     out_offset: u32,
     saved_offset: u32,
@@ -32,7 +30,8 @@ struct Params {
 @group(1) @binding(0) var<uniform> p: Params;
 {{ t.input(0, "input", dtype) }}
 {{ t.input(1, "carry", dtype) }}
-// Two planes of n: forward the output and the cell, backward what goes past the products, and the cell's gradient.
+// Two planes of n. Forward: output and cell. Backward: the state's gradient that bypasses the products, and
+// the cell's gradient.
 {{ t.output(2, "state", "f32") }}
 {% if pass == "forward" %}
 {{ t.output(3, "out", dtype, "scattered") }}

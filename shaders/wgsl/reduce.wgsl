@@ -1,15 +1,18 @@
 {#-
 One reduction over any dimensions and strides: out[o] = post(combine over r of map(in[o, r])).
 
-source · compute · out: dtypes of the input, of the arithmetic, of the result · math: files it needs
-map: an expression of `v`, an element · center: dtype of one more number `m` for each output, or "" · post: of `acc`
-combine: sum, prod, max, min, argmax, argmin · flat: the reduced dimensions are one · lanes: threads for one output
-across: neighbouring threads hold neighbouring outputs (the kept dimensions are the inner ones), not neighbouring elements
-width: 4 where neighbours are read in one aligned access: elements of one output or, `across`, of four outputs; else 1.
-Such fours are the steps of the inner dimension, and `across` the outputs, that the parameters count.
-unroll: reads that a thread has on their way at a time
-For argmax and argmin: values: the value is written too · seen: indices come from a buffer, of a stage before
-Few outputs of many elements are made in two stages: the first writes `splits` partial results for each output.
+source · compute · out: dtypes of the input, of the arithmetic, of the result · math: files that it needs
+map: an expression of `v`, an element · center: dtype of one more value `m` for each output, or ""
+post: expression of `acc`
+combine: sum, prod, max, min, argmax, argmin · flat: the reduced dimensions are one
+lanes: threads for one output
+across: neighbouring threads have neighbouring outputs (the kept dimensions are the inner ones), not
+  neighbouring elements
+width: 4 if neighbours are read in one aligned access (elements of one output or, `across`, of four outputs),
+  else 1. Parameters then count quads of the inner dimension, and `across` quads of outputs.
+unroll: loads that a thread has in flight
+For argmax and argmin: values: the value is written too · seen: indices come from a buffer of a previous stage
+Few outputs of many elements need two stages: the first writes `splits` partial results for each output.
 -#}
 {%- import "types" as t -%}
 {%- set V = t.value(source) -%}
@@ -68,7 +71,7 @@ struct Params {
 {% if arg %}
 {% set better = ">" if combine == "argmax" else "<" %}
 struct Acc { v: T, i: u32 }
-// Of equal values, and of several NaN, the first.
+// Of equal values, and of several NaN, the first wins.
 fn combined(a: Acc, b: Acc) -> Acc {
     var take = (b.v {{ better }} a.v) | ((b.v == a.v) & (b.i < a.i));
     {% if floats %}
@@ -98,7 +101,7 @@ fn nonzero(v: {{ V }}) -> T {
     {% if V == "bool" %}
     return select(T(0), T(1), v);
     {% elif V == "f32" %}
-    // By its bits: NaN counts.
+    // Compares by bits: NaN counts.
     return select(T(0), T(1), (bitcast<u32>(v) & 0x7fffffffu) != 0u);
     {% else %}
     return select(T(0), T(1), v != {{ V }}(0));
@@ -133,7 +136,7 @@ fn reduced_offset(r: u32) -> u32 {
     {% endif %}
 }
 
-{#- Combines what `count` lanes have, in pairs, so that rounding errors grow with the number of levels. -#}
+{#- Combines the values of `count` lanes in pairs, so that rounding errors grow with the number of levels. -#}
 {% macro in_pairs(k, count, apart) %}
 {% for n in range(count) %}
         let t{{ k }}_{{ count }}_{{ n }} = shared_acc[thread + {{ n * apart + k * 256 }}u];
@@ -162,7 +165,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let lane = thread % {{ lanes }}u;
     {% endif %}
     let out_index = group_index(group, groups) * {{ rows }}u + row;
-    // Threads without work stay for the barriers.
+    // Threads without work take part in the barriers.
     let live = out_index < p.outputs * p.splits;
     let o = out_index % p.outputs;
     var base = p.offset;
@@ -182,7 +185,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         let begin = (out_index / p.outputs) * p.chunk;
         let end = min(begin + p.chunk, p.extent);
         {% if extreme %}
-        // An extreme of the range: harmless to count twice, and needs no infinity of every type.
+        // An element of the range: harmless to count twice, and avoids an infinity for every type.
         let i = base + reduced_offset(begin);
         let e = {{ read }}{{ element }};
         {% endif %}
@@ -195,7 +198,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endfor %}
         var r = begin + lane;
         {% if unroll > 1 %}
-        // Combined in pairs: rounding errors grow with the number of turns, not of elements.
+        // Combines in pairs: rounding errors grow with the number of iterations, not of elements.
         while r + {{ (unroll - 1) * lanes }}u < end {
             {% for u in range(unroll) %}
             let r{{ u }} = r + {{ u * lanes }}u;
@@ -238,7 +241,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% set step = rows if across else 1 %}
     {% set few = 16 if lanes == 256 else lanes %}
     {% if lanes == 256 %}
-    // Sixteen sums of sixteen, then their sum; what a thread overwrites here, only it reads.
+    // Sixteen sums of sixteen, then their sum; a thread overwrites only values that it alone reads.
     if lane < 16u {
         {% for k in range(outs) %}
         {{ in_pairs(k, 16, 16 * step) }}

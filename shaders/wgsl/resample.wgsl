@@ -1,10 +1,11 @@
 {#-
-Resampling of planes along each axis apart: an element of the result is a sum of elements of the input that lie side by
-side along every axis, with a weight for each. Which ones they are, tables say, which the host makes: for every index of an
-axis of the result the first index of the input, how many, and where their weights begin. The gradient is the same kernel
-with the tables turned round, so that nothing is added from two sides.
+Separable resampling of planes: an element of the result is a weighted sum of elements that are contiguous
+  along every axis of the input. Tables from the host define the elements. For every index of an axis of the
+  result they have the first input index, the count, and the offset of the weights. The gradient is the same
+  kernel with transposed tables, so each result has one writer.
 
-dtype · rank: axes of a plane, 1 to 3, the last one first here · weighted: without, each element is one of the input
+dtype · rank: axes of a plane, 1 to 3, the last one first here
+weighted: if false, each element is one of the input
 -#}
 {%- import "types" as t -%}
 {%- set T = t.value(dtype) -%}
@@ -15,7 +16,7 @@ struct Params {
     in_offset: u32,
     unused0: u32,
     unused1: u32,
-    // Extents of a plane of the input and of the result, and where an axis begins in the table.
+    // Sizes of a plane of the input and of the result, and offset of an axis in the table.
     in_size: vec4<u32>,
     out_size: vec4<u32>,
     table: vec4<u32>,

@@ -1,6 +1,7 @@
 {#-
-Where indices point, as u32, those outside as 0xffffffff. `chained`: inside rows that `before` names, so that several indices become one:
-before * extent + place. `narrow`: the indices as i32 instead, `ignored` as i32's lowest if an i32 does not hold it.
+Validates indices: writes them as u32, those outside as 0xffffffff. `chained`: combines several indices into
+  one, before * extent + index, with `before` from the previous ones. `narrow`: writes i32 instead; `ignored`
+  becomes i32's lowest if an i32 does not hold it.
 
 index: dtype of the index, of any strides; the result is contiguous · wraps: -extent to -1 count from the end
 -#}

@@ -1,10 +1,9 @@
 {#-
-Pairs of features turned by an angle for each position: rotary position embeddings (Su et al., 2021). One invocation turns a
-pair, or copies a feature that is not turned. Any strides; the result is dense.
+Rotary position embeddings (Su et al., 2021): rotates pairs of features by an angle for each position. One
+invocation rotates a pair, or copies a feature that is not rotated. Any strides; the result is dense.
 
-dtype: of x and the result
-table: of the cosines and sines
-interleaved: pairs are neighbours; else a feature goes with the one half of the turned features further on
+dtype: of x and the result · table: dtype of the cosines and sines
+interleaved: pairs are neighbours; else features of a pair are half of the rotated features apart
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}
@@ -12,7 +11,7 @@ struct Params {
     n: u32,
     rank: u32,
     positions: u32,
-    // Pairs that are turned, and what an invocation has of a row.
+    // Rotated pairs, and invocations of a row.
     pairs: u32,
     units: u32,
     features: u32,
@@ -23,7 +22,7 @@ struct Params {
     // 1, or -1 backward.
     direction: f32,
     unused: u32,
-    // Of the rows.
+    // Shape and strides of the rows.
     shape: array<vec4<u32>, 2>,
     strides: array<vec4<u32>, 2>,
 }

@@ -1,8 +1,9 @@
 {#-
-What kernels that work row by row share: `lanes` threads hold one row, and a workgroup 256 / lanes rows, or one of more lanes. Threads that
-lie side by side hold elements of one row or, `across`, elements of neighbouring rows. All threads, with a row or
-without, call row_sum, row_max and row_sums (two sums at once); all lanes of a row get the result. value: what is summed, f32 or f64, which
-needs math/f64_exp_log.
+Shared code of kernels that process rows: `lanes` threads have one row, and a workgroup 256 / lanes rows, or
+  one row if lanes are more. Neighbouring threads hold elements of one row or, with `across`, of neighbouring
+  rows. All threads, with a row or without, call row_sum, row_max and row_sums (two sums at once); all lanes
+  of a row get the result.
+value: type of the sums, f32 or f64, which needs math/f64_exp_log.
 -#}
 {%- macro functions(lanes, across, value="f32") %}
 {% set threads = lanes if lanes > 256 else 256 %}
@@ -31,7 +32,7 @@ fn row_{{ name }}(v: {{ type }}, thread: u32) -> {{ type }} {
     {{ memory }}[thread] = v;
     workgroupBarrier();
     {% if few < lanes %}
-    // A few lanes take {{ lanes // few }} each; what one overwrites here, only it reads.
+    // A few lanes combine {{ lanes // few }} values each; they overwrite only values that they alone read.
     if lane < {{ few }}u {
         var all = v;
         for (var n = 1u; n < {{ lanes // few }}u; n++) {
@@ -55,7 +56,7 @@ fn row_{{ name }}(v: {{ type }}, thread: u32) -> {{ type }} {
 {% endfor %}
 {% endmacro -%}
 
-{#- A buffer that is read or written by steps of `width` elements: NAME_step(i) and NAME_put_step(i, v), i in elements. -#}
+{#- A buffer accessed in steps of `width` elements: NAME_step(i) and NAME_put_step(i, v), i in elements. -#}
 {%- import "types" as t -%}
 {%- macro step_type(width, value="f32") -%}{{ "vec4<f32>" if width == 4 else value }}{%- endmacro -%}
 {%- macro input(binding, name, dtype, width) %}
@@ -79,7 +80,7 @@ fn {{ name }}_put_step(i: u32, v: {{ t.value(dtype) }}) { {{ name }}_put(i, v); 
 {% endif %}
 {% endmacro -%}
 
-{#- Functions of one step: of `NAME` each component, or of all components one number. -#}
+{#- Functions of one step: element-wise, or reducing all components to one value. -#}
 {%- macro steps(width, value="f32") %}
 alias Step = {{ step_type(width, value) }};
 {% if width == 4 %}

@@ -1,13 +1,14 @@
 {#-
-Running totals along one dimension: out[.., r, ..] combines in[.., 0, ..] to in[.., r, ..].
+Scan (running totals) along one dimension: out[.., r, ..] combines in[.., 0, ..] to in[.., r, ..].
 
 source · compute · out: dtypes of the input, of the arithmetic, of the result, which is contiguous
-combine: sum, prod, max, min (with `index`, the dtype of where the extreme stands), or
-affine: s[r] = in[r] + factor[r before] * s[r before], where `factor` has the input's dtype and is contiguous
+combine: sum, prod, max, min (with `index`, dtype of the extremes' positions), or affine: s[r] = in[r] +
+  factor[r before] * s[r before]; `factor` has the input's dtype and is contiguous
 exclusive: without element r itself · reverse: from the end · lanes: threads for one row, 1 or 256
-stage: `whole` rows, each by its own threads; or chunks of rows: `totals` of chunks alone, then, with these scanned in their turn, `carried`: all
-elements of a chunk, from what the chunks before it come to · level: 0, or what is scanned are totals of chunks, [rows, extent]
-Totals are of the type of the arithmetic, and in two buffers where they have two parts.
+stage: `whole`: each row by its own threads. Long rows are processed in chunks: `totals` computes chunk
+  totals, which are then scanned. `carried` scans each chunk, starting from the total of the chunks before it.
+level: 0, or the input has totals of chunks, [rows, extent]
+Totals have the type of the arithmetic, in two buffers if they have two parts.
 -#}
 {%- import "types" as t -%}
 {%- set V = t.value(source) -%}
@@ -28,7 +29,7 @@ struct Params {
     rank: u32,
     offset: u32,
     stride: u32,
-    // Of a row: how many chunks there are, of how many elements.
+    // Chunks of a row, and elements of a chunk.
     chunks: u32,
     chunk: u32,
     // The other dimensions.
@@ -65,7 +66,7 @@ struct Params {
 
 {% if extreme %}
 struct Acc { v: T, i: u32 }
-// Of equal values, and of several NaN, the last.
+// Of equal values, and of several NaN, the last wins.
 fn combined(a: Acc, b: Acc) -> Acc {
     var take = b.v {{ ">=" if combine == "max" else "<=" }} a.v;
     {% if T == "f32" %}
@@ -87,7 +88,7 @@ alias Acc = T;
 fn combined(a: T, b: T) -> T { return a {{ "+" if combine == "sum" else "*" }} b; }
 {% endif %}
 
-// The place of step k, in the order of the scan.
+// Returns the position of step k in the order of the scan.
 fn step_index(k: u32) -> u32 { return {{ "p.extent - 1u - k" if reverse else "k" }}; }
 
 {% macro acc_of(name, i) -%}
@@ -155,7 +156,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% endif %}
     if number >= p.rows * p.chunks { return; }
     {% if lanes == 1 and stage != "whole" %}
-    // Neighbours take neighbouring rows.
+    // Neighbouring threads have neighbouring rows.
     let row = number % p.rows;
     let chunk = number / p.rows;
     {% else %}
@@ -177,7 +178,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let identity = T({{ 1 if combine == "prod" else 0 }});
     {% endif %}
     var carry: Acc;
-    // Whether something stands in front.
+    // True if a previous value exists.
     var any = false;
     {% if carried %}
     if chunk > 0u {
@@ -187,7 +188,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% endif %}
     {% if lanes > 1 %}
-    // Both loops take the same turns in all threads, which wait for each other in them.
+    // Both loops have the same number of iterations in all threads, because of the barriers.
     for (var start = begin; start < end; start += {{ lanes }}u) {
         let k = start + lane;
         var acc: Acc;
@@ -211,7 +212,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         if any { acc = combined(carry, acc); }
         if k < end { write(to_base, k, acc); }
         {% endif %}
-        // Of a chunk that ends within the window, the last one that it has.
+        // The last value of a chunk that may end within this iteration.
         let last = window[min({{ lanes }}u, end - start) - 1u];
         if any { carry = combined(carry, last); } else { carry = last; }
         any = true;

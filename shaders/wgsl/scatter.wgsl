@@ -1,10 +1,12 @@
 {#-
-out[..., index[i], ...] op= src[i], in place, in a fixed order: no atomics on floats, so two runs give the same bits.
+out[..., index[i], ...] op= src[i], in place, in a fixed order: there are no float atomics, so two runs give
+the same bits.
 
-dtype · index: dtype of the index · op: `add`, `set`, `mul`, `max`, `min` · scalar: src is the number p.value
-A line is everything along the indexed dimension at one place of the others; lines touch disjoint elements. One
-invocation walks a line in order and writes the indices of its own slice of 0..extent: `slices` of them share a line.
-Indices outside, negative ones among them, and the index `skip` are passed over.
+dtype · index: dtype of the index · op: `add`, `set`, `mul`, `max`, `min` · scalar: src is the value p.value
+A line has all elements along the indexed dimension at one coordinate of the others; lines are disjoint. One
+invocation iterates over a line in order and writes the indices of its own slice of 0..extent: `slices` of
+them share a line.
+Indices outside of the dimension, also negative ones, and the index `skip` are ignored.
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -38,7 +40,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         @builtin(local_invocation_index) lane: u32) {
     let thread = group_index(group, groups) * 256u + lane;
     if thread >= p.lines * p.slices { return; }
-    // Neighbours take neighbouring lines, and so neighbouring elements.
+    // Neighbouring threads have neighbouring lines, and so neighbouring elements.
     let slice = thread / p.lines;
     let per_slice = (p.extent + p.slices - 1u) / p.slices;
     let low = slice * per_slice;

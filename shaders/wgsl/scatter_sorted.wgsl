@@ -1,15 +1,18 @@
 {#-
-What `scatter` does, for long lines whose indices were sorted: out[..., to, ...] op= src[i], in place, for the run of equal
-indices `to`. No order depends on the device: the same sums, bit by bit, in every run.
+`scatter` for long lines with sorted indices: out[..., to, ...] op= src[i], in place, for each run of equal
+  indices `to`. The order of operations is fixed: the same bits in every run.
 
-The first of a run of at most p.short walks all of it, in order. Of a longer run, whoever stands first in a chunk of p.chunk positions reduces the
-part of the run in that chunk. The stage `join` then combines the parts of each long run. It finds long runs in the sorted indices: such a run
-contains a multiple of p.short, and the first of these stands for it. So the stage does next to nothing where there are none.
+The first thread of a run of at most p.short processes the whole run, in order. For a longer run, the first
+thread in each chunk of p.chunk positions reduces the part of the run in that chunk. The stage `join` then
+combines the parts of each long run. It finds long runs in the sorted indices: such a run contains a multiple
+of p.short, and the first one represents the run. So without long runs the stage costs next to nothing.
 
-dtype · op: `add`, `set`, `mul`, `max`, `min`; of `set` the last of a run alone counts
+dtype · op: `add`, `set`, `mul`, `max`, `min`; with `set` only the last element of a run counts
 stage: `walk` or `join` · long: a run may be longer than p.short
-to: the places as u32 (see `places`) · order: where they stand in ascending order, as i64; both are laid out alike
-parts: [chunks, 2, lines]; of each chunk the part of the run that began before it, and of the one that goes on after it.
+to: the indices as u32 (see `resolve_indices`)
+order: their positions in ascending order, as i64; both have the same layout
+parts: [chunks, 2, lines]; for each chunk the part of the run that began before it, and of the run that
+  continues after it
 -#}
 {%- import "types" as t -%}
 {% include "math/base" %}
@@ -24,11 +27,11 @@ struct Params {
     src_offset: u32,
     chunk: u32,
     short: u32,
-    // Multiples of p.short in a line, 0 left out.
+    // Multiples of p.short in a line, without 0.
     candidates: u32,
     unused0: u32,
     unused1: u32,
-    // Of the result, the indices, the source.
+    // Strides of the indexed dimension: of the result, the indices, the source.
     dim_strides: vec4<u32>,
     shape: array<vec4<u32>, 2>,
     out_strides: array<vec4<u32>, 2>,
@@ -52,25 +55,27 @@ struct Params {
 {% endif %}
 {% if T == "f64" and op in ["max", "min"] %}{{ t.is_nan(T) }}{% endif %}
 
-// Which element stands at a position, and its index; `from_index` is that of the line.
+// Returns the element at a sorted position, and its index; `from_index` is the offset of the line.
 fn element(from_index: u32, position: u32) -> u32 { return u32(order_at(from_index + position * p.dim_strides.y)); }
 fn index_of(from_index: u32, k: u32) -> u32 { return to[from_index + k * p.dim_strides.y]; }
 fn index_at(from_index: u32, position: u32) -> u32 { return index_of(from_index, element(from_index, position)); }
 fn counts(chosen: u32) -> bool { return (chosen < p.extent) & (chosen != p.skip); }
-// Where the part of a run in a chunk stands: that of the run which began before the chunk, or (`side` 1) of the one that goes on after it.
+// Slot of a run's part in a chunk: of the run that began before the chunk, or (`side` 1) of the one that
+// continues after it.
 fn part_slot(chunk: u32, side: u32, line: u32) -> u32 { return (chunk * 2u + side) * p.lines + line; }
 {% if long or stage == "join" %}
 
-// Whether the run that begins at a position has more than p.short elements.
+// Reports whether the run that begins at a position has more than p.short elements.
 fn goes_on(from_index: u32, begin: u32, chosen: u32) -> bool {
     if begin + p.short >= p.length { return false; }
     return index_at(from_index, begin + p.short) == chosen;
 }
 
-// Where the run of more than p.short elements begins that holds a position and the one before it. What begins no later than p.short before the position
-// is said to begin there. Where the run is not as long: 0xffffffff.
+// Returns the beginning of the run of more than p.short elements that contains a position and the previous
+// one. A beginning at least p.short before the position is reported as exactly p.short before. For shorter
+// runs, returns 0xffffffff.
 fn begin_of(from_index: u32, position: u32, chosen: u32) -> u32 {
-    // Such a run reaches half of p.short to one side. Most runs do not, and are seen off here.
+    // Such a run extends at least half of p.short to one side. This rejects most positions early.
     let half = p.short >> 1u;
     var near = false;
     if position + half < p.length { near = index_at(from_index, position + half) == chosen; }
@@ -122,7 +127,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     var part = false;
     if !fresh & (first == chunk * p.chunk) { part = begin_of(i1, first, chosen) != 0xffffffffu; }
     if !(fresh | part) { return; }
-    // Most runs end before anybody asks how long they are.
+    // Most runs end before their length matters.
     let watch = select(0xffffffffu, first + 64u, fresh);
     var stop = p.length;
     if part { stop = end; }
@@ -151,7 +156,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     {% if long %}
     if long {
-        // What was there counts in the end.
+        // The stage `join` adds the previous value of the result.
         all = start;
         for (var next = first + 1u; next < end; next++) {
             let v = value_of(i2, element(i1, next));
@@ -168,7 +173,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 }
 {% else %}
 
-// Part `number` of a run that begins in `chunk`.
+// Returns part `number` of a run that begins in `chunk`.
 fn part_at(chunk: u32, number: u32, line: u32) -> {{ T }} {
     return {{ t.cast("parts[part_slot(chunk + number, select(0u, 1u, number == 0u), line)]", P, T) }};
 }
@@ -178,7 +183,8 @@ fn finish(i: u32, all: {{ T }}) {
     out_put(i, {{ t.joined(op, T, "before", "all") }});
 }
 
-// Runs of so many parts that all threads combine them: the first chunk, the parts, the line, the element of the result.
+// Runs with so many parts that all threads combine them: first chunk, number of parts, line, element of the
+// result.
 var<workgroup> listed: atomic<u32>;
 var<workgroup> runs: array<vec4<u32>, 256>;
 var<workgroup> values: array<{{ P }}, 256>;
@@ -200,13 +206,13 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         var begin = 0xffffffffu;
         if counts(chosen) {
             if index_at(i1, position - 1u) == chosen { begin = begin_of(i1, position, chosen); }
-            // It began before: another multiple stands for it.
+            // The run began earlier: another multiple represents it.
             if (begin == position - p.short) & (begin > 0u) {
                 if index_at(i1, begin - 1u) == chosen { begin = 0xffffffffu; }
             }
         }
         if begin != 0xffffffffu {
-            // The last of the run.
+            // Finds the last element of the run.
             var end = begin + p.short;
             var high = p.length - 1u;
             while end < high {
@@ -229,7 +235,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         }
     }
     workgroupBarrier();
-    // In whatever order they were listed: each is combined by itself.
+    // The order of the list does not matter: each run is combined by itself.
     let count = atomicLoad(&listed);
     for (var r = 0u; r < count; r++) {
         let run = runs[r];

@@ -1,8 +1,9 @@
 {#-
-out[..., index[i], ...] = in[i], in place: `gather` the other way round. No two elements go to one place. Moves bits.
+out[..., index[i], ...] = in[i], in place: the inverse of `gather`. All targets are distinct. Copies bits.
 
 size: bytes of an element (2, 4, 8) · index: dtype of the index
-The stride of the indexed dimension is 0 in out_strides; dim_stride is its own. Indices outside, negative ones among them, are passed over.
+In out_strides the stride of the indexed dimension is 0; dim_stride has its value. Indices outside of the
+dimension, also negative ones, are ignored.
 -#}
 {%- import "types" as t -%}
 {{ t.prelude() }}

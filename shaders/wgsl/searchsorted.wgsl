@@ -1,7 +1,8 @@
 {#-
-Where values belong in sorted lines: how many elements of the line are less, or not greater (`right`).
+Insertion positions of values in sorted lines: number of elements that are less, or not greater (`right`).
 
-kind: see sort_keys.wgsl · sorter: dtype of the index that sorts the lines, or empty: they are sorted · out: i64w or i32
+kind: see sort_keys.wgsl · sorter: dtype of the index that sorts the lines, or empty for sorted lines
+out: i64w or i32
 Lines and values are contiguous, from the start; `per_line` values belong to one line.
 -#}
 {%- import "types" as t -%}
@@ -43,7 +44,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
         {% endif %}
         var further = less(other, key) | ((p.right != 0u) & same(other, key));
         {% if kind in ["f64", "f32", "f16", "bf16"] %}
-        // As PyTorch, whose comparison fails.
+        // Like PyTorch, where comparisons with NaN fail.
         further = further | same(other, nan_key()) | same(key, nan_key());
         {% endif %}
         if further { low = middle + 1u; } else { high = middle; }

@@ -1,15 +1,15 @@
 {#-
-Softmax or log-softmax along one dimension, forward and backward; a row is everything along it. Read once, written
-once: a thread holds its part of the row, up to `hold` steps of it. Longer rows are read twice, the first time for the
-largest and the sum at once.
+Softmax or log-softmax along one dimension, forward and backward; a row has all elements along the dimension.
+Elements are read and written once: a thread holds its part of the row, up to `hold` steps. Longer rows are
+read twice, first for the maximum and the sum together (online softmax).
 
-stage: `whole`, a row by its threads in one go. Few rows that are very long are made in `p.splits` parts: `parts` writes for each the largest
-and the sum of the exponentials, or backward the sum alone, to partial [parts, 1 or 2, rows]; `finish` makes those of rows of them; `apply`
-makes the elements
+stage: `whole`: the threads of a row process it in one pass. A few very long rows are processed in `p.splits`
+  parts. `parts` writes the maximum and the sum of exponentials of each, or backward the sum alone, to partial
+  [parts, 1 or 2, rows]. `finish` combines them for rows; `apply` computes the elements.
 pass: `forward`: y from x; `backward`: the gradient of x from g and y · log · dtype: of all buffers
-x and g have any strides, y and the results are contiguous · lanes, across: see rows
-width: elements of a step, 4 where rows are contiguous and in aligned fours, else 1
-hold: steps that a thread holds; 0: rows are longer
+x and g have any strides, y and the results are contiguous · lanes, across: see row_reduce
+width: elements of a step, 4 if rows are contiguous aligned quads, else 1
+hold: steps that a thread holds, 0 for longer rows
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -64,14 +64,14 @@ struct Params {
 {{ rows.each("step_exp", "m_exp64" if T == "f64" else "m_exp", width) }}
 {{ rows.each("step_exp_down", exp_down, width) }}
 {% set reach = lanes * width %}
-// What is subtracted: an infinity less itself is no number, and e^-inf must be 0 before there is a largest.
+// The value to subtract: an infinity minus itself is NaN, and e^-inf must be 0 before there is a maximum.
 fn anchor(m: {{ T }}) -> {{ T }} { return select(m, 0.0, m_bits(f32({{ "m * 0x1p-900" if T == "f64" else "m" }})) == 0xff800000u); }
 
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) thread: u32) {
     let index = row_of(group_index(group, groups), thread);
-    // Threads without a row stay for the barriers, and write nothing.
+    // Threads without a row take part in the barriers, and write nothing.
     {% if stage == "whole" %}
     let live = index < p.rows;
     let row = min(index, p.rows - 1u);
@@ -122,7 +122,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if pass == "forward" %}
     var largest = {{ T }}(m_from_bits(0xff800000u));
     {% for k in range(hold) %}
-    // What is read twice does not change the largest.
+    // Elements that are read twice do not change the maximum.
     largest = {{ max }}(largest, step_max(x{{ k }}));
     {% endfor %}
     let m = row_max(largest, thread);
@@ -135,7 +135,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     {% if log %}
     let norm = select({{ T }}(m_nan()), {{ log_of }}(total), {{ isfinite }}(m));
     {% else %}
-    // With NaN, +inf, or nothing but -inf in it a row is NaN.
+    // A row is NaN if it has NaN or +inf, or only -inf.
     let scale = select({{ T }}(m_nan()), 1.0 / total, {{ isfinite }}(m));
     {% endif %}
     {% for k in range(hold) %}

@@ -1,8 +1,9 @@
 {#-
-x, [batch, n, columns], becomes what a triangle times it was: a row at a time, which is then taken off all rows that follow. A workgroup
-has some columns of one x.
+Solves triangular systems: x, [batch, n, columns], holds the right-hand sides and becomes the solution. Each
+  solved row is subtracted from all rows that follow. A workgroup has some columns of one x.
 
-dtype: f32 or f64 · upper: which triangle is read, from the last row on · unit: its diagonal is ones, and not read
+dtype: f32 or f64 · upper: reads the upper triangle, from the last row on
+unit: the diagonal is ones, and not read
 -#}
 {%- import "types" as t -%}
 {%- set T = dtype -%}
@@ -13,12 +14,12 @@ struct Params {
     columns: u32,
     // Columns of a workgroup.
     width: u32,
-    // Of the triangles.
+    // Offset and strides of the triangles.
     offset: u32,
     batch_stride: u32,
     row_stride: u32,
     column_stride: u32,
-    // Rows of this launch: those before were done by others.
+    // Rows of this launch; earlier launches did those before.
     first: u32,
     end: u32,
 }

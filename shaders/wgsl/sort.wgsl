@@ -1,10 +1,11 @@
 {#-
-The order of the elements of lines, or of tiles of long ones: a stable sort of (key, place) in workgroup memory.
+Sorting permutation of lines, or of tiles of long lines: a stable sort of (key, index) in workgroup memory.
 
-kind: see sort_keys.wgsl · tiled: lines have several tiles, whose keys and places are written for `sort_merge`; else the
-places that are wanted are written, as i64
-A tile has 1 << p.shift elements at most, and a workgroup takes tiles of 1 << p.room elements together: a bitonic network,
-which is stable because no two pairs of key and place are equal.
+kind: see sort_keys.wgsl
+tiled: lines have several tiles, whose keys and indices are written for `sort_merge`; else the requested
+  indices are written, as i64
+A tile has at most 1 << p.shift elements, and a workgroup sorts tiles of 1 << p.room elements together. The
+bitonic network is stable, because all pairs of key and index differ.
 -#}
 {%- import "types" as t -%}
 {%- import "sort_keys" as k -%}
@@ -26,7 +27,7 @@ struct Params {
     tiles: u32,
     shift: u32,
     room: u32,
-    // Of each tile only so many matter.
+    // Number of elements of each tile that are needed.
     keep: u32,
     unused0: u32,
     // The other dimensions.
@@ -73,7 +74,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     for (var e = lane; e < room; e += 256u) {
         let tile = first_tile + (e >> p.shift);
         let i = ((tile % p.tiles) << p.shift) + (e & (size - 1u));
-        // What is missing comes last.
+        // Padding sorts last.
         var key = Key(0xffffffffu);
         var place = 0xffffffffu;
         if (tile < p.rows * p.tiles) & (i < p.extent) {

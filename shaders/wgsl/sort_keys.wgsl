@@ -1,8 +1,10 @@
 {#-
-Elements as keys: unsigned numbers that compare as the elements do, on every device, also where it has no such arithmetic.
--0 is 0, all NaN are one key: p.nan, the largest or the smallest. p.flip (0 or all ones) turns the order round.
+Elements as keys: unsigned integers that compare like the elements on every device, also without the elements'
+  arithmetic. -0 equals 0, and all NaN are one key: p.nan, the largest or the smallest. p.flip (0 or all ones)
+  reverses the order.
 
-kind: f32, f16, bf16, f64, i32, u32, i64, u8 (also for bool). Wide kinds (f64, i64) have two words, the higher in y.
+kind: f32, f16, bf16, f64, i32, u32, i64, u8 (also for bool). Wide kinds (f64, i64) have two words, the higher
+  in y.
 -#}
 {%- macro wide(kind) -%}{{ "1" if kind in ["f64", "i64"] else "" }}{%- endmacro -%}
 
@@ -17,11 +19,11 @@ alias Key = u32;
 fn less(a: Key, b: Key) -> bool { return a < b; }
 fn same(a: Key, b: Key) -> bool { return a == b; }
 {% endif %}
-// What a NaN is in ascending order.
+// Key of a NaN in ascending order.
 fn nan_key() -> Key { return Key(p.nan); }
 {% endmacro -%}
 
-{#- Whether an element of these bits is not zero; NaN is not. -#}
+{#- Expression that is true if the element with these bits is not zero; NaN is not zero. -#}
 {%- macro nonzero(kind, b) -%}
 {%- if kind == "f64" -%}(({{ b }}.y & 0x7fffffffu) | {{ b }}.x) != 0u
 {%- elif kind == "i64" -%}({{ b }}.y | {{ b }}.x) != 0u
@@ -30,7 +32,7 @@ fn nan_key() -> Key { return Key(p.nan); }
 {%- endif -%}
 {%- endmacro -%}
 
-{#- A buffer of elements: NAME_bits(i), in the low end. -#}
+{#- A buffer of elements: NAME_bits(i), in the low bits. -#}
 {%- macro bits(binding, name, kind) %}
 @group(0) @binding({{ binding }}) var<storage, read> {{ name }}: array<{{ "vec2<u32>" if wide(kind) else "u32" }}>;
 fn {{ name }}_bits(i: u32) -> {{ "vec2<u32>" if wide(kind) else "u32" }} {
@@ -73,8 +75,9 @@ fn {{ name }}_key(i: u32) -> {{ "vec2<u32>" if wide(kind) else "u32" }} {
 {% endmacro -%}
 
 {#-
-Where what is wanted of a sorted line begins, if its keys are key_of(base), key_of(base + 1), ...: at p.first, or
-p.pick = 1: at 0 if a NaN stands there (where it is the smallest) · 2: in the middle of those that are no NaN.
+Returns the start of the requested part of a sorted line with keys key_of(base), key_of(base + 1), ...:
+p.first by default.
+p.pick = 1: 0 if a NaN is there (where NaN is the smallest) · 2: the middle of the elements that are not NaN
 -#}
 {%- macro begin() %}
 fn begin(base: u32) -> u32 {

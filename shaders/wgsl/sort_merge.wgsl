@@ -1,9 +1,10 @@
 {#-
-Merges sorted runs of (key, place) pairwise: of each line the runs [0, run), [run, 2 run), ... become runs twice as long.
-Only the first `keep` of each run matter. A workgroup makes one tile of a pair's result, whose share of both runs it finds by
-bisection; in it each thread does the same for a few elements.
+Merges sorted runs of (key, index) pairwise: the runs [0, run), [run, 2 run), ... of each line become runs
+twice as long. Only the first `keep` elements of each run matter. A workgroup computes one tile of a pair's
+result, and finds its parts of both runs by bisection; within the tile each thread does the same for a few
+elements.
 
-wide: whether keys have two words
+wide: if true, keys have two words
 -#}
 {%- import "types" as t -%}
 {%- import "sort_keys" as k -%}
@@ -29,7 +30,8 @@ struct Params {
 var<workgroup> keys: array<Key, {{ tile }}>;
 var<workgroup> chosen: array<u32, {{ tile }}>;
 
-{#- How many of the first `wanted` of two runs come from the first one, where of equal keys that one's are first. -#}
+{#- Returns how many of the first `wanted` elements of two merged runs come from the first run, which wins
+ties. -#}
 {% macro split(name, buffer) %}
 fn {{ name }}(wanted: u32, a: u32, a_count: u32, b: u32, b_count: u32) -> u32 {
     var low = select(0u, wanted - b_count, wanted > b_count);

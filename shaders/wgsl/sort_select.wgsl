@@ -1,7 +1,7 @@
 {#-
-What is wanted of sorted long lines: their places, as i64.
+Selects the requested part of sorted long lines: the indices, as i64.
 
-wide: whether keys have two words
+wide: if true, keys have two words
 -#}
 {%- import "types" as t -%}
 {%- import "sort_keys" as k -%}

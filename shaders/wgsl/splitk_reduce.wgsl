@@ -1,5 +1,5 @@
 {#-
-The second stage of a sum that several workgroups share: out[i] = Σ parts[s][i], always in the same order.
+Second stage of a sum that several workgroups share: out[i] = Σ parts[s][i], always in the same order.
 
 T: type of the parts · dtype: of the output, which is contiguous from its start
 -#}

@@ -1,8 +1,9 @@
 {#-
-The sums over parts of several rows at once: NAME_s[i] = the sum over k of partial[k, s, i], for each of `outs` sections, in f32. What
-kernels that write partial sums of columns end with: a launch for all of them, where a reduction takes one for each.
+Sums over parts of several rows at once: NAME_s[i] = the sum over k of partial[k, s, i], for each of `outs`
+  sections, in f32. Kernels that write partial column sums end with one launch of this, where reductions would
+  need one for each section.
 
-outs: sections, 1 to 3 · width: elements of a step, 4 where the extent is a multiple of four, else 1
+outs: sections, 1 to 3 · width: elements of a step, 4 if the extent is a multiple of four, else 1
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -10,7 +11,7 @@ outs: sections, 1 to 3 · width: elements of a step, 4 where the extent is a mul
 struct Params {
     parts: u32,
     extent: u32,
-    // Workgroups of a section, and of all.
+    // Workgroups of a section, and of all sections.
     tiles: u32,
     groups: u32,
 }
@@ -28,7 +29,8 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     let number = group_index(group, groups);
     if number >= p.groups { return; }
     let section = number / p.tiles;
-    // Four steps lie side by side, and 64 threads below each other take every 64th part: most sums have few columns, and are short.
+    // Four steps are contiguous, and 64 threads take every 64th part each: most sums have few columns, and
+    // are short.
     let column = (number % p.tiles * 4u + thread % 4u) * {{ width }}u;
     let inside = column < p.extent;
     let at = section * p.extent + select(0u, column, inside);
@@ -44,7 +46,7 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
     }
     sums[thread] = sum;
     workgroupBarrier();
-    // In order, so that the bits are the same every time.
+    // In order, so that the bits are the same in every run.
     if thread < 64u {
         sum = sums[thread];
         for (var k = 64u; k < 256u; k += 64u) { sum += sums[thread + k]; }

@@ -1,10 +1,10 @@
 {#-
-One-sided Jacobi rotations (Hestenes, 1958): columns of matrices are turned in pairs until all are orthogonal. `w` is [batch, n, height]: n
-columns, of whose elements the first m are the matrix and the others are turned along. In a round every column is in one pair at
-most: a round robin, in which the last player stays where it is.
+One-sided Jacobi SVD (Hestenes, 1958): rotates pairs of columns until all are orthogonal. `w` is [batch, n,
+height]: n columns, of whose elements the first m are the matrix, and the others are rotated with them. In a
+round every column is in at most one pair: a round-robin tournament, in which the last player keeps its place.
 
-dtype: f32 or f64 · lanes: threads that turn a pair
-Either one workgroup has a matrix (p.groups = 1) and makes many rounds, or each launch is one round.
+dtype: f32 or f64 · lanes: threads that rotate a pair
+Either one workgroup has a matrix (p.groups = 1) and runs many rounds, or each launch is one round.
 -#}
 {%- import "types" as t -%}
 {%- import "row_reduce" as rows -%}
@@ -19,7 +19,7 @@ struct Params {
     n: u32,
     m: u32,
     height: u32,
-    // Columns, and one more if that is odd: whoever meets it rests.
+    // Columns, plus one if that is odd: the column paired with the extra player rests.
     players: u32,
     first: u32,
     rounds: u32,
@@ -27,7 +27,7 @@ struct Params {
     groups: u32,
 }
 @group(1) @binding(0) var<uniform> p: Params;
-// Whether a matrix was turned in the last sweep, and in this one.
+// Flags of matrices that were rotated in the last sweep, and in this one.
 @group(0) @binding(0) var<storage, read> before: array<u32>;
 @group(0) @binding(1) var<storage, read_write> now: array<atomic<u32>>;
 @group(0) @binding(2) var<storage, read_write> w: array<{{ T }}>;
@@ -64,7 +64,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) all: vec3
             }
             squares = row_sums(squares, thread);
             product = row_sum(product, thread);
-            // Beyond these angles is rounding.
+            // Products below this are rounding errors.
             let least = {{ "1e-15" if T == "f64" else "1e-7" }} * sqrt(squares.x) * sqrt(squares.y);
             if live & (abs(product) > least) {
                 turned = true;

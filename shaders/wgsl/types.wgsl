@@ -1,11 +1,12 @@
 {#-
 Buffers of every element type, as macros.
 
-A buffer NAME of dtype D gives `NAME_at(i)`, the i-th element as the type that D is computed in, and for outputs
-`NAME_put(i, v)`. 16-bit and 8-bit elements live in 32-bit words: WGSL has no smaller storage everywhere. An output of
-such a type is either `packed` (a thread writes whole words with `NAME_put4`) or `scattered` (any element at any time:
-the word is changed atomically, and no other thread changes this element's bits).
-`i64w` is an i64 computed as an i32, for devices without 64-bit integers: indices and casts.
+A buffer NAME of dtype D defines `NAME_at(i)`, the i-th element in D's compute type, and for outputs
+`NAME_put(i, v)`. 16-bit and 8-bit elements are in 32-bit words: WGSL has no smaller storage on all devices.
+An output of such a type is `packed` or `scattered`. `packed`: a thread writes whole words with `NAME_put4`.
+`scattered`: any element at any time; the word is changed atomically, and no other thread changes this
+element's bits.
+`i64w` is an i64 computed as an i32, for devices without 64-bit integers: for indices and casts.
 `f8_e4m3` and `f8_e5m2` are PyTorch's float8_e4m3fn and float8_e5m2, computed as f32.
 -#}
 
@@ -24,7 +25,7 @@ the word is changed atomically, and no other thread changes this element's bits)
 {%- endif -%}
 {%- endmacro -%}
 
-{#- Element `i` of a buffer, taken out of its word: `open` and `close` stand around the word's index. -#}
+{#- Element `i` of a buffer, extracted from its word: `open` and `close` enclose the word's index. -#}
 {%- macro unpack(dtype, name, open, close) -%}
 {%- if dtype == "f16" -%}unpack2x16float({{ open }}i >> 1u{{ close }} >> ((i & 1u) * 16u)).x
 {%- elif dtype == "bf16" -%}bitcast<f32>(({{ open }}i >> 1u{{ close }} >> ((i & 1u) * 16u)) << 16u)
@@ -36,7 +37,8 @@ the word is changed atomically, and no other thread changes this element's bits)
 {%- endif -%}
 {%- endmacro -%}
 
-{#- f32 to f16 by bits: nearest even, which WGSL's own conversion does not promise; NaN is 0x7fff, as CUDA's instructions have it. -#}
+{#- f32 to f16 by bits: nearest even, which WGSL's conversion does not guarantee; NaN is 0x7fff, as in
+CUDA. -#}
 {%- macro half_function(name) %}
 fn {{ name }}_bits(v: f32) -> u32 {
     let b = bitcast<u32>(v);
@@ -45,7 +47,7 @@ fn {{ name }}_bits(v: f32) -> u32 {
     if magnitude > 0x7f800000u { return 0x7fffu; }
     if magnitude >= 0x477ff000u { return sign | 0x7c00u; }
     if magnitude < 0x38800000u {
-        // Subnormal in f16: shift the mantissa into units of 2^-24 and round what falls off.
+        // Subnormal in f16: shift the mantissa into units of 2^-24 and round the lost bits.
         if magnitude < 0x33000000u { return sign; }
         let shift = 126u - (magnitude >> 23u);
         let mantissa = (magnitude & 0x7fffffu) | 0x800000u;
@@ -61,8 +63,9 @@ fn {{ name }}_bits(v: f32) -> u32 {
 {% endmacro -%}
 
 {#-
-The 8-bit floats. A byte's value, and f32 to bits: nearest even; what is too large is e4m3fn's largest number (as in PyTorch 2.15),
-and infinite in e5m2. Of either: bits of the mantissa, the bias of the exponent, from where on all is too large, and its byte.
+8-bit floats: a byte's value, and f32 to bits, rounded to nearest even. Values out of range become e4m3fn's
+largest value (as in PyTorch 2.15), and infinity in e5m2. For each: mantissa bits, exponent bias, the first
+magnitude out of range, and its byte.
 -#}
 {%- macro float8_value(name, dtype) %}
 {% if dtype in ["f8_e4m3", "f8_e5m2"] %}
@@ -75,7 +78,7 @@ fn {{ name }}_value(bits: u32) -> f32 {
     {% else %}
     if magnitude >= 0x7cu { return bitcast<f32>(sign | 0x7f800000u | ((magnitude & 3u) << 21u)); }
     {% endif %}
-    // Below the smallest normal number a step is 2^-9 or 2^-16.
+    // Below the smallest normal value a step is 2^-9 or 2^-16.
     if magnitude < {{ 8 if wide else 4 }}u { return bitcast<f32>(bitcast<u32>(f32(magnitude) * {{ "0x1p-9f" if wide else "0x1p-16f" }}) | sign); }
     return bitcast<f32>(sign | ((magnitude << {{ 20 if wide else 21 }}u) + {{ "0x3c000000u" if wide else "0x38000000u" }}));
 }
@@ -90,7 +93,7 @@ fn {{ name }}_bits(v: f32) -> u32 {
     if magnitude > 0x7f800000u { return sign | 0x7fu; }
     if magnitude >= {{ large }} { return sign | {{ byte }}; }
     let exponent = magnitude >> 23u;
-    // Below the smallest normal number the steps are as large as there, and more bits fall off.
+    // Below the smallest normal value the steps stay equal, and more bits are lost.
     var bits = magnitude - {{ 127 - bias }}u * 0x800000u;
     var lost = {{ 23 - mantissa }}u;
     if exponent < {{ 128 - bias }}u {
@@ -104,7 +107,7 @@ fn {{ name }}_bits(v: f32) -> u32 {
 }
 {% endmacro -%}
 
-{#- The bits of a value, in the low end of a u32. bf16 rounds to nearest even; NaN is 0x7fff. -#}
+{#- The bits of a value, in the low bits of a u32. bf16 rounds to nearest even; NaN is 0x7fff. -#}
 {%- macro bits_function(name, dtype) %}
 {% if dtype == "f16" %}
 {{ half_function(name) }}
@@ -124,7 +127,7 @@ fn {{ name }}_bits(v: u32) -> u32 { return v & 0xffu; }
 fn {{ name }}_bits(v: bool) -> u32 { return select(0u, 1u, v); }
 {% endif %}
 {% if dtype in ["f16", "bf16"] %}
-// Two in a word. CUDA has an instruction for it (native.rs in backend-cuda).
+// Packs two values into a word. CUDA has an instruction (intrinsics.rs in backend-cuda).
 fn {{ name }}_pair_{{ dtype }}(a: f32, b: f32) -> u32 { return {{ name }}_bits(a) | ({{ name }}_bits(b) << 16u); }
 {% endif %}
 {% endmacro -%}
@@ -183,10 +186,11 @@ fn {{ name }}_put4(i: u32, v: array<{{ value(dtype) }}, 4>, n: u32) {
 {% endif %}
 {% endmacro -%}
 
-{#- Four neighbouring elements as one aligned access: NAME_quad(i) has the elements 4 i to 4 i + 3. For f32, i32, u32, f16 and bf16. -#}
+{#- Quads: NAME_quad(i) has elements 4 i to 4 i + 3 in one aligned access. For f32, i32, u32, f16 and
+bf16. -#}
 {%- macro quad_type(dtype) -%}{{ "vec2<u32>" if dtype in ["f16", "bf16"] else "vec4<" ~ dtype ~ ">" }}{%- endmacro -%}
 
-{#- What the words `w` of a quad hold. -#}
+{#- The values of a quad's words `w`. -#}
 {%- macro quad_value(dtype, w) -%}
 {%- if dtype == "f16" -%}vec4<f32>(unpack2x16float({{ w }}.x), unpack2x16float({{ w }}.y))
 {%- elif dtype == "bf16" -%}
@@ -207,7 +211,7 @@ fn {{ name }}_quad(i: u32) -> vec4<{{ value(dtype) }}> {
 {{ quad_read(name, dtype) }}
 {% endmacro -%}
 
-{#- As an output: NAME_put_quad(i, v) writes them; NAME_quad(i) reads what is there. -#}
+{#- Quads of an output: NAME_put_quad(i, v) writes, NAME_quad(i) reads. -#}
 {%- macro quads_output(binding, name, dtype) %}
 @group(0) @binding({{ binding }}) var<storage, read_write> {{ name }}: array<{{ quad_type(dtype) }}>;
 {{ bits_function(name, dtype) }}
@@ -221,7 +225,7 @@ fn {{ name }}_put_quad(i: u32, v: vec4<{{ value(dtype) }}>) {
 }
 {% endmacro -%}
 
-{#- What a buffer holds where threads take whole vectors of 16 bytes. -#}
+{#- Element type of a buffer that is accessed in vectors of 16 bytes. -#}
 {%- macro vector(dtype) -%}vec4<{{ "u32" if dtype in ["f16", "bf16"] else dtype }}>{%- endmacro -%}
 
 {#- Element `k` of the vectors NAME_0, NAME_1 of an operand, as its value type. -#}
@@ -234,10 +238,11 @@ fn {{ name }}_put_quad(i: u32, v: vec4<{{ value(dtype) }}>) {
 {%- endmacro -%}
 
 {#-
-`e` of value type `source` as value type `to`. Floats become integers towards zero, and saturate; NaN becomes 0, which
-WGSL leaves open. NaN is true: `!=` is not written, as naga's SPIR-V has it false for NaN.
+Casts `e` of value type `source` to value type `to`. Floats are truncated to integers, and saturate; NaN
+becomes 0, which WGSL leaves open. As a bool NaN is true: `!=` is avoided, because naga's SPIR-V returns false
+for NaN.
 -#}
-{#- A u32 as an i64, by halves: naga 30's SPIR-V extends the sign. -#}
+{#- A u32 as an i64, by halves: naga 30's SPIR-V sign-extends. -#}
 {%- macro widened(e) -%}((i64(({{ e }}) >> 16u) << 16u) | i64(({{ e }}) & 0xffffu)){%- endmacro -%}
 
 {%- macro cast(e, source, to) -%}
@@ -253,14 +258,14 @@ select({{ to }}(0), {{ to }}({{ e }}), {{ e }} == {{ e }})
 {%- endif -%}
 {%- endmacro -%}
 
-{#- A kernel's number among its workgroups, whatever way the grid was folded. -#}
+{#- Index of a workgroup, for any folding of the grid. -#}
 {%- macro prelude() %}
 fn group_index(group: vec3<u32>, groups: vec3<u32>) -> u32 { return group.y * groups.x + group.x; }
 {% endmacro -%}
 
 {#-
-A buffer of indices of any integer type: NAME_words(i) is an index as the two words of a 64-bit integer, the lower in x. Indices are compared
-in 64 bits, on every device: an i64 of 2^32 is not taken for 0.
+A buffer of indices of any integer type: NAME_words(i) is an index as the two words of a 64-bit integer, the
+  lower in x. Indices are compared in 64 bits on every device, so that an i64 of 2^32 is not mistaken for 0.
 -#}
 {%- macro index(binding, name, dtype) %}
 {% if dtype in ["i64", "i64w"] %}
@@ -279,7 +284,8 @@ fn {{ name }}_words(i: u32) -> vec2<u32> {
 {% endif %}
 {% endmacro -%}
 
-{#- Where an index points in a dimension; 0xffffffff if it lies outside, as negative ones do. `wraps`: those of -extent to -1 count from the end. -#}
+{#- Validates an index: 0xffffffff if it lies outside, as negative ones do. `wraps`: -extent to -1 count
+from the end. -#}
 {%- macro place(wraps=false) %}
 fn place(index: vec2<u32>, extent: u32) -> u32 {
     {% if wraps %}
@@ -290,7 +296,7 @@ fn place(index: vec2<u32>, extent: u32) -> u32 {
 }
 {% endmacro -%}
 
-{#- An index as an i32; one that an i32 does not hold becomes the nearest one but i32's lowest. -#}
+{#- An index as an i32, clamped to the range of i32 without its lowest value. -#}
 {%- macro narrowed() %}
 fn narrowed(index: vec2<u32>) -> i32 {
     let low = bitcast<i32>(index.x);
@@ -299,13 +305,14 @@ fn narrowed(index: vec2<u32>) -> i32 {
 }
 {% endmacro -%}
 
-{#- fn is_nan(v), of a float that is computed in. -#}
+{#- fn is_nan(v), for a float of a compute type. -#}
 {%- macro is_nan(T) %}
-// By its bits, for compilers may take `v != v` for false; an f64 that is NaN is one as f32 too.
+// By bits, because compilers may assume `v != v` is false; an f64 NaN is NaN as f32 too.
 fn is_nan(v: {{ T }}) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x7f800000u; }
 {% endmacro -%}
 
-{#- What two elements that meet at one place leave there, of what is computed in: the one in front and the one behind it. f64's extremes take `is_nan`. -#}
+{#- Combines two values of a scatter, of the compute type, the earlier and the later one. f64's max and
+min need `is_nan`. -#}
 {%- macro joined(op, T, front, behind) -%}
 {%- if op == "set" -%}{{ behind }}
 {%- elif T == "bool" -%}{{ front }} {{ "|" if op in ["add", "max"] else "&" }} {{ behind }}
@@ -318,8 +325,9 @@ fn is_nan(v: {{ T }}) -> bool { return (bitcast<u32>(f32(v)) & 0x7fffffffu) > 0x
 {%- endmacro -%}
 
 {#-
-Adds to each sum its own strides times the coordinates of the number `left`, counted over p.shape with the last dimension the
-fastest: `sums` are pairs of a variable and the name of its strides. `of` is what the rank, the shape and all strides are named after.
+Adds to each sum its strides times the coordinates of the linear index `left` over p.shape, the last dimension
+the fastest. `sums` are pairs of a variable and its strides' name; `of` is a prefix of the names of rank,
+shape and strides.
 -#}
 {%- macro walk(sums, of="") -%}
 for (var d = p.{{ of }}rank; d > 0u; d--) {
@@ -333,7 +341,8 @@ for (var d = p.{{ of }}rank; d > 0u; d--) {
     }
 {%- endmacro -%}
 
-{#- The kernel that puts function(i) to place i of `out`, for all i below p.n: `lanes` (1 or 4) a thread. -#}
+{#- A kernel that writes function(i) to element i of `out`, for all i below p.n: `lanes` (1 or 4) for each
+thread. -#}
 {%- macro each_output(function, type, lanes) %}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
@@ -350,13 +359,14 @@ fn main(@builtin(workgroup_id) group: vec3<u32>, @builtin(num_workgroups) groups
 }
 {% endmacro -%}
 
-{#- The kernel of several tensors, whose workgroups lie side by side: NAME(p.items[k], k, thread) for a thread of tensor k. -#}
+{#- A kernel over several tensors with consecutive workgroups: calls NAME(p.items[k], k, thread) for a
+thread of tensor k. -#}
 {%- macro of_items(name, count) %}
 @compute @workgroup_size(256)
 fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: vec3<u32>,
         @builtin(local_invocation_index) lane: u32) {
     let group = group_index(id, groups);
-    // The last one that begins at this workgroup or before.
+    // The last tensor that begins at this workgroup or before.
     var k = 0u;
     {% for k in range(1, count) %}
     if group >= p.items[{{ k }}].group { k = {{ k }}u; }
@@ -365,7 +375,7 @@ fn main(@builtin(workgroup_id) id: vec3<u32>, @builtin(num_workgroups) groups: v
 }
 {% endmacro -%}
 
-{#- fn divide(a, b): quotient and remainder. `quick`: no quotient reaches 2^20, and no number 2^31. -#}
+{#- fn divide(a, b): quotient and remainder. `quick`: quotients are below 2^20, and operands below 2^31. -#}
 {%- macro divide(quick) %}
 // Quotient and remainder. Devices divide integers slowly: the quotient in f32 is off by less than one.
 fn divide(a: u32, b: u32) -> vec2<u32> {

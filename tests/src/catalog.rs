@@ -1,4 +1,5 @@
-//! Catalog of operations with inputs, from which checks, benchmarks and `docs/operators.md` are generated.
+//! Catalog of operations with inputs, from which checks, benchmarks and `docs/src/reference/operators.md` are
+//! generated.
 
 use forebay::dtype::DType;
 use forebay::error::Result;

@@ -56,7 +56,7 @@ enum Command {
         /// Only calls whose name contains one of these.
         filter: Vec<String>,
     },
-    /// Writes docs/operators.md: the coverage of PyTorch's operator database.
+    /// Writes docs/src/reference/operators.md: the coverage of PyTorch's operator database.
     Operators {
         /// File to write.
         file: PathBuf,

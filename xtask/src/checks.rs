@@ -3,7 +3,7 @@
 use crate::process;
 use crate::stage::{PendingStage, Stage};
 use crate::workspace::Workspace;
-use crate::{layers, prose};
+use crate::{book, layers, prose};
 use anyhow::Result;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,7 +11,7 @@ use std::process::Command;
 /// Maximum number of lines of a source file.
 const MAX_LINES: usize = 800;
 /// Folders without sources of this project.
-const EXCLUDED_DIRS: [&str; 5] = [".git", ".forebay", "target", "out", "corpus"];
+pub(crate) const EXCLUDED_DIRS: [&str; 5] = [".git", ".forebay", "target", "out", "corpus"];
 
 /// Runs all checks, cheapest first.
 pub(crate) fn run_all(workspace: &Workspace) -> Vec<Stage> {
@@ -31,7 +31,8 @@ pub(crate) fn run_quick(workspace: &Workspace) -> Vec<Stage> {
     };
     let layers = Stage::run_pass_or_fail("layers", || layers::check(&workspace.root));
     let prose = Stage::run_pass_or_fail("prose", || check_prose(&workspace.root));
-    vec![budget, layers, prose, fmt]
+    let docs = Stage::run_pass_or_fail("links", || book::check_docs(&workspace.root));
+    vec![budget, layers, prose, docs, fmt]
 }
 
 /// Returns the Clippy stage, or a skipped stage with the reason.
@@ -78,7 +79,8 @@ fn check_prose(root: &Path) -> Result<bool> {
     Ok(is_plain)
 }
 
-fn source_files(root: &Path) -> Vec<PathBuf> {
+/// Returns the source files of a folder and its subfolders.
+pub(crate) fn source_files(root: &Path) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut open = vec![root.to_path_buf()];
     while let Some(folder) = open.pop() {

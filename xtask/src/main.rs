@@ -3,6 +3,7 @@
 //! Every command first ensures its dependencies (a Vulkan driver, NVRTC, a data set) in `.forebay/` at the root of
 //! the workspace. Then it starts cargo or a program of the workspace with the environment that finds them.
 
+mod book;
 mod bundle;
 mod checks;
 mod ci;
@@ -55,7 +56,7 @@ enum Command {
     Traces(PassthroughArgs),
     /// Check what is promised about memory, line by line, on every device [ITEM...]
     Memory(PassthroughArgs),
-    /// Write docs/operators.md: what there is of PyTorch's operator database
+    /// Write docs/src/reference/operators.md: what there is of PyTorch's operator database
     Operators,
     /// Compile every kernel with NVRTC for every architecture
     Kernels(PassthroughArgs),
@@ -69,9 +70,13 @@ enum Command {
     Bench(PassthroughArgs),
     /// Build the documentation of the crates
     Docs,
+    /// Build the book in docs/ with mdBook, into target/book
+    Book,
+    /// Draw the pictures of the book again: a training run of 600 steps on this machine, and a dry run
+    Pictures,
     /// List the fuzz targets and say how to run one
     Fuzz,
-    /// The cheap checks: line budget, rustfmt, clippy
+    /// The cheap checks: line budget, layers, prose, links of the documentation, rustfmt, clippy
     Check,
     /// Run any command with what was set up, such as `cargo test -p forebay-wgpu`
     Run(PassthroughArgs),
@@ -115,7 +120,7 @@ fn run_command(command: Command) -> Result<bool> {
             process::run_foreground(&mut bundle::memory_check_command(&workspace, &environment, &rest.args))
         }
         Command::Operators => {
-            let file = workspace.root.join("docs/operators.md").display().to_string();
+            let file = workspace.root.join("docs/src/reference/operators.md").display().to_string();
             run_conformance(&workspace, "operators", PassthroughArgs { args: vec![file] })
         }
         Command::Kernels(rest) => run_conformance(&workspace, "kernels", rest),
@@ -126,6 +131,8 @@ fn run_command(command: Command) -> Result<bool> {
             workspace.run_program("forebay-bench", Profile::Release, &rest.args, &environment)
         }
         Command::Docs => workspace.run_cargo(&["doc", "--workspace", "--exclude", "xtask", "--no-deps"]),
+        Command::Book => book::build(&workspace),
+        Command::Pictures => book::draw_pictures(&workspace, &Setup::new(&workspace)?.program_env()?),
         Command::Fuzz => checks::list_fuzz_targets(&workspace),
         Command::Check => Ok(checks::run_all(&workspace).iter().all(stage::Stage::passed)),
         Command::Run(rest) => {

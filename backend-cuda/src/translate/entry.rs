@@ -1,4 +1,4 @@
-//! The whole text: prelude, types, functions and the kernel.
+//! Writes the complete source: prelude, types, functions and the kernel.
 
 use std::cell::Cell;
 use std::fmt::Write;
@@ -31,11 +31,12 @@ const PRELUDE: [&str; 9] = [
 
 /// Threads of a warp.
 const WARP_SIZE: u32 = 32;
-/// Most threads of a block.
+/// Maximum number of threads of a block.
 const MAX_BLOCK_THREADS: u64 = 1024;
 
 impl ModuleContext<'_> {
-    /// The parameters that a function has beside its own: the globals that it uses, as declaration and as name.
+    /// Returns the additional parameters of a function: declarations and names of the globals that the
+    /// function uses.
     pub(super) fn implicit_parameters(
         &self,
         function: Handle<Function>,
@@ -60,13 +61,13 @@ impl ModuleContext<'_> {
         list.into_iter()
     }
 
-    /// The variables of the workgroup.
+    /// Returns the workgroup variables.
     fn workgroup_variables(&self) -> impl Iterator<Item = (Handle<GlobalVariable>, &GlobalVariable)> {
         let all = self.module.global_variables.iter();
         all.filter(|(_, global)| global.space == AddressSpace::WorkGroup)
     }
 
-    /// The declaration of a storage binding.
+    /// Returns the declaration of a storage binding.
     fn binding_declaration(
         &self,
         global: Handle<GlobalVariable>,
@@ -85,7 +86,8 @@ impl ModuleContext<'_> {
     }
 }
 
-/// Writes the only entry point of `module`, which has been reduced to what that uses; `declared` is the whole module.
+/// Writes the only entry point of `module`, from which unused items were removed; `declared` is the original
+/// module.
 pub(super) fn write_module(
     declared: &Module,
     module: &Module,
@@ -165,7 +167,7 @@ pub(super) fn write_module(
     }
     write!(source, "namespace wgsl {{\n\n{text}\n{functions}\n}} // namespace wgsl\n").ok();
     if dynamic_memory > 0 {
-        // Other kernels may stand behind this one.
+        // Other kernels may follow this one in the same source.
         for (handle, _) in context.workgroup_variables() {
             writeln!(source, "#undef {}", context.globals[&handle]).ok();
         }
@@ -188,7 +190,7 @@ pub(super) fn write_module(
     })
 }
 
-/// The storage bindings of the declared module; checks every resource of the entry point on the way.
+/// Returns the storage bindings of the declared module; checks every resource of the entry point.
 fn collect_bindings(
     context: &mut ModuleContext<'_>,
     declared: &Module,
@@ -251,7 +253,7 @@ fn collect_bindings(
     Ok(bindings)
 }
 
-/// Bytes before the runtime-sized array of a binding, and that array's stride.
+/// Returns the bytes before the runtime-sized array of a binding, and that array's stride.
 fn fixed_size_and_stride(context: &ModuleContext<'_>, global: &GlobalVariable) -> (u32, u32) {
     if let Some((_, stride)) = context.runtime_array(global.ty) {
         return (0, stride);
@@ -265,8 +267,8 @@ fn fixed_size_and_stride(context: &ModuleContext<'_>, global: &GlobalVariable) -
     (context.layouts[global.ty].size, 0)
 }
 
-/// The workgroup's variables: each by itself, or, where they are more than a block has without asking, at places of memory that the
-/// launch brings. Their bytes.
+/// Writes the workgroup variables and returns their bytes. Each is a static variable; if all exceed the
+/// static limit, they become offsets into dynamic shared memory.
 fn write_workgroup(context: &ModuleContext<'_>, text: &mut String) -> Result<u32, TranslateError> {
     let size = |global: &GlobalVariable| u64::from(context.layouts[global.ty].size).next_multiple_of(16);
     let bytes: u64 = context.workgroup_variables().map(|(_, global)| size(global)).sum();
@@ -320,7 +322,7 @@ fn write_function(
     Ok(())
 }
 
-/// Writes the kernel and says how many bytes its uniform block has.
+/// Writes the kernel and returns the bytes of its uniform block.
 fn write_kernel(
     context: &ModuleContext<'_>,
     entry: &EntryPoint,
@@ -411,7 +413,7 @@ fn local_index([x, y, z]: [u32; 3]) -> String {
     }
 }
 
-/// The lanes of this warp that exist: the last one of an odd workgroup is not full.
+/// Returns the mask of the lanes of this warp that exist: the last warp of an odd workgroup is not full.
 fn lane_mask_expression(size: [u32; 3]) -> String {
     let threads = size.iter().product::<u32>();
     let rest = threads % WARP_SIZE;

@@ -13,7 +13,7 @@ impl FunctionWriter<'_> {
         self.info[handle].ty.inner_with(&self.context.module.types)
     }
 
-    /// The name of an expression's type.
+    /// Returns the C++ name of an expression's type.
     pub(super) fn type_name_of(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.info[handle].ty.handle() {
             Some(ty) => self.context.type_name(ty),
@@ -25,7 +25,8 @@ impl FunctionWriter<'_> {
         self.expression_type(handle).pointer_space().is_some()
     }
 
-    /// What a pointer expression points to, if that is a type of the module's (not a part of a vector).
+    /// Returns the pointee of a pointer expression, if it is a type of the module (not a component of a
+    /// vector).
     fn pointee(&self, handle: Handle<Expression>) -> Option<Handle<Type>> {
         match *self.expression_type(handle) {
             TypeInner::Pointer { base, .. } => Some(base),
@@ -33,7 +34,7 @@ impl FunctionWriter<'_> {
         }
     }
 
-    /// An expression's value: the name of its temporary, if it has one.
+    /// Returns an expression's value: the name of its temporary, if it has one.
     pub(super) fn value(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         if let Some(name) = self.temporaries.get(&handle) {
             return Ok(name.clone());
@@ -44,7 +45,7 @@ impl FunctionWriter<'_> {
         self.expression(handle)
     }
 
-    /// An expression, written out.
+    /// Returns the C++ text of an expression.
     pub(super) fn expression(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.function.expressions[handle] {
             Expression::Literal(literal) => self.context.literal(literal),
@@ -132,7 +133,8 @@ impl FunctionWriter<'_> {
         }
     }
 
-    /// What a pointer points to, as an lvalue. Its indices are values and thus fixed since the pointer was made.
+    /// Returns the lvalue to which a pointer refers. Its indices are temporaries or pure, so they have not
+    /// changed since the pointer was made.
     pub(super) fn lvalue(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.function.expressions[handle] {
             Expression::GlobalVariable(global) => {
@@ -153,7 +155,7 @@ impl FunctionWriter<'_> {
         }
     }
 
-    /// Elements of runtime-sized arrays of vec3 lie in cells.
+    /// Unwraps elements of runtime-sized vec3 arrays, which are stored as `cell`.
     fn unwrap_cell(&self, base: Handle<Expression>, element: String) -> String {
         let dynamic = self.pointee(base).and_then(|ty| self.context.runtime_array(ty));
         match dynamic {
@@ -162,7 +164,7 @@ impl FunctionWriter<'_> {
         }
     }
 
-    /// A part of a composite, by number; the same text for values and places.
+    /// Returns a member of a composite by index; the text is the same for values and lvalues.
     fn access_member(
         &self,
         base: Handle<Expression>,
@@ -223,7 +225,7 @@ impl FunctionWriter<'_> {
             return infix(operator_symbol(op)); // overloaded for vectors and matrices
         };
         let float = scalar.kind == ScalarKind::Float;
-        // Narrow types would come back as int, and signed ones must wrap.
+        // Narrow types would be promoted to int, and signed types must wrap.
         let plain = float || (scalar.kind == ScalarKind::Uint && scalar.width >= 4);
         let bitwise = scalar.kind != ScalarKind::Bool && scalar.width >= 4;
         let constant = match self.function.expressions[right] {

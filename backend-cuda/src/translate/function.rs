@@ -1,7 +1,8 @@
 //! Functions: locals, statements, control flow.
 //!
-//! What naga marks as emitted is evaluated there: loads and whatever is used more than once go into a temporary at
-//! that point, so that everything is evaluated once and in WGSL's order. The rest is pure and is written where used.
+//! An expression is evaluated where naga emits it. Loads and expressions with several uses are stored in a
+//! temporary there, so everything is evaluated once and in WGSL's order. All other expressions are pure and
+//! are written where they are used.
 
 use naga::valid::FunctionInfo;
 use naga::{AtomicFunction, Barrier, Block, CollectiveOperation, Direction, Expression, FastHashMap};
@@ -24,9 +25,9 @@ pub(super) struct FunctionWriter<'a> {
     pub(super) temporaries: FastHashMap<Handle<Expression>, String>,
     uniformity: &'a FunctionUniformity,
     names: NameScope,
-    /// Temporaries declared before the loop in whose body they are made.
+    /// Temporaries that are declared before the loop in whose body they are assigned.
     hoisted: FastHashSet<Handle<Expression>>,
-    /// For every loop around the current statement, the label before its `continuing` block, if `continue` needs one.
+    /// For each enclosing loop, the label before its `continuing` block, if `continue` needs one.
     loops: Vec<Option<String>>,
     labels: u32,
     depth: usize,
@@ -38,7 +39,7 @@ pub(super) struct FunctionWriter<'a> {
 type WriteResult = Result<(), TranslateError>;
 
 impl<'a> FunctionWriter<'a> {
-    /// A writer for `function`.
+    /// Creates a writer for `function`.
     pub(super) fn new(
         context: &'a ModuleContext<'a>,
         function: &'a Function,
@@ -67,7 +68,7 @@ impl<'a> FunctionWriter<'a> {
         }
     }
 
-    /// The locals and the statements.
+    /// Writes the locals and the statements.
     pub(super) fn write_body(mut self) -> Result<String, TranslateError> {
         for (handle, local) in self.function.local_variables.iter() {
             let name = self.names.unique_name("v_", local.name.as_deref().unwrap_or(""));
@@ -86,7 +87,7 @@ impl<'a> FunctionWriter<'a> {
         Ok(self.out)
     }
 
-    /// One line, with the number of the WGSL line that it comes from where that changes.
+    /// Writes one line, with a comment that names the WGSL line when that changes.
     pub(super) fn write_line(&mut self, text: impl AsRef<str>) {
         self.out.extend(std::iter::repeat_n("    ", self.depth));
         self.out.push_str(text.as_ref());
@@ -118,7 +119,7 @@ impl<'a> FunctionWriter<'a> {
         }
     }
 
-    /// The name of a temporary, if the expression is to have one.
+    /// Returns the name of a temporary, if the expression needs one.
     fn temporary_name(&mut self, handle: Handle<Expression>) -> Option<String> {
         let info = &self.info[handle];
         let pointer = info.ty.inner_with(&self.context.module.types).pointer_space().is_some();
@@ -134,7 +135,7 @@ impl<'a> FunctionWriter<'a> {
         }
     }
 
-    /// Declares the temporary of an expression that a statement makes.
+    /// Declares the temporary for the result of a statement.
     fn assign_result(&mut self, handle: Handle<Expression>, value: String) -> WriteResult {
         let name = match self.temporaries.get(&handle) {
             Some(name) if self.hoisted.contains(&handle) => name.clone(),
@@ -264,7 +265,7 @@ impl<'a> FunctionWriter<'a> {
         Ok(())
     }
 
-    /// The lanes that take part in a subgroup operation.
+    /// Returns the mask of the lanes that take part in a subgroup operation.
     fn lane_mask(&mut self, statement: &Statement) -> &'static str {
         self.context.require_prelude(|p| (p.subgroup, p.math) = (true, true));
         if self.uniformity.is_convergent(statement) { "all_lanes()" } else { "__activemask()" }
@@ -294,8 +295,8 @@ impl<'a> FunctionWriter<'a> {
         Ok(())
     }
 
-    /// A loop. `continue` must still run the `continuing` block: it jumps to a label there, out of a scope that
-    /// holds the body; what `continuing` uses of the body is declared before.
+    /// Writes a loop. `continue` must still run the `continuing` block: it jumps to a label there, out of the
+    /// scope of the body. Values of the body that `continuing` uses are declared before the loop.
     fn write_loop(
         &mut self,
         body: &Block,
@@ -479,7 +480,7 @@ fn collective_call(
     }
 }
 
-/// Whether a `continue` in the block belongs to the loop around it.
+/// Reports whether a `continue` in the block belongs to the enclosing loop.
 fn has_continue(block: &Block) -> bool {
     block.iter().any(|statement| match statement {
         Statement::Continue => true,

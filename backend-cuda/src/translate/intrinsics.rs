@@ -1,6 +1,7 @@
-//! Functions of the kernels that CUDA has an instruction for: they keep their signature, and the prelude has their body.
+//! Functions of the kernels that map to a CUDA instruction: they keep their signature, and the prelude has
+//! their body.
 
-/// Ends of names, and what stands in the prelude for functions with such a name.
+/// Suffixes of WGSL function names, and the functions of the prelude that replace them.
 const INTRINSICS: [(&str, &str); 10] = [
     ("m_near_exp2", "near_exp2"),
     ("m_near_inverse", "near_inverse"),
@@ -14,7 +15,7 @@ const INTRINSICS: [(&str, &str); 10] = [
     ("m_pair_f16_marked", "pair_f16_marked"),
 ];
 
-/// The prelude's function for one of this name.
+/// Returns the prelude's function that replaces a WGSL function.
 pub(super) fn find_intrinsic(name: &str) -> Option<&'static str> {
     INTRINSICS.iter().find(|(end, _)| name.ends_with(end)).map(|(_, native)| *native)
 }

@@ -1,4 +1,4 @@
-//! The builtin functions: the prelude has them under WGSL's names.
+//! Builtin functions: the prelude defines them with WGSL's names.
 
 use naga::{Expression, Handle, MathFunction as Math};
 
@@ -134,7 +134,7 @@ fn function_name(fun: Math) -> Result<&'static str, TranslateError> {
         Math::Unpack2x16float => "unpack2x16float",
         Math::Unpack4xI8 => "unpack4xI8",
         Math::Unpack4xU8 => "unpack4xU8",
-        // No WGSL builtin makes these.
+        // No WGSL builtin produces these.
         Math::Outer | Math::Inverse => return unsupported(format!("the function {fun:?}")),
     })
 }

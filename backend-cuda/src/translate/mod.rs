@@ -1,15 +1,17 @@
-//! WGSL to CUDA C++.
+//! Translates WGSL to CUDA C++.
 //!
-//! A kernel is written once, in WGSL. Here naga parses and checks it, and a writer turns naga's intermediate form
-//! into CUDA C++ that needs no header, for NVRTC. What the text does is what WGSL says it does: memory layouts,
-//! wrapping integers, saturating conversions, zeroed workgroup memory, order of evaluation.
+//! A kernel is written once, in WGSL. naga parses and validates the text, and a writer turns naga's IR into
+//! CUDA C++ without headers, for NVRTC. The output has WGSL's semantics: memory layouts, wrapping integers,
+//! saturating conversions, zeroed workgroup memory, order of evaluation.
 //!
 //! The kernel's parameters are, in this order:
-//! 1. one pointer per storage binding of `@group(0)` that the module declares, in the order of the binding numbers:
-//!    `const T* __restrict__` where the kernel only reads, so no slice that it writes may overlap another one;
-//! 2. if [`TranslatedKernel::needs_lengths`], one struct of as many `u64`, by value: the byte length of every binding;
-//! 3. if [`TranslatedKernel::params_size`] is not 0, the block of the uniform at `@group(1) @binding(0)`, by value, in
-//!    WGSL's layout.
+//! 1. One pointer for each storage binding of `@group(0)` that the module declares, in the order of the
+//!   binding numbers. A binding that the kernel only reads is `const T* __restrict__`, so no written slice
+//!   may overlap it.
+//! 2. If [`TranslatedKernel::needs_lengths`], one struct of as many `u64`, by value: the byte length of every
+//!   binding.
+//! 3. If [`TranslatedKernel::params_size`] is not 0, the uniform block at `@group(1) @binding(0)`, by value,
+//!   in WGSL's layout.
 
 mod entry;
 mod expression;
@@ -25,13 +27,13 @@ use naga::back::PipelineConstants;
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 use naga::{Module, ShaderStage};
 
-/// What a caller may choose about a translation.
+/// Options of a translation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TranslateOptions<'a> {
-    /// Named in the first line of the source.
+    /// Label in the first line of the source.
     pub label: &'a str,
-    /// Whether workgroup memory starts as zeros, as WGSL says. A kernel that writes every element before it reads
-    /// it starts faster without.
+    /// If true, workgroup memory starts as zeros, as WGSL requires. A kernel that writes every element before
+    /// reading starts faster without.
     pub zero_workgroup_memory: bool,
 }
 
@@ -44,40 +46,40 @@ impl Default for TranslateOptions<'_> {
 /// A kernel as CUDA C++.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TranslatedKernel {
-    /// The text, complete.
+    /// The complete source.
     pub source: String,
-    /// The kernel's `extern "C"` name in it.
+    /// The kernel's `extern "C"` name.
     pub entry: String,
     /// Threads of a block.
     pub workgroup_size: [u32; 3],
     /// Bytes of `__shared__` memory.
     pub workgroup_bytes: u32,
-    /// Those of it that a launch asks for: all, where it is more than a block has without asking, else none.
+    /// Bytes of dynamic shared memory of a launch: all if they exceed the static limit, else 0.
     pub dynamic_shared_bytes: u32,
     /// The storage bindings, in the order of the kernel's parameters.
     pub bindings: Vec<StorageBinding>,
-    /// Whether the kernel asks for the lengths of its runtime-sized arrays.
+    /// If true, the kernel uses the lengths of its runtime-sized arrays.
     pub needs_lengths: bool,
     /// Bytes of the uniform block; 0 if there is none.
     pub params_size: u32,
-    /// What the device has to offer.
+    /// Features that the device must have.
     pub required_features: RequiredFeatures,
 }
 
 /// One storage binding of a kernel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StorageBinding {
-    /// Its `@binding` number in `@group(0)`.
+    /// `@binding` number in `@group(0)`.
     pub binding: u32,
-    /// Its name in the WGSL.
+    /// Name in the WGSL.
     pub name: String,
-    /// Whether this entry point uses it at all.
+    /// If true, this entry point uses the binding.
     pub is_used: bool,
-    /// Whether this entry point, or a function it calls, may write it.
+    /// If true, this entry point, or a function that it calls, may write the binding.
     pub is_written: bool,
-    /// Bytes before its runtime-sized array, or its whole size if it has none.
+    /// Bytes before the runtime-sized array, or the whole size if there is none.
     pub fixed_size: u32,
-    /// Bytes from one element of its runtime-sized array to the next; 0 if it has none.
+    /// Stride of the runtime-sized array in bytes; 0 if there is none.
     pub stride: u32,
 }
 
@@ -94,59 +96,59 @@ pub struct RequiredFeatures {
     pub subgroups: bool,
 }
 
-/// Why a kernel could not be translated.
+/// Reason why a kernel could not be translated.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TranslateError {
-    /// Not WGSL.
+    /// The text is not WGSL.
     #[error("the WGSL does not parse: {0}")]
     Parse(String),
-    /// WGSL, but not a valid module.
+    /// The module is not valid.
     #[error("the WGSL is not valid: {0}")]
     Invalid(String),
-    /// No compute entry point of that name.
+    /// There is no compute entry point of that name.
     #[error("there is no compute entry point `{entry}`; the module has {}", join_names(found))]
     EntryNotFound {
-        /// The name asked for.
+        /// The requested name.
         entry: String,
-        /// The compute entry points that there are.
+        /// The compute entry points of the module.
         found: Vec<String>,
     },
-    /// An override that does not exist, has no value or does not hold the one given.
+    /// An override does not exist, has no value, or cannot hold the value.
     #[error("an override of the WGSL cannot be set: {0}")]
     Override(String),
-    /// A resource that kernels cannot have.
+    /// A resource of an unsupported kind.
     #[error(
         "`{name}` is {found}: kernels have storage buffers at @group(0) and one uniform at @group(1) @binding(0)"
     )]
     Resource {
         /// The variable.
         name: String,
-        /// What it is.
+        /// Description of the resource.
         found: String,
     },
-    /// More invocations in a workgroup than a block has threads.
+    /// A workgroup has more invocations than a block has threads.
     #[error("a workgroup of {size:?} invocations is too large: CUDA's blocks have 1024 threads, 64 along z")]
     WorkgroupSize {
         /// The workgroup's size.
         size: [u32; 3],
     },
-    /// More workgroup memory than a block has.
+    /// A kernel uses more workgroup memory than a block has.
     #[error("the kernel uses {bytes} bytes of workgroup memory and a block has {limit}")]
     WorkgroupMemory {
         /// Bytes used.
         bytes: u64,
-        /// Bytes there are.
+        /// Bytes available.
         limit: u32,
     },
-    /// Something that WGSL has and CUDA C++, as written here, has not.
+    /// A feature of WGSL that the translator does not support.
     #[error("{0} cannot be translated to CUDA")]
     Unsupported(String),
 }
 
-/// Workgroup memory of a block without asking the driver for more.
+/// Static shared memory of a block.
 const MAX_STATIC_SHARED_BYTES: u32 = 48 << 10;
-/// The most that a block of any device has.
+/// Maximum shared memory of a block on any device.
 const MAX_SHARED_BYTES: u32 = 227 << 10;
 
 /// Translates the compute entry point `entry` of a module, with the values of its `override` constants.
@@ -158,7 +160,7 @@ pub fn translate(
     translate_with_options(wgsl, entry, overrides, &TranslateOptions::default())
 }
 
-/// [`translate`], with options.
+/// Translates like [`translate`], with options.
 pub fn translate_with_options(
     wgsl: &str,
     entry: &str,
@@ -178,7 +180,7 @@ pub fn translate_with_options(
     let stage = Some((ShaderStage::Compute, entry));
     let (module, _) = naga::back::pipeline_constants::process_overrides(&declared, &info, stage, &values)
         .map_err(|e| TranslateError::Override(e.to_string()))?;
-    // That pass leaves a module without overrides as it is; what the entry point does not use goes here.
+    // The override pass returns a module without overrides unchanged; unused items are removed here.
     let mut module = module.into_owned();
     module.entry_points.retain(is_entry);
     naga::compact::compact(&mut module, naga::compact::KeepUnused::No);

@@ -1,16 +1,16 @@
-//! Identifiers: every name of the WGSL gets a prefix by kind (`v_` values, `g_` globals, `f_` functions, `s_`
-//! structs, `m_` members), so that none can be a keyword, a macro or a function of CUDA's.
+//! Identifiers: every WGSL name gets a prefix by kind (`v_` values, `g_` globals, `f_` functions, `s_`
+//! structs, `m_` members). So none can be a keyword, a macro or a function of CUDA.
 
 use naga::FastHashSet;
 
-/// Names already given in one scope.
+/// Names used in one scope.
 #[derive(Debug, Default)]
 pub(super) struct NameScope {
     used: FastHashSet<String>,
 }
 
 impl NameScope {
-    /// A name for `wgsl` that no earlier call has returned.
+    /// Returns a name for `wgsl` that no earlier call has returned.
     pub(super) fn unique_name(&mut self, prefix: &str, wgsl: &str) -> String {
         let base = match to_identifier(wgsl) {
             nameless if nameless.is_empty() => format!("{prefix}unnamed"),
@@ -26,14 +26,14 @@ impl NameScope {
     }
 }
 
-/// `wgsl` with what C++ identifiers cannot hold spelled out: WGSL's may be written in any script.
+/// Replaces characters that C++ identifiers cannot contain; WGSL identifiers may be of any script.
 pub(super) fn to_identifier(wgsl: &str) -> String {
     let mut text = String::with_capacity(wgsl.len());
     for c in wgsl.trim_matches('_').chars() {
         match c {
             'a'..='z' | 'A'..='Z' | '0'..='9' => text.push(c),
             _ if c.is_alphanumeric() => text.push_str(&format!("u{:x}", u32::from(c))),
-            // Two underscores in a row are reserved.
+            // Two consecutive underscores are reserved.
             _ if !text.ends_with('_') => text.push('_'),
             _ => {}
         }

@@ -12,7 +12,7 @@ use super::names::NameScope;
 use super::uniformity::ModuleUniformity;
 use super::{RequiredFeatures, TranslateError, unsupported};
 
-/// The parts of the prelude that a kernel uses beside the base.
+/// Parts of the prelude that a kernel uses in addition to the base.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct PreludeFiles {
     pub(super) math: bool,
@@ -24,16 +24,16 @@ pub(super) struct PreludeFiles {
     pub(super) subgroup: bool,
 }
 
-/// A struct's name and those of its members.
+/// C++ names of a struct and its members.
 #[derive(Debug, Default)]
 pub(super) struct StructNames {
     pub(super) name: String,
     pub(super) members: Vec<String>,
-    /// Indices of members in the order of the C++ struct, with the padding between them.
+    /// Indices of members in the order of the C++ struct; `None` is padding.
     pub(super) field_order: Vec<Option<usize>>,
 }
 
-/// A module with the names that its parts have in C++.
+/// A module with the C++ names of its items.
 pub(super) struct ModuleContext<'a> {
     pub(super) module: &'a Module,
     pub(super) info: &'a ModuleInfo,
@@ -44,7 +44,7 @@ pub(super) struct ModuleContext<'a> {
     pub(super) constants: FastHashMap<Handle<Constant>, String>,
     /// Storage bindings that the kernel may write.
     pub(super) written_bindings: naga::FastHashSet<Handle<GlobalVariable>>,
-    /// The place of every storage binding among the kernel's parameters.
+    /// Index of every storage binding among the kernel's parameters.
     pub(super) parameter_index: FastHashMap<Handle<GlobalVariable>, usize>,
     pub(super) uniformity: ModuleUniformity,
     pub(super) prelude_files: Cell<PreludeFiles>,
@@ -81,7 +81,7 @@ impl<'a> ModuleContext<'a> {
                 format!("mat<{}, {}, {}>", self.scalar_name(scalar)?, columns as u32, rows as u32)
             }
             TypeInner::Array { base, size, stride } => {
-                // A size made of overrides has its value by now, but still stands as one.
+                // The size may be an override expression, whose value is known by now.
                 let size = size.resolve(self.module.to_ctx());
                 let size = size.map_err(|e| TranslateError::Override(e.to_string()))?;
                 let IndexableLength::Known(count) = size else {
@@ -129,7 +129,7 @@ impl<'a> ModuleContext<'a> {
         })
     }
 
-    /// The element of a runtime-sized array, if `ty` is one.
+    /// Returns element and stride of a runtime-sized array; `None` if `ty` is another type.
     pub(super) fn runtime_array(&self, ty: Handle<Type>) -> Option<(Handle<Type>, u32)> {
         match *self.type_inner(ty) {
             TypeInner::Array { base, size: ArraySize::Dynamic, stride } => Some((base, stride)),
@@ -141,13 +141,13 @@ impl<'a> ModuleContext<'a> {
         matches!(self.type_inner(ty), TypeInner::Vector { size: VectorSize::Tri, .. })
     }
 
-    /// What a pointer to the elements of a runtime-sized array points to.
+    /// Returns the pointee type of a pointer to elements of a runtime-sized array.
     pub(super) fn element_name(&self, base: Handle<Type>) -> Result<String, TranslateError> {
         let name = self.type_name(base)?;
         Ok(if self.is_vec3(base) { format!("cell<{name}>") } else { name })
     }
 
-    /// Names and writes every struct. Offsets are made with explicit padding and checked by the compiler.
+    /// Names and writes every struct. Explicit padding fixes the offsets, which the C++ compiler checks.
     pub(super) fn write_structs(
         &mut self,
         names: &mut NameScope,
@@ -180,7 +180,8 @@ impl<'a> ModuleContext<'a> {
                 writeln!(checks, "static_assert({check}, \"layout\");").ok();
                 end = member.offset + self.layouts[member.ty].size;
             }
-            // Results of builtin functions live in no buffer, and naga's layout of some is not WGSL's.
+            // Result structs of builtin functions are in no buffer, and naga's layout of some differs from
+            // WGSL's.
             if self.module.special_types.predeclared_types.values().any(|&special| special == handle) {
                 let fields = members.iter().zip(&layout.members);
                 let fields = fields.map(|(m, name)| Ok(format!("{} {name}; ", self.type_name(m.ty)?)));
@@ -202,7 +203,7 @@ impl<'a> ModuleContext<'a> {
         Ok(())
     }
 
-    /// Names and writes the constants that need an address, to be indexed; the others are written where they are used.
+    /// Names and writes the constants that are indexed and so need an address; others are written inline.
     pub(super) fn write_constants(
         &mut self,
         names: &mut NameScope,
@@ -221,7 +222,7 @@ impl<'a> ModuleContext<'a> {
         Ok(())
     }
 
-    /// A constant expression of the module.
+    /// Returns the C++ text of a constant expression.
     pub(super) fn constant_expression(&self, handle: Handle<Expression>) -> Result<String, TranslateError> {
         match self.module.global_expressions[handle] {
             Expression::Literal(literal) => self.literal(literal),
@@ -251,7 +252,8 @@ impl<'a> ModuleContext<'a> {
         }
     }
 
-    /// The scalars of a constant vector, which may be composed of vectors: initialisers call no functions.
+    /// Returns the scalars of a constant vector, also of one composed of vectors: initialisers call no
+    /// functions.
     fn constant_components(
         &self,
         handle: Handle<Expression>,
@@ -279,7 +281,7 @@ impl<'a> ModuleContext<'a> {
         }
     }
 
-    /// A composite from its parts; `vectors` says whether some part is a vector.
+    /// Returns a composite of its parts; `vectors` is true if some part is a vector.
     pub(super) fn compose(
         &self,
         ty: Handle<Type>,
@@ -317,7 +319,7 @@ impl<'a> ModuleContext<'a> {
             Literal::Bool(v) => v.to_string(),
             Literal::AbstractInt(_) | Literal::AbstractFloat(_) => return unsupported("an abstract number"),
         };
-        // Else `-` before it would make a decrement.
+        // In parentheses, because `-` before the literal would make a decrement.
         Ok(if text.starts_with('-') { format!("({text})") } else { text })
     }
 }
@@ -329,7 +331,7 @@ fn push_padding(text: &mut String, fields: &mut Vec<Option<usize>>, end: u32, of
     }
 }
 
-/// The shortest decimal that is the number, also if the compiler reads it as a double first.
+/// Returns the shortest decimal of a value, which is exact even if the compiler parses it as a double first.
 fn format_f32(v: f32) -> String {
     let text = format!("{v:?}");
     match text.parse::<f64>() {

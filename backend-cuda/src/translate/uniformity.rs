@@ -1,8 +1,9 @@
-//! Which values may differ between the lanes of a subgroup, and so where control flow may.
+//! Uniformity analysis: finds values and control flow that may differ between the lanes of a subgroup.
 //!
-//! CUDA's subgroup operations take the mask of the lanes that meet there. Where all lanes of the subgroup come
-//! together, that is all of them, which also waits for lanes that lag; elsewhere it is those found active. naga's own
-//! analysis asks about the workgroup and gives up at variables, so loops would count as divergent.
+//! CUDA's subgroup operations take the mask of the lanes that take part. In convergent code the mask has all
+//! lanes of the subgroup, so the operation also waits for lagging lanes. In divergent code the mask has the
+//! active lanes. naga's own analysis covers the workgroup and gives up at variables, so loops would count as
+//! divergent.
 
 use std::ptr;
 
@@ -11,10 +12,10 @@ use naga::{GatherMode, Handle, LocalVariable, Module, Statement, TypeInner};
 
 use super::visit::{visit_blocks, visit_operands};
 
-/// The lanes of a subgroup on the devices that this text is for.
+/// Lanes of a subgroup on CUDA devices.
 const WARP_SIZE: u32 = 32;
 
-/// What is known about one function.
+/// Results of the analysis of one function.
 #[derive(Debug, Default)]
 pub(super) struct FunctionUniformity {
     /// Addresses of the statements that not all lanes may reach together.
@@ -22,20 +23,20 @@ pub(super) struct FunctionUniformity {
 }
 
 impl FunctionUniformity {
-    /// Whether all lanes of a subgroup reach a statement of the function together, or none.
+    /// Reports whether all lanes of a subgroup reach a statement of the function together, or none does.
     pub(super) fn is_convergent(&self, statement: &Statement) -> bool {
         !self.divergent.contains(&ptr::from_ref(statement).addr())
     }
 }
 
-/// What is known about a module with one entry point.
+/// Results of the analysis of a module with one entry point.
 #[derive(Debug, Default)]
 pub(super) struct ModuleUniformity {
     pub(super) entry: FunctionUniformity,
     pub(super) functions: FastHashMap<Handle<Function>, FunctionUniformity>,
 }
 
-/// How a function is called: whether some call is in divergent control flow, and which arguments may differ.
+/// Summary of a function's calls: is some call divergent, and which arguments may vary.
 #[derive(Clone, Debug, Default)]
 struct CallSites {
     divergent: bool,
@@ -64,7 +65,7 @@ pub(super) fn analyze(module: &Module, entry: &EntryPoint) -> ModuleUniformity {
     walk.run_to_fixpoint();
     walk.collect_calls(&mut calls);
     result.entry = FunctionUniformity { divergent: walk.divergent };
-    // naga's functions come after those that they call, so in reverse order every caller is known.
+    // naga orders functions after those that they call, so in reverse order every caller comes first.
     for (handle, function) in module.functions.iter().rev() {
         let how = calls.remove(&handle).unwrap_or_default();
         let mut walk = UniformityAnalysis::new(module, function, &varying_results, &how, None);
@@ -75,7 +76,7 @@ pub(super) fn analyze(module: &Module, entry: &EntryPoint) -> ModuleUniformity {
     result
 }
 
-/// Whether some lanes may have left a block while others go on.
+/// Kinds of exits by which some lanes may have left a block while others continue.
 #[derive(Clone, Copy, Default)]
 struct DivergentExits {
     returns: bool,
@@ -132,7 +133,7 @@ impl<'a> UniformityAnalysis<'a> {
         }
     }
 
-    /// Everything only ever becomes varying, so this ends.
+    /// Terminates, because values only ever become varying.
     fn run_to_fixpoint(&mut self) {
         while std::mem::take(&mut self.changed) {
             for (handle, expression) in self.function.expressions.iter() {
@@ -188,7 +189,8 @@ impl<'a> UniformityAnalysis<'a> {
         }
     }
 
-    /// Parts of the entry point's inputs: uniform members of a struct, and coordinates along which a warp does not reach.
+    /// Reports whether a part of the entry point's input is uniform: a member of a struct, or a coordinate
+    /// along which a warp does not extend.
     fn is_uniform_part(&self, base: Handle<Expression>, index: u32) -> bool {
         let Some(entry) = self.entry else { return false };
         let members =
@@ -223,7 +225,7 @@ impl<'a> UniformityAnalysis<'a> {
         }
     }
 
-    /// The variable or argument that a pointer points into.
+    /// Returns the variable or argument into which a pointer points.
     fn pointer_root(&self, mut pointer: Handle<Expression>) -> Handle<Expression> {
         while let Expression::Access { base, .. } | Expression::AccessIndex { base, .. } =
             self.function.expressions[pointer]
@@ -276,7 +278,7 @@ impl<'a> UniformityAnalysis<'a> {
                     let left = inside || exits.breaks || exits.returns;
                     let late = self.visit_block(continuing, left);
                     let leaves = break_if.is_some_and(|condition| self.varying.contains(&condition));
-                    // Lanes that have left are missing in every later round.
+                    // Lanes that have left are missing in every later iteration.
                     let next = left || late.any() || leaves;
                     if next == inside {
                         return DivergentExits { returns: exits.returns, ..DivergentExits::default() };
@@ -300,7 +302,7 @@ impl<'a> UniformityAnalysis<'a> {
                 let mut varies = divergent || self.varying_results.contains(&function);
                 for &argument in arguments {
                     varies |= self.varying.contains(&argument);
-                    self.propagate_store(argument, true); // a no-op for what is no pointer to a variable
+                    self.propagate_store(argument, true); // no-op for a non-pointer
                 }
                 if let Some(result) = result.filter(|_| varies) {
                     self.mark_varying(result);
@@ -321,7 +323,7 @@ impl<'a> UniformityAnalysis<'a> {
         DivergentExits::default()
     }
 
-    /// Adds this function's calls to those known.
+    /// Adds this function's calls to `calls`.
     fn collect_calls(&self, calls: &mut FastHashMap<Handle<Function>, CallSites>) {
         self.collect_block(&self.function.body, calls);
     }
@@ -355,7 +357,8 @@ fn is_uniform_builtin(builtin: BuiltIn) -> bool {
 mod tests {
     use super::*;
 
-    /// Whether each subgroup operation of the module, in the order of the text, is reached by all lanes together.
+    /// For each subgroup operation of the module, in source order, reports whether all lanes reach it
+    /// together.
     fn reached_together(wgsl: &str) -> Vec<bool> {
         let module = naga::front::wgsl::parse_str(wgsl).unwrap();
         let result = analyze(&module, &module.entry_points[0]);
@@ -434,7 +437,7 @@ mod tests {
         );
         let found = reached_together(&format!("{functions} {main}"));
         assert_eq!(found[..3], [true, false, true]);
-        // The sum of what differs is the same for all lanes, which is only known where it is not behind a call.
+        // The sum over lanes is the same for all lanes, but the analysis knows this only outside of a call.
         assert_eq!(found[3..], [true, false]);
     }
 }

@@ -1,4 +1,4 @@
-//! What expressions and statements are made of.
+//! Traversal of expressions and statements.
 
 use naga::{AtomicFunction, Block, Expression, FastHashSet, Function, GatherMode, Handle, Statement};
 
@@ -23,7 +23,7 @@ pub(super) fn visit_operands(expression: &Expression, mut visit: impl FnMut(Hand
             [Some(arg), arg1, arg2, arg3].into_iter().flatten().for_each(visit);
         }
         Expression::ArrayLength(array) => visit(array),
-        // No operands, or of kinds that no kernel has.
+        // These have no operands, or are of kinds that no kernel contains.
         _ => {}
     }
 }
@@ -39,7 +39,7 @@ pub(super) fn visit_blocks<'a>(statement: &'a Statement, mut visit: impl FnMut(&
     }
 }
 
-/// The expression whose value a statement makes.
+/// Returns the expression whose value a statement defines.
 pub(super) fn statement_result(statement: &Statement) -> Option<Handle<Expression>> {
     match *statement {
         Statement::Atomic { result, .. } | Statement::Call { result, .. } => result,
@@ -51,7 +51,7 @@ pub(super) fn statement_result(statement: &Statement) -> Option<Handle<Expressio
     }
 }
 
-/// Adds an expression and all that it is made of.
+/// Adds an expression and its operands, transitively.
 pub(super) fn collect_uses(
     function: &Function,
     handle: Handle<Expression>,
@@ -62,7 +62,7 @@ pub(super) fn collect_uses(
     }
 }
 
-/// Adds the expressions that the statements of a block use, and all that those are made of.
+/// Adds the expressions that the statements of a block use, and their operands, transitively.
 pub(super) fn collect_block_uses(
     function: &Function,
     block: &Block,

@@ -1,10 +1,11 @@
-// A driver that plays one device on the CPU, for tests: memory, copies, fences and virtual memory are real, kernels
-// are only written down. The stream is lazy: work is done when something waits for it, one piece for each query,
-// so that a missing wait shows.
+// Test double of the driver, with one device on the CPU: memory, copies, fences and virtual memory are real,
+// kernels are only logged. The stream is lazy: work runs when a call waits for it, one command for each
+// query, so that a missing wait shows.
 //
-// The environment steers it: FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_VMM=0, FAKE_CUDA_MEMORY (bytes),
-// FAKE_CUDA_LOG (a file that gets one line for each call), FAKE_CUDA_PARAMS (the sizes of a kernel's parameters,
-// "8,8,16"), FAKE_CUDA_FAIL ("cuMemMap:2:3": the third call of cuMemMap returns 2; one from 700 to 799 stays for ever).
+// Environment variables: FAKE_CUDA_VERSION, FAKE_CUDA_DEVICES, FAKE_CUDA_VMM=0, FAKE_CUDA_MEMORY (bytes),
+// FAKE_CUDA_LOG (a file that gets one line for each call), FAKE_CUDA_PARAMS (the sizes of a kernel's
+// parameters, "8,8,16"). FAKE_CUDA_FAIL="cuMemMap:2:3" makes the third call of cuMemMap return 2; codes from
+// 700 to 799 are sticky.
 #define _GNU_SOURCE
 #include <fcntl.h>
 #include <pthread.h>
@@ -19,7 +20,7 @@
 typedef uint64_t Address;
 enum { OK = 0, INVALID = 1, OUT_OF_MEMORY = 2, NO_DEVICE = 100, INVALID_IMAGE = 200, NOT_FOUND = 500, NOT_READY = 600, ILLEGAL_ADDRESS = 700 };
 
-// ---- what the environment says, and the log ----
+// ---- environment and log ----
 
 static long number(const char *name, long otherwise) {
     const char *text = getenv(name);
@@ -28,7 +29,7 @@ static long number(const char *name, long otherwise) {
 
 static void note(const char *format, ...) {
     static FILE *file;
-    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // the compiler's threads write too
+    static pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER; // the compiler's threads log too
     const char *path = getenv("FAKE_CUDA_LOG");
     pthread_mutex_lock(&mutex);
     if (path && (file || (file = fopen(path, "a")))) {
@@ -59,9 +60,9 @@ static int enter(const char *name) {
 }
 #define ENTER() do { int code_ = enter(__func__); if (code_) return code_; } while (0)
 
-// ---- memory: pieces of the device's and of pinned memory, which copies must lie inside ----
+// ---- memory: device and pinned allocations, inside which copies must lie ----
 
-typedef struct { Address start; size_t bytes; int kind; off_t at; } Piece; // `at`: the memory behind a handle or a mapping
+typedef struct { Address start; size_t bytes; int kind; off_t at; } Piece; // `at`: memory file offset
 enum { FREE, PLAIN, MAPPED, RESERVED, HANDLE, PINNED };
 static Piece pieces[4096];
 static size_t used;
@@ -110,7 +111,7 @@ static void run_to(size_t at) {
     for (; head < at; head++) {
         Op *op = &queue[head % LENGTH];
         if (!inside((Address)op->dst, op->bytes, 0) && !inside((Address)op->dst, op->bytes, 1)) {
-            if (op->src && !op->own) memcpy(op->dst, op->src, op->bytes); // to pageable memory of the host
+            if (op->src && !op->own) memcpy(op->dst, op->src, op->bytes); // to pageable host memory
             else sticky = ILLEGAL_ADDRESS;
         } else if (op->src) memcpy(op->dst, op->src, op->bytes);
         else for (size_t i = 0; i < op->bytes / 4; i++) memcpy(op->dst + 4 * i, &op->word, 4);
@@ -124,7 +125,7 @@ static int push(Op op) {
     return OK;
 }
 
-// A graph: what one stream was given while it was captured.
+// A graph: the commands of one captured stream.
 typedef struct { Op op; void *function; char *line; } Node;
 typedef struct { Node nodes[256]; int count; } Graph;
 static void *capturing;
@@ -174,9 +175,9 @@ int cuStreamSynchronize(void *stream) {
     return stream ? sticky : INVALID;
 }
 int cuStreamDestroy_v2(void *stream) { ENTER(); free(stream); return OK; }
-// All streams are one, so that whoever waits has nothing to wait for.
+// All streams are one, so waits between streams do nothing.
 int cuStreamWaitEvent(void *stream, void *event, unsigned flags) { ENTER(); return stream && event && !flags ? OK : INVALID; }
-// The device has no copy engine.
+// The device has no TMA.
 int cuTensorMapEncodeTiled(void) { ENTER(); return INVALID; }
 int cuEventCreate(void **event, unsigned flags) {
     ENTER();
@@ -228,7 +229,7 @@ int cuDeviceGetAttribute(int *value, int attribute, int device) {
     ENTER();
     switch (attribute) {
     case 1: *value = 1024; return OK;                              // threads per block
-    case 97: *value = 232448; return OK;                           // shared memory per block that asks for it
+    case 97: *value = 232448; return OK; // opt-in shared memory per block
     case 10: *value = 32; return OK;                               // warp
     case 16: *value = 132; return OK;                              // multiprocessors
     case 75: *value = 9; return OK;                                // compute capability
@@ -325,7 +326,8 @@ int cuMemAddressFree(Address start, size_t bytes) {
     munmap((void *)start, bytes);
     return OK;
 }
-// Memory behind handles and mappings lies in a file, each at its own place, and is gone with the last of them.
+// The memory of handles and mappings is in a file, each at its own offset, and is freed with the last of
+// them.
 static int memory_file(void) {
     static int file;
     if (!file) file = memfd_create("device", 0);
@@ -337,7 +339,7 @@ static void drop(Piece *piece) {
         if ((pieces[i].kind == HANDLE || pieces[i].kind == MAPPED) && pieces[i].at == piece->at) return;
     fallocate(memory_file(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, piece->at, (off_t)piece->bytes);
 }
-// A handle that is released while nothing is mapped gives its memory back; one that is mapped leaves it to the mapping.
+// Releasing a handle frees its memory, unless the memory is mapped: then the mapping owns the memory.
 int cuMemCreate(Address *handle, size_t bytes, const void *properties, unsigned long long flags) {
     static Address last = 0x1000;
     static off_t end;
@@ -358,7 +360,7 @@ int cuMemMap(Address start, size_t bytes, size_t offset, Address handle, unsigne
     for (int i = 0; i < 4096; i++) {
         if (pieces[i].kind == MAPPED && pieces[i].start < start + bytes && start < pieces[i].start + pieces[i].bytes) return INVALID;
     }
-    used += bytes; // The mapping's own share; the handle's goes when it is released.
+    used += bytes; // Bytes of the mapping; the handle's are subtracted at its release.
     mmap((void *)start, bytes, PROT_NONE, MAP_SHARED | MAP_FIXED, memory_file(), memory->at);
     add(start, bytes, MAPPED, memory->at);
     return OK;
@@ -368,7 +370,7 @@ int cuMemRetainAllocationHandle(Address *handle, void *start) {
     ENTER();
     Piece *piece = find((Address)start, MAPPED);
     if (!piece) return INVALID;
-    used += piece->bytes; // Until it is released; the memory is the same.
+    used += piece->bytes; // Until its release; the memory is the same.
     add(*handle = ++last, piece->bytes, HANDLE, piece->at);
     return OK;
 }
@@ -383,7 +385,7 @@ int cuMemRelease(Address handle) {
 int cuMemSetAccess(Address start, size_t bytes, const void *access, size_t count) {
     (void)access;
     ENTER();
-    // One mapping, or several that follow one another.
+    // One mapping, or several consecutive ones.
     for (Address at = start; at < start + bytes;) {
         Piece *piece = find(at, MAPPED);
         if (!piece || count != 1) return INVALID;
@@ -432,7 +434,7 @@ static char *line_of(unsigned gx, unsigned gy, unsigned gz, unsigned bx, unsigne
 typedef struct { unsigned gx, gy, gz, bx, by, bz, shared; void *stream; const void *attributes; unsigned count; } Launch;
 int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, void **extra) {
     ENTER();
-    // A graph's kernels follow one another in order.
+    // A graph's kernels run one after the other.
     if (!mine || !function || !launch->stream || launch->shared || extra || launch->count > (launch->stream != capturing)) return INVALID;
     note(launch->count ? "it may be started early" : "it is started in order");
     char *line = line_of(launch->gx, launch->gy, launch->gz, launch->bx, launch->by, launch->bz, arguments);
@@ -441,7 +443,7 @@ int cuLaunchKernelEx(const Launch *launch, void *function, void **arguments, voi
     return OK;
 }
 
-// ---- graphs: what is written down is also what runs ----
+// ---- graphs: the captured graph is also the executable one ----
 
 typedef struct {
     void *function;
@@ -480,7 +482,7 @@ int cuGraphCreate(void **made, unsigned flags) {
 int cuGraphAddKernelNode_v2(void **node, void *made, void *const *before, size_t count, const NodeParams *params) {
     ENTER();
     Graph *all = made;
-    // Each behind the one before.
+    // Each node depends on the one before.
     if (all->count == 256 || count != (all->count > 0) || (count && *before != &all->nodes[all->count - 1])) return INVALID;
     if (!params->function || params->extra || params->kernel) return INVALID;
     char *line = line_of(params->gx, params->gy, params->gz, params->bx, params->by, params->bz, params->arguments);

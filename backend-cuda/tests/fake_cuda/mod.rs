@@ -1,5 +1,5 @@
-//! Running a test against the fake driver: the libraries are built with the C compiler that Rust links with, and
-//! the test runs again in a child process that finds them.
+//! Runs tests on the fake driver: the C compiler that Rust links with builds the libraries, and each test
+//! runs again in a child process that loads them.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::path::{Path, PathBuf};
@@ -10,10 +10,10 @@ use std::{env, fs};
 use forebay_core::backend::Backend;
 use forebay_cuda::CudaBackend;
 
-/// Pages of the fake driver.
+/// Page size of the fake driver.
 pub(crate) const PAGE: u64 = 2 << 20;
 
-/// Which of the fake libraries the child finds.
+/// Fake libraries that the child loads.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Libraries {
     /// The driver.
@@ -26,7 +26,7 @@ pub(crate) enum Libraries {
     Management,
 }
 
-/// `name { ... }` as a test on the fake driver, with these libraries and variables.
+/// Defines `name { ... }` as a test on the fake driver, with these libraries and variables.
 macro_rules! on_fake {
     ($($name:ident($libraries:expr $(, $variable:literal = $value:expr)*) $body:block)*) => {
         $(#[test] fn $name() { $crate::fake_cuda::run(stringify!($name), $libraries, &[$(($variable, $value)),*], || $body); })*
@@ -34,7 +34,7 @@ macro_rules! on_fake {
 }
 pub(crate) use on_fake;
 
-/// A test's body, in the child; in the parent, the child that runs it, with variables of the fake driver set.
+/// Runs a test's body in the child; in the parent, starts the child with variables of the fake driver set.
 pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], body: impl FnOnce()) {
     if env::var_os("FAKE_CUDA_CHILD").is_some() {
         return body();
@@ -70,23 +70,23 @@ pub(crate) fn run(test: &str, libraries: Libraries, variables: &[(&str, &str)], 
     assert!(output.status.success() && out.contains("1 passed"), "{}\n{out}\n{err}", output.status);
 }
 
-/// The fake device, in the child.
+/// Opens the fake device, in the child.
 pub(crate) fn open() -> Arc<dyn Backend> {
     CudaBackend::open(0).unwrap()
 }
 
-/// The lines that the fake libraries have written so far, in the child.
+/// Returns the lines that the fake libraries have logged so far, in the child.
 pub(crate) fn call_log() -> Vec<String> {
     let log = fs::read_to_string(env::var_os("FAKE_CUDA_LOG").unwrap()).unwrap_or_default();
     log.lines().map(str::to_owned).collect()
 }
 
-/// How often a line is in the log.
+/// Counts a line in the log.
 pub(crate) fn count_calls(line: &str) -> usize {
     call_log().iter().filter(|found| *found == line).count()
 }
 
-/// The child's cache folder.
+/// Returns the child's cache folder.
 pub(crate) fn cache() -> PathBuf {
     env::var_os("FOREBAY_CACHE_DIR").unwrap().into()
 }
@@ -108,8 +108,8 @@ impl Drop for ScratchFolder {
     }
 }
 
-/// Builds the libraries, once, and says where they are. `libcuda.so` is the name that is tried first, so that a
-/// real driver on the machine is not found instead.
+/// Builds the libraries once and returns their folder. `libcuda.so` is the first name that the loader tries,
+/// so that a real driver is not found instead.
 fn build() -> &'static Path {
     static BUILT: OnceLock<PathBuf> = OnceLock::new();
     BUILT.get_or_init(|| {
@@ -119,7 +119,7 @@ fn build() -> &'static Path {
         compile("cublaslt", &to, "libcublasLt.so", &["-lcuda"]);
         compile("nvml", &to, "libnvidia-ml.so.1", &[]);
         compile("nvtx", &to, "libfake_nvtx.so", &[]);
-        // A toolkit in a folder that the loader does not know.
+        // A toolkit in a folder that the loader does not search.
         compile_as("cublaslt", &to.join("lib64"), "libcublasLt.so.13", &["-lcuda"]);
         // A driver that lacks one function.
         compile_as("driver", &to.join("old"), "libcuda.so", &["-DcuMemUnmap=cuMemUnmapGone"]);
@@ -133,7 +133,7 @@ fn compile(source: &str, to: &Path, name: &str, more: &[&str]) {
 
 fn compile_as(source: &str, folder: &Path, name: &str, more: &[&str]) {
     fs::create_dir_all(folder).unwrap();
-    // Other test processes may be loading the old one: it is replaced, not written over.
+    // Replaced, not overwritten: other test processes may be loading the old file.
     let unfinished = folder.join(format!("{name}.{}", std::process::id()));
     let output = Command::new(env::var_os("CC").unwrap_or_else(|| "cc".into()))
         .args(["-std=gnu11", "-Wall", "-Wextra", "-Werror", "-O1", "-shared", "-fPIC", "-o"])
@@ -148,7 +148,7 @@ fn compile_as(source: &str, folder: &Path, name: &str, more: &[&str]) {
     fs::rename(unfinished, folder.join(name)).unwrap();
 }
 
-/// Where a toolkit with cuBLASLt is, of which the loader does not know; for a child's `CUDA_HOME`.
+/// Returns a folder with a toolkit that the loader does not search; for a child's `CUDA_HOME`.
 pub(crate) fn toolkit() -> &'static Path {
     build()
 }
@@ -156,7 +156,7 @@ pub(crate) fn toolkit() -> &'static Path {
 /// A tool that listens to NVTX; for a child's `NVTX_INJECTION64_PATH`.
 pub(crate) const NVTX_TOOL: &str = concat!(env!("CARGO_TARGET_TMPDIR"), "/fake_cuda/nvtx/libfake_nvtx.so");
 
-/// Where the driver without `cuMemUnmap` is; for a child's `LD_LIBRARY_PATH`.
+/// Returns the folder of the driver without `cuMemUnmap`; for a child's `LD_LIBRARY_PATH`.
 pub(crate) fn old_driver() -> PathBuf {
     build().join("old")
 }

@@ -1,4 +1,4 @@
-// A library that plays NVML: what it is asked is written to the log, and it knows three processes of one device.
+// Test double of NVML: calls are logged, and one device has three processes.
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -39,7 +39,7 @@ static int list(const Process *all, unsigned known, unsigned *count, Process *ou
 int nvmlDeviceGetComputeRunningProcesses_v3(void *device, unsigned *count, Process *out) {
     (void)device;
     ENTER();
-    // In a container, this process has another number outside.
+    // In a container, this process has another id outside.
     unsigned self = getenv("FAKE_NVML_CONTAINER") ? 1000000 : (unsigned)getpid();
     Process all[] = {{self, 5 << 20, ~0u, ~0u}, {4242, 60 << 20, ~0u, ~0u}};
     return list(all, 2, count, out);

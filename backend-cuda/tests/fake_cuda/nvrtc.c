@@ -1,5 +1,5 @@
-// A compiler that gives the source back as the code, for tests. With FAKE_NVRTC_WAITS=1 it compiles nothing before there is a file
-// beside the log, FAKE_CUDA_LOG with ".go" at its end; or ten seconds have gone.
+// Test double of NVRTC that returns the source as the code. With FAKE_NVRTC_WAITS=1, compilation waits for a
+// file, or ten seconds at most. The file's path is FAKE_CUDA_LOG with ".go" at its end.
 #define _GNU_SOURCE
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-// A tool that listens to NVTX: it fills in the functions of the core module that it takes, and writes each call to the log.
+// Test double of an NVTX tool: fills in functions of the core module, and logs each call.
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -39,7 +39,7 @@ int InitializeInjectionNvtx2(const void *(*export_table)(uint32_t)) {
     unsigned size = 0;
     if (export_table(2) || callbacks->size != sizeof *callbacks || version->size != sizeof *version) return 0;
     version->set(version->version);
-    // As tools do, every module is asked for, and what it has is written to; only unknown ones are refused.
+    // Like real tools, requests the table of every module and writes to it; only unknown modules are refused.
     static const unsigned sizes[] = {0, 16, 9, 15, 7, 16, 7};
     for (int module = 1; module < 7; module++) {
         if (!callbacks->table(module, &table, &size) || size != sizes[module] || table[0] || table[size]) return 0;

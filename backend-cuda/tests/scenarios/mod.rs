@@ -1,4 +1,4 @@
-//! What must be true on every device, the fake one and real ones.
+//! Scenarios that must hold on every device, fake or real.
 #![allow(dead_code, reason = "each test file uses a part of it")]
 
 use std::sync::Arc;
@@ -14,13 +14,13 @@ pub(crate) fn slice(segment: SegmentId, offset: u64, bytes: u64) -> Slice {
     Slice { segment, offset, bytes }
 }
 
-/// Bytes without a period that any chunk size would hide.
+/// Returns bytes without a period that a chunk size could hide.
 pub(crate) fn pattern(bytes: usize, seed: u32) -> Vec<u8> {
     let mut random = random(seed);
     std::iter::repeat_with(|| (random() >> 8) as u8).take(bytes).collect()
 }
 
-/// Numbers of 16 bits, the same for every run.
+/// Returns a generator of reproducible 16-bit values.
 fn random(seed: u32) -> impl FnMut() -> u32 {
     let mut state = seed | 1;
     move || {
@@ -35,10 +35,10 @@ pub(crate) fn read_back(backend: &dyn Backend, from: Slice) -> Vec<u8> {
     data
 }
 
-/// Uploads are taken at once, whatever the caller does with its memory then, and arrive in order.
+/// Uploads read the source before they return, and arrive in order.
 pub(crate) fn uploads_and_downloads(backend: &dyn Backend) {
     let segment = backend.alloc_segment(64 * MIB).unwrap();
-    // Odd lengths, one chunk, many chunks; nothing is waited for in between, and the device is slow.
+    // Odd lengths, one chunk, many chunks; there are no waits in between, and the device is slow.
     let (mut at, mut expected) = (256, Vec::new());
     for (seed, bytes) in [4, 100, 4 << 20, (4 << 20) + 4, 21_000_004, 8].into_iter().enumerate() {
         let mut data = pattern(bytes, seed as u32);
@@ -48,7 +48,7 @@ pub(crate) fn uploads_and_downloads(backend: &dyn Backend) {
         at += bytes as u64;
     }
     assert!(read_back(backend, slice(segment, 256, at - 256)) == expected);
-    // Small ones until the ring has gone round more than once.
+    // Small uploads until the ring has wrapped around more than once.
     for seed in 0..30_000 {
         let data = pattern(1024, seed);
         backend.upload(slice(segment, u64::from(seed) * 1024, 1024), &data).unwrap();
@@ -62,8 +62,8 @@ pub(crate) fn uploads_and_downloads(backend: &dyn Backend) {
     backend.free_segment(segment).unwrap();
 }
 
-/// Ten thousand random operations of the core's pool, in little memory: no block is touched through another one, whatever
-/// is freed, merged, given back and mapped anew.
+/// Runs ten thousand random operations of the core's pool in little memory. No block changes through another
+/// one, however blocks are freed, merged, returned and mapped again.
 pub(crate) fn a_pool_keeps_contents(backend: &Arc<dyn Backend>) {
     let pool = Pool::new(backend.clone(), Config { max_memory: Some(48 * MIB), ..Config::default() });
     let whole = |block: &Block| slice(block.segment, block.offset, block.size);
@@ -114,7 +114,7 @@ pub(crate) fn a_pool_keeps_contents(backend: &Arc<dyn Backend>) {
     assert_eq!(pool.stats().allocated(), 0);
 }
 
-/// Copies and fills take their place between uploads and downloads.
+/// Copies and fills keep their order between uploads and downloads.
 pub(crate) fn copies_and_fills(backend: &dyn Backend) {
     let segment = backend.alloc_segment(MIB).unwrap();
     let data = pattern(4096, 7);
@@ -160,14 +160,14 @@ pub(crate) fn kernel<'a>(wgsl: &'a str, entry: &'a str) -> KernelSource<'a> {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct MatmulCase {
     pub(crate) dtype: DType,
-    /// m, n and k.
+    /// Sizes m, n and k.
     pub(crate) sizes: [usize; 3],
     pub(crate) batch: usize,
-    /// Whether a and b are stored by columns.
+    /// If true, the operand (a, b) is column-major.
     pub(crate) transposed: [bool; 2],
-    /// Elements between stored lines, beyond their length.
+    /// Elements between stored rows, beyond their length.
     pub(crate) padding: usize,
-    /// Whether one b serves the whole batch.
+    /// If true, one b serves the whole batch.
     pub(crate) shares_b: bool,
     pub(crate) beta: f32,
 }
@@ -177,7 +177,7 @@ impl MatmulCase {
         Self { dtype, sizes, batch: 1, transposed: [false; 2], padding: 0, shares_b: false, beta: 0.0 }
     }
 
-    /// Every way to store the operands, with and without a batch.
+    /// Returns every layout of the operands, with and without a batch.
     pub(crate) fn variants(self) -> Vec<Self> {
         let mut forms = Vec::new();
         for transposed in [[false, false], [false, true], [true, false], [true, true]] {
@@ -190,8 +190,9 @@ impl MatmulCase {
         forms
     }
 
-    /// Asserts that device and host agree to the bit; `false` where the library refuses. The values are sixteenths,
-    /// so that every sum is exact and only the result is rounded. What is not the result must not change.
+    /// Asserts that device and host agree bit by bit; returns `false` if the library refuses. The values are
+    /// sixteenths, so every sum is exact and only the result is rounded. Memory outside of the result must
+    /// not change.
     pub(crate) fn check(&self, backend: &dyn Backend) -> bool {
         let [m, n, k] = self.sizes;
         let mut elements = 0;

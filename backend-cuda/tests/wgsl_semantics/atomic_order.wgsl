@@ -1,4 +1,4 @@
-// Every invocation gets another number from one counter.
+// Every invocation gets a distinct value from one counter.
 // expect: 32 -32 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1 1
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 

@@ -1,4 +1,4 @@
-// Invocation numbers of a workgroup of 4 x 2 x 2.
+// Invocation ids of a workgroup of 4 x 2 x 2.
 // expect: 1 1101 2201 3301 4011 5111 6211 7311 8002 9102 10202 11302 12012 13112 14212 15312
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 

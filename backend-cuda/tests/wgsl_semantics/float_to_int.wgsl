@@ -1,4 +1,4 @@
-// Floats saturate to what both types hold, and are cut towards zero.
+// Floats saturate to the range of both types, and are truncated towards zero.
 // expect: 3 -3 0x7fffff80 0x80000000 3 0 0xffffff00 0xffffff00 1 -2 0x80000000 1 0
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

@@ -37,7 +37,7 @@ fn main() {
     let w = mat2x2<f16>(1.0h, 2.0h, 3.0h, z + 4.0h) * vec2(1.0h, 10.0h);
     out[10] = bitcast<u32>(f32(w.x + w.y));
     out[11] = bitcast<u32>(fma(f32(z), 1.0, f32(clamp(z + 9.0h, 0.0h, 6.5h))));
-    // Of f32: for the frexp of a half, naga's SPIR-V is not valid.
+    // f32, because naga's SPIR-V for the frexp of an f16 is invalid.
     let f = frexp(f32(z + 12.0h));
     let g = modf(z + 1.25h);
     out[12] = bitcast<u32>(f32(f16(f.fract) + f16(f.exp) + g.fract + g.whole));

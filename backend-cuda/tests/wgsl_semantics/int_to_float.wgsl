@@ -1,4 +1,4 @@
-// Integers and truth values as floats.
+// Integers and bools converted to floats.
 // expect: -7.0 4294967296.0 16777216.0 1.0 12.0 1
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

@@ -1,4 +1,4 @@
-// The same rules, component by component.
+// Integer division, wrapping and shifts on vectors, component by component.
 // expect: 7 0x80000000 4 0 0 1 0x80000000 0x80000001 0x80000002 9 4 1
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

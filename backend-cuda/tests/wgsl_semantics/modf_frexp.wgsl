@@ -1,4 +1,4 @@
-// Results that are structs.
+// Builtin functions that return structs.
 // expect: -0.75 -2.0 0.75 4 0.5 -0.25 0.75 -1 -0.5 11
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

@@ -1,4 +1,4 @@
-// Names that are words of C++ or of CUDA, shadowing, and other scripts.
+// Identifiers that are keywords of C++ or CUDA, shadowing, and other scripts.
 // expect: 13 22 1101
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

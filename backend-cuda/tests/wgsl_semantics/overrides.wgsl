@@ -1,4 +1,4 @@
-// Constants with defaults that a pipeline may set; here they keep them.
+// Overrides with defaults, which this test keeps.
 // expect: 12 3 10
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

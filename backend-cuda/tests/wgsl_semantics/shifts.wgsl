@@ -1,4 +1,4 @@
-// Shift counts are taken modulo the width; right shifts of signed numbers keep the sign.
+// Shift counts are taken modulo the width; right shifts of signed integers keep the sign.
 // expect: 2 0x10000000 -4 -128 -1 16 3 -4 4
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

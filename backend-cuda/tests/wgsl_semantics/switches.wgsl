@@ -1,4 +1,4 @@
-// switch: several selectors, default in the middle, break inside, continue of the loop around.
+// switch: several selectors, default in the middle, break inside, continue of the enclosing loop.
 // expect: 596769 6 513 77
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

@@ -1,4 +1,4 @@
-// Construction, swizzles, components by number, writes to components.
+// Construction, swizzles, components by index, writes to components.
 // expect: 3.0 312.0 1795.0 3155.0 128.0 465.0 -1.5 4 7 32.0 1
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

@@ -1,5 +1,5 @@
-// 64-bit integers: wrapping, division, shifts, conversions. WGSL has no 64-bit integers: what a shift by 64 or more does
-// is nobody's rule (naga passes it to the driver as it is), and no kernel may rely on it.
+// 64-bit integers: wrapping, division, shifts, conversions. WGSL has no 64-bit integers, so the result of a
+// shift by 64 or more is undefined: naga passes the shift to the driver, and no kernel may rely on it.
 // expect: 1 0x80000000 7 -3 2 0x0fffffff -3.0 2 4 6 9 -2
 @group(0) @binding(0) var<storage, read_write> out: array<u32>;
 @group(0) @binding(1) var<storage, read> zeros: array<u32>;

@@ -7,18 +7,19 @@
 //! the backward pass are not cast either.
 
 use std::cell::Cell;
-use std::collections::BTreeMap;
-use std::sync::Weak;
 
 use smallvec::smallvec;
 
-use super::{fp8, low_precision_copy};
+use super::low_precision_copy;
 use crate::autograd;
+use crate::autograd::autocast_mode::{
+    AUTOCAST_DTYPE, CAST_CACHE, CachedCast, SuspendAutocastGuard, autocast_dtype, clear_cache_if_outside,
+    suspend_autocast,
+};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::scoped_local::{GetCurrent, NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
-use crate::storage::Storage;
-use crate::tensor::{Layout, Tensor};
+use crate::scoped_local::{ScopedGuard, WithCurrent};
+use crate::tensor::Tensor;
 
 /// Dtype that autocast chooses for an operation. f64, integers and bool are never cast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -136,47 +137,6 @@ impl CastPolicy {
     }
 }
 
-/// Casts of leaves by leaf id and dtype. The map is ordered, so that every step frees memory in the same
-/// order.
-type CastCache = BTreeMap<(u64, DType), CachedCast>;
-
-/// Cast of a leaf, with the state of the leaf for which the cast is valid.
-struct CachedCast {
-    cast: Tensor,
-    /// Version of the cast itself. An operation may return the cast as its result, which the program may
-    /// change.
-    cast_version: u64,
-    storage: Weak<Storage>,
-    layout: Layout,
-    dtype: DType,
-    leaf_version: u64,
-}
-
-impl CachedCast {
-    /// Casts a leaf. Its version is read before the cast, so that a concurrent write invalidates the cast.
-    fn from_leaf(leaf: &Tensor, cast: impl FnOnce() -> Result<Tensor>) -> Result<Self> {
-        let version = leaf.version();
-        let (memory, layout, dtype) = (leaf.downgrade_storage(), leaf.layout().clone(), leaf.dtype());
-        let cast = cast()?;
-        Ok(Self { cast_version: cast.version(), cast, storage: memory, layout, dtype, leaf_version: version })
-    }
-
-    fn is_valid_for(&self, leaf: &Tensor) -> bool {
-        self.leaf_version == leaf.version()
-            && self.cast_version == self.cast.version()
-            && self.dtype == leaf.dtype()
-            && self.storage.ptr_eq(&leaf.downgrade_storage())
-            && self.layout == *leaf.layout()
-    }
-}
-
-thread_local! {
-    /// 16-bit dtype of the scope; `None` if operations are not cast.
-    static AUTOCAST_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };
-    /// Cached casts, kept until the outermost scope ends.
-    static CAST_CACHE: ScopedLocal<NoDropCell<CastCache>> = const { ScopedLocal::new(NoDropCell::new(BTreeMap::new())) };
-}
-
 /// Guard during which operations of this thread choose their dtypes; see [`autocast`]. Guards may be dropped
 /// in any order: the innermost live guard decides.
 #[derive(Debug)]
@@ -194,13 +154,6 @@ impl Drop for AutocastGuard {
     fn drop(&mut self) {
         self.dtype = None;
         clear_cache_if_outside();
-    }
-}
-
-/// Frees the cached casts if no scope is left.
-fn clear_cache_if_outside() {
-    if AUTOCAST_DTYPE.with(ScopedLocal::has_no_guards) {
-        clear_autocast_cache();
     }
 }
 
@@ -243,75 +196,6 @@ pub fn autocast(dtype: DType) -> Result<AutocastGuard> {
 #[must_use = "autocast is off only while the guard lives"]
 pub fn no_autocast() -> AutocastGuard {
     AutocastGuard::enter(None)
-}
-
-/// Returns the 16-bit dtype that operations of this thread are cast to; `None` outside of [`autocast`].
-#[must_use]
-pub fn autocast_dtype() -> Option<DType> {
-    AUTOCAST_DTYPE.current()
-}
-
-/// Reports whether operations of this thread are cast.
-#[must_use]
-pub fn is_autocast_enabled() -> bool {
-    autocast_dtype().is_some()
-}
-
-/// Frees the casts that this thread's [`autocast`] scopes cache. Results do not change, because outdated
-/// casts are never used.
-pub fn clear_autocast_cache() {
-    // Taken out first, because dropping a tensor must not find the map borrowed.
-    let casts = CAST_CACHE.with_current_mut(std::mem::take);
-    drop(casts);
-}
-
-/// Snapshot of the autocast and [`fp8`](fp8::fp8) state, which a checkpoint restores when it is recomputed.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct AutocastState {
-    dtype: Option<DType>,
-    fp8: bool,
-}
-
-impl AutocastState {
-    pub(crate) fn current() -> Self {
-        Self { dtype: autocast_dtype(), fp8: fp8::is_fp8_enabled() }
-    }
-
-    /// Restores the state with an empty cast cache. Casts cached outside belong to another graph, which a
-    /// backward pass through this one must not free. Casts made here must not outlive the closure.
-    pub(crate) fn enter(self) -> AutocastStateGuard {
-        AutocastStateGuard {
-            _cast_cache: ScopedGuard::new(&CAST_CACHE, CastCache::new()),
-            _dtype: ScopedGuard::new(&AUTOCAST_DTYPE, self.dtype),
-            _fp8: fp8::set_fp8_enabled(self.fp8),
-        }
-    }
-}
-
-/// Guard during which an [`AutocastState`] is in force.
-#[derive(Debug)]
-pub(crate) struct AutocastStateGuard {
-    _dtype: ScopedGuard<Cell<Option<DType>>>,
-    _fp8: fp8::Fp8Guard,
-    _cast_cache: ScopedGuard<NoDropCell<CastCache>>,
-}
-
-/// Guard that suspends autocast and keeps the cached casts.
-#[derive(Debug)]
-pub(crate) struct SuspendAutocastGuard {
-    dtype: Option<ScopedGuard<Cell<Option<DType>>>>,
-}
-
-impl Drop for SuspendAutocastGuard {
-    fn drop(&mut self) {
-        self.dtype = None;
-        // The last scope may have ended in the meantime.
-        clear_cache_if_outside();
-    }
-}
-
-pub(crate) fn suspend_autocast() -> SuspendAutocastGuard {
-    SuspendAutocastGuard { dtype: Some(ScopedGuard::new(&AUTOCAST_DTYPE, None)) }
 }
 
 /// Cast of a listed operation's operands. Autocast is suspended while this value exists.

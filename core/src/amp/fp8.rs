@@ -2,11 +2,8 @@
 
 use std::cell::Cell;
 
-use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
-
-thread_local! {
-    static FP8_ENABLED: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
-}
+use crate::autograd::autocast_mode::FP8_ENABLED;
+use crate::scoped_local::{GetCurrent, ScopedGuard};
 
 /// Guard during which linear layers of this thread multiply 8-bit floats; see [`fp8()`]. Guards may be
 /// dropped in any order.
@@ -59,6 +56,6 @@ pub fn is_fp8_enabled() -> bool {
 }
 
 /// Turns 8-bit products on or off until the guard is dropped.
-pub(super) fn set_fp8_enabled(on: bool) -> Fp8Guard {
+fn set_fp8_enabled(on: bool) -> Fp8Guard {
     Fp8Guard { _on: ScopedGuard::new(&FP8_ENABLED, on) }
 }

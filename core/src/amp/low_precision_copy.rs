@@ -9,48 +9,12 @@
 use std::sync::Weak;
 
 use crate::autograd;
+use crate::autograd::low_precision_copy::{CopyVersion, LowPrecisionCopy};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::storage::Storage;
 use crate::tensor::Tensor;
-
-/// State of a leaf's 16-bit copy.
-#[derive(Debug, Default)]
-pub(crate) enum LowPrecisionCopy {
-    /// The leaf has not been cast.
-    #[default]
-    None,
-    /// The leaf was cast, so an optimiser should write the next copy.
-    Requested(DType),
-    /// Copy of the leaf at the version in `source`.
-    Ready { copy: Tensor, source: CopyVersion },
-}
-
-/// Storage of the leaf, and the versions of the leaf and of the copy.
-#[derive(Clone, Debug)]
-pub(crate) struct CopyVersion {
-    leaf_storage: Weak<Storage>,
-    leaf_version: u64,
-    copy_version: u64,
-}
-
-impl CopyVersion {
-    fn read(leaf: &Tensor, numbers: &Tensor) -> Self {
-        Self {
-            leaf_storage: leaf.downgrade_storage(),
-            leaf_version: leaf.version(),
-            copy_version: numbers.version(),
-        }
-    }
-
-    /// Reports whether neither was written since.
-    fn is_current(&self, leaf: &Tensor, numbers: &Tensor) -> bool {
-        self.leaf_version == leaf.version()
-            && self.copy_version == numbers.version()
-            && self.leaf_storage.ptr_eq(&leaf.downgrade_storage())
-    }
-}
 
 /// Returns the copy of a leaf if it is current. Otherwise requests one from the optimiser.
 pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
@@ -59,7 +23,10 @@ pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
         LowPrecisionCopy::Ready { copy: numbers, source: of } if numbers.dtype() == to => {
             let good = of.is_current(leaf, numbers);
             if good {
-                leaf.device().capture_recorder().record_cast_read(leaf, numbers);
+                let note = || CapturedCastRead { leaf: leaf.clone(), copy: numbers.downgrade_storage() };
+                leaf.device()
+                    .capture_recorder()
+                    .add_note(note, |known: &CapturedCastRead| known.leaf.is_same_view(leaf));
             }
             good.then(|| numbers.clone())
         }
@@ -96,6 +63,12 @@ pub fn store_copy(parameter: &Tensor, numbers: Tensor) {
         let of = CopyVersion::read(parameter, &numbers);
         *copy = LowPrecisionCopy::Ready { copy: numbers, source: of };
     }
+}
+
+/// Note of a captured step: a leaf whose 16-bit copy was read, and the storage of the copy.
+pub(crate) struct CapturedCastRead {
+    pub(crate) leaf: Tensor,
+    pub(crate) copy: Weak<Storage>,
 }
 
 /// Copy that a captured step reads.

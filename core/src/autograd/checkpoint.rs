@@ -6,14 +6,15 @@ use std::sync::Arc;
 
 use smallvec::SmallVec;
 
+use super::autocast_mode::AutocastState;
 use super::engine::{BackwardOptions, GradTargets, OuterGrads, run_backward_until, take_leaf_grad};
 use super::{
     BackwardCtx, BackwardKind, InputGrads, SavedTensor, composite, compute_requires_grad, enable_grad,
-    inplace, next_id, no_grad, recompute, record_node,
+    inplace, no_grad, recompute, record_node,
 };
-use crate::amp::AutocastState;
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::storage::next_id;
 use crate::tensor::Tensor;
 
 /// Runs `body` on `inputs` and keeps only the inputs and the result for the backward pass.

@@ -16,8 +16,8 @@ use std::sync::{Arc, PoisonError};
 use smallvec::SmallVec;
 
 use super::hooks::HookList;
+use super::low_precision_copy::LowPrecisionCopy;
 use super::{BackwardFn, BackwardFnState, GradEdge, Leaf, Node};
-use crate::amp::low_precision_copy::LowPrecisionCopy;
 use crate::tensor::Tensor;
 
 /// Contents of a dropped node or leaf. Fields are dropped in this order.

@@ -12,7 +12,6 @@ use super::{
     BackwardCtx, BackwardFn, BackwardFnState, BackwardKind, GradEdge, InputGrads, Leaf, Node, anomaly,
     enable_grad, hooks, inplace, lock, no_grad,
 };
-use crate::amp;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::tensor::Tensor;
@@ -469,7 +468,7 @@ pub(super) fn run_backward_until(
         true => (None, Some(enable_grad())),
     };
     // Gradients are computed in the dtypes that the forward pass chose.
-    let _as_given = amp::suspend_autocast();
+    let _as_given = super::autocast_mode::suspend_autocast();
     let looks = anomaly::is_checking_grads()?;
     let mut walk = GraphTask {
         options,

@@ -13,29 +13,30 @@
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Deref;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::amp::low_precision_copy::LowPrecisionCopy;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
+use crate::storage::{Storage, next_id};
 use crate::tensor::{Dims, Tensor};
 
 mod anomaly;
+pub(crate) mod autocast_mode;
 mod checkpoint;
 mod composite;
 mod deferred_drop;
 mod engine;
-pub mod functional;
 mod hooks;
 mod inplace;
+pub(crate) mod low_precision_copy;
 mod recompute;
 mod saved;
 
@@ -46,8 +47,8 @@ pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
 use hooks::HookList;
 pub(crate) use inplace::{check_inplace, rebase_history, regenerate_grad_fn};
+use low_precision_copy::LowPrecisionCopy;
 pub use recompute::{is_recomputing, update_state};
-pub(crate) use recompute::{record_access, record_draw, replayed_draw};
 #[doc(hidden)]
 pub use recompute::{replayable_state_update, replayable_training_mode};
 pub use saved::SavedTensor;
@@ -175,6 +176,12 @@ pub(crate) struct Leaf {
     is_frozen: AtomicBool,
 }
 
+/// Note of a captured step: a leaf that received a gradient, with the storage of its previous gradient.
+pub(crate) struct CapturedGradWrite {
+    pub(crate) leaf: Arc<Leaf>,
+    pub(crate) before: Option<Weak<Storage>>,
+}
+
 /// Operation in the autograd graph.
 pub(crate) struct Node {
     op: &'static str,
@@ -249,12 +256,6 @@ fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Returns a process-wide id. Ids of nodes, leaves and storages increase in creation order.
-pub(crate) fn next_id() -> u64 {
-    static NEXT: AtomicU64 = AtomicU64::new(1);
-    NEXT.fetch_add(1, Ordering::Relaxed)
-}
-
 thread_local! {
     /// True while recording is disabled.
     static NO_GRAD: ScopedLocal<Cell<bool>> = const { ScopedLocal::new(Cell::new(false)) };
@@ -314,7 +315,7 @@ pub fn leaf_id(t: &Tensor) -> Option<u64> {
 /// Locks the state of a leaf's low-precision copy; `None` for other tensors.
 pub(crate) fn lock_low_precision_copy(t: &Tensor) -> Option<MutexGuard<'_, LowPrecisionCopy>> {
     // A read of the copy counts as a read of the leaf.
-    t.leaf().inspect(|_| record_access(t, Access::Read)).map(|leaf| lock(&leaf.low_precision_copy))
+    t.leaf().inspect(|_| t.record_access(Access::Read)).map(|leaf| lock(&leaf.low_precision_copy))
 }
 
 /// Fails if an operation without a gradient has an input that requires one.
@@ -453,11 +454,20 @@ impl Leaf {
         )))
     }
 
+    /// Notes for a captured step that the leaf receives a gradient, with its previous gradient.
+    #[inline]
+    fn note_grad_write(self: &Arc<Self>, device: &Device, before: Option<&Tensor>) {
+        device.capture_recorder().add_note(
+            || CapturedGradWrite { leaf: Arc::clone(self), before: before.map(Tensor::downgrade_storage) },
+            |known: &CapturedGradWrite| Arc::ptr_eq(&known.leaf, self),
+        );
+    }
+
     /// Accumulates a gradient, in place unless the pass is `recorded` and the sum needs its own history. If
     /// `handed` is true, the operation may have added to the sum already.
     fn accumulate_grad(self: &Arc<Self>, grad: Tensor, recorded: bool, handed: bool) -> Result<()> {
         let mut slot = lock(&self.grad);
-        grad.device().capture_recorder().record_grad_write(self, slot.as_ref());
+        self.note_grad_write(grad.device(), slot.as_ref());
         // The gradient stays in its slot until it is replaced, so a failed sum loses nothing.
         let made = match &*slot {
             // The operation has accumulated in place.
@@ -554,7 +564,7 @@ impl Tensor {
         if let Some(leaf) = self.leaf() {
             // A captured step gives the leaf this gradient at each replay.
             if grad.is_some() {
-                self.device().capture_recorder().record_grad_write(leaf, leaf.grad().as_ref());
+                leaf.note_grad_write(self.device(), leaf.grad().as_ref());
             }
             leaf.set_grad(grad);
         }

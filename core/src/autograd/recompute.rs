@@ -6,18 +6,20 @@
 //! the state of modules alone. It is refused if a tensor that it reads has changed. It does not touch the
 //! device's random state, so other threads, panics and errors cannot disturb that state.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use super::next_id;
 use crate::error::{Error, Result};
+use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::{Device, RandomState};
+use crate::runtime::observer::{self, OperationObserver};
 use crate::runtime::stream::Access;
 use crate::storage::Storage;
+use crate::storage::next_id;
 use crate::tensor::Tensor;
 
 type StateValues = SmallVec<[Tensor; 2]>;
@@ -59,9 +61,6 @@ enum CheckpointFrame {
     StateUpdate,
 }
 
-/// Number of frames of all threads. If it is 0, operations skip the lookup.
-static FRAME_COUNT: AtomicUsize = AtomicUsize::new(0);
-
 thread_local! {
     /// Active frames of this thread, the innermost last.
     static FRAME_STACK: RefCell<Vec<CheckpointFrame>> = const { RefCell::new(Vec::new()) };
@@ -76,7 +75,7 @@ struct FrameGuard {
 
 impl FrameGuard {
     fn new(frame: CheckpointFrame) -> Self {
-        FRAME_COUNT.fetch_add(1, Ordering::Relaxed);
+        observer::begin(&CheckpointObserver);
         RECOMPUTE_DEPTH
             .set(RECOMPUTE_DEPTH.get() + usize::from(matches!(frame, CheckpointFrame::Recompute { .. })));
         let depth = FRAME_STACK.with_borrow_mut(|stack| {
@@ -96,7 +95,7 @@ impl FrameGuard {
     }
 
     fn uncount(frame: &CheckpointFrame) {
-        FRAME_COUNT.fetch_sub(1, Ordering::Relaxed);
+        observer::end();
         RECOMPUTE_DEPTH
             .set(RECOMPUTE_DEPTH.get() - usize::from(matches!(frame, CheckpointFrame::Recompute { .. })));
     }
@@ -153,7 +152,7 @@ impl ForwardRecord {
 /// ```
 #[must_use]
 pub fn is_recomputing() -> bool {
-    FRAME_COUNT.load(Ordering::Relaxed) > 0 && RECOMPUTE_DEPTH.get() > 0
+    observer::is_active() && RECOMPUTE_DEPTH.get() > 0
 }
 
 /// Runs `update`, which changes module state in the forward pass, such as running statistics or a counter.
@@ -183,7 +182,7 @@ fn run_state_update<R>(update: impl FnOnce() -> Result<R>) -> Result<R> {
 
 /// Runs an update whose values the forward pass uses. A recomputation gets the values of the forward run.
 pub fn replayable_state_update(update: impl FnOnce() -> Result<StateValues>) -> Result<StateValues> {
-    if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
+    if !observer::is_active() {
         return run_state_update(update);
     }
     let known = FRAME_STACK.with_borrow_mut(|stack| {
@@ -224,7 +223,7 @@ fn recording_runs(stack: &mut [CheckpointFrame]) -> impl Iterator<Item = &mut Fo
 
 /// Returns the training mode of a module: `now`, or in a recomputation the mode of the forward run.
 pub fn replayable_training_mode(now: bool) -> bool {
-    if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
+    if !observer::is_active() {
         return now;
     }
     FRAME_STACK.with_borrow_mut(|stack| {
@@ -242,65 +241,58 @@ pub fn replayable_training_mode(now: bool) -> bool {
     })
 }
 
-/// Returns the next random draw of a recomputation; `None` outside of one.
-#[inline]
-pub(crate) fn replayed_draw(device: &Device) -> Option<RandomState> {
-    if FRAME_COUNT.load(Ordering::Relaxed) == 0 {
-        return None;
-    }
-    FRAME_STACK.with_borrow_mut(|stack| {
-        let state = stack.iter_mut().rev().find_map(|frame| match frame {
-            CheckpointFrame::Forward { .. } => None,
-            CheckpointFrame::StateUpdate => Some(None),
-            CheckpointFrame::Recompute { run, draws, .. } => {
-                let next = run.draws.get(*draws).filter(|(at, _)| *at == device.address());
-                *draws += usize::from(next.is_some());
-                Some(next.map(|(_, state)| *state))
-            }
-        });
-        let state = state.flatten()?;
-        recording_runs(stack).for_each(|run| run.draws.push((device.address(), state)));
-        Some(state)
-    })
-}
+/// Records and replays what the bodies of checkpoints draw, and records what they access.
+struct CheckpointObserver;
 
-/// Records a random draw.
-#[inline]
-pub(crate) fn record_draw(device: &Device, state: RandomState) {
-    if FRAME_COUNT.load(Ordering::Relaxed) > 0 {
+impl OperationObserver for CheckpointObserver {
+    fn is_replaying(&self) -> bool {
+        is_recomputing()
+    }
+
+    fn replayed_draw(&self, device: &Device) -> Option<RandomState> {
         FRAME_STACK.with_borrow_mut(|stack| {
-            recording_runs(stack).for_each(|run| run.draws.push((device.address(), state)))
+            let state = stack.iter_mut().rev().find_map(|frame| match frame {
+                CheckpointFrame::Forward { .. } => None,
+                CheckpointFrame::StateUpdate => Some(None),
+                CheckpointFrame::Recompute { run, draws, .. } => {
+                    let next = run.draws.get(*draws).filter(|(at, _)| *at == device.address());
+                    *draws += usize::from(next.is_some());
+                    Some(next.map(|(_, state)| *state))
+                }
+            });
+            let state = state.flatten()?;
+            recording_runs(stack).for_each(|run| run.draws.push((device.address(), state)));
+            Some(state)
+        })
+    }
+
+    fn record_draw(&self, device: &Device, state: RandomState) {
+        FRAME_STACK.with_borrow_mut(|stack| {
+            recording_runs(stack).for_each(|run| run.draws.push((device.address(), state)));
         });
     }
-}
 
-/// Records that an operation reads or writes a tensor. Costs one atomic load if no checkpoint runs.
-#[inline]
-pub(crate) fn record_access(t: &Tensor, access: Access) {
-    if FRAME_COUNT.load(Ordering::Relaxed) > 0 {
-        record_access_slow(t, access);
-    }
-}
-
-#[cold]
-fn record_access_slow(t: &Tensor, access: Access) {
-    // The stack may be gone already while a thread ends.
-    let _ = FRAME_STACK.try_with(|stack| {
-        let Ok(mut stack) = stack.try_borrow_mut() else { return };
-        let id = t.storage_id();
-        for frame in stack.iter_mut().rev() {
-            match frame {
-                CheckpointFrame::StateUpdate => break,
-                CheckpointFrame::Forward { start, reads, .. } if id < *start => {
-                    let seen = || TrackedRead {
-                        storage: t.downgrade_storage(),
-                        version: t.version(),
-                        is_written: false,
-                    };
-                    reads.entry(id).or_insert_with(seen).is_written |= access == Access::Write;
+    fn record_access(&self, buffer: &Arc<dyn Buffer>, access: Access) {
+        let Ok(storage) = (Arc::clone(buffer) as Arc<dyn Any + Send + Sync>).downcast::<Storage>() else {
+            return;
+        };
+        // The stack may be gone already while a thread ends.
+        let _ = FRAME_STACK.try_with(|stack| {
+            let Ok(mut stack) = stack.try_borrow_mut() else { return };
+            for frame in stack.iter_mut().rev() {
+                match frame {
+                    CheckpointFrame::StateUpdate => break,
+                    CheckpointFrame::Forward { start, reads, .. } if storage.id < *start => {
+                        let seen = || TrackedRead {
+                            storage: Arc::downgrade(&storage),
+                            version: storage.version(),
+                            is_written: false,
+                        };
+                        reads.entry(storage.id).or_insert_with(seen).is_written |= access == Access::Write;
+                    }
+                    CheckpointFrame::Forward { .. } | CheckpointFrame::Recompute { .. } => {}
                 }
-                CheckpointFrame::Forward { .. } | CheckpointFrame::Recompute { .. } => {}
             }
-        }
-    });
+        });
+    }
 }

@@ -46,28 +46,32 @@
 //! # Ok::<(), forebay_core::error::Error>(())
 //! ```
 
+use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, Weak};
 
 use smallvec::SmallVec;
 
-use crate::amp::{self, low_precision_copy::CapturedCast};
-use crate::autograd::Leaf;
+use crate::amp::{
+    self,
+    low_precision_copy::{CapturedCast, CapturedCastRead},
+};
+use crate::autograd::{CapturedGradWrite, Leaf};
 use crate::backend::command::OperandAccess;
 use crate::backend::{Command, CommandSequence, OwnedCommand, SegmentId, Slice};
 use crate::error::{Error, Result};
 use crate::memory::{self, Block, Bytes, Request, Tag};
-use crate::ops::elementwise::fusion;
 use crate::ops::{attention, matmul};
 use crate::runtime::device::{Device, RandomState};
+use crate::runtime::dispatch::DispatchGuard;
+use crate::runtime::options::default_fusion_min_bytes;
 use crate::runtime::profile::WorkItem;
-use crate::runtime::stream::{Access, DispatchGuard, Stream};
+use crate::runtime::stream::{Access, Stream};
 use crate::storage::Storage;
-use crate::tensor::Tensor;
+use crate::tensor::{CapturedConstant, Tensor};
 
 use crate::runtime::capture::plan::{CapturePlan, CapturedBuffer};
-pub(crate) use crate::runtime::capture::recorder::CaptureRecorder;
-use crate::runtime::capture::recorder::{CaptureRecording, RecordedCommand, capture_error};
+use crate::runtime::capture::recorder::{Buffer, CaptureRecording, RecordedCommand, capture_error};
 #[doc(hidden)]
 pub use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 
@@ -244,7 +248,7 @@ impl<'a> FusionOverride<'a> {
     fn new(device: &'a Device) -> Self {
         let changed = device.is_null() && device.fusion_min_bytes().is_none();
         if changed {
-            device.set_fusion_min_bytes(fusion::min_bytes_or_default());
+            device.set_fusion_min_bytes(default_fusion_min_bytes());
         }
         Self(device, changed)
     }
@@ -333,11 +337,12 @@ fn check_state_in_place(
     outputs: Option<Vec<Weak<Storage>>>,
 ) -> Result<()> {
     let Some(outputs) = outputs else { return Ok(()) };
-    let is_among = |all: &[Weak<Storage>], one: &Weak<Storage>| all.iter().any(|other| other.ptr_eq(one));
+    let is_among = |all: &[Weak<Storage>], one: &Weak<dyn Buffer>| {
+        all.iter().any(|other| std::ptr::addr_eq(other.as_ptr(), one.as_ptr()))
+    };
     let grads: Vec<Weak<Storage>> = record
-        .graded_leaves
-        .iter()
-        .filter_map(|(leaf, _)| leaf.grad())
+        .notes::<CapturedGradWrite>()
+        .filter_map(|note| note.leaf.grad())
         .flat_map(|grad| grad.downgrade_storages())
         .collect();
     for memory in &record.buffers {
@@ -425,20 +430,21 @@ impl<O: CaptureOutputs> CapturedStep<O> {
         record: CaptureRecording,
     ) -> Result<Self> {
         let eager = record.peak_bytes();
-        let CaptureRecording {
-            commands,
-            operands: touched,
-            buffers: memories,
-            graded_leaves: leaves,
-            cast_leaves: copied,
-            constants,
-            ..
-        } = record;
-        let copies = copied
-            .into_iter()
-            .map(|(leaf, memory)| CapturedCast::new(leaf, &memory))
-            .collect::<Result<_>>()?;
-        let storages: Vec<Option<Arc<Storage>>> = memories.iter().map(|m| m.storage.upgrade()).collect();
+        let copies =
+            record.notes::<CapturedCastRead>().map(|read| CapturedCast::new(read.leaf.clone(), &read.copy));
+        let copies = copies.collect::<Result<_>>()?;
+        let constants = record.notes::<CapturedConstant>().map(|constant| constant.0.clone()).collect();
+        let grads = record.notes::<CapturedGradWrite>().filter_map(|write| {
+            let (leaf, grad) = (Arc::clone(&write.leaf), write.leaf.grad()?);
+            let accumulates =
+                write.before.as_ref().is_some_and(|before| before.ptr_eq(&grad.downgrade_storage()));
+            Some(CapturedGrad { leaf, grad, accumulates })
+        });
+        let grads = grads.collect();
+        let CaptureRecording { commands, operands: touched, buffers: memories, .. } = record;
+        let storage = |buffer: Arc<dyn Buffer>| (buffer as Arc<dyn Any + Send + Sync>).downcast().ok();
+        let storages: Vec<Option<Arc<Storage>>> =
+            memories.iter().map(|m| m.storage.upgrade().and_then(storage)).collect();
         let pieces: Vec<CapturedBuffer> = memories
             .iter()
             .zip(&storages)
@@ -523,14 +529,6 @@ impl<O: CaptureOutputs> CapturedStep<O> {
                 }
             });
         }
-        let leaves = leaves
-            .into_iter()
-            .filter_map(|(leaf, before)| {
-                let grad = leaf.grad()?;
-                let adds = before.is_some_and(|before| before.ptr_eq(&grad.downgrade_storage()));
-                Some(CapturedGrad { leaf, grad, accumulates: adds })
-            })
-            .collect();
         let stream = Stream::current(device);
         Ok(Self {
             prepared: None,
@@ -539,7 +537,7 @@ impl<O: CaptureOutputs> CapturedStep<O> {
             replay_memory: memory,
             stream,
             random_state: random,
-            grads: leaves,
+            grads,
             casts: copies,
             inputs,
             outputs,
@@ -738,7 +736,7 @@ mod tests {
     fn a_dry_run_holds_what_a_device_that_fuses_holds() -> Result<()> {
         let profile = crate::backend::null::CardProfile::default();
         let dry = bytes(&Device::null(profile.clone()), None)?;
-        let real = bytes(&Device::null(profile.clone()), fusion::min_bytes_or_default())?;
+        let real = bytes(&Device::null(profile.clone()), default_fusion_min_bytes())?;
         assert_eq!(dry, real);
         assert!(dry.0.arena_bytes < dry.0.eager_bytes, "{}", dry.0);
         Ok(())

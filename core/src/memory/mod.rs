@@ -51,7 +51,6 @@ mod file_kind;
 mod free_list;
 mod grow;
 mod heap;
-mod host;
 mod hysteresis;
 mod oom;
 mod partial_evict;
@@ -80,7 +79,6 @@ pub mod validation;
 pub use batch::{BatchCostModel, BatchEstimate, BatchMeasurement, FittingBatch};
 pub use config::{CONFIG_KEYS, Config, ENV_VARS, FitPolicy, RoundupDivisions};
 pub use diff::{HeldBytes, HolderChange, MemoryGrowth, SnapshotDiff};
-pub(crate) use host::HostSource;
 #[doc(hidden)]
 pub use oom::BytesOf;
 pub use oom::OutOfMemory;

@@ -18,11 +18,11 @@ use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
-use crate::capture::{PhiloxState, ReplayCtx};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 use crate::runtime::device::Device;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
@@ -667,7 +667,7 @@ fn tile_loop_iterations(pass: &str, whole: bool, head: usize, value: usize) -> u
 }
 
 /// Returns true if whole rows and columns fit workgroup memory at sufficient occupancy. With too few resident
-/// workgroups, a GPU cannot hide their latency (docs/performance.md).
+/// workgroups, a GPU cannot hide their latency (docs/lab/2026-11.md).
 fn fits_whole_rows(pass: &str, head: usize, value: usize, device: &Device) -> bool {
     let workgroups = if device.info().software { 1 } else { 4 };
     let rows = if pass == "forward" { head } else { head.max(value) }.div_ceil(4);

@@ -19,11 +19,12 @@ use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::{GradRule, Operand, PointwiseOp, Scalar, TypeRule, run_pointwise};
+use crate::ops::elementwise::pointwise::{GradRule, Operand, PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::kernel::launch::{self, KernelParams};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
+use crate::scalar::Scalar;
 use crate::tensor::layout::{broadcast_shapes, collapse_dims, collapse_tensor_dims, numel};
 use crate::tensor::{Dims, Tensor};
 

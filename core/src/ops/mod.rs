@@ -24,6 +24,7 @@ mod signal;
 #[doc(hidden)]
 pub mod sort;
 
+pub use crate::scalar::Scalar;
 pub use attention::AttentionOptions;
 pub use conv::grid_sample::{GridMode, GridPadding};
 pub use conv::interpolate::{InterpolateMode, InterpolateOptions};
@@ -31,7 +32,7 @@ pub use conv::pool::{Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions};
 #[doc(hidden)]
 pub use conv::spatial::check_at_least;
 pub use conv::spatial::{IntoSpatial, Padding};
-pub use elementwise::pointwise::{Operand, Scalar};
+pub use elementwise::pointwise::Operand;
 pub use index::ScatterOp;
 pub use index::embedding::EmbeddingOptions;
 pub use index::embedding_bag::{EmbeddingBagMode, EmbeddingBagOptions};

@@ -5,12 +5,12 @@
 use forebay_shaders::KernelSpec;
 
 use crate::autograd;
-use crate::capture::{PhiloxState, ReplayCtx};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::reduce::contiguous_zero_offset;
+use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 use crate::runtime::device::Device;
 use crate::tensor::Tensor;
 

@@ -10,10 +10,10 @@ use crate::autograd::{self, InputGrads};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::ops::elementwise::pointwise::Scalar;
 use crate::ops::index::select::cast_index_to_i32;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::runtime::device::Device;
+use crate::scalar::Scalar;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, normalize_dim, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 

@@ -15,8 +15,9 @@ use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::{Operand, Scalar};
+use crate::ops::elementwise::pointwise::Operand;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::scalar::Scalar;
 use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 

@@ -7,16 +7,17 @@ use forebay_shaders::KernelSpec;
 use forebay_shaders::reflection::ModuleInterface;
 use rustc_hash::FxHashMap;
 
-use crate::autograd;
-use crate::backend::flushing::FlushingBackend;
+use crate::backend::host_memory::HostSource;
 use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
-use crate::capture::{CaptureRecorder, PhiloxState};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
-use crate::memory::{Config, HostSource, Pool, Stats};
-use crate::ops::conv::im2col::{self, Im2colLimit};
-use crate::ops::elementwise::fusion;
+use crate::memory::{Config, Pool, Stats};
+use crate::runtime::capture::recorder::CaptureRecorder;
+use crate::runtime::capture::replay_params::PhiloxState;
+use crate::runtime::flushing::FlushingBackend;
+use crate::runtime::observer;
+use crate::runtime::options::DeviceOptions;
 use crate::runtime::profile::{SpanRecorder, WorkItem};
 use crate::runtime::stream::{DeviceMover, StreamSet};
 
@@ -42,7 +43,7 @@ struct DeviceInner {
     random_state: Mutex<RandomState>,
     span_recorder: SpanRecorder,
     capture_recorder: CaptureRecorder,
-    im2col_limit: Im2colLimit,
+    options: DeviceOptions,
     name: String,
 }
 
@@ -166,8 +167,7 @@ impl Device {
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         let info = backend.info();
         let config = Config::for_device(info.backend, info.index)?;
-        fusion::from_env()?;
-        im2col::im2col_bytes_from_env()?;
+        DeviceOptions::check_env()?;
         Ok(Self::with_config(backend, config))
     }
 
@@ -195,13 +195,15 @@ impl Device {
             random_state: random,
             span_recorder: SpanRecorder::default(),
             capture_recorder: CaptureRecorder::default(),
-            im2col_limit: Im2colLimit::from_env_or_default(),
+            options: DeviceOptions::from_env(),
             name,
         });
         // Set only here, so the call cannot fail.
         let _ = inner.streams.device.set(WeakDevice(Arc::downgrade(&inner)));
         let device = Self { inner };
-        device.set_fusion_min_bytes(if null { None } else { fusion::min_bytes_or_default() });
+        if null {
+            device.set_fusion_min_bytes(None);
+        }
         device
     }
 
@@ -255,9 +257,8 @@ impl Device {
         })
     }
 
-    /// Returns the limit of im2col buffers of convolutions.
-    pub(crate) fn im2col_limit(&self) -> &Im2colLimit {
-        &self.inner.im2col_limit
+    pub(crate) fn options(&self) -> &DeviceOptions {
+        &self.inner.options
     }
 
     pub(crate) fn stream_set(&self) -> &StreamSet {
@@ -311,7 +312,7 @@ impl Device {
             "random numbers go on from one replay to the next; seed before the capture",
         );
         // A recomputation replays recorded draws and must not change the state.
-        if !autograd::is_recomputing() {
+        if !observer::current().is_some_and(|observer| observer.is_replaying()) {
             *self.inner.random_state.lock().unwrap_or_else(PoisonError::into_inner) = state;
         }
     }
@@ -323,7 +324,8 @@ impl Device {
 
     /// Draws blocks and returns the generator's state before them.
     pub(crate) fn draw_random_state(&self, blocks: u64) -> RandomState {
-        if let Some(before) = autograd::replayed_draw(self) {
+        let observer = observer::current();
+        if let Some(before) = observer.and_then(|observer| observer.replayed_draw(self)) {
             return before;
         }
         let taken = {
@@ -333,7 +335,9 @@ impl Device {
             state.offset = state.offset.wrapping_add(blocks);
             taken
         };
-        autograd::record_draw(self, taken);
+        if let Some(observer) = observer {
+            observer.record_draw(self, taken);
+        }
         taken
     }
 

@@ -3,5 +3,10 @@
 pub(crate) mod capture;
 mod card_profile;
 pub mod device;
+pub(crate) mod dispatch;
+mod flushing;
+pub(crate) mod kernel_params;
+pub(crate) mod observer;
+pub(crate) mod options;
 pub mod profile;
 pub mod stream;

@@ -7,17 +7,16 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::fmt;
-use std::ops::{Deref, DerefMut};
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use smallvec::SmallVec;
 
 use crate::backend::{self, Backend, Event, MAX_QUEUES, Slice};
 use crate::error::Result;
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
-use crate::ops::elementwise::fusion::FusionGroup;
 use crate::runtime::device::{Device, WeakDevice};
+use crate::runtime::dispatch::{DispatchGuard, DispatchQueue};
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 
 /// The last two queues are for copies to and from the host. Streams use the queues from 1 up to these.
@@ -132,44 +131,9 @@ pub(crate) struct StreamSet {
     next_stream: AtomicU8,
     backends: [OnceLock<Arc<dyn Backend>>; MAX_QUEUES as usize],
     sync: Mutex<StreamSync>,
-    pub(crate) dispatch: Mutex<FusionGroup>,
-    /// Id of the current fusion group.
-    pub(crate) fusion_group: AtomicU64,
-    /// Minimum size in bytes of results that may be fused.
-    pub(crate) fusion_min_bytes: AtomicU64,
-    /// Device, which launches fusion groups.
+    pub(crate) dispatch: DispatchQueue,
+    /// Device, which launches pending work.
     pub(crate) device: OnceLock<WeakDevice>,
-}
-
-/// Dispatch lock, held from operand lookup until the work is enqueued. While a thread holds it, no other
-/// thread enqueues work, records an event or moves memory. Addresses therefore stay valid until the work is
-/// in its queue. Taking this lock flushes the pending fusion group.
-///
-/// Lock order: dispatch lock, pool, storage state, synchronisation state. No memory is allocated while this
-/// lock is held, because an allocation may move memory.
-#[derive(Debug)]
-#[must_use = "the gate is open again when this is dropped"]
-pub(crate) struct DispatchGuard<'a>(MutexGuard<'a, FusionGroup>);
-
-impl<'a> DispatchGuard<'a> {
-    /// Wraps the locked fusion group without flushing it.
-    pub(crate) fn from_lock(group: MutexGuard<'a, FusionGroup>) -> Self {
-        Self(group)
-    }
-}
-
-impl Deref for DispatchGuard<'_> {
-    type Target = FusionGroup;
-
-    fn deref(&self) -> &FusionGroup {
-        &self.0
-    }
-}
-
-impl DerefMut for DispatchGuard<'_> {
-    fn deref_mut(&mut self) -> &mut FusionGroup {
-        &mut self.0
-    }
 }
 
 /// Point in a queue's work: a number of operations.
@@ -222,9 +186,7 @@ impl StreamSet {
             backends: Default::default(),
             // All work before streams were in use counts as one operation.
             sync: Mutex::new(StreamSync { tickets: [1; _], ..StreamSync::default() }),
-            dispatch: Mutex::default(),
-            fusion_group: AtomicU64::new(FusionGroup::default().id()),
-            fusion_min_bytes: AtomicU64::new(u64::MAX),
+            dispatch: DispatchQueue::default(),
             device: OnceLock::new(),
         }
     }
@@ -252,7 +214,7 @@ impl StreamSet {
 
     /// Takes the dispatch lock like [`Device::lock_dispatch`].
     fn lock_dispatch(&self) -> DispatchGuard<'_> {
-        let mut gate = DispatchGuard(self.dispatch.lock().unwrap_or_else(PoisonError::into_inner));
+        let mut gate = self.dispatch.lock();
         if !gate.is_empty()
             && let Some(device) = self.device.get().and_then(WeakDevice::upgrade)
         {
@@ -380,27 +342,6 @@ impl Device {
         }
         lanes.has_active_streams.store(true, Ordering::Release);
         (DEVICE_TO_HOST_QUEUE, HOST_TO_DEVICE_QUEUE)
-    }
-
-    /// Takes the dispatch lock and flushes the pending fusion group.
-    #[inline]
-    pub(crate) fn lock_dispatch(&self) -> DispatchGuard<'_> {
-        let mut gate =
-            DispatchGuard(self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner));
-        self.flush_pending(&mut gate);
-        gate
-    }
-
-    /// Takes the dispatch lock, and flushes the pending fusion group only if it waits on another queue than
-    /// `queue`. For callers that enqueue nothing on `queue` and record no event there.
-    #[inline]
-    pub(crate) fn lock_dispatch_on_queue(&self, queue: u8) -> DispatchGuard<'_> {
-        let mut gate =
-            DispatchGuard(self.stream_set().dispatch.lock().unwrap_or_else(PoisonError::into_inner));
-        if gate.waits_on_other_queue(queue) {
-            self.flush_pending(&mut gate);
-        }
-        gate
     }
 
     /// Orders the next operation of `queue` after conflicting accesses of other queues, and records its

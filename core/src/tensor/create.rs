@@ -15,6 +15,9 @@ use crate::runtime::device::Device;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 
+/// Note of a captured step: a constant that replays read, which must stay alive.
+pub(crate) struct CapturedConstant(pub(crate) Tensor);
+
 impl Tensor {
     /// Creates a tensor from row-major elements.
     ///
@@ -72,7 +75,7 @@ impl Tensor {
             return Self::from_slice(data, shape, device);
         }
         let kept = tape.run_unrecorded(|| Self::from_slice(data, shape, device))?;
-        tape.keep_constant(&kept);
+        tape.add_note(|| CapturedConstant(kept.clone()), |_| false);
         // Copy, because the captured step may change its operand.
         kept.copy()
     }

@@ -4,7 +4,6 @@
 //! Device, type and gradient follow the elements.
 
 use std::fmt;
-use std::sync::TryLockError;
 
 use super::Tensor;
 use crate::autograd::GradEdge;
@@ -117,13 +116,13 @@ fn read_printed_values(tensor: &Tensor, shorten: bool) -> Result<(PrintedValues,
     }
     // Do not block: the thread that formats may already hold the dispatch lock.
     for attempt in 0.. {
-        match tensor.device().stream_set().dispatch.try_lock() {
-            Err(TryLockError::WouldBlock) if attempt == LOCK_ATTEMPTS => {
-                return Err("<error: the device is in use by an operation that has not ended>".to_owned());
-            }
-            Err(TryLockError::WouldBlock) => std::thread::yield_now(),
-            Ok(_) | Err(TryLockError::Poisoned(_)) => break,
+        if !tensor.device().stream_set().dispatch.is_locked() {
+            break;
         }
+        if attempt == LOCK_ATTEMPTS {
+            return Err("<error: the device is in use by an operation that has not ended>".to_owned());
+        }
+        std::thread::yield_now();
     }
     let mut shape = tensor.shape().to_vec();
     let mut bytes = Vec::new();

@@ -4,7 +4,6 @@
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::{Tensor, TensorImpl};
-use crate::autograd;
 use crate::dtype::DType;
 use crate::runtime::stream::Access;
 use crate::storage::Storage;
@@ -55,7 +54,7 @@ impl Tensor {
 
     fn with_current_extras<R>(&self, take: impl FnOnce(&mut ExtraTensors) -> Option<R>) -> Option<R> {
         let beside = self.inner.grad_extras.as_ref().filter(|beside| beside.version == self.version())?;
-        autograd::record_access(self, Access::Read);
+        self.record_access(Access::Read);
         take(&mut beside.tensors.lock().unwrap_or_else(PoisonError::into_inner))
     }
 

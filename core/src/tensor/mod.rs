@@ -9,11 +9,13 @@ use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::Tag;
-use crate::ops::elementwise::fusion::FusionSlot;
-use crate::ops::kernel::launch;
+use crate::runtime::capture::recorder::Buffer;
 use crate::runtime::device::Device;
-use crate::runtime::stream::{Access, DispatchGuard};
+use crate::runtime::dispatch::{DispatchGuard, FusionSlot};
+use crate::runtime::observer;
+use crate::runtime::stream::Access;
 
+pub(crate) mod binding;
 mod create;
 mod display;
 pub(crate) mod float8;
@@ -24,6 +26,7 @@ pub mod offload;
 mod view;
 
 use crate::storage::Storage;
+pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
 pub use layout::{Dims, Layout};
 pub use view::IntoShape;
@@ -376,12 +379,21 @@ impl Tensor {
     }
 
     /// Binds the whole storage for a kernel, at an aligned offset. Returns `None` if the storage is not on
-    /// the device. See [`launch::bind`].
+    /// the device. See [`binding`].
     pub(crate) fn bind(&self, access: Access, gate: &DispatchGuard<'_>) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind(access, gate)?;
-        autograd::record_access(self, access);
+        self.record_access(access);
         self.record_binding(slice);
         Ok(slice)
+    }
+
+    /// Reports an access to the observer, if one is active.
+    #[inline]
+    pub(crate) fn record_access(&self, access: Access) {
+        if let Some(observer) = observer::current() {
+            let storage: Arc<dyn Buffer> = self.inner.storage.clone();
+            observer.record_access(&storage, access);
+        }
     }
 
     /// Reports the bound memory to an active capture.
@@ -400,7 +412,7 @@ impl Tensor {
         mark: FusionSlot,
     ) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind_deferred(access, gate, mark)?;
-        autograd::record_access(self, access);
+        self.record_access(access);
         self.record_binding(slice);
         Ok(slice)
     }
@@ -432,7 +444,7 @@ impl Tensor {
         access: Access,
         work: impl FnOnce(Slice) -> Result<R>,
     ) -> Result<R> {
-        let bound = launch::bind_contiguous_bytes([(self, access)])?;
+        let bound = binding::bind_contiguous_bytes([(self, access)])?;
         let slice = bound[0];
         let pinned = self.inner.storage.pin(access, bound.dispatch_guard());
         drop(bound);

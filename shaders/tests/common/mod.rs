@@ -1,9 +1,9 @@
-//! What the tests of every family check first.
+//! Checks shared by the tests of every kernel family.
 
 use forebay_shaders::{KernelSpec, render};
 use naga::valid::{Capabilities, ValidationFlags, Validator};
 
-/// The module that a kernel renders to, which is valid WGSL.
+/// Renders a kernel and returns its module after validation.
 pub(crate) fn render_valid(spec: &KernelSpec) -> naga::Module {
     let wgsl = render(spec).unwrap_or_else(|e| panic!("{e}"));
     let module =

@@ -1,7 +1,7 @@
 // needs: base, exp, log, erf
 //
-// Activations and their derivatives, each from as few exponentials as it needs. The error of a derivative is below 2e-7
-// absolute, or 1e-6 for mish; that of gelu_tanh below 2e-7 |x|.
+// Activations and their derivatives, each with the minimum of exponentials. The error of a derivative is
+// below 2e-7 absolute, or 1e-6 for mish; that of gelu_tanh below 2e-7 |x|.
 
 // ln(1 + e^x). Error: 2.1 ulp.
 fn m_log1pexp(x: f32) -> f32 {
@@ -11,7 +11,8 @@ fn m_log1pexp(x: f32) -> f32 {
 // ln(sigmoid(x)).
 fn m_logsigmoid(x: f32) -> f32 { return -m_log1pexp(-x); }
 
-// sigmoid(x) and its derivative, from one exponential: e / (1 + e)^2 is that of both signs. Of NaN, anything.
+// sigmoid(x) and its derivative, from one exponential: e / (1 + e)^2 is the derivative for both signs. For
+// NaN, the results are arbitrary.
 fn m_logistic(x: f32) -> vec2<f32> {
     let e = m_exp_down(-abs(x));
     let d = 1.0 / (1.0 + e);
@@ -22,7 +23,8 @@ fn m_logistic(x: f32) -> vec2<f32> {
 fn m_silu(x: f32) -> f32 { return x * m_sigmoid(x); }
 fn m_silu_grad(x: f32) -> f32 {
     let s = m_logistic(x);
-    // Past 200 the derivative of the sigmoid is zero. Of an infinity it is NaN, as PyTorch's: x times zero.
+    // Beyond 200 the derivative of the sigmoid is zero. For an infinity the result is NaN, as in PyTorch: x
+    // times zero.
     return select(m_nan(), s.x + s.y * clamp(x, -200.0, 200.0), m_isfinite(x));
 }
 
@@ -35,17 +37,17 @@ fn m_gelu_grad(x: f32) -> f32 {
 
 // x (1 + tanh(u)) / 2 with u = sqrt(2/pi) (x + 0.044715 x^3), which is x sigmoid(2 u).
 fn m_gelu_tanh(x: f32) -> f32 { return x * m_sigmoid(x * (0.071354814 * (x * x) + 1.5957691)); }
-// It and its derivative, from one exponential.
+// gelu_tanh and its derivative, from one exponential.
 fn m_gelu_tanh_both(x: f32) -> vec2<f32> {
     let s = m_logistic(x * (0.071354814 * (x * x) + 1.5957691));
-    // Past 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
+    // Beyond 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
     let c = clamp(x, -30.0, 30.0);
     return select(vec2<f32>(x * s.x, s.x + s.y * (c * (0.21406444 * (c * c) + 1.5957691))), vec2<f32>(x), m_isnan(x));
 }
-// Both for what is rounded to 16 bits, with a relative error below 2^-17 where they are not rounded to zero.
+// Both for results rounded to 16 bits, with a relative error below 2^-17 unless they round to zero.
 fn m_near_gelu_tanh_both(x: f32) -> vec2<f32> {
     let c = clamp(x, -30.0, 30.0);
-    // 2^-|u| for u = log2(e) times what the sigmoid is of.
+    // 2^-|u|, where u is log2(e) times the argument of the sigmoid.
     let u = c * (0.10294324 * (c * c) + 2.3022082);
     let e = m_near_exp2(-abs(u));
     let d = m_near_inverse(1.0 + e);

@@ -8,7 +8,7 @@ fn m_erf_poly(z: f32) -> f32 {
         + 0.12837917;
 }
 
-// erfc(a) for 0.88 <= a <= 4: the exponential of a polynomial, whose error relative to erf is below 2^-33.
+// erfc(a) for 0.88 <= a <= 4: the exponential of a polynomial, with an error relative to erf below 2^-33.
 fn m_erfc_poly(a: f32) -> f32 {
     let t = ((((((-2.062705e-5 * a + 0.0004290626) * a - 0.0041449736) * a + 0.02505098) * a - 0.10817471) * a - 0.63344216) * a
         - 1.1294681) * a + 0.00016500773;
@@ -30,10 +30,10 @@ fn m_erfcx_poly(a: f32) -> f32 {
     return g / (1.0 + 2.0 * a);
 }
 
-// 1 - erf(x), relatively accurate far out. Error: 3.7 ulp.
+// 1 - erf(x), with relative accuracy for large x. Error: 3.7 ulp.
 fn m_erfc(x: f32) -> f32 {
     let a = min(abs(x), 12.0);
-    // The square in two parts: that of the head is exact.
+    // The square in two parts; the head's is exact.
     let h = m_head(a);
     let tail = m_exp_sum(-h * h, (h - a) * (h + a), 0i) * m_erfcx_poly(a);
     let far = select(tail, 2.0 - tail, m_signbit(x));
@@ -41,7 +41,7 @@ fn m_erfc(x: f32) -> f32 {
     return select(select(far, near, abs(x) < 0.5), x, m_isnan(x));
 }
 
-// Error: 3.4 ulp. x times a polynomial of w = -ln(1 - x^2), or of its root where w >= 5 (fits 2^-23).
+// Error: 3.4 ulp. x times a polynomial of w = -ln(1 - x^2), or of its square root for w >= 5 (fits 2^-23).
 fn m_erfinv(x: f32) -> f32 {
     let a = abs(x);
     let w = -m_log(max((1.0 - a) * (1.0 + a), 0x1p-30));
@@ -63,7 +63,7 @@ fn m_gauss(x: f32) -> f32 {
     return select(m_exp_sum(-0.5 * h * h, 0.5 * (h - a) * (h + a), 0i), x, m_isnan(x));
 }
 
-// (1 + erf(x / sqrt 2)) / 2 where e = e^(-x^2 / 2) is known.
+// (1 + erf(x / sqrt 2)) / 2, with e = e^(-x^2 / 2) as input.
 fn m_normcdf_of(x: f32, e: f32) -> f32 {
     let z = x * 0.70710677;
     let tail = 0.5 * e * m_erfcx_poly(min(abs(z), 12.0));
@@ -71,5 +71,5 @@ fn m_normcdf_of(x: f32, e: f32) -> f32 {
     return select(far, 0.5 + 0.5 * (z + z * m_erf_poly(z * z)), abs(z) < 0.6);
 }
 
-// The cumulative normal distribution, relatively accurate in the left tail. Error: 3.9 ulp.
+// The cumulative normal distribution, with relative accuracy in the left tail. Error: 3.9 ulp.
 fn m_normcdf(x: f32) -> f32 { return m_normcdf_of(x, m_gauss(x)); }

@@ -2,8 +2,8 @@
 //
 // exp, exp2, expm1, sigmoid, tanh, sinh, cosh.
 
-// e^(x + low) * 2^shift for any x, |low| <= 0.1 and |shift| <= 2; e^r is 1 + r + r^2 q(r) on |r| <= ln(2)/2 (fit 2^-26 of
-// expm1).
+// e^(x + low) * 2^shift for any x, |low| <= 0.1 and |shift| <= 2. e^r is 1 + r + r^2 q(r) on |r| <= ln(2)/2
+// (fit 2^-26 of expm1).
 fn m_exp_sum(x: f32, low: f32, shift: i32) -> f32 {
     let xc = select(clamp(x, -106.0, 92.0), 0.0, m_isnan(x));
     let k = round(xc * 1.442695);
@@ -18,7 +18,7 @@ fn m_exp_sum(x: f32, low: f32, shift: i32) -> f32 {
 // Error: 1.5 ulp.
 fn m_exp(x: f32) -> f32 { return m_exp_sum(x, 0.0, 0i); }
 
-// e^x for x <= 0, at half the cost: -inf gives 0, NaN anything. Error: 1.5 ulp.
+// e^x for x <= 0, at half the cost: -inf gives 0, NaN an arbitrary value. Error: 1.5 ulp.
 fn m_exp_down(x: f32) -> f32 {
     let xc = max(x, -106.0);
     let k = round(xc * 1.442695);
@@ -26,13 +26,14 @@ fn m_exp_down(x: f32) -> f32 {
     let lo = k * -2.1219444e-4;
     let r = hi - lo;
     let q = (((0.0013870696 * r + 0.008366272) * r + 0.041667435) * r + 0.16666546) * r + 0.49999997;
-    // 2^64 too large at first, so that what is denormal is rounded once.
+    // Too large by 2^64 at first, so that denormal results are rounded once.
     let p = 1.0 + (hi + ((r * r) * q - lo));
     return m_from_bits(m_bits(p) + (bitcast<u32>(clamp(i32(k), -153i, 0i) + 64i) << 23u)) * 0x1p-64;
 }
 
-// For what is rounded to 16 bits, with a relative error below 2^-18 by the device's own functions: 2^x for x <= 0, where less than
-// -126 gives 0 and NaN anything; 1 / x for 1 <= x <= 2. CUDA has an instruction for each (native.rs in backend-cuda).
+// Approximations by the device's own functions for results rounded to 16 bits, with a relative error below
+// 2^-18. 2^x for x <= 0: below -126 gives 0, NaN an arbitrary value; 1 / x for 1 <= x <= 2. CUDA has an
+// instruction for each (intrinsics.rs in backend-cuda).
 fn m_near_exp2(x: f32) -> f32 { return select(exp2(max(x, -126.0)), 0.0, x < -126.0); }
 fn m_near_inverse(x: f32) -> f32 { return 1.0 / x; }
 
@@ -58,10 +59,10 @@ fn m_expm1(x: f32) -> f32 {
     let lo = k * -2.1219444e-4;
     let r = hi - lo;
     let q = (((0.0013870696 * r + 0.008366272) * r + 0.041667435) * r + 0.16666546) * r + 0.49999997;
-    // 2^k (e^r - 1) + 2^k - 1, with 2^k taken out; 1 - 2^-k is exact or, past 24 bits, 1.
+    // 2^k (e^r - 1) + 2^k - 1, with 2^k factored out; 1 - 2^-k is exact or, beyond 24 bits, 1.
     let one = 1.0 - m_pow2(max(-i32(k), -126i));
     let e = (one + hi) + ((r * r) * q - lo);
-    // Without scaling where k is 0, which keeps tiny and denormal x.
+    // Without scaling if k is 0, which keeps tiny and denormal x.
     let y = select(m_scale_any(e, i32(k)), r + (r * r) * q, k == 0.0);
     return select(y, x, m_isnan(x) | m_iszero(x));
 }
@@ -72,11 +73,11 @@ fn m_scale_any(e: f32, k: i32) -> f32 {
     return (e * m_pow2(a)) * m_pow2(k - a);
 }
 
-// 1 / (1 + e^-x), with the relative accuracy kept in the left tail. Error: 1.9 ulp.
+// 1 / (1 + e^-x), with relative accuracy in the left tail. Error: 1.9 ulp.
 fn m_sigmoid(x: f32) -> f32 {
     let e = m_exp_down(-abs(x));
     let q = select(1.0, e, m_signbit(x)) / (1.0 + e);
-    // For a small e, e / (1 + e) is nearer as e - e (e / (1 + e)).
+    // For a small e, e - e (e / (1 + e)) is more accurate than e / (1 + e).
     let y = select(q, e - e * q, m_signbit(x) & (e < 0.25));
     return select(y, x, m_isnan(x));
 }
@@ -91,7 +92,8 @@ fn m_tanh(x: f32) -> f32 {
     return select(m_copysign(y, x), x, m_isnan(x));
 }
 
-// Error: 1.8 ulp. x + x^3 p(x^2) up to 1 (fit 2^-31), then from e^x / 2, which overflows only where the result does.
+// Error: 1.8 ulp. x + x^3 p(x^2) up to 1 (fit 2^-31), then from e^x / 2, which overflows only if the result
+// does.
 fn m_sinh(x: f32) -> f32 {
     let a = abs(x);
     let z = a * a;

@@ -1,9 +1,9 @@
 // needs: base, f64_exp_log
 //
-// What the other files of this folder have for f32, for f64, on devices that have it: `m_d_exp` is what `m_exp` is there. `base` has the
-// rules. A few units of the last place, unless a function says otherwise. The coefficients of erf and of the arc tangent are those
-// of FreeBSD's msun (Sun Microsystems, 1993: "Permission to use, copy, modify, and distribute this software is freely granted, provided
-// that this notice is preserved").
+// The functions of the other files for f64, on devices that support it: `m_d_exp` corresponds to `m_exp`.
+// `base` has the rules. Errors are a few ulp, unless a function states another error. The coefficients of erf
+// and of the arc tangent are those of FreeBSD's msun (Sun Microsystems, 1993: "Permission to use, copy,
+// modify, and distribute this software is freely granted, provided that this notice is preserved").
 
 fn m_d_isnan(x: f64) -> bool { return m_isnan(f32(x)); }
 fn m_d_isfinite(x: f64) -> bool { return m_isfinite64(x); }
@@ -13,7 +13,7 @@ fn m_d_inf() -> f64 { return f64(m_inf()); }
 fn m_d_copysign(x: f64, s: f64) -> f64 { return select(abs(x), -abs(x), m_signbit(f32(s))); }
 fn m_d_iszero(x: f64) -> bool { return x == 0.0; }
 fn m_d_signbit(x: f64) -> bool { return m_signbit(f32(x)); }
-// As those of `mod`, exactly: b doubled up to a and halved again, and taken off where it fits, which rounds nothing.
+// Exact, like `mod`: b is doubled up to a, halved again, and subtracted where it fits; no step rounds.
 fn m_d_fmod(a: f64, b: f64) -> f64 {
     if (m_d_isnan(b) | (b == 0.0) | !m_d_isfinite(a)) { return m_d_nan(); }
     if (m_d_isinf(b) | (abs(a) < abs(b))) { return a; }
@@ -57,7 +57,7 @@ fn m_d_exp2(x: f64) -> f64 {
 }
 fn m_d_log2(x: f64) -> f64 { return m_log64(x) * 1.4426950408889634; }
 fn m_d_log10(x: f64) -> f64 { return m_log64(x) * 0.4342944819032518; }
-// Its series near 0, where the exponential has nothing but 1.
+// The series near 0, where e^x - 1 would cancel.
 fn m_d_expm1(x: f64) -> f64 {
     let r = clamp(x, -0.5, 0.5);
     let series = ((((((((((((((((2.8114572543455206e-15 * r + 4.779477332387385e-14) * r + 7.647163731819816e-13) * r +
@@ -86,7 +86,7 @@ fn m_d_tanh(x: f64) -> f64 {
     let e = m_d_expm1(-2.0 * abs(x));
     return m_d_copysign(-e / (2.0 + e), x);
 }
-// Past 700 the half of an exponential that overflows: a square of one that does not.
+// Half of e^x, as the square of e^(x/2): e^x itself overflows beyond 700.
 fn m_d_half_exp(x: f64) -> f64 {
     let h = m_exp64(0.5 * x);
     return 0.5 * h * h;
@@ -120,7 +120,7 @@ fn m_d_hypot(a: f64, b: f64) -> f64 {
     return select(select(hi * sqrt(1.0 + r * r), 0.0, hi == 0.0), special, !(m_d_isfinite(a) & m_d_isfinite(b)));
 }
 
-// Of numbers from 0 on: the argument is taken to within 7/16 of 0, and what was taken off is put back.
+// For x >= 0: the argument is reduced to within 7/16 of 0, and the reduction is added back.
 fn m_d_atan_positive(a: f64) -> f64 {
     var x = a;
     var hi = 0.0lf;
@@ -137,7 +137,7 @@ fn m_d_atan(x: f64) -> f64 { return select(m_d_copysign(m_d_atan_positive(abs(x)
 fn m_d_atan2(y: f64, x: f64) -> f64 {
     let ay = abs(y);
     let ax = abs(x);
-    // Of two zeros 0, of two infinities a quarter of pi.
+    // Two zeros give 0, two infinities a quarter of pi.
     let ratio = select(select(ay / ax, 0.0, ay == 0.0), 1.0, m_d_isinf(x) & m_d_isinf(y));
     let first = select(m_d_atan_positive(ratio), 1.5707963267948966, (ax == 0.0) & (ay != 0.0));
     let angle = select(first, 3.141592653589793 - first, m_signbit(f32(x)));
@@ -146,7 +146,7 @@ fn m_d_atan2(y: f64, x: f64) -> f64 {
 fn m_d_asin(x: f64) -> f64 { return select(m_d_atan2(x, sqrt((1.0 - x) * (1.0 + x))), m_d_nan(), (abs(x) > 1.0) | m_d_isnan(x)); }
 fn m_d_acos(x: f64) -> f64 { return select(m_d_atan2(sqrt((1.0 - x) * (1.0 + x)), x), m_d_nan(), (abs(x) > 1.0) | m_d_isnan(x)); }
 
-// ln(erfc(a) a) + a^2 + 0.5625 for a of 1.25 and more.
+// ln(erfc(a) a) + a^2 + 0.5625 for a >= 1.25.
 fn m_d_erfc_rest(a: f64) -> f64 {
     let s = 1.0 / (a * a);
     if a < 2.857142857142857 {
@@ -160,7 +160,7 @@ fn m_d_erfc_rest(a: f64) -> f64 {
         / (((((((-22.44095244658582 * s + 474.52854120695537) * s + 2553.0504064331644) * s + 3199.8582195085955) * s +
             1536.729586084437) * s + 325.7925129965739) * s + 30.33806074348246) * s + 1.0);
 }
-// erfc(a) for a of 0.84375 and more.
+// erfc(a) for a >= 0.84375.
 fn m_d_erfc_far(a: f64) -> f64 {
     if a < 1.25 {
         let s = a - 1.0;
@@ -194,7 +194,7 @@ fn m_d_erfc(x: f64) -> f64 {
     let far = m_d_erfc_far(a);
     return select(select(far, 2.0 - far, x < 0.0), x, m_d_isnan(x));
 }
-// Giles' approximation for f32 (2010), and three of Newton's steps, on whichever of erf and erfc has the digits.
+// Giles' approximation for f32 (2010), and three Newton steps, on the more accurate of erf and erfc.
 fn m_d_erfinv(x: f64) -> f64 {
     let a = min(abs(x), 1.0);
     let w = -m_log64((1.0 - a) * (1.0 + a));
@@ -215,7 +215,7 @@ fn m_d_erfinv(x: f64) -> f64 {
     return m_d_copysign(select(special, y, a < 1.0), x);
 }
 
-// The sine and the cosine of pi x.
+// sin and cos of pi x.
 fn m_d_sinpi(x: f64) -> f64 {
     let k = round(x);
     let r = (x - k) * 3.141592653589793;
@@ -234,7 +234,8 @@ fn m_d_cospi(x: f64) -> f64 {
         -0.001388888888888889) * z + 0.041666666666666664) * z + -0.5) * z + 1.0);
     return select(c, -c, k * 0.5 != floor(k * 0.5));
 }
-// Error: 1e-14 absolute, or a few units of the last place of large results. Stirling's series from 8 on, to which the factors lead.
+// Error: 1e-14 absolute, or a few ulp of large results. Stirling's series from 8 on, reached by the
+// recurrence.
 fn m_d_lgamma(x: f64) -> f64 {
     let a = select(x, 1.0 - x, x < 0.5);
     var up = a;
@@ -247,7 +248,7 @@ fn m_d_lgamma(x: f64) -> f64 {
     let series = z * (((((((-0.029550653594771242 * y + 0.00641025641025641) * y + -0.0019175269175269176) * y + 0.0008417508417508417) *
         y + -0.0005952380952380953) * y + 0.0007936507936507937) * y + -0.002777777777777778) * y + 0.08333333333333333);
     let positive = ((up - 0.5) * (m_log64(up) - 1.0) + (0.4189385332046727 + series)) - m_log64(factors);
-    // For x below 0: pi / |sin(pi x)| over the function of 1 - x.
+    // For x below 0: pi / |sin(pi x)| over gamma(1 - x).
     let sine = abs(m_d_sinpi(x));
     let reflected = select(m_log64(3.141592653589793 / sine) - positive, m_d_inf(), sine == 0.0);
     return select(select(select(positive, reflected, x < 0.5), m_d_inf(), m_d_isinf(x) | (x == 0.0)), x, m_d_isnan(x));
@@ -270,7 +271,8 @@ fn m_d_digamma(x: f64) -> f64 {
     return select(select(select(select(positive, reflected, x < 0.5), zero, x == 0.0), select(x, m_d_nan(), x < 0.0), m_d_isinf(x)), x, m_d_isnan(x));
 }
 
-// Hurwitz's zeta function and the derivatives of digamma, as in polygamma.wgsl, with twelve terms and eight of the series.
+// Hurwitz zeta function and derivatives of digamma, as in polygamma.wgsl, with twelve terms and eight of the
+// series.
 fn m_d_zeta_above(s: f64, q: f64) -> f64 {
     var sum = 0.0lf;
     var a = q;
@@ -304,7 +306,8 @@ fn m_d_zeta(s: f64, q: f64) -> f64 {
 }
 fn m_d_polygamma(x: f64, n: f64, factor: f64) -> f64 { return factor * m_d_zeta(n + 1.0, x); }
 
-// Whole powers up to 1024 are products, the others e^(y ln x): their error grows with the exponent, to 2e-13 of the result.
+// Integer powers up to 1024 are products, others e^(y ln x), whose error grows with the exponent to 2e-13 of
+// the result.
 fn m_d_pow(x: f64, y: f64) -> f64 {
     let a = abs(x);
     let whole = floor(y) == y;
@@ -338,7 +341,7 @@ fn m_d_gelu_grad(x: f64) -> f64 { return 0.5 * m_d_erfc(x * -0.7071067811865476)
 fn m_d_gelu_tanh(x: f64) -> f64 { return x * m_d_sigmoid(x * (0.07135481627159962 * (x * x) + 1.5957691216057308)); }
 fn m_d_gelu_tanh_grad(x: f64) -> f64 {
     let s = m_d_sigmoid(x * (0.07135481627159962 * (x * x) + 1.5957691216057308));
-    // Past 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
+    // Beyond 30 the derivative of the sigmoid is zero, and its factor must not become infinite.
     let c = clamp(x, -30.0, 30.0);
     return select(s + s * (1.0 - s) * (c * (0.21406444881479886 * (c * c) + 1.5957691216057308)), x, m_d_isnan(x));
 }

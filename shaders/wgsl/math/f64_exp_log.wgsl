@@ -1,15 +1,16 @@
 // needs: base
 //
-// exp and log of f64, for devices that have it: WGSL has none. `base` has the rules. Errors are bounds, tested against correctly
-// rounded values of all magnitudes (tests/data/double.py), denormal results that were flushed aside.
+// exp and log of f64, for devices that support it: WGSL has none. `base` has the rules. Errors are bounds,
+// tested against correctly rounded values of all magnitudes (tests/data/double.py), without denormal results
+// that were flushed.
 
-// The larger; NaN when either is NaN. An f64 that is NaN is one as f32 too.
+// Maximum; NaN if either is NaN.
 fn m_max64(a: f64, b: f64) -> f64 { return select(select(max(a, b), b, m_isnan(f32(b))), a, m_isnan(f32(a))); }
 
-// By the bits of an f32 that is infinite or NaN only where `x` is.
+// By the bits of an f32 that is infinite or NaN only if `x` is.
 fn m_isfinite64(x: f64) -> bool { return m_isfinite(f32(x * 0x1p-900)); }
 
-// 2^k for -600 <= k <= 600, from powers that f32 has: all products are exact.
+// 2^k for -600 <= k <= 600, from powers of two in f32: all products are exact.
 fn m_pow2_64(k: i32) -> f64 {
     let eighth = k >> 3u;
     let a = f64(m_pow2(eighth));
@@ -18,12 +19,13 @@ fn m_pow2_64(k: i32) -> f64 {
     return c * c * f64(m_pow2(k - eighth * 8i));
 }
 
-// ln 2 in two parts: the first has 32 bits, so k times it is exact. The clamps behind its use change nothing but one thing: NVIDIA's
-// compiler for Vulkan (580) makes x - (a + b) of (x - a) - b, which rounds a + b.
+// ln 2 in two parts: the first has 32 bits, so k times it is exact. The clamps after its use change no value.
+// They guard against NVIDIA's Vulkan compiler (580): it turns (x - a) - b into x - (a + b), and so rounds a +
+// b.
 const LN2_HIGH: f64 = 0.6931471803691238;
 const LN2_LOW: f64 = 1.9082149292705877e-10;
 
-// Error: 1.5 ulp. e^r 2^k with |r| <= ln(2) / 2 and the series up to r^13: what is left out is below 2^-57.
+// Error: 1.5 ulp. e^r 2^k with |r| <= ln(2) / 2 and the series up to r^13: the remainder is below 2^-57.
 fn m_exp64(x: f64) -> f64 {
     let nan = m_isnan(f32(x));
     let xc = select(clamp(x, -746.0, 710.0), 0.0, nan);
@@ -38,8 +40,8 @@ fn m_exp64(x: f64) -> f64 {
     return select((1.0 + (r + tail)) * m_pow2_64(half) * m_pow2_64(k - half), x, nan);
 }
 
-// Error: 1.5 ulp. x is m 2^k with m in [sqrt(1/2), sqrt(2)), and ln(m) is 2 atanh(s) for s = (m - 1) / (m + 1), |s| <= 0.172, by its
-// series up to s^21: what is left out is below 2^-59.
+// Error: 1.5 ulp. x is m 2^k with m in [sqrt(1/2), sqrt(2)), and ln(m) is 2 atanh(s) for s = (m - 1) / (m +
+// 1). |s| <= 0.172; the series goes up to s^21, with a remainder below 2^-59.
 fn m_log64(x: f64) -> f64 {
     var m = x;
     var k = 0i;

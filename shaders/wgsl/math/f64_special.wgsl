@@ -1,15 +1,15 @@
 // needs: base, f64_exp_log, f64
 //
-// What `bessel` and `tails` have, for f64.
+// The functions of `bessel` and `normal_tails` for f64.
 
-// (x^2 / 4)^k / (k! (k + order)!), times `order`!: 40 terms do up to 22.
+// (x^2 / 4)^k / (k! (k + order)!), times `order`!: 40 terms suffice up to x = 22.
 fn m_d_bessel_near(x: f64, order: f64) -> f64 {
     let z = 0.25 * x * x;
     var sum = 1.0lf;
     for (var k = 40.0lf; k > 0.0; k -= 1.0) { sum = 1.0 + sum * z / (k * (k + order)); }
     return sum;
 }
-// e^-x I(x) by the asymptotic series for x >= 22: what 30 terms leave out is below 2^-60.
+// e^-x I(x) by the asymptotic series for x >= 22: the remainder after 30 terms is below 2^-60.
 fn m_d_bessel_far(x: f64, order: f64) -> f64 {
     var sum = 1.0lf;
     for (var k = 30.0lf; k > 0.0; k -= 1.0) {
@@ -58,7 +58,7 @@ fn m_d_log_ndtr(x: f64) -> f64 {
     let tail = m_log64(0.5 * m_d_erfcx(-min(t, 0.0))) - 0.5 * x * x;
     return select(select(m_d_log1p(-0.5 * m_d_erfc(t)), tail, x < -1.0), x, m_d_isnan(x));
 }
-// In the tail Newton's steps on the logarithm of the probability, as in tails.wgsl.
+// In the tail Newton steps on the logarithm of the probability, as in normal_tails.wgsl.
 fn m_d_ndtri(p: f64) -> f64 {
     let q = min(p, 1.0 - p);
     let ends = select(m_d_nan(), select(-m_d_inf(), m_d_inf(), p == 1.0), (p == 0.0) | (p == 1.0));

@@ -1,12 +1,12 @@
 // needs: base, mul_wide, f64_exp_log, f64
 //
-// sin, cos, tan of f64, right for every finite argument: `trig` for those who have 64 bits. The polynomials and the parts of pi/2 are
-// those of FreeBSD's msun (k_sin.c, k_cos.c, e_rem_pio2.c; its notice is in `f64`).
+// sin, cos, tan of f64, accurate for every finite argument: the f64 version of `trig`. The polynomials and
+// the parts of pi/2 are those of FreeBSD's msun (k_sin.c, k_cos.c, e_rem_pio2.c; its notice is in `f64`).
 
-// The angle r + low + quadrant * pi/2; low is what the rounding of r lost, or zero.
+// The angle r + low + quadrant * pi/2; low is the rounding error of r, or zero.
 struct m_d_Angle { r: f64, low: f64, quadrant: u32 }
 
-// As `m_two_over_pi`, and the words behind its last one.
+// Like `m_two_over_pi`, with the words after its last one.
 fn m_d_two_over_pi(word: u32) -> u32 {
     switch word {
         case 7u: { return 0xdebbc561u; } case 8u: { return 0xb7246e3au; } case 9u: { return 0x424dd2e0u; } case 10u: { return 0x06492eeau; }
@@ -21,7 +21,8 @@ fn m_d_two_over_pi(word: u32) -> u32 {
     }
 }
 
-// Payne and Hanek's reduction of a >= 2^20 in integers: the significand times those 192 bits of 2/pi that count modulo 4.
+// Payne-Hanek reduction of a >= 2^20 in integers: the significand times the 192 bits of 2/pi that count
+// modulo 4.
 fn m_d_reduce_large(a: f64) -> m_d_Angle {
     // a is m 2^k with m in [sqrt(1/2), sqrt(2)), as in m_log64.
     var m = a;
@@ -32,20 +33,20 @@ fn m_d_reduce_large(a: f64) -> m_d_Angle {
     let part = m_split(f32(m)).k;
     m *= m_pow2_64(-part);
     k += part;
-    // a is high:low 2^(k - 53), and what of 2/pi is multiplied begins behind bit k - 55.
+    // a is high:low 2^(k - 53), and the relevant bits of 2/pi begin after bit k - 55.
     let scaled = m * 0x1p21;
     let high = u32(scaled);
     let low = u32((scaled - f64(high)) * 0x1p32);
     let start = u32(k + 9i);
     var bits: array<u32, 6>;
     for (var j = 0u; j < 6u; j++) {
-        // In front of the first word of 2/pi are zeros.
+        // The bits before the first word of 2/pi are zeros.
         let word = (start >> 5u) + j - 2u;
         let shift = start & 31u;
-        // Two shifts, since one by 32 is not defined. Lowest word first.
+        // Two shifts, because a shift by 32 is undefined. Lowest word first.
         bits[5u - j] = (m_d_two_over_pi(word) << shift) | ((m_d_two_over_pi(word + 1u) >> 1u) >> (31u - shift));
     }
-    // The product modulo 2^192, over 2^190 the angle in quadrants.
+    // The product modulo 2^192; divided by 2^190, it is the angle in quadrants.
     var product: array<u32, 6>;
     for (var j = 0u; j < 6u; j++) { product[j] = 0u; }
     for (var i = 0u; i < 2u; i++) {
@@ -59,7 +60,8 @@ fn m_d_reduce_large(a: f64) -> m_d_Angle {
             product[j] = second;
         }
     }
-    // The fraction, centred on zero, from its first 128 bits: no number of 53 bits is nearer than 2^-62 to a multiple of pi/2.
+    // The fraction, centred on zero, from its first 128 bits: no value of 53 bits is nearer than 2^-62 to a
+    // multiple of pi/2.
     var fraction = 0.0lf;
     let half = (product[5] >> 29u) & 1u;
     let turned = select(0u, 0xffffffffu, half == 1u);
@@ -71,11 +73,11 @@ fn m_d_reduce_large(a: f64) -> m_d_Angle {
     return m_d_Angle(select(r, -r, half == 1u), 0.0, (product[5] >> 30u) + half);
 }
 
-// a = r + low + quadrant * pi/2 for a finite a >= 0, |r| <= pi/4 and a little.
+// a = r + low + quadrant * pi/2 for a finite a >= 0, with |r| <= pi/4 up to rounding.
 fn m_d_reduce(a: f64) -> m_d_Angle {
     if a >= 0x1p20 { return m_d_reduce_large(a); }
-    // pi/2 in parts of 33, 33 and 53 bits: k is below 2^20, so the first two products are exact. The clamps change nothing, and keep
-    // compilers from regrouping what stands around them.
+    // pi/2 in parts of 33, 33 and 53 bits: k is below 2^20, so the first two products are exact. The clamps
+    // change no value, but keep compilers from regrouping the expressions.
     let k = floor(a * 0.6366197723675814 + 0.5);
     let first = clamp(a - k * 1.5707963267341256, -2.0, 2.0);
     let second = clamp(first - k * 6.077100506303966e-11, -2.0, 2.0);

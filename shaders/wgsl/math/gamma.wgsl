@@ -1,7 +1,7 @@
 // needs: base, log
 //
-// lgamma, digamma. For x > 0 to a few ulp, their zeros included; for x < 0, where their terms cancel, to 2e-6 of the larger of
-// 1 and these terms.
+// lgamma, digamma. For x > 0 to a few ulp, including near their zeros. For x < 0, where terms cancel, the
+// error is 2e-6 of the larger of 1 and these terms.
 
 // sin(pi r) for 0 <= r <= 1/2 (fit 2^-25).
 fn m_sinpi_poly(r: f32) -> f32 {
@@ -9,7 +9,8 @@ fn m_sinpi_poly(r: f32) -> f32 {
     return r * (((((-0.043593846 * z + 0.10543967) * z - 0.6045218) * z + 2.5506525) * z - 5.167729) * z + 3.1415927);
 }
 
-// lgamma(1 + z) on [-1/2, 1/2] and lgamma(2 + z) on [-1/2, 1], with their zero at 0 taken out (fits 2^-24 and 2^-26).
+// lgamma(1 + z) on [-1/2, 1/2] and lgamma(2 + z) on [-1/2, 1], with their zero at 0 factored out (fits 2^-24
+// and 2^-26).
 fn m_lgamma_near1(z: f32) -> f32 {
     return z * (((((((((((0.1567977 * z - 0.17993565) * z + 0.08086654) * z - 0.083860986) * z + 0.12728512) * z - 0.14760768) * z
         + 0.16953745) * z - 0.20719439) * z + 0.27057743) * z - 0.40068865) * z + 0.8224671) * z - 0.5772157);
@@ -51,7 +52,8 @@ fn m_lgamma(x: f32) -> f32 {
     return select((1.1447299 - m_log(a * m_sinpi_poly(r))) - y, -m_log(a), u < 0x33800000u);
 }
 
-// On x > 0. On [1, 2] a polynomial of x - 3/2 with the root taken out (fit 2^-25), from 3 on the asymptotic series (2^-32).
+// For x > 0. On [1, 2] a polynomial of x - 3/2 with the root factored out (fit 2^-25), from 3 on the
+// asymptotic series (2^-32).
 fn m_digamma_positive(x: f32) -> f32 {
     if (x >= 3.0) {
         let i = 1.0 / min(x, 0x1p100);
@@ -66,12 +68,13 @@ fn m_digamma_positive(x: f32) -> f32 {
     let t = y - 1.5;
     let q = ((((((((-0.016161542 * t + 0.02382502) * t - 0.025906948) * t + 0.039417192) * t - 0.062033236) * t + 0.09510716) * t
         - 0.14840047) * t + 0.24053909) * t - 0.42362747) * t + 0.9510559;
-    // The root is 1.4616321 + 1.2443e-8; what that leaves goes to `step`, since two constants in turn become one.
+    // The root is 1.4616321 + 1.2443e-8. The effect of the second part is added to `step`, because two
+    // constants in turn become one.
     return (y - 1.4616321) * q + (step - 1.2036052e-8);
 }
 
-// The derivative of lgamma, as PyTorch: infinite at zero, against its sign, and NaN at the negative integers.
-// Error: 3.6 ulp for x > 0.
+// The derivative of lgamma, as in PyTorch: at zero infinite with the opposite sign, and NaN at the negative
+// integers. Error: 3.6 ulp for x > 0.
 fn m_digamma(x: f32) -> f32 {
     let u = m_bits(x) & 0x7fffffffu;
     if (u >= 0x7f800000u) { return select(m_nan(), x, m_bits(x) == 0x7f800000u); }

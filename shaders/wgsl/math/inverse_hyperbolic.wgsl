@@ -1,6 +1,6 @@
 // needs: base, log
 //
-// asinh, acosh, atanh. Through log1p, whose argument is formed without cancellation.
+// asinh, acosh, atanh, through log1p with an argument computed without cancellation.
 
 // Error: 1.8 ulp.
 fn m_asinh(x: f32) -> f32 {

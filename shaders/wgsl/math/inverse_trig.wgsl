@@ -2,12 +2,12 @@
 //
 // asin, acos, atan, atan2.
 
-// asin(x) - x over x on |x| <= 1/2, from z = x^2 (fit 2^-31).
+// (asin(x) - x) / x on |x| <= 1/2, from z = x^2 (fit 2^-31).
 fn m_asin_poly(z: f32) -> f32 {
     return z * (((((0.03761694 * z + 0.014362824) * z + 0.031829067) * z + 0.044514213) * z + 0.075005196) * z + 0.1666666);
 }
 
-// Error: 2.4 ulp. Past 1/2: pi/2 - 2 asin(sqrt((1 - x) / 2)).
+// Error: 2.4 ulp. Beyond 1/2: pi/2 - 2 asin(sqrt((1 - x) / 2)).
 fn m_asin(x: f32) -> f32 {
     let a = abs(x);
     let z = (1.0 - a) * 0.5;
@@ -41,14 +41,14 @@ fn m_atan_poly(x: f32) -> f32 {
 fn m_atan(x: f32) -> f32 {
     let u = m_bits(x) & 0x7fffffffu;
     let far = u > 0x3f800000u;
-    // Past 2^60 the quotient no longer counts; Vulkan's division is only defined up to 2^126.
+    // Beyond 2^60 the quotient has no effect; Vulkan's division is only defined up to 2^126.
     let a = m_from_bits(min(u, 0x5d800000u));
     let t = m_atan_poly(select(a, 1.0 / a, far));
     let y = m_copysign(select(t, 1.5707964 - (t + 4.371139e-8), far), x);
     return select(y, x, u > 0x7f800000u);
 }
 
-// The angle of the point (x, y), as C's atan2f. Error: 2.0 ulp.
+// The angle of the point (x, y), like C's atan2f. Error: 2.0 ulp.
 fn m_atan2(y: f32, x: f32) -> f32 {
     let uy = m_bits(y) & 0x7fffffffu;
     let ux = m_bits(x) & 0x7fffffffu;
@@ -58,7 +58,7 @@ fn m_atan2(y: f32, x: f32) -> f32 {
     let scale = select(select(1.0, 0x1p64, hi < 0x20000000u), 0x1p-64, hi >= 0x7e000000u);
     let n = m_from_bits(min(ux, uy)) * scale;
     let d = m_from_bits(hi) * scale;
-    // 0/0 (and denormals, where they are flushed) is 0 and inf/inf is 1 here.
+    // Here 0/0 (and denormals, if flushed) is 0, and inf/inf is 1.
     let q = select(select(n / d, 0.0, m_iszero(d)), select(0.0, 1.0, min(ux, uy) == 0x7f800000u), hi == 0x7f800000u);
     let t = m_atan_poly(q);
     let first = select(t, 1.5707964 - (t + 4.371139e-8), steep);

@@ -15,7 +15,7 @@ fn m_log_sum(k: i32, f: f32) -> f32 {
     return kf * 0.693359375 + (f + (m_log_poly(f) + kf * -2.1219444e-4));
 }
 
-// What a logarithm is where its argument is zero, negative, infinite or NaN.
+// Selects the result for a zero, negative, infinite or NaN argument.
 fn m_log_special(y: f32, x: f32) -> f32 {
     let special = select(select(m_nan(), x, (m_bits(x) == 0x7f800000u) | m_isnan(x)), m_from_bits(0xff800000u), m_iszero(x));
     return select(y, special, m_bits(x) - 1u >= 0x7f7fffffu);
@@ -33,7 +33,7 @@ fn m_log_double(x: f32) -> f32 {
     return m_log_special(m_log_sum(p.k + 1i, p.m - 1.0), x);
 }
 
-// Error: 1.3 ulp. f log2(e) is taken as f + f (log2(e) - 1), which rounds less.
+// Error: 1.3 ulp. f log2(e) is computed as f + f (log2(e) - 1), which rounds less.
 fn m_log2(x: f32) -> f32 {
     let p = m_split(x);
     let f = p.m - 1.0;
@@ -42,7 +42,8 @@ fn m_log2(x: f32) -> f32 {
     return m_log_special(f32(p.k) + (f + f * (0.44269505 + f * q)), x);
 }
 
-// Error: 1.1 ulp. f log10(e) is taken as f / 2 + f (log10(e) - 1/2); log10(2) in two parts, the first of 12 bits.
+// Error: 1.1 ulp. f log10(e) is computed as f / 2 + f (log10(e) - 1/2); log10(2) is in two parts, the first
+// of 12 bits.
 fn m_log10(x: f32) -> f32 {
     let p = m_split(x);
     let f = p.m - 1.0;
@@ -56,7 +57,8 @@ fn m_log10(x: f32) -> f32 {
 // ln(1 + x). Error: 1.6 ulp.
 fn m_log1p(x: f32) -> f32 {
     let p = m_split(1.0 + x);
-    // (1 + x) 2^-k - 1 from x itself rather than from the rounded sum; exact or rounded once, for k is at most 26 here.
+    // (1 + x) 2^-k - 1 from x itself, not from the rounded sum; exact or rounded once, because k is at most
+    // 26 here.
     let s = m_pow2(clamp(-p.k, -30i, 30i));
     let big = x >= 0x1p26;
     let f = select(s * x + (s - 1.0), p.m - 1.0, big);
@@ -64,7 +66,7 @@ fn m_log1p(x: f32) -> f32 {
     return select(y, x, m_iszero(x) | m_isnan(x));
 }
 
-// x ln(y), and 0 where x is 0 unless y is NaN.
+// x ln(y); 0 if x is 0, unless y is NaN.
 fn m_xlogy(x: f32, y: f32) -> f32 {
     return select(select(x * m_log(y), 0.0, x == 0.0), y + x, m_isnan(y) | m_isnan(x));
 }

@@ -1,14 +1,15 @@
 // needs: base
 //
-// fmod, remainder and the rounded divisions, as PyTorch has them.
+// fmod, remainder and the rounded divisions, as in PyTorch.
 
-// The remainder of a / b with the sign of a, exactly: C's fmodf. In integers, eight bits of the quotient at a time.
+// The exact remainder of a / b with the sign of a, like C's fmodf. In integers, eight bits of the quotient at
+// a time.
 fn m_fmod(a: f32, b: f32) -> f32 {
     let ua = m_bits(a) & 0x7fffffffu;
     let ub = m_bits(b) & 0x7fffffffu;
     if (ub == 0u || ub > 0x7f800000u || ua >= 0x7f800000u) { return m_nan(); }
     if (ua < ub) { return a; }
-    // Significands, and exponents as if a denormal's were 1.
+    // Significands, and exponents; a denormal's exponent counts as 1.
     let sa = (ua & 0x007fffffu) | select(0u, 0x00800000u, ua >= 0x00800000u);
     let sb = (ub & 0x007fffffu) | select(0u, 0x00800000u, ub >= 0x00800000u);
     let eb = max(ub >> 23u, 1u);
@@ -26,14 +27,14 @@ fn m_fmod(a: f32, b: f32) -> f32 {
     return m_from_bits(select(u, 0u, r == 0u) | (m_bits(a) & 0x80000000u));
 }
 
-// The remainder with the sign of b: Python's %.
+// The remainder with the sign of b, like Python's %.
 fn m_remainder(a: f32, b: f32) -> f32 {
     let r = m_fmod(a, b);
     return select(r, r + b, !m_iszero(r) & (m_signbit(r) != m_signbit(b)));
 }
 
-// floor(a / b), consistent with m_remainder: as PyTorch, from what fmod leaves, so that the quotient is an integer but for its
-// rounding.
+// floor(a / b), consistent with m_remainder. As in PyTorch, computed from the result of fmod, so that the
+// quotient is an integer up to rounding.
 fn m_floor_div(a: f32, b: f32) -> f32 {
     let r = m_fmod(a, b);
     let borrow = !m_iszero(r) & (m_signbit(r) != m_signbit(b));
@@ -44,7 +45,7 @@ fn m_floor_div(a: f32, b: f32) -> f32 {
     return select(select(select(whole, zero, q == 0.0), m_nan(), m_isnan(r)), m_div(a, b), m_iszero(b));
 }
 
-// trunc(a / b); where b divides a, the quotient whatever way the division rounds.
+// trunc(a / b); if b divides a, the quotient independent of the rounding of the division.
 fn m_trunc_div(a: f32, b: f32) -> f32 {
     let q = m_div(a, b);
     return select(trunc(q), round(q), m_iszero(m_fmod(a, b)));

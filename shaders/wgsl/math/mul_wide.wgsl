@@ -1,6 +1,6 @@
 // needs: none
 //
-// Products of 64 bits, and the bits of 2/pi.
+// 64-bit products, and the bits of 2/pi.
 
 // The upper and lower word of a product, by halves: WGSL has no wide multiplication.
 fn m_mul_wide(a: u32, b: u32) -> vec2<u32> {
@@ -14,7 +14,7 @@ fn m_mul_wide(a: u32, b: u32) -> vec2<u32> {
     return vec2<u32>(a1 * b1 + (mid >> 16u) + (cross >> 16u), a * b);
 }
 
-// The first 224 bits of 2/pi, word by word; zeros for others. `f64_trig` has more.
+// The first 224 bits of 2/pi, word by word; zero for other words. `f64_trig` has more.
 fn m_two_over_pi(word: u32) -> u32 {
     switch word {
         case 0u: { return 0xa2f9836eu; }

@@ -1,9 +1,10 @@
 // needs: mul_wide
 //
-// Normal numbers by the inverse of their distribution, in integers: the same bits on every device.
+// Normal random values by the inverse of their distribution, in integers: the same bits on every device.
 //
-// The top bit is the sign; the other 31 bits m give p = (2m + 1) / 2^33, in octaves (leading bit of 2m + 1) of which
-// each has a polynomial of degree 7 in Q4.28, fitted at Chebyshev nodes. Largest error against the true inverse: 9e-8.
+// The top bit is the sign. The other 31 bits m give p = (2m + 1) / 2^33, in octaves (leading bit of 2m + 1).
+// Each octave has a polynomial of degree 7 in Q4.28, fitted at Chebyshev nodes. Largest error against the
+// true inverse: 9e-8.
 struct m_Poly {
     low: vec4<i32>,
     high: vec4<i32>,
@@ -50,7 +51,7 @@ fn m_normal_poly(octave: u32) -> m_Poly {
     return m_Poly(low, high);
 }
 
-// a * t / 2^31 towards zero, for a fraction t of 31 bits.
+// a * t / 2^31 rounded towards zero, for a fraction t of 31 bits.
 fn m_scale_fixed(a: i32, t: u32) -> i32 {
     let product = m_mul_wide(u32(abs(a)), t);
     let scaled = i32((product.x << 1u) | (product.y >> 31u));
@@ -70,7 +71,7 @@ fn m_normal(x: u32) -> f32 {
     sum = m_scale_fixed(sum, t) + c.low.z;
     sum = m_scale_fixed(sum, t) + c.low.y;
     sum = m_scale_fixed(sum, t) + c.low.x;
-    // To 24 bits, so that the conversion is exact.
+    // Truncated to 24 bits, so that the conversion is exact.
     let magnitude = u32(max(sum, 0));
     let spare = 8u - min(8u, countLeadingZeros(magnitude));
     let z = f32((magnitude >> spare) << spare) * 3.7252902984619140625e-9;

@@ -1,8 +1,8 @@
 // needs: base, exp, log, erf
 //
-// What follows the normal distribution far out: erfc times e^(x^2), the logarithm of its cdf, and the inverse of that.
+// Tails of the normal distribution: erfc times e^(x^2), the logarithm of its cdf, and the inverse of the cdf.
 
-// e^(x^2) for any x: the square in two parts, of which that of the head is exact.
+// e^(x^2) for any x: the square in two parts, of which the head's is exact.
 fn m_exp_square(x: f32) -> f32 {
     let a = min(abs(x), 16.0);
     let h = m_head(a);
@@ -12,7 +12,7 @@ fn m_exp_square(x: f32) -> f32 {
 // e^(x^2) erfc(x).
 fn m_erfcx(x: f32) -> f32 {
     let a = abs(x);
-    // Past 12 the first terms of the asymptotic series: what is left out is below 2^-25.
+    // Beyond 12 the first terms of the asymptotic series: the remainder is below 2^-25.
     let i = 1.0 / max(a, 12.0);
     let s = i * i;
     let series = i * 0.5641896 * (1.0 + s * (-0.5 + s * (0.75 - s * 1.875)));
@@ -23,18 +23,19 @@ fn m_erfcx(x: f32) -> f32 {
     return select(select(select(far, mirrored, m_signbit(x)), near, a < 0.5), x, m_isnan(x));
 }
 
-// ln of how likely a normal number is below x.
+// ln of the probability that a normal value is below x.
 fn m_log_ndtr(x: f32) -> f32 {
     let t = x * 0.70710677;
     let tail = m_log(0.5 * m_erfcx(-min(t, 0.0))) - 0.5 * x * x;
     return select(select(m_log1p(-m_normcdf(-x)), tail, x < -1.0), x, m_isnan(x));
 }
 
-// Below which number a normal one is with the probability p.
+// The inverse of the cumulative normal distribution for a probability p.
 fn m_ndtri(p: f32) -> f32 {
     let q = min(p, 1.0 - p);
     let middle = 1.4142135 * m_erfinv(2.0 * max(q, 0.1) - 1.0);
-    // In the tail from s = sqrt(-2 ln q) (fit 2^-13), and one of Newton's steps on the logarithm of the probability.
+    // In the tail from s = sqrt(-2 ln q) (fit 2^-13), and one Newton step on the logarithm of the
+    // probability.
     let log_q = m_log(min(q, 0.1));
     let s = sqrt(-2.0 * log_q);
     let t = (s - 5.0) / (s + 5.0);

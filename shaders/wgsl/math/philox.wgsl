@@ -1,5 +1,6 @@
 // needs: mul_wide
-// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four numbers for a counter and a key.
+// Philox4x32-10 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011): four words for a
+// counter and a key.
 
 fn m_philox(start: vec4<u32>, first_key: vec2<u32>) -> vec4<u32> {
     var c = start;

@@ -1,15 +1,16 @@
 // needs: base, exp
 //
-// pow, as C's powf.
+// pow, like C's powf.
 
-// |x|^y for finite x != 0 and finite y. log2(x) is held to about 2^-31 as a 12-bit head and a tail, so that the head of y
-// times it is exact: with m in [sqrt(1/2), sqrt(2)) and s = (m - 1) / (m + 1), log2(m) = 2 s / ln 2 + s^3 p(s^2) (fit 2^-34).
+// |x|^y for finite x != 0 and finite y. log2(x) is known to about 2^-31 as a 12-bit head and a tail, so that
+// its product with the head of y is exact. With m in [sqrt(1/2), sqrt(2)) and s = (m - 1) / (m + 1), log2(m)
+// = 2 s / ln 2 + s^3 p(s^2) (fit 2^-34).
 fn m_pow_abs(x: f32, y: f32) -> f32 {
     let parts = m_split(abs(x));
     let m = parts.m;
     let k = f32(parts.k);
     let f = m - 1.0;
-    // m + 1 as head and tail, then the quotient: its head, and the tail from what the head leaves over.
+    // m + 1 as head and tail, then the quotient: its head, and the tail from the remainder.
     let dh = m_head(m + 1.0);
     let dl = m - (dh - 1.0);
     let d = dh + dl;
@@ -26,7 +27,7 @@ fn m_pow_abs(x: f32, y: f32) -> f32 {
     let yh = m_head(y);
     let yl = y - yh;
     let product = y * (log_head + log_tail);
-    // Far past overflow and underflow the product is replaced, which keeps every step below finite.
+    // Far beyond overflow and underflow the product is replaced, which keeps every step below finite.
     let fits = abs(product) < 160.0;
     let zh = select(select(-160.0, 160.0, product > 0.0), yh * log_head, fits);
     let zl = select(0.0, yh * log_tail + yl * (log_head + log_tail), fits);
@@ -41,7 +42,7 @@ fn m_pow(x: f32, y: f32) -> f32 {
     let finite_y = ay < 0x7f800000u;
     let integer = finite_y & ((ay >= 0x4b800000u) | (floor(abs(y)) == abs(y)));
     let odd = integer & (ay < 0x4b800000u) & ((u32(min(abs(y), 16777215.0)) & 1u) == 1u);
-    // Zero and infinity: only the direction counts.
+    // Zero and infinity: only the direction matters.
     let to_zero = (ax == 0u) != y_negative;
     var r = m_pow_abs(x, y);
     r = select(r, select(m_inf(), 0.0, to_zero), (ax == 0u) | (ax == 0x7f800000u));

@@ -1,23 +1,24 @@
 // needs: base, mul_wide
 //
-// sin, cos, tan. Right for every finite argument: what remains of x after the multiples of pi/2 has an error below 1 ulp.
+// sin, cos, tan. Accurate for every finite argument: the remainder of x modulo pi/2 has an error below 1 ulp.
 
-// The angle r + low + quadrant * pi/2; low is what the rounding of r lost, or zero.
+// The angle r + low + quadrant * pi/2; low is the rounding error of r, or zero.
 struct m_Angle { r: f32, low: f32, quadrant: u32 }
 
-// Payne and Hanek's reduction of |x| >= 256 in integers: the significand times those 96 bits of 2/pi that count modulo 4.
+// Payne-Hanek reduction of |x| >= 256 in integers: the significand times the 96 bits of 2/pi that count
+// modulo 4.
 fn m_reduce_large(u: u32) -> m_Angle {
     let significand = (u & 0x007fffffu) | 0x00800000u;
     // x is significand * 2^e; the window starts at the bit of weight 2^1.
     let start = (u >> 23u) + 32u - 152u;
-    // In front of the first word of 2/pi are zeros.
+    // The bits before the first word of 2/pi are zeros.
     let word = (start >> 5u) - 1u;
     let shift = start & 31u;
     let w0 = m_two_over_pi(word);
     let w1 = m_two_over_pi(word + 1u);
     let w2 = m_two_over_pi(word + 2u);
     let w3 = m_two_over_pi(word + 3u);
-    // Two shifts, since one by 32 is not defined.
+    // Two shifts, because a shift by 32 is undefined.
     let a = (w0 << shift) | ((w1 >> 1u) >> (31u - shift));
     let b = (w1 << shift) | ((w2 >> 1u) >> (31u - shift));
     let c = (w2 << shift) | ((w3 >> 1u) >> (31u - shift));
@@ -44,7 +45,7 @@ fn m_reduce_large(u: u32) -> m_Angle {
     return m_Angle(select(r, -r, negative), 0.0, quadrant);
 }
 
-// |x| = r + quadrant * pi/2, |r| <= pi/4 and a little.
+// |x| = r + quadrant * pi/2, with |r| <= pi/4 up to rounding.
 fn m_reduce(x: f32) -> m_Angle {
     let u = m_bits(x) & 0x7fffffffu;
     if (u >= 0x43800000u && u < 0x7f800000u) { return m_reduce_large(u); }
@@ -58,7 +59,7 @@ fn m_reduce(x: f32) -> m_Angle {
     return m_Angle(r, low, u32(k));
 }
 
-// sin and cos of r + low on |r| <= pi/4 and a little (fits 2^-32 and 2^-33).
+// sin and cos of r + low on |r| <= pi/4 up to rounding (fits 2^-32 and 2^-33).
 fn m_sin_poly(t: m_Angle) -> f32 {
     let z = t.r * t.r;
     let p = ((2.825502e-6 * z - 0.00019852517) * z + 0.0083333785) * z - 0.16666667;

@@ -3,11 +3,12 @@
 use std::slice::from_ref;
 
 use anyhow::{Context, Result, ensure};
-use forebay::autograd::{self, GradOptions, functional, once_differentiable};
+use forebay::autograd::{self, GradOptions, once_differentiable};
 use forebay::backend::null::CardProfile;
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::{Error, Result as CoreResult};
+use forebay::func;
 use forebay::ops::{AttentionOptions, cat, stack};
 use forebay::optim::{
     Adadelta, Adafactor, Adagrad, AdamW, GradScaler, Lamb, Lion, Muon, NAdam, Optimizer, RmsProp, Rprop, Sgd,
@@ -127,7 +128,7 @@ fn seeds_of_another_device_are_refused(device: &Device) -> Result<()> {
         is_of_devices(autograd::backward(from_ref(&y), &options), "backward")?;
     }
     is_of_devices(y.backward_with(&seed), "backward_with")?;
-    is_of_devices(functional::vjp(|x| x[0].exp(), &[x.detach()], &seed), "vjp")?;
+    is_of_devices(func::vjp(|x| x[0].exp(), &[x.detach()], &seed), "vjp")?;
     ensure!(x.grad().is_none());
     y.sum_all()?.backward().context("what was refused has walked nothing")
 }

@@ -6,10 +6,11 @@ use std::slice::from_ref;
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
-use forebay::autograd::{self, GradOptions, checkpoint, functional};
+use forebay::autograd::{self, GradOptions, checkpoint};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as CoreResult;
+use forebay::func;
 use forebay::ops::{Pool2dOptions, Reduction, ScatterReduce};
 use forebay::tensor::Tensor;
 
@@ -237,7 +238,7 @@ fn a_hessian_times_a_vector_is_pytorchs(device: &Device) -> Result<()> {
             .map(|(k, shape)| numbers(first + k, shape, device))
             .collect::<Result<Vec<_>>>()
     };
-    let (value, product) = functional::hvp(loss, &of(1)?, &of(4)?)?;
+    let (value, product) = func::hvp(loss, &of(1)?, &of(4)?)?;
     let mut found = vec![&value];
     found.extend(&product);
     ensure_pytorch_values("hessian_vector", &found)
@@ -379,16 +380,16 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1.0f32, 2.0, 3.0], &[3], device)?;
     let square = |t: &[Tensor]| t[0].mul(&t[0]);
     let v = Tensor::from_slice(&[1.0f32, 10.0, 100.0], &[3], device)?;
-    let (y, back) = functional::vjp(square, from_ref(&x), &v)?;
+    let (y, back) = func::vjp(square, from_ref(&x), &v)?;
     ensure_values(&y, &[1.0, 4.0, 9.0])?;
     ensure_values(&back[0], &[2.0, 40.0, 600.0])?;
-    let (_, forth) = functional::jvp(square, from_ref(&x), from_ref(&v))?;
+    let (_, forth) = func::jvp(square, from_ref(&x), from_ref(&v))?;
     ensure_same_bits(&forth, &back[0])?;
-    let jacobian = functional::jacobian(|x| x.cumsum(0), &x)?;
+    let jacobian = func::jacobian(|x| x.cumsum(0), &x)?;
     ensure_values(&jacobian, &[1.0, 0.0, 0.0, 1.0, 1.0, 0.0, 1.0, 1.0, 1.0])?;
-    let hessian = functional::hessian(|x| x.prod(0, false), &x)?;
+    let hessian = func::hessian(|x| x.prod(0, false), &x)?;
     ensure_values(&hessian, &[0.0, 3.0, 2.0, 3.0, 0.0, 1.0, 2.0, 1.0, 0.0])?;
-    let (_, product) = functional::hvp(|t| t[0].prod(0, false), from_ref(&x), from_ref(&v))?;
+    let (_, product) = func::hvp(|t| t[0].prod(0, false), from_ref(&x), from_ref(&v))?;
     ensure_values(&product[0], &[230.0, 103.0, 12.0])?;
     // Scatter products: two factors of zero, one index with a nonzero base, one without, two factors at one index.
     let factors = Tensor::from_slice(&[2.0f32, 0.0, 0.0, 3.0], &[4], device)?;
@@ -399,13 +400,13 @@ fn functions_have_jacobians_and_hessians(device: &Device) -> Result<()> {
             |x: &Tensor| places.scatter_reduce(0, &to, x, ScatterReduce::Prod, include_self)?.sum_all();
         let mut expected = [0.0; 16];
         (expected[6], expected[9]) = (mixed, mixed);
-        ensure_values(&functional::hessian(product, &factors)?, &expected)?;
+        ensure_values(&func::hessian(product, &factors)?, &expected)?;
     }
     // The empty product is 1, and has no gradients.
     let nothing = Tensor::zeros(&[2, 0], DType::F32, device)?;
-    ensure!(functional::hessian(|x| x.prod(1, false)?.sum_all(), &nothing)?.shape() == [2, 0, 2, 0]);
+    ensure!(func::hessian(|x| x.prod(1, false)?.sum_all(), &nothing)?.shape() == [2, 0, 2, 0]);
     // The Hessian of a linear function is zero.
-    ensure_values(&functional::hessian(|x| x.sum_all(), &x)?, &[0.0; 9])
+    ensure_values(&func::hessian(|x| x.sum_all(), &x)?, &[0.0; 9])
 }
 
 /// Gradient and second derivative of a zero distance are 0.

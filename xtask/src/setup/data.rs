@@ -56,7 +56,7 @@ mod tests {
 
     #[test]
     fn the_shipped_part_is_complete() {
-        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../core/data/fashion-small");
+        let shipped = Path::new(env!("CARGO_MANIFEST_DIR")).join("../nn/data/fashion-small");
         assert!(is_complete(&shipped));
         assert!(!is_complete(Path::new("/nonexistent")));
     }

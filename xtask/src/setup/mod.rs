@@ -55,7 +55,7 @@ impl Setup {
         std::fs::create_dir_all(&private).with_context(|| format!("{} cannot be made", private.display()))?;
         let machine = Machine::detect();
         let apt = Apt::new(private.join("apt"), machine.is_root);
-        Ok(Self { machine, apt, cache_dir: private, bundled_data: workspace.root.join("core/data") })
+        Ok(Self { machine, apt, cache_dir: private, bundled_data: workspace.root.join("nn/data") })
     }
 
     /// Returns the environment that lets the workspace's programs find a device and data, as far as available.

@@ -1,4 +1,5 @@
-// Atomics: relaxed, as WGSL's are. A load or store must only not be torn, cached or moved out of a loop: volatile.
+// Atomics are relaxed, as in WGSL. A load or store must not be torn, cached or moved out of a loop, so it is
+// volatile.
 namespace wgsl {
 
 template <class T> WGSL_FN T atomicLoad(const T& p) { return *const_cast<const volatile T*>(&p); }

@@ -1,5 +1,5 @@
-// Scalars, vectors and arrays with WGSL's layouts and arithmetic. Aggregates without constructors, so that they can
-// live in __shared__ memory and be written as brace lists.
+// Scalars, vectors and arrays with WGSL's layouts and arithmetic. Aggregates have no constructors, so that
+// they can live in __shared__ memory and be written as brace lists.
 #pragma nv_diag_suppress 177, 186 // unused functions; unsigned numbers below zero
 #define WGSL_FN __device__ __forceinline__
 
@@ -37,7 +37,7 @@ template <class T> struct alignas(4 * sizeof(T)) vec<T, 4> {
     WGSL_FN const T& operator[](u32 i) const { return (&x)[i]; }
 };
 
-// What an array holds: a vec3 takes the room of a vec4 there, and only there.
+// Array element: only in arrays, a vec3 takes the size of a vec4.
 template <class T> struct cell { T t; };
 template <class T> struct alignas(4 * sizeof(T)) cell<vec<T, 3>> { vec<T, 3> t; };
 
@@ -55,7 +55,7 @@ template <class E, class S> WGSL_FN const E* tail(const S& s, u64 offset) {
     return reinterpret_cast<const E*>(reinterpret_cast<const char*>(&s) + offset);
 }
 
-// A component of a vector that is a value: selects, where an address would put the vector into local memory.
+// Component of a vector value. Selects avoid an address, which would put the vector into local memory.
 template <class T> WGSL_FN T at(const vec<T, 2>& v, u32 i) { return i == 0 ? v.x : v.y; }
 template <class T> WGSL_FN T at(const vec<T, 3>& v, u32 i) { return i == 0 ? v.x : i == 1 ? v.y : v.z; }
 template <class T> WGSL_FN T at(const vec<T, 4>& v, u32 i) { return i < 2 ? (i == 0 ? v.x : v.y) : i == 2 ? v.z : v.w; }
@@ -117,8 +117,8 @@ WGSL_FN auto map(F f, const vec<A, 4>& a, const vec<B, 4>& b, const vec<C, 4>& c
     return {f(a.x, b.x, c.x), f(a.y, b.y, c.y), f(a.z, b.z, c.z), f(a.w, b.w, c.w)};
 }
 
-// f16 arithmetic through f32: with 24 bits for an 11-bit format, the second rounding cannot change the result of
-// one +, -, *, / or square root.
+// f16 arithmetic goes through f32: with 24 bits for an 11-bit format, the second rounding cannot change the
+// result of one +, -, *, / or square root.
 WGSL_FN f16 operator+(f16 a, f16 b) { return narrow(widen(a) + widen(b)); }
 WGSL_FN f16 operator-(f16 a, f16 b) { return narrow(widen(a) - widen(b)); }
 WGSL_FN f16 operator*(f16 a, f16 b) { return narrow(widen(a) * widen(b)); }
@@ -131,8 +131,8 @@ WGSL_FN bool operator<=(f16 a, f16 b) { return widen(a) <= widen(b); }
 WGSL_FN bool operator>(f16 a, f16 b) { return widen(a) > widen(b); }
 WGSL_FN bool operator>=(f16 a, f16 b) { return widen(a) >= widen(b); }
 
-// Integers wrap: signed ones are computed unsigned, where C++ defines it. x / 0 is x, x % 0 is 0, and so is the
-// quotient that overflows; shift counts are taken modulo the width.
+// Integers wrap: signed ones are computed unsigned, where C++ defines the result. x / 0 is x, x % 0 is 0. A
+// quotient that overflows is x, too. Shift counts are taken modulo the width.
 template <class T> WGSL_FN T add(T a, T b) { return a + b; }
 template <class T> WGSL_FN T sub(T a, T b) { return a - b; }
 template <class T> WGSL_FN T mul(T a, T b) { return a * b; }
@@ -142,7 +142,7 @@ WGSL_FN f32 rem(f32 a, f32 b) { return ::fmodf(a, b); }
 WGSL_FN f64 rem(f64 a, f64 b) { return ::fmod(a, b); }
 WGSL_FN f16 rem(f16 a, f16 b) { return narrow(::fmodf(widen(a), widen(b))); }
 
-// The middle type is at least 32 bits wide: 16-bit operands would be promoted to int.
+// The intermediate type is at least 32 bits wide: 16-bit operands would be promoted to int.
 #define WGSL_INT(T, U, BITS)                                                           \
     WGSL_FN T add(T a, T b) { return T(U(a) + U(b)); }                                 \
     WGSL_FN T sub(T a, T b) { return T(U(a) - U(b)); }                                 \
@@ -229,8 +229,8 @@ WGSL_FN bool any(const vec<bool, 2>& v) { return v.x || v.y; }
 WGSL_FN bool any(const vec<bool, 3>& v) { return v.x || v.y || v.z; }
 WGSL_FN bool any(const vec<bool, 4>& v) { return v.x || v.y || v.z || v.w; }
 
-// Conversions of values. Floats saturate to the largest value that both types hold; the low end needs no clamp
-// where the instruction saturates.
+// Conversions of values. Floats saturate to the largest value that both types hold. The low end needs no
+// clamp if the instruction saturates.
 template <class T, class S> struct caster { static WGSL_FN T of(S s) { return static_cast<T>(s); } };
 template <class S> struct caster<bool, S> { static WGSL_FN bool of(S s) { return s != S(0); } };
 template <> struct caster<i32, f32> { static WGSL_FN i32 of(f32 s) { return __float2int_rz(::fminf(s, 2147483520.0f)); } };

@@ -1,4 +1,4 @@
-// The builtin functions on the bits of integers.
+// Builtin functions on the bits of integers.
 namespace wgsl {
 
 WGSL_FN u32 countOneBits(u32 x) { return __popc(x); }
@@ -13,7 +13,7 @@ WGSL_FN u32 firstTrailingBit(u32 x) { return u32(__ffs(x)) - 1u; }
 WGSL_FN u64 firstTrailingBit(u64 x) { return u64(i64(__ffsll(x)) - 1); }
 WGSL_FN u32 firstLeadingBit(u32 x) { return 31u - u32(__clz(x)); }
 WGSL_FN u64 firstLeadingBit(u64 x) { return u64(63 - i64(__clzll(x))); }
-// For signed ones, the highest bit that differs from the sign.
+// For signed integers: the highest bit that differs from the sign.
 WGSL_FN i32 firstLeadingBit(i32 x) { return i32(firstLeadingBit(u32(x < 0 ? ~x : x))); }
 WGSL_FN i64 firstLeadingBit(i64 x) { return i64(firstLeadingBit(u64(x < 0 ? ~x : x))); }
 #define WGSL_SIGNED_BITS(NAME)                                                         \
@@ -35,7 +35,7 @@ WGSL_BITS_EACH(reverseBits)
 WGSL_BITS_EACH(firstTrailingBit)
 WGSL_BITS_EACH(firstLeadingBit)
 
-// Offset and count are clamped to the width, as WGSL says; a shift by the width itself never happens.
+// WGSL clamps offset and count to the width; shifts by the width itself are avoided.
 WGSL_FN u32 field_offset(u32 o) { return o < 32u ? o : 32u; }
 WGSL_FN u32 field_count(u32 o, u32 c) { return c < 32u - o ? c : 32u - o; }
 WGSL_FN u32 extractBits(u32 x, u32 offset, u32 count) {

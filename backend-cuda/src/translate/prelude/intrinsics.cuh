@@ -1,10 +1,10 @@
-// What native.rs names: single instructions for what WGSL needs several for.
+// Functions named in intrinsics.rs: single instructions where WGSL needs several operations.
 namespace wgsl {
 
 WGSL_FN f32 near_exp2(f32 x) { f32 r; asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 WGSL_FN f32 near_inverse(f32 x) { f32 r; asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(r) : "f"(x)); return r; }
 
-// The first number in the low half.
+// The first value is in the low half.
 WGSL_FN u32 pair_f16(f32 a, f32 b) {
 #if __CUDA_ARCH__ >= 800
     u32 r;
@@ -28,7 +28,7 @@ WGSL_FN u32 pair_bf16(f32 a, f32 b) {
 #endif
 }
 
-// The first number in the low byte; neither is larger than the type's largest.
+// The first value is in the low byte; no magnitude exceeds the type's maximum.
 #if __CUDA_ARCH__ >= 890
 WGSL_FN u32 pair_e4m3(f32 a, f32 b) {
     unsigned short r;
@@ -53,7 +53,7 @@ WGSL_FN u32 pair_e4m3(f32 a, f32 b) { return byte_within<3, 7>(a) | byte_within<
 WGSL_FN u32 pair_e5m2(f32 a, f32 b) { return byte_within<2, 15>(a) | byte_within<2, 15>(b) << 8; }
 #endif
 
-// Before sm_80, which keeps NaN in the larger one, they do as WGSL's text does.
+// Before sm_80, which has a maximum that keeps NaN, the code computes like the WGSL.
 #if __CUDA_ARCH__ >= 800
 WGSL_FN u32 pair_bf16_larger(u32 a, u32 b) { u32 r; asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }
 WGSL_FN u32 pair_f16_larger(u32 a, u32 b) { u32 r; asm("max.NaN.f16x2 %0, %1, %2;" : "=r"(r) : "r"(a), "r"(b)); return r; }

@@ -1,4 +1,4 @@
-// The builtin functions on numbers, under WGSL's names; f16 goes through f32.
+// Builtin numeric functions with WGSL's names; f16 goes through f32.
 namespace wgsl {
 
 #define WGSL_EACH1(NAME)                                                                               \
@@ -111,7 +111,7 @@ WGSL_FN i32 exponent(f16 x) { return exponent(widen(x)); }
 template <class T, u32 N> WGSL_FN vec<i32, N> exponent(const vec<T, N>& a) {
     return map([](T x) { return exponent(x); }, a);
 }
-// The exponent's width is that of the number.
+// The exponent has the width of the argument.
 template <class T> WGSL_FN void set(T& to, i32 e) { to = T(e); }
 template <class T, u32 N> WGSL_FN void set(vec<T, N>& to, const vec<i32, N>& e) { to = cast<T>(e); }
 template <class R, class T> WGSL_FN R frexp(const T& x) {

@@ -1,4 +1,4 @@
-// Several numbers in one u32.
+// Packing of several values into one u32.
 namespace wgsl {
 
 WGSL_FN u32 bytes(u32 a, u32 b, u32 c, u32 d) {

@@ -1,10 +1,10 @@
-// Subgroups are warps. `mask` names the lanes that take part: all of the warp's where control flow is uniform, else
-// those that __activemask() finds together.
+// Subgroups are warps. `mask` has the lanes that take part: all of the warp's in convergent code, else those
+// of __activemask().
 namespace wgsl {
 
 const u32 FULL = 0xffffffffu;
 
-// Numbers that one shuffle moves; f16 and 16-bit integers travel as 32 bits.
+// Types that one shuffle moves; f16 and 16-bit integers travel as 32 bits.
 template <class T> WGSL_FN T lane_read(u32 mask, T x, u32 lane) { return __shfl_sync(mask, x, i32(lane)); }
 WGSL_FN f16 lane_read(u32 mask, f16 x, u32 lane) { return f16{u16(__shfl_sync(mask, u32(x.bits), i32(lane)))}; }
 WGSL_FN u16 lane_read(u32 mask, u16 x, u32 lane) { return u16(__shfl_sync(mask, u32(x), i32(lane))); }
@@ -44,7 +44,7 @@ struct op_and { template <class T> static WGSL_FN T of(T a, T b) { return bit_an
 struct op_or { template <class T> static WGSL_FN T of(T a, T b) { return bit_or(a, b); } };
 struct op_xor { template <class T> static WGSL_FN T of(T a, T b) { return bit_xor(a, b); } };
 
-// A butterfly where the whole warp takes part; else one lane after the other, so that no absent lane is read.
+// A butterfly if the whole warp takes part; else one lane after the other, so that no inactive lane is read.
 template <class O, class T> WGSL_FN T reduce_lanes(u32 mask, T x) {
     if (mask == FULL) {
         for (u32 d = 16; d > 0; d >>= 1) x = O::of(x, lane_read(mask, x, lane_id() ^ d));
@@ -89,7 +89,7 @@ template <class O, class T> WGSL_FN T scan_lanes(u32 mask, T x) {
     }
     return r;
 }
-// The inclusive scan of the lane before, found by its bit in the mask; the first lane gets the identity.
+// The inclusive scan of the previous lane, found by its bit in the mask; the first lane gets the identity.
 template <class O, class T> WGSL_FN T exclusive_lanes(u32 mask, T x, T identity) {
     T r = scan_lanes<O>(mask, x);
     u32 below = mask & ((1u << lane_id()) - 1u);

@@ -12,24 +12,18 @@
 //! - Gradient of the weights: the product of one side's positions and the other side's columns. If the
 //!   gradient of the input has built the mirrored columns, the product reuses them.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use crate::dtype::DType;
-use crate::environment;
 use crate::error::Result;
 use crate::memory::{self, Tag};
 use crate::ops::conv::{ConvGeometry, spatial_numel};
 use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
 use crate::ops::matmul::gemm_into;
 use crate::ops::shape::PadMode;
-use crate::runtime::device::Device;
 use crate::tensor::{Dims, Layout, Tensor};
 
-/// Default limit of the column matrix in bytes.
-const DEFAULT_MAX_BYTES: u64 = 256 << 20;
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
 /// Smallest group, in output channels and in rows of the column matrix, for which im2col is faster.
@@ -505,64 +499,5 @@ impl WeightGradSum {
                 Ok(())
             }
         }
-    }
-}
-
-/// Limit of the column matrix in bytes for one device: 0 disables im2col, and [`UNSET_LIMIT`] selects the
-/// default.
-#[derive(Debug)]
-pub(crate) struct Im2colLimit(AtomicU64);
-
-const UNSET_LIMIT: u64 = u64::MAX;
-
-impl Im2colLimit {
-    /// Reads the limit from the environment, and ignores an invalid one: opening a device has reported it.
-    pub(crate) fn from_env_or_default() -> Self {
-        Self(AtomicU64::new(im2col_bytes_from_env().ok().flatten().unwrap_or(UNSET_LIMIT)))
-    }
-}
-
-/// Reads the limit from the environment.
-///
-/// # Errors
-/// The variable is not a number of bytes.
-pub(crate) fn im2col_bytes_from_env() -> Result<Option<u64>> {
-    environment::read_bytes("FOREBAY_IM2COL_BYTES")
-}
-
-impl Device {
-    /// Returns the largest size of a column matrix in bytes, or 0 if convolutions build none. See
-    /// [`set_im2col_max_bytes`](Self::set_im2col_max_bytes).
-    #[must_use]
-    pub fn im2col_max_bytes(&self) -> u64 {
-        match self.im2col_limit().0.load(Ordering::Relaxed) {
-            UNSET_LIMIT if self.raw_backend().has_matmul_library() => DEFAULT_MAX_BYTES,
-            UNSET_LIMIT => 0,
-            told => told,
-        }
-    }
-
-    /// Sets the largest size in bytes of the scratch memory that convolutions use for column matrices
-    /// (im2col).
-    ///
-    /// A column matrix holds at least one image. With 0, convolutions gather their operands without scratch
-    /// memory. The order of the sums, and therefore rounding, differs between both algorithms.
-    ///
-    /// `None` restores the default: 256 MiB if the vendor's library multiplies matrices, else 0. The variable
-    /// `FOREBAY_IM2COL_BYTES` sets the initial value. Small groups (fewer than 4 output channels or 16 rows
-    /// of columns) and f64 never use im2col. A dry run needs the same setting as the device.
-    ///
-    /// ```
-    /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
-    /// # let device = Device::null(Default::default());
-    /// device.set_im2col_max_bytes(Some(1 << 20));
-    /// let x = Tensor::zeros(&[1, 8, 32, 32], DType::F32, &device)?;
-    /// let w = Tensor::zeros(&[8, 8, 3, 3], DType::F32, &device)?;
-    /// x.conv2d(&w, None, 1, 1, 1, 1)?;
-    /// assert!(device.memory().peak_allocated() > 9 * 4 * x.numel() as u64);
-    /// # Ok::<(), forebay_core::error::Error>(())
-    /// ```
-    pub fn set_im2col_max_bytes(&self, most: Option<u64>) {
-        self.im2col_limit().0.store(most.unwrap_or(UNSET_LIMIT), Ordering::Relaxed);
     }
 }

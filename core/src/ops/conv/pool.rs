@@ -9,10 +9,10 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::Scalar;
 use crate::ops::kernel::heuristics::split_reduction;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::reduce::contiguous_zero_offset;
+use crate::scalar::Scalar;
 use crate::tensor::{Dims, Tensor};
 
 /// Number of elements of a window above which a workgroup, instead of a thread, reduces the window.

@@ -8,12 +8,13 @@ use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::GradRule::Expr;
 use crate::ops::elementwise::pointwise::GradVar::{A, B, Y};
 use crate::ops::elementwise::pointwise::{
-    Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace,
+    Operand, PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace,
 };
 use crate::ops::elementwise::unary::unary;
 use crate::ops::kernel::heuristics::{self, VEC4_WIDTH};
 use crate::ops::kernel::launch::{self, KernelParams};
 use crate::ops::reduce;
+use crate::scalar::Scalar;
 use crate::tensor::Tensor;
 
 // Compilers turn a selection between a and the bound that a is compared with into the hardware's max or min,

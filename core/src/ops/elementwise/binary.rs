@@ -6,10 +6,11 @@ use crate::error::{Error, Result};
 use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
 use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
 use crate::ops::elementwise::pointwise::{
-    Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace,
+    Operand, PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace,
 };
 use crate::ops::kernel::launch;
-use crate::ops::kernel::scalar::ScalarConversion;
+use crate::scalar::Scalar;
+use crate::scalar::ScalarConversion;
 use crate::tensor::Tensor;
 
 /// Declares operations. An entry has documentation, name, type rule, expression (and one for integers and

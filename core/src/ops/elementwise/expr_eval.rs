@@ -7,8 +7,9 @@ use smallvec::SmallVec;
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
-use crate::ops::elementwise::pointwise::{Operand, Scalar};
+use crate::ops::elementwise::pointwise::Operand;
 use crate::runtime::device::Device;
+use crate::scalar::Scalar;
 use crate::tensor::Tensor;
 
 /// Math functions without a tensor operation, as expressions of `x`: derivatives of activations.

@@ -15,30 +15,9 @@ use crate::ops::elementwise::binary;
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
 use crate::ops::kernel::launch;
 use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
-use crate::ops::kernel::scalar::ScalarConversion;
+use crate::scalar::{Scalar, ScalarConversion};
 use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
-
-/// Scalar operand in place of a tensor.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Scalar {
-    /// Float. An integer tensor is promoted to f32.
-    Float(f64),
-    /// Integer, which takes the tensor's type.
-    Int(i64),
-    /// Bool.
-    Bool(bool),
-}
-
-impl Scalar {
-    pub(crate) fn to_f64(self) -> f64 {
-        match self {
-            Self::Float(v) => v,
-            Self::Int(v) => v as f64,
-            Self::Bool(v) => f64::from(u8::from(v)),
-        }
-    }
-}
 
 /// Tensor or scalar operand.
 #[derive(Clone, Copy, Debug)]

@@ -5,8 +5,9 @@ use crate::error::{Error, Result};
 use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
 use crate::ops::elementwise::pointwise::GradVar::{A, Y};
 use crate::ops::elementwise::pointwise::{
-    Operand, PointwiseOp, Scalar, TypeRule, run_pointwise, run_pointwise_inplace,
+    Operand, PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace,
 };
+use crate::scalar::Scalar;
 use crate::tensor::Tensor;
 
 /// Declares operations. An entry has documentation, name (and in-place name), constraint on its attributes,

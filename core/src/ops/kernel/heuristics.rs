@@ -1,5 +1,5 @@
 //! Launch heuristics of memory-bound kernels: threads for each row, outstanding reads, and workgroups for
-//! each sum. The constants were measured on an H100 (docs/performance.md).
+//! each sum. The constants were measured on an H100 (docs/lab/2026-11.md).
 
 use crate::dtype::DType;
 use crate::ops::kernel::launch::WORKGROUP_SIZE;

@@ -1,18 +1,15 @@
 //! Launches: the only place where operations call the backend, with parameters, bindings and a grid.
 
-use std::ops::Deref;
 
 use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
 
-use crate::backend::Slice;
-use crate::capture::ReplayCtx;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope;
+use crate::runtime::capture::replay_params::ReplayCtx;
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
-use crate::runtime::stream::{Access, DispatchGuard};
 use crate::tensor::Tensor;
+pub(crate) use crate::tensor::binding::{bind_contiguous_bytes, bind_for_kernel, bind_tensors};
 
 /// Invocations in a workgroup of elementwise kernels.
 #[doc(hidden)]
@@ -21,90 +18,9 @@ pub const WORKGROUP_SIZE: usize = 256;
 /// Largest number of bytes in one read or write of a thread.
 pub(crate) const VECTOR_BYTES: usize = 16;
 
-/// Largest number of dimensions that kernels index. Tensors with more must collapse to this many.
-pub(crate) const MAX_RANK: usize = 8;
-
-/// Uniform block of a launch, word by word, in WGSL's layout.
-#[derive(Clone, Debug)]
 #[doc(hidden)]
-pub struct KernelParams {
-    // A heap vector, because each builder call moves the struct.
-    words: Vec<u32>,
-    /// True if a size did not fit, as in a view that repeats its elements 2^32 times or more.
-    exceeds_u32: bool,
-    /// Upper bound on the iterations of all loops of one invocation together.
-    loop_iterations: usize,
-}
-
-impl KernelParams {
-    #[doc(hidden)]
-    pub fn new() -> Self {
-        Self { words: Vec::with_capacity(80), exceeds_u32: false, loop_iterations: 0 }
-    }
-
-    /// Appends a number of elements, an extent or a stride. Values of 2^32 and above prevent the launch.
-    #[doc(hidden)]
-    pub fn size(mut self, value: usize) -> Self {
-        self.exceeds_u32 |= value > u32::MAX as usize;
-        self.words.push(value as u32);
-        self
-    }
-
-    #[doc(hidden)]
-    pub fn u32(mut self, value: u32) -> Self {
-        self.words.push(value);
-        self
-    }
-
-    #[doc(hidden)]
-    pub fn f32(mut self, value: f32) -> Self {
-        self.words.push(value.to_bits());
-        self
-    }
-
-    /// Appends up to [`MAX_RANK`] extents or strides as `array<vec4<u32>, 2>`.
-    pub(crate) fn dims(mut self, dims: &[usize]) -> Self {
-        debug_assert!(self.words.len().is_multiple_of(4) && dims.len() <= MAX_RANK);
-        let mut words = [0; MAX_RANK];
-        for (word, &extent) in words.iter_mut().zip(dims) {
-            *word = extent as u32;
-            self.exceeds_u32 |= extent > u32::MAX as usize;
-        }
-        self.words.extend_from_slice(&words);
-        self
-    }
-
-    /// Sets an upper bound on the iterations of all loops of one invocation together, which is not passed to
-    /// the kernel. A launch above the device's limit is an error. Required if loops grow with the operands.
-    #[doc(hidden)]
-    pub fn loop_iterations(mut self, turns: usize) -> Self {
-        self.loop_iterations = self.loop_iterations.max(turns);
-        self
-    }
-
-    pub(crate) fn len(&self) -> usize {
-        self.words.len()
-    }
-
-    /// Replaces four words from `at` on.
-    pub(crate) fn replace_words(mut self, at: usize, words: [u32; 4]) -> Self {
-        self.words.iter_mut().skip(at).zip(words).for_each(|(to, word)| *to = word);
-        self
-    }
-
-    /// Pads with zeros to a multiple of four words, where a `vec4` or an array starts.
-    #[doc(hidden)]
-    pub fn align(mut self) -> Self {
-        while !self.words.len().is_multiple_of(4) {
-            self.words.push(0);
-        }
-        self
-    }
-
-    pub(crate) fn bytes(&self) -> &[u8] {
-        bytemuck::cast_slice(&self.words)
-    }
-}
+pub use crate::runtime::kernel_params::KernelParams;
+pub(crate) use crate::runtime::kernel_params::MAX_RANK;
 
 /// Returns the name of the dtype in shaders on this device.
 pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
@@ -283,89 +199,6 @@ pub(crate) fn fit_grid(device: &Device, groups: [usize; 3]) -> Result<[u32; 3]> 
     fold_grid(groups, device.info().limits.max_workgroups_per_dim as usize).ok_or_else(|| {
         Error::argument("launch", format!("a grid of {groups:?} workgroups is larger than {device} takes"))
     })
-}
-
-/// Memory of an operation's tensors while it is enqueued. Holds the dispatch lock, which keeps the order
-/// between queues and stops compaction.
-#[must_use = "the addresses are good while this lives"]
-pub(crate) struct BoundTensors<'a> {
-    slices: SmallVec<[Slice; 8]>,
-    guard: DispatchGuard<'a>,
-}
-
-impl BoundTensors<'_> {
-    pub(crate) fn dispatch_guard(&self) -> &DispatchGuard<'_> {
-        &self.guard
-    }
-}
-
-impl Deref for BoundTensors<'_> {
-    type Target = [Slice];
-
-    fn deref(&self) -> &[Slice] {
-        &self.slices
-    }
-}
-
-/// Binds the tensors of a kernel, in order.
-pub(crate) fn bind_for_kernel<'a>(
-    kernel: CompiledKernel,
-    tensors: &[&'a Tensor],
-) -> Result<BoundTensors<'a>> {
-    let access = |at: usize| match kernel.write_mask.checked_shr(at as u32).unwrap_or(1) & 1 {
-        0 => Access::Read,
-        _ => Access::Write,
-    };
-    bind_tensors(tensors.iter().enumerate().map(|(at, t)| (*t, access(at))))
-}
-
-/// Binds the memory of tensors of one device, in order. This thread enqueues one operation on all of the
-/// memory while it holds the result. Offloaded tensors are brought back to the device first.
-pub(crate) fn bind_tensors<'a, T>(tensors: T) -> Result<BoundTensors<'a>>
-where
-    T: IntoIterator<Item = (&'a Tensor, Access)> + Clone,
-{
-    let Some((first, _)) = tensors.clone().into_iter().next() else {
-        return Err(Error::argument("launch", "an operation on no tensors"));
-    };
-    // Check the devices before binding, because an address means something else on another device.
-    for (t, _) in tensors.clone() {
-        if t.device() != first.device() {
-            let op = scope::current().op;
-            first.check_same_device(if op.is_empty() { "launch" } else { op }, t)?;
-        }
-    }
-    loop {
-        let mut gate = first.device().lock_dispatch();
-        gate.take_failure()?;
-        let mut slices = SmallVec::new();
-        let mut away = false;
-        for (t, access) in tensors.clone() {
-            match t.bind(access, &gate)? {
-                Some(slice) => slices.push(slice),
-                None => {
-                    away = true;
-                    break;
-                }
-            }
-        }
-        if !away {
-            return Ok(BoundTensors { slices, guard: gate });
-        }
-        drop(gate);
-        tensors.clone().into_iter().try_for_each(|(t, _)| t.prefetch_())?;
-    }
-}
-
-/// Binds the bytes of contiguous tensors of one device, for copies. See [`bind_tensors`].
-pub(crate) fn bind_contiguous_bytes<'a, const N: usize>(
-    tensors: [(&'a Tensor, Access); N],
-) -> Result<BoundTensors<'a>> {
-    let mut bound = bind_tensors(tensors)?;
-    for (slice, (t, _)) in bound.slices.iter_mut().zip(tensors) {
-        *slice = t.byte_range_in(*slice);
-    }
-    Ok(bound)
 }
 
 /// Folds x into y if x exceeds the limit of a dimension. `group_index` in the kernels unfolds it.

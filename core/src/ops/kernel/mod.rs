@@ -7,4 +7,3 @@ pub(crate) mod index_check;
 #[doc(hidden)]
 pub mod launch;
 pub(crate) mod pointwise_kernel;
-pub(crate) mod scalar;

@@ -7,9 +7,10 @@ use smallvec::{SmallVec, smallvec};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::ops::elementwise::fusion;
-use crate::ops::elementwise::pointwise::{Operand, Scalar, TypeRule};
+use crate::ops::elementwise::pointwise::{Operand, TypeRule};
 use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE};
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
+use crate::scalar::Scalar;
 use crate::tensor::layout::{collapse_dims, is_row_major};
 use crate::tensor::{Dims, Layout, Tensor};
 

@@ -7,11 +7,12 @@ use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
 use crate::ops::elementwise::pointwise::GradRule::None as NoGrad;
-use crate::ops::elementwise::pointwise::{Operand, PointwiseOp, Scalar, TypeRule, run_pointwise};
+use crate::ops::elementwise::pointwise::{Operand, PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::index::select::cast_index_to_i32;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::reduce::scan;
 use crate::ops::shape::cat;
+use crate::scalar::Scalar;
 use crate::tensor::layout::{normalize_dim, tensor_numel};
 use crate::tensor::{Dims, Tensor};
 

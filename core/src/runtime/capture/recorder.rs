@@ -2,6 +2,7 @@
 //!
 //! One thread records on a device at a time. Work of other threads runs normally and is not recorded.
 
+use std::any::Any;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fmt;
@@ -11,18 +12,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use rustc_hash::FxHashMap;
 use smallvec::SmallVec;
 
-use crate::autograd::Leaf;
 use crate::backend::command::OperandAccess;
 use crate::backend::{Command, OwnedCommand, SegmentId, Slice};
 use crate::error::{Error, Result};
 use crate::memory::Bytes;
 use crate::memory::scope::{self, ModulePath, Scope};
-use crate::ops::kernel::launch::KernelParams;
 use crate::runtime::capture::replay_params::{DynamicParams, ReplayCtx};
 use crate::runtime::device::{Device, RandomState};
+use crate::runtime::kernel_params::KernelParams;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
-use crate::storage::Storage;
-use crate::tensor::Tensor;
 
 thread_local! {
     /// Address of the recorder that this thread records on.
@@ -48,12 +46,8 @@ pub(crate) struct CaptureRecording {
     buffer_ids: FxHashMap<usize, u32>,
     /// End and buffer index of each memory range, by segment and first byte.
     buffer_ranges: BTreeMap<(u64, u64), (u64, u32)>,
-    /// Leaves that received gradients, with the storages of their previous gradients.
-    pub(crate) graded_leaves: Vec<(Arc<Leaf>, Option<Weak<Storage>>)>,
-    /// Leaves whose 16-bit copies were read, with the storages of the copies.
-    pub(crate) cast_leaves: Vec<(Tensor, Weak<Storage>)>,
-    /// Constants uploaded from the host.
-    pub(crate) constants: Vec<Tensor>,
+    /// Notes of the layers above about the step, for the end of the capture.
+    notes: Vec<Box<dyn Any + Send>>,
     /// Bytes allocated at the start, and the peak since then.
     allocated_before: u64,
     peak_allocated: u64,
@@ -61,9 +55,15 @@ pub(crate) struct CaptureRecording {
     error: Option<Error>,
 }
 
+/// Memory that commands use, as the recorder sees the storage of a tensor.
+pub(crate) trait Buffer: Any + Send + Sync {
+    /// Returns the size of the memory.
+    fn bytes(&self) -> u64;
+}
+
 /// Buffer that commands use.
 pub(crate) struct RecordedBuffer {
-    pub(crate) storage: Weak<Storage>,
+    pub(crate) storage: Weak<dyn Buffer>,
     pub(crate) bytes: u64,
     /// If true, the step allocated the buffer.
     pub(crate) is_allocated_by_step: bool,
@@ -161,9 +161,7 @@ impl CaptureRecorder {
             buffers: Vec::new(),
             buffer_ids: FxHashMap::default(),
             buffer_ranges: BTreeMap::new(),
-            graded_leaves: Vec::new(),
-            cast_leaves: Vec::new(),
-            constants: Vec::new(),
+            notes: Vec::new(),
             allocated_before: before,
             peak_allocated: before,
             error: None,
@@ -212,7 +210,7 @@ impl CaptureRecorder {
 
     /// Records an allocation.
     #[inline]
-    pub(crate) fn record_allocation(&self, storage: &Arc<Storage>) {
+    pub(crate) fn record_allocation(&self, storage: &Arc<impl Buffer>) {
         self.with_recording(|record| {
             record.buffer_id(storage, true);
         });
@@ -220,33 +218,19 @@ impl CaptureRecorder {
 
     /// Records the address of a buffer that the next command uses.
     #[inline]
-    pub(crate) fn record_binding(&self, storage: &Arc<Storage>, slice: Slice) {
+    pub(crate) fn record_binding(&self, storage: &Arc<impl Buffer>, slice: Slice) {
         self.with_recording(|record| {
             let number = record.buffer_id(storage, false);
             record.insert_range(slice, number);
         });
     }
 
-    /// Keeps a constant alive for replays.
-    pub(crate) fn keep_constant(&self, constant: &Tensor) {
-        self.with_recording(|record| record.constants.push(constant.clone()));
-    }
-
-    /// Records that a leaf's 16-bit copy is read.
-    pub(crate) fn record_cast_read(&self, leaf: &Tensor, copy: &Tensor) {
-        self.with_recording(|record| {
-            if !record.cast_leaves.iter().any(|(known, _)| known.is_same_view(leaf)) {
-                record.cast_leaves.push((leaf.clone(), copy.downgrade_storage()));
-            }
-        });
-    }
-
-    /// Records that a leaf receives a gradient, with its previous gradient.
+    /// Adds a note about the step, unless there is one of this type for which `is_known` returns true.
     #[inline]
-    pub(crate) fn record_grad_write(&self, leaf: &Arc<Leaf>, before: Option<&Tensor>) {
+    pub(crate) fn add_note<N: Any + Send>(&self, note: impl FnOnce() -> N, is_known: impl Fn(&N) -> bool) {
         self.with_recording(|record| {
-            if !record.graded_leaves.iter().any(|(known, _)| Arc::ptr_eq(known, leaf)) {
-                record.graded_leaves.push((Arc::clone(leaf), before.map(Tensor::downgrade_storage)));
+            if !record.notes.iter().filter_map(|known| known.downcast_ref()).any(is_known) {
+                record.notes.push(Box::new(note()));
             }
         });
     }
@@ -311,6 +295,11 @@ impl CaptureRecorder {
 }
 
 impl CaptureRecording {
+    /// Returns the notes of one type, in order.
+    pub(crate) fn notes<N: Any>(&self) -> impl Iterator<Item = &N> {
+        self.notes.iter().filter_map(|note| note.downcast_ref())
+    }
+
     /// Returns the peak bytes of the step, without memory allocated before it.
     pub(crate) fn peak_bytes(&self) -> u64 {
         self.peak_allocated - self.allocated_before
@@ -323,10 +312,11 @@ impl CaptureRecording {
         capture_error("capture", reason)
     }
 
-    fn buffer_id(&mut self, storage: &Arc<Storage>, born: bool) -> u32 {
+    fn buffer_id(&mut self, storage: &Arc<impl Buffer>, born: bool) -> u32 {
         // The weak handle keeps the allocation, so its address stays unique.
         *self.buffer_ids.entry(Arc::as_ptr(storage).addr()).or_insert_with(|| {
-            let (storage, bytes) = (Arc::downgrade(storage), storage.bytes());
+            let (weak, bytes) = (Arc::downgrade(storage), storage.bytes());
+            let storage: Weak<dyn Buffer> = weak;
             let Scope { op, module, .. } = scope::current();
             self.buffers.push(RecordedBuffer { storage, bytes, is_allocated_by_step: born, op, module });
             self.buffers.len() as u32 - 1

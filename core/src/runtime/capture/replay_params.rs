@@ -1,7 +1,7 @@
 //! Parameters that change from one replay to the next: learning rates, step counts, random state.
 
-use crate::ops::kernel::launch::KernelParams;
 use crate::runtime::device::RandomState;
+use crate::runtime::kernel_params::KernelParams;
 
 /// Replay for which parameters are computed.
 #[derive(Clone, Copy, Debug, Default)]

@@ -1,0 +1,112 @@
+//! Options of a device that its operations read: sizes from which work is fused, or done through scratch memory.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::environment;
+use crate::error::Result;
+use crate::runtime::device::Device;
+
+/// Smaller results use single kernels, because compiling a chain's kernel costs more than it saves.
+const DEFAULT_FUSION_MIN_BYTES: u64 = 256 << 10;
+/// Default limit of im2col buffers on devices with a library for matrix products.
+const DEFAULT_IM2COL_MAX_BYTES: u64 = 256 << 20;
+/// Value of an option that is off (fusion) or that depends on the device (im2col).
+const UNSET: u64 = u64::MAX;
+
+/// Options of one device. Each can be changed at any time.
+#[derive(Debug)]
+pub(crate) struct DeviceOptions {
+    fusion_min_bytes: AtomicU64,
+    im2col_max_bytes: AtomicU64,
+}
+
+impl DeviceOptions {
+    /// Reads the environment. Invalid variables are ignored; [`check_env`](Self::check_env) reports them.
+    pub(crate) fn from_env() -> Self {
+        let im2col = environment::read_bytes("FOREBAY_IM2COL_BYTES").ok().flatten();
+        Self {
+            fusion_min_bytes: AtomicU64::new(default_fusion_min_bytes().unwrap_or(UNSET)),
+            im2col_max_bytes: AtomicU64::new(im2col.unwrap_or(UNSET)),
+        }
+    }
+
+    /// Fails if a variable of an option is not a number of bytes.
+    pub(crate) fn check_env() -> Result<()> {
+        environment::read_bytes("FOREBAY_FUSION_MIN_BYTES")?;
+        environment::read_bytes("FOREBAY_IM2COL_BYTES").map(drop)
+    }
+}
+
+/// Returns the smallest fused result in bytes on a device with kernels: from the environment (0 gives `None`),
+/// or the default.
+pub(crate) fn default_fusion_min_bytes() -> Option<u64> {
+    let told = environment::read_bytes("FOREBAY_FUSION_MIN_BYTES").ok().flatten();
+    Some(told.unwrap_or(DEFAULT_FUSION_MIN_BYTES)).filter(|&least| least > 0)
+}
+
+impl Device {
+    /// Smallest result, in bytes, for which chains of elementwise operations run as one kernel on this
+    /// device. `None` if fusion is off. See [`set_fusion_min_bytes`](Self::set_fusion_min_bytes).
+    #[must_use]
+    #[inline]
+    pub fn fusion_min_bytes(&self) -> Option<u64> {
+        let least = self.options().fusion_min_bytes.load(Ordering::Relaxed);
+        (least != UNSET).then_some(least)
+    }
+
+    /// Runs chains of elementwise operations as one kernel if each result has at least `least` bytes. `None`
+    /// disables fusion. Results are identical to the bit with and without fusion, and so is memory use.
+    ///
+    /// The default is 256 KiB, or `FOREBAY_FUSION_MIN_BYTES` (0 for off). The null device does not fuse.
+    ///
+    /// ```
+    /// use forebay_core::{device::Device, dtype::DType, profile::Profiler, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// device.set_fusion_min_bytes(Some(0));
+    /// let [a, b, c] = [1.0, 2.0, 3.0].map(|v| Tensor::full(&[1024], v, DType::F32, &device));
+    /// let (a, b, c) = (a?, b?, c?);
+    /// let profiler = Profiler::start(&device)?;
+    /// let y = a.mul(&b)?.add(&c)?.gelu()?;
+    /// let profile = profiler.finish()?;
+    /// assert_eq!(profile.spans.len(), 1);
+    /// assert_eq!(&*profile.spans[0].name, "mul add gelu f32");
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    pub fn set_fusion_min_bytes(&self, least: Option<u64>) {
+        self.options().fusion_min_bytes.store(least.unwrap_or(UNSET), Ordering::Relaxed);
+    }
+
+    /// Returns the largest size of a column matrix in bytes, or 0 if convolutions build none. See
+    /// [`set_im2col_max_bytes`](Self::set_im2col_max_bytes).
+    #[must_use]
+    pub fn im2col_max_bytes(&self) -> u64 {
+        match self.options().im2col_max_bytes.load(Ordering::Relaxed) {
+            UNSET if self.raw_backend().has_matmul_library() => DEFAULT_IM2COL_MAX_BYTES,
+            UNSET => 0,
+            told => told,
+        }
+    }
+
+    /// Sets the largest size in bytes of the scratch memory that convolutions use for column matrices (im2col).
+    ///
+    /// A column matrix holds at least one image. With 0, convolutions gather their operands without scratch
+    /// memory. The order of the sums, and therefore rounding, differs between both algorithms.
+    ///
+    /// `None` restores the default: 256 MiB if the vendor's library multiplies matrices, else 0. The variable
+    /// `FOREBAY_IM2COL_BYTES` sets the initial value. Small groups (fewer than 4 output channels or 16 rows
+    /// of columns) and f64 never use im2col. A dry run needs the same setting as the device.
+    ///
+    /// ```
+    /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// device.set_im2col_max_bytes(Some(1 << 20));
+    /// let x = Tensor::zeros(&[1, 8, 32, 32], DType::F32, &device)?;
+    /// let w = Tensor::zeros(&[8, 8, 3, 3], DType::F32, &device)?;
+    /// x.conv2d(&w, None, 1, 1, 1, 1)?;
+    /// assert!(device.memory().peak_allocated() > 9 * 4 * x.numel() as u64);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    pub fn set_im2col_max_bytes(&self, most: Option<u64>) {
+        self.options().im2col_max_bytes.store(most.unwrap_or(UNSET), Ordering::Relaxed);
+    }
+}
