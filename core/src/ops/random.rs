@@ -425,8 +425,8 @@ impl Tensor {
         ends.searchsorted(&drawn, true, true, None)?.minimum(&last)?.to_dtype(DType::I64)
     }
 
-    /// Zeroes whole channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1
-    /// - p) while `training`; otherwise returns `self`. PyTorch's `dropout1d` to `dropout3d`.
+    /// Zeroes channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p)
+    /// while `training`. Otherwise returns `self`. PyTorch's `dropout1d` to `dropout3d`.
     ///
     /// # Errors
     /// There are fewer than two dimensions, `p` is not a probability, or the dtype is not a float.

@@ -112,8 +112,8 @@ impl Tensor {
     /// With k = min(m, n), Q is \[.., m, k\] and R is \[.., k, n\] (mode `reduced`). If `complete`, Q is
     /// \[.., m, m\] and R is \[.., m, n\]. The mode `r` is the second result alone.
     ///
-    /// The gradient assumes that the first k columns are independent. As in PyTorch, complete factors with m
-    /// > n have no gradient, because the completion of Q is arbitrary.
+    /// The gradient assumes that the first k columns are independent. As in PyTorch, complete factors have no
+    /// gradient for m > n, because the completion of Q is arbitrary.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -353,8 +353,8 @@ impl Tensor {
         self.solve_triangular(&self.solve_triangular(&rows, false, true, true)?, true, true, false)
     }
 
-    /// Computes the minimum-norm least-squares solution of a x = b for a (`self`, \[.., m, n\]) and b \[..,
-    /// m, columns\]: PyTorch's `linalg.lstsq`.
+    /// Computes the minimum-norm least-squares solution of a x = b: PyTorch's `linalg.lstsq`. The shape of a
+    /// (`self`) is \[.., m, n\], and that of b \[.., m, columns\].
     ///
     /// Uses [`pinv`](Self::pinv) with `rtol`, so matrices of any rank are valid. Unlike PyTorch, returns
     /// residuals for every rank and shape.
