@@ -6,11 +6,14 @@
 //! in another way, as after `detach`, are not updated. If such a handle has a history, recording an operation
 //! on it or running backward from it is an error.
 
+use std::sync::Arc;
+
 use smallvec::smallvec;
 
-use super::{GradEdge, differentiable, enable_grad, is_grad_enabled, linear_differentiable};
+use super::{differentiable, enable_grad, is_grad_enabled, linear_differentiable};
 use crate::error::{Error, Result};
 use crate::memory;
+use crate::tensor::grad_meta::GradMeta;
 use crate::tensor::{Layout, Tensor};
 
 /// Builds the error for a history whose memory was overwritten.
@@ -100,19 +103,19 @@ pub(crate) fn rebase_history(op: &'static str, target: &Tensor, made: &Tensor) -
 }
 
 /// Returns the new history of a view whose base was overwritten: that of the same view created now.
-pub(crate) fn regenerate_grad_fn(view: &Tensor, base: &Tensor) -> Option<GradEdge> {
+pub(super) fn regenerate_grad_fn(view: &Tensor, base: &Tensor) -> Option<Arc<dyn GradMeta>> {
     let _grad = enable_grad();
     let at = view.layout();
     if base.is_contiguous()
         && let Ok(again) = base.as_strided(view.shape(), view.strides(), Some(at.offset()))
     {
-        return again.grad_edge();
+        return again.grad_meta();
     }
     // The elements of the base cannot be described by strides, so a gradient through the view is an error.
     let refused = differentiable("view", view.detach(), &[base], |_, wants| {
         Err(stale_history_error(&wants.node.describe()))
     });
-    refused.grad_edge()
+    refused.grad_meta()
 }
 
 /// Returns a copy with zeros in a region. This linear map is its own transpose.

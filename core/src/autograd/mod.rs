@@ -10,6 +10,7 @@
 //! [`differentiable`], [`linear_differentiable`] and [`composite_differentiable`] support that. A second
 //! gradient through a [`once_differentiable`] operation is an error, never a missing term.
 
+use std::any::Any;
 use std::cell::{Cell, RefCell};
 use std::fmt;
 use std::ops::Deref;
@@ -26,6 +27,7 @@ use crate::runtime::device::Device;
 use crate::runtime::stream::Access;
 use crate::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
 use crate::storage::{Storage, next_id};
+use crate::tensor::grad_meta::GradMeta;
 use crate::tensor::{Dims, Tensor};
 
 mod anomaly;
@@ -46,7 +48,8 @@ pub use composite::{composite_differentiable, linear_differentiable, linear_diff
 pub use engine::{GradOptions, backward, grad, grad_allow_unused};
 pub use hooks::HookHandle;
 use hooks::HookList;
-pub(crate) use inplace::{check_inplace, rebase_history, regenerate_grad_fn};
+use inplace::regenerate_grad_fn;
+pub(crate) use inplace::{check_inplace, rebase_history};
 use low_precision_copy::LowPrecisionCopy;
 pub use recompute::{is_recomputing, update_state};
 #[doc(hidden)]
@@ -156,9 +159,20 @@ pub(crate) enum GradEdge {
 }
 
 impl GradEdge {
-    /// Reports whether operations on the tensor are recorded.
-    pub(crate) fn requires_grad(&self) -> bool {
-        !matches!(self, Self::Leaf(leaf) if leaf.is_frozen())
+    /// Returns the edge of a tensor's place in the graph.
+    fn from_meta(meta: Arc<dyn GradMeta>) -> Option<Self> {
+        let any: Arc<dyn Any + Send + Sync> = meta;
+        match any.downcast::<Node>() {
+            Ok(node) => Some(Self::Node(node)),
+            Err(other) => other.downcast::<Leaf>().ok().map(Self::Leaf),
+        }
+    }
+
+    fn into_meta(self) -> Arc<dyn GradMeta> {
+        match self {
+            Self::Leaf(leaf) => leaf,
+            Self::Node(node) => node,
+        }
     }
 }
 
@@ -217,10 +231,6 @@ enum BackwardKind {
 }
 
 impl Node {
-    pub(crate) fn op(&self) -> &'static str {
-        self.op
-    }
-
     /// Builds the error for a second gradient through this operation.
     fn no_second_gradient_error(&self) -> Error {
         Error::NoSecondGradient { op: self.op, place: self.describe() }
@@ -237,6 +247,56 @@ impl Node {
             true => format!("`{}`", self.op),
             false => format!("`{}` ({})", self.op, place.join(", ")),
         }
+    }
+}
+
+impl GradMeta for Leaf {
+    fn requires_grad(&self) -> bool {
+        !self.is_frozen()
+    }
+
+    fn op(&self) -> Option<&'static str> {
+        None
+    }
+
+    fn regenerate_view(&self, view: &Tensor, base: &Tensor) -> Option<Arc<dyn GradMeta>> {
+        regenerate_grad_fn(view, base)
+    }
+}
+
+impl GradMeta for Node {
+    fn requires_grad(&self) -> bool {
+        true
+    }
+
+    fn op(&self) -> Option<&'static str> {
+        Some(self.op)
+    }
+
+    fn regenerate_view(&self, view: &Tensor, base: &Tensor) -> Option<Arc<dyn GradMeta>> {
+        regenerate_grad_fn(view, base)
+    }
+}
+
+impl Tensor {
+    /// Returns the edge to the leaf or operation that made the tensor, if operations on it are recorded.
+    pub(crate) fn grad_edge(&self) -> Option<GradEdge> {
+        self.grad_meta().and_then(GradEdge::from_meta)
+    }
+
+    /// Returns the leaf that this tensor is, frozen or not. Recorded operations do not write to leaves.
+    pub(crate) fn leaf(&self) -> Option<&Leaf> {
+        (&**self.original_grad_meta()? as &dyn Any).downcast_ref()
+    }
+
+    /// Returns a tensor of the same memory with another history.
+    pub(crate) fn with_grad_edge(&self, edge: Option<GradEdge>) -> Self {
+        self.with_grad_meta(edge.map(GradEdge::into_meta))
+    }
+
+    /// Gives this handle, and its clones, the history of the memory's current contents.
+    fn set_grad_fn(&self, edge: Option<GradEdge>) {
+        self.set_grad_meta(edge.map(GradEdge::into_meta));
     }
 }
 
@@ -563,7 +623,10 @@ impl Tensor {
     pub fn set_grad(&self, grad: Option<Tensor>) {
         if let Some(leaf) = self.leaf() {
             // A captured step gives the leaf this gradient at each replay.
-            if grad.is_some() {
+            if grad.is_some()
+                && let Some(GradEdge::Leaf(leaf)) =
+                    self.original_grad_meta().cloned().and_then(GradEdge::from_meta)
+            {
                 leaf.note_grad_write(self.device(), leaf.grad().as_ref());
             }
             leaf.set_grad(grad);

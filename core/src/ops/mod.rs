@@ -8,6 +8,7 @@
 
 pub(crate) mod attention;
 pub(crate) mod conv;
+mod create;
 pub(crate) mod elementwise;
 mod index;
 #[doc(hidden)]

@@ -2,6 +2,7 @@
 
 pub(crate) mod shape_composite;
 pub(crate) mod strided;
+pub(crate) mod view;
 
 use smallvec::smallvec;
 

@@ -6,7 +6,6 @@
 use std::fmt;
 
 use super::Tensor;
-use crate::autograd::GradEdge;
 use crate::dtype::DType;
 use crate::error::Result;
 
@@ -79,10 +78,9 @@ fn format_tensor(tensor: &Tensor, precision: usize) -> String {
             }
         }
     };
-    match tensor.grad_edge() {
-        Some(GradEdge::Node(node)) => suffixes.push(format!("grad_fn=<{}>", node.op())),
-        Some(_) => suffixes.push("requires_grad=True".to_owned()),
-        None => {}
+    if let Some(meta) = tensor.grad_meta() {
+        suffixes
+            .push(meta.op().map_or_else(|| "requires_grad=True".to_owned(), |op| format!("grad_fn=<{op}>")));
     }
     let mut text = format!("{PREFIX}{elements}");
     let mut line = text.rfind('\n').map_or(text.len() + 2, |at| text.len() - at + 1);

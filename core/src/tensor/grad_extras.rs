@@ -31,7 +31,7 @@ impl Tensor {
         };
         let made =
             Mutex::new(ExtraTensors { low_precision: low.map(noted), column_sums: column_sums.map(noted) });
-        let TensorImpl { storage, layout, dtype, grad_edge: meta, base, .. } = &*self.inner;
+        let TensorImpl { storage, layout, dtype, grad_meta: meta, base, .. } = &*self.inner;
         let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta.clone(), base.clone());
         inner.grad_extras = Some(Arc::new(GradExtras { version: self.version(), tensors: made }));
         Self { inner: Arc::new(inner) }

@@ -4,7 +4,6 @@ use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 
-use crate::autograd::{self, GradEdge, Leaf};
 use crate::backend::Slice;
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -20,16 +19,18 @@ mod create;
 mod display;
 pub(crate) mod float8;
 mod grad_extras;
+pub(crate) mod grad_meta;
 pub mod layout;
 #[doc(hidden)]
 pub mod offload;
-mod view;
+pub(crate) mod shape;
 
 use crate::storage::Storage;
 pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
+use grad_meta::GradMeta;
 pub use layout::{Dims, Layout};
-pub use view::IntoShape;
+pub use shape::IntoShape;
 
 /// Tensor: a view of device memory. A clone is another handle to the same memory.
 ///
@@ -44,10 +45,10 @@ struct TensorImpl {
     storage: Arc<Storage>,
     layout: Layout,
     dtype: DType,
-    /// Gradient edge of the operation that made the tensor.
-    grad_edge: Option<GradEdge>,
-    /// Gradient edge after later recorded in-place operations.
-    rebased_edge: OnceLock<Mutex<Option<GradEdge>>>,
+    /// Place in the autograd graph of the operation that made the tensor.
+    grad_meta: Option<Arc<dyn GradMeta>>,
+    /// Place in the graph after later recorded in-place operations.
+    rebased_meta: OnceLock<Mutex<Option<Arc<dyn GradMeta>>>>,
     /// Number of recorded writes to the storage when the history was last up to date.
     recorded_writes_seen: AtomicU32,
     /// Tensor that this is a view of.
@@ -61,7 +62,7 @@ impl TensorImpl {
         storage: Arc<Storage>,
         layout: Layout,
         dtype: DType,
-        meta: Option<GradEdge>,
+        meta: Option<Arc<dyn GradMeta>>,
         base: Weak<TensorImpl>,
     ) -> Self {
         let writes = AtomicU32::new(storage.recorded_writes.load(Ordering::Relaxed));
@@ -69,8 +70,8 @@ impl TensorImpl {
             storage,
             layout,
             dtype,
-            grad_edge: meta,
-            rebased_edge: OnceLock::new(),
+            grad_meta: meta,
+            rebased_meta: OnceLock::new(),
             recorded_writes_seen: writes,
             base,
             grad_extras: None,
@@ -229,10 +230,10 @@ impl Tensor {
         self.inner.storage.bytes() as usize / self.dtype().size()
     }
 
-    pub(crate) fn grad_edge(&self) -> Option<GradEdge> {
+    pub(crate) fn grad_meta(&self) -> Option<Arc<dyn GradMeta>> {
         self.refresh_grad_fn();
-        match self.inner.rebased_edge.get() {
-            None => self.inner.grad_edge.as_ref().filter(|meta| meta.requires_grad()).cloned(),
+        match self.inner.rebased_meta.get() {
+            None => self.inner.grad_meta.as_ref().filter(|meta| meta.requires_grad()).cloned(),
             Some(later) => later.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         }
     }
@@ -241,10 +242,10 @@ impl Tensor {
     pub(crate) fn has_grad_edge(&self) -> bool {
         self.refresh_grad_fn();
         self.inner
-            .rebased_edge
+            .rebased_meta
             .get()
-            .map_or(self.inner.grad_edge.as_ref().is_some_and(GradEdge::requires_grad), |_| {
-                self.grad_edge().is_some()
+            .map_or(self.inner.grad_meta.as_ref().is_some_and(|meta| meta.requires_grad()), |_| {
+                self.grad_meta().is_some()
             })
     }
 
@@ -254,25 +255,22 @@ impl Tensor {
         if !self.is_current()
             && let Some(base) = self.base().filter(Tensor::is_current)
         {
-            self.set_grad_fn(autograd::regenerate_grad_fn(self, &base));
+            self.set_grad_meta(base.grad_meta().and_then(|meta| meta.regenerate_view(self, &base)));
         }
     }
 
-    /// Returns the leaf, frozen or not, if the tensor is one. Recorded operations never write to leaves.
-    pub(crate) fn leaf(&self) -> Option<&Arc<Leaf>> {
-        match &self.inner.grad_edge {
-            Some(GradEdge::Leaf(leaf)) => Some(leaf),
-            _ => None,
-        }
+    /// Returns the place in the graph that the tensor was created with. The place of a leaf never changes.
+    pub(crate) fn original_grad_meta(&self) -> Option<&Arc<dyn GradMeta>> {
+        self.inner.grad_meta.as_ref()
     }
 
     /// Returns the same memory with another history. Without a history, the result is not a view.
-    pub(crate) fn with_grad_edge(&self, meta: Option<GradEdge>) -> Self {
+    pub(crate) fn with_grad_meta(&self, meta: Option<Arc<dyn GradMeta>>) -> Self {
         let TensorImpl { storage, layout, dtype, base, grad_extras: beside, .. } = &*self.inner;
         let base = if meta.is_some() { base.clone() } else { Weak::new() };
         let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta, base);
         // By-products have no history.
-        if inner.grad_edge.is_none() {
+        if inner.grad_meta.is_none() {
             inner.grad_extras.clone_from(beside);
         }
         Self { inner: Arc::new(inner) }
@@ -289,8 +287,8 @@ impl Tensor {
     }
 
     /// Replaces the history of this handle and its clones by that of the current contents.
-    pub(crate) fn set_grad_fn(&self, meta: Option<GradEdge>) {
-        let later = self.inner.rebased_edge.get_or_init(Mutex::default);
+    pub(crate) fn set_grad_meta(&self, meta: Option<Arc<dyn GradMeta>>) {
+        let later = self.inner.rebased_meta.get_or_init(Mutex::default);
         let before = std::mem::replace(&mut *later.lock().unwrap_or_else(PoisonError::into_inner), meta);
         // Drop outside of the lock: this may release a whole graph.
         drop(before);
@@ -306,8 +304,8 @@ impl Tensor {
         let TensorImpl {
             recorded_writes_seen: writes,
             storage,
-            grad_edge: meta,
-            rebased_edge: later,
+            grad_meta: meta,
+            rebased_meta: later,
             base,
             ..
         } = &*self.inner;

@@ -1,6 +1,5 @@
 //! Launches: the only place where operations call the backend, with parameters, bindings and a grid.
 
-
 use forebay_shaders::KernelSpec;
 
 use crate::dtype::DType;

@@ -1,0 +1,20 @@
+//! Place of a tensor in the autograd graph, as tensors see it. Autograd implements the interface.
+
+use std::any::Any;
+use std::fmt;
+use std::sync::Arc;
+
+use super::Tensor;
+
+/// Place of a tensor in the autograd graph: a leaf or the result of an operation (PyTorch's
+/// `AutogradMetaInterface`).
+pub(crate) trait GradMeta: Any + fmt::Debug + Send + Sync {
+    /// Reports whether operations on the tensor are recorded.
+    fn requires_grad(&self) -> bool;
+
+    /// Returns the operation that made the tensor; `None` for a leaf.
+    fn op(&self) -> Option<&'static str>;
+
+    /// Returns the place of `view` after a recorded operation has overwritten its `base`, whose place this is.
+    fn regenerate_view(&self, view: &Tensor, base: &Tensor) -> Option<Arc<dyn GradMeta>>;
+}
