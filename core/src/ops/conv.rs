@@ -92,8 +92,7 @@ impl ConvGeometry {
         }
     }
 
-    /// Computes the gradient of x from y's. A transposed convolution is this operation, with an optional
-    /// bias.
+    /// Computes the gradient of x. A transposed convolution is this operation, with an optional bias.
     fn input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         if self.uses_im2col(dy) {
             return self.im2col_input_grad(dy, w, bias);

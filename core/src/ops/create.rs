@@ -124,8 +124,7 @@ impl Tensor {
         Self::full(self.shape(), value, self.dtype(), self.device())
     }
 
-    /// Copies the values to another device. Returns the same tensor if `device` is its own. History does not
-    /// cross devices.
+    /// Copies the values, without history, to another device. Returns `self` if it is there already.
     ///
     /// # Errors
     /// `self` requires a gradient and the devices differ.

@@ -131,8 +131,7 @@ pub(super) fn gather_into(
     launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * WORKGROUP_SIZE))
 }
 
-/// Writes the elements of `src` to the positions along `dim` in `index` (same shape), in place. The indices
-/// are unique.
+/// Writes `src` to the positions along `dim` in `index` (same shape), in place. The indices are unique.
 pub(super) fn scatter_unique_into(
     op: &'static str,
     out: &Tensor,

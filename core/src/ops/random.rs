@@ -297,8 +297,7 @@ impl Tensor {
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
-    /// Zeroes elements with probability `p`, scales the others by 1 / (1 - p), and is the identity unless
-    /// `training`.
+    /// Zeroes elements with probability `p` and scales the others by 1 / (1 - p), if `training`.
     ///
     /// # Errors
     /// `p` is not a probability, or the dtype is not a float.
@@ -369,8 +368,8 @@ impl Tensor {
     /// occurs once, and classes of weight zero come last, in order.
     ///
     /// The host does not read the weights. Values that PyTorch refuses (negative, infinite or NaN) therefore
-    /// count as zero. A class of weight zero is not drawn, unless all weights of the row are zero. Then class 0
-    /// is drawn with replacement, and the first classes without.
+    /// count as zero. A class of weight zero is not drawn, unless all weights of the row are zero. Then class
+    /// 0 is drawn with replacement, and the first classes without.
     ///
     /// # Errors
     /// There are neither one nor two dimensions. There are no classes, or fewer than `count` without
@@ -405,8 +404,7 @@ impl Tensor {
         let largest = largest.masked_fill(&largest.eq(0.0)?, 1.0)?.mul(&scale)?;
         let weights = weights.mul(&scale)?.div(&largest)?;
         if !replacement {
-            // The `count` first of competing exponential clocks with the weights as rates. 31 bits rarely
-            // tie.
+            // Take the first `count` of exponential clocks with the weights as rates. 31 bits rarely tie.
             let bits = Tensor::randint(0, i64::from(i32::MAX), self.shape(), DType::I32, self.device())?;
             let part = bits.to_dtype(DType::F32)?.add(0.5)?.mul(0.5f64.powi(31))?;
             let time = part.clamp(0.0, 1.0 - 0.5f64.powi(24))?.neg()?.log1p()?.neg()?;

@@ -96,8 +96,7 @@ pub struct RecurrentOp<'a> {
 /// Result of a [`RecurrentOp`].
 #[derive(Clone, Debug)]
 pub struct RecurrentOutput {
-    /// State after each step in order of time: \[steps, batch, hidden\]. Ended sequences repeat their last
-    /// state.
+    /// State after each step: \[steps, batch, hidden\]. Ended sequences repeat their last state.
     pub output: Tensor,
     /// State after the last computed step: \[batch, hidden\].
     pub h_n: Tensor,
@@ -355,8 +354,7 @@ impl<'a> RecurrentOp<'a> {
     /// Runs all steps.
     ///
     /// # Errors
-    /// The shapes do not fit, the types differ or are not 16- or 32-bit floats, or `c_0` does not fit the
-    /// kind.
+    /// The shapes or `c_0` do not fit, or the types differ or are not 16- or 32-bit floats.
     #[track_caller]
     pub fn run(&self) -> Result<RecurrentOutput> {
         let _op = memory::scope::enter_op(self.kind.op_name());

@@ -87,7 +87,7 @@ impl Device {
         }
     }
 
-    /// Sets the largest size in bytes of the scratch memory that convolutions use for column matrices (im2col).
+    /// Sets the largest size in bytes of the scratch memory for convolutions' column matrices (im2col).
     ///
     /// A column matrix holds at least one image. With 0, convolutions gather their operands without scratch
     /// memory. The order of the sums, and therefore rounding, differs between both algorithms.

@@ -63,8 +63,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Creates a tensor of constants that an operation computes from its arguments. An active capture keeps
-    /// them for its replays.
+    /// Creates a constant that an operation computes. An active capture keeps it for its replays.
     #[track_caller]
     pub(crate) fn create_constant<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         let tape = device.capture_recorder();

@@ -27,8 +27,7 @@ impl fmt::Display for Tensor {
     /// Prints as PyTorch does: `tensor([1.0000, 2.5000], device='wgpu:0')`. A precision such as `{:.2}`
     /// applies to the elements.
     ///
-    /// Reads the elements, which waits for the device. If the read fails, the text contains the reason
-    /// instead.
+    /// Reads the elements, which waits for the device. If the read fails, prints the reason instead.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let precision = f.precision().unwrap_or(PRECISION);
         f.write_str(&format_tensor(self, precision))

@@ -1,5 +1,4 @@
-//! By-products of a kernel (a low-precision copy, column sums), cached so that the next operation need not
-//! compute them.
+//! By-products of a kernel (a low-precision copy, column sums), cached to save their computation.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -8,8 +7,7 @@ use crate::dtype::DType;
 use crate::runtime::stream::Access;
 use crate::storage::Storage;
 
-/// Cached by-products of a tensor. Valid until the tensor is written; each by-product also until it is
-/// written itself.
+/// By-products of a tensor. Each is valid until the tensor or the by-product is written.
 pub(super) struct GradExtras {
     version: u64,
     tensors: Mutex<ExtraTensors>,
@@ -22,8 +20,7 @@ struct ExtraTensors {
 }
 
 impl Tensor {
-    /// Returns the tensor with by-products: a copy in another type, and the sums over all dimensions but the
-    /// last.
+    /// Returns the tensor with by-products: itself in another type, and sums over all but the last dimension.
     pub(crate) fn with_grad_extras(&self, low: Option<Tensor>, column_sums: Option<Tensor>) -> Self {
         let noted = |t: Tensor| {
             let version = t.version();

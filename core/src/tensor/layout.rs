@@ -48,8 +48,7 @@ pub(crate) fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
     true
 }
 
-/// Returns the number of elements of a shape, saturated at [`usize::MAX`]: a view that repeats elements may
-/// overflow.
+/// Returns the number of elements of a shape. A view that repeats elements saturates at [`usize::MAX`].
 #[must_use]
 pub fn numel(shape: &[usize]) -> usize {
     shape.iter().fold(1, |n: usize, &extent| n.saturating_mul(extent))
@@ -59,8 +58,7 @@ pub fn numel(shape: &[usize]) -> usize {
 /// small factors then fit 64 bits.
 pub const MAX_VIEW_NUMEL: usize = 1 << 48;
 
-/// Returns the number of elements of a shape. Returns `None` if its nonzero extents multiply to more than
-/// [`MAX_VIEW_NUMEL`].
+/// Returns the number of elements of a shape, or `None` if nonzero extents exceed [`MAX_VIEW_NUMEL`].
 #[must_use]
 pub fn checked_numel(shape: &[usize]) -> Option<usize> {
     let mut named = 1usize;
@@ -125,8 +123,7 @@ pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
     Ok(out)
 }
 
-/// Normalises a negative `dim`, which counts from the end, and checks it against `rank`. As in PyTorch, rank
-/// 0 counts as 1.
+/// Normalises a `dim` that may count from the end, for `rank`. As in PyTorch, rank 0 counts as 1.
 ///
 /// # Errors
 /// `dim` is outside `-rank..rank`.

@@ -34,8 +34,7 @@ pub use shape::IntoShape;
 
 /// Tensor: a view of device memory. A clone is another handle to the same memory.
 ///
-/// The operators in `(&a + &b)?`, `(1.0 - &a)?` and `(-&a)?` are [`add`](Self::add), [`rsub`](Self::rsub) and
-/// [`neg`](Self::neg).
+/// `(&a + &b)?`, `(1.0 - &a)?`, `(-&a)?` are [`add`](Self::add), [`rsub`](Self::rsub), [`neg`](Self::neg).
 #[derive(Clone)]
 pub struct Tensor {
     inner: Arc<TensorImpl>,
@@ -315,8 +314,8 @@ impl Tensor {
 
     /// Creates a weak handle, which does not keep the tensor alive.
     ///
-    /// The weak handle is valid while this handle or a clone exists; other tensors over the same memory do not
-    /// count.
+    /// The weak handle is valid while this handle or a clone exists, regardless of other tensors over the
+    /// memory.
     /// Hooks use it for their own tensor: see [`register_hook`](Self::register_hook).
     ///
     /// ```
@@ -358,8 +357,7 @@ impl Tensor {
         self.inner.storage.saved_count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Reports whether a backward function keeps the storage. Another one can then save the tensor without
-    /// extra memory.
+    /// Reports whether a backward function keeps the storage, so that another can save it for free.
     pub(crate) fn is_saved_for_backward(&self) -> bool {
         self.inner.storage.saved_count.load(Ordering::Relaxed) > 0
     }
@@ -435,8 +433,7 @@ impl Tensor {
         WeakStorage(Arc::downgrade(&self.inner.storage))
     }
 
-    /// Runs a long transfer on the bytes of a contiguous tensor without the dispatch lock. The storage is
-    /// pinned meanwhile.
+    /// Runs a long transfer on a contiguous tensor's pinned bytes, without the dispatch lock.
     pub(crate) fn with_pinned_bytes<R>(
         &self,
         access: Access,

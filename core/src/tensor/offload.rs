@@ -77,9 +77,8 @@ impl OffloadSet {
 impl Tensor {
     /// Moves the storage of this tensor and its views to host memory. The device memory returns to the pool.
     ///
-    /// The next operation that uses the contents brings them back; [`prefetch_`](Self::prefetch_) does so in
-    /// advance. The copy overlaps with other work, and the host does not wait: reused memory waits for the
-    /// copy on the device.
+    /// The next operation that uses the contents brings them back, or [`prefetch_`](Self::prefetch_) earlier.
+    /// The copy overlaps with other work; reused memory waits for it on the device, not on the host.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};

@@ -1,5 +1,4 @@
-//! PyTorch's `grid_sample` and `affine_grid` for images and volumes (Jaderberg et al., 2015). Composite,
-//! gradients included.
+//! PyTorch's `grid_sample` and `affine_grid` (Jaderberg et al., 2015). Composite, gradients included.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -68,8 +67,7 @@ fn apply_padding_mode(
     place.detach().clamp(0.0, last)?.where_(&outside, &place)
 }
 
-/// Returns the weights of four neighbours for a coordinate at distance `t` after the second one (Keys, 1981,
-/// with a = -0.75).
+/// Returns the weights of four neighbours at distance `t` after the second (Keys, 1981, with a = -0.75).
 fn cubic_weights(t: &Tensor) -> Result<[Tensor; 4]> {
     let near = |t: &Tensor| t.mul(1.25)?.sub(2.25)?.mul(t)?.mul(t)?.add(1.0);
     let far = |t: &Tensor| t.mul(-0.75)?.add(3.75)?.mul(t)?.sub(6.0)?.mul(t)?.add(3.0);
@@ -102,8 +100,7 @@ fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<
     let spread = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(&shape);
     let read = x.gather(2, &spread(&index)?)?;
     let read = match weight {
-        // Mask the weight before the product: an infinite coordinate has a NaN weight, which would also reach
-        // the gradient of x.
+        // Mask the weight first: an infinite coordinate has a NaN weight, which would reach x's gradient.
         Some(weight) => {
             let weight = weight
                 .to_dtype(x.dtype())?

@@ -138,8 +138,7 @@ impl Im2colPlan {
         })
     }
 
-    /// Builds the column matrix of a chunk: \[images, rows, positions\], or \[groups, rows, columns\] if the
-    /// chunk merges images.
+    /// Builds a chunk's column matrix: \[images, rows, positions\], or merged \[groups, rows, columns\].
     fn build_columns(&self, images: &Tensor, chunk: ImageChunk) -> Result<Tensor> {
         let (dtype, places) = (images.dtype(), self.output_positions());
         let part = images.narrow(0, chunk.first_image, chunk.images)?;
@@ -239,8 +238,7 @@ impl ConvGeometry {
         w.permute(&[0, 2, 1, 3])?.reshape([self.groups, to, from * spatial_numel(&self.kernel)])
     }
 
-    /// Reports whether the images of a chunk share one matrix: for several groups, or if rows are not whole
-    /// vectors.
+    /// Reports whether a chunk's images share one matrix: for several groups, or if rows are not aligned.
     fn merges_images(&self, windows: &Im2colPlan, dtype: DType) -> bool {
         self.groups > 1 || !(windows.output_positions() * dtype.size()).is_multiple_of(VECTOR_BYTES)
     }

@@ -54,8 +54,7 @@ pub struct InterpolateOptions {
     pub scale_factor: SmallVec<[f64; 3]>,
     /// Interpolation mode.
     pub mode: InterpolateMode,
-    /// If true, the centres of the corner elements stay in place, else their outer edges do. For the linear
-    /// and cubic modes.
+    /// If true, keeps the centres of corner elements in place, else their outer edges. Not for all modes.
     pub align_corners: bool,
     /// If true, coordinates are computed from the rounded extents instead of the scale factors.
     pub recompute_scale_factor: bool,

@@ -80,9 +80,8 @@ impl<const N: usize> PoolOptions<N> {
         }
     }
 
-    /// Returns the index that PyTorch reports for each window without elements: the first window element at
-    /// or after the plane's start. Returns `None` if every window has an element, which holds for all
-    /// undilated windows.
+    /// Returns the index that PyTorch reports for each window without elements: the first one in the plane.
+    /// Returns `None` if every window has an element, which holds without dilation.
     pub(crate) fn empty_window_indices(&self, extents: [usize; N], outs: [usize; N]) -> Option<Vec<i32>> {
         if self.dilation == [1; N] {
             return None;
@@ -176,8 +175,7 @@ impl PoolPlan {
         let (&[.., h, w], 3..=4) = (x.shape(), x.rank()) else {
             return Err(Error::shape(op, "takes [N, C, H, W] or [C, H, W]", &[x.shape()]));
         };
-        // Averages of integers are rounded towards zero, as in PyTorch. PyTorch's adaptive pooling takes
-        // floats only.
+        // Averages of integers round towards zero, as in PyTorch. Adaptive pooling takes floats only there.
         let taken = match kind {
             PoolKind::Max | PoolKind::Avg => x.dtype() != DType::Bool,
             PoolKind::AdaptiveMax | PoolKind::AdaptiveAvg => x.dtype().is_float(),
@@ -453,8 +451,7 @@ impl Tensor {
             .0)
     }
 
-    /// Returns the maxima of windows that divide the plane evenly, one for each output element (height and
-    /// width).
+    /// Returns the maxima of windows that divide the plane evenly, one for each output element.
     ///
     /// # Errors
     /// The dtype is not a float, or an extent of the input is 0.
@@ -465,8 +462,7 @@ impl Tensor {
             .0)
     }
 
-    /// Returns [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) and the i64 index of each maximum in its
-    /// plane.
+    /// Returns [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) and each maximum's i64 index in its plane.
     ///
     /// # Errors
     /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
@@ -485,8 +481,7 @@ impl Tensor {
         self.unsqueeze(-2)?.adaptive_max_pool2d([1, output])?.squeeze(-2)
     }
 
-    /// Returns [`adaptive_max_pool1d`](Self::adaptive_max_pool1d) and the i64 index of each maximum in its
-    /// signal.
+    /// Returns [`adaptive_max_pool1d`](Self::adaptive_max_pool1d) and each maximum's i64 index in its signal.
     ///
     /// # Errors
     /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).

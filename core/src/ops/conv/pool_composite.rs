@@ -74,8 +74,7 @@ impl Tensor {
         pool_signal(self, |x| x.avg_pool2d(window.restrict_to_axes(SIGNAL_AXES)))
     }
 
-    /// Returns the maximum of each window of volumes \[batch, channels, depth, height, width\], or without
-    /// the batch.
+    /// Returns the maximum of each window of volumes \[.., channels, depth, height, width\].
     ///
     /// Among equal maxima, the gradient goes to the first depth, then to the first element of that image.
     ///
@@ -114,8 +113,7 @@ impl Tensor {
         if i32::try_from(area * self.shape()[self.rank() - 3]).is_err() {
             return Err(Error::shape(OP, "takes volumes of fewer than 2³¹ elements", &[self.shape()]));
         }
-        // The index among all columns of the pooled images gives the depth and the position of the index in
-        // the image.
+        // The index among all columns of the pooled images gives the depth and the index's position.
         let columns = in_depth.shape()[2] as i64;
         let places: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
         let in_image = in_image.reshape([in_depth.shape()[0], places])?;
@@ -135,8 +133,7 @@ impl Tensor {
         Ok((out, place.to_dtype(DType::I64)?))
     }
 
-    /// Returns the average of each window of volumes \[batch, channels, depth, height, width\], or without
-    /// the batch.
+    /// Returns the average of each window of volumes \[.., channels, depth, height, width\].
     ///
     /// # Errors
     /// See [`avg_pool2d`](Self::avg_pool2d).
@@ -155,8 +152,7 @@ impl Tensor {
         )
     }
 
-    /// Applies [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) to signals \[batch, channels, length\], or
-    /// without the batch.
+    /// Applies [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) to signals \[.., channels, length\].
     ///
     /// # Errors
     /// See [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d).

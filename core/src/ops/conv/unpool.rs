@@ -84,8 +84,7 @@ impl<const N: usize> PoolOptions<N> {
 /// Returns the element indices of windows along a dimension of `extent` for `samples` \[planes\], as i32
 /// \[planes, output · kernel\].
 ///
-/// Window i begins at ⌊(i + s) α⌋ - ⌊s α⌋ with α = (extent - kernel) / (output - 1). The last window ends at
-/// the edge.
+/// Window i begins at ⌊(i + s) α⌋ - ⌊s α⌋, the last ends at the edge; α = (extent - kernel) / (output - 1).
 #[track_caller]
 fn fractional_window_indices(
     extent: usize,
@@ -106,8 +105,7 @@ fn fractional_window_indices(
     begins.unsqueeze(-1)?.add(&within)?.flatten(1, -1)
 }
 
-/// Returns the maxima of windows at random positions, and their indices in the plane, over the last `N`
-/// dimensions.
+/// Returns maxima and plane indices of windows at random positions over the last `N` dimensions.
 #[track_caller]
 fn fractional_max_pool<const N: usize>(
     op: &'static str,

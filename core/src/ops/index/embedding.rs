@@ -45,8 +45,7 @@ pub(crate) fn check_padding_idx(op: &'static str, padding_idx: Option<usize>, en
 }
 
 impl Tensor {
-    /// Looks up rows of the table `self` \[entries, width\] for indices of any shape. The row `padding_idx`
-    /// gets no gradient.
+    /// Looks up rows of the table `self` \[entries, width\]. The row `padding_idx` gets no gradient.
     ///
     /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
     ///

@@ -35,8 +35,7 @@ pub enum EmbeddingBagMode {
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmbeddingBagOptions<'a> {
-    /// Start of each bag in a one-dimensional index, the first at 0. Not for a two-dimensional index, whose
-    /// rows are the bags.
+    /// Start of each bag in a one-dimensional index, the first at 0. Not for a two-dimensional index.
     pub offsets: Option<&'a Tensor>,
     /// Reduction of a bag's rows; by default the mean.
     pub mode: EmbeddingBagMode,
@@ -46,8 +45,7 @@ pub struct EmbeddingBagOptions<'a> {
     pub include_last_offset: bool,
     /// Index of a row that is excluded from every bag and gets no gradient.
     pub padding_idx: Option<usize>,
-    /// If true, the gradient of a row is divided by the number of times that the index contains the row. Not
-    /// for maxima.
+    /// If true, divides a row's gradient by the row's number of occurrences in the index. Not for maxima.
     pub scale_grad_by_freq: bool,
 }
 
@@ -61,7 +59,7 @@ struct EmbeddingBagOutput {
     out: Tensor,
     /// Bag of each sample, or the number of bags if the sample belongs to none.
     offset2bag: Tensor,
-    /// For means, the number of samples of each bag. For maxima, the row that gave each element.
+    /// Number of samples of each bag for means, or the row that gave each element for maxima.
     bag_sizes_or_max_indices: Option<Tensor>,
 }
 

@@ -88,8 +88,7 @@ pub(crate) fn scatter_sorted_runs(
     let walk = params().loop_iterations((short + chunk).min(length) + 64);
     launch::launch(&spec("walk"), &tensors, walk, (lines * length).div_ceil(WORKGROUP_SIZE))?;
     if let Some(parts) = &parts {
-        // Of the runs that one workgroup combines, at most 17 have more chunks than one thread combines
-        // alone.
+        // At most 17 runs of a workgroup have more chunks than one thread combines alone.
         let join = params().loop_iterations(chunks.div_ceil(WORKGROUP_SIZE) + 17 * 10 + 256);
         let groups = (lines * candidates).div_ceil(WORKGROUP_SIZE);
         launch::launch(&spec("join"), &[&to, &order, parts, out], join, groups)?;
@@ -167,8 +166,7 @@ impl ScatterReduction {
                     self.scatter(&out, &ScatterSource::Scalar(0.0), ScatterOp::Set)?;
                 }
                 ScatterReduce::Prod => self.scatter(&out, &ScatterSource::Scalar(1.0), ScatterOp::Set)?,
-                // Replaces the old value with any element of the source. The extremum does not change if that
-                // element counts twice.
+                // Any element of the source replaces the old value: an extremum may count it twice.
                 ScatterReduce::Amax | ScatterReduce::Amin => self.scatter(&out, &source, ScatterOp::Set)?,
             }
         }
@@ -238,7 +236,7 @@ impl ScatterReduction {
                 (own, picked(&g.mul(&rest)?)?.where_(&only, &plain)?)
             }
             Some(SavedReduction { x, src, out }) => {
-                // As in PyTorch, an old value that equals the result counts as a tie even if it was not reduced.
+                // As in PyTorch, an old value equal to the result counts as a tie even if it was not reduced.
                 // Its share of the gradient is lost.
                 let (mine, theirs) = (x.eq(out)?, src.eq(&picked(out)?)?);
                 let ties = self.scatter_add(&mine.to_dtype(x.dtype())?, &theirs.to_dtype(x.dtype())?)?;
@@ -392,8 +390,7 @@ impl IndexSelection {
         })
     }
 
-    /// Returns a tensor with the shape of the indexed one as a matrix of rows: a view if the strides allow
-    /// it.
+    /// Returns a tensor of the indexed shape as a matrix of rows: a view if the strides allow it.
     fn to_matrix(&self, t: &Tensor) -> Result<Tensor> {
         t.permute(&self.dim_order)?.reshape(self.matrix_shape)
     }
@@ -431,8 +428,7 @@ impl IndexSelection {
 }
 
 impl Tensor {
-    /// Returns a copy of `self` with the elements of `src` reduced into the positions of `index`: PyTorch's
-    /// `scatter_reduce`.
+    /// Returns a copy with `src` reduced into the positions of `index`: PyTorch's `scatter_reduce`.
     ///
     /// With `include_self`, the reduction includes the old value of the position. Positions that `index` does
     /// not contain keep their value. Equal extrema share the gradient equally.
@@ -507,8 +503,7 @@ impl Tensor {
     /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// There are no indices, or more than dimensions. The indices do not broadcast, or a mask has other
-    /// extents.
+    /// There are no indices or too many, they do not broadcast, or a mask has other extents.
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Tensor> {
         let _op = memory::scope::enter_op("index");

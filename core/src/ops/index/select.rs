@@ -19,8 +19,7 @@ use crate::tensor::{Dims, Tensor};
 /// Number of elements for one workgroup.
 const TILE: usize = 2048;
 
-/// Finds nonzero elements in row-major order. Returns coordinates as i64 [count, rank], or linear indices as
-/// u32 [count].
+/// Finds nonzero elements in row-major order: as coordinates (i64 [count, rank]) or indices (u32 [count]).
 #[track_caller]
 fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
     let n = x.numel();
@@ -67,9 +66,8 @@ pub(crate) fn nonzero_coordinates(op: &'static str, x: &Tensor) -> Result<Tensor
     find_nonzero(op, x, true)
 }
 
-/// Converts an index of one dimension to u32 rows, in one dimension, and combines it with the rows in
-/// `before`, if any. With `wraps`, indices from -extent to -1 count from the end. An index out of range
-/// becomes `u32::MAX`.
+/// Converts an index of one dimension to u32 rows, and combines it with the rows in `before`, if any. With
+/// `wraps`, negative indices count from the end. An index out of range becomes `u32::MAX`.
 #[track_caller]
 pub(crate) fn linearize_index(
     op: &'static str,
@@ -161,8 +159,7 @@ impl Tensor {
         }))
     }
 
-    /// Returns the indices of nonzero elements as i64 [count, rank]: PyTorch's `nonzero`. The host reads the
-    /// count.
+    /// Returns the indices of nonzero elements as i64 [count, rank]: `torch.nonzero`. The host reads count.
     ///
     /// # Errors
     /// A capture is active.
@@ -266,14 +263,12 @@ impl Tensor {
         line.index_select(d as isize, &index)
     }
 
-    /// Returns the position in the sorted `self` at which each of `values` keeps the order: PyTorch's
-    /// `searchsorted`.
+    /// Returns the positions in the sorted `self` at which `values` keep the order: PyTorch's `searchsorted`.
     ///
     /// The position is the number of smaller elements, or with `right` of elements that are not greater. The
     /// result is i64, or i32 with `out_int32`. A one-dimensional `self` serves all values. Otherwise all
-    /// dimensions but the last agree, and the search runs along the last. With `sorter` (see
-    /// [`argsort`](Self::argsort)), `self` need not be sorted. As in PyTorch, a search continues to the right
-    /// of NaN.
+    /// dimensions but the last agree. With `sorter` (see [`argsort`](Self::argsort)), `self` need not be
+    /// sorted. As in PyTorch, a search continues to the right of NaN.
     ///
     /// # Errors
     /// The types differ, the shapes do not fit, or an input requires a gradient: none exists.

@@ -1,5 +1,4 @@
-//! Copies with a replaced part, and access by linear index: PyTorch's `*_scatter`, `take`, `put` and
-//! diagonals.
+//! Copies with a replaced part, and linear indices: PyTorch's `*_scatter`, `take`, `put` and diagonals.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -91,8 +90,7 @@ impl Tensor {
         out.movedim(&[-2, -1], &[dim1, dim2])
     }
 
-    /// Returns a matrix with the vector `self` on a diagonal, or a copy of that diagonal of the matrix
-    /// `self`.
+    /// Returns a matrix with the vector `self` on a diagonal, or a copy of a matrix's diagonal.
     ///
     /// # Errors
     /// The rank is neither 1 nor 2.
@@ -138,8 +136,7 @@ impl Tensor {
         self.reshape([-1])?.index_put(&[Some(&index)], &source, accumulate)?.reshape(self.shape())
     }
 
-    /// Returns a copy with slices of `source` along `dim` written at the positions of the one-dimensional
-    /// `index`.
+    /// Returns a copy with slices of `source` written along `dim` at the one-dimensional `index`.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
@@ -164,8 +161,7 @@ impl Tensor {
         self.scatter(dim, &index.reshape(&shape[..])?.broadcast_to(source.shape())?, source)
     }
 
-    /// Returns a copy with the elements of `source`, in order, where the bool `mask` is true: PyTorch's
-    /// `masked_scatter`.
+    /// Returns a copy with elements of `source` where `mask` is true: PyTorch's `masked_scatter`.
     ///
     /// Both tensors broadcast. The length of `source` is not checked: its last element replaces missing ones.
     ///

@@ -36,8 +36,7 @@ impl Tensor {
     /// (`linalg.cross` uses -1). Shapes broadcast, and types are promoted.
     ///
     /// # Errors
-    /// The shapes do not broadcast, the extent of `dim` is not 3, no dimension has extent 3, or a type is
-    /// bool.
+    /// The shapes do not broadcast, no dimension or not `dim` has extent 3, or a type is bool.
     #[track_caller]
     pub fn cross(&self, other: &Tensor, dim: Option<isize>) -> Result<Tensor> {
         let _op = memory::scope::enter_op(OP);

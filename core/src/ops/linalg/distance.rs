@@ -116,8 +116,7 @@ fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: 
 impl Tensor {
     /// Computes the distances of all pairs of rows of a matrix, \[rows · (rows - 1) / 2\]: PyTorch's `pdist`.
     ///
-    /// The result is the part of [`cdist`](Self::cdist) above the diagonal. The rows of all pairs are in
-    /// memory at once.
+    /// Equals [`cdist`](Self::cdist) above the diagonal. The rows of all pairs are in memory at once.
     ///
     /// # Errors
     /// `self` is not a matrix. See also [`cdist`](Self::cdist).

@@ -86,8 +86,7 @@ fn symmetrize_lower(x: &Tensor) -> Result<Tensor> {
 
 /// Computes the gradient of matrices from the gradients of `q` [batch, m, n] and `r` [batch, n, n].
 ///
-/// The gradient is [Q sym(M) + gQ] R⁻ᵀ, with M = gR Rᵀ - Qᵀ gQ and its upper half mirrored (Walter and
-/// Lehmann, 2018).
+/// With M = gR Rᵀ - Qᵀ gQ, upper half mirrored: [Q sym(M) + gQ] R⁻ᵀ (Walter and Lehmann, 2018).
 fn qr_backward(q: &Tensor, r: &Tensor, grad_q: Option<&Tensor>, grad_r: Option<&Tensor>) -> Result<Tensor> {
     let of_r = grad_r.map(|g| g.matmul(&r.transpose(1, 2)?)).transpose()?;
     let of_q = grad_q.map(|g| q.transpose(1, 2)?.matmul(g)).transpose()?;
@@ -245,8 +244,7 @@ impl Tensor {
         Ok(self.eigh(upper)?.0)
     }
 
-    /// Computes the LU factorisation of matrices \[.., m, n\] with partial pivoting: PyTorch's
-    /// `linalg.lu_factor`.
+    /// Computes the LU factorisation of \[.., m, n\] with pivoting: PyTorch's `linalg.lu_factor`.
     ///
     /// Returns one matrix with U and, below the diagonal, L without its unit diagonal. Also returns the row
     /// order as i64 \[.., m\]: for each row of L · U, the row of the input. PyTorch returns the sequence of
@@ -271,8 +269,7 @@ impl Tensor {
         if !autograd::compute_requires_grad(&[self]) {
             return Ok((made.packed_lu.reshape(self.shape())?, order));
         }
-        // Differentiate the leading square of the ordered rows. The rows or columns after the square follow
-        // from it.
+        // Differentiate the leading square of the ordered rows. The other rows or columns follow from it.
         let rows = a.gather(1, &made.row_order.unsqueeze(2)?.broadcast_to(a.shape())?)?;
         let k = m.min(n);
         let square = made.packed_lu.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
@@ -291,8 +288,7 @@ impl Tensor {
 
     /// Computes P, L and U with P · L · U equal to the matrices \[.., m, n\]: PyTorch's `linalg.lu`.
     ///
-    /// With k = min(m, n), the permutation P is \[.., m, m\], L is \[.., m, k\], and U is \[.., k, n\]. P is
-    /// not recorded.
+    /// With k = min(m, n), P is \[.., m, m\] and not recorded, L is \[.., m, k\], and U is \[.., k, n\].
     ///
     /// # Errors
     /// See [`svdvals`](Self::svdvals).
@@ -310,11 +306,9 @@ impl Tensor {
         Ok((p, both.narrow(-1, 0, k)?.tril(-1)?.add(&eye)?, both.narrow(-2, 0, k)?.triu(0)?))
     }
 
-    /// Solves a x = b from the results `self` and `order` of [`lu_factor`](Self::lu_factor): PyTorch's
-    /// `linalg.lu_solve`.
+    /// Solves a x = b from the results of [`lu_factor`](Self::lu_factor): PyTorch's `linalg.lu_solve`.
     ///
-    /// Unless `left`, solves x a = b; with `adjoint`, a is transposed. The matrices a are square, and b is
-    /// \[.., n, columns\].
+    /// Unless `left`, solves x a = b; with `adjoint`, a is transposed. Square a, and b \[.., n, columns\].
     ///
     /// # Errors
     /// `order` does not have one element for each row. See also [`solve_triangular`](Self::solve_triangular).

@@ -1,5 +1,4 @@
-//! Matrix norms, condition numbers and other functions of PyTorch's `linalg` that are composed of products
-//! and solutions.
+//! Matrix norms, condition numbers and other composite functions of PyTorch's `linalg`.
 
 use crate::amp::dispatch_autocast;
 use crate::dtype::DType;
@@ -18,8 +17,8 @@ pub enum MatrixNorm {
     Fro,
     /// Nuclear norm: sum of the singular values.
     Nuc,
-    /// For 1 the largest column sum of magnitudes, for ∞ the largest row sum, for 2 the largest singular
-    /// value. For -1, -∞ and -2 the smallest.
+    /// Order: for 1 the largest column sum of magnitudes, for ∞ the largest row sum, for 2 the largest
+    /// singular value. For -1, -∞ and -2 the smallest.
     Order(f64),
 }
 
@@ -59,8 +58,7 @@ pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
         return Err(Error::shape(OP, rule, &[two[0].shape(), two[1].shape()]));
     }
     let n = chain.len();
-    // Fewest multiplications for i..=j, and the split that gives them (Cormen et al., Introduction to
-    // Algorithms, 15.2).
+    // Fewest multiplications for i..=j, and the split (Cormen et al., Introduction to Algorithms, 15.2).
     let extent = |k: usize| chain[k.min(n - 1)].shape()[usize::from(k == n)] as f64;
     let mut cost = vec![vec![0.0f64; n]; n];
     let mut cut = vec![vec![0usize; n]; n];
@@ -146,9 +144,8 @@ impl Tensor {
 
     /// Computes the condition numbers of matrices \[.., m, n\] as \[..\]: PyTorch's `linalg.cond`.
     ///
-    /// For order 2 (PyTorch's default), the largest singular value divided by the smallest, and for -2 the
-    /// inverse. For other orders, the norm of a square matrix times that of its inverse. Not finite for
-    /// singular matrices.
+    /// For order 2 (PyTorch's default), the largest singular value divided by the smallest; for -2, the
+    /// inverse. For others, the norm of a square matrix times that of its inverse. Not finite if singular.
     ///
     /// # Errors
     /// The order is invalid, or the matrices are not square and the order is not ±2. See also
@@ -190,8 +187,7 @@ impl Tensor {
         cat(&[&Tensor::ones(&first, powers.dtype(), x.device())?, &powers], -1)
     }
 
-    /// Computes the exponentials of square matrices \[.., n, n\] by scaling and squaring: PyTorch's
-    /// `linalg.matrix_exp`.
+    /// Computes exponentials of square matrices by scaling and squaring: PyTorch's `linalg.matrix_exp`.
     ///
     /// The matrices are halved until their series converges quickly, and the results squared as often. The
     /// host reads the number of halvings.

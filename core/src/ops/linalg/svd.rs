@@ -58,7 +58,7 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
 
 /// Computes the singular values \[batch, n\] of matrices \[batch, m, n\] with m >= n, in descending order.
 ///
-/// With `vectors`, also computes the singular vectors as rows: left \[batch, n, m\] and right \[batch, n, n\].
+/// With `vectors`, also computes the singular vectors as rows: left \[batch, n, m\], right \[batch, n, n\].
 /// The left vector of a zero value is zero.
 fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tensor)>)> {
     let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
@@ -107,8 +107,7 @@ pub(crate) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<Matr
     }
 }
 
-/// Computes the gradient of the matrix from the gradient `g` of the left singular vectors `u` \[batch, m,
-/// k\].
+/// Computes the matrix's gradient from the gradient `g` of the left vectors `u` \[batch, m, k\].
 ///
 /// The gradient is U (skew(Uᵀ g) / E) S Vᵀ + (1 - U Uᵀ) g S⁻¹ Vᵀ. E is the column's s² minus the row's, and
 /// `vh` holds V as rows (Townsend, 2016; PyTorch's `svd_backward`).
@@ -174,8 +173,7 @@ pub(crate) fn attach_factor_grads<const N: usize>(
 }
 
 impl Tensor {
-    /// Computes the singular value decomposition of matrices \[.., m, n\]: PyTorch's `linalg.svd` with
-    /// `full_matrices=False`.
+    /// Computes the thin SVD of matrices \[.., m, n\]: `torch.linalg.svd` with `full_matrices=False`.
     ///
     /// With k = min(m, n), returns left vectors \[.., m, k\], values \[.., k\] in descending order, and right
     /// vectors as rows \[.., k, n\]. The sign of each pair of vectors is arbitrary. For a zero value, the
@@ -329,8 +327,7 @@ impl MatrixDims {
         x.permute(&order)
     }
 
-    /// Restores extents of 1 for the matrix dimensions of `x` if `keepdim`. `numbers` has one value for each
-    /// matrix.
+    /// Restores extents of 1 for the matrix dimensions of `x` if `keepdim`. `numbers` has one value a matrix.
     pub(crate) fn restore_keepdim(&self, numbers: &Tensor, x: &Tensor, keepdim: bool) -> Result<Tensor> {
         if !keepdim {
             return Ok(numbers.clone());

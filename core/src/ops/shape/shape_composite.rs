@@ -113,8 +113,7 @@ pub fn broadcast_tensors(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
     tensors.iter().map(|t| t.broadcast_to(&shape)).collect()
 }
 
-/// Returns the Cartesian product of vectors in order, \[combinations, vectors\]. A single vector is returned
-/// as is.
+/// Returns the Cartesian product of vectors in order, \[combinations, vectors\], or a single vector as is.
 ///
 /// # Errors
 /// The list is empty, or a tensor is not one-dimensional.
@@ -148,8 +147,7 @@ impl Tensor {
         if self.rank() < 2 { self.reshape([1, self.numel()]) } else { Ok(self.clone()) }
     }
 
-    /// Returns the tensor, or a view with three dimensions: \[1, n, 1\] for a vector, \[m, n, 1\] for a
-    /// matrix.
+    /// Returns the tensor, or a view as \[1, n, 1\] of a vector or \[m, n, 1\] of a matrix.
     #[track_caller]
     pub fn atleast_3d(&self) -> Result<Tensor> {
         match *self.shape() {
@@ -159,8 +157,7 @@ impl Tensor {
         }
     }
 
-    /// Repeats the tensor along each dimension: PyTorch's `tile`. Missing counts and missing dimensions are
-    /// leading ones.
+    /// Repeats the tensor along each dimension: PyTorch's `tile`. Missing leading ones are 1.
     ///
     /// # Errors
     /// See [`repeat`](Self::repeat).
@@ -188,8 +185,7 @@ impl Tensor {
         }
     }
 
-    /// Returns the combinations of `r` elements of a vector, with or without replacement, in order:
-    /// \[combinations, r\].
+    /// Returns the combinations of `r` elements, with or without replacement: \[combinations, r\].
     ///
     /// # Errors
     /// There is more than one dimension, or `r` is 0.
@@ -242,8 +238,7 @@ impl Tensor {
         Self::ones(&[rows, columns], DType::I32, device)?.triu(diagonal)?.nonzero()?.t()?.contiguous()
     }
 
-    /// Computes the Kronecker product: each element of `self` times all of `other`. Missing dimensions are
-    /// leading ones.
+    /// Computes the Kronecker product: each element of `self` times `other`. Missing ones are 1.
     ///
     /// # Errors
     /// The operation does not support the types.

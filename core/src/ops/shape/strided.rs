@@ -1,8 +1,7 @@
 //! Views with explicit strides, sliding windows, and the sums that are their gradients.
 //!
-//! The gradient of a view that repeats elements is a sum over all views of an element, and the reverse.
-//! `as_strided`, `unfold` and `im2col` are views, and `col2im` is the sum. One kernel computes all of these
-//! sums without atomics.
+//! A view that repeats elements and a sum over the occurrences of each element are each other's gradients.
+//! `as_strided`, `unfold` and `im2col` are views, `col2im` is the sum, and one kernel sums without atomics.
 
 use std::sync::Arc;
 
@@ -177,8 +176,7 @@ impl Im2colGeometry {
 }
 
 impl Tensor {
-    /// Returns a view of the storage with any shape and strides (in elements) from `offset` on: PyTorch's
-    /// `as_strided`.
+    /// Returns a view of the storage with any shape and element strides: PyTorch's `as_strided`.
     ///
     /// `offset` counts from the start of the storage, and defaults to that of `self`. The view may repeat
     /// elements; their gradients add up. In-place operations reject such a view.
@@ -234,8 +232,7 @@ impl Tensor {
             };
             Ok(sum.with_layout(Layout::new(own.shape(), own.strides(), 0)))
         };
-        // Elements of the view outside of this tensor are no function of it, so the gradient is not
-        // differentiable.
+        // Elements outside of this tensor are no function of it, so the gradient is not differentiable.
         let inside = !own.has_internal_overlap()
             && layout.offset() >= own.offset()
             && layout.storage_end() <= own.storage_end();
@@ -254,8 +251,7 @@ impl Tensor {
         Ok(autograd::linear_differentiable(OP, view, self, forward, move |g| back(g, &own, &layout)))
     }
 
-    /// Returns a view of all windows of `size` neighbours along a dimension, `step` apart: PyTorch's
-    /// `Tensor.unfold`.
+    /// Returns a view of all windows of `size` neighbours, `step` apart: PyTorch's `Tensor.unfold`.
     ///
     /// `dim` counts the windows, and a new last dimension their elements. `nn.functional.unfold` is
     /// [`im2col`](Self::im2col).
@@ -339,12 +335,10 @@ impl Tensor {
     /// Sums columns \[batch, channels · kernel, blocks\] into images of `output_size` (height and width):
     /// PyTorch's `nn.functional.fold`.
     ///
-    /// The columns have the layout of [`im2col`](Self::im2col), whose gradient this is. The batch is
-    /// optional.
+    /// This is the gradient of [`im2col`](Self::im2col), and takes its layout. The batch is optional.
     ///
     /// # Errors
-    /// The type is not a float, the columns do not fit the blocks of such images, or an argument is out of
-    /// range.
+    /// The type is not a float, the columns do not fit the images, or an argument is out of range.
     #[track_caller]
     pub fn col2im(
         &self,

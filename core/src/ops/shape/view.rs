@@ -279,8 +279,7 @@ impl Tensor {
         Ok(self.differentiable_subview("narrow", layout, move |t| t.narrow(dim, start, length)))
     }
 
-    /// Returns a view of every `step`-th index of one dimension from `start` to before `stop`. Both are
-    /// clamped to the extent.
+    /// Returns a view of every `step`-th index from `start` to before `stop`, clamped to the extent.
     ///
     /// # Errors
     /// `dim` is out of range, or `step` is 0.

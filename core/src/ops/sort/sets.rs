@@ -39,8 +39,7 @@ pub struct Unique {
     pub counts: Tensor,
 }
 
-/// Finds runs of equal neighbours (elements or rows). Returns the values, the run of each element, and the
-/// lengths.
+/// Finds runs of equal neighbours. Returns the values, the run of each element, and the lengths.
 fn find_equal_runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     let (n, device) = (x.shape()[0], x.device());
     if n == 0 {
@@ -62,8 +61,7 @@ fn find_equal_runs(x: &Tensor) -> Result<(Tensor, Tensor, Tensor)> {
     Ok((x.index_select(0, &at)?, run, lengths.to_dtype(DType::I64)?))
 }
 
-/// Counts each value below `extent` in a one-dimensional i32 tensor, as u32. Other values are not counted.
-/// Not recorded.
+/// Counts each value below `extent` in a one-dimensional i32 tensor, as u32. Ignores others. Not recorded.
 fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
     let counts = Tensor::zeros(&[extent], DType::U32, line.device())?;
     let n = line.numel();
@@ -87,8 +85,7 @@ fn scatter_inverse(order: &Tensor, run: &Tensor) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// Tests |a - b| ≤ atol + rtol · |b| for each element: PyTorch's `isclose`, with 1e-5 and 1e-8 as usual
-    /// tolerances.
+    /// Tests |a - b| ≤ atol + rtol · |b|: PyTorch's `isclose`, whose defaults are 1e-5 (`rtol`) and 1e-8.
     ///
     /// Infinities are close to themselves; NaN is close to NaN only with `equal_nan`. Integers are compared
     /// as f32, unless both tolerances are 0.
@@ -162,11 +159,9 @@ impl Tensor {
         if invert { found.logical_not() } else { Ok(found) }
     }
 
-    /// Returns the distinct elements in ascending order, with inverse indices and counts: PyTorch's `unique`
-    /// with `sorted`.
+    /// Returns the distinct elements in order, with inverse indices and counts: PyTorch's `unique`.
     ///
-    /// Each NaN is distinct. The host reads the number of values. The gradient of a value goes to one of its
-    /// elements.
+    /// Each NaN is distinct. The host reads the number of values. A value's gradient goes to one element.
     ///
     /// # Errors
     /// A capture is active.
@@ -188,8 +183,7 @@ impl Tensor {
         Ok(Unique { values, inverse_indices: scatter_inverse(&order, &run)?.reshape(self.shape())?, counts })
     }
 
-    /// Returns each element that differs from its predecessor in row-major order, as [`unique`](Self::unique)
-    /// does.
+    /// Returns each element that differs from its predecessor, as [`unique`](Self::unique) does.
     ///
     /// # Errors
     /// See [`unique`](Self::unique).
@@ -202,8 +196,7 @@ impl Tensor {
 
     /// Returns the distinct slices along `dim` in lexicographic order: PyTorch's `unique` with `dim`.
     ///
-    /// `values` keeps the other dimensions, and `inverse_indices` is one-dimensional. Sorts once for each
-    /// element of a slice.
+    /// `values` keeps the other dimensions. Sorts once for each element of a slice.
     ///
     /// # Errors
     /// `dim` is out of range, or slices have no elements. See also [`unique`](Self::unique).
@@ -230,8 +223,7 @@ impl Tensor {
         Ok(Unique { values: back(&values)?, inverse_indices: scatter_inverse(&order, &run)?, counts })
     }
 
-    /// Returns each slice along `dim` that differs from its predecessor, as [`unique_dim`](Self::unique_dim)
-    /// does.
+    /// Returns slices that differ from their predecessors, as [`unique_dim`](Self::unique_dim) does.
     ///
     /// # Errors
     /// See [`unique_dim`](Self::unique_dim).
@@ -355,11 +347,9 @@ impl Tensor {
         }
     }
 
-    /// Counts the elements in `bins` bins of equal width from `min` to `max`, in the type of the tensor:
-    /// PyTorch's `histc`.
+    /// Counts elements in `bins` equal bins from `min` to `max`, in the tensor's type: PyTorch's `histc`.
     ///
-    /// If both limits are equal, the extrema of the tensor replace them. Elements out of range are not
-    /// counted.
+    /// If both limits are equal, the tensor's extrema replace them. Elements out of range are not counted.
     ///
     /// # Errors
     /// `bins` is 0, `min` exceeds `max`, a limit is not finite, or the type is not a float.
