@@ -315,8 +315,7 @@ impl Tensor {
     /// Creates a weak handle, which does not keep the tensor alive.
     ///
     /// The weak handle is valid while this handle or a clone exists, regardless of other tensors over the
-    /// memory.
-    /// Hooks use it for their own tensor: see [`register_hook`](Self::register_hook).
+    /// memory. Hooks use it for their own tensor: see [`register_hook`](Self::register_hook).
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};

@@ -13,7 +13,7 @@ const OP: &str = "embedding";
 ///
 /// ```
 /// use forebay_core::ops::EmbeddingOptions;
-/// let words = EmbeddingOptions { padding_idx: Some(0), ..EmbeddingOptions::default() };
+/// let words = EmbeddingOptions { padding_idx: Some(0), scale_grad_by_freq: true, ..Default::default() };
 /// assert_eq!(words.padding_idx, Some(0));
 /// ```
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -30,7 +30,8 @@ pub enum EmbeddingBagMode {
 ///
 /// ```
 /// use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions};
-/// let sums = EmbeddingBagOptions { mode: EmbeddingBagMode::Sum, ..EmbeddingBagOptions::default() };
+/// let mode = EmbeddingBagMode::Sum;
+/// let sums = EmbeddingBagOptions { mode, padding_idx: Some(0), ..Default::default() };
 /// assert!(sums.offsets.is_none());
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
