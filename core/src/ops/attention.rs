@@ -284,11 +284,10 @@ impl Tensor {
             let [dq, dk, dv] = parts(&whole)?;
             // Column sums for the projection's bias. Only backends with a matmul library may compute them.
             let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
-            let partial =
-                (g.device().raw_backend().has_matmul_library() && g.dtype().size() == 2).then(|| {
-                    let _tag = memory::scope::enter_tag(Tag::Workspace);
-                    Tensor::empty(&[batch * rows, 1, width], DType::F32, g.device())
-                });
+            let partial = (g.device().library_features().matmul && g.dtype().size() == 2).then(|| {
+                let _tag = memory::scope::enter_tag(Tag::Workspace);
+                Tensor::empty(&[batch * rows, 1, width], DType::F32, g.device())
+            });
             let partial = partial.transpose()?;
             let made = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
             let Some(partial) = partial.filter(|_| made) else { return Ok(smallvec![Some(whole)]) };
