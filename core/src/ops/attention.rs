@@ -19,7 +19,7 @@ use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
@@ -94,28 +94,17 @@ impl AttentionOptions<'_> {
         }
         if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
             let other = if k.dtype() == q.dtype() { v } else { k };
-            return Err(Error::dtype(
-                OP,
-                other.dtype(),
-                format!("q is {}; cast one with `to_dtype`", q.dtype()),
-            ));
+            fail!(dtype(OP, other.dtype()), "q is {}; cast one with `to_dtype`", q.dtype());
         }
         // f64 has no kernel and uses products and a softmax.
         check_is_f64(OP, q)?;
         let end = |t: &Tensor, n: usize| t.shape()[t.rank() - n];
-        if end(q, 1) != end(k, 1) || end(k, 2) != end(v, 2) {
-            return Err(Error::shape(
-                OP,
-                "takes q [.., queries, features], k [.., keys, features] and v [.., keys, out]",
-                &shapes,
-            ));
-        }
+        fail_if!(end(q, 1) != end(k, 1) || end(k, 2) != end(v, 2); shape(OP, &shapes),
+            "takes q [.., queries, features], k [.., keys, features] and v [.., keys, out]");
         if self.enable_gqa {
             let (heads, shared) = (end(q, 3), end(k, 3));
-            if shared != end(v, 3) || shared == 0 || !heads.is_multiple_of(shared) {
-                let rule = "the heads of k and v are equal, and divide those of q";
-                return Err(Error::shape(OP, rule, &shapes));
-            }
+            fail_if!(shared != end(v, 3) || shared == 0 || !heads.is_multiple_of(shared);
+                shape(OP, &shapes), "the heads of k and v are equal, and divide those of q");
         }
         let heads = |t: &Tensor| if t.rank() > 2 { end(t, 3) } else { 1 };
         let (own, shared) = (heads(q), heads(k));
@@ -131,12 +120,10 @@ impl AttentionOptions<'_> {
             };
             return Err(Error::shape(OP, rule, &shapes));
         }
-        if self.is_causal && self.attn_mask.is_some() {
-            return Err(Error::argument(OP, "takes a mask or `is_causal`, not both"));
-        }
-        if !(0.0..=1.0).contains(&self.dropout_p) {
-            return Err(Error::argument(OP, format!("dropout_p {} is no probability", self.dropout_p)));
-        }
+        fail_if!(self.is_causal && self.attn_mask.is_some();
+            argument(OP), "takes a mask or `is_causal`, not both");
+        fail_if!(!(0.0..=1.0).contains(&self.dropout_p);
+            argument(OP), "dropout_p {} is no probability", self.dropout_p);
         Ok(())
     }
 
@@ -238,14 +225,9 @@ impl Tensor {
         let &[batch, length, width] = self.shape() else {
             return Err(Error::shape(OP, "takes [batch, length, queries, keys and values]", &[self.shape()]));
         };
-        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) || !width.is_multiple_of(all) {
-            return Err(Error::argument(
-                OP,
-                format!(
-                    "{width} elements are not {heads} heads of queries and {kv_heads} each of keys and values"
-                ),
-            ));
-        }
+        fail_if!(heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) || !width.is_multiple_of(all);
+            argument(OP),
+            "{width} elements are not {heads} heads of queries and {kv_heads} each of keys and values");
         let features = width / all;
         // Shape of each part: [batch, heads, length, features].
         let parts = move |t: &Tensor| -> Result<[Tensor; 3]> {

@@ -18,7 +18,7 @@ use smallvec::smallvec;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory;
 use crate::ops::conv::spatial::{IntoSpatial, Padding, check_at_least, kernel_axes};
 use crate::ops::kernel::launch;
@@ -195,34 +195,16 @@ fn check_conv_operands(
 ) -> Result<()> {
     let dtype = x.dtype();
     // 8-bit types would be summed in 8 bits.
-    if !dtype.is_float() && !matches!(dtype, DType::I32 | DType::U32 | DType::I64) {
-        let expected = "takes floats and integers of 32 and 64 bits; cast with `to_dtype`";
-        return Err(Error::dtype(op, dtype, expected));
-    }
+    fail_if!(!dtype.is_float() && !matches!(dtype, DType::I32 | DType::U32 | DType::I64);
+        dtype(op, dtype), "takes floats and integers of 32 and 64 bits; cast with `to_dtype`");
     launch::check_device_dtype(op, dtype, x.device())?;
     for t in [Some(weight), bias].into_iter().flatten() {
         x.check_same_device(op, t)?;
-        if t.dtype() != dtype {
-            return Err(Error::dtype(
-                op,
-                t.dtype(),
-                format!("the input is {dtype}; cast one with `to_dtype`"),
-            ));
-        }
+        fail_if!(t.dtype() != dtype; dtype(op, t.dtype()), "the input is {dtype}; cast one with `to_dtype`");
     }
-    if weight.rank() != rank + 2 {
-        return Err(Error::shape(
-            op,
-            format!("takes a weight of rank {}", rank + 2),
-            &[x.shape(), weight.shape()],
-        ));
-    }
-    if groups == 0 || !weight.shape()[0].is_multiple_of(groups) {
-        return Err(Error::argument(
-            op,
-            format!("{groups} groups do not divide the weight's first extent, {}", weight.shape()[0]),
-        ));
-    }
+    fail_if!(weight.rank() != rank + 2; shape(op, [x, weight]), "takes a weight of rank {}", rank + 2);
+    fail_if!(groups == 0 || !weight.shape()[0].is_multiple_of(groups);
+        argument(op), "{groups} groups do not divide the weight's first extent, {}", weight.shape()[0]);
     Ok(())
 }
 
@@ -265,16 +247,9 @@ fn convolve<const N: usize>(
         (check_at_least(op, "stride", stride, 1)?, check_at_least(op, "dilation", dilation, 1)?);
     let (x, unbatched) = spatial::ensure_batched::<N>(op, x)?;
     let (channels, of_group) = (x.shape()[1], weight.shape()[1]);
-    if of_group.checked_mul(groups) != Some(channels) {
-        return Err(Error::shape(
-            op,
-            format!(
-                "the input has {channels} channels, and the weight takes {of_group} for each of {groups} groups (input [batch, channels, ..], \
-                 weight [out, channels of a group, ..]); give the layer the channels of the input, or change `groups`"
-            ),
-            &[x.shape(), weight.shape()],
-        ));
-    }
+    fail_if!(of_group.checked_mul(groups) != Some(channels); shape(op, [x, weight]),
+        "the input has {channels} channels, and the weight takes {of_group} for each of {groups} groups (input [batch, channels, ..], \
+                 weight [out, channels of a group, ..]); give the layer the channels of the input, or change `groups`");
     let (mut before, mut extents) = ([0; N], [0; N]);
     for d in 0..N {
         let (size, taps) = (x.shape()[d + 2], weight.shape()[d + 2]);
@@ -294,18 +269,8 @@ fn convolve<const N: usize>(
                 2 * before[d]
             }
         };
-        if taps == 0 || size + both < reach + 1 {
-            return Err(Error::shape(
-                op,
-                format!(
-                    "the filter reaches over {} of dimension {}, the padded input has {}",
-                    reach + 1,
-                    d + 2,
-                    size + both
-                ),
-                &[x.shape(), weight.shape()],
-            ));
-        }
+        fail_if!(taps == 0 || size + both < reach + 1; shape(op, [x, weight]),
+            "the filter reaches over {} of dimension {}, the padded input has {}", reach + 1, d + 2, size + both);
         extents[d] = (size + both - reach - 1) / stride[d] + 1;
     }
     let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
@@ -428,10 +393,7 @@ fn convolve_transposed<const N: usize>(
     let made =
         weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_TENSOR_NUMEL);
     let Some(made) = made else {
-        return Err(Error::argument(
-            op,
-            format!("{groups} groups make more channels than a tensor can have"),
-        ));
+        fail!(argument(op), "{groups} groups make more channels than a tensor can have");
     };
     check_bias(op, bias, made)?;
     let (stride, dilation) =
@@ -439,35 +401,17 @@ fn convolve_transposed<const N: usize>(
     let padding = check_at_least(op, "padding", padding, 0)?;
     let more = check_at_least(op, "output_padding", output_padding, 0)?;
     let (x, unbatched) = spatial::ensure_batched::<N>(op, x)?;
-    if x.shape()[1] != weight.shape()[0] {
-        return Err(Error::shape(
-            op,
-            format!(
-                "the input has {} channels, and the weight takes {} (input [batch, channels, ..], weight [channels, out of a group, ..]); \
-                 give the layer the channels of the input",
-                x.shape()[1],
-                weight.shape()[0]
-            ),
-            &[x.shape(), weight.shape()],
-        ));
-    }
+    fail_if!(x.shape()[1] != weight.shape()[0]; shape(op, [x, weight]),
+        "the input has {} channels, and the weight takes {} (input [batch, channels, ..], weight [channels, out of a group, ..]); \
+                 give the layer the channels of the input", x.shape()[1], weight.shape()[0]);
     let mut extents = [0; N];
     for d in 0..N {
-        if more[d] >= stride[d].max(dilation[d]) {
-            return Err(Error::argument(
-                op,
-                format!("output_padding {more:?} must be smaller than the stride or the dilation"),
-            ));
-        }
+        fail_if!(more[d] >= stride[d].max(dilation[d]);
+            argument(op), "output_padding {more:?} must be smaller than the stride or the dilation");
         let (size, taps) = (x.shape()[d + 2], weight.shape()[d + 2]);
         let full = size.saturating_sub(1) * stride[d] + dilation[d] * taps.saturating_sub(1) + more[d] + 1;
-        if size == 0 || taps == 0 || full <= 2 * padding[d] {
-            return Err(Error::shape(
-                op,
-                format!("dimension {} of the output would be empty", d + 2),
-                &[x.shape(), weight.shape()],
-            ));
-        }
+        fail_if!(size == 0 || taps == 0 || full <= 2 * padding[d];
+            shape(op, [x, weight]), "dimension {} of the output would be empty", d + 2);
         extents[d] = full - 2 * padding[d];
     }
     let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);

@@ -18,7 +18,7 @@ use super::shape::PadMode;
 use crate::amp::{self, dispatch_autocast};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::Operand;
 use crate::ops::kernel::heuristics::VEC4_WIDTH;
@@ -425,13 +425,8 @@ impl Tensor {
 
     fn check_index(&self, op: &'static str, d: usize, index: &Tensor) -> Result<()> {
         let fits = |k: usize| k == d || index.shape()[k] <= self.shape()[k];
-        if index.rank() != self.rank() || !(0..self.rank()).all(fits) {
-            return Err(Error::shape(
-                op,
-                format!("the index has the rank of the tensor, and no larger extents beside dimension {d}"),
-                &[self.shape(), index.shape()],
-            ));
-        }
+        fail_if!(index.rank() != self.rank() || !(0..self.rank()).all(fits); shape(op, [self, index]),
+            "the index has the rank of the tensor, and no larger extents beside dimension {d}");
         Ok(())
     }
 
@@ -444,25 +439,15 @@ impl Tensor {
         src: &Tensor,
     ) -> Result<()> {
         self.check_index(op, d, index)?;
-        if src.rank() != index.rank() || src.shape().iter().zip(index.shape()).any(|(s, i)| i > s) {
-            return Err(Error::shape(
-                op,
-                "the source is at least as large as the index",
-                &[src.shape(), index.shape()],
-            ));
-        }
+        fail_if!(src.rank() != index.rank() || src.shape().iter().zip(index.shape()).any(|(s, i)| i > s);
+            shape(op, [src, index]), "the source is at least as large as the index");
         self.check_source(op, src)
     }
 
     /// Fails if elements of `src` cannot be stored in, or added to, `self`.
     fn check_source(&self, op: &'static str, src: &Tensor) -> Result<()> {
-        if src.dtype() != self.dtype() {
-            return Err(Error::dtype(
-                op,
-                src.dtype(),
-                format!("the source has the type of the tensor, {}", self.dtype()),
-            ));
-        }
+        fail_if!(src.dtype() != self.dtype();
+            dtype(op, src.dtype()), "the source has the type of the tensor, {}", self.dtype());
         self.check_same_device(op, src)
     }
 
@@ -476,13 +461,7 @@ impl Tensor {
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
         let _op = memory::scope::enter_op("index_select");
         let d = normalize_dim("index_select", dim, self.rank())?;
-        if index.rank() > 1 {
-            return Err(Error::shape(
-                "index_select",
-                "the index has one dimension",
-                &[self.shape(), index.shape()],
-            ));
-        }
+        fail_if!(index.rank() > 1; shape("index_select", [self, index]), "the index has one dimension");
         let mut shape: Dims = self.shape().into();
         if let Some(n) = shape.get_mut(d) {
             *n = index.numel();
@@ -533,9 +512,7 @@ impl Tensor {
     #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, dim: isize) -> Result<Tensor> {
         let d = normalize_dim("take_along_dim", dim, self.rank())?;
-        if index.rank() != self.rank() {
-            return Err(Error::shape("take_along_dim", "both have one rank", &[self.shape(), index.shape()]));
-        }
+        fail_if!(index.rank() != self.rank(); shape("take_along_dim", [self, index]), "both have one rank");
         let (mut x_shape, mut i_shape): (Dims, Dims) = (self.shape().into(), index.shape().into());
         for k in (0..self.rank()).filter(|&k| k != d) {
             let n = x_shape[k].max(i_shape[k]);
@@ -686,13 +663,10 @@ impl Tensor {
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
         let whole = !self.dtype().is_float();
-        if whole && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0 {
-            return Err(Error::argument("index_add", format!("alpha {alpha} is no number of i64")));
-        }
-        if whole && alpha.fract() != 0.0 {
-            let rule = format!("alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
-            return Err(Error::argument("index_add", rule));
-        }
+        fail_if!(whole && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0;
+            argument("index_add"), "alpha {alpha} is no number of i64");
+        fail_if!(whole && alpha.fract() != 0.0; argument("index_add"),
+            "alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
         let scaled = match alpha {
             1.0 => src.clone(),
             _ if whole => src.mul(alpha as i64)?.to_dtype(src.dtype())?,
@@ -759,13 +733,8 @@ impl Tensor {
         if let Some(n) = expected.get_mut(d) {
             *n = index.numel();
         }
-        if index.rank() > 1 || src != &expected[..] {
-            return Err(Error::shape(
-                op,
-                format!("the index has one dimension, and the source the shape {expected:?}"),
-                &[self.shape(), index.shape(), src],
-            ));
-        }
+        fail_if!(index.rank() > 1 || src != &expected[..]; shape(op, &[self.shape(), index.shape(), src]),
+            "the index has one dimension, and the source the shape {expected:?}");
         let mut strides = Dims::from_elem(0, src.len());
         if let Some(s) = strides.get_mut(d) {
             *s = index.strides().first().copied().unwrap_or(0);

@@ -13,7 +13,7 @@ use smallvec::smallvec;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::linalg::svd::{MatrixShape, check_matrices, empty_result_with_grad};
@@ -111,16 +111,8 @@ fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Resu
 /// Broadcasts the leading dimensions and returns both as \[batch, ..\], with the solution's shape.
 fn broadcast_system(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Dims)> {
     let ((lead, n), rest) = (check_square(op, a)?, check_matrices(op, b)?);
-    if rest.m != n {
-        return Err(Error::shape(
-            op,
-            "takes right sides with a row for each of the matrix",
-            &[a.shape(), b.shape()],
-        ));
-    }
-    if a.dtype() != b.dtype() {
-        return Err(Error::dtype(op, b.dtype(), format!("both have the type {}", a.dtype())));
-    }
+    fail_if!(rest.m != n; shape(op, [a, b]), "takes right sides with a row for each of the matrix");
+    fail_if!(a.dtype() != b.dtype(); dtype(op, b.dtype()), "both have the type {}", a.dtype());
     a.check_same_device(op, b)?;
     let lead = broadcast_shapes(op, &[lead, rest.batch_shape])?;
     let batch: usize = lead.iter().product();

@@ -17,7 +17,7 @@ use crate::amp::{self, dispatch_autocast};
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::{GradRule, Operand, PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::kernel::launch::{self, KernelParams};
@@ -53,16 +53,9 @@ pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) ->
     a.check_same_device(op, b)?;
     launch::check_computable(op, a)?;
     launch::check_computable(op, b)?;
-    if a.dtype() != b.dtype() {
-        return Err(Error::dtype(
-            op,
-            b.dtype(),
-            format!("the other operand is {}; cast one with `to_dtype`", a.dtype()),
-        ));
-    }
-    if a.dtype() == DType::Bool {
-        return Err(Error::dtype(op, DType::Bool, "takes numbers; cast with `to_dtype`"));
-    }
+    fail_if!(a.dtype() != b.dtype();
+        dtype(op, b.dtype()), "the other operand is {}; cast one with `to_dtype`", a.dtype());
+    fail_if!(a.dtype() == DType::Bool; dtype(op, DType::Bool), "takes numbers; cast with `to_dtype`");
     launch::check_device_dtype(op, a.dtype(), a.device())
 }
 
@@ -126,11 +119,8 @@ fn gemm_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Ten
 /// contiguous rows, and the type of a and b, or f32 for unrounded sums of 16-bit operands.
 pub(super) fn gemm_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, add: bool) -> Result<()> {
     let product = MatmulProblem::new(op, a, b)?;
-    if product.shape.as_slice() != out.shape() {
-        let rule =
-            format!("the product is {:?}, what it is written to {:?}", &product.shape[..], out.shape());
-        return Err(Error::shape(op, rule, &[a.shape(), b.shape(), out.shape()]));
-    }
+    fail_if!(product.shape.as_slice() != out.shape(); shape(op, [a, b, out]),
+        "the product is {:?}, what it is written to {:?}", &product.shape[..], out.shape());
     match product.is_empty() {
         true if add => Ok(()),
         true => {
@@ -236,13 +226,8 @@ impl MatmulProblem {
     /// Creates a problem from operands whose types were checked.
     fn from_checked(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
         let ((m, k), (rows, n)) = (last_two(a.shape()), last_two(b.shape()));
-        if k != rows {
-            return Err(Error::shape(
-                op,
-                format!("the first has {k} columns, the second {rows} rows; they must be equal"),
-                &[a.shape(), b.shape()],
-            ));
-        }
+        fail_if!(k != rows;
+            shape(op, [a, b]), "the first has {k} columns, the second {rows} rows; they must be equal");
         // Fast path: the general code below would change nothing.
         if a.rank() == 2 && b.rank() == 2 {
             let (left, right) = (MatrixLayout::from_tensor(a, &[]), MatrixLayout::from_tensor(b, &[]));
@@ -379,10 +364,8 @@ impl MatmulProblem {
     fn run_kernel(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
         let ([(ta, a), (tb, b)], e) = ([(&self.a.0, self.a.1), (&self.b.0, self.b.1)], self.extents);
         let device = out.device();
-        if out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2) {
-            let rule = format!("a product of {} is written to {} or f32", ta.dtype(), ta.dtype());
-            return Err(Error::dtype(self.op, out.dtype(), rule));
-        }
+        fail_if!(out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2);
+            dtype(self.op, out.dtype()), "a product of {} is written to {} or f32", ta.dtype(), ta.dtype());
         let plan = TilePlan::new(e, ta.dtype(), CostModel::new(device, false));
         let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
         let along =
@@ -476,13 +459,8 @@ pub(super) fn add_scaled(
     alpha: f64,
 ) -> Result<Tensor> {
     let shape = broadcast_shapes(op, &[input.shape(), product.shape()])?;
-    if shape.as_slice() != product.shape() {
-        return Err(Error::shape(
-            op,
-            "the input does not broadcast to the product",
-            &[input.shape(), product.shape()],
-        ));
-    }
+    fail_if!(shape.as_slice() != product.shape();
+        shape(op, [input, product]), "the input does not broadcast to the product");
     if beta == 1.0 && alpha == 1.0 {
         return input.add(product);
     }
@@ -568,21 +546,11 @@ impl Tensor {
         dispatch_autocast!(OP, [self, other], |a, b| a.matmul(&b));
         let _op = memory::scope::enter_op(OP);
         check_matmul_operands(OP, self, other)?;
-        if self.rank() == 0 || other.rank() == 0 {
-            return Err(Error::shape(
-                OP,
-                "takes tensors of at least one dimension; use `mul`",
-                &[self.shape(), other.shape()],
-            ));
-        }
+        fail_if!(self.rank() == 0 || other.rank() == 0;
+            shape(OP, [self, other]), "takes tensors of at least one dimension; use `mul`");
         let (last, first) = (self.shape()[self.rank() - 1], other.shape()[other.rank().saturating_sub(2)]);
-        if last != first {
-            return Err(Error::shape(
-                OP,
-                format!("the first has {last} columns, the second {first} rows; they must be equal"),
-                &[self.shape(), other.shape()],
-            ));
-        }
+        fail_if!(last != first; shape(OP, [self, other]),
+            "the first has {last} columns, the second {first} rows; they must be equal");
         match (self.rank(), other.rank()) {
             (1, 1) => {
                 matmul_with_grad(OP, &self.unsqueeze(0)?, &other.unsqueeze(1)?)?.reshape(&[][..] as &[usize])
@@ -614,13 +582,8 @@ impl Tensor {
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("bmm", [self, other], |a, b| a.bmm(&b));
         check_ranks("bmm", "takes two batches of matrices", &[(self, 3), (other, 3)])?;
-        if self.shape()[0] != other.shape()[0] {
-            return Err(Error::shape(
-                "bmm",
-                "takes batches of the same length; `matmul` broadcasts",
-                &[self.shape(), other.shape()],
-            ));
-        }
+        fail_if!(self.shape()[0] != other.shape()[0];
+            shape("bmm", [self, other]), "takes batches of the same length; `matmul` broadcasts");
         let _op = memory::scope::enter_op("bmm");
         matmul_with_grad("bmm", self, other)
     }
@@ -668,13 +631,8 @@ impl Tensor {
             return self.mul(other);
         }
         let k = self.shape()[self.rank() - 1];
-        if other.shape()[other.rank() - 1] != k {
-            return Err(Error::shape(
-                "inner",
-                "the last extents must be equal",
-                &[self.shape(), other.shape()],
-            ));
-        }
+        fail_if!(other.shape()[other.rank() - 1] != k;
+            shape("inner", [self, other]), "the last extents must be equal");
         let lines = |t: &Tensor| t.reshape(&[numel(&t.shape()[..t.rank() - 1]), k][..]);
         let shape: Dims = self.shape()[..self.rank() - 1]
             .iter()
@@ -736,9 +694,7 @@ impl Tensor {
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         dispatch_autocast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
         check_ranks("baddbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
-        if a.shape()[0] != b.shape()[0] {
-            return Err(Error::shape("baddbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
-        }
+        fail_if!(a.shape()[0] != b.shape()[0]; shape("baddbmm", [a, b]), "takes batches of the same length");
         add_matmul("baddbmm", self, (a, b), beta, alpha)
     }
 
@@ -750,9 +706,7 @@ impl Tensor {
     pub fn addbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         dispatch_autocast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, beta, alpha));
         check_ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
-        if a.shape()[0] != b.shape()[0] {
-            return Err(Error::shape("addbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
-        }
+        fail_if!(a.shape()[0] != b.shape()[0]; shape("addbmm", [a, b]), "takes batches of the same length");
         // The sum over the batch becomes part of the inner dimension of one product.
         let (m, n) = (a.shape()[1], b.shape()[2]);
         let long = a.transpose(0, 1)?.reshape(&[m, a.shape()[0] * a.shape()[2]][..])?;

@@ -18,7 +18,7 @@ use crate::amp::{OperandCast, dispatch_autocast};
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::split_reduction;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
@@ -381,10 +381,8 @@ pub(super) fn cast_parameters(
 ) -> Result<SmallVec<[Tensor; 2]>> {
     let check = |t: &Tensor| {
         t.check_same_device(op, x)?;
-        if t.shape() != shape {
-            let rule = "weight and bias have the shape of what is normalised";
-            return Err(Error::shape(op, rule, &[t.shape(), shape]));
-        }
+        fail_if!(t.shape() != shape;
+            shape(op, &[t.shape(), shape]), "weight and bias have the shape of what is normalised");
         t.to_dtype(x.dtype())
     };
     parameters.into_iter().flatten().map(check).collect()
@@ -398,13 +396,8 @@ pub(super) fn prepare_parameter(
     shape: &[usize],
 ) -> Result<Option<Tensor>> {
     let Some(t) = t else { return Ok(None) };
-    if t.shape() != shape {
-        return Err(Error::shape(
-            op,
-            "weight and bias have the shape of what is normalised",
-            &[t.shape(), shape],
-        ));
-    }
+    fail_if!(t.shape() != shape;
+        shape(op, &[t.shape(), shape]), "weight and bias have the shape of what is normalised");
     check_f32_f16_bf16(op, t)?;
     t.check_same_device(op, x)?;
     contiguous_zero_offset(t).map(Some)
@@ -426,13 +419,8 @@ pub(super) fn check_running_stats(
     n: usize,
 ) -> Result<()> {
     for t in [running.0, running.1] {
-        if t.shape() != [n] {
-            return Err(Error::shape(
-                op,
-                "running statistics have one element for each channel",
-                &[t.shape(), &[n]],
-            ));
-        }
+        fail_if!(t.shape() != [n];
+            shape(op, &[t.shape(), &[n]]), "running statistics have one element for each channel");
         if x.dtype() == DType::F64 {
             check_is_f64(op, t)?;
         } else {
@@ -460,9 +448,8 @@ impl Tensor {
         let _op = memory::scope::enter_op(op);
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
-        if shape.is_empty() || !self.shape().ends_with(shape) {
-            return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
-        }
+        fail_if!(shape.is_empty() || !self.shape().ends_with(shape);
+            shape(op, &[self.shape(), shape]), "the input ends with the normalised shape");
         let extent: usize = shape.iter().product();
         let rows = self.numel() / extent.max(1);
         let [weight, bias] = parameters;
@@ -554,12 +541,8 @@ impl Tensor {
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
         let (batch, channels, space) = channel_dims(op, self)?;
-        if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(Error::argument(
-                op,
-                format!("{channels} channels do not divide into {groups} groups"),
-            ));
-        }
+        fail_if!(groups == 0 || !channels.is_multiple_of(groups);
+            argument(op), "{channels} channels do not divide into {groups} groups");
         let [weight, bias] = parameters;
         if double {
             let x = self.reshape([batch * groups, channels / groups * space])?;
@@ -606,9 +589,8 @@ impl Tensor {
         dispatch_autocast!("group_norm", [self, weight, bias], |x, w, b| {
             x.group_norm(groups, w.as_ref(), b.as_ref(), eps)
         });
-        if self.shape().iter().skip(1).any(|&extent| extent == 0) {
-            return Err(Error::shape("group_norm", "takes entries that are not empty", &[self.shape()]));
-        }
+        fail_if!(self.shape().iter().skip(1).any(|&extent| extent == 0);
+            shape("group_norm", [self]), "takes entries that are not empty");
         self.normalize_groups("group_norm", groups, [weight, bias], eps)
     }
 
@@ -666,16 +648,9 @@ impl Tensor {
         } else {
             check_is_f64(OP, self)?;
         }
-        if self.rank() < 3 {
-            return Err(Error::shape(
-                OP,
-                "takes [batch, channels, ..] of at least three dimensions",
-                &[self.shape()],
-            ));
-        }
-        if size == 0 {
-            return Err(Error::argument(OP, "takes a size of at least 1"));
-        }
+        fail_if!(self.rank() < 3;
+            shape(OP, [self]), "takes [batch, channels, ..] of at least three dimensions");
+        fail_if!(size == 0; argument(OP), "takes a size of at least 1");
         if self.numel() == 0 {
             return Ok(self.clone());
         }

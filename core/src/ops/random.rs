@@ -6,7 +6,7 @@ use forebay_shaders::KernelSpec;
 
 use crate::autograd;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::reduce::contiguous_zero_offset;
@@ -69,21 +69,13 @@ pub fn representable_range(
 ) -> Result<[f64; 2]> {
     let largest = float_format(dtype).map_or(f64::MAX, |(_, _, largest)| largest);
     let (low, high) = if closed { (low.max(-largest), high.min(largest)) } else { (low, high) };
-    if low.abs() > largest || high.abs() > largest {
-        let why = format!(
-            "{low}..{high} leaves the numbers of {dtype}, which end at {largest:e}; take a type that reaches as far"
-        );
-        return Err(Error::argument(op, why));
-    }
+    fail_if!(low.abs() > largest || high.abs() > largest; argument(op),
+        "{low}..{high} leaves the numbers of {dtype}, which end at {largest:e}; take a type that reaches as far");
     // Avoids -0.
     let least = 0.0 - round_down_to_dtype(-low, dtype);
     let most = round_down_to_dtype(if closed { high } else { high.next_down() }, dtype);
-    if least > most {
-        let why = format!(
-            "no number of {dtype} lies in {low}..{high}; take a wider range, or a type of more digits"
-        );
-        return Err(Error::argument(op, why));
-    }
+    fail_if!(least > most; argument(op),
+        "no number of {dtype} lies in {low}..{high}; take a wider range, or a type of more digits");
     Ok([least, most])
 }
 
@@ -172,9 +164,8 @@ impl Tensor {
     #[track_caller]
     pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         check_float_dtype("rand", dtype)?;
-        if !(low <= high && low.is_finite() && high.is_finite()) {
-            return Err(Error::argument("rand", format!("{low}..{high} is no range of numbers")));
-        }
+        fail_if!(!(low <= high && low.is_finite() && high.is_finite());
+            argument("rand"), "{low}..{high} is no range of numbers");
         if dtype != DType::F64 || (low, high) == (0.0, 1.0) {
             return fill_random(shape, Distribution::Uniform { low, high }, dtype, device);
         }
@@ -207,9 +198,8 @@ impl Tensor {
     #[track_caller]
     pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         check_float_dtype("randn", dtype)?;
-        if std < 0.0 || std.is_nan() {
-            return Err(Error::argument("randn", format!("a standard deviation is 0 or more, not {std}")));
-        }
+        fail_if!(std < 0.0 || std.is_nan();
+            argument("randn"), "a standard deviation is 0 or more, not {std}");
         fill_random(shape, Distribution::Normal { mean, std }, dtype, device)
     }
 
@@ -239,17 +229,15 @@ impl Tensor {
     #[track_caller]
     pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
-        if low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err() {
-            return Err(Error::argument("randint", format!("{low}..{high} is no range of 32-bit integers")));
-        }
+        fail_if!(low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err();
+            argument("randint"), "{low}..{high} is no range of 32-bit integers");
         let most = match dtype {
             DType::U8 => Some(255),
             DType::Bool => Some(1),
             _ => None,
         };
-        if most.is_some_and(|most| low < 0 || high - 1 > most) || (dtype == DType::U32 && low < 0) {
-            return Err(Error::argument("randint", format!("{low}..{high} are not all numbers of {dtype}")));
-        }
+        fail_if!(most.is_some_and(|most| low < 0 || high - 1 > most) || (dtype == DType::U32 && low < 0);
+            argument("randint"), "{low}..{high} are not all numbers of {dtype}");
         fill_random(shape, Distribution::Integer { low, high }, dtype, device)
     }
 
@@ -260,9 +248,7 @@ impl Tensor {
     #[track_caller]
     pub fn randperm(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
         let _op = memory::scope::enter_op("randperm");
-        if dtype == DType::Bool {
-            return Err(Error::dtype("randperm", dtype, "takes number types"));
-        }
+        fail_if!(dtype == DType::Bool; dtype("randperm", dtype), "takes number types");
         // Number of consecutive integers that the type represents.
         let most: usize = match dtype {
             DType::U8 => 1 << 8,
@@ -272,11 +258,8 @@ impl Tensor {
             DType::I32 => 1 << 31,
             _ => usize::MAX,
         };
-        if n > most {
-            let why =
-                format!("{dtype} does not hold all numbers below {n}, only those below {most}; take i64");
-            return Err(Error::argument("randperm", why));
-        }
+        fail_if!(n > most; argument("randperm"),
+            "{dtype} does not hold all numbers below {n}, only those below {most}; take i64");
         let keys = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             fill_random(&[n], Distribution::SortKey, DType::I64, device)?
@@ -290,9 +273,7 @@ impl Tensor {
     /// `p` is not a probability.
     #[track_caller]
     pub fn bernoulli(shape: &[usize], p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
-        if !(0.0..=1.0).contains(&p) {
-            return Err(Error::argument("bernoulli", format!("{p} is no probability")));
-        }
+        fail_if!(!(0.0..=1.0).contains(&p); argument("bernoulli"), "{p} is no probability");
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
@@ -304,9 +285,7 @@ impl Tensor {
     #[track_caller]
     pub fn dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         let _op = memory::scope::enter_op("dropout");
-        if !(0.0..=1.0).contains(&p) {
-            return Err(Error::argument("dropout", format!("{p} is no probability")));
-        }
+        fail_if!(!(0.0..=1.0).contains(&p); argument("dropout"), "{p} is no probability");
         check_float_dtype("dropout", self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
@@ -338,9 +317,8 @@ impl Tensor {
     pub fn gumbel_softmax(&self, tau: f64, hard: bool, dim: isize) -> Result<Tensor> {
         const OP: &str = "gumbel_softmax";
         let _op = memory::scope::enter_op(OP);
-        if tau.is_nan() || tau <= 0.0 {
-            return Err(Error::argument(OP, format!("takes a temperature above 0, not {tau}; 1 is usual")));
-        }
+        fail_if!(tau.is_nan() || tau <= 0.0;
+            argument(OP), "takes a temperature above 0, not {tau}; 1 is usual");
         check_float_dtype(OP, self.dtype())?;
         // 1 - u is positive and its logarithm finite. A u of 0 represents the values that round to it.
         let drawn = Tensor::rand(self.shape(), DType::F32, self.device())?;
@@ -383,11 +361,8 @@ impl Tensor {
         else {
             return Err(Error::shape(OP, "takes [classes] or [rows, classes]", &[self.shape()]));
         };
-        if classes == 0 || count == 0 || (!replacement && count > classes) {
-            let rule =
-                format!("draws at least one and, without replacement, at most all classes, not {count}");
-            return Err(Error::shape(OP, rule, &[self.shape()]));
-        }
+        fail_if!(classes == 0 || count == 0 || (!replacement && count > classes); shape(OP, [self]),
+            "draws at least one and, without replacement, at most all classes, not {count}");
         if replacement && classes <= MAX_WORKGROUP_CLASSES && self.dtype() != DType::F64 {
             let ends = draw_ends(&self.detach().to_dtype(DType::F32)?, classes)?;
             let drawn = Tensor::rand(&[before, &[count]].concat(), DType::F32, self.device())?;
@@ -433,9 +408,7 @@ impl Tensor {
     pub fn feature_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
         const OP: &str = "feature_dropout";
         let _op = memory::scope::enter_op(OP);
-        if !(0.0..=1.0).contains(&p) {
-            return Err(Error::argument(OP, format!("{p} is no probability")));
-        }
+        fail_if!(!(0.0..=1.0).contains(&p); argument(OP), "{p} is no probability");
         check_float_dtype(OP, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
@@ -455,9 +428,7 @@ impl Tensor {
         // Limit of selu at -∞: the product of its two constants.
         const SELU_MIN: f64 = -1.758_099_340_847_376_6;
         let _op = memory::scope::enter_op(OP);
-        if !(0.0..1.0).contains(&p) {
-            return Err(Error::argument(OP, format!("{p} is no probability below 1")));
-        }
+        fail_if!(!(0.0..1.0).contains(&p); argument(OP), "{p} is no probability below 1");
         check_float_dtype(OP, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());

@@ -13,7 +13,7 @@ use super::shape::stack;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::softmax::check_f32_f16_bf16;
@@ -384,10 +384,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
     let (device, dtype) = (of.input_gates.device(), of.input_gates.dtype());
     for t in [Some(of.h_0), of.c_0, Some(of.weight_hh), of.bias_hh].into_iter().flatten() {
         of.input_gates.check_same_device(op, t)?;
-        if t.dtype() != dtype {
-            let expected = format!("the input is {dtype}; cast one with `to_dtype`");
-            return Err(Error::dtype(op, t.dtype(), expected));
-        }
+        fail_if!(t.dtype() != dtype; dtype(op, t.dtype()), "the input is {dtype}; cast one with `to_dtype`");
     }
     let &[steps, batch, wide] = of.input_gates.shape() else {
         return Err(Error::shape(op, "takes [steps, batch, features]", &[of.input_gates.shape()]));
@@ -405,9 +402,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
         return Err(Error::shape(op, "the states are [batch, hidden] and go with input and weight", &shapes));
     }
     let is_lstm = of.kind == RecurrentKind::Lstm;
-    if is_lstm != of.c_0.is_some() {
-        return Err(Error::argument(op, "an LSTM takes a cell, and the others take none"));
-    }
+    fail_if!(is_lstm != of.c_0.is_some(); argument(op), "an LSTM takes a cell, and the others take none");
     if let Some(lengths) = of.lengths
         && (lengths.shape() != [batch] || lengths.dtype() != DType::I32)
     {

@@ -14,7 +14,7 @@ use super::shape::cat;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::{ReduceConfig, VEC4_WIDTH, supports_vec4};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
@@ -245,9 +245,8 @@ fn run_reduction(
     let bytes_only = matches!(compute, DType::Bool | DType::U8);
     let compute = if bytes_only { DType::U32 } else { compute };
     launch::check_device_dtype(op.name, compute, x.device())?;
-    if compute == DType::F64 && !op.math_files.is_empty() {
-        return Err(Error::dtype(op.name, compute, "takes f32, f16 and bf16; cast with `to_dtype`"));
-    }
+    fail_if!(compute == DType::F64 && !op.math_files.is_empty();
+        dtype(op.name, compute), "takes f32, f16 and bf16; cast with `to_dtype`");
     let mut reduced = over.select_dims(x.layout(), true);
     if place.is_none() {
         // Values do not depend on the order, so read in memory order. Indices need the order of the shape.
@@ -345,9 +344,7 @@ pub(crate) fn reduce_float(
     keepdim: bool,
     extra: ReduceArgs<'_>,
 ) -> Result<Tensor> {
-    if !x.dtype().is_float() {
-        return Err(Error::dtype(op.name, x.dtype(), "takes floats; cast with `to_dtype`"));
-    }
+    fail_if!(!x.dtype().is_float(); dtype(op.name, x.dtype()), "takes floats; cast with `to_dtype`");
     reduce(op, x, over, keepdim, x.dtype(), x.dtype(), extra)
 }
 

@@ -13,7 +13,7 @@ use smallvec::smallvec;
 use super::index::{gather_into, scatter_unique_into};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::Operand;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
@@ -261,15 +261,9 @@ impl Tensor {
     pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("topk", dim, self.rank())?;
         let n = self.shape().get(d).copied().unwrap_or(1);
-        if k > n {
-            return Err(Error::argument("topk", format!("asks for {k} of {n} elements along dimension {d}")));
-        }
-        if self.rank() == 0 && k == 0 {
-            return Err(Error::argument(
-                "topk",
-                "a tensor without dimensions has its one element only; k is 0",
-            ));
-        }
+        fail_if!(k > n; argument("topk"), "asks for {k} of {n} elements along dimension {d}");
+        fail_if!(self.rank() == 0 && k == 0;
+            argument("topk"), "a tensor without dimensions has its one element only; k is 0");
         Sorter { op: "topk", descending: largest, start: RankStart::Rank(0), count: k }
             .run_with_values(self, d)
     }
@@ -283,12 +277,8 @@ impl Tensor {
     pub fn kthvalue(&self, k: usize, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("kthvalue", dim, self.rank())?;
         let n = self.shape().get(d).copied().unwrap_or(1);
-        if k == 0 || k > n {
-            return Err(Error::argument(
-                "kthvalue",
-                format!("asks for number {k}, counted from 1, of {n} elements along dimension {d}"),
-            ));
-        }
+        fail_if!(k == 0 || k > n;
+            argument("kthvalue"), "asks for number {k}, counted from 1, of {n} elements along dimension {d}");
         let sorter = Sorter { op: "kthvalue", descending: false, start: RankStart::Rank(k - 1), count: 1 };
         sorter.run_single(self, d, keepdim)
     }
@@ -411,9 +401,7 @@ impl Tensor {
         interpolation: Interpolation,
     ) -> Result<Tensor> {
         let _op = memory::scope::enter_op(op);
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(op, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float(); dtype(op, self.dtype()), "takes floats; cast with `to_dtype`");
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
         let (several, q) = quantile_vector(op, q, self)?;
         // The result depends smoothly on the rank only with linear interpolation.
@@ -482,8 +470,7 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
         Operand::Scalar(Scalar::Int(q)) => *q as f64,
         Operand::Scalar(Scalar::Bool(q)) => f64::from(u8::from(*q)),
     };
-    if !(0.0..=1.0).contains(&number) {
-        return Err(Error::argument(op, format!("{number} is no quantile; they lie between 0 and 1")));
-    }
+    fail_if!(!(0.0..=1.0).contains(&number);
+        argument(op), "{number} is no quantile; they lie between 0 and 1");
     Ok((false, Tensor::full(&[1], number, dtype, x.device())?))
 }

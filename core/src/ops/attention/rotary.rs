@@ -6,7 +6,7 @@ use forebay_shaders::KernelSpec;
 
 use crate::autograd;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::tensor::Tensor;
@@ -77,19 +77,14 @@ impl Tensor {
         let fits = |&pairs: &usize| {
             cos.shape() == [positions, pairs] && sin.shape() == cos.shape() && 2 * pairs <= features
         };
-        if !cos.shape().last().is_some_and(fits) {
-            let rule = format!("takes tables of [{positions}, pairs] with at most {} pairs", features / 2);
-            return Err(Error::shape(OP, rule, &shapes()));
-        }
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!cos.shape().last().is_some_and(fits);
+            shape(OP, &shapes()), "takes tables of [{positions}, pairs] with at most {} pairs", features / 2);
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         if let Some(other) = [cos, sin].into_iter().find(|t| !matches!(t.dtype(), DType::F32 | DType::F64)) {
             return Err(Error::dtype(OP, other.dtype(), "angles need the digits of f32; cast the tables"));
         }
-        if cos.dtype() != sin.dtype() {
-            return Err(Error::dtype(OP, sin.dtype(), format!("the cosines are {}; cast one", cos.dtype())));
-        }
+        fail_if!(cos.dtype() != sin.dtype();
+            dtype(OP, sin.dtype()), "the cosines are {}; cast one", cos.dtype());
         launch::check_device_dtype(OP, self.dtype(), self.device())?;
         autograd::check_no_grad_inputs(OP, &[cos, sin])?;
         if outer.contains(&0) || positions * features == 0 {

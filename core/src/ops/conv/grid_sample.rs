@@ -2,7 +2,7 @@
 //! other operations, gradients included.
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::tensor::Tensor;
 
@@ -140,9 +140,7 @@ impl Tensor {
         let _op = memory::scope::enter_op(OP);
         self.check_same_device(OP, grid)?;
         for dtype in [self.dtype(), grid.dtype()] {
-            if !dtype.is_float() {
-                return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
-            }
+            fail_if!(!dtype.is_float(); dtype(OP, dtype), "takes floats; cast with `to_dtype`");
         }
         let n = self.rank().wrapping_sub(2);
         let fits = matches!(n, 2 | 3)
@@ -150,10 +148,8 @@ impl Tensor {
             && grid.shape()[0] == self.shape()[0]
             && grid.shape()[n + 1] == n
             && self.shape()[2..].iter().all(|&size| size > 0);
-        if !fits {
-            let rule = "takes [batch, channels, height, width] with a grid of [batch, height, width, 2], or both with a depth and 3";
-            return Err(Error::shape(OP, rule, &[self.shape(), grid.shape()]));
-        }
+        fail_if!(!fits; shape(OP, [self, grid]),
+            "takes [batch, channels, height, width] with a grid of [batch, height, width, 2], or both with a depth and 3");
         let sizes = &self.shape()[2..];
         // Places need their digits: those of halves end at 2048.
         let wide = if grid.dtype() == DType::F64 { grid.clone() } else { grid.to_dtype(DType::F32)? };
@@ -233,13 +229,9 @@ impl Tensor {
         const OP: &str = "affine_grid";
         let _op = memory::scope::enter_op(OP);
         let n = size.len().wrapping_sub(2);
-        if !matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1] {
-            let rule = "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5";
-            return Err(Error::shape(OP, rule, &[self.shape(), size]));
-        }
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1]; shape(OP, &[self.shape(), size]),
+            "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5");
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let extents = &size[2..];
         let mut columns = Vec::with_capacity(n + 1);
         for d in (0..n).rev() {

@@ -10,7 +10,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::autograd;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::runtime::device::Device;
@@ -428,43 +428,28 @@ impl Tensor {
             Bilinear | Bicubic => 4..=4,
             Trilinear => 5..=5,
         };
-        if !ranks.contains(&self.rank()) {
-            let rule = format!(
-                "{:?} takes [batch, channels, ..] with {} to {} dimensions",
-                options.mode,
-                ranks.start(),
-                ranks.end()
-            );
-            return Err(Error::shape(OP, rule, &[self.shape()]));
-        }
+        fail_if!(!ranks.contains(&self.rank()); shape(OP, [self]),
+            "{:?} takes [batch, channels, ..] with {} to {} dimensions", options.mode, ranks.start(), ranks.end());
         let nearest = matches!(options.mode, Nearest | NearestExact);
         let image = matches!(options.mode, Bilinear | Bicubic);
         if self.dtype() == DType::U8 && !nearest && !image {
             let smooth = self.to_dtype(DType::F32)?.interpolate(options)?;
             return smooth.round()?.clamp(0.0, 255.0)?.to_dtype(DType::U8);
         }
-        if !self.dtype().is_float() && self.dtype() != DType::U8 {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats and u8; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float() && self.dtype() != DType::U8;
+            dtype(OP, self.dtype()), "takes floats and u8; cast with `to_dtype`");
         launch::check_device_dtype(OP, self.dtype(), self.device())?;
-        if options.align_corners && (nearest || options.mode == Area) {
-            return Err(Error::argument(OP, format!("{:?} takes no align_corners", options.mode)));
-        }
-        if options.antialias && !image {
-            return Err(Error::argument(
-                OP,
-                format!("antialias goes with Bilinear and Bicubic, not with {:?}", options.mode),
-            ));
-        }
+        fail_if!(options.align_corners && (nearest || options.mode == Area);
+            argument(OP), "{:?} takes no align_corners", options.mode);
+        fail_if!(options.antialias && !image;
+            argument(OP), "antialias goes with Bilinear and Bicubic, not with {:?}", options.mode);
         let from: Dims = self.shape()[2..].into();
         let (to, factors) = options.resolve_output_size(&from, self.shape())?;
-        if from.contains(&0) || to.contains(&0) {
-            return Err(Error::shape(OP, "takes and gives extents of at least 1", &[&from, &to]));
-        }
+        fail_if!(from.contains(&0) || to.contains(&0);
+            shape(OP, &[&from, &to]), "takes and gives extents of at least 1");
         // A table of the host has an entry for each of them.
-        if to.iter().any(|&n| n > MAX_TENSOR_NUMEL) || tensor_numel(&to).is_none() {
-            return Err(Error::shape(OP, "gives less than 2^32 elements", &[&from, &to]));
-        }
+        fail_if!(to.iter().any(|&n| n > MAX_TENSOR_NUMEL) || tensor_numel(&to).is_none();
+            shape(OP, &[&from, &to]), "gives less than 2^32 elements");
         let bytes = self.dtype() == DType::U8 && !nearest;
         let single = self.dtype() != DType::F64 && !bytes;
         // Windows that divide an axis evenly know of no factor.

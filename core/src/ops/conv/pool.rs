@@ -5,7 +5,7 @@ use smallvec::SmallVec;
 
 use crate::autograd;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::split_reduction;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
@@ -108,23 +108,13 @@ impl<const N: usize> PoolOptions<N> {
         let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
         // So large that nothing fits, and positions would not fit the kernel's integers.
         let large = [k, s, p, d].iter().any(|&n| n > i32::MAX as usize);
-        if large || k == 0 || s == 0 || d == 0 || p * 2 > k {
-            return Err(Error::argument(
-                op,
-                format!(
-                    "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}"
-                ),
-            ));
-        }
+        fail_if!(large || k == 0 || s == 0 || d == 0 || p * 2 > k; argument(op),
+            "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}");
         // The last window may end so far behind the padding.
         let beyond = if self.ceil_mode { s - 1 } else { 0 };
         let (padded, reach) = (extent + 2 * p, d * (k - 1) + 1);
-        if padded + beyond < reach {
-            return Err(Error::argument(
-                op,
-                format!("a window of {reach} does not fit an extent of {padded} with padding"),
-            ));
-        }
+        fail_if!(padded + beyond < reach;
+            argument(op), "a window of {reach} does not fit an extent of {padded} with padding");
         let mut n = (padded + beyond - reach) / s + 1;
         // A window that starts in the padding on the right would be empty.
         if self.ceil_mode && (n - 1) * s >= extent + p {
@@ -418,9 +408,7 @@ impl Tensor {
     /// A window does not fit; the dtype is bool, or an integer type that does not hold the divisor.
     #[track_caller]
     pub fn avg_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
-        if window.dilation != [1; 2] {
-            return Err(Error::argument("avg_pool2d", "averages have no dilation"));
-        }
+        fail_if!(window.dilation != [1; 2]; argument("avg_pool2d"), "averages have no dilation");
         match window.divisor_override {
             Some(0) => return Err(Error::argument("avg_pool2d", "the divisor is not 0")),
             Some(divisor) if self.dtype().is_int() => {

@@ -1,6 +1,6 @@
 //! What convolutions take: one number for all spatial dimensions, or one for each.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::tensor::{Dims, Tensor};
 
 /// A number for every spatial dimension, or an array with one for each.
@@ -55,12 +55,10 @@ pub fn check_at_least<const N: usize>(
     numbers: [isize; N],
     least: usize,
 ) -> Result<[usize; N]> {
-    if numbers.iter().any(|&n| n < least as isize) {
-        return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at least {least}")));
-    }
-    if numbers.iter().any(|&n| n > i32::MAX as isize) {
-        return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at most {}", i32::MAX)));
-    }
+    fail_if!(numbers.iter().any(|&n| n < least as isize);
+        argument(op), "{what} is {numbers:?}; it must be at least {least}");
+    fail_if!(numbers.iter().any(|&n| n > i32::MAX as isize);
+        argument(op), "{what} is {numbers:?}; it must be at most {}", i32::MAX);
     Ok(numbers.map(|n| n as usize))
 }
 

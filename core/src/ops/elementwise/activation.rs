@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::GradRule::Expr;
 use crate::ops::elementwise::pointwise::GradVar::{A, B, Y};
@@ -134,13 +134,8 @@ impl Tensor {
     #[track_caller]
     pub fn prelu(&self, weight: &Tensor) -> Result<Tensor> {
         let channels = self.shape().get(1).copied().unwrap_or(1);
-        if weight.rank() > 1 || (weight.numel() != 1 && weight.numel() != channels) {
-            return Err(Error::shape(
-                "prelu",
-                format!("takes 1 or {channels} weights"),
-                &[self.shape(), weight.shape()],
-            ));
-        }
+        fail_if!(weight.rank() > 1 || (weight.numel() != 1 && weight.numel() != channels);
+            shape("prelu", [self, weight]), "takes 1 or {channels} weights");
         let mut shape = vec![1; self.rank()];
         if weight.numel() != 1 {
             shape[1] = channels;
@@ -155,9 +150,7 @@ impl Tensor {
     #[track_caller]
     pub fn glu(&self, dim: isize) -> Result<Tensor> {
         let n = self.dim(dim)?;
-        if n % 2 != 0 {
-            return Err(Error::shape("glu", "takes a dimension of even extent", &[self.shape()]));
-        }
+        fail_if!(n % 2 != 0; shape("glu", [self]), "takes a dimension of even extent");
         let (first, second) = (self.narrow(dim, 0, n / 2)?, self.narrow(dim, n / 2, n / 2)?);
         run_pointwise(&GLU, &[Operand::Tensor(&first), Operand::Tensor(&second)], &[])
     }
@@ -178,12 +171,8 @@ impl Tensor {
     /// `lower` is above `upper`, or the dtype is not a float.
     #[track_caller]
     pub fn rrelu(&self, lower: f64, upper: f64, training: bool) -> Result<Tensor> {
-        if lower > upper {
-            return Err(Error::argument(
-                "rrelu",
-                format!("takes a lower bound that is not above {upper}, got {lower}"),
-            ));
-        }
+        fail_if!(lower > upper;
+            argument("rrelu"), "takes a lower bound that is not above {upper}, got {lower}");
         if !training {
             return self.leaky_relu((lower + upper) / 2.0);
         }

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use crate::autograd;
 use crate::backend::Command;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::memory;
 use crate::ops::elementwise::pointwise;
 use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
@@ -50,9 +50,8 @@ impl Tensor {
     #[doc(hidden)]
     pub fn copy_into(&self, target: &Tensor) -> Result<()> {
         let _op = memory::scope::enter_op("copy");
-        if self.shape() != target.shape() || self.dtype() != target.dtype() {
-            return Err(Error::shape("copy", "takes one shape and type", &[self.shape(), target.shape()]));
-        }
+        fail_if!(self.shape() != target.shape() || self.dtype() != target.dtype();
+            shape("copy", [self, target]), "takes one shape and type");
         self.check_same_device("copy", target)?;
         let n = self.numel();
         if n == 0 {
@@ -100,12 +99,8 @@ impl Tensor {
     #[track_caller]
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
         let _op = memory::scope::enter_op("copy_");
-        if self.layout().has_internal_overlap() {
-            return Err(Error::argument(
-                "copy_",
-                "the tensor repeats elements (it was expanded); copy it first",
-            ));
-        }
+        fail_if!(self.layout().has_internal_overlap();
+            argument("copy_"), "the tensor repeats elements (it was expanded); copy it first");
         let recorded = autograd::check_inplace("copy_", self, &[source])?;
         // Copy first, since overlapping views would be read while they are written.
         let source = if source.shares_storage(self) { source.copy()? } else { source.clone() };

@@ -9,7 +9,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::amp::{AutocastOperand, dispatch_autocast};
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory;
 use crate::ops::elementwise::binary;
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
@@ -170,20 +170,15 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
         (op.type_rule, op.name, dtype.is_int(), args.get(1))
         && Scalar::Int(*power).convert_to(dtype) == ScalarConversion::AboveRange
     {
-        return Err(Error::argument(
-            op.name,
-            format!(
-                "the power {power} is no number of {dtype}; cast the tensor to a wider type with `to_dtype`"
-            ),
-        ));
+        fail!(
+            argument(op.name),
+            "the power {power} is no number of {dtype}; cast the tensor to a wider type with `to_dtype`"
+        );
     }
     if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(..0)))) =
         (op.type_rule, op.name, dtype.is_int(), args.get(1))
     {
-        return Err(Error::argument(
-            op.name,
-            "integers have no negative powers; cast them to a float with `to_dtype`",
-        ));
+        fail!(argument(op.name), "integers have no negative powers; cast them to a float with `to_dtype`");
     }
     for arg in args {
         match arg {
@@ -472,9 +467,8 @@ pub(crate) fn run_pointwise_inplace(
     attrs: &[(&'static str, Scalar)],
 ) -> Result<()> {
     let _op = memory::scope::enter_op(op.name);
-    if target.layout().has_internal_overlap() {
-        return Err(Error::argument(op.name, "the tensor repeats elements (it was expanded); copy it first"));
-    }
+    fail_if!(target.layout().has_internal_overlap();
+        argument(op.name), "the tensor repeats elements (it was expanded); copy it first");
     // Another view of the same memory would be read while it is written.
     let others: SmallVec<[&Tensor; 3]> = rest.iter().filter_map(Operand::as_tensor).collect();
     let recorded = autograd::check_inplace(op.name, target, &others)?;
@@ -506,9 +500,8 @@ pub(crate) fn run_pointwise_inplace(
     }
     let (compute, _) = resolve_dtypes(op, &args)?;
     check_replacements(op, compute, attrs)?;
-    if compute.is_float() && !target.dtype().is_float() {
-        return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
-    }
+    fail_if!(compute.is_float() && !target.dtype().is_float();
+        dtype(op.name, target.dtype()), "the result is a float and does not fit in place");
     let recipe = op.build_spec(&args, attrs, compute, compute)?;
     pointwise_kernel::run(&recipe, target, true)?;
     if !recorded {

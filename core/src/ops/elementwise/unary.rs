@@ -1,7 +1,7 @@
 //! Elementwise operations of one tensor.
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
 use crate::ops::elementwise::pointwise::GradVar::{A, Y};
 use crate::ops::elementwise::pointwise::{
@@ -38,10 +38,7 @@ macro_rules! unary {
                 /// The operation does not support the dtype.
                 #[track_caller]
                 pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
-                    $(let holds = $holds;
-                    if !holds {
-                        return Err(Error::argument(stringify!($name), $rule));
-                    })?
+                    $(fail_if!(!$holds; argument(stringify!($name)), "{}", $rule);)?
                     run_pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
                 }
                 unary!(@inplace $($inplace)?, $name, [$($holds, $rule)?], $($attr),*);
@@ -56,10 +53,7 @@ macro_rules! unary {
         /// The result is a float and the tensor is not, or a leaf that requires a gradient is changed.
         #[track_caller]
         pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
-            $(let holds = $holds;
-            if !holds {
-                return Err(Error::argument(stringify!($inplace), $rule));
-            })?
+            $(fail_if!(!$holds; argument(stringify!($inplace)), "{}", $rule);)?
             run_pointwise_inplace(&records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
         }
     };
@@ -248,12 +242,7 @@ impl Tensor {
         if n == 0 {
             return self.digamma();
         }
-        if n > 170 {
-            return Err(Error::argument(
-                "polygamma",
-                format!("order {n}; that of more than 170 is no number of f64"),
-            ));
-        }
+        fail_if!(n > 170; argument("polygamma"), "order {n}; that of more than 170 is no number of f64");
         let factorial: f64 = (1..=n).map(|k| k as f64).product();
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
         let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
@@ -284,9 +273,8 @@ impl Tensor {
         if decimals == 0 {
             return self.round();
         }
-        if !self.dtype().is_float() {
-            return Err(Error::dtype("round_decimals", self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float();
+            dtype("round_decimals", self.dtype()), "takes floats; cast with `to_dtype`");
         let power = |of: i32| Scalar::Float(10f64.powi(of.max(0)));
         let numbers = [("up", power(decimals)), ("down", power(decimals.saturating_neg()))];
         run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
@@ -317,13 +305,9 @@ impl Tensor {
     #[track_caller]
     pub fn mvlgamma(&self, p: usize) -> Result<Tensor> {
         const OP: &str = "mvlgamma";
-        if p == 0 {
-            return Err(Error::argument(OP, "takes a dimension of at least 1, got 0"));
-        }
+        fail_if!(p == 0; argument(OP), "takes a dimension of at least 1, got 0");
         // Each dimension launches a separate operation.
-        if p > 10_000 {
-            return Err(Error::argument(OP, format!("takes a dimension of at most 10,000, got {p}")));
-        }
+        fail_if!(p > 10_000; argument(OP), "takes a dimension of at most 10,000, got {p}");
         let _op = crate::memory::scope::enter_op(OP);
         let mut sum = self.lgamma()?;
         for k in 1..p {

@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::amp;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::index::embedding::{check_padding_idx, inverse_frequencies};
 use crate::ops::index::{gather_backward, index_dtype_name, select_rows_backward};
@@ -203,14 +203,11 @@ impl Tensor {
         let &[entries, width] = self.shape() else {
             return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
         };
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes a table of floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float();
+            dtype(OP, self.dtype()), "takes a table of floats; cast with `to_dtype`");
         launch::check_device_dtype(OP, self.dtype(), self.device())?;
-        if bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max {
-            let rule = "scale_grad_by_freq goes with the modes Sum and Mean";
-            return Err(Error::argument(OP, rule));
-        }
+        fail_if!(bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max;
+            argument(OP), "scale_grad_by_freq goes with the modes Sum and Mean");
         check_padding_idx(OP, bags.padding_idx, entries)?;
         let counts = bag_count_and_length(self, index, bags)?;
         for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {

@@ -8,7 +8,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, BackwardCtx, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::ScatterOp;
 use crate::ops::index::select;
@@ -322,29 +322,16 @@ impl IndexSelection {
                 continue;
             }
             let covered = x.shape().get(d..d + index.rank());
-            if covered != Some(index.shape()) {
-                return Err(Error::shape(
-                    op,
-                    format!("a mask has the extents of the dimensions that it stands for, here from {d} on"),
-                    &[x.shape(), index.shape()],
-                ));
-            }
+            fail_if!(covered != Some(index.shape()); shape(op, [x, index]),
+                "a mask has the extents of the dimensions that it stands for, here from {d} on");
             let places = select::nonzero_coordinates(op, index)?;
             for k in 0..index.rank() {
                 found.push((d + k, places.select(1, k as isize)?));
             }
             d += index.rank();
         }
-        if found.is_empty() || d > x.rank() {
-            return Err(Error::argument(
-                op,
-                format!(
-                    "{} indices for {} dimensions; it takes one at least, and no more than there are",
-                    d,
-                    x.rank()
-                ),
-            ));
-        }
+        fail_if!(found.is_empty() || d > x.rank(); argument(op),
+            "{} indices for {} dimensions; it takes one at least, and no more than there are", d, x.rank());
         let shapes: Vec<&[usize]> = found.iter().map(|(_, t)| t.shape()).collect();
         let index = broadcast_shapes(op, &shapes)?;
         let mut rows: Option<Tensor> = None;
@@ -528,10 +515,8 @@ impl Tensor {
         const OP: &str = "index_put";
         dispatch_autocast!(OP, [self, values], |x, values| x.index_put(indices, &values, accumulate));
         let _op = memory::scope::enter_op(OP);
-        if values.dtype() != self.dtype() {
-            let rule = format!("the values have the type of the tensor, {}", self.dtype());
-            return Err(Error::dtype(OP, values.dtype(), rule));
-        }
+        fail_if!(values.dtype() != self.dtype();
+            dtype(OP, values.dtype()), "the values have the type of the tensor, {}", self.dtype());
         self.check_same_device(OP, values)?;
         if let Some((x, indices, d)) = expand_scalar_mask(self, indices)? {
             let indices = indices.iter().map(Option::as_ref).collect::<Vec<_>>();

@@ -5,7 +5,7 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::autograd;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
@@ -217,13 +217,11 @@ impl Tensor {
         let d = normalize_dim(OP, dim, self.rank())?;
         let n = self.shape().get(d).copied().unwrap_or(1);
         self.check_same_device(OP, repeats)?;
-        if !repeats.dtype().is_int() {
-            return Err(Error::dtype(OP, repeats.dtype(), "repeats are integers; cast with `to_dtype`"));
-        }
-        if repeats.rank() > 1 || !matches!(repeats.numel(), 1) && repeats.numel() != n {
-            let rule = "there is one number of repeats for each index of the dimension, or one for all";
-            return Err(Error::shape(OP, rule, &[self.shape(), repeats.shape()]));
-        }
+        fail_if!(!repeats.dtype().is_int();
+            dtype(OP, repeats.dtype()), "repeats are integers; cast with `to_dtype`");
+        fail_if!(repeats.rank() > 1 || !matches!(repeats.numel(), 1) && repeats.numel() != n;
+            shape(OP, [self, repeats]),
+            "there is one number of repeats for each index of the dimension, or one for all");
         let line = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
         if n == 0 {
             return Ok(line);
@@ -233,22 +231,13 @@ impl Tensor {
             // An exact sum, by words of the host: on the device it would be one of 32 bits.
             let listed = repeats.to_integers()?;
             if let Some(least) = listed.iter().find(|&&n| n < 0) {
-                return Err(Error::argument(
-                    OP,
-                    format!("{least} is no number of repeats; none is negative"),
-                ));
+                fail!(argument(OP), "{least} is no number of repeats; none is negative");
             }
             let total = listed.iter().map(|&n| n as i128).sum::<i128>()
                 * if listed.len() == 1 { n as i128 } else { 1 };
             let elements = total * (line.numel() / n) as i128;
-            if elements > MAX_TENSOR_NUMEL as i128 {
-                return Err(Error::argument(
-                    OP,
-                    format!(
-                        "{total} repeats of {n} indices make {elements} elements; a tensor has at most 4,294,967,295"
-                    ),
-                ));
-            }
+            fail_if!(elements > MAX_TENSOR_NUMEL as i128; argument(OP),
+                "{total} repeats of {n} indices make {elements} elements; a tensor has at most 4,294,967,295");
         }
         let ends = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
@@ -288,13 +277,8 @@ impl Tensor {
     /// As [`searchsorted`](Self::searchsorted); `boundaries` has not one dimension.
     #[track_caller]
     pub fn bucketize(&self, boundaries: &Tensor, out_int32: bool, right: bool) -> Result<Tensor> {
-        if boundaries.rank() != 1 {
-            return Err(Error::shape(
-                "bucketize",
-                "the boundaries have one dimension",
-                &[boundaries.shape()],
-            ));
-        }
+        fail_if!(boundaries.rank() != 1;
+            shape("bucketize", [boundaries]), "the boundaries have one dimension");
         boundaries.run_searchsorted("bucketize", self, out_int32, right, None)
     }
 
@@ -309,23 +293,13 @@ impl Tensor {
     ) -> Result<Tensor> {
         let _op = memory::scope::enter_op(op);
         self.check_same_device(op, values)?;
-        if values.dtype() != self.dtype() {
-            let rule = format!(
-                "values and what is searched have one type, here {}; cast with `to_dtype`",
-                self.dtype()
-            );
-            return Err(Error::dtype(op, values.dtype(), rule));
-        }
+        fail_if!(values.dtype() != self.dtype(); dtype(op, values.dtype()),
+            "values and what is searched have one type, here {}; cast with `to_dtype`", self.dtype());
         let lines =
             |t: &Tensor| -> Dims { t.shape().iter().take(t.rank().saturating_sub(1)).copied().collect() };
         let fits = self.rank() == 1 || (self.rank() == values.rank() && lines(self) == lines(values));
-        if self.rank() == 0 || !fits {
-            return Err(Error::shape(
-                op,
-                "what is searched has one dimension, or all but the last agree with those of the values",
-                &[self.shape(), values.shape()],
-            ));
-        }
+        fail_if!(self.rank() == 0 || !fits; shape(op, [self, values]),
+            "what is searched has one dimension, or all but the last agree with those of the values");
         let dtype = if out_int32 { DType::I32 } else { DType::I64 };
         let out = Tensor::empty(values.shape(), dtype, self.device())?;
         let sorter = match sorter {

@@ -1,7 +1,7 @@
 //! Copies of a tensor with a part of it replaced, and parts taken out by number: PyTorch's `*_scatter`, `take` and `put`, diagonals.
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::index::select;
 use crate::ops::kernel::launch;
@@ -20,13 +20,8 @@ fn copy_and_replace(
     let _op = memory::scope::enter_op(op);
     let out = x.copy()?;
     let place = part(&out)?;
-    if place.shape() != src.shape() {
-        return Err(Error::shape(
-            op,
-            "the source has the shape of what it replaces",
-            &[place.shape(), src.shape()],
-        ));
-    }
+    fail_if!(place.shape() != src.shape();
+        shape(op, [place, src]), "the source has the shape of what it replaces");
     place.copy_(src)?;
     Ok(out)
 }
@@ -79,10 +74,7 @@ impl Tensor {
         };
         let side = n.checked_add(offset.unsigned_abs()).filter(|&side| side <= u32::MAX as usize);
         let Some(side) = side else {
-            return Err(Error::argument(
-                OP,
-                format!("offset {offset} leaves every matrix that a tensor can hold"),
-            ));
+            fail!(argument(OP), "offset {offset} leaves every matrix that a tensor can hold");
         };
         let shape = [before, &[side, side]].concat();
         let out = Tensor::zeros(&shape, self.dtype(), self.device())?;
@@ -127,10 +119,8 @@ impl Tensor {
     #[track_caller]
     pub fn put(&self, index: &Tensor, source: &Tensor, accumulate: bool) -> Result<Tensor> {
         let _op = memory::scope::enter_op("put");
-        if index.numel() != source.numel() {
-            let rule = "takes as many elements as numbers of them";
-            return Err(Error::shape("put", rule, &[index.shape(), source.shape()]));
-        }
+        fail_if!(index.numel() != source.numel();
+            shape("put", [index, source]), "takes as many elements as numbers of them");
         let (index, source) = (index.reshape([-1])?, source.reshape([-1])?);
         self.reshape([-1])?.index_put(&[Some(&index)], &source, accumulate)?.reshape(self.shape())
     }
@@ -147,10 +137,9 @@ impl Tensor {
         let _op = memory::scope::enter_op(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         let lines = source.shape().get(d).copied().unwrap_or(1);
-        if index.rank() > 1 || index.numel() != lines || source.rank() != self.rank() {
-            let rule = "takes an index of one dimension, and a source of this rank with a line for each";
-            return Err(Error::shape(OP, rule, &[self.shape(), index.shape(), source.shape()]));
-        }
+        fail_if!(index.rank() > 1 || index.numel() != lines || source.rank() != self.rank();
+            shape(OP, [self, index, source]),
+            "takes an index of one dimension, and a source of this rank with a line for each");
         if self.rank() == 0 {
             return self.reshape([1])?.index_copy(0, index, &source.reshape([1])?)?.reshape([0usize; 0]);
         }
@@ -169,18 +158,14 @@ impl Tensor {
         const OP: &str = "masked_scatter";
         let _op = memory::scope::enter_op(OP);
         launch::check_bool_mask(OP, mask)?;
-        if source.dtype() != self.dtype() {
-            let rule = format!("the source has the type of the tensor, {}", self.dtype());
-            return Err(Error::dtype(OP, source.dtype(), rule));
-        }
+        fail_if!(source.dtype() != self.dtype();
+            dtype(OP, source.dtype()), "the source has the type of the tensor, {}", self.dtype());
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let (x, mask) = (self.broadcast_to(&shape)?, mask.broadcast_to(&shape)?);
         if x.numel() == 0 {
             return x.copy();
         }
-        if source.numel() == 0 {
-            return Err(Error::shape(OP, "takes a source that is not empty", &[source.shape()]));
-        }
+        fail_if!(source.numel() == 0; shape(OP, [source]), "takes a source that is not empty");
         let place = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             let counts = mask.to_dtype(DType::U32)?.reshape([-1])?.contiguous()?;

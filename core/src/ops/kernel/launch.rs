@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::scope;
 use crate::runtime::capture::replay_params::ReplayCtx;
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
@@ -156,10 +156,8 @@ pub(crate) fn enqueue(
     params: KernelParams,
     groups: [usize; 3],
 ) -> Result<()> {
-    if params.exceeds_u32 {
-        let why = "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts";
-        return Err(Error::argument(scope::current().op, why));
-    }
+    fail_if!(params.exceeds_u32; argument(scope::current().op),
+        "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts");
     if let Some(first) = tensors.first()
         && params.loop_iterations > first.device().info().limits.max_loop_iterations as usize
     {

@@ -5,7 +5,7 @@ use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::ops::elementwise::fusion;
 use crate::ops::elementwise::pointwise::{Operand, TypeRule};
 use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE};
@@ -328,9 +328,8 @@ pub(crate) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
                 tensors.push(t);
             }
             Operand::Scalar(number) => {
-                if call.scalars.len() >= MAX_SCALARS {
-                    return Err(Error::argument(recipe.op, "takes at most four numbers"));
-                }
+                fail_if!(call.scalars.len() >= MAX_SCALARS;
+                    argument(recipe.op), "takes at most four numbers");
                 call.scalars.push((input.name, recipe.encode_input(number)));
             }
         }

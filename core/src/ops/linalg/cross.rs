@@ -5,7 +5,7 @@ use smallvec::smallvec;
 
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail, fail_if};
 use crate::memory;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim};
@@ -42,9 +42,7 @@ impl Tensor {
         let _op = memory::scope::enter_op(OP);
         self.check_same_device(OP, other)?;
         let dtype = self.dtype().promote(other.dtype());
-        if dtype == DType::Bool {
-            return Err(Error::dtype(OP, dtype, "takes numbers; cast with `to_dtype`"));
-        }
+        fail_if!(dtype == DType::Bool; dtype(OP, dtype), "takes numbers; cast with `to_dtype`");
         launch::check_device_dtype(OP, dtype, self.device())?;
         let shape = broadcast_shapes(OP, &[self.shape(), other.shape()])?;
         let d = match dim {
@@ -54,11 +52,7 @@ impl Tensor {
         let (a, b) =
             (self.to_dtype(dtype)?.broadcast_to(&shape)?, other.to_dtype(dtype)?.broadcast_to(&shape)?);
         let Some(d) = d.filter(|&d| shape.get(d) == Some(&3)) else {
-            return Err(Error::shape(
-                OP,
-                "takes vectors of three numbers along the dimension",
-                &[self.shape(), other.shape()],
-            ));
+            fail!(shape(OP, [self, other]), "takes vectors of three numbers along the dimension");
         };
         cross_with_grad(&a, &b, d)
     }

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::tensor::layout::broadcast_shapes;
@@ -124,10 +124,9 @@ impl Tensor {
             return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
         };
         // Pair by pair: half of the distances. The host lists the pairs.
-        if (rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS {
-            let rule = "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts";
-            return Err(Error::shape("pdist", rule, &[self.shape()]));
-        }
+        fail_if!((rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS;
+            shape("pdist", [self]),
+            "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts");
         let of = |first: bool| {
             let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
             let numbers: Vec<i32> = pairs.collect();
@@ -159,26 +158,18 @@ impl Tensor {
         dispatch_autocast!(OP, [self, other], |x, y| x.cdist(&y, p));
         let _op = memory::scope::enter_op(OP);
         self.check_same_device(OP, other)?;
-        if p.is_nan() || p < 0.0 {
-            return Err(Error::argument(OP, format!("p is {p}; it must be at least 0")));
-        }
+        fail_if!(p.is_nan() || p < 0.0; argument(OP), "p is {p}; it must be at least 0");
         let dtype = self.dtype();
-        if !dtype.is_float() {
-            return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
-        }
-        if other.dtype() != dtype {
-            let expected = format!("the first operand is {dtype}; cast one with `to_dtype`");
-            return Err(Error::dtype(OP, other.dtype(), expected));
-        }
+        fail_if!(!dtype.is_float(); dtype(OP, dtype), "takes floats; cast with `to_dtype`");
+        fail_if!(other.dtype() != dtype;
+            dtype(OP, other.dtype()), "the first operand is {dtype}; cast one with `to_dtype`");
         launch::check_device_dtype(OP, dtype, self.device())?;
         let shapes = [self.shape(), other.shape()];
         let (&[ref lead_a @ .., rows, width], &[ref lead_b @ .., cols, other_width]) = (shapes[0], shapes[1])
         else {
             return Err(Error::shape(OP, "takes at least two dimensions", &shapes));
         };
-        if width != other_width {
-            return Err(Error::shape(OP, "rows of both have one width", &shapes));
-        }
+        fail_if!(width != other_width; shape(OP, &shapes), "rows of both have one width");
         if dtype.size() == 2 {
             return self.to_dtype(DType::F32)?.cdist(&other.to_dtype(DType::F32)?, p)?.to_dtype(dtype);
         }

@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::linalg::svd::{
@@ -307,22 +307,14 @@ impl Tensor {
         dispatch_autocast!(OP, [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
         let _op = memory::scope::enter_op(OP);
         let (lead, n) = check_square(OP, self)?;
-        if order.shape() != [lead, &[n]].concat() {
-            return Err(Error::shape(
-                OP,
-                "takes the order that `lu_factor` gave, a place for each row [.., n]",
-                &[self.shape(), order.shape()],
-            ));
-        }
+        fail_if!(order.shape() != [lead, &[n]].concat();
+            shape(OP, [self, order]), "takes the order that `lu_factor` gave, a place for each row [.., n]");
         if !left {
             check_matrices(OP, b)?;
             return self.lu_solve(order, &b.transpose(-2, -1)?, true, !adjoint)?.transpose(-2, -1);
         }
         let MatrixShape { batch_shape: others, m, n: columns } = check_matrices(OP, b)?;
-        if m != n {
-            let rule = "takes right sides with a row for each of the matrix";
-            return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
-        }
+        fail_if!(m != n; shape(OP, [self, b]), "takes right sides with a row for each of the matrix");
         let lead = broadcast_shapes(OP, &[lead, others])?;
         let whole: Dims = lead.iter().copied().chain([n, columns]).collect();
         let rows = order.unsqueeze(-1)?.broadcast_to(&whole)?;
@@ -347,10 +339,8 @@ impl Tensor {
         dispatch_autocast!(OP, [self, b], |a, b| a.lstsq(&b, rtol));
         let _op = memory::scope::enter_op(OP);
         let (of_a, of_b) = (check_matrices(OP, self)?, check_matrices(OP, b)?);
-        if of_a.m != of_b.m {
-            let rule = "takes right sides with a row for each of the matrix";
-            return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
-        }
+        fail_if!(of_a.m != of_b.m;
+            shape(OP, [self, b]), "takes right sides with a row for each of the matrix");
         let (inverse, singular_values, none) = self.pinv_with_singular_values(OP, rtol)?;
         let solution = inverse.matmul(b)?;
         let residuals = self.matmul(&solution)?.sub(b)?.square()?.sum(&[-2], false)?;

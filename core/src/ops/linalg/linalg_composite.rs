@@ -2,7 +2,7 @@
 
 use crate::amp::dispatch_autocast;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::linalg::check_square;
 use crate::ops::linalg::svd::MatrixDims;
@@ -48,9 +48,7 @@ pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
         *end = last.unsqueeze(1)?;
     }
     for t in &chain {
-        if t.rank() != 2 {
-            return Err(Error::shape(OP, "takes matrices, and vectors at both ends only", &[t.shape()]));
-        }
+        fail_if!(t.rank() != 2; shape(OP, [t]), "takes matrices, and vectors at both ends only");
     }
     if let Some(two) = chain.windows(2).find(|two| two[0].shape()[1] != two[1].shape()[0]) {
         let rule = "takes neighbours of which one has as many columns as the next one rows";
@@ -117,9 +115,7 @@ impl Tensor {
         let _op = memory::scope::enter_op(OP);
         let order = order.into();
         let of = MatrixDims::new(OP, self, dims)?;
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let out = match order {
             MatrixNorm::Fro => of.move_to_last(self)?.norm(2.0, &[-2, -1], false)?,
             MatrixNorm::Nuc => of.move_to_last(self)?.nuclear_norm(&[], false)?,
@@ -288,16 +284,12 @@ impl Tensor {
     pub fn tensorinv(&self, ind: usize) -> Result<Tensor> {
         const OP: &str = "tensorinv";
         let _op = memory::scope::enter_op(OP);
-        if ind == 0 || ind > self.rank() {
-            let rule = format!("takes a number of dimensions from 1 to {}, got {ind}", self.rank());
-            return Err(Error::argument(OP, rule));
-        }
+        fail_if!(ind == 0 || ind > self.rank();
+            argument(OP), "takes a number of dimensions from 1 to {}, got {ind}", self.rank());
         let (to, from) = self.shape().split_at(ind);
         let n: usize = to.iter().product();
-        if n != from.iter().product::<usize>() {
-            let rule = format!("takes as many elements in the first {ind} dimensions as in the others");
-            return Err(Error::shape(OP, rule, &[to, from]));
-        }
+        fail_if!(n != from.iter().product::<usize>();
+            shape(OP, &[to, from]), "takes as many elements in the first {ind} dimensions as in the others");
         self.reshape([n, n])?.inv()?.reshape(&[from, to].concat()[..])
     }
 

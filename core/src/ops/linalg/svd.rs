@@ -6,7 +6,7 @@ use smallvec::smallvec;
 use crate::amp::dispatch_autocast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::softmax::lanes_per_row;
@@ -95,9 +95,8 @@ pub(crate) struct MatrixShape<'a> {
 
 #[track_caller]
 pub(crate) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<MatrixShape<'a>> {
-    if !matches!(x.dtype(), DType::F32 | DType::F64) {
-        return Err(Error::dtype(op, x.dtype(), "takes f32 and f64; cast with `to_dtype`"));
-    }
+    fail_if!(!matches!(x.dtype(), DType::F32 | DType::F64);
+        dtype(op, x.dtype()), "takes f32 and f64; cast with `to_dtype`");
     launch::check_device_dtype(op, x.dtype(), x.device())?;
     match x.shape() {
         &[ref lead @ .., m, n] => Ok(MatrixShape { batch_shape: lead, m, n }),
@@ -299,14 +298,10 @@ pub(crate) struct MatrixDims {
 impl MatrixDims {
     #[track_caller]
     pub(crate) fn new(op: &'static str, x: &Tensor, dims: [isize; 2]) -> Result<Self> {
-        if x.rank() < 2 {
-            return Err(Error::shape(op, "takes matrices [.., m, n]", &[x.shape()]));
-        }
+        fail_if!(x.rank() < 2; shape(op, [x]), "takes matrices [.., m, n]");
         let [row, col] = dims;
         let (row, col) = (normalize_dim(op, row, x.rank())?, normalize_dim(op, col, x.rank())?);
-        if row == col {
-            return Err(Error::argument(op, format!("takes two different dimensions, got {dims:?}")));
-        }
+        fail_if!(row == col; argument(op), "takes two different dimensions, got {dims:?}");
         Ok(Self { row, col })
     }
 

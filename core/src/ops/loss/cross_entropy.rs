@@ -6,7 +6,7 @@ use smallvec::SmallVec;
 use crate::amp::OperandCast;
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::index::select;
 use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH};
@@ -264,57 +264,30 @@ pub(crate) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyO
     }) else {
         return Err(Error::shape(OP, "logits are [batch, classes, ...] or [classes]", &[x.shape()]));
     };
-    if classes == 0 {
-        return Err(Error::shape(OP, "takes at least one class", &[x.shape()]));
-    }
-    if !(0.0..=1.0).contains(&options.label_smoothing) {
-        return Err(Error::argument(
-            OP,
-            format!("label_smoothing {} is not in 0 to 1", options.label_smoothing),
-        ));
-    }
+    fail_if!(classes == 0; shape(OP, [x]), "takes at least one class");
+    fail_if!(!(0.0..=1.0).contains(&options.label_smoothing);
+        argument(OP), "label_smoothing {} is not in 0 to 1", options.label_smoothing);
     if let Some(weight) = options.weight {
         check_second(weight)?;
         weight.check_same_device(OP, x)?;
         autograd::check_no_grad_inputs("cross_entropy (of the class weights)", &[weight])?;
-        if weight.shape() != [classes] {
-            return Err(Error::shape(
-                OP,
-                "there is one weight for each class",
-                &[weight.shape(), &[classes]],
-            ));
-        }
+        fail_if!(weight.shape() != [classes];
+            shape(OP, &[weight.shape(), &[classes]]), "there is one weight for each class");
     }
     if target.dtype().is_float() {
         check_second(target)?;
-        if target.shape() != x.shape() {
-            return Err(Error::shape(
-                OP,
-                "probabilities have the logits' shape",
-                &[x.shape(), target.shape()],
-            ));
-        }
+        fail_if!(target.shape() != x.shape(); shape(OP, [x, target]), "probabilities have the logits' shape");
         return Ok(true);
     }
-    if target.dtype() == DType::Bool {
-        return Err(Error::dtype(
-            OP,
-            DType::Bool,
-            "targets are classes (integers) or probabilities (floats)",
-        ));
-    }
+    fail_if!(target.dtype() == DType::Bool;
+        dtype(OP, DType::Bool), "targets are classes (integers) or probabilities (floats)");
     check_in_range(
         OP,
         target,
         IndexRange { extent: classes, allows_negative: false, ignored_index: Some(options.ignore_index) },
     )?;
-    if target.shape() != &examples[..] {
-        return Err(Error::shape(
-            OP,
-            "class targets have the logits' shape without the dimension of the classes",
-            &[x.shape(), target.shape()],
-        ));
-    }
+    fail_if!(target.shape() != &examples[..];
+        shape(OP, [x, target]), "class targets have the logits' shape without the dimension of the classes");
     Ok(false)
 }
 

@@ -2,7 +2,7 @@
 
 use crate::amp::dispatch_autocast;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::elementwise::pointwise::GradRule::Expr;
 use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
@@ -89,9 +89,8 @@ impl Tensor {
             // Sums over paths need the range and precision of f32.
             return self.to_dtype(DType::F32)?.ctc_loss(options)?.to_dtype(self.dtype());
         }
-        if self.dtype() != DType::F32 {
-            return Err(Error::dtype(OP, self.dtype(), "log-probabilities are f32, f16 or bf16"));
-        }
+        fail_if!(self.dtype() != DType::F32;
+            dtype(OP, self.dtype()), "log-probabilities are f32, f16 or bf16");
         let _op = memory::scope::enter_op(OP);
         let CtcLossOptions { targets, input_lengths, target_lengths, blank, .. } = *options;
         let (&[steps, batch, classes], &[rows, longest]) = (self.shape(), targets.shape()) else {
@@ -99,17 +98,13 @@ impl Tensor {
             return Err(Error::shape(OP, rule, &[self.shape(), targets.shape()]));
         };
         let lengths = [input_lengths.shape(), target_lengths.shape()];
-        if rows != batch || lengths != [[batch]; 2] || steps == 0 {
-            let rule =
-                "targets and lengths have the batch of the log-probabilities, whose steps are at least one";
-            return Err(Error::shape(OP, rule, &[self.shape(), targets.shape(), lengths[0], lengths[1]]));
-        }
+        fail_if!(rows != batch || lengths != [[batch]; 2] || steps == 0;
+            shape(OP, &[self.shape(), targets.shape(), lengths[0], lengths[1]]),
+            "targets and lengths have the batch of the log-probabilities, whose steps are at least one");
         if let Some(other) = [targets, input_lengths, target_lengths].iter().find(|t| !t.dtype().is_int()) {
             return Err(Error::dtype(OP, other.dtype(), "targets and lengths are integers"));
         }
-        if blank >= classes {
-            return Err(Error::argument(OP, format!("the blank is class {blank} of {classes}")));
-        }
+        fail_if!(blank >= classes; argument(OP), "the blank is class {blank} of {classes}");
         let ints = |t: &Tensor| select::cast_index_to_i32(OP, t, None);
         let (inputs, counts) = (ints(input_lengths)?.unsqueeze(1)?, ints(target_lengths)?.unsqueeze(1)?);
         // A blank before each label and after the last.

@@ -9,7 +9,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::amp::OperandCast;
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::VEC4_WIDTH;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
@@ -197,17 +197,10 @@ impl Tensor {
             let rule = "takes x of [.., in] and a weight of [classes, in]";
             return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
         };
-        if features != given || target.shape() != before {
-            let rule = "takes x of [.., in], a weight of [classes, in] and targets of [..]";
-            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape(), target.shape()]));
-        }
-        if target.dtype().is_float() {
-            return Err(Error::dtype(
-                OP,
-                target.dtype(),
-                "takes classes; of probabilities there is `cross_entropy`",
-            ));
-        }
+        fail_if!(features != given || target.shape() != before; shape(OP, [self, weight, target]),
+            "takes x of [.., in], a weight of [classes, in] and targets of [..]");
+        fail_if!(target.dtype().is_float();
+            dtype(OP, target.dtype()), "takes classes; of probabilities there is `cross_entropy`");
         check_f32_f16_bf16(OP, self)?;
         check_f32_f16_bf16(OP, weight)?;
         // The operation consists of a linear layer, so autocast treats it like one.

@@ -2,7 +2,7 @@
 
 use crate::amp::dispatch_in_f32;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::index::select;
 use crate::ops::loss::{Reduction, apply_weight_and_reduce};
@@ -15,9 +15,7 @@ fn batch_scores_and_targets(
     target: &Tensor,
     several: bool,
 ) -> Result<(Tensor, Tensor)> {
-    if !target.dtype().is_int() {
-        return Err(Error::dtype(op, target.dtype(), "targets are classes, as integers"));
-    }
+    fail_if!(!target.dtype().is_int(); dtype(op, target.dtype()), "targets are classes, as integers");
     let labels = if several { x.shape() } else { &x.shape()[..x.rank().saturating_sub(1)] };
     if !matches!(x.rank(), 1 | 2) || target.shape() != labels {
         let rule = if several {
@@ -105,13 +103,9 @@ impl Tensor {
         const EPS: f64 = 1e-12;
         dispatch_in_f32!(OP, [self, other, target], |a, b, y| a
             .cosine_embedding_loss(&b, &y, margin, reduction));
-        if !matches!(self.rank(), 1 | 2) || other.rank() != self.rank() || target.rank() + 1 != self.rank() {
-            return Err(Error::shape(
-                OP,
-                "takes two of [batch, features] and targets of [batch], or all without the batch",
-                &[self.shape(), other.shape(), target.shape()],
-            ));
-        }
+        fail_if!(!matches!(self.rank(), 1 | 2) || other.rank() != self.rank() || target.rank() + 1 != self.rank();
+            shape(OP, [self, other, target]),
+            "takes two of [batch, features] and targets of [batch], or all without the batch");
         let square = |t: &Tensor| t.square()?.sum(&[-1], false)?.add(EPS);
         let cos = self.mul(other)?.sum(&[-1], false)?.div(&square(self)?.mul(&square(other)?)?.sqrt()?)?;
         let y = target.detach();
@@ -144,9 +138,7 @@ impl Tensor {
             reduction
         ));
         let _op = memory::scope::enter_op(OP);
-        if !matches!(p, 1 | 2) {
-            return Err(Error::argument(OP, format!("p is {p}; it must be 1 or 2")));
-        }
+        fail_if!(!matches!(p, 1 | 2); argument(OP), "p is {p}; it must be 1 or 2");
         let (x, y) = batch_scores_and_targets(OP, self, target, false)?;
         let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
         let missed = if p == 2 { missed.square()? } else { missed };

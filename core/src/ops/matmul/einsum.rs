@@ -3,7 +3,7 @@
 use smallvec::SmallVec;
 
 use crate::amp::dispatch_autocast;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::tensor::{Dims, Tensor};
 
@@ -58,9 +58,7 @@ impl EinsumOperand {
         };
         while let Some((second, first)) = repeated(&term.labels) {
             let extents = (term.tensor.shape()[first], term.tensor.shape()[second]);
-            if extents.0 != extents.1 {
-                return Err(Error::shape(OP, "a repeated label has two extents", &[term.tensor.shape()]));
-            }
+            fail_if!(extents.0 != extents.1; shape(OP, [term.tensor]), "a repeated label has two extents");
             let label = term.labels[first];
             term.tensor = term.tensor.diagonal(0, first as isize, second as isize)?;
             term.labels.remove(second);

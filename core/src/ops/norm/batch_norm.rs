@@ -9,7 +9,7 @@ use smallvec::SmallVec;
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::VEC4_WIDTH;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
@@ -313,13 +313,8 @@ impl Tensor {
             check_running_stats(op, self, running, n)?;
         }
         let extent = batch * run;
-        if training && extent == 1 && n > 0 {
-            return Err(Error::shape(
-                op,
-                "training needs more than one element for each channel",
-                &[self.shape()],
-            ));
-        }
+        fail_if!(training && extent == 1 && n > 0;
+            shape(op, [self]), "training needs more than one element for each channel");
         if double {
             let x = self.reshape([batch, n, run])?;
             let x = match (training, running) {

@@ -10,7 +10,7 @@ use crate::amp;
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
@@ -304,16 +304,10 @@ impl Tensor {
         check_f32_f16_bf16(op, self)?;
         check_f32_f16_bf16(op, residual)?;
         self.check_same_device(op, residual)?;
-        if self.shape() != residual.shape() {
-            return Err(Error::shape(
-                op,
-                "x and the residual have one shape",
-                &[self.shape(), residual.shape()],
-            ));
-        }
-        if shape.is_empty() || !self.shape().ends_with(shape) {
-            return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
-        }
+        fail_if!(self.shape() != residual.shape();
+            shape(op, [self, residual]), "x and the residual have one shape");
+        fail_if!(shape.is_empty() || !self.shape().ends_with(shape);
+            shape(op, &[self.shape(), shape]), "the input ends with the normalised shape");
         let dtype = self.dtype().promote(residual.dtype());
         let rms = op == "add_rms_norm";
         let result = match next {

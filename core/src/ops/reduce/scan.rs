@@ -6,7 +6,7 @@ use smallvec::{SmallVec, smallvec};
 use crate::amp::{dispatch_autocast, dispatch_in_f32};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::Operand;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
@@ -339,21 +339,14 @@ impl Tensor {
     fn doubled_trapezoid_areas(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
         let _op = memory::scope::enter_op(op);
         let d = normalize_dim(op, dim, self.rank())?;
-        if self.rank() == 0 {
-            return Err(Error::shape(op, "takes at least one dimension", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 0; shape(op, [self]), "takes at least one dimension");
         let y = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let n = y.shape()[d];
         let sums =
             y.narrow(dim, 1.min(n), n.saturating_sub(1))?.add(&y.narrow(dim, 0, n.saturating_sub(1))?)?;
         let Operand::Tensor(points) = spacing else { return sums.mul(spacing) };
-        if points.rank() == 0 {
-            return Err(Error::shape(
-                op,
-                "takes a number or points of at least one dimension",
-                &[points.shape()],
-            ));
-        }
+        fail_if!(points.rank() == 0;
+            shape(op, [points]), "takes a number or points of at least one dimension");
         let points = if points.rank() == 1 && self.rank() > 1 {
             let mut shape: Dims = std::iter::repeat_n(1, self.rank()).collect();
             shape[d] = points.numel();

@@ -5,7 +5,7 @@ use smallvec::smallvec;
 use crate::amp::{self, dispatch_autocast, dispatch_in_f32};
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::memory;
 use crate::ops::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
 use crate::tensor::Tensor;
@@ -80,9 +80,8 @@ impl Tensor {
         keepdim: bool,
     ) -> Result<Tensor> {
         let _op = memory::scope::enter_op(op.name);
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(op.name, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float();
+            dtype(op.name, self.dtype()), "takes floats; cast with `to_dtype`");
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
         let center = self.mean_keepdim(&over)?;
         let freedom = (over.elements_per_output as f64 - correction).max(0.0);
@@ -279,20 +278,13 @@ impl Tensor {
         const OP: &str = "cov";
         dispatch_in_f32!(OP, [self], |x| x.cov(correction, fweights, aweights));
         let _op = memory::scope::enter_op(OP);
-        if self.rank() > 2 {
-            return Err(Error::shape(OP, "takes at most two dimensions", &[self.shape()]));
-        }
+        fail_if!(self.rank() > 2; shape(OP, [self]), "takes at most two dimensions");
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let x = x.atleast_2d()?;
         let n = x.shape()[1];
         for w in [fweights, aweights].into_iter().flatten() {
-            if w.numel() != n || w.rank() > 1 {
-                return Err(Error::shape(
-                    OP,
-                    "takes a weight for each observation",
-                    &[self.shape(), w.shape()],
-                ));
-            }
+            fail_if!(w.numel() != n || w.rank() > 1;
+                shape(OP, [self, w]), "takes a weight for each observation");
         }
         let weight = |w: Option<&Tensor>| w.map(|w| w.to_dtype(x.dtype())?.reshape([n])).transpose();
         let (often, much) = (weight(fweights)?, weight(aweights)?);
@@ -344,15 +336,9 @@ impl Tensor {
         dispatch_in_f32!(OP, [self], |x| x.renorm(p, dim, most));
         let _op = memory::scope::enter_op(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
-        if self.rank() < 2 {
-            return Err(Error::shape(OP, "takes at least two dimensions", &[self.shape()]));
-        }
-        if !(p > 0.0 && most >= 0.0) {
-            return Err(Error::argument(
-                OP,
-                format!("takes a p above 0 and a bound from 0 on, got {p} and {most}"),
-            ));
-        }
+        fail_if!(self.rank() < 2; shape(OP, [self]), "takes at least two dimensions");
+        fail_if!(!(p > 0.0 && most >= 0.0);
+            argument(OP), "takes a p above 0 and a bound from 0 on, got {p} and {most}");
         let others: Vec<isize> = (0..self.rank()).filter(|&k| k != d).map(|k| k as isize).collect();
         let norm = self.norm(p, &others, true)?;
         let long = norm.detach().gt(most)?;

@@ -2,7 +2,7 @@
 
 use crate::amp::dispatch_autocast;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::shape::{PadMode, cat, stack};
 use crate::runtime::device::Device;
@@ -184,9 +184,8 @@ impl Tensor {
     #[track_caller]
     pub fn rot90(&self, k: isize, dims: [isize; 2]) -> Result<Tensor> {
         let [first, second] = dims;
-        if normalize_dim("rot90", first, self.rank())? == normalize_dim("rot90", second, self.rank())? {
-            return Err(Error::argument("rot90", format!("takes two dimensions, got {first} and {second}")));
-        }
+        fail_if!(normalize_dim("rot90", first, self.rank())? == normalize_dim("rot90", second, self.rank())?;
+            argument("rot90"), "takes two dimensions, got {first} and {second}");
         match k.rem_euclid(4) {
             0 => self.copy(),
             1 => self.flip(&[second])?.transpose(first, second),
@@ -206,17 +205,11 @@ impl Tensor {
         let &[n] = self.shape() else {
             return Err(Error::shape(OP, "takes a tensor of one dimension", &[self.shape()]));
         };
-        if r == 0 {
-            return Err(Error::argument(OP, "takes at least one element at a time"));
-        }
+        fail_if!(r == 0; argument(OP), "takes at least one element at a time");
         // The flags of all tuples are one tensor.
         let tuples = u32::try_from(r).ok().filter(|&r| r <= 64).and_then(|r| n.checked_pow(r));
-        if tuples.is_none_or(|tuples| tuples > MAX_TENSOR_NUMEL) {
-            return Err(Error::argument(
-                OP,
-                format!("{r} of {n} elements at a time are too many to go through"),
-            ));
-        }
+        fail_if!(tuples.is_none_or(|tuples| tuples > MAX_TENSOR_NUMEL);
+            argument(OP), "{r} of {n} elements at a time are too many to go through");
         let line = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?;
         // Each place holds more than the one before it, or as much: the flags of all pairs of neighbours.
         let places = meshgrid(&vec![&line; r], false)?;
@@ -282,19 +275,15 @@ impl Tensor {
             }
         };
         for (t, dims) in [(self, dims), (other, other_dims)] {
-            if t.rank() == 0 && !dims.is_empty() {
-                let rule = format!("a tensor without dimensions has none of {dims:?} to sum over");
-                return Err(Error::shape(OP, rule, &[self.shape(), other.shape()]));
-            }
+            fail_if!(t.rank() == 0 && !dims.is_empty();
+                shape(OP, [self, other]), "a tensor without dimensions has none of {dims:?} to sum over");
         }
         let (mine, theirs) = (places(self, dims)?, places(other, other_dims)?);
         let extents =
             |t: &Tensor, places: &[usize]| -> Dims { places.iter().map(|&d| t.shape()[d]).collect() };
         let shared = extents(self, &mine);
-        if shared != extents(other, &theirs) {
-            let rule = format!("takes dimensions of the same extents, got {dims:?} and {other_dims:?}");
-            return Err(Error::shape(OP, rule, &[self.shape(), other.shape()]));
-        }
+        fail_if!(shared != extents(other, &theirs); shape(OP, [self, other]),
+            "takes dimensions of the same extents, got {dims:?} and {other_dims:?}");
         let rest = |t: &Tensor, places: &[usize]| -> Dims {
             (0..t.rank()).filter(|d| !places.contains(d)).collect()
         };

@@ -9,7 +9,7 @@ use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use crate::autograd;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::conv::spatial::{self, IntoSpatial, check_at_least};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
@@ -138,13 +138,8 @@ impl Im2colGeometry {
         for d in 0..2 {
             let reach = self.dilation[d] * (self.kernel[d] - 1) + 1;
             let padded = image[d] + 2 * self.padding[d];
-            if image[d] == 0 || padded < reach {
-                return Err(Error::shape(
-                    op,
-                    format!("a block reaches over {reach} of axis {d}, the padded image has {padded}"),
-                    &[shape],
-                ));
-            }
+            fail_if!(image[d] == 0 || padded < reach; shape(op, &[shape]),
+                "a block reaches over {reach} of axis {d}, the padded image has {padded}");
             counts[d] = (padded - reach) / self.stride[d] + 1;
         }
         Ok(counts)
@@ -192,12 +187,8 @@ impl Tensor {
     /// There are not as many strides as extents; the view leaves the storage.
     pub fn as_strided(&self, size: &[usize], stride: &[usize], offset: Option<usize>) -> Result<Tensor> {
         const OP: &str = "as_strided";
-        if size.len() != stride.len() {
-            return Err(Error::argument(
-                OP,
-                format!("takes one stride for each extent, got {stride:?} for {size:?}"),
-            ));
-        }
+        fail_if!(size.len() != stride.len();
+            argument(OP), "takes one stride for each extent, got {stride:?} for {size:?}");
         let layout = Layout::new(size, stride, offset.unwrap_or(self.layout().offset()));
         // In u128: strides of a user's choice may be anything.
         let reach: u128 =
@@ -205,15 +196,9 @@ impl Tensor {
         let (end, there) = (layout.offset() as u128 + reach, self.storage_len());
         let elements = checked_numel(size);
         let strides = stride.iter().all(|&s| s <= MAX_VIEW_NUMEL) && layout.offset() <= MAX_VIEW_NUMEL;
-        if !strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < there as u128)) {
-            return Err(Error::argument(
-                OP,
-                format!(
-                    "shape {size:?} with strides {stride:?} from {} on leaves the storage of {there} elements",
-                    layout.offset()
-                ),
-            ));
-        }
+        fail_if!(!strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < there as u128));
+            argument(OP),
+            "shape {size:?} with strides {stride:?} from {} on leaves the storage of {there} elements", layout.offset());
         let own = self.layout().clone();
         let view = self.with_layout(layout.clone());
         let back = move |g: &Tensor, own: &Layout, layout: &Layout| {
@@ -264,14 +249,8 @@ impl Tensor {
         const OP: &str = "unfold";
         let d = normalize_dim(OP, dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(1);
-        if step == 0 || size > extent {
-            return Err(Error::argument(
-                OP,
-                format!(
-                    "windows of {size}, {step} apart, do not fit dimension {d} of extent {extent}; the step is at least 1"
-                ),
-            ));
-        }
+        fail_if!(step == 0 || size > extent; argument(OP),
+            "windows of {size}, {step} apart, do not fit dimension {d} of extent {extent}; the step is at least 1");
         let mut shape: Dims = self.shape().into();
         if let Some(n) = shape.get_mut(d) {
             *n = (extent - size) / step + 1;
@@ -341,9 +320,7 @@ impl Tensor {
     ) -> Result<Tensor> {
         const OP: &str = "col2im";
         let _op = memory::scope::enter_op(OP);
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let blocks = Im2colGeometry::new(
             OP,
             kernel_size.spatial(),

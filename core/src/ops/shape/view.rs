@@ -5,7 +5,7 @@ use std::sync::Arc;
 use smallvec::smallvec;
 
 use crate::autograd::{self, InputGrads};
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::tensor::layout::{normalize_dim, numel};
 use crate::tensor::shape::{IntoShape, infer_shape};
 use crate::tensor::{Dims, Layout, Tensor};
@@ -94,13 +94,8 @@ impl Tensor {
     /// The strides do not allow a view of this shape; use [`reshape`](Self::reshape).
     pub fn view(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = infer_shape("view", self.shape(), &shape.to_extents())?;
-        if self.layout().compute_view_strides(&shape).is_none() {
-            return Err(Error::shape(
-                "view",
-                "strides do not allow this without a copy; use `reshape`",
-                &[self.shape(), &shape],
-            ));
-        }
+        fail_if!(self.layout().compute_view_strides(&shape).is_none(); shape("view", &[self.shape(), &shape]),
+            "strides do not allow this without a copy; use `reshape`");
         self.reshape(&shape[..])
     }
 
@@ -113,20 +108,11 @@ impl Tensor {
         let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
         let mut inverse: Dims = Dims::from_elem(usize::MAX, rank);
         for (i, &d) in order.iter().enumerate() {
-            if order.len() != rank || inverse[d] != usize::MAX {
-                return Err(Error::argument(
-                    "permute",
-                    format!("{dims:?} is no permutation of {rank} dimensions"),
-                ));
-            }
+            fail_if!(order.len() != rank || inverse[d] != usize::MAX;
+                argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
             inverse[d] = i;
         }
-        if order.len() != rank {
-            return Err(Error::argument(
-                "permute",
-                format!("{dims:?} is no permutation of {rank} dimensions"),
-            ));
-        }
+        fail_if!(order.len() != rank; argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
         let pick = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
         let layout = Layout::new(pick(self.shape()), pick(self.strides()), self.layout().offset());
         let inverse: smallvec::SmallVec<[isize; 6]> = inverse.iter().map(|&d| d as isize).collect();
@@ -234,9 +220,7 @@ impl Tensor {
         if self.rank() == 0 {
             return self.reshape([1usize]);
         }
-        if a > b {
-            return Err(Error::argument("flatten", format!("start {start} comes after end {end}")));
-        }
+        fail_if!(a > b; argument("flatten"), "start {start} comes after end {end}");
         let mut shape: Dims = self.shape()[..a].into();
         shape.push(numel(&self.shape()[a..=b]));
         shape.extend_from_slice(&self.shape()[b + 1..]);
@@ -249,13 +233,8 @@ impl Tensor {
     /// The sizes do not multiply to the extent.
     pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Tensor> {
         let at = normalize_dim("unflatten", dim, self.rank())?;
-        if self.rank() == 0 {
-            return Err(Error::shape(
-                "unflatten",
-                "takes at least one dimension; a tensor without dimensions is split by `reshape`",
-                &[self.shape()],
-            ));
-        }
+        fail_if!(self.rank() == 0; shape("unflatten", [self]),
+            "takes at least one dimension; a tensor without dimensions is split by `reshape`");
         let inner = infer_shape("unflatten", &self.shape()[at..=at], sizes)?;
         let mut shape: Dims = self.shape()[..at].into();
         shape.extend_from_slice(&inner);
@@ -271,10 +250,8 @@ impl Tensor {
         let d = normalize_dim("narrow", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
         let end = start.saturating_add(length);
-        if end > extent || self.rank() == 0 {
-            let rule = format!("{start}..{end} leaves dimension {d} of extent {extent}");
-            return Err(Error::argument("narrow", rule));
-        }
+        fail_if!(end > extent || self.rank() == 0;
+            argument("narrow"), "{start}..{end} leaves dimension {d} of extent {extent}");
         let mut shape: Dims = self.shape().into();
         shape[d] = length;
         let layout = Layout::new(shape, self.strides(), self.layout().offset() + start * self.strides()[d]);
@@ -287,9 +264,8 @@ impl Tensor {
     /// `dim` is out of range; `step` is 0.
     pub fn slice_dim(&self, dim: isize, start: usize, stop: usize, step: usize) -> Result<Tensor> {
         let d = normalize_dim("slice", dim, self.rank())?;
-        if step == 0 || self.rank() == 0 {
-            return Err(Error::argument("slice", "takes a tensor with dimensions and a step of at least 1"));
-        }
+        fail_if!(step == 0 || self.rank() == 0;
+            argument("slice"), "takes a tensor with dimensions and a step of at least 1");
         let stop = stop.min(self.shape()[d]);
         let start = start.min(stop);
         let mut shape: Dims = self.shape().into();
@@ -310,12 +286,8 @@ impl Tensor {
         let d = normalize_dim("select", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0) as isize;
         let at = if index < 0 { index + extent } else { index };
-        if at < 0 || at >= extent {
-            return Err(Error::argument(
-                "select",
-                format!("index {index} leaves dimension {d} of extent {extent}"),
-            ));
-        }
+        fail_if!(at < 0 || at >= extent;
+            argument("select"), "index {index} leaves dimension {d} of extent {extent}");
         let mut shape: Dims = self.shape().into();
         let mut strides: Dims = self.strides().into();
         let offset = self.layout().offset() + at as usize * strides[d];
@@ -333,9 +305,8 @@ impl Tensor {
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
-        if a == b || self.rank() < 2 {
-            return Err(Error::argument("diagonal", format!("takes two dimensions, got {dim1} and {dim2}")));
-        }
+        fail_if!(a == b || self.rank() < 2;
+            argument("diagonal"), "takes two dimensions, got {dim1} and {dim2}");
         let (rows, cols) = (self.shape()[a] as isize, self.shape()[b] as isize);
         let length = if offset >= 0 {
             rows.min(cols.saturating_sub(offset))
@@ -368,9 +339,7 @@ impl Tensor {
     pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
-        if size == 0 && extent > 0 {
-            return Err(Error::argument("split", "takes parts of at least one index"));
-        }
+        fail_if!(size == 0 && extent > 0; argument("split"), "takes parts of at least one index");
         let count = if extent == 0 { 1 } else { extent.div_ceil(size) };
         check_split_count("split", count)?;
         (0..count).map(|i| self.narrow(dim, i * size, size.min(extent - i * size))).collect()
@@ -383,12 +352,9 @@ impl Tensor {
     pub fn split_with_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split_with_sizes", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
-        if sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) != Some(extent) {
-            return Err(Error::argument(
-                "split_with_sizes",
-                format!("{sizes:?} does not add up to the extent {extent} of dimension {d}"),
-            ));
-        }
+        fail_if!(sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) != Some(extent);
+            argument("split_with_sizes"),
+            "{sizes:?} does not add up to the extent {extent} of dimension {d}");
         let mut start = 0;
         sizes
             .iter()
@@ -406,9 +372,7 @@ impl Tensor {
     /// `dim` is out of range; `chunks` is 0.
     pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("chunk", dim, self.rank())?;
-        if chunks == 0 {
-            return Err(Error::argument("chunk", "takes at least one chunk"));
-        }
+        fail_if!(chunks == 0; argument("chunk"), "takes at least one chunk");
         match self.shape().get(d) {
             // Of nothing there are as many parts as were asked for, as in PyTorch.
             Some(0) => check_split_count("chunk", chunks).map(|()| vec![self.clone(); chunks]),
@@ -423,9 +387,7 @@ impl Tensor {
     /// `dim` is out of range, or there is none; `sections` is 0.
     pub fn tensor_split(&self, sections: usize, dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
-        if sections == 0 {
-            return Err(Error::argument("tensor_split", "takes at least one section"));
-        }
+        fail_if!(sections == 0; argument("tensor_split"), "takes at least one section");
         check_split_count("tensor_split", sections)?;
         let (size, larger) = (extent / sections, extent % sections);
         let start = |i: usize| i * size + i.min(larger);
@@ -479,25 +441,16 @@ impl Tensor {
         least: usize,
         dim: isize,
     ) -> Result<Vec<Tensor>> {
-        if self.rank() < least {
-            let rule = format!("takes at least {least} dimensions");
-            return Err(Error::shape(op, rule, &[self.shape()]));
-        }
+        fail_if!(self.rank() < least; shape(op, [self]), "takes at least {least} dimensions");
         let extent = self.dim(dim)?;
-        if sections == 0 || !extent.is_multiple_of(sections) {
-            let rule = format!(
-                "{sections} sections do not divide the extent {extent} of dimension {dim}; `tensor_split_at` takes indices"
-            );
-            return Err(Error::argument(op, rule));
-        }
+        fail_if!(sections == 0 || !extent.is_multiple_of(sections); argument(op),
+            "{sections} sections do not divide the extent {extent} of dimension {dim}; `tensor_split_at` takes indices");
         self.tensor_split(sections, dim)
     }
 
     /// The extent that is split.
     fn checked_split_extent(&self, dim: isize) -> Result<usize> {
-        if self.rank() == 0 {
-            return Err(Error::shape("tensor_split", "takes at least one dimension", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 0; shape("tensor_split", [self]), "takes at least one dimension");
         let d = normalize_dim("tensor_split", dim, self.rank())?;
         Ok(self.shape()[d])
     }

@@ -4,7 +4,7 @@ use forebay_shaders::KernelSpec;
 
 use crate::autograd;
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::elementwise::pointwise::GradRule::None as NoGrad;
 use crate::ops::elementwise::pointwise::{Operand, PointwiseOp, TypeRule, run_pointwise};
@@ -98,12 +98,8 @@ impl Tensor {
         atol: f64,
         equal_nan: bool,
     ) -> Result<Tensor> {
-        if !(rtol >= 0.0 && atol >= 0.0) {
-            return Err(Error::argument(
-                "isclose",
-                format!("takes bounds of at least 0, got {rtol} and {atol}"),
-            ));
-        }
+        fail_if!(!(rtol >= 0.0 && atol >= 0.0);
+            argument("isclose"), "takes bounds of at least 0, got {rtol} and {atol}");
         if rtol == 0.0 && atol == 0.0 && !self.dtype().is_float() {
             return self.eq(other);
         }
@@ -202,10 +198,8 @@ impl Tensor {
         let (rows, back) = self.flatten_slices(OP, dim)?;
         let (n, width) = (rows.shape()[0], rows.shape()[1]);
         // One sort for each of them.
-        if tensor_numel(rows.shape()).is_none() || width > 1 << 18 {
-            let rule = "takes slices of at most 2^18 elements, and less than 2^32 in all";
-            return Err(Error::shape(OP, rule, &[self.shape()]));
-        }
+        fail_if!(tensor_numel(rows.shape()).is_none() || width > 1 << 18;
+            shape(OP, [self]), "takes slices of at most 2^18 elements, and less than 2^32 in all");
         let mut order = Tensor::arange(0.0, n as f64, 1.0, DType::I64, self.device())?;
         let keys = rows.detach();
         let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
@@ -238,16 +232,12 @@ impl Tensor {
         op: &'static str,
         dim: isize,
     ) -> Result<(Tensor, impl Fn(&Tensor) -> Result<Tensor>)> {
-        if self.rank() == 0 {
-            return Err(Error::shape(op, "takes at least one dimension", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 0; shape(op, [self]), "takes at least one dimension");
         let d = normalize_dim(op, dim, self.rank())? as isize;
         let front = self.movedim(&[d], &[0])?;
         let rest: Dims = front.shape()[1..].into();
         let width = rest.iter().product::<usize>();
-        if width == 0 {
-            return Err(Error::shape(op, "takes slices that have elements", &[self.shape()]));
-        }
+        fail_if!(width == 0; shape(op, [self]), "takes slices that have elements");
         let rows = front.reshape([self.shape()[d as usize], width])?;
         let back = move |rows: &Tensor| {
             let shape: Dims = [rows.shape()[0]].into_iter().chain(rest.iter().copied()).collect();
@@ -270,13 +260,7 @@ impl Tensor {
             return Ok((self.clone(), Tensor::zeros(&[], DType::I64, self.device())?));
         }
         let n = self.shape()[d];
-        if n == 0 {
-            return Err(Error::shape(
-                OP,
-                format!("dimension {d} has no elements to choose from"),
-                &[self.shape()],
-            ));
-        }
+        fail_if!(n == 0; shape(OP, [self]), "dimension {d} has no elements to choose from");
         let d = d as isize;
         let keys = self.detach();
         let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
@@ -310,27 +294,20 @@ impl Tensor {
     pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
         const OP: &str = "bincount";
         let _op = memory::scope::enter_op(OP);
-        if self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape()) {
-            let rule = "takes a line of integers, and as many weights";
-            return Err(Error::shape(OP, rule, &[self.shape(), weights.unwrap_or(self).shape()]));
-        }
-        if self.dtype().is_float() || self.dtype() == DType::Bool {
-            return Err(Error::dtype(OP, self.dtype(), "takes integers; cast with `to_dtype`"));
-        }
+        fail_if!(self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape());
+            shape(OP, &[self.shape(), weights.unwrap_or(self).shape()]),
+            "takes a line of integers, and as many weights");
+        fail_if!(self.dtype().is_float() || self.dtype() == DType::Bool;
+            dtype(OP, self.dtype()), "takes integers; cast with `to_dtype`");
         if let Some(w) = weights.filter(|w| !w.dtype().is_float()) {
             return Err(Error::dtype(OP, w.dtype(), "takes weights that are floats; cast with `to_dtype`"));
         }
         let (mut extent, line) = (minlength, cast_index_to_i32(OP, self, None)?);
         if self.numel() > 0 {
             let (least, most) = (line.min_all()?.item()?, line.max_all()?.item()?);
-            if least < 0.0 {
-                return Err(Error::argument(OP, format!("takes numbers from 0 on, got {least}")));
-            }
-            if most >= f64::from(i32::MAX) {
-                let rule =
-                    "counts numbers below 2^31 - 1, and has a count for each from 0 on; got a larger one";
-                return Err(Error::argument(OP, rule));
-            }
+            fail_if!(least < 0.0; argument(OP), "takes numbers from 0 on, got {least}");
+            fail_if!(most >= f64::from(i32::MAX); argument(OP),
+                "counts numbers below 2^31 - 1, and has a count for each from 0 on; got a larger one");
             extent = extent.max(most as usize + 1);
         }
         match weights {
@@ -348,23 +325,16 @@ impl Tensor {
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Tensor> {
         const OP: &str = "histc";
         let _op = memory::scope::enter_op(OP);
-        if bins == 0 || !(min <= max && (max - min).is_finite()) {
-            let rule =
-                format!("takes at least one bin between finite bounds, got {bins} from {min} to {max}");
-            return Err(Error::argument(OP, rule));
-        }
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(bins == 0 || !(min <= max && (max - min).is_finite());
+            argument(OP), "takes at least one bin between finite bounds, got {bins} from {min} to {max}");
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         autograd::check_no_grad_inputs(OP, &[self])?;
         let line = self.reshape([-1])?;
         let x = if line.dtype().size() == 2 { line.to_dtype(DType::F32)? } else { line };
         let (mut min, mut max) = (min, max);
         if min == max && x.numel() > 0 {
             (min, max) = (x.min_all()?.item()?, x.max_all()?.item()?);
-            if !(max - min).is_finite() {
-                return Err(Error::argument(OP, format!("takes finite numbers, got {min} to {max}")));
-            }
+            fail_if!(!(max - min).is_finite(); argument(OP), "takes finite numbers, got {min} to {max}");
         }
         if min == max {
             (min, max) = (min - 1.0, max + 1.0);
