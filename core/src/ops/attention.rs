@@ -21,7 +21,7 @@ use crate::backend::{
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 use crate::runtime::device::Device;
 use crate::runtime::profile::WorkItem;
@@ -393,8 +393,8 @@ impl AttentionDropoutState {
         let kept = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
         let &Self { philox_state: drawn, threshold, .. } = self;
         let params = move |now: &ReplayCtx| {
-            let params = KernelParams::new().size(n).size(keys).u32(threshold).f32(1.0);
-            drawn.to_words(now).into_iter().fold(params, KernelParams::u32)
+            let (offset, seed) = drawn.offset_and_seed(now);
+            kernel_params! { n, keys, threshold, kept: 1.0f32, offset, seed }
         };
         launch::launch_dynamic(
             &KernelSpec::new("attention_dropout_mask"),
@@ -450,10 +450,12 @@ impl AttentionRun {
             return Ok(sums.is_some());
         }
         let name = launch::shader_dtype_name(g.dtype(), g.device());
-        let spec = KernelSpec::new("attention_delta").def("dtype", name).def("value", g.shape()[3]);
-        let params = push_extents(KernelParams::new(), g.shape(), 3).u32(0);
-        let params = params.size(g.layout().offset()).size(self.out.layout().offset()).align();
-        let params = push_extents(push_extents(params, g.strides(), 4), self.out.strides(), 4);
+        let spec = kernel_spec! { "attention_delta", dtype: name, value: g.shape()[3] };
+        let params = kernel_params! {
+            extents: [g.shape()[0], g.shape()[1], g.shape()[2]],
+            firsts: [g.layout().offset(), self.out.layout().offset(), 0], g: four_strides(Some(g)),
+            out: four_strides(Some(&self.out)),
+        };
         launch::launch(&spec, &[g, &self.out, &self.lse, &stats], params, lines.div_ceil(32))?;
         let [dq, dk, dv] = grads;
         self.run_kernel("queries", Some(g), &[g, &stats, dq], [dq, dq])?;
@@ -574,39 +576,31 @@ impl AttentionRun {
         let packed = results.iter().all(|&t| fours(t));
         let read = [q, k, v].into_iter().chain(g).all(fours);
         let whole = fits_whole_rows(pass, q.shape()[3], v.shape()[3], device);
-        let spec = KernelSpec::new("attention")
-            .def("pass", pass)
-            .def("dtype", name(q))
-            .def("head", q.shape()[3])
-            .def("value", v.shape()[3])
-            .def("mask", self.mask.as_ref().map_or("", name))
-            .def("dropout", self.dropout.is_some())
-            .def("mode", if packed { "packed" } else { "scattered" })
-            .def("fours", read)
-            .def("whole", whole);
+        let spec = kernel_spec! {
+            "attention", pass, dtype: name(q), head: q.shape()[3], value: v.shape()[3],
+            mask: self.mask.as_ref().map_or("", name), dropout: self.dropout.is_some(),
+            mode: if packed { "packed" } else { "scattered" }, fours: read, whole,
+        };
         let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
         let mask = self.mask.as_ref();
-        let mut params = KernelParams::new().size(q.shape()[0]).size(q.shape()[1]).size(k.shape()[1]);
-        params = params.size(q.shape()[2]).size(k.shape()[2]);
-        params = params.size(self.window_sides[0]).size(self.window_sides[1]).size(tiles);
-        let words = params.len();
-        params = params.u32(0).u32(0).u32(0).u32(0);
-        for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
-            params = params.size(first(t));
-        }
-        params = params.align();
-        for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
-            params = push_extents(params, t.map_or(&[0; 4], |t| t.strides()), 4);
-        }
+        let [left, right] = self.window_sides;
         let (kept, threshold) =
-            self.dropout.as_ref().map_or((1.0, 0), |drop| (drop.keep_scale, drop.threshold));
-        params = params
-            .f32(self.scale)
-            .f32(kept)
-            .u32(threshold)
-            .loop_iterations(self.loop_iterations(pass, whole));
+            self.dropout.as_ref().map_or((1.0f32, 0), |drop| (drop.keep_scale, drop.threshold));
+        let [one, two] = results.map(Some);
+        let params = kernel_params! {
+            extents: [q.shape()[0], q.shape()[1], k.shape()[1], q.shape()[2]],
+            window: [k.shape()[2], left, right, tiles],
+        };
+        let words = params.len();
+        let params = kernel_params! {
+            ..params; random: [0u32; 4], ins: [Some(q), Some(k), Some(v), g].map(first),
+            outs: [one, two, mask].map(first), q: four_strides(Some(q)), k: four_strides(Some(k)),
+            v: four_strides(Some(v)), g: four_strides(g), one: four_strides(one), two: four_strides(two),
+            mask: four_strides(mask), scale: self.scale, kept, threshold,
+        };
+        let params = params.loop_iterations(self.loop_iterations(pass, whole));
         let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
         tensors.extend(mask);
         // Forward, the result precedes the log-sum-exp; backward, the results come last.
@@ -676,8 +670,9 @@ pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {
     }
 }
 
-fn push_extents(params: KernelParams, of: &[usize], count: usize) -> KernelParams {
-    of.iter().take(count).fold(params, |params, &n| params.size(n))
+/// Returns the strides of a tensor with four dimensions, or zeros.
+fn four_strides(t: Option<&Tensor>) -> [usize; 4] {
+    std::array::from_fn(|d| t.map_or(0, |t| t.strides()[d]))
 }
 
 /// Computes attention by products and a softmax, with weights in memory. `dropped` repeats a dropout.

@@ -12,7 +12,6 @@ pub(crate) mod pool_composite;
 pub(crate) mod spatial;
 pub(crate) mod unpool;
 
-use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use crate::amp::dispatch_autocast;
@@ -21,7 +20,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail, fail_if};
 use crate::memory;
 use crate::ops::conv::spatial::{IntoSpatial, Padding, check_at_least, kernel_axes};
-use crate::ops::kernel::launch;
+use crate::ops::kernel::launch::{self, kernel_params, kernel_spec};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::tensor::{Dims, Tensor};
 
@@ -146,35 +145,21 @@ impl ConvGeometry {
         }
         let out = Tensor::empty(shape, a.dtype(), a.device())?;
         let plan = TilePlan::new(extents, a.dtype(), CostModel::new(a.device(), true));
-        let spec = KernelSpec::new("conv")
-            .def("kind", kind)
-            .def("dtype", launch::shader_dtype_name(a.dtype(), a.device()))
-            .def("rank", self.rank)
-            .def("quick", self.supports_f32_division())
-            .def("bias", bias.is_some());
+        let spec = kernel_spec! {
+            "conv", kind, dtype: launch::shader_dtype_name(a.dtype(), a.device()), rank: self.rank,
+            quick: self.supports_f32_division(), bias: bias.is_some(),
+        };
         let along = KMajorOperands { a: true, b: kind == "weight" };
         let spec = plan.add_definitions(spec, along, run_of.is_multiple_of(4));
-        let mut params = plan
-            .params()
-            .size(a.layout().offset())
-            .size(b.layout().offset())
-            .size(self.x_channels)
-            .size(self.x_channels / self.groups)
-            .size(self.y_channels)
-            .size(self.y_channels / self.groups)
-            .size(spatial_numel(&self.x_extents))
-            .size(spatial_numel(&self.y_extents))
-            .size(spatial_numel(&self.kernel))
-            .size(out.numel())
-            .size(bias.as_ref().map_or(0, |b| b.layout().offset()));
-        for numbers in
-            [&self.x_extents, &self.y_extents, &self.kernel, &self.stride, &self.padding, &self.dilation]
-        {
-            params = params.align();
-            for &number in numbers {
-                params = params.size(number);
-            }
-        }
+        let params = kernel_params! {
+            ..plan.params(); a_offset: a.layout().offset(), b_offset: b.layout().offset(),
+            x_channels: self.x_channels, x_group: self.x_channels / self.groups, y_channels: self.y_channels,
+            y_group: self.y_channels / self.groups, x_places: spatial_numel(&self.x_extents),
+            y_places: spatial_numel(&self.y_extents), taps: spatial_numel(&self.kernel), total: out.numel(),
+            bias_offset: bias.as_ref().map_or(0, |b| b.layout().offset()), x_size: self.x_extents,
+            y_size: self.y_extents, kernel: self.kernel, stride: self.stride, padding: self.padding,
+            dilation: self.dilation,
+        };
         let inputs: smallvec::SmallVec<[&Tensor; 3]> = [&a, &b].into_iter().chain(bias.as_ref()).collect();
         plan.run(&spec, &inputs, params, &out)?;
         Ok(out)

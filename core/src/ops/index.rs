@@ -10,7 +10,6 @@ pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod take_put;
 
-use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::reduce::contiguous_zero_offset;
@@ -23,7 +22,7 @@ use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::Operand;
 use crate::ops::kernel::heuristics::VEC4_WIDTH;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::scalar::Scalar;
 use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
@@ -115,18 +114,11 @@ pub(super) fn gather_into(
         shape[rank - 1] /= together;
         (n, offset, dim_stride, size) = (n / together, offset / together, dim_stride / together, 16);
     }
-    let spec = KernelSpec::new("gather").def("size", size).def("index", index_dtype_name(op, index)?);
-    let params = KernelParams::new()
-        .size(n)
-        .size(shape.len())
-        .size(offset)
-        .size(index.layout().offset())
-        .size(extent)
-        .size(dim_stride)
-        .align()
-        .dims(&shape)
-        .dims(&strides[0])
-        .dims(&strides[1]);
+    let spec = kernel_spec! { "gather", size, index: index_dtype_name(op, index)? };
+    let params = kernel_params! {
+        n, rank: shape.len(), in_offset: offset, index_offset: index.layout().offset(), extent, dim_stride,
+        shape: &shape, in_strides: &strides[0], index_strides: &strides[1],
+    };
     let lanes = (4 / size).max(1);
     launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * WORKGROUP_SIZE))
 }
@@ -144,22 +136,15 @@ pub(super) fn scatter_unique_into(
     let (out_strides, dim_stride) = split_dim_stride(out.strides(), dim);
     let (shape, strides) = collapse_dims(src.shape(), &[src.strides(), index.strides(), &out_strides]);
     launch::check_rank(op, shape.len())?;
-    let spec = KernelSpec::new("scatter_unique")
-        .def("size", out.dtype().size())
-        .def("index", index_dtype_name(op, index)?);
-    let params = KernelParams::new()
-        .size(src.numel())
-        .size(shape.len())
-        .size(src.layout().offset())
-        .size(index.layout().offset())
-        .size(out.layout().offset())
-        .size(out.shape().get(dim).copied().unwrap_or(1))
-        .size(dim_stride)
-        .align()
-        .dims(&shape)
-        .dims(&strides[0])
-        .dims(&strides[1])
-        .dims(&strides[2]);
+    let spec = kernel_spec! {
+        "scatter_unique", size: out.dtype().size(), index: index_dtype_name(op, index)?,
+    };
+    let params = kernel_params! {
+        n: src.numel(), rank: shape.len(), in_offset: src.layout().offset(),
+        index_offset: index.layout().offset(), out_offset: out.layout().offset(),
+        extent: out.shape().get(dim).copied().unwrap_or(1), dim_stride, shape: &shape,
+        in_strides: &strides[0], index_strides: &strides[1], out_strides: &strides[2],
+    };
     launch::launch(&spec, &[src, index, out], params, src.numel().div_ceil(WORKGROUP_SIZE))
 }
 
@@ -232,33 +217,17 @@ pub(super) fn scatter_into(
             );
         }
     }
-    let spec = KernelSpec::new("scatter")
-        .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()))
-        .def("index", index_dtype_name(op, index)?)
-        .def("op", how.name())
-        .def("scalar", src.is_none());
-    let params = KernelParams::new()
-        .size(lines)
-        .size(line_shape.len())
-        .size(length)
-        .size(extent)
-        .size(slices)
-        .u32(skip.map_or(u32::MAX, |s| s as u32))
-        .f32(value as f32)
-        .align()
-        .size(out.layout().offset())
-        .size(index.layout().offset())
-        .size(src_offset)
-        .align()
-        .size(out_dim)
-        .size(index_dim)
-        .size(src_dim)
-        .align()
-        .dims(&line_shape)
-        .dims(&strides[0])
-        .dims(&strides[1])
-        .dims(&strides[2])
-        .loop_iterations(length + 16);
+    let spec = kernel_spec! {
+        "scatter", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
+        index: index_dtype_name(op, index)?, op: how.name(), scalar: src.is_none(),
+    };
+    let params = kernel_params! {
+        lines, rank: line_shape.len(), length, extent, slices, skip: skip.map_or(u32::MAX, |s| s as u32),
+        value: value as f32, offsets: [out.layout().offset(), index.layout().offset(), src_offset],
+        dim_strides: [out_dim, index_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
+        index_strides: &strides[1], src_strides: &strides[2],
+    }
+    .loop_iterations(length + 16);
     let groups = (lines * slices).div_ceil(WORKGROUP_SIZE);
     match src {
         Some(src) => launch::launch(&spec, &[index, src, out], params, groups),
@@ -350,20 +319,15 @@ fn run_row_grad_kernel(
     if n > 0 && sum.numel() > 0 {
         let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let g = contiguous_zero_offset(g)?;
-        let spec = KernelSpec::new("embedding_grad")
-            .def("index", index_dtype_name(op, index)?)
-            .def("g", g.dtype().name())
-            .def("out", "f32")
-            .def("width", width);
-        let params = KernelParams::new()
-            .size(n)
-            .size(entries)
-            .size(extent)
-            .size(index.layout().offset())
-            .size(index.strides().first().copied().unwrap_or(0))
-            .u32(skip.map_or(u32::MAX, |s| s as u32))
-            // In the worst case one thread lists all indices, and each tile adds iterations.
-            .loop_iterations(n + n / 8 + n.div_ceil(4096) * 512);
+        let spec = kernel_spec! {
+            "embedding_grad", index: index_dtype_name(op, index)?, g: g.dtype().name(), out: "f32", width,
+        };
+        // In the worst case one thread lists all indices, and each tile adds iterations.
+        let params = kernel_params! {
+            n, entries, extent, offset: index.layout().offset(),
+            stride: index.strides().first().copied().unwrap_or(0), skip: skip.map_or(u32::MAX, |s| s as u32),
+        }
+        .loop_iterations(n + n / 8 + n.div_ceil(4096) * 512);
         launch::launch(&spec, &[index, &g, &sum], params, n * extent.div_ceil(width * WORKGROUP_SIZE))?;
     }
     sum.to_dtype(g.dtype())

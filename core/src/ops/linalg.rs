@@ -15,7 +15,7 @@ use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::linalg::svd::{MatrixShape, check_matrices, empty_result_with_grad};
 use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
@@ -48,7 +48,7 @@ pub(super) fn lu_decompose(x: &Tensor, m: usize, n: usize) -> Result<LuFactors> 
         Tensor::empty(&[batch, m], DType::U32, x.device())?
     };
     let sign = Tensor::empty(&[batch], x.dtype(), x.device())?;
-    let spec = KernelSpec::new("lu").def("dtype", x.dtype().name()).def("form", "lu");
+    let spec = kernel_spec! { "lu", dtype: x.dtype().name(), form: "lu" };
     run_elimination(&spec, &[&triangles, &order, &sign])?;
     Ok(LuFactors { packed_lu: triangles, row_order: order, permutation_sign: sign })
 }
@@ -69,9 +69,7 @@ fn run_elimination(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
         m.min(n),
         turns_of,
         |first, count, turns| {
-            let sizes = [batch, m, n, first, first + count];
-            let params =
-                sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+            let params = kernel_params! { batch, m, n, first, end: first + count }.loop_iterations(turns);
             launch::launch(spec, tensors, params, batch)
         },
     )
@@ -92,17 +90,18 @@ fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Resu
         return Ok(x);
     }
     let width = columns.min(WORKGROUP_COLUMNS);
-    let spec = KernelSpec::new("solve_triangular")
-        .def("dtype", x.dtype().name())
-        .def("upper", triangle.is_upper)
-        .def("unit", triangle.has_unit_diagonal);
-    let sizes =
-        [batch, n, columns, width, a.layout().offset(), a.strides()[0], a.strides()[1], a.strides()[2]];
+    let spec = kernel_spec! {
+        "solve_triangular", dtype: x.dtype().name(), upper: triangle.is_upper,
+        unit: triangle.has_unit_diagonal,
+    };
     let turns_of =
         |step: usize| width.div_ceil(WORKGROUP_SIZE) + ((n - 1 - step) * width).div_ceil(WORKGROUP_SIZE) + 3;
     launch::launch_in_parts(x.device(), 1, n, turns_of, |first, count, turns| {
-        let sizes = sizes.into_iter().chain([first, first + count]);
-        let params = sizes.fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+        let params = kernel_params! {
+            batch, n, columns, width, offset: a.layout().offset(), batch_stride: a.strides()[0],
+            row_stride: a.strides()[1], column_stride: a.strides()[2], first, end: first + count,
+        };
+        let params = params.loop_iterations(turns);
         launch::launch(&spec, &[a, &x], params, batch * columns.div_ceil(width))
     })?;
     Ok(x)
@@ -143,7 +142,7 @@ impl Tensor {
         }
         let batch = self.numel() / (n * n);
         let triangles = self.detach().reshape([batch, n, n])?.copy()?;
-        let spec = KernelSpec::new("lu").def("dtype", self.dtype().name()).def("form", "cholesky");
+        let spec = kernel_spec! { "lu", dtype: self.dtype().name(), form: "cholesky" };
         run_elimination(&spec, &[&triangles])?;
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::output(&out);

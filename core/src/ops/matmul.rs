@@ -10,7 +10,6 @@ pub(crate) mod linear_fp8;
 pub(crate) mod matmul_tiling;
 pub(crate) mod scaled_mm;
 
-use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use crate::amp::{self, dispatch_autocast};
@@ -20,7 +19,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::{GradRule, Operand, PointwiseOp, TypeRule, run_pointwise};
-use crate::ops::kernel::launch::{self, KernelParams};
+use crate::ops::kernel::launch::{self, kernel_params, kernel_spec};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
@@ -371,21 +370,16 @@ impl MatmulProblem {
         let along =
             KMajorOperands { a: along(a.col_stride, a.row_stride), b: along(b.row_stride, b.col_stride) };
         let name = |dtype| launch::shader_dtype_name(dtype, device);
-        let spec = KernelSpec::new("matmul")
-            .def("dtype", name(ta.dtype()))
-            .def("out", name(out.dtype()))
-            .def("bias", bias.is_some());
-        let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
-        let matrices = |p: KernelParams, m: &MatrixLayout| {
-            p.size(m.offset).size(m.row_stride).size(m.col_stride).align()
+        let spec = kernel_spec! {
+            "matmul", dtype: name(ta.dtype()), out: name(out.dtype()), bias: bias.is_some(),
         };
-        let params =
-            plan.params().size(self.inner_batch).size(bias.map_or(0, |bias| bias.layout().offset())).align();
-        let params = matrices(matrices(params, &a), &b)
-            .size(a.outer_stride)
-            .size(a.inner_stride)
-            .size(b.outer_stride)
-            .size(b.inner_stride);
+        let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
+        let matrix = |m: MatrixLayout| [m.offset, m.row_stride, m.col_stride];
+        let params = kernel_params! {
+            ..plan.params(); inner: self.inner_batch, bias_offset: bias.map_or(0, |bias| bias.layout().offset()),
+            a: matrix(a), b: matrix(b),
+            steps: [a.outer_stride, a.inner_stride, b.outer_stride, b.inner_stride],
+        };
         let inputs: SmallVec<[&Tensor; 3]> = [ta, tb].into_iter().chain(bias).collect();
         plan.run(&spec, &inputs, params, out)
     }

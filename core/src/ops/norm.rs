@@ -9,7 +9,6 @@ pub(crate) mod batch_norm;
 pub(crate) mod layer_norm;
 pub(crate) mod softmax;
 
-use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::reduce::contiguous_zero_offset;
@@ -21,7 +20,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::split_reduction;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
 use crate::ops::norm::softmax::{check_f32_f16_bf16, lanes_per_row};
 use crate::tensor::{Dims, Tensor};
@@ -219,23 +218,18 @@ impl Normalization {
         // Pass only the tensors that the stage reads: statistics need no weights.
         let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || name != "parts"));
         let bias = self.bias.as_ref().filter(|_| g.is_none() && (name == "whole" || name == "apply"));
-        let spec = KernelSpec::new("norm")
-            .def("stage", name)
-            .def("pass", if g.is_some() { "backward" } else { "forward" })
-            .def("dtype", dtype(Some(x)))
-            .def("weight", dtype(weight))
-            .def("bias", dtype(bias))
-            .def("rms", self.rms)
-            .def("flat", at.run_length >= at.extent)
-            .def("lanes", lanes)
-            .def("across", across)
-            .def("width", width);
+        let spec = kernel_spec! {
+            "norm", stage: name, pass: if g.is_some() { "backward" } else { "forward" },
+            dtype: dtype(Some(x)), weight: dtype(weight), bias: dtype(bias), rms: self.rms,
+            flat: at.run_length >= at.extent, lanes, across, width,
+        };
         let [weight_row, weight_step, weight_inner] = at.weight_strides;
-        let params =
-            KernelParams::new().size(at.rows).size(at.extent).size(at.run_length).size(at.run_stride);
-        let params = params.size(at.row_stride).size(at.weight_rows).size(weight_row).size(weight_step);
-        let params =
-            params.size(weight_inner).f32(self.eps as f32).size(splits).size(chunk).loop_iterations(turns);
+        let params = kernel_params! {
+            rows: at.rows, extent: at.extent, run: at.run_length, step: at.run_stride,
+            row_stride: at.row_stride, weight_rows: at.weight_rows, weight_row, weight_step, weight_inner,
+            eps: self.eps as f32, splits, chunk,
+        }
+        .loop_iterations(turns);
         let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
         if finish {
             tensors.extend(more);
@@ -270,20 +264,17 @@ impl Normalization {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             Tensor::empty(&[splits, 2, at.weights], DType::F32, x.device())?
         };
-        let spec = KernelSpec::new("norm_weight_grad")
-            .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
-            .def("rms", self.rms)
-            .def("single", at.weight_run_length == 1)
-            .def("lanes", lanes)
-            .def("across", across);
+        let spec = kernel_spec! {
+            "norm_weight_grad", dtype: launch::shader_dtype_name(x.dtype(), x.device()), rms: self.rms,
+            single: at.weight_run_length == 1, lanes, across,
+        };
         let [row_step, row_weights, row_inner] = at.row_strides;
-        let params = KernelParams::new()
-            .size(at.weights)
-            .size(at.elements_per_weight)
-            .size(at.weight_run_length)
-            .size(at.weight_run_stride);
-        let params = params.size(at.weight_stride).size(row_step).size(row_weights).size(row_inner);
-        let params = params.size(splits).size(chunk).loop_iterations(chunk.div_ceil(lanes) + 128);
+        let params = kernel_params! {
+            weights: at.weights, extent: at.elements_per_weight, run: at.weight_run_length,
+            step: at.weight_run_stride, weight_stride: at.weight_stride, row_step, row_weights, row_inner,
+            splits, chunk,
+        }
+        .loop_iterations(chunk.div_ceil(lanes) + 128);
         let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![g, x, &statistics.rstd];
         tensors.extend(statistics.mean.as_ref());
         tensors.push(&partial);

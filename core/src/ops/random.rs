@@ -8,7 +8,7 @@ use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::reduce::contiguous_zero_offset;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 use crate::runtime::device::Device;
@@ -131,13 +131,14 @@ fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Devic
     // Both distributions of i64 write words.
     let shader =
         if matches!(kind, Distribution::SortKey) { "" } else { launch::shader_dtype_name(dtype, device) };
-    let spec = KernelSpec::new("random").def("dtype", shader).def("kind", name);
+    let spec = kernel_spec! { "random", dtype: shader, kind: name };
     let numel = out.numel();
     let params = move |now: &ReplayCtx| {
-        let params = KernelParams::new().size(numel).u32(0).f32(scale).f32(shift);
-        let params = drawn.to_words(now).into_iter().fold(params, KernelParams::u32);
-        let params = params.u32(low).u32(range).u32(bound).u32(always.into());
-        params.u32(ordered_bits(bounds[0])).u32(ordered_bits(bounds[1])).f32(factor)
+        let (offset, seed) = drawn.offset_and_seed(now);
+        kernel_params! {
+            n: numel, zero: 0u32, scale, shift, offset, seed, low, range, threshold: bound, always,
+            least: ordered_bits(bounds[0]), most: ordered_bits(bounds[1]), factor,
+        }
     };
     launch::launch_dynamic(&spec, &[&out], params, blocks.div_ceil(WORKGROUP_SIZE))?;
     Ok(out)
@@ -458,7 +459,7 @@ fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     let ends = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
     let (rows, each) = (weights.numel() / classes, classes.div_ceil(WORKGROUP_SIZE));
-    let params = KernelParams::new().size(rows).size(classes).size(each).loop_iterations(4 * each + 32);
+    let params = kernel_params! { rows, classes, each }.loop_iterations(4 * each + 32);
     launch::launch(&KernelSpec::new("draw_ends"), &[&weights, &ends], params, rows)?;
     Ok(ends)
 }
@@ -466,8 +467,7 @@ fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
 /// Writes a Philox state to device memory, so that kernels that read it are identical at each replay.
 pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<Tensor> {
     let words = Tensor::empty(&[4], DType::U32, device)?;
-    let params =
-        move |now: &ReplayCtx| drawn.to_words(now).into_iter().fold(KernelParams::new(), KernelParams::u32);
+    let params = move |now: &ReplayCtx| kernel_params! { words: drawn.to_words(now) };
     launch::launch_dynamic(&KernelSpec::new("philox_state"), &[&words], params, 1)?;
     Ok(words)
 }
@@ -479,15 +479,11 @@ fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
     let x = x.detach().contiguous()?;
     let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     let n = x.numel();
-    let spec = KernelSpec::new("dropout").def("dtype", launch::shader_dtype_name(x.dtype(), x.device()));
-    let offset = x.layout().offset();
+    let spec = kernel_spec! { "dropout", dtype: launch::shader_dtype_name(x.dtype(), x.device()) };
+    let in_offset = x.layout().offset();
     let params = move |now: &ReplayCtx| {
-        let params = KernelParams::new()
-            .size(n)
-            .size(offset)
-            .f32((1.0 / (1.0 - p)) as f32)
-            .u32(bernoulli_threshold(p).0);
-        drawn.to_words(now).into_iter().fold(params, KernelParams::u32)
+        let ((offset, seed), scale) = (drawn.offset_and_seed(now), (1.0 / (1.0 - p)) as f32);
+        kernel_params! { n, in_offset, scale, threshold: bernoulli_threshold(p).0, offset, seed }
     };
     launch::launch_dynamic(&spec, &[&x, &out], params, n.div_ceil(4 * WORKGROUP_SIZE))?;
     Ok(out)

@@ -15,7 +15,7 @@ use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::tensor::{Layout, Tensor};
 
@@ -143,18 +143,16 @@ impl RecurrentRun {
 
     fn spec(&self, pass: &'static str, t: &Tensor) -> KernelSpec {
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
-        KernelSpec::new("recurrent")
-            .def("kind", self.kind.kernel_name())
-            .def("pass", pass)
-            .def("dtype", name(t))
-            .def("keep", self.saved_gates.is_some())
-            .def("lengths", self.lengths.as_ref().map_or("", name))
+        kernel_spec! {
+            "recurrent", kind: self.kind.kernel_name(), pass, dtype: name(t),
+            keep: self.saved_gates.is_some(), lengths: self.lengths.as_ref().map_or("", name),
+        }
     }
 
     /// Returns the first words of the kernel's parameters.
     fn params(&self, t: usize) -> KernelParams {
         let [_, batch, hidden] = self.sizes;
-        KernelParams::new().size(batch * hidden).size(hidden).size(t)
+        kernel_params! { n: batch * hidden, hidden, step: t }
     }
 
     fn lengths_offset(&self) -> usize {
@@ -169,13 +167,15 @@ impl RecurrentRun {
         for t in self.time_order() {
             let fed = state.linear(&self.weight_hh, bias)?.contiguous()?;
             let out = self.state_slot(t) * batch * hidden + self.states.layout().offset();
-            let params = self.params(t).size(input.layout().offset() + t * input.strides()[0]);
-            let params = params.size(input.strides()[1]).size(fed.layout().offset()).size(out);
-            let params = params.size(t * batch * hidden * 5).size(self.lengths_offset()).size(0);
-            let bound: SmallVec<[&Tensor; 6]> = [Some(input), Some(&fed), Some(running), Some(&self.states)]
+            let params = kernel_params! {
+                ..self.params(t); input_offset: input.layout().offset() + t * input.strides()[0],
+                input_stride: input.strides()[1], carry_offset: fed.layout().offset(), out_offset: out,
+                saved_offset: t * batch * hidden * 5, lengths_offset: self.lengths_offset(), gates_offset: 0usize,
+            };
+            let bound: SmallVec<[&Tensor; 6]> = [input, &fed, running, &self.states]
                 .into_iter()
-                .chain([self.saved_gates.as_ref(), self.lengths.as_ref()])
-                .flatten()
+                .chain(&self.saved_gates)
+                .chain(&self.lengths)
                 .collect();
             launch::launch(&spec, &bound, params, (batch * hidden).div_ceil(WORKGROUP_SIZE))?;
             state = self.states.select(0, self.state_slot(t) as isize)?;
@@ -207,20 +207,20 @@ impl RecurrentRun {
         let mut carry = Tensor::zeros(&[batch, hidden], g.dtype(), g.device())?;
         let spec = self.spec("backward", &g);
         for t in self.time_order().rev() {
-            let params = self.params(t).size(g.layout().offset() + self.state_slot(t) * plane).size(0);
-            let params = params.size(carry.layout().offset()).size(0);
             let kept = if self.saved_gates.is_some() { t * plane * 5 } else { self.state_slot(t) * plane };
-            let params = params.size(saved.layout().offset() + kept).size(self.lengths_offset());
-            let params = params.size(t * batch * wide);
-            {
-                let bound: SmallVec<[&Tensor; 7]> =
-                    [Some(&g), Some(&carry), Some(&running), Some(saved), Some(&gates)]
-                        .into_iter()
-                        .chain([inner.as_ref(), self.lengths.as_ref()])
-                        .flatten()
-                        .collect();
-                launch::launch(&spec, &bound, params, plane.div_ceil(WORKGROUP_SIZE))?;
-            }
+            let params = kernel_params! {
+                ..self.params(t); input_offset: g.layout().offset() + self.state_slot(t) * plane,
+                input_stride: 0usize, carry_offset: carry.layout().offset(), out_offset: 0usize,
+                saved_offset: saved.layout().offset() + kept, lengths_offset: self.lengths_offset(),
+                gates_offset: t * batch * wide,
+            };
+            let bound: SmallVec<[&Tensor; 7]> = [&g, &carry, &running, saved, &gates]
+                .into_iter()
+                .chain(&inner)
+                .chain(&self.lengths)
+                .collect();
+            launch::launch(&spec, &bound, params, plane.div_ceil(WORKGROUP_SIZE))?;
+            drop(bound);
             carry =
                 inner.as_ref().unwrap_or(&gates).select(0, t as isize)?.mm(&self.weight_hh)?.contiguous()?;
         }

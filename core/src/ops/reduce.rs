@@ -7,7 +7,6 @@
 pub(crate) mod scan;
 pub(crate) mod statistics;
 
-use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use super::shape::cat;
@@ -17,7 +16,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::{ReduceConfig, VEC4_WIDTH, supports_vec4};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::runtime::device::KernelKey;
 use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides, normalize_dim, numel};
 use crate::tensor::{Dims, Layout, Tensor};
@@ -192,37 +191,24 @@ impl ReduceStage<'_> {
         identity.push_flags(&flags);
         identity.push_number(plan.lanes | self.width << 16 | plan.unroll << 32);
         let spec = || {
-            KernelSpec::new("reduce")
-                .def("source", name(self.input))
-                .def("compute", compute)
-                .def("out", out)
-                .def("index", index)
-                .def("math", self.op.math_files)
-                .def("map", self.map)
-                .def("combine", self.op.combine)
-                .def("post", self.post)
-                .def("center", center)
-                .def("values", flags[0])
-                .def("seen", flags[1])
-                .def("flat", flags[2])
-                .def("lanes", plan.lanes)
-                .def("across", across)
-                .def("width", self.width)
-                .def("unroll", plan.unroll)
+            kernel_spec! {
+                "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
+                map: self.map, combine: self.op.combine, post: self.post, center, values: flags[0],
+                seen: flags[1], flat: flags[2], lanes: plan.lanes, across, width: self.width,
+                unroll: plan.unroll,
+            }
         };
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
-        let mut params = KernelParams::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
-        params = params.size(self.offset).size(self.kept.0.len()).size(self.reduced.0.len()).u32(0);
+        let params = kernel_params! {
+            outputs, extent, splits: plan.splits, chunk: plan.chunk, offset: self.offset,
+            kept_rank: self.kept.0.len(), reduced_rank: self.reduced.0.len(), args: self.args.params,
+            kept_shape: &self.kept.0, kept_strides: &self.kept.1, reduced_shape: &self.reduced.0,
+            reduced_strides: &self.reduced.1,
+        };
         // Loop iterations over the reads, over their unmerged dimensions, and to locate the output.
         let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
         let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
-        params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
-        for arg in self.args.params {
-            params = params.f32(arg);
-        }
-        for (shape, strides) in [&self.kept, &self.reduced] {
-            params = params.dims(shape).dims(strides);
-        }
+        let params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
         let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![self.input];
         for t in [self.args.center, self.args.partial_indices, value, place].into_iter().flatten() {
             tensors.push(t);
@@ -379,10 +365,12 @@ pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
         .collect::<Result<_>>()?;
     if extent > 0 {
         let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
-        let spec = KernelSpec::new("sum_partials").def("outs", sections).def("width", width);
+        let spec = kernel_spec! { "sum_partials", outs: sections, width };
         let tiles = extent.div_ceil(4 * width);
-        let params = KernelParams::new().size(parts).size(extent).size(tiles).size(sections * tiles);
-        let params = params.loop_iterations(parts.div_ceil(512) + 32);
+        let params = kernel_params! {
+            parts, extent, tiles, groups: sections * tiles,
+        }
+        .loop_iterations(parts.div_ceil(512) + 32);
         let tensors: SmallVec<[&Tensor; 4]> = std::iter::once(partial).chain(&outs).collect();
         launch::launch(&spec, &tensors, params, sections * tiles)?;
     }

@@ -7,7 +7,6 @@
 
 pub(crate) mod sets;
 
-use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use super::index::{gather_into, scatter_unique_into};
@@ -16,7 +15,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::Operand;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::scalar::Scalar;
 use crate::tensor::layout::{collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
@@ -87,7 +86,7 @@ impl Sorter {
         // Short rows share a workgroup, so that all of its threads compare elements.
         let room = size.max(2 * WORKGROUP_SIZE);
         let groups = (rows * tiles).div_ceil(room / size);
-        let spec = KernelSpec::new("sort").def("kind", sort_key_type(x.dtype())).def("tiled", tiles > 1);
+        let spec = kernel_spec! { "sort", kind: sort_key_type(x.dtype()), tiled: tiles > 1 };
         let params = self.params(x, d, [rows, extent, tiles, size, room])?;
         if tiles == 1 {
             launch::launch(&spec, &[x, &place], params, groups)?;
@@ -102,33 +101,23 @@ impl Sorter {
         let (mut from, mut to) = (scratch()?, scratch()?);
         launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
         let keep = self.needed_prefix(extent);
-        let merge = KernelSpec::new("sort_merge").def("wide", wide);
+        let merge = kernel_spec! { "sort_merge", wide };
         let mut run = size;
         while run < extent {
             let (pairs, parts) = (extent.div_ceil(2 * run), keep.min(2 * run).div_ceil(tile));
-            let params = KernelParams::new()
-                .size(rows)
-                .size(extent)
-                .size(run)
-                .size(keep)
-                .size(pairs)
-                .size(parts)
-                .u32(self.nan_key());
+            let params = kernel_params! { rows, extent, run, keep, pairs, tiles: parts, nan: self.nan_key() };
             launch::launch(&merge, &[&from.0, &from.1, &to.0, &to.1], params, rows * pairs * parts)?;
             std::mem::swap(&mut from, &mut to);
             run *= 2;
         }
         let (first, pick) = self.pick_params();
         let inner: usize = x.shape().iter().skip(d + 1).product();
-        let params = KernelParams::new().size(rows).size(extent).size(inner).u32(self.nan_key());
-        let params = params.size(first).size(self.count).u32(pick);
-        let spec = KernelSpec::new("sort_select").def("wide", wide);
-        launch::launch(
-            &spec,
-            &[&from.0, &from.1, &place],
-            params,
-            (rows * self.count).div_ceil(WORKGROUP_SIZE),
-        )?;
+        let params = kernel_params! {
+            rows, extent, inner, nan: self.nan_key(), first, count: self.count, pick,
+        };
+        let spec = kernel_spec! { "sort_select", wide };
+        let groups = (rows * self.count).div_ceil(WORKGROUP_SIZE);
+        launch::launch(&spec, &[&from.0, &from.1, &place], params, groups)?;
         Ok(place)
     }
 
@@ -145,12 +134,12 @@ impl Sorter {
         launch::check_rank(self.op, shape.len())?;
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let (first, pick) = self.pick_params();
-        let params = KernelParams::new().size(rows).size(extent).size(inner).size(shape.len());
-        let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
-        let params = params.u32(if self.descending { u32::MAX } else { 0 }).u32(self.nan_key());
-        let params = params.size(first).size(self.count).u32(pick).size(tiles);
-        let params = params.u32(size.ilog2()).u32(room.ilog2()).size(self.needed_prefix(extent));
-        Ok(params.align().dims(&shape).dims(&strides[0]))
+        Ok(kernel_params! {
+            rows, extent, inner, rank: shape.len(), offset: x.layout().offset(),
+            stride: x.strides().get(d).copied().unwrap_or(1), flip: if self.descending { u32::MAX } else { 0 },
+            nan: self.nan_key(), first, count: self.count, pick, tiles, shift: size.ilog2(), room: room.ilog2(),
+            keep: self.needed_prefix(extent), shape: &shape, strides: &strides[0],
+        })
     }
 
     /// Returns the length of the sorted prefix that the result depends on.

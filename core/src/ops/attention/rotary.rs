@@ -2,13 +2,11 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::tensor::Tensor;
 use crate::tensor::layout::collapse_dims;
 
@@ -33,14 +31,15 @@ impl RotaryTables {
         launch::check_rank(OP, shape.len())?;
         let units = features - pairs;
         let n = rows.iter().product::<usize>() * units;
-        let spec = KernelSpec::new("rotary")
-            .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
-            .def("table", launch::shader_dtype_name(self.cos.dtype(), x.device()))
-            .def("interleaved", self.interleaved);
-        let params = KernelParams::new().size(n).size(shape.len()).size(positions).size(pairs).size(units);
-        let params = params.size(features).size(x.layout().offset()).size(step);
-        let params = params.size(self.cos.layout().offset()).size(self.sin.layout().offset());
-        let params = params.f32(direction).u32(0).dims(&shape).dims(&strides[0]);
+        let spec = kernel_spec! {
+            "rotary", dtype: launch::shader_dtype_name(x.dtype(), x.device()),
+            table: launch::shader_dtype_name(self.cos.dtype(), x.device()), interleaved: self.interleaved,
+        };
+        let params = kernel_params! {
+            n, rank: shape.len(), positions, pairs, units, features, x_offset: x.layout().offset(),
+            x_step: step, cos_offset: self.cos.layout().offset(), sin_offset: self.sin.layout().offset(),
+            direction, shape: &shape, strides: &strides[0],
+        };
         launch::launch(&spec, &[x, &self.cos, &self.sin, &out], params, n.div_ceil(WORKGROUP_SIZE))?;
         Ok(out)
     }

@@ -10,14 +10,13 @@
 //! - The gradient of the weights is the product of one side's places with the other's windows: with the turned windows, where
 //!   the input's gradient has made them.
 
-use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{self, Tag};
 use crate::ops::conv::{ConvGeometry, spatial_numel};
-use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, VECTOR_BYTES, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::matmul::gemm_into;
 use crate::ops::shape::PadMode;
 use crate::tensor::{Dims, Layout, Tensor};
@@ -163,35 +162,19 @@ impl Im2colPlan {
         let threads = blocks * rows * vectors;
         let quick =
             [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20) && threads.max(live + lanes) < 1 << 31;
-        let spec =
-            KernelSpec::new("im2col").def("size", dtype.size()).def("rank", self.rank).def("quick", quick);
-        let params = KernelParams::new()
-            .size(threads)
-            .size(vectors)
-            .size(rows)
-            .size(self.groups)
-            .size(depth)
-            .size(self.rows_per_group())
-            .size(live)
-            .size(places)
-            .size(self.channels * self.groups)
-            .size(self.channels)
-            .size(crate::ops::conv::spatial_numel(&self.input_extents))
-            .size(self.kernel[..self.rank - 1].iter().product())
-            .size(part.layout().offset());
-        let params =
-            push_axes(params, [&self.input_extents, &self.output_extents, &self.kernel, &self.stride]);
-        let params =
-            push_axes(params, [&self.tap_step, &self.first_tap].map(|n| n.map(|n| n as usize)).each_ref());
+        let spec = kernel_spec! { "im2col", size: dtype.size(), rank: self.rank, quick };
+        let params = kernel_params! {
+            n: threads, vectors, rows, groups: self.groups, depth, taken: self.rows_per_group(), live, places,
+            channels: self.channels * self.groups, group: self.channels,
+            from_places: spatial_numel(&self.input_extents),
+            taps: self.kernel[..self.rank - 1].iter().product::<usize>(), in_offset: part.layout().offset(),
+            from_size: self.input_extents, to_size: self.output_extents, kernel: self.kernel,
+            stride: self.stride, step: self.tap_step, start: self.first_tap,
+        };
         let params = params.loop_iterations(last + (depth - self.rows_per_group()) + 16);
         launch::launch(&spec, &[&part, &out], params, threads.div_ceil(WORKGROUP_SIZE))?;
         Ok(out)
     }
-}
-
-/// Numbers of axes as `vec4<u32>`.
-fn push_axes<const N: usize>(params: KernelParams, numbers: [&[usize; 3]; N]) -> KernelParams {
-    numbers.into_iter().fold(params, |params, [x, y, z]| params.align().size(*x).size(*y).size(*z)).align()
 }
 
 impl ConvGeometry {
@@ -400,11 +383,9 @@ impl ConvGeometry {
         let image =
             if chunk.merges_images { windows.output_positions() } else { windows.rows_per_group() * columns };
         let quick = n / self.x_extents[self.rank - 1] < 1 << 20 && n < 1 << 31;
-        let spec = KernelSpec::new("col2im")
-            .def("from", all.dtype().name())
-            .def("dtype", part.dtype().name())
-            .def("rank", self.rank)
-            .def("quick", quick);
+        let spec = kernel_spec! {
+            "col2im", from: all.dtype().name(), dtype: part.dtype().name(), rank: self.rank, quick,
+        };
         let names = [
             ["kernel_x", "kernel_y", "kernel_z"],
             ["stride_x", "stride_y", "stride_z"],
@@ -418,15 +399,11 @@ impl ConvGeometry {
                 .take(self.rank)
                 .fold(spec, |spec, (name, number)| spec.def(name, number))
         });
-        let params = KernelParams::new()
-            .size(n)
-            .size(all.layout().offset())
-            .size(image)
-            .size(columns)
-            .size(self.x_channels)
-            .size(spatial_numel(&self.kernel))
-            .size(part.layout().offset());
-        let params = push_axes(params, [&self.x_extents, &self.y_extents, &self.padding]);
+        let params = kernel_params! {
+            n, in_offset: all.layout().offset(), image, line: columns, channels: self.x_channels,
+            taps: spatial_numel(&self.kernel), out_offset: part.layout().offset(), size: self.x_extents,
+            places: self.y_extents, padding: self.padding,
+        };
         // Loops in each other, over the windows that may cover an element: of each axis a turn for every window.
         let (around, _) = (0..self.rank).fold((0usize, 1usize), |(all, inner), axis| {
             let edge = self.x_extents[axis] + self.padding[axis];

@@ -5,14 +5,13 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::runtime::device::Device;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, numel, tensor_numel};
 use crate::tensor::{Dims, Tensor};
@@ -333,15 +332,17 @@ fn resample(x: &Tensor, axes: &[Vec<ResampleSpan>], weighted: bool) -> Result<Te
     let out = Tensor::empty(&shape, x.dtype(), x.device())?;
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     let spans = Tensor::create_constant(&spans, &[spans.len()], x.device())?;
-    let spec = KernelSpec::new("resample")
-        .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
-        .def("rank", axes.len())
-        .def("weighted", weighted);
-    let mut params = KernelParams::new().size(n).size(x.layout().offset());
-    for extents in [&x.shape()[lead..], &shape[lead..]] {
-        params = extents.iter().rev().fold(params.align(), |params, &extent| params.size(extent));
-    }
-    params = starts.iter().fold(params.align(), |params, &start| params.size(start));
+    let spec = kernel_spec! {
+        "resample", dtype: launch::shader_dtype_name(x.dtype(), x.device()), rank: axes.len(), weighted,
+    };
+    let reversed = |extents: &[usize]| -> [usize; 4] {
+        std::array::from_fn(|k| if k < axes.len() { extents[extents.len() - 1 - k] } else { 0 })
+    };
+    starts.resize(4, 0);
+    let params = kernel_params! {
+        n, in_offset: x.layout().offset(), in_size: reversed(x.shape()), out_size: reversed(&shape),
+        table: [starts[0], starts[1], starts[2], starts[3]],
+    };
     let lanes = if x.dtype().size() < 4 { 4 } else { 1 };
     let groups = n.div_ceil(lanes * WORKGROUP_SIZE);
     // A turn of the inner loop for each term, and at most as many of those around it.

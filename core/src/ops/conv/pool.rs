@@ -1,6 +1,5 @@
 //! Pooling of images [N, C, H, W] or [C, H, W], and of signals [N, C, L] or [C, L]. 16-bit floats are computed in f32.
 
-use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use crate::autograd;
@@ -8,7 +7,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::split_reduction;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::reduce::contiguous_zero_offset;
 use crate::scalar::Scalar;
 use crate::tensor::{Dims, Tensor};
@@ -271,12 +270,13 @@ impl PoolPlan {
         let w = &self.options;
         let [h, width, oh, ow] = self.plane_extents();
         let divisor = w.divisor_override.unwrap_or(0);
-        let mut params =
-            KernelParams::new().size(n).u32(w.count_include_pad.into()).f32(divisor as f32).size(splits);
-        for pair in [[h, width], [oh, ow], w.kernel, w.stride, w.padding, w.dilation] {
-            params = params.size(pair[0]).size(pair[1]);
+        let pairs = |[a, b]: [usize; 2], [c, d]: [usize; 2]| [a, b, c, d];
+        kernel_params! {
+            n, count_include_pad: w.count_include_pad, divisor: divisor as f32, splits,
+            extents: [h, width, oh, ow], kernel_stride: pairs(w.kernel, w.stride),
+            pad_dilation: pairs(w.padding, w.dilation), chunk, divisor_low: divisor as u32,
+            divisor_high: (divisor >> 32) as u32,
         }
-        params.size(chunk).u32(divisor as u32).u32((divisor >> 32) as u32)
     }
 
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
@@ -294,13 +294,11 @@ impl PoolPlan {
     ) -> Result<()> {
         // The type of the elements, whatever type the parts have.
         let dtype = if stage == "parts" { from.dtype() } else { to.dtype() };
-        let spec = KernelSpec::new("pool")
-            .def("dtype", launch::shader_dtype_name(dtype, to.device()))
-            .def("kind", if self.kind.is_max() { "max" } else { "avg" })
-            .def("adaptive", self.kind.is_adaptive())
-            .def("large", large)
-            .def("pass", pass)
-            .def("stage", stage);
+        let spec = kernel_spec! {
+            "pool", dtype: launch::shader_dtype_name(dtype, to.device()),
+            kind: if self.kind.is_max() { "max" } else { "avg" }, adaptive: self.kind.is_adaptive(), large,
+            pass, stage,
+        };
         let tensors: SmallVec<[&Tensor; 4]> =
             [from, to].into_iter().chain(places).chain(part_places).collect();
         launch::launch(&spec, &tensors, params, groups)

@@ -1,7 +1,5 @@
 //! Activation functions: elementwise operations, each with its gradient.
 
-use forebay_shaders::KernelSpec;
-
 use crate::dtype::DType;
 use crate::error::{Result, fail_if};
 use crate::memory::{self, Tag};
@@ -12,7 +10,7 @@ use crate::ops::elementwise::pointwise::{
 };
 use crate::ops::elementwise::unary::unary;
 use crate::ops::kernel::heuristics::{self, VEC4_WIDTH};
-use crate::ops::kernel::launch::{self, KernelParams};
+use crate::ops::kernel::launch::{self, kernel_params, kernel_spec};
 use crate::ops::reduce;
 use crate::scalar::Scalar;
 use crate::tensor::Tensor;
@@ -117,9 +115,11 @@ pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Te
         let _tag = memory::scope::enter_tag(Tag::Workspace);
         Tensor::empty(&[strips, 1, extent], DType::F32, x.device())?
     };
-    let spec = KernelSpec::new("gelu_recompute_grad").def("dtype", x.dtype().name()).def("width", width);
-    let params = KernelParams::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
-    let params = params.loop_iterations(strip / 16 + 1);
+    let spec = kernel_spec! { "gelu_recompute_grad", dtype: x.dtype().name(), width };
+    let params = kernel_params! {
+        rows, extent, strip, tiles, groups: strips * tiles,
+    }
+    .loop_iterations(strip / 16 + 1);
     launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
     // One section gives one tensor.
     let sums = reduce::sum_parts(&partial)?.remove(0);

@@ -1,6 +1,5 @@
 //! Conversions between element types, and copies between layouts.
 
-use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use crate::autograd;
@@ -9,7 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Result, fail_if};
 use crate::memory;
 use crate::ops::elementwise::pointwise;
-use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, VECTOR_BYTES, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 use crate::tensor::Tensor;
@@ -70,7 +69,7 @@ impl Tensor {
         launch::check_rank("copy", shape.len())?;
         // Whole output vectors are written if the input's elements are adjacent.
         let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
-        let spec = KernelSpec::new("copy").def("size", size);
+        let spec = kernel_spec! { "copy", size };
         let spec = match (runs, fresh) {
             (true, _) => {
                 let lines = n / shape.last().copied().unwrap_or(1);
@@ -79,14 +78,10 @@ impl Tensor {
             (_, true) => spec.def("mode", "packed"),
             (..) => spec.def("mode", "scattered"),
         };
-        let params = KernelParams::new()
-            .size(n)
-            .size(shape.len())
-            .size(self.layout().offset())
-            .size(target.layout().offset())
-            .dims(&shape)
-            .dims(&strides[1])
-            .dims(&strides[0]);
+        let params = kernel_params! {
+            n, rank: shape.len(), in_offset: self.layout().offset(), out_offset: target.layout().offset(),
+            shape: &shape, in_strides: &strides[1], out_strides: &strides[0],
+        };
         let lanes = if runs { VECTOR_BYTES / size } else { (4 / size).max(1) };
         launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * WORKGROUP_SIZE))
     }

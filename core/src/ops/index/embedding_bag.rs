@@ -1,6 +1,5 @@
 //! Sums, means and maxima over bags of rows of a table, without the rows in memory.
 
-use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use crate::amp;
@@ -11,7 +10,7 @@ use crate::memory::{self, Tag};
 use crate::ops::index::embedding::{check_padding_idx, inverse_frequencies};
 use crate::ops::index::{gather_backward, index_dtype_name, select_rows_backward};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::tensor::{Dims, Tensor};
 
 /// What becomes of the rows of a bag.
@@ -119,32 +118,21 @@ fn run_embedding_bag(
             EmbeddingBagMode::Mean => "mean",
             EmbeddingBagMode::Max => "max",
         };
-        KernelSpec::new("embedding_bag")
-            .def("dtype", launch::shader_dtype_name(dtype, device))
-            .def("index", index_name)
-            .def("offsets", offsets_name)
-            .def("scaled", factors.is_some())
-            .def("mode", mode)
-            .def("stage", stage)
+        kernel_spec! {
+            "embedding_bag", dtype: launch::shader_dtype_name(dtype, device), index: index_name,
+            offsets: offsets_name, scaled: factors.is_some(), mode, stage,
+        }
     };
     // How long bags of offsets are is known to the device alone.
     let longest = if offsets.is_some() { samples } else { length };
     let chunk = (longest.isqrt() / 2).next_power_of_two().max(512);
     let start = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
-    let params = KernelParams::new()
-        .size(count)
-        .size(width)
-        .size(samples)
-        .size(entries)
-        .size(length)
-        .size(offsets.as_ref().map_or(0, Tensor::numel))
-        .u32(bags.padding_idx.map_or(u32::MAX, |skip| skip as u32))
-        .size(table.layout().offset())
-        .size(index.layout().offset())
-        .size(start(offsets.as_ref()))
-        .size(start(factors))
-        .size(chunk)
-        .size(MAX_SEQUENTIAL_SAMPLES);
+    let params = kernel_params! {
+        bags: count, width, samples, entries, length, offset_count: offsets.as_ref().map_or(0, Tensor::numel),
+        skip: bags.padding_idx.map_or(u32::MAX, |skip| skip as u32), weight_offset: table.layout().offset(),
+        index_offset: index.layout().offset(), bag_offset: start(offsets.as_ref()),
+        scale_offset: start(factors), chunk, long: MAX_SEQUENTIAL_SAMPLES,
+    };
     let lanes = if dtype.size() == 2 { 4 } else { 1 };
     let groups = (count * width).div_ceil(lanes * WORKGROUP_SIZE);
     let inputs: SmallVec<[&Tensor; 8]> =

@@ -2,7 +2,6 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use crate::amp::dispatch_autocast;
@@ -13,7 +12,7 @@ use crate::memory::{self, Tag};
 use crate::ops::ScatterOp;
 use crate::ops::index::select;
 use crate::ops::index::{ScatterSource, scatter_into, split_dim_stride};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::shape::PadMode;
 use crate::ops::sort;
 use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim, numel};
@@ -62,17 +61,18 @@ pub(crate) fn scatter_sorted_runs(
     let long = length > short && how != ScatterOp::Set;
     let (chunks, candidates) = (length.div_ceil(chunk), length.saturating_sub(1) / short);
     let spec = |stage: &'static str| {
-        let spec = KernelSpec::new("scatter_sorted")
-            .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
+        let spec = kernel_spec! {
+            "scatter_sorted", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
+        };
         spec.def("op", how.name()).def("long", long).def("stage", stage)
     };
     let params = || {
-        let params = KernelParams::new().size(lines).size(line_shape.len()).size(length).size(extent);
-        let params = params.u32(skip.map_or(u32::MAX, |s| s as u32));
-        let params = params.size(out.layout().offset()).size(src.layout().offset());
-        let params = params.size(chunk).size(short).size(candidates).align();
-        let params = params.size(out_dim).size(own_dim).size(src_dim).align();
-        params.dims(&line_shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2])
+        kernel_params! {
+            lines, rank: line_shape.len(), length, extent, skip: skip.map_or(u32::MAX, |s| s as u32),
+            out_offset: out.layout().offset(), src_offset: src.layout().offset(), chunk, short, candidates,
+            dim_strides: [out_dim, own_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
+            index_strides: &strides[1], src_strides: &strides[2],
+        }
     };
     let part = match out.dtype() {
         DType::F16 | DType::BF16 => DType::F32,

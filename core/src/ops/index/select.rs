@@ -1,6 +1,5 @@
 //! What a condition selects, and where values belong in a sorted line. The host reads how many there are, and nothing else.
 
-use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use crate::autograd;
@@ -9,7 +8,7 @@ use crate::error::{Error, Result, fail, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::reduce::contiguous_zero_offset;
 use crate::ops::reduce::scan;
 use crate::ops::sort::sort_key_type;
@@ -37,11 +36,12 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
     };
     launch::check_rank(op, shape.len())?;
     let params = || {
-        let params = KernelParams::new().size(n).size(shape.len()).size(x.layout().offset()).align();
-        params.dims(&shape).dims(&strides[0])
+        kernel_params! {
+            n, rank: shape.len(), offset: x.layout().offset(), shape: &shape, strides: &strides[0],
+        }
     };
     let spec = |stage: &'static str, coordinates: bool| {
-        let spec = KernelSpec::new("nonzero").def("kind", sort_key_type(x.dtype())).def("stage", stage);
+        let spec = kernel_spec! { "nonzero", kind: sort_key_type(x.dtype()), stage };
         spec.def("coordinates", coordinates)
     };
     let tiles = n.div_ceil(TILE);
@@ -81,13 +81,14 @@ pub(crate) fn linearize_index(
     let rows = Tensor::empty(&[n], DType::U32, index.device())?;
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
-    let spec = KernelSpec::new("resolve_indices")
-        .def("index", index_dtype_name(op, index)?)
-        .def("chained", before.is_some())
-        .def("wraps", wraps)
-        .def("narrow", false);
-    let params = KernelParams::new().size(n).size(shape.len()).size(index.layout().offset()).size(extent);
-    let params = params.dims(&shape).dims(&strides[0]).u32(0).align();
+    let spec = kernel_spec! {
+        "resolve_indices", index: index_dtype_name(op, index)?, chained: before.is_some(), wraps,
+        narrow: false,
+    };
+    let params = kernel_params! {
+        n, rank: shape.len(), offset: index.layout().offset(), extent, shape: &shape, strides: &strides[0],
+        ignored: [0u32],
+    };
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![index];
     tensors.extend(before);
     tensors.push(&rows);
@@ -109,16 +110,14 @@ pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>)
     let out = Tensor::empty(index.shape(), DType::I32, index.device())?;
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
-    let spec = KernelSpec::new("resolve_indices")
-        .def("index", index_dtype_name(op, index)?)
-        .def("chained", false)
-        .def("wraps", false)
-        .def("narrow", true);
+    let spec = kernel_spec! {
+        "resolve_indices", index: index_dtype_name(op, index)?, chained: false, wraps: false, narrow: true,
+    };
     let ignored = ignored.unwrap_or(0);
-    let params =
-        KernelParams::new().size(index.numel()).size(shape.len()).size(index.layout().offset()).size(0);
-    let params = params.dims(&shape).dims(&strides[0]);
-    let params = params.u32(ignored as u32).u32((ignored >> 32) as u32).align();
+    let params = kernel_params! {
+        n: index.numel(), rank: shape.len(), offset: index.layout().offset(), extent: 0usize, shape: &shape,
+        strides: &strides[0], ignored: [ignored as u32, (ignored >> 32) as u32],
+    };
     launch::launch(&spec, &[index, &out], params, index.numel().div_ceil(WORKGROUP_SIZE))?;
     Ok(out)
 }
@@ -320,12 +319,14 @@ impl Tensor {
             return Tensor::zeros(values.shape(), dtype, self.device());
         }
         let per_line = if self.rank() == 1 { n } else { values.shape()[last] };
-        let spec = KernelSpec::new("searchsorted")
-            .def("kind", sort_key_type(self.dtype()))
-            .def("sorter", sorter.as_ref().map_or(Ok(""), |s| index_dtype_name(op, s))?)
-            .def("out", if out_int32 { "i32" } else { "i64w" });
-        let params = KernelParams::new().size(n).size(extent).size(per_line).u32(u32::from(right));
-        let params = params.u32(0).u32(u32::MAX);
+        let spec = kernel_spec! {
+            "searchsorted", kind: sort_key_type(self.dtype()),
+            sorter: sorter.as_ref().map_or(Ok(""), |s| index_dtype_name(op, s))?,
+            out: if out_int32 { "i32" } else { "i64w" },
+        };
+        let params = kernel_params! {
+            n, extent, per_line, right: u32::from(right), flip: 0u32, nan: u32::MAX,
+        };
         let (lines, values) = (contiguous_zero_offset(self)?, contiguous_zero_offset(values)?);
         let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![&lines, &values];
         tensors.extend(sorter.as_ref());

@@ -19,7 +19,41 @@ pub(crate) const VECTOR_BYTES: usize = 16;
 
 #[doc(hidden)]
 pub use crate::runtime::kernel_params::KernelParams;
-pub(crate) use crate::runtime::kernel_params::MAX_RANK;
+pub(crate) use crate::runtime::kernel_params::{MAX_RANK, kernel_params};
+
+/// Builds a [`KernelSpec`] from the template's name and its definitions: `kernel_spec! { "scan", stage, lanes }`.
+/// Definitions after `..spec;` extend another spec.
+macro_rules! kernel_spec {
+    (..$base:expr; $($name:ident $(: $value:expr)?),* $(,)?) => {
+        $base$(.def(stringify!($name), $crate::runtime::kernel_params::param_value!($name $($value)?)))*
+    };
+    ($template:literal $(, $($defs:tt)*)?) => {
+        $crate::ops::kernel::launch::kernel_spec!(..forebay_shaders::KernelSpec::new($template); $($($defs)*)?)
+    };
+}
+pub(crate) use kernel_spec;
+
+/// Fails if the names or offsets of the parameters differ from the kernel's struct. Each set of names is checked
+/// once.
+#[cfg(debug_assertions)]
+fn check_param_fields(spec: &KernelSpec, params: &KernelParams) {
+    use std::collections::HashSet;
+    use std::sync::{LazyLock, Mutex, PoisonError};
+
+    type Fields = Vec<(&'static str, usize)>;
+    static CHECKED: LazyLock<Mutex<HashSet<(&'static str, Fields)>>> = LazyLock::new(Mutex::default);
+    let fields = &params.fields;
+    let key = (spec.template, fields.clone());
+    if fields.is_empty() || !CHECKED.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
+        return;
+    }
+    let wgsl = forebay_shaders::render(spec).unwrap_or_else(|error| panic!("{error}"));
+    let declared =
+        forebay_shaders::reflection::uniform_fields(&wgsl).unwrap_or_else(|error| panic!("{error}"));
+    let declared = declared.iter().map(|(name, at)| (name.as_str(), *at));
+    let declared: Vec<(&str, usize)> = declared.filter(|(name, _)| !name.starts_with("unused")).collect();
+    assert_eq!(fields, &declared, "parameters of `{}`", spec.template);
+}
 
 /// Returns the name of the dtype in shaders on this device.
 pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
@@ -83,7 +117,15 @@ pub(crate) fn launch_by_key(
     tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     match groups {
         0 => Ok(()),
-        _ => enqueue(first.device().kernel_by_key(identity, spec)?, tensors, params, [groups, 1, 1]),
+        _ => {
+            #[cfg(debug_assertions)]
+            let spec = || {
+                let spec = spec();
+                check_param_fields(&spec, &params);
+                spec
+            };
+            enqueue(first.device().kernel_by_key(identity, spec)?, tensors, params, [groups, 1, 1])
+        }
     }
 }
 
@@ -119,6 +161,8 @@ pub(crate) fn launch_3d(
     if spec.template != "copy" {
         tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     }
+    #[cfg(debug_assertions)]
+    check_param_fields(spec, &params);
     enqueue(first.device().kernel_for_spec(spec)?, tensors, params, groups)
 }
 
@@ -212,7 +256,7 @@ fn fold_grid(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelParams, fold_grid, launch, launch_in_parts};
+    use super::{KernelParams, fold_grid, kernel_params, kernel_spec, launch, launch_in_parts};
     use crate::backend::null::CardProfile;
     use crate::dtype::DType;
     use crate::error::{Error, Result};
@@ -226,6 +270,22 @@ mod tests {
         let mut profile = CardProfile::default();
         profile.limits.max_loop_iterations = 1000;
         Device::null(profile)
+    }
+
+    #[test]
+    fn parameters_have_the_names_and_places_of_the_kernels_struct() {
+        let device = impatient();
+        let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
+        let result = Tensor::empty(&[8], DType::F32, &device).expect("memory");
+        let spec = kernel_spec! { "splitk_reduce", T: "f32", dtype: "f32" };
+        let run = |params| launch(&spec, &[&sums, &result], params, 1);
+        assert!(run(kernel_params! { n: 8usize, splits: 2usize }).is_ok());
+        let swapped = || drop(run(kernel_params! { splits: 2usize, n: 8usize }));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(swapped)).is_err());
+        // Vectors and arrays start at multiples of four words, as in WGSL.
+        let params = kernel_params! { a: 1u32, b: [2u32, 3], c: [4u32, 5, 6], d: &[7usize][..] };
+        assert_eq!(params.words, [1, 0, 2, 3, 4, 5, 6, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(params.fields, [("a", 0), ("b", 2), ("c", 4), ("d", 8)]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Result, fail_if};
 use crate::ops::elementwise::fusion;
 use crate::ops::elementwise::pointwise::{Operand, TypeRule};
-use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE, kernel_spec};
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
 use crate::scalar::Scalar;
 use crate::tensor::layout::{collapse_dims, is_row_major};
@@ -167,19 +167,12 @@ impl PointwiseLaunch {
             (false, true) => "dense",
             (false, false) => "strided",
         };
-        KernelSpec::new("pointwise")
-            .def("expr", self.expr)
-            .def("names", &self.input_names[..])
-            .def("inputs", &self.input_dtypes[..])
-            .def("compute", self.compute)
-            .def("result", self.result)
-            .def("out", self.out_dtype)
-            .def("math", self.math_files)
-            .def("scalars", &scalars[..])
-            .def("layout", layout)
-            .def("width", form.elements_per_thread(self.vector_width))
-            .def("mode", if form.packed { "packed" } else { "scattered" })
-            .def("inplace", self.inplace)
+        kernel_spec! {
+            "pointwise", expr: self.expr, names: &self.input_names[..], inputs: &self.input_dtypes[..],
+            compute: self.compute, result: self.result, out: self.out_dtype, math: self.math_files,
+            scalars: &scalars[..], layout, width: form.elements_per_thread(self.vector_width),
+            mode: if form.packed { "packed" } else { "scattered" }, inplace: self.inplace,
+        }
     }
 }
 

@@ -1,13 +1,12 @@
 //! The vector product.
 
-use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Result, fail, fail_if};
 use crate::memory;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
@@ -21,12 +20,12 @@ fn run_cross(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
     let (shape, strides) = collapse_dims(&lines, &[a.strides(), b.strides(), out.strides()]);
     launch::check_rank(OP, shape.len())?;
     let n: usize = shape.iter().product();
-    let spec = KernelSpec::new("cross").def("dtype", launch::shader_dtype_name(a.dtype(), a.device()));
-    let mut params = KernelParams::new().size(n).size(shape.len());
-    for of in [|t: &Tensor, _: usize| t.layout().offset(), |t: &Tensor, d: usize| t.strides()[d]] {
-        params = [a, b, &out].into_iter().fold(params.align(), |params, t| params.size(of(t, d)));
-    }
-    let params = params.align().dims(&shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2]);
+    let spec = kernel_spec! { "cross", dtype: launch::shader_dtype_name(a.dtype(), a.device()) };
+    let params = kernel_params! {
+        n, rank: shape.len(), offsets: [a, b, &out].map(|t| t.layout().offset()),
+        dim_strides: [a, b, &out].map(|t| t.strides()[d]), shape: &shape, a_strides: &strides[0],
+        b_strides: &strides[1], out_strides: &strides[2],
+    };
     launch::launch(&spec, &[a, b, &out], params, n.div_ceil(WORKGROUP_SIZE))?;
     Ok(out)
 }

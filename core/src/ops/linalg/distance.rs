@@ -8,7 +8,7 @@ use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::tensor::layout::broadcast_shapes;
 use crate::tensor::{Dims, Tensor};
 
@@ -30,25 +30,21 @@ fn cdist_spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
         f64::INFINITY => "max",
         _ => "power",
     };
-    KernelSpec::new("cdist").def("dtype", dtype.name()).def("norm", norm).def("pass", pass)
+    kernel_spec! { "cdist", dtype: dtype.name(), norm, pass }
 }
 
 /// What both passes are told about rows \[batch, rows, width\] of a and b, and about more matrices [batch, rows of a, rows of b].
 fn cdist_params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -> KernelParams {
     let (a, b) = (operands[0].shape(), operands[1].shape());
-    let sizes = [a[0], a[1], b[1], a[2]];
-    let mut params = sizes
-        .into_iter()
-        .fold(KernelParams::new(), KernelParams::size)
-        .f32(p as f32)
-        .f32((p - f64::from(p as f32)) as f32)
-        .size(splits)
-        .size(chunk);
-    params = operands.iter().fold(params, |params, t| params.size(t.layout().offset())).align();
-    for d in 0..3 {
-        params = operands.iter().fold(params, |params, t| params.size(t.strides()[d])).align();
+    let each = |of: &dyn Fn(&Tensor) -> usize| {
+        std::array::from_fn::<_, 4, _>(|k| operands.get(k).map_or(0, |t| of(t)))
+    };
+    let strides = |d: usize| each(&|t| t.strides()[d]);
+    kernel_params! {
+        batch: a[0], a_rows: a[1], b_rows: b[1], width: a[2], power: p as f32,
+        power_rest: (p - f64::from(p as f32)) as f32, splits, chunk, offsets: each(&|t| t.layout().offset()),
+        batch_strides: strides(0), row_strides: strides(1), col_strides: strides(2),
     }
-    params
 }
 
 fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {

@@ -1,6 +1,5 @@
 //! Matrices as products of others: orthogonal and triangular ones, eigenvectors, permuted triangles; least squares by them.
 
-use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use crate::amp::dispatch_autocast;
@@ -8,7 +7,7 @@ use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::linalg::svd::{
     MatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
 };
@@ -44,7 +43,7 @@ fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let factors = a.detach().copy()?.contiguous()?;
     let count = m.min(n);
     let tau = Tensor::empty(&[batch, count], a.dtype(), a.device())?;
-    let spec = KernelSpec::new("qr").def("dtype", a.dtype().name()).def("form", "factor");
+    let spec = kernel_spec! { "qr", dtype: a.dtype().name(), form: "factor" };
     let turns_of = |j: usize| {
         let rows = m - j - 1;
         3 * rows.div_ceil(WORKGROUP_SIZE)
@@ -52,8 +51,8 @@ fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
             + 24
     };
     launch::launch_in_parts(a.device(), 1, count, turns_of, |first, steps, turns| {
-        let sizes = [batch, m, n, count, 0, first, first + steps];
-        let params = sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+        let params = kernel_params! { batch, m, n, count, columns: 0usize, first, end: first + steps };
+        let params = params.loop_iterations(turns);
         launch::launch(&spec, &[&factors, &tau], params, batch)
     })?;
     Ok((factors, tau))
@@ -64,14 +63,14 @@ fn householder_product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result
     let (batch, m, n) = (factors.shape()[0], factors.shape()[1], factors.shape()[2]);
     let eye = Tensor::eye(m, columns, factors.dtype(), factors.device())?;
     let q = eye.broadcast_to(&[batch, m, columns])?.copy()?;
-    let spec = KernelSpec::new("qr").def("dtype", factors.dtype().name()).def("form", "apply");
+    let spec = kernel_spec! { "qr", dtype: factors.dtype().name(), form: "apply" };
     let count = tau.shape()[1];
     // The last reflection comes first.
     let turns_of = |step: usize| reflection_loop_iterations(m - count + step);
     launch::launch_in_parts(q.device(), 1, count, turns_of, |first, steps, turns| {
         let end = count - first;
-        let sizes = [batch, m, n, count, columns, end - steps, end];
-        let params = sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+        let params = kernel_params! { batch, m, n, count, columns, first: end - steps, end };
+        let params = params.loop_iterations(turns);
         launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(WORKGROUP_COLUMNS))
     })?;
     Ok(q)

@@ -1,6 +1,5 @@
 //! Singular values and vectors, by one-sided Jacobi rotations on the device.
 
-use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
 
 use crate::amp::dispatch_autocast;
@@ -8,7 +7,7 @@ use crate::autograd::{self, SavedTensor};
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::norm::softmax::lanes_per_row;
 use crate::ops::shape::cat;
 use crate::tensor::layout::normalize_dim;
@@ -32,7 +31,7 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     let lanes = lanes_per_row(height, false).clamp(8, 128);
     let small = n <= MAX_WORKGROUP_COLUMNS;
     let groups = if small { 1 } else { (players / 2).div_ceil(WORKGROUP_SIZE / lanes) };
-    let spec = KernelSpec::new("svd").def("dtype", w.dtype().name()).def("lanes", lanes);
+    let spec = kernel_spec! { "svd", dtype: w.dtype().name(), lanes };
     // Of a round: of each of its pairs the elements twice, and two sums over the threads of a pair.
     let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / lanes).div_ceil(groups);
     let turns = pairs * (m.div_ceil(lanes) + height.div_ceil(lanes) + 64) + 2;
@@ -41,9 +40,8 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     for _ in 0..sweeps {
         let now = Tensor::zeros(&[batch], DType::U32, w.device())?;
         let run = |first: usize, rounds: usize, turns: usize| {
-            let sizes = [batch, n, m, height, players, first, rounds, groups];
-            let params =
-                sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+            let params = kernel_params! { batch, n, m, height, players, first, rounds, groups };
+            let params = params.loop_iterations(turns);
             launch::launch(&spec, &[&before, &now, w], params, batch * groups)
         };
         if small {

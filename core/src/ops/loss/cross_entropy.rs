@@ -1,6 +1,5 @@
 //! Cross-entropy fused from logits. It saves one value for each example, and its gradient is one kernel.
 
-use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use crate::amp::OperandCast;
@@ -11,7 +10,7 @@ use crate::memory;
 use crate::ops::index::select;
 use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::loss::Reduction;
 use crate::ops::norm::softmax::{RowLayout, check_f32_f16_bf16};
 use crate::ops::norm::{check_is_f64, norm_compute_dtype};
@@ -130,24 +129,18 @@ impl LogitsBatch {
             kept > 0 && self.x.device().info().limits.max_workgroup_size as usize >= 2 * WORKGROUP_SIZE;
         let (lanes, groups) =
             if wide { (2 * WORKGROUP_SIZE, rows.rows) } else { (held.lanes, held.workgroups(rows.rows)) };
-        let spec = KernelSpec::new("cross_entropy")
-            .def("pass", kind)
-            .def("held", kept)
-            .def("dtype", name(&self.x))
-            .def("goal", target_dtype_name(&self.target))
-            .def("weight", self.weight.as_ref().map_or("", name))
-            .def("soft", self.has_soft_targets)
-            .def("smooth", self.label_smoothing > 0.0)
-            .def("lanes", lanes)
-            .def("across", rows.across)
-            .def("width", held.width)
-            .def("ragged", ragged)
-            .def("inplace", inplace);
+        let spec = kernel_spec! {
+            "cross_entropy", pass: kind, held: kept, dtype: name(&self.x),
+            goal: target_dtype_name(&self.target), weight: self.weight.as_ref().map_or("", name),
+            soft: self.has_soft_targets, smooth: self.label_smoothing > 0.0, lanes, across: rows.across,
+            width: held.width, ragged, inplace,
+        };
         let share = self.label_smoothing / rows.extent as f64;
-        let params = rows
-            .params(&self.x, [self.first_row, self.total_rows])
-            .u32(self.ignore_index as u32)
-            .size(scale_stride);
+        let params = rows.params(&self.x, [("first", self.first_row), ("total", self.total_rows)]);
+        let params = kernel_params! {
+            ..params; ignore_class: self.ignore_index, scale_stride,
+            keep: (1.0 - self.label_smoothing) as f32, share: share as f32,
+        };
         // Logits are read at most twice in vectors of four, and one by one if each class has a share.
         let shares = if self.has_soft_targets || self.label_smoothing > 0.0 {
             2 * rows.extent.div_ceil(lanes)
@@ -155,8 +148,7 @@ impl LogitsBatch {
             0
         };
         let turns = 2 * rows.extent.div_ceil(4 * lanes * held.width) + shares + 128;
-        let params = params.f32((1.0 - self.label_smoothing) as f32).f32(share as f32).loop_iterations(turns);
-        launch::launch(&spec, &tensors, params, groups)
+        launch::launch(&spec, &tensors, params.loop_iterations(turns), groups)
     }
 
     /// Computes the gradient of probability targets: the loss that each class would have added.

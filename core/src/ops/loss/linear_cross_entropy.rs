@@ -3,7 +3,6 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use crate::amp::OperandCast;
@@ -12,7 +11,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::VEC4_WIDTH;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::loss::Reduction;
 use crate::ops::loss::cross_entropy::{
     CrossEntropyOptions, CrossEntropyPass, LogitsBatch, check_targets, kernel_ignore_index,
@@ -51,9 +50,8 @@ fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
     let width = if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
     let steps = x.numel() / width;
     const EACH: usize = 8;
-    let spec =
-        KernelSpec::new("scale_inplace").def("dtype", x.dtype().name()).def("width", width).def("each", EACH);
-    launch::launch(&spec, &[scale, x], KernelParams::new().size(steps), steps.div_ceil(WORKGROUP_SIZE * EACH))
+    let spec = kernel_spec! { "scale_inplace", dtype: x.dtype().name(), width, each: EACH };
+    launch::launch(&spec, &[scale, x], kernel_params! { steps }, steps.div_ceil(WORKGROUP_SIZE * EACH))
 }
 
 /// Returns the divisor of the losses as a tensor on the device: 1 for their sum.
@@ -70,13 +68,12 @@ fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'
             let weights = Tensor::empty(&[target.numel()], DType::F32, device)?;
             let weight = options.weight.map(contiguous_zero_offset).transpose()?;
             let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
-            let spec = KernelSpec::new("class_weights")
-                .def("goal", target_dtype_name(target))
-                .def("weight", weight.as_ref().map_or("", name));
-            let params = KernelParams::new()
-                .size(target.numel())
-                .size(classes)
-                .u32(kernel_ignore_index(options) as u32);
+            let spec = kernel_spec! {
+                "class_weights", goal: target_dtype_name(target), weight: weight.as_ref().map_or("", name),
+            };
+            let params = kernel_params! {
+                n: target.numel(), classes, ignore_class: kernel_ignore_index(options),
+            };
             let tensors: SmallVec<[&Tensor; 3]> =
                 std::iter::once(target).chain(&weight).chain([&weights]).collect();
             launch::launch(&spec, &tensors, params, target.numel().div_ceil(WORKGROUP_SIZE))?;

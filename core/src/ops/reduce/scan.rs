@@ -1,6 +1,5 @@
 //! Scans (prefix sums and the like) along one dimension.
 
-use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use crate::amp::{dispatch_autocast, dispatch_in_f32};
@@ -9,7 +8,7 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
 use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::Operand;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::reduce::{contiguous_zero_offset, value_selecting_backward};
 use crate::ops::shape::cat;
 use crate::runtime::device::Device;
@@ -99,24 +98,15 @@ impl Scan<'_> {
         let (lanes, chunk) = split_chunk_totals(rows, extent);
         let chunks = extent.div_ceil(chunk);
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &ChunkTotals| {
-            let spec = KernelSpec::new("scan")
-                .def("source", "")
-                .def("compute", launch::shader_dtype_name(compute, device))
-                .def("out", "")
-                .def("index", "")
-                .def("combine", self.combine)
-                .def("exclusive", false)
-                .def("reverse", false)
-                .def("lanes", lanes)
-                .def("stage", stage)
-                .def("level", 1usize);
-            let params = KernelParams::new().size(rows).size(extent).u32(1).u32(0).u32(0).u32(1);
-            let params = params
-                .size(chunks)
-                .size(chunk)
-                .dims(&[])
-                .dims(&[])
-                .loop_iterations(loop_iterations(lanes, chunk));
+            let spec = kernel_spec! {
+                "scan", source: "", compute: launch::shader_dtype_name(compute, device), out: "", index: "",
+                combine: self.combine, exclusive: false, reverse: false, lanes, stage, level: 1usize,
+            };
+            let params = kernel_params! {
+                rows, extent, inner: 1u32, rank: 0u32, offset: 0u32, stride: 1u32, chunks, chunk,
+                shape: &[] as &[usize], strides: &[] as &[usize],
+            }
+            .loop_iterations(loop_iterations(lanes, chunk));
             let tensors: SmallVec<[&Tensor; 6]> =
                 [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
             let threads = rows * chunks;
@@ -173,25 +163,18 @@ impl Scan<'_> {
         let chunks = extent.div_ceil(chunk);
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), x.device());
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &[&Tensor]| {
-            let spec = KernelSpec::new("scan")
-                .def("source", name(x))
-                .def("compute", launch::shader_dtype_name(compute, x.device()))
-                .def("out", name(&value))
-                .def("index", place.as_ref().map_or("", name))
-                .def("combine", self.combine)
-                .def("exclusive", self.exclusive && stage != "totals")
-                .def("reverse", self.reverse)
-                .def("lanes", lanes)
-                .def("stage", stage)
-                .def("level", 0usize);
-            let params = KernelParams::new().size(rows).size(extent).size(inner).size(shape.len());
-            let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
-            let params = params
-                .size(chunks)
-                .size(chunk)
-                .dims(&shape)
-                .dims(&strides[0])
-                .loop_iterations(loop_iterations(lanes, chunk));
+            let spec = kernel_spec! {
+                "scan", source: name(x), compute: launch::shader_dtype_name(compute, x.device()),
+                out: name(&value), index: place.as_ref().map_or("", name), combine: self.combine,
+                exclusive: self.exclusive && stage != "totals", reverse: self.reverse, lanes, stage,
+                level: 0usize,
+            };
+            let params = kernel_params! {
+                rows, extent, inner, rank: shape.len(), offset: x.layout().offset(),
+                stride: x.strides().get(d).copied().unwrap_or(1), chunks, chunk, shape: &shape,
+                strides: &strides[0],
+            }
+            .loop_iterations(loop_iterations(lanes, chunk));
             let mut tensors: SmallVec<[&Tensor; 6]> = smallvec![x];
             tensors.extend(self.factor);
             tensors.extend(before.iter().flat_map(|totals| &totals.parts));

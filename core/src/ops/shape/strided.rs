@@ -5,14 +5,13 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
 use crate::autograd;
 use crate::error::{Error, Result, fail_if};
 use crate::memory;
 use crate::ops::conv::spatial::{self, IntoSpatial, check_at_least};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::shape::PadMode;
 use crate::tensor::layout::{
     MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, collapse_dims, contiguous_strides,
@@ -73,19 +72,15 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         return part(0, half)?.add(&part(half, layout.shape()[d] - half)?);
     }
     let column = |k: usize| dims.iter().map(|d| d[k]).collect::<Dims>();
-    let spec = KernelSpec::new("as_strided_grad")
-        .def("dtype", launch::shader_dtype_name(g.dtype(), g.device()))
-        .def("rank", dims.len());
-    let params = KernelParams::new()
-        .size(len)
-        .size(layout.offset().saturating_sub(start))
-        .size(start.saturating_sub(layout.offset()))
-        .size(g.layout().offset())
-        .dims(&column(0))
-        .dims(&column(1))
-        .dims(&reaches)
-        .dims(&column(2))
-        .loop_iterations(turns);
+    let spec = kernel_spec! {
+        "as_strided_grad", dtype: launch::shader_dtype_name(g.dtype(), g.device()), rank: dims.len(),
+    };
+    let params = kernel_params! {
+        n: len, after: layout.offset().saturating_sub(start), before: start.saturating_sub(layout.offset()),
+        in_offset: g.layout().offset(), shape: &column(0), strides: &column(1), reach: &reaches,
+        in_strides: &column(2),
+    }
+    .loop_iterations(turns);
     launch::launch(&spec, &[g, &out], params, len.div_ceil(lanes * WORKGROUP_SIZE))?;
     Ok(out)
 }

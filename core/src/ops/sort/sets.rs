@@ -1,7 +1,5 @@
 //! Tensors as sets of numbers: equality within bounds, what is in which, how often.
 
-use forebay_shaders::KernelSpec;
-
 use crate::autograd;
 use crate::dtype::DType;
 use crate::error::{Error, Result, fail_if};
@@ -9,7 +7,7 @@ use crate::memory;
 use crate::ops::elementwise::pointwise::GradRule::None as NoGrad;
 use crate::ops::elementwise::pointwise::{Operand, PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::index::select::cast_index_to_i32;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::reduce::scan;
 use crate::ops::shape::cat;
 use crate::scalar::Scalar;
@@ -71,9 +69,10 @@ fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
     // Workgroups of few numbers add all their counts in the end: each counts more than there are.
     let near = extent <= MAX_SHARED_BINS;
     let tile = if near { 16 * WORKGROUP_SIZE.max(extent) } else { 4 * WORKGROUP_SIZE };
-    let spec = KernelSpec::new("bincount").def("near", near);
-    let params = KernelParams::new().size(n).size(line.layout().offset());
-    let params = params.size(line.strides().first().copied().unwrap_or(1)).size(extent).size(tile);
+    let spec = kernel_spec! { "bincount", near };
+    let params = kernel_params! {
+        n, offset: line.layout().offset(), stride: line.strides().first().copied().unwrap_or(1), extent, tile,
+    };
     launch::launch(&spec, &[line, &counts], params, n.div_ceil(tile))?;
     Ok(counts)
 }
