@@ -7,27 +7,17 @@
 
 pub(crate) mod rotary;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
 use super::norm::check_is_f64;
 use super::random::write_philox_state;
 use super::reduce::sum_parts;
-use crate::amp::{self, AutocastOperand, dispatch_autocast};
-use crate::autograd::{self, InputGrads, SavedTensor};
+use crate::amp::AutocastOperand;
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
+use crate::ops::prelude::*;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
-use crate::runtime::device::Device;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
-use crate::tensor::layout::{broadcast_shapes, numel};
-use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
 

@@ -12,17 +12,9 @@ pub(crate) mod pool_composite;
 pub(crate) mod spatial;
 pub(crate) mod unpool;
 
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, InputGrads, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail, fail_if};
-use crate::memory;
 use crate::ops::conv::spatial::{IntoSpatial, Padding, check_at_least, kernel_axes};
-use crate::ops::kernel::launch::{self, kernel_params, kernel_spec};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Geometry of a convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights
 /// \[y_channels, x_channels / groups, ..\].

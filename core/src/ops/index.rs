@@ -10,22 +10,9 @@ pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod take_put;
 
-use smallvec::smallvec;
-
-use super::reduce::contiguous_zero_offset;
 use super::shape::PadMode;
-use crate::amp::{self, dispatch_autocast};
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::Operand;
-use crate::ops::kernel::heuristics::VEC4_WIDTH;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::scalar::Scalar;
-use crate::tensor::layout::{collapse_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Operation of a scatter on an existing element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

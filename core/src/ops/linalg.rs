@@ -7,18 +7,8 @@ pub(crate) mod factorizations;
 pub(crate) mod linalg_composite;
 pub(crate) mod svd;
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::linalg::svd::{MatrixShape, check_matrices, empty_result_with_grad};
-use crate::tensor::layout::broadcast_shapes;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Columns that a workgroup of the triangular solver handles.
 const WORKGROUP_COLUMNS: usize = 32;

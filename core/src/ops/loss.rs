@@ -5,16 +5,9 @@ pub(crate) mod ctc_loss;
 pub(crate) mod linear_cross_entropy;
 pub(crate) mod margin_loss;
 
-use smallvec::smallvec;
-
-use crate::amp::{self, dispatch_in_f32};
-use crate::autograd::{self, SavedTensor};
-use crate::error::{Result, fail_if};
-use crate::memory;
-use crate::ops::elementwise::pointwise::Operand;
 use crate::ops::index::select;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Reduction of the elements' losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

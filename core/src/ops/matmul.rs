@@ -10,22 +10,13 @@ pub(crate) mod linear_fp8;
 pub(crate) mod matmul_tiling;
 pub(crate) mod scaled_mm;
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::{self, dispatch_autocast};
-use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::{GradRule, Operand, PointwiseOp, TypeRule, run_pointwise};
-use crate::ops::kernel::launch::{self, kernel_params, kernel_spec};
+use crate::ops::elementwise::pointwise::{GradRule, PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
+use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
-use crate::scalar::Scalar;
-use crate::tensor::layout::{broadcast_shapes, collapse_dims, collapse_tensor_dims, numel};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::collapse_tensor_dims;
 
 /// Batch of matrices in a tensor: offset and strides in elements, with at most two batch dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

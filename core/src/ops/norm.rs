@@ -9,21 +9,13 @@ pub(crate) mod batch_norm;
 pub(crate) mod layer_norm;
 pub(crate) mod softmax;
 
-use smallvec::{SmallVec, smallvec};
-
-use super::reduce::contiguous_zero_offset;
 use super::shape::PadMode;
-use crate::amp::{OperandCast, dispatch_autocast};
-use crate::autograd::{self, InputGrads, SavedTensor};
+use crate::amp::OperandCast;
 use crate::check;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::split_reduction;
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
 use crate::ops::norm::softmax::{check_f32_f16_bf16, lanes_per_row};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Mapping of elements to rows and weights: parameters of `norm.wgsl` and `norm_weight_grad.wgsl`.
 #[derive(Clone, Copy, Debug)]

@@ -2,17 +2,8 @@
 //!
 //! A fill takes the next blocks of the device's stream ([`Device::random_state`]), four elements a block.
 
-use forebay_shaders::KernelSpec;
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::ops::reduce::contiguous_zero_offset;
+use crate::ops::prelude::*;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
-use crate::runtime::device::Device;
-use crate::tensor::Tensor;
 
 /// Distribution of the values.
 #[derive(Clone, Copy, Debug)]

@@ -6,18 +6,9 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
 use super::shape::stack;
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, InputGrads, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::norm::softmax::check_f32_f16_bf16;
-use crate::tensor::{Layout, Tensor};
+use crate::ops::prelude::*;
 
 /// Cell type of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

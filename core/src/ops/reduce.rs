@@ -7,19 +7,11 @@
 pub(crate) mod scan;
 pub(crate) mod statistics;
 
-use smallvec::{SmallVec, smallvec};
-
 use super::shape::cat;
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::{ReduceConfig, VEC4_WIDTH, supports_vec4};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
+use crate::ops::kernel::heuristics::{ReduceConfig, supports_vec4};
+use crate::ops::prelude::*;
 use crate::runtime::device::KernelKey;
-use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides, normalize_dim, numel};
-use crate::tensor::{Dims, Layout, Tensor};
+use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides};
 
 #[derive(Debug)]
 pub(crate) struct ReduceOp {
@@ -395,7 +387,7 @@ pub(super) fn value_selecting_backward(
 
 /// Returns a contiguous tensor at offset 0 of its storage, for kernels that take no offset.
 #[track_caller]
-pub(super) fn contiguous_zero_offset(t: &Tensor) -> Result<Tensor> {
+pub(crate) fn contiguous_zero_offset(t: &Tensor) -> Result<Tensor> {
     if t.is_contiguous() && t.layout().offset() == 0 { Ok(t.detach()) } else { t.detach().copy() }
 }
 

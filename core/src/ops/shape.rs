@@ -4,19 +4,10 @@ pub(crate) mod shape_composite;
 pub(crate) mod strided;
 pub(crate) mod view;
 
-use smallvec::smallvec;
-
-use crate::amp::dispatch_in_f32;
-use crate::autograd::{self, InputGrads};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail, fail_if};
-use crate::memory;
 use crate::ops::index::select::cast_index_to_i32;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::runtime::device::Device;
-use crate::scalar::Scalar;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, normalize_dim, tensor_numel};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, tensor_numel};
 
 /// Values outside of a padded tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,10 +1,7 @@
 //! Window functions for spectra and filters. The host computes them.
 
 use super::shape::from_host_fn;
-use crate::dtype::DType;
-use crate::error::{Result, fail_if};
-use crate::runtime::device::Device;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 use std::f64::consts::PI;
 

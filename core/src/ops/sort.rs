@@ -7,18 +7,8 @@
 
 pub(crate) mod sets;
 
-use smallvec::smallvec;
-
 use super::index::{gather_into, scatter_unique_into};
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::Operand;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::scalar::Scalar;
-use crate::tensor::layout::{collapse_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Rule by which [`Tensor::quantile`] chooses between two elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

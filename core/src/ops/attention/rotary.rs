@@ -2,13 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::tensor::Tensor;
-use crate::tensor::layout::collapse_dims;
+use crate::ops::prelude::*;
 
 const OP: &str = "rotary_embedding";
 

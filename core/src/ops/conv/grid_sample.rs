@@ -1,9 +1,6 @@
 //! PyTorch's `grid_sample` and `affine_grid` (Jaderberg et al., 2015). Composite, gradients included.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Interpolation mode of [`grid_sample`](Tensor::grid_sample).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

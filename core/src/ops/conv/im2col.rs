@@ -12,16 +12,11 @@
 //! - Gradient of the weights: the product of one side's positions and the other side's columns. If the
 //!   gradient of the input has built the mirrored columns, the product reuses them.
 
-use smallvec::smallvec;
-
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::memory::{self, Tag};
 use crate::ops::conv::{ConvGeometry, spatial_numel};
-use crate::ops::kernel::launch::{self, VECTOR_BYTES, WORKGROUP_SIZE, kernel_params, kernel_spec};
+use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::matmul::gemm_into;
+use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
-use crate::tensor::{Dims, Layout, Tensor};
 
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;

@@ -6,16 +6,8 @@
 
 use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::runtime::device::Device;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, numel, tensor_numel};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, tensor_numel};
 
 /// Interpolation mode of [`interpolate`](Tensor::interpolate).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -2,17 +2,8 @@
 //!
 //! 16-bit floats are computed in f32.
 
-use smallvec::SmallVec;
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::split_reduction;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::ops::reduce::contiguous_zero_offset;
-use crate::scalar::Scalar;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Number of elements of a window above which a workgroup, instead of a thread, reduces the window.
 const WORKGROUP_WINDOW_MIN: usize = 1024;

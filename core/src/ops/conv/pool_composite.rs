@@ -1,12 +1,10 @@
 //! Pooling of signals and volumes, and power-average pooling, composed of image pooling. Maxima and means of
 //! windows separate into one pass for each dimension.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
 use crate::ops::conv::pool::{
     Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, max_pool2d_with_i32_indices,
 };
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Pools a volume \[.., depth, height, width\] over its images, then along its depth.
 fn pool_volume(

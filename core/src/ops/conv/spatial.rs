@@ -1,7 +1,6 @@
 //! Arguments of convolutions: one value for all spatial dimensions, or one for each.
 
-use crate::error::{Error, Result, fail_if};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// One value for all spatial dimensions, or an array with one for each.
 ///

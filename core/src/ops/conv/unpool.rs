@@ -1,9 +1,7 @@
 //! Max unpooling and fractional max pooling. Both are composite.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail, fail_if};
 use crate::ops::conv::pool::PoolOptions;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 use crate::tensor::layout::tensor_numel;
 
 /// Scatters maxima to their indices over the last `N` dimensions, with zeros elsewhere.

@@ -1,19 +1,12 @@
 //! Activation functions: elementwise operations, each with its gradient.
 
-use crate::dtype::DType;
-use crate::error::{Result, fail_if};
-use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::GradRule::Expr;
 use crate::ops::elementwise::pointwise::GradVar::{A, B, Y};
-use crate::ops::elementwise::pointwise::{
-    Operand, PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace,
-};
+use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
 use crate::ops::elementwise::unary::unary;
-use crate::ops::kernel::heuristics::{self, VEC4_WIDTH};
-use crate::ops::kernel::launch::{self, kernel_params, kernel_spec};
+use crate::ops::kernel::heuristics;
+use crate::ops::prelude::*;
 use crate::ops::reduce;
-use crate::scalar::Scalar;
-use crate::tensor::Tensor;
 
 // Compilers turn a selection between a and the bound that a is compared with into the hardware's max or min,
 // which may lose NaN. `m_max` and `m_min` therefore compare bits. Gradients at NaN follow PyTorch: only

@@ -1,17 +1,11 @@
 //! Elementwise operations of two and three operands, with broadcasting. All operands but the first may be
 //! scalars.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
 use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
-use crate::ops::elementwise::pointwise::{
-    Operand, PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace,
-};
-use crate::ops::kernel::launch;
-use crate::scalar::Scalar;
+use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
+use crate::ops::prelude::*;
 use crate::scalar::ScalarConversion;
-use crate::tensor::Tensor;
 
 /// Declares operations. An entry has documentation, name, type rule, expression (and one for integers and
 /// f64), math files and gradients.

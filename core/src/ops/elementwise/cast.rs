@@ -1,18 +1,11 @@
 //! Conversions between element types, and copies between layouts.
 
-use smallvec::smallvec;
-
-use crate::autograd;
 use crate::backend::Command;
-use crate::dtype::DType;
-use crate::error::{Result, fail_if};
-use crate::memory;
 use crate::ops::elementwise::pointwise;
-use crate::ops::kernel::launch::{self, VECTOR_BYTES, WORKGROUP_SIZE, kernel_params, kernel_spec};
+use crate::ops::kernel::launch::VECTOR_BYTES;
+use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
-use crate::tensor::Tensor;
-use crate::tensor::layout::collapse_dims;
 
 impl Tensor {
     /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.

@@ -12,19 +12,14 @@
 
 use std::fmt;
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
 use crate::backend::Slice;
-use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
-use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE, kernel_spec};
+use crate::ops::kernel::launch::MAX_RANK;
 use crate::ops::kernel::pointwise_kernel::PointwiseLaunch;
-use crate::runtime::device::Device;
+use crate::ops::prelude::*;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot, PendingLaunches};
 use crate::runtime::stream::Access;
-use crate::tensor::layout::collapse_dims;
-use crate::tensor::{Layout, Tensor, WeakStorage};
+use crate::tensor::WeakStorage;
 
 /// Limits of a group, set by `fused_pointwise.wgsl`: steps, tensors read, and scalars.
 const MAX_STEPS: usize = 16;

@@ -4,20 +4,12 @@
 //! gradient of each input. In gradients, `g` is the gradient of the result and `y` the result. Inputs
 //! broadcast, may have any strides, and may be scalars.
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::{AutocastOperand, dispatch_autocast};
-use crate::autograd::{self, InputGrads, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail, fail_if};
-use crate::memory;
+use crate::amp::AutocastOperand;
 use crate::ops::elementwise::binary;
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
-use crate::ops::kernel::launch;
 use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
-use crate::scalar::{Scalar, ScalarConversion};
-use crate::tensor::layout::broadcast_shapes;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
+use crate::scalar::ScalarConversion;
 
 /// Tensor or scalar operand.
 #[derive(Clone, Copy, Debug)]

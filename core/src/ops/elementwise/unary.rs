@@ -1,14 +1,9 @@
 //! Elementwise operations of one tensor.
 
-use crate::dtype::DType;
-use crate::error::{Result, fail_if};
 use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
 use crate::ops::elementwise::pointwise::GradVar::{A, Y};
-use crate::ops::elementwise::pointwise::{
-    Operand, PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace,
-};
-use crate::scalar::Scalar;
-use crate::tensor::Tensor;
+use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
+use crate::ops::prelude::*;
 
 /// Declares operations. An entry has documentation, name (and in-place name), constraint on its attributes,
 /// type rule, expression (and one for integers and f64), math files and gradient.

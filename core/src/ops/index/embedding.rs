@@ -1,11 +1,7 @@
 //! Embedding: table lookup by row index, and its gradient.
 
-use crate::autograd;
 use crate::check;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 const OP: &str = "embedding";
 

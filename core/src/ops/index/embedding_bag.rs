@@ -1,17 +1,9 @@
 //! Sums, means and maxima over bags of table rows, without a gathered copy of the rows.
 
-use smallvec::SmallVec;
-
-use crate::amp;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
 use crate::ops::index::embedding::{check_padding_idx, inverse_frequencies};
 use crate::ops::index::{gather_backward, index_dtype_name, select_rows_backward};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Reduction of the rows of a bag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

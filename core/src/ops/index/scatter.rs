@@ -2,21 +2,13 @@
 
 use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, BackwardCtx, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
+use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
 use crate::ops::index::select;
 use crate::ops::index::{ScatterSource, scatter_into, split_dim_stride};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
+use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
 use crate::ops::sort;
-use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim, numel};
-use crate::tensor::{Dims, Layout, Tensor};
 
 /// Length of a run of equal indices up to which one thread reduces the run.
 const MAX_SEQUENTIAL_RUN: usize = 512;

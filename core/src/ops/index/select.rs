@@ -1,19 +1,11 @@
 //! Selection by condition, and search in sorted rows. The host reads only the number of selected elements.
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail, fail_if};
-use crate::memory::{self, Tag};
 use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::ops::reduce::contiguous_zero_offset;
+use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
 use crate::ops::sort::sort_key_type;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, collapse_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Number of elements for one workgroup.
 const TILE: usize = 2048;

@@ -1,13 +1,8 @@
 //! Copies with a replaced part, and linear indices: PyTorch's `*_scatter`, `take`, `put` and diagonals.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail, fail_if};
-use crate::memory::{self, Tag};
 use crate::ops::index::select;
-use crate::ops::kernel::launch;
+use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
-use crate::tensor::layout::{broadcast_shapes, normalize_dim};
-use crate::tensor::{Dims, Tensor};
 
 /// Returns a copy of `x` with `src` in the view that `part` returns.
 #[track_caller]

@@ -256,7 +256,7 @@ fn fold_grid(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelParams, fold_grid, kernel_params, kernel_spec, launch, launch_in_parts};
+    use super::{KernelParams, fold_grid, kernel_params, launch, launch_in_parts};
     use crate::backend::null::CardProfile;
     use crate::dtype::DType;
     use crate::error::{Error, Result};

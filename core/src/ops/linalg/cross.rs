@@ -1,14 +1,6 @@
 //! The cross product.
 
-use smallvec::smallvec;
-
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Result, fail, fail_if};
-use crate::memory;
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 const OP: &str = "cross";
 

@@ -1,20 +1,11 @@
 //! Matrix factorisations (QR, eigendecomposition, LU) and least squares.
 
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::linalg::svd::{
     MatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
 };
 use crate::ops::linalg::{check_square, count_false, lu_decompose};
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::layout::broadcast_shapes;
-use crate::tensor::{Dims, Tensor};
 
 /// Number of columns for a workgroup that applies reflections.
 const WORKGROUP_COLUMNS: usize = 32;

@@ -1,14 +1,9 @@
 //! Matrix norms, condition numbers and other composite functions of PyTorch's `linalg`.
 
-use crate::amp::dispatch_autocast;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
 use crate::ops::linalg::check_square;
 use crate::ops::linalg::svd::MatrixDims;
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::layout::normalize_dim;
-use crate::tensor::{Dims, Tensor};
 
 /// Matrix norm: PyTorch's `ord`. A number converts to an order ±1, ±2 or ±∞.
 #[derive(Clone, Copy, Debug, PartialEq)]

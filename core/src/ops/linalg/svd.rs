@@ -1,17 +1,8 @@
 //! Singular values and vectors by one-sided Jacobi rotations on the device.
 
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::norm::softmax::lanes_per_row;
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::layout::normalize_dim;
-use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "svdvals";
 

@@ -1,21 +1,13 @@
 //! Cross-entropy fused from logits. It saves one value for each example, and its gradient is one kernel.
 
-use smallvec::SmallVec;
-
 use crate::amp::OperandCast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
 use crate::ops::index::select;
-use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH};
+use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::loss::Reduction;
 use crate::ops::norm::softmax::{RowLayout, check_f32_f16_bf16};
 use crate::ops::norm::{check_is_f64, norm_compute_dtype};
-use crate::ops::reduce::contiguous_zero_offset;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Options of [`Tensor::cross_entropy_with`]. The defaults are PyTorch's.
 ///

@@ -1,16 +1,12 @@
 //! Connectionist temporal classification (Graves et al., 2006).
 
-use crate::amp::dispatch_autocast;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
 use crate::ops::elementwise::pointwise::GradRule::Expr;
 use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
 use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::index::select;
 use crate::ops::loss::Reduction;
+use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, cat, stack};
-use crate::tensor::Tensor;
 
 const OP: &str = "ctc_loss";
 /// Finite stand-in for log(0), because -inf minus itself is NaN.

@@ -3,15 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use smallvec::{SmallVec, smallvec};
-
 use crate::amp::OperandCast;
-use crate::autograd::{self, InputGrads, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::VEC4_WIDTH;
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::loss::Reduction;
 use crate::ops::loss::cross_entropy::{
     CrossEntropyOptions, CrossEntropyPass, LogitsBatch, check_targets, kernel_ignore_index,
@@ -19,10 +11,7 @@ use crate::ops::loss::cross_entropy::{
 };
 use crate::ops::matmul;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
-use crate::ops::reduce::contiguous_zero_offset;
-use crate::runtime::device::Device;
-use crate::tensor::layout::numel;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 const OP: &str = "linear_cross_entropy";
 

@@ -1,12 +1,8 @@
 //! PyTorch's losses of counts, of pairs and of several labels. The other losses are in `loss.rs`.
 
-use crate::amp::dispatch_in_f32;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
 use crate::ops::index::select;
 use crate::ops::loss::{Reduction, apply_weight_and_reduce};
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Returns scores \[batch, classes\] and integer targets \[batch, labels\], with one label unless `several`.
 fn batch_scores_and_targets(

@@ -1,11 +1,6 @@
 //! Einsum: views, one batched product for each further operand, and a sum.
 
-use smallvec::SmallVec;
-
-use crate::amp::dispatch_autocast;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 const OP: &str = "einsum";
 

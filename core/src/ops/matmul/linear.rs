@@ -3,20 +3,14 @@
 //!
 //! Under autocast the products are of 16-bit values, while weights and their gradients stay in f32.
 
-use smallvec::smallvec;
-
-use crate::amp::{self, OperandCast, dispatch_in_f32};
-use crate::autograd::{self, BackwardCtx, InputGrads, SavedTensor};
+use crate::amp::OperandCast;
+use crate::autograd::BackwardCtx;
 use crate::backend::GELU_GRAD_SUM_ROWS;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail, fail_if};
-use crate::memory::{self, Tag};
 use crate::ops::elementwise::activation;
 use crate::ops::matmul::linear_fp8;
 use crate::ops::matmul::{self, EpilogueTensors, add_scaled};
-use crate::ops::reduce::{contiguous_zero_offset, sum_columns, sum_parts};
-use crate::tensor::layout::numel;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
+use crate::ops::reduce::{sum_columns, sum_parts};
 
 /// Weight and optional bias of a linear layer.
 struct LinearOperands {

@@ -1,18 +1,10 @@
 //! 8-bit linear layers: operands are scaled to the type's range, cast, and multiplied (current scaling).
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::autograd::{self, InputGrads};
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::VEC4_WIDTH;
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::matmul::linear::flatten_to_rows;
 use crate::ops::matmul::scaled_mm::supports_fp8_extents;
+use crate::ops::prelude::*;
 use crate::ops::reduce::statistics::largest_magnitude;
-use crate::ops::reduce::{contiguous_zero_offset, sum_columns};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::reduce::sum_columns;
 
 /// Matrix of 8-bit floats with its scale, by which the values were divided.
 struct ScaledFp8Matrix {

@@ -1,14 +1,6 @@
 //! Tiling of matrix products: the variant of the `matmul_body` kernel, and the split of long sums (split-K).
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::runtime::device::Device;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Extents of `batch` products: c is m x n, and sums run over k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

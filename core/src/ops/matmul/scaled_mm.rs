@@ -1,13 +1,7 @@
 //! Scaled products of 8-bit floats: by the vendor's library if it supports them, else as 16-bit products.
 
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
 use crate::ops::matmul::{self, EpilogueTensors};
-use crate::ops::reduce::contiguous_zero_offset;
-use crate::runtime::device::Device;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 const OP: &str = "scaled_mm";
 /// Alignment that the libraries require of extents, row strides and addresses of 8-bit floats.

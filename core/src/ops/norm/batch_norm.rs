@@ -3,24 +3,14 @@
 //! The forward pass reads the input once for the statistics, which are f32, and once for the result. The
 //! backward pass reads the gradient and the input twice.
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
-use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::VEC4_WIDTH;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
 use crate::ops::norm::softmax::lanes_per_row;
 use crate::ops::norm::{
     apply_weight_bias, cast_parameters, channel_dims, check_is_f64, check_running_stats, normalize_composite,
     prepare_parameter, update_running_stat,
 };
-use crate::ops::reduce::contiguous_zero_offset;
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::{Dims, Tensor};
 
 /// Largest number of a channel's steps in the registers of a thread.
 const MAX_REGISTER_STEPS: usize = 8;

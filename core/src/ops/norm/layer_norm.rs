@@ -3,21 +3,12 @@
 //!
 //! Longer rows and rows of other shapes use [`norm`](crate::ops::norm).
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp;
-use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
-use crate::dtype::DType;
-use crate::error::{Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
+use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::norm::{apply_weight_bias, normalize_composite, prepare_parameter};
-use crate::ops::reduce::{contiguous_zero_offset, sum_parts};
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
+use crate::ops::reduce::sum_parts;
 
 /// Largest number of vec4 steps in a thread's registers. Backward has three values for each element.
 const FORWARD_REGISTER_STEPS: usize = 8;

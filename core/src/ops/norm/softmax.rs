@@ -1,17 +1,9 @@
 //! Softmax and log-softmax: one kernel forward and one backward, for any strides.
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH, split_reduction, supports_vec4};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE, kernel_params, kernel_spec};
+use crate::ops::kernel::heuristics::{RowConfig, split_reduction, supports_vec4};
+use crate::ops::prelude::*;
 use crate::runtime::device::KernelKey;
-use crate::tensor::layout::{collapse_tensor_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::collapse_tensor_dims;
 
 /// Rows of a tensor along one dimension, and their distribution over threads.
 pub(crate) struct RowLayout {

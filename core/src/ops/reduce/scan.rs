@@ -1,19 +1,8 @@
 //! Scans (prefix sums and the like) along one dimension.
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::{dispatch_autocast, dispatch_in_f32};
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::Operand;
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
-use crate::ops::reduce::{contiguous_zero_offset, value_selecting_backward};
+use crate::ops::prelude::*;
+use crate::ops::reduce::value_selecting_backward;
 use crate::ops::shape::cat;
-use crate::runtime::device::Device;
-use crate::tensor::layout::{collapse_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
 
 #[derive(Clone, Copy, Default)]
 struct Scan<'a> {

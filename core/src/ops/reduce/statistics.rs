@@ -1,15 +1,7 @@
 //! Variance, norms and log-sum-exp: reductions in two passes, or of powers.
 
-use smallvec::smallvec;
-
-use crate::amp::{self, dispatch_autocast, dispatch_in_f32};
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Result, fail_if};
-use crate::memory;
+use crate::ops::prelude::*;
 use crate::ops::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
-use crate::tensor::Tensor;
-use crate::tensor::layout::normalize_dim;
 
 const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'static str]) -> ReduceOp {
     ReduceOp { name: "norm", map, combine: "sum", post, math_files: math, empty_value: Some(0.0) }

@@ -1,13 +1,8 @@
 //! Joining, meshes, products of dimensions and other operations composed of views and copies.
 
-use crate::amp::dispatch_autocast;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
+use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, cat, stack};
-use crate::runtime::device::Device;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Maps each tensor, and concatenates the results along a dimension.
 #[track_caller]

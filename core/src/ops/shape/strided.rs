@@ -5,19 +5,12 @@
 
 use std::sync::Arc;
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::autograd;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
 use crate::ops::conv::spatial::{self, IntoSpatial, check_at_least};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
+use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
 use crate::tensor::layout::{
-    MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, collapse_dims, contiguous_strides,
-    normalize_dim, numel,
+    MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, contiguous_strides,
 };
-use crate::tensor::{Dims, Layout, Tensor};
 
 /// Sums the elements of `g` that `layout` (of the same shape) maps to each of `len` storage elements from
 /// `start` on. Returns one dimension.

@@ -2,13 +2,8 @@
 
 use std::sync::Arc;
 
-use smallvec::smallvec;
-
-use crate::autograd::{self, InputGrads};
-use crate::error::{Error, Result, fail_if};
-use crate::tensor::layout::{normalize_dim, numel};
+use crate::ops::prelude::*;
 use crate::tensor::shape::{IntoShape, infer_shape};
-use crate::tensor::{Dims, Layout, Tensor};
 
 /// Largest number of parts of a split, because each part is a tensor on the host.
 const MAX_SPLITS: usize = 1 << 20;

@@ -1,18 +1,12 @@
 //! Set operations: comparison with tolerances, membership, unique elements and counts.
 
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result, fail_if};
-use crate::memory;
 use crate::ops::elementwise::pointwise::GradRule::None as NoGrad;
-use crate::ops::elementwise::pointwise::{Operand, PointwiseOp, TypeRule, run_pointwise};
+use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::index::select::cast_index_to_i32;
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE, kernel_params, kernel_spec};
+use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
 use crate::ops::shape::cat;
-use crate::scalar::Scalar;
-use crate::tensor::layout::{normalize_dim, tensor_numel};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::tensor_numel;
 
 static ISCLOSE: PointwiseOp = PointwiseOp {
     name: "isclose",
