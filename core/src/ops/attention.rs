@@ -207,13 +207,11 @@ impl Tensor {
         options: &AttentionOptions<'_>,
     ) -> Result<Tensor> {
         let mask = options.attn_mask;
-        dispatch_autocast!(OP, [self, mask], |qkv, mask| {
-            qkv.qkv_attention(heads, kv_heads, &AttentionOptions { attn_mask: mask.as_ref(), ..*options })
-        });
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast [self, mask], |qkv, mask|
+            qkv.qkv_attention(heads, kv_heads, &AttentionOptions { attn_mask: mask.as_ref(), ..*options }));
         let all = heads.saturating_add(kv_heads.saturating_mul(2));
         let &[batch, length, width] = self.shape() else {
-            return Err(Error::shape(OP, "takes [batch, length, queries, keys and values]", &[self.shape()]));
+            fail!(shape(OP, [self]), "takes [batch, length, queries, keys and values]")
         };
         fail_if!(heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) || !width.is_multiple_of(all);
             argument(OP),
@@ -256,11 +254,8 @@ impl Tensor {
             let [dq, dk, dv] = parts(&whole)?;
             // Column sums for the projection's bias. Only backends with a matmul library may compute them.
             let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
-            let partial =
-                (g.device().raw_backend().has_matmul_library() && g.dtype().size() == 2).then(|| {
-                    let _tag = memory::scope::enter_tag(Tag::Workspace);
-                    Tensor::empty(&[batch * rows, 1, width], DType::F32, g.device())
-                });
+            let partial = (g.device().raw_backend().has_matmul_library() && g.dtype().size() == 2)
+                .then(|| empty_workspace(&[batch * rows, 1, width], DType::F32, g.device()));
             let partial = partial.transpose()?;
             let made = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
             let Some(partial) = partial.filter(|_| made) else { return Ok(smallvec![Some(whole)]) };
@@ -432,10 +427,7 @@ impl AttentionRun {
     /// requested and written too: see [`AttentionGradients::sums`].
     fn backward(&self, g: &Tensor, grads: [&Tensor; 3], sums: Option<&Tensor>) -> Result<bool> {
         let lines = self.lse.numel();
-        let stats = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[2, lines], DType::F32, g.device())?
-        };
+        let stats = empty_workspace(&[2, lines], DType::F32, g.device())?;
         if self.try_vendor_library(Some((g, &grads, &stats, sums)))? {
             return Ok(sums.is_some());
         }

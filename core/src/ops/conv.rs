@@ -213,10 +213,8 @@ fn convolve<const N: usize>(
     dilation: [isize; N],
     groups: usize,
 ) -> Result<Tensor> {
-    dispatch_autocast!(op, [x, weight, bias], |x, w, b| {
-        convolve(op, &x, &w, b.as_ref(), stride, padding, dilation, groups)
-    });
-    let _op = memory::scope::enter_op(op);
+    operation!(op, autocast [x, weight, bias], |x, w, b|
+        convolve(op, &x, &w, b.as_ref(), stride, padding, dilation, groups));
     check_conv_operands(op, x, weight, bias, N, groups)?;
     check_bias(op, bias, weight.shape()[0])?;
     let (stride, dilation) =
@@ -361,15 +359,13 @@ fn convolve_transposed<const N: usize>(
     groups: usize,
     dilation: [isize; N],
 ) -> Result<Tensor> {
-    dispatch_autocast!(op, [x, weight, bias], |x, w, b| {
-        convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation)
-    });
-    let _op = memory::scope::enter_op(op);
+    operation!(op, autocast [x, weight, bias], |x, w, b|
+        convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation));
     check_conv_operands(op, x, weight, bias, N, groups)?;
     let made =
         weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_TENSOR_NUMEL);
     let Some(made) = made else {
-        fail!(argument(op), "{groups} groups make more channels than a tensor can have");
+        fail!(argument(op), "{groups} groups make more channels than a tensor can have")
     };
     check_bias(op, bias, made)?;
     let (stride, dilation) =

@@ -29,7 +29,7 @@ impl Tensor {
         // Inside another operation, errors name the outer operation.
         let around = memory::scope::current().op;
         let name = if around.is_empty() { name } else { around };
-        let _op = memory::scope::enter_op(name);
+        operation!(name);
         let number = Scalar::Float(value).checked_cast(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {

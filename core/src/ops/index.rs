@@ -85,7 +85,7 @@ pub(super) fn gather_into(
     x.check_same_device(op, index)?;
     check_in_range(op, index, IndexRange::from_dim(x, dim))?;
     let (in_strides, dim_stride) = split_dim_stride(x.strides(), dim);
-    let extent = x.shape().get(dim).copied().unwrap_or(1);
+    let extent = extent_or_one(x, dim);
     let (mut shape, mut strides) = collapse_dims(out.shape(), &[&in_strides, index_strides]);
     launch::check_rank(op, shape.len())?;
     let mut size = out.dtype().size();
@@ -128,7 +128,7 @@ pub(super) fn scatter_unique_into(
     let params = kernel_params! {
         n: src.numel(), rank: shape.len(), in_offset: src.layout().offset(),
         index_offset: index.layout().offset(), out_offset: out.layout().offset(),
-        extent: out.shape().get(dim).copied().unwrap_or(1), dim_stride, shape: &shape,
+        extent: extent_or_one(out, dim), dim_stride, shape: &shape,
         in_strides: &strides[0], index_strides: &strides[1], out_strides: &strides[2],
     };
     launch::launch(&spec, &[src, index, out], params, src.numel().div_ceil(WORKGROUP_SIZE))
@@ -154,10 +154,7 @@ pub(super) fn scatter_into(
     check_in_range(op, index, IndexRange::from_dim(out, dim))?;
     launch::check_device_dtype(op, out.dtype(), out.device())?;
     let length = shape.get(dim).copied().unwrap_or(1);
-    let mut lines_shape: Dims = shape.into();
-    if let Some(n) = lines_shape.get_mut(dim) {
-        *n = 1;
-    }
+    let lines_shape = with_extent(shape, dim, 1);
     let lines: usize = lines_shape.iter().product();
     let (out_strides, out_dim) = split_dim_stride(out.strides(), dim);
     let (index_rest, index_dim) = split_dim_stride(index_strides, dim);
@@ -170,7 +167,7 @@ pub(super) fn scatter_into(
     };
     let (line_shape, strides) = collapse_dims(&lines_shape, &[&out_strides, &index_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
-    let extent = out.shape().get(dim).copied().unwrap_or(1);
+    let extent = extent_or_one(out, dim);
     if lines == 0 || length == 0 || extent == 0 {
         return Ok(());
     }
@@ -234,7 +231,7 @@ fn gather_or_zero(
     gather_into(op, x, dim, index.0, index.1, &out)?;
     let Some(skip) = skip else { return Ok(out) };
     // Only for rows with a one-dimensional index.
-    let extent = x.shape().get(dim).copied().unwrap_or(1);
+    let extent = extent_or_one(x, dim);
     let skipped = select::linearize_index(op, index.0, extent, None, false)?.eq(skip)?;
     let mut along = Dims::from_elem(1, shape.len());
     if let Some(n) = along.get_mut(dim) {
@@ -349,7 +346,7 @@ impl Tensor {
     /// The ranks differ, or an extent of `index` in another dimension than `dim` exceeds that of `self`.
     #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("gather");
+        operation!("gather");
         if self.rank() == 0 && index.rank() == 1 {
             return self.reshape([1])?.gather(dim, index);
         }
@@ -409,13 +406,10 @@ impl Tensor {
     /// `index` has more than one dimension.
     #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("index_select");
+        operation!("index_select");
         let d = normalize_dim("index_select", dim, self.rank())?;
         fail_if!(index.rank() > 1; shape("index_select", [self, index]), "the index has one dimension");
-        let mut shape: Dims = self.shape().into();
-        if let Some(n) = shape.get_mut(d) {
-            *n = index.numel();
-        }
+        let shape = with_extent(self.shape(), d, index.numel());
         self.select_rows("index_select", d, index, &shape, None, None)
     }
 
@@ -469,7 +463,7 @@ impl Tensor {
             x_shape[k] = n;
             i_shape[k] = n;
         }
-        let _op = memory::scope::enter_op("take_along_dim");
+        operation!("take_along_dim");
         // PyTorch accepts -n..n here, unlike in `gather`.
         let rows = select::linearize_index(
             "take_along_dim",
@@ -515,7 +509,7 @@ impl Tensor {
         src: &Tensor,
         how: ScatterOp,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         let d = normalize_dim(op, dim, self.rank())?;
         self.check_scatter(op, d, index, src)?;
         let out = self.detach().copy()?;
@@ -564,7 +558,7 @@ impl Tensor {
     /// The dtype cannot hold the scalar. See also [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_value(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("scatter");
+        operation!("scatter");
         let d = normalize_dim("scatter", dim, self.rank())?;
         self.check_index("scatter", d, index)?;
         Scalar::Float(value).checked_cast("scatter", self.dtype())?;
@@ -609,7 +603,7 @@ impl Tensor {
     /// The shapes do not fit, `src` has another type, or the types are integers and alpha is not.
     #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("index_add");
+        operation!("index_add");
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
         let whole = !self.dtype().is_float();
@@ -655,12 +649,9 @@ impl Tensor {
         index: &Tensor,
         value: impl Into<Operand<'a>>,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("index_fill");
+        operation!("index_fill");
         let d = normalize_dim("index_fill", dim, self.rank())?;
-        let mut shape: Dims = self.shape().into();
-        if let Some(n) = shape.get_mut(d) {
-            *n = index.numel();
-        }
+        let shape = with_extent(self.shape(), d, index.numel());
         let (shape, strides) = self.check_index_rows("index_fill", d, index, &shape)?;
         let mask = Tensor::zeros(self.shape(), DType::Bool, self.device())?;
         let here = ScatterSource::Scalar(1.0);
@@ -679,10 +670,7 @@ impl Tensor {
         index: &Tensor,
         src: &[usize],
     ) -> Result<(Dims, Dims)> {
-        let mut expected: Dims = self.shape().into();
-        if let Some(n) = expected.get_mut(d) {
-            *n = index.numel();
-        }
+        let expected = with_extent(self.shape(), d, index.numel());
         fail_if!(index.rank() > 1 || src != &expected[..]; shape(op, &[self.shape(), index.shape(), src]),
             "the index has one dimension, and the source the shape {expected:?}");
         let mut strides = Dims::from_elem(0, src.len());

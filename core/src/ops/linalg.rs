@@ -33,10 +33,7 @@ pub(super) struct LuFactors {
 pub(super) fn lu_decompose(x: &Tensor, m: usize, n: usize) -> Result<LuFactors> {
     let batch = x.numel() / (m * n).max(1);
     let triangles = x.detach().reshape([batch, m, n])?.copy()?;
-    let order = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[batch, m], DType::U32, x.device())?
-    };
+    let order = empty_workspace(&[batch, m], DType::U32, x.device())?;
     let sign = Tensor::empty(&[batch], x.dtype(), x.device())?;
     let spec = kernel_spec! { "lu", dtype: x.dtype().name(), form: "lu" };
     run_elimination(&spec, &[&triangles, &order, &sign])?;
@@ -123,9 +120,7 @@ impl Tensor {
     /// The matrices are not square. The dtype is not f32, or f64 on a device that supports it.
     #[track_caller]
     pub fn cholesky(&self) -> Result<Tensor> {
-        const OP: &str = "cholesky";
-        dispatch_autocast!(OP, [self], |x| x.cholesky());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "cholesky", autocast[self], |x| x.cholesky());
         let (_, n) = check_square(OP, self)?;
         if self.numel() == 0 {
             return empty_result_with_grad(OP, &[self], self.shape());
@@ -162,9 +157,8 @@ impl Tensor {
         left: bool,
         unitriangular: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "solve_triangular";
-        dispatch_autocast!(OP, [self, b], |a, b| a.solve_triangular(&b, upper, left, unitriangular));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "solve_triangular", autocast [self, b], |a, b|
+            a.solve_triangular(&b, upper, left, unitriangular));
         if !left {
             check_square(OP, self)?;
             check_matrices(OP, b)?;
@@ -204,9 +198,7 @@ impl Tensor {
     /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn solve(&self, b: &Tensor) -> Result<Tensor> {
-        const OP: &str = "solve";
-        dispatch_autocast!(OP, [self, b], |a, b| a.solve(&b));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "solve", autocast [self, b], |a, b| a.solve(&b));
         let (lead, n) = check_square(OP, self)?;
         if b.rank() == 1 || (b.rank() + 1 == self.rank() && b.shape() == [lead, &[n]].concat()) {
             return self.solve(&b.unsqueeze(-1)?)?.squeeze(-1);
@@ -241,9 +233,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn inv(&self) -> Result<Tensor> {
-        const OP: &str = "inv";
-        dispatch_autocast!(OP, [self], |x| x.inv());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "inv", autocast[self], |x| x.inv());
         let (_, n) = check_square(OP, self)?;
         self.solve(&Tensor::eye(n, n, self.dtype(), self.device())?.broadcast_to(self.shape())?)
     }
@@ -255,9 +245,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn det(&self) -> Result<Tensor> {
-        const OP: &str = "det";
-        dispatch_autocast!(OP, [self], |x| x.det());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "det", autocast[self], |x| x.det());
         let (lead, n) = check_square(OP, self)?;
         if self.numel() == 0 {
             return empty_result_with_grad(OP, &[self], lead)?.add(1.0);
@@ -279,9 +267,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn slogdet(&self) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "slogdet";
-        dispatch_autocast!(OP, [self], |x| x.slogdet());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "slogdet", autocast[self], |x| x.slogdet());
         let (lead, n) = check_square(OP, self)?;
         if self.numel() == 0 {
             let none = empty_result_with_grad(OP, &[self], lead)?;
@@ -310,9 +296,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn matrix_power(&self, power: i32) -> Result<Tensor> {
-        const OP: &str = "matrix_power";
-        dispatch_autocast!(OP, [self], |x| x.matrix_power(power));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matrix_power", autocast[self], |x| x.matrix_power(power));
         let (_, n) = check_square(OP, self)?;
         let mut left = power.unsigned_abs();
         let mut square = if power < 0 { self.inv()? } else { self.clone() };
@@ -343,9 +327,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn pinv(&self, rtol: Option<f64>) -> Result<Tensor> {
-        const OP: &str = "pinv";
-        dispatch_autocast!(OP, [self], |x| x.pinv(rtol));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "pinv", autocast[self], |x| x.pinv(rtol));
         Ok(self.pinv_with_singular_values(OP, rtol)?.0)
     }
 
@@ -385,9 +367,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn matrix_rank(&self, rtol: Option<f64>) -> Result<Tensor> {
-        const OP: &str = "matrix_rank";
-        dispatch_autocast!(OP, [self], |x| x.matrix_rank(rtol));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matrix_rank", autocast[self], |x| x.matrix_rank(rtol));
         let MatrixShape { batch_shape: lead, .. } = check_matrices(OP, self)?;
         if self.numel() == 0 {
             return Tensor::zeros(lead, DType::I64, self.device());

@@ -60,13 +60,8 @@ impl Tensor {
         ignore_index: i64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        dispatch_in_f32!("nll_loss", [self, weight], |x, w| x.nll_loss(
-            target,
-            w.as_ref(),
-            ignore_index,
-            reduction
-        ));
-        let _op = memory::scope::enter_op("nll_loss");
+        operation!("nll_loss", in_f32 [self, weight], |x, w|
+            x.nll_loss(target, w.as_ref(), ignore_index, reduction));
         fail_if!(!target.dtype().is_int();
             dtype("nll_loss", target.dtype()), "targets are classes, as integers");
         fail_if!(self.rank() == 0 || target.rank() + 1 != self.rank(); shape("nll_loss", [self, target]),
@@ -161,8 +156,7 @@ impl Tensor {
         weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        const OP: &str = "binary_cross_entropy";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "binary_cross_entropy");
         fail_if!(amp::is_autocast_enabled(); argument(OP),
             "is unsafe under autocast, as in PyTorch: the gradient of probabilities overflows 16 bits; take \
                  `binary_cross_entropy_with_logits`, or cast to f32 under `no_autocast`");

@@ -268,10 +268,7 @@ impl MatmulProblem {
         if !add && out.is_contiguous() && out.layout().offset() == 0 {
             return self.run_kernel(out, None);
         }
-        let whole = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&self.shape, out.dtype(), out.device())?
-        };
+        let whole = empty_workspace(&self.shape, out.dtype(), out.device())?;
         self.run_kernel(&whole, None)?;
         if add { out.add_(&whole) } else { whole.copy_into(out) }
     }
@@ -465,7 +462,7 @@ fn add_matmul(
     beta: f64,
     alpha: f64,
 ) -> Result<Tensor> {
-    let _op = memory::scope::enter_op(op);
+    operation!(op);
     let wide = accumulator_dtype(a.dtype());
     let made = gemm_as(op, &a.detach(), &b.detach(), wide)?;
     let mut out = add_scaled(op, &input.detach(), &made, beta, alpha)?;
@@ -527,9 +524,7 @@ impl Tensor {
     /// An operand has no dimensions, the shapes do not match, or the types differ.
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
-        const OP: &str = "matmul";
-        dispatch_autocast!(OP, [self, other], |a, b| a.matmul(&b));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matmul", autocast [self, other], |a, b| a.matmul(&b));
         check_matmul_operands(OP, self, other)?;
         fail_if!(self.rank() == 0 || other.rank() == 0;
             shape(OP, [self, other]), "takes tensors of at least one dimension; use `mul`");
@@ -555,7 +550,7 @@ impl Tensor {
     pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("mm", [self, other], |a, b| a.mm(&b));
         check_ranks("mm", "takes two matrices", &[(self, 2), (other, 2)])?;
-        let _op = memory::scope::enter_op("mm");
+        operation!("mm");
         matmul_with_grad("mm", self, other)
     }
 
@@ -569,7 +564,7 @@ impl Tensor {
         check_ranks("bmm", "takes two batches of matrices", &[(self, 3), (other, 3)])?;
         fail_if!(self.shape()[0] != other.shape()[0];
             shape("bmm", [self, other]), "takes batches of the same length; `matmul` broadcasts");
-        let _op = memory::scope::enter_op("bmm");
+        operation!("bmm");
         matmul_with_grad("bmm", self, other)
     }
 

@@ -159,10 +159,7 @@ impl Normalization {
         }
         let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
         let turns = 2 * chunk.div_ceil(lanes * width) + 128;
-        let partial = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[splits, 2, at.rows], DType::F32, x.device())?
-        };
+        let partial = empty_workspace(&[splits, 2, at.rows], DType::F32, x.device())?;
         let given = g.map(|_| statistics);
         self.launch_stage("parts", stage, g, given, None, &partial, turns)?;
         let sums = match g {
@@ -252,10 +249,7 @@ impl Normalization {
         let across = at.weight_run_length == 1 && at.weights > 1;
         let lanes = lanes_per_row(at.elements_per_weight, across);
         let (splits, chunk) = split_weight_reduction(at.weights, at.elements_per_weight, lanes);
-        let partial = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[splits, 2, at.weights], DType::F32, x.device())?
-        };
+        let partial = empty_workspace(&[splits, 2, at.weights], DType::F32, x.device())?;
         let spec = kernel_spec! {
             "norm_weight_grad", dtype: launch::shader_dtype_name(x.dtype(), x.device()), rms: self.rms,
             single: at.weight_run_length == 1, lanes, across,
@@ -428,7 +422,7 @@ impl Tensor {
         parameters: [Option<&Tensor>; 2],
         eps: f64,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
         fail_if!(shape.is_empty() || !self.shape().ends_with(shape);
@@ -520,7 +514,7 @@ impl Tensor {
         parameters: [Option<&Tensor>; 2],
         eps: f64,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
         let (batch, channels, space) = channel_dims(op, self)?;
@@ -624,8 +618,7 @@ impl Tensor {
     /// There are fewer than three dimensions, `size` is 0, or the dtype is bool.
     #[track_caller]
     pub fn local_response_norm(&self, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
-        const OP: &str = "local_response_norm";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "local_response_norm");
         if self.dtype().is_int() {
             launch::check_device_dtype(OP, self.dtype(), self.device())?;
         } else {

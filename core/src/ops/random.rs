@@ -85,7 +85,7 @@ fn bernoulli_threshold(p: f64) -> (u32, bool) {
 
 #[track_caller]
 fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
-    let _op = memory::scope::enter_op("random");
+    operation!("random");
     // Bounds of types that round.
     let bounds = match kind {
         Distribution::Uniform { low, high } if low < high => {
@@ -240,7 +240,7 @@ impl Tensor {
     /// `dtype` is bool, or cannot represent all of these integers.
     #[track_caller]
     pub fn randperm(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("randperm");
+        operation!("randperm");
         fail_if!(dtype == DType::Bool; dtype("randperm", dtype), "takes number types");
         // Number of consecutive integers that the type represents.
         let most: usize = match dtype {
@@ -276,7 +276,7 @@ impl Tensor {
     /// `p` is not a probability, or the dtype is not a float.
     #[track_caller]
     pub fn dropout(&self, p: f64, training: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("dropout");
+        operation!("dropout");
         fail_if!(!(0.0..=1.0).contains(&p); argument("dropout"), "{p} is no probability");
         check_float_dtype("dropout", self.dtype())?;
         if !training || p == 0.0 {
@@ -307,8 +307,7 @@ impl Tensor {
     /// `tau` is not above 0, `dim` is out of range, or the dtype is not a float.
     #[track_caller]
     pub fn gumbel_softmax(&self, tau: f64, hard: bool, dim: isize) -> Result<Tensor> {
-        const OP: &str = "gumbel_softmax";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "gumbel_softmax");
         fail_if!(tau.is_nan() || tau <= 0.0;
             argument(OP), "takes a temperature above 0, not {tau}; 1 is usual");
         check_float_dtype(OP, self.dtype())?;
@@ -346,12 +345,11 @@ impl Tensor {
     /// replacement. The dtype is not a float.
     #[track_caller]
     pub fn multinomial(&self, count: usize, replacement: bool) -> Result<Tensor> {
-        const OP: &str = "multinomial";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "multinomial");
         check_float_dtype(OP, self.dtype())?;
         let Some((&classes, before)) = self.shape().split_last().filter(|(_, before)| before.len() < 2)
         else {
-            return Err(Error::shape(OP, "takes [classes] or [rows, classes]", &[self.shape()]));
+            fail!(shape(OP, [self]), "takes [classes] or [rows, classes]")
         };
         fail_if!(classes == 0 || count == 0 || (!replacement && count > classes); shape(OP, [self]),
             "draws at least one and, without replacement, at most all classes, not {count}");
@@ -397,8 +395,7 @@ impl Tensor {
     /// There are fewer than two dimensions, `p` is not a probability, or the dtype is not a float.
     #[track_caller]
     pub fn feature_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
-        const OP: &str = "feature_dropout";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "feature_dropout");
         fail_if!(!(0.0..=1.0).contains(&p); argument(OP), "{p} is no probability");
         check_float_dtype(OP, self.dtype())?;
         if !training || p == 0.0 {
@@ -418,7 +415,7 @@ impl Tensor {
         const OP: &str = "alpha_dropout";
         // Limit of selu at -∞: the product of its two constants.
         const SELU_MIN: f64 = -1.758_099_340_847_376_6;
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         fail_if!(!(0.0..1.0).contains(&p); argument(OP), "{p} is no probability below 1");
         check_float_dtype(OP, self.dtype())?;
         if !training || p == 0.0 {
@@ -433,7 +430,7 @@ impl Tensor {
     /// Returns ones for each channel of \[batch, channels, ..\] that broadcast.
     fn ones_per_channel(&self, op: &'static str) -> Result<Tensor> {
         let &[batch, channels, ref rest @ ..] = self.shape() else {
-            return Err(Error::shape(op, "takes [batch, channels, ..]", &[self.shape()]));
+            fail!(shape(op, [self]), "takes [batch, channels, ..]")
         };
         let shape = [&[batch, channels][..], &vec![1; rest.len()]].concat();
         Tensor::ones(&shape, self.dtype(), self.device())

@@ -263,7 +263,7 @@ impl RecurrentRun {
     fn recompute(&self, t: &[Tensor]) -> Result<Tensor> {
         let ([steps, batch, hidden], op) = (self.sizes, self.kind.op_name());
         let (Some((input, rest)), Some(states)) = (t.split_first(), t.last()) else {
-            return Err(Error::argument(op, "has no inputs"));
+            fail!(argument(op), "has no inputs")
         };
         let (first, weight) = (&rest[0], &rest[1]);
         let bias = self.has_bias.then(|| &rest[2]);
@@ -348,7 +348,7 @@ impl<'a> RecurrentOp<'a> {
     /// The shapes or `c_0` do not fit, or the types differ or are not 16- or 32-bit floats.
     #[track_caller]
     pub fn run(&self) -> Result<RecurrentOutput> {
-        let _op = memory::scope::enter_op(self.kind.op_name());
+        operation!(self.kind.op_name());
         run_recurrent(self)
     }
 }
@@ -376,7 +376,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
         fail_if!(t.dtype() != dtype; dtype(op, t.dtype()), "the input is {dtype}; cast one with `to_dtype`");
     }
     let &[steps, batch, wide] = of.input_gates.shape() else {
-        return Err(Error::shape(op, "takes [steps, batch, features]", &[of.input_gates.shape()]));
+        fail!(shape(op, [of.input_gates]), "takes [steps, batch, features]")
     };
     let hidden = wide / of.kind.gate_count();
     let width = of.weight_hh.shape().last().copied().unwrap_or_default();

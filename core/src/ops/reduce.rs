@@ -252,10 +252,7 @@ fn run_reduction(
     if first.splits == 1 {
         return stage.launch(first, value, place);
     }
-    let partial = |dtype| {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[first.splits, outputs], dtype, x.device())
-    };
+    let partial = |dtype| empty_workspace(&[first.splits, outputs], dtype, x.device());
     let values = partial(accumulator_dtype(compute))?;
     let places = place.map(|_| partial(DType::U32)).transpose()?;
     ReduceStage { post: "acc", ..stage }.launch(first, Some(&values), places.as_ref())?;
@@ -296,7 +293,7 @@ pub(crate) fn reduce(
     result: DType,
     extra: ReduceArgs<'_>,
 ) -> Result<Tensor> {
-    let _op = memory::scope::enter_op(op.name);
+    operation!(op.name);
     let shape = over.result_shape(keepdim);
     if over.elements_per_output == 0 && numel(&shape) > 0 {
         let value = op.empty_value.ok_or_else(|| empty_extreme_error(op.name, x))?;
@@ -350,7 +347,7 @@ pub(super) fn sum_columns(x: &Tensor, result: DType) -> Result<Tensor> {
 #[track_caller]
 pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
     let &[parts, sections, extent] = partial.shape() else {
-        return Err(Error::shape("sum_partials", "takes [parts, sections, extent]", &[partial.shape()]));
+        fail!(shape("sum_partials", [partial]), "takes [parts, sections, extent]")
     };
     let outs: SmallVec<[Tensor; 3]> = (0..sections)
         .map(|_| Tensor::empty(&[extent], DType::F32, partial.device()))
@@ -599,7 +596,7 @@ impl Tensor {
         keepdim: bool,
     ) -> Result<(Tensor, Tensor)> {
         let name = if op.combine == "argmax" { "max" } else { "min" };
-        let _op = memory::scope::enter_op(name);
+        operation!(name);
         let over = ReduceDims::new(name, self.shape(), &[dim])?;
         let shape = over.result_shape(keepdim);
         if over.elements_per_output == 0 && numel(&shape) > 0 {
@@ -644,7 +641,7 @@ impl Tensor {
 
     #[track_caller]
     fn reduce_to_index(&self, op: &'static ReduceOp, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op.name);
+        operation!(op.name);
         let dims = dim.as_slice();
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
         let shape = over.result_shape(keepdim);

@@ -31,12 +31,12 @@ const MAX_EDGE_PAD: isize = 1 << 26;
 /// The list is empty. The ranks, or extents in other dimensions than `dim`, differ.
 #[track_caller]
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
-    let _op = memory::scope::enter_op("cat");
+    operation!("cat");
     // Legacy rule of PyTorch: an empty vector concatenates with anything.
     let matrices = tensors.iter().any(|t| t.rank() > 1);
     let joins = |t: &Tensor| !matrices || t.shape() != [0];
     let Some(&first) = tensors.iter().find(|t| joins(t)) else {
-        return Err(Error::argument("cat", "takes at least one tensor"));
+        fail!(argument("cat"), "takes at least one tensor")
     };
     let d = normalize_dim("cat", dim, first.rank())?;
     let mut dtype = first.dtype();
@@ -345,7 +345,7 @@ impl Tensor {
             // The gradient sums over repeated elements, one dimension after the other, so compute in f32.
             dispatch_in_f32!("pad", [self], |x| x.pad(pads, mode));
         }
-        let _op = memory::scope::enter_op("pad");
+        operation!("pad");
         let pairs = pads.len() / 2;
         fail_if!(!pads.len().is_multiple_of(2) || pairs > self.rank();
             argument("pad"), "takes up to {} pairs, got {pads:?}", self.rank());
@@ -425,7 +425,7 @@ impl Tensor {
     pub fn pixel_shuffle(&self, upscale_factor: usize) -> Result<Tensor> {
         let r = upscale_factor;
         let &[ref lead @ .., c, h, w] = self.shape() else {
-            fail!(shape("pixel_shuffle", [self]), "takes [.., channels, height, width]");
+            fail!(shape("pixel_shuffle", [self]), "takes [.., channels, height, width]")
         };
         fail_if!(r == 0 || r.checked_mul(r).is_none_or(|square| !c.is_multiple_of(square));
             shape("pixel_shuffle", [self]), "the channels do not divide by the square of {r}");
@@ -442,7 +442,7 @@ impl Tensor {
     pub fn pixel_unshuffle(&self, downscale_factor: usize) -> Result<Tensor> {
         let r = downscale_factor;
         let &[ref lead @ .., c, h, w] = self.shape() else {
-            fail!(shape("pixel_unshuffle", [self]), "takes [.., channels, height, width]");
+            fail!(shape("pixel_unshuffle", [self]), "takes [.., channels, height, width]")
         };
         let channels = r.checked_mul(r).and_then(|square| square.checked_mul(c));
         fail_if!(r == 0 || channels.is_none() || !h.is_multiple_of(r) || !w.is_multiple_of(r);
@@ -465,7 +465,7 @@ impl Tensor {
     pub fn channel_shuffle(&self, groups: usize) -> Result<Tensor> {
         const OP: &str = "channel_shuffle";
         let &[batch, channels, ref space @ ..] = self.shape() else {
-            return Err(Error::shape(OP, "takes [batch, channels, ..]", &[self.shape()]));
+            fail!(shape(OP, [self]), "takes [batch, channels, ..]")
         };
         fail_if!(space.is_empty() || groups == 0 || !channels.is_multiple_of(groups);
             shape(OP, [self]), "takes [batch, channels, ..] of channels that divide into {groups} groups");
@@ -542,7 +542,7 @@ impl Tensor {
     /// Returns a mask that is true where column - row is at most `diagonal`.
     fn lower_triangle_mask(&self, op: &'static str, diagonal: isize) -> Result<Tensor> {
         let &[.., rows, cols] = self.shape() else {
-            return Err(Error::shape(op, "takes at least two dimensions", &[self.shape()]));
+            fail!(shape(op, [self]), "takes at least two dimensions")
         };
         fail_if!(rows.max(cols) > i32::MAX as usize / 2;
             shape(op, [self]), "takes matrices of less than 2^30 rows and columns");

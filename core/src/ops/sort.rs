@@ -60,11 +60,8 @@ impl Sorter {
     /// Returns the selected indices along `d` of each row, in order, as i64.
     #[track_caller]
     fn run(self, x: &Tensor, d: usize) -> Result<Tensor> {
-        let extent = x.shape().get(d).copied().unwrap_or(1);
-        let mut shape: Dims = x.shape().into();
-        if let Some(n) = shape.get_mut(d) {
-            *n = self.count;
-        }
+        let extent = extent_or_one(x, d);
+        let shape = with_extent(x.shape(), d, self.count);
         let place = Tensor::empty(&shape, DType::I64, x.device())?;
         if place.numel() == 0 {
             return Ok(place);
@@ -156,7 +153,7 @@ impl Sorter {
     /// Returns the values at the indices as well, with gradients.
     #[track_caller]
     fn run_with_values(self, x: &Tensor, d: usize) -> Result<(Tensor, Tensor)> {
-        let _op = memory::scope::enter_op(self.op);
+        operation!(self.op);
         let place = self.run(&x.detach(), d)?;
         let value = Tensor::empty(place.shape(), x.dtype(), x.device())?;
         if value.numel() > 0 {
@@ -193,13 +190,13 @@ impl Sorter {
 /// Returns the indices that sort the elements along `d` in ascending order, as i64. Not recorded.
 #[track_caller]
 pub(super) fn argsort_ascending(op: &'static str, x: &Tensor, d: usize) -> Result<Tensor> {
-    let count = x.shape().get(d).copied().unwrap_or(1);
+    let count = extent_or_one(x, d);
     Sorter { op, descending: false, start: RankStart::Rank(0), count }.run(x, d)
 }
 
 /// Returns the extent of a dimension, which must not be empty.
 fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
-    match x.shape().get(d).copied().unwrap_or(1) {
+    match extent_or_one(x, d) {
         0 => Err(Error::shape(op, format!("dimension {d} has no elements to choose from"), &[x.shape()])),
         n => Ok(n),
     }
@@ -214,7 +211,7 @@ impl Tensor {
     #[track_caller]
     pub fn sort(&self, dim: isize, descending: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("sort", dim, self.rank())?;
-        let count = self.shape().get(d).copied().unwrap_or(1);
+        let count = extent_or_one(self, d);
         Sorter { op: "sort", descending, start: RankStart::Rank(0), count }.run_with_values(self, d)
     }
 
@@ -225,9 +222,9 @@ impl Tensor {
     /// See [`sort`](Self::sort).
     #[track_caller]
     pub fn argsort(&self, dim: isize, descending: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("argsort");
+        operation!("argsort");
         let d = normalize_dim("argsort", dim, self.rank())?;
-        let count = self.shape().get(d).copied().unwrap_or(1);
+        let count = extent_or_one(self, d);
         Sorter { op: "argsort", descending, start: RankStart::Rank(0), count }.run(self, d)
     }
 
@@ -239,7 +236,7 @@ impl Tensor {
     #[track_caller]
     pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("topk", dim, self.rank())?;
-        let n = self.shape().get(d).copied().unwrap_or(1);
+        let n = extent_or_one(self, d);
         fail_if!(k > n; argument("topk"), "asks for {k} of {n} elements along dimension {d}");
         fail_if!(self.rank() == 0 && k == 0;
             argument("topk"), "a tensor without dimensions has its one element only; k is 0");
@@ -255,7 +252,7 @@ impl Tensor {
     #[track_caller]
     pub fn kthvalue(&self, k: usize, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("kthvalue", dim, self.rank())?;
-        let n = self.shape().get(d).copied().unwrap_or(1);
+        let n = extent_or_one(self, d);
         fail_if!(k == 0 || k > n;
             argument("kthvalue"), "asks for number {k}, counted from 1, of {n} elements along dimension {d}");
         let sorter = Sorter { op: "kthvalue", descending: false, start: RankStart::Rank(k - 1), count: 1 };
@@ -316,7 +313,7 @@ impl Tensor {
         median: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
     ) -> Result<Tensor> {
         // Entered here, because a closure would hide the caller's location.
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         let out = match self.numel() {
             // PyTorch's result, for types that have NaN.
             0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
@@ -379,7 +376,7 @@ impl Tensor {
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         fail_if!(!self.dtype().is_float(); dtype(op, self.dtype()), "takes floats; cast with `to_dtype`");
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
         let (several, q) = quantile_vector(op, q, self)?;

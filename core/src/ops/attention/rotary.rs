@@ -59,13 +59,13 @@ impl Tensor {
     /// The shapes do not fit, a type is not a float, or the tables require a gradient.
     #[track_caller]
     pub fn rotary_embedding(&self, cos: &Tensor, sin: &Tensor, interleaved: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         for table in [cos, sin] {
             self.check_same_device(OP, table)?;
         }
         let shapes = || [self.shape(), cos.shape(), sin.shape()];
         let &[ref outer @ .., positions, features] = self.shape() else {
-            return Err(Error::shape(OP, "takes [.., positions, features]", &shapes()));
+            fail!(shape(OP, &shapes()), "takes [.., positions, features]")
         };
         let fits = |&pairs: &usize| {
             cos.shape() == [positions, pairs] && sin.shape() == cos.shape() && 2 * pairs <= features

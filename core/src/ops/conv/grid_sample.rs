@@ -90,7 +90,7 @@ fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<
         });
     }
     let (Some(index), Some(inside)) = (index, inside) else {
-        return Err(Error::argument("grid_sample", "takes a grid of two or three coordinates"));
+        fail!(argument("grid_sample"), "takes a grid of two or three coordinates")
     };
     let (batch, channels) = (x.shape()[0], x.shape()[1]);
     let shape = [batch, channels, index.numel() / batch.max(1)];
@@ -138,8 +138,7 @@ impl Tensor {
         padding: GridPadding,
         align_corners: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "grid_sample";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "grid_sample");
         self.check_same_device(OP, grid)?;
         for dtype in [self.dtype(), grid.dtype()] {
             fail_if!(!dtype.is_float(); dtype(OP, dtype), "takes floats; cast with `to_dtype`");
@@ -230,8 +229,7 @@ impl Tensor {
     /// The shapes do not fit, or the type is not a float.
     #[track_caller]
     pub fn affine_grid(&self, size: &[usize], align_corners: bool) -> Result<Tensor> {
-        const OP: &str = "affine_grid";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "affine_grid");
         let n = size.len().wrapping_sub(2);
         fail_if!(!matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1]; shape(OP, &[self.shape(), size]),
             "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5");

@@ -145,10 +145,7 @@ impl Im2colPlan {
             if chunk.merges_images { (1, chunk.images * places) } else { (chunk.images, places) };
         let vectors = live.div_ceil(lanes);
         let blocks = outer * self.groups;
-        let out = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[blocks, depth, vectors * lanes], dtype, images.device())?
-        };
+        let out = empty_workspace(&[blocks, depth, vectors * lanes], dtype, images.device())?;
         if self.is_identity() && live == vectors * lanes {
             let shape = [chunk.images, self.groups * self.channels, places];
             part.reshape(shape)?.transpose(0, 1)?.copy_into(&out.reshape([shape[1], shape[0], shape[2]])?)?;
@@ -337,10 +334,7 @@ impl ConvGeometry {
                 false,
             );
         }
-        let all = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?
-        };
+        let all = empty_workspace(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?;
         gemm_into(self.op, lines, windows, &all, false)?;
         let columns = all.shape()[2];
         let shape: Dims = smallvec![chunk.images, self.groups * channels, places];

@@ -420,7 +420,7 @@ impl Tensor {
     #[track_caller]
     pub fn interpolate(&self, options: &InterpolateOptions) -> Result<Tensor> {
         use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let ranks = match options.mode {
             Nearest | NearestExact | Area => 3..=5,
             Linear => 3..=3,

@@ -153,7 +153,7 @@ impl PoolPlan {
         outs: Option<[usize; 2]>,
     ) -> Result<Self> {
         let (&[.., h, w], 3..=4) = (x.shape(), x.rank()) else {
-            return Err(Error::shape(op, "takes [N, C, H, W] or [C, H, W]", &[x.shape()]));
+            fail!(shape(op, [x]), "takes [N, C, H, W] or [C, H, W]")
         };
         // Averages of integers round towards zero, as in PyTorch. Adaptive pooling takes floats only there.
         let taken = match kind {
@@ -244,10 +244,7 @@ impl PoolPlan {
             DType::U8 => DType::U32,
             other => other,
         };
-        let part = |dtype| {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[splits, n], dtype, to.device())
-        };
+        let part = |dtype| empty_workspace(&[splits, n], dtype, to.device());
         let parts = part(kept)?;
         let part_places = match forward && self.kind.is_max() {
             true => Some(part(DType::I32)?),
@@ -301,7 +298,7 @@ impl PoolPlan {
     /// Returns the result, and the indices of maxima.
     #[track_caller]
     fn run(self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
-        let _op = memory::scope::enter_op(self.op);
+        operation!(self.op);
         let input = x.detach().contiguous()?;
         // The kernel counts elements from the start of the storage.
         let input = if input.layout().offset() == 0 { input } else { input.copy()? };

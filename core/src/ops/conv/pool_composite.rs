@@ -14,7 +14,7 @@ fn pool_volume(
     depth: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let &[ref lead @ .., d, h, w] = x.shape() else {
-        return Err(Error::shape(op, "takes [batch, channels, depth, height, width]", &[x.shape()]));
+        fail!(shape(op, [x]), "takes [batch, channels, depth, height, width]")
     };
     fail_if!(!x.dtype().is_float(); dtype(op, x.dtype()), "takes floats; cast with `to_dtype`");
     fail_if!(!matches!(lead.len(), 1 | 2);
@@ -100,7 +100,7 @@ impl Tensor {
         };
         let out = pool_volume(OP, self, images, depth)?;
         let (Some(in_image), Some(in_depth)) = (in_image, in_depth) else {
-            return Err(Error::argument(OP, "takes volumes"));
+            fail!(argument(OP), "takes volumes")
         };
         let area: usize = self.shape()[self.rank() - 2..].iter().product();
         fail_if!(i32::try_from(area * self.shape()[self.rank() - 3]).is_err();

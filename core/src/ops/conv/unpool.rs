@@ -19,7 +19,7 @@ fn max_unpool<const N: usize>(
         dtype(op, indices.dtype()), "places are integers, as pooling `_with_indices` gives them");
     let lead = &x.shape()[..x.rank() - N];
     let Some(size) = tensor_numel(&output) else {
-        fail!(argument(op), "{output:?} has more than 4,294,967,295 elements, the most a tensor can have");
+        fail!(argument(op), "{output:?} has more than 4,294,967,295 elements, the most a tensor can have")
     };
     let flat = Tensor::zeros(&[lead, &[size]].concat(), x.dtype(), x.device())?;
     let dim = lead.len() as isize;

@@ -104,10 +104,7 @@ pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Te
     let tiles = extent.div_ceil(64 * width);
     let strip = heuristics::rows_per_strip(rows, tiles, 16);
     let strips = rows.div_ceil(strip);
-    let partial = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[strips, 1, extent], DType::F32, x.device())?
-    };
+    let partial = empty_workspace(&[strips, 1, extent], DType::F32, x.device())?;
     let spec = kernel_spec! { "gelu_recompute_grad", dtype: x.dtype().name(), width };
     let params = kernel_params! {
         rows, extent, strip, tiles, groups: strips * tiles,
@@ -126,7 +123,7 @@ impl Tensor {
     /// `weight` has neither one element nor as many as dimension 1.
     #[track_caller]
     pub fn prelu(&self, weight: &Tensor) -> Result<Tensor> {
-        let channels = self.shape().get(1).copied().unwrap_or(1);
+        let channels = extent_or_one(self, 1);
         fail_if!(weight.rank() > 1 || (weight.numel() != 1 && weight.numel() != channels);
             shape("prelu", [self, weight]), "takes 1 or {channels} weights");
         let mut shape = vec![1; self.rank()];

@@ -21,7 +21,7 @@ impl Tensor {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        let _op = memory::scope::enter_op("to_dtype");
+        operation!("to_dtype");
         if self.dtype().is_storage_only() || dtype.is_storage_only() {
             // An 8-bit gradient would need its own scale.
             autograd::check_no_grad_inputs("to_dtype", &[self])?;
@@ -41,7 +41,7 @@ impl Tensor {
     #[track_caller]
     #[doc(hidden)]
     pub fn copy_into(&self, target: &Tensor) -> Result<()> {
-        let _op = memory::scope::enter_op("copy");
+        operation!("copy");
         fail_if!(self.shape() != target.shape() || self.dtype() != target.dtype();
             shape("copy", [self, target]), "takes one shape and type");
         self.check_same_device("copy", target)?;
@@ -86,7 +86,7 @@ impl Tensor {
     /// recording.
     #[track_caller]
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
-        let _op = memory::scope::enter_op("copy_");
+        operation!("copy_");
         fail_if!(self.layout().has_internal_overlap();
             argument("copy_"), "the tensor repeats elements (it was expanded); copy it first");
         let recorded = autograd::check_inplace("copy_", self, &[source])?;

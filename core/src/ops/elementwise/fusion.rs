@@ -158,7 +158,7 @@ fn build_fused_kernel(
 ) -> Result<(KernelSpec, KernelParams, usize)> {
     type Words = SmallVec<[&'static str; 16]>;
     let Some(out) = steps.last().map(|step| &step.launch.layouts[0]) else {
-        return Err(Error::argument("fuse", "a chain of no operations"));
+        fail!(argument("fuse"), "a chain of no operations")
     };
     let n = out.numel();
     let mut math: Words = SmallVec::new();

@@ -150,9 +150,7 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
             }
         }
     }
-    let Some(mut dtype) = dtype else {
-        return Err(Error::argument(op.name, "takes at least one tensor"));
-    };
+    let Some(mut dtype) = dtype else { fail!(argument(op.name), "takes at least one tensor") };
     for arg in args {
         if let Operand::Tensor(t) = arg {
             launch::check_computable(op.name, t)?;
@@ -255,7 +253,7 @@ pub(crate) fn run_pointwise(
             args.iter().zip(&cast).map(|(arg, t)| t.as_ref().map_or(*arg, Operand::Tensor)).collect();
         run_pointwise(op, &args, attrs)
     });
-    let _op = memory::scope::enter_op(op.name);
+    operation!(op.name);
     let (compute, result) = resolve_dtypes(op, args)?;
     check_replacements(op, compute, attrs)?;
     // An integer tensor with a scalar out of the type's range: use an equivalent comparison.
@@ -458,7 +456,7 @@ pub(crate) fn run_pointwise_inplace(
     rest: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<()> {
-    let _op = memory::scope::enter_op(op.name);
+    operation!(op.name);
     fail_if!(target.layout().has_internal_overlap();
         argument(op.name), "the tensor repeats elements (it was expanded); copy it first");
     // Another view of the same memory would be read while it is written.

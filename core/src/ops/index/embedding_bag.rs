@@ -184,9 +184,9 @@ impl Tensor {
     /// another shape or type, or the mode is not the sum. `scale_grad_by_freq` is set for maxima.
     #[track_caller]
     pub fn embedding_bag(&self, index: &Tensor, bags: &EmbeddingBagOptions<'_>) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let &[entries, width] = self.shape() else {
-            return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
+            fail!(shape(OP, [self]), "the table is [entries, width]")
         };
         fail_if!(!self.dtype().is_float();
             dtype(OP, self.dtype()), "takes a table of floats; cast with `to_dtype`");

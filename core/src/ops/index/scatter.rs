@@ -32,7 +32,7 @@ pub(crate) fn scatter_sorted_runs(
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<()> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
-    let extent = out.shape().get(dim).copied().unwrap_or(1);
+    let extent = extent_or_one(out, dim);
     // Rows that share their indices also share their order.
     let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
     let own: Dims = shape.iter().enumerate().map(once).collect();
@@ -425,7 +425,7 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         self.check_scatter(OP, d, index, src)?;
         if self.dtype().size() == 2 {
@@ -485,7 +485,7 @@ impl Tensor {
     /// There are no indices or too many, they do not broadcast, or a mask has other extents.
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("index");
+        operation!("index");
         if let Some((x, indices, _)) = expand_scalar_mask(self, indices)? {
             return x.index(&indices.iter().map(Option::as_ref).collect::<Vec<_>>());
         }
@@ -510,9 +510,8 @@ impl Tensor {
         values: &Tensor,
         accumulate: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "index_put";
-        dispatch_autocast!(OP, [self, values], |x, values| x.index_put(indices, &values, accumulate));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "index_put", autocast [self, values], |x, values|
+            x.index_put(indices, &values, accumulate));
         fail_if!(values.dtype() != self.dtype();
             dtype(OP, values.dtype()), "the values have the type of the tensor, {}", self.dtype());
         self.check_same_device(OP, values)?;

@@ -37,10 +37,7 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
         spec.def("coordinates", coordinates)
     };
     let tiles = n.div_ceil(TILE);
-    let counts = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[tiles], DType::U32, x.device())?
-    };
+    let counts = empty_workspace(&[tiles], DType::U32, x.device())?;
     launch::launch(&spec("count", false), &[x, &counts], params(), tiles)?;
     let totals = scan::cumsum_counts(&counts)?;
     let count = totals.narrow(0, tiles - 1, 1)?.item()? as usize;
@@ -127,8 +124,7 @@ impl Tensor {
     /// `mask` is not bool, the shapes do not broadcast, or a capture is active.
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
-        const OP: &str = "masked_select";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "masked_select");
         launch::check_bool_mask(OP, mask)?;
         self.check_same_device(OP, mask)?;
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
@@ -156,7 +152,7 @@ impl Tensor {
     /// A capture is active.
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("nonzero");
+        operation!("nonzero");
         nonzero_coordinates("nonzero", self)
     }
 
@@ -203,10 +199,9 @@ impl Tensor {
         dim: isize,
         output_size: Option<usize>,
     ) -> Result<Tensor> {
-        const OP: &str = "repeat_interleave_by";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "repeat_interleave_by");
         let d = normalize_dim(OP, dim, self.rank())?;
-        let n = self.shape().get(d).copied().unwrap_or(1);
+        let n = extent_or_one(self, d);
         self.check_same_device(OP, repeats)?;
         fail_if!(!repeats.dtype().is_int();
             dtype(OP, repeats.dtype()), "repeats are integers; cast with `to_dtype`");
@@ -284,7 +279,7 @@ impl Tensor {
         right: bool,
         sorter: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         self.check_same_device(op, values)?;
         fail_if!(values.dtype() != self.dtype(); dtype(op, values.dtype()),
             "values and what is searched have one type, here {}; cast with `to_dtype`", self.dtype());

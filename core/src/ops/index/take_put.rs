@@ -12,7 +12,7 @@ fn copy_and_replace(
     src: &Tensor,
     part: impl Fn(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let _op = memory::scope::enter_op(op);
+    operation!(op);
     let out = x.copy()?;
     let place = part(&out)?;
     fail_if!(place.shape() != src.shape();
@@ -62,14 +62,13 @@ impl Tensor {
     /// The rank is 0, or `dim1` and `dim2` are equal or out of range.
     #[track_caller]
     pub fn diag_embed(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
-        const OP: &str = "diag_embed";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "diag_embed");
         let Some((&n, before)) = self.shape().split_last() else {
-            return Err(Error::shape(OP, "takes at least one dimension", &[self.shape()]));
+            fail!(shape(OP, [self]), "takes at least one dimension")
         };
         let side = n.checked_add(offset.unsigned_abs()).filter(|&side| side <= u32::MAX as usize);
         let Some(side) = side else {
-            fail!(argument(OP), "offset {offset} leaves every matrix that a tensor can hold");
+            fail!(argument(OP), "offset {offset} leaves every matrix that a tensor can hold")
         };
         let shape = [before, &[side, side]].concat();
         let out = Tensor::zeros(&shape, self.dtype(), self.device())?;
@@ -99,7 +98,7 @@ impl Tensor {
     /// See [`index_select`](Self::index_select).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("take");
+        operation!("take");
         let line = self.reshape([-1])?;
         let rows = select::linearize_index("take", index, line.numel(), None, true)?;
         line.index_select(0, &rows)?.reshape(index.shape())
@@ -114,7 +113,7 @@ impl Tensor {
     /// See [`index_put`](Self::index_put).
     #[track_caller]
     pub fn put(&self, index: &Tensor, source: &Tensor, accumulate: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("put");
+        operation!("put");
         fail_if!(index.numel() != source.numel();
             shape("put", [index, source]), "takes as many elements as numbers of them");
         let (index, source) = (index.reshape([-1])?, source.reshape([-1])?);
@@ -130,8 +129,7 @@ impl Tensor {
     /// [`scatter`](Self::scatter).
     #[track_caller]
     pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
-        const OP: &str = "index_copy";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "index_copy");
         let d = normalize_dim(OP, dim, self.rank())?;
         let lines = source.shape().get(d).copied().unwrap_or(1);
         fail_if!(index.rank() > 1 || index.numel() != lines || source.rank() != self.rank();
@@ -153,8 +151,7 @@ impl Tensor {
     /// `mask` is not bool, the shapes do not broadcast, or `source` is empty or of another type.
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
-        const OP: &str = "masked_scatter";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "masked_scatter");
         launch::check_bool_mask(OP, mask)?;
         fail_if!(source.dtype() != self.dtype();
             dtype(OP, source.dtype()), "the source has the type of the tensor, {}", self.dtype());

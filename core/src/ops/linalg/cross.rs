@@ -30,7 +30,7 @@ impl Tensor {
     /// The shapes do not broadcast, no dimension or not `dim` has extent 3, or a type is bool.
     #[track_caller]
     pub fn cross(&self, other: &Tensor, dim: Option<isize>) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         self.check_same_device(OP, other)?;
         let dtype = self.dtype().promote(other.dtype());
         fail_if!(dtype == DType::Bool; dtype(OP, dtype), "takes numbers; cast with `to_dtype`");
@@ -43,7 +43,7 @@ impl Tensor {
         let (a, b) =
             (self.to_dtype(dtype)?.broadcast_to(&shape)?, other.to_dtype(dtype)?.broadcast_to(&shape)?);
         let Some(d) = d.filter(|&d| shape.get(d) == Some(&3)) else {
-            fail!(shape(OP, [self, other]), "takes vectors of three numbers along the dimension");
+            fail!(shape(OP, [self, other]), "takes vectors of three numbers along the dimension")
         };
         cross_with_grad(&a, &b, d)
     }

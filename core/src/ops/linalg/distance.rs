@@ -56,10 +56,7 @@ fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
         launch::launch(&spec, &[a, b, &out], params, groups)?;
         return Ok(out);
     }
-    let parts = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[splits, batch, rows, cols], a.dtype(), a.device())?
-    };
+    let parts = empty_workspace(&[splits, batch, rows, cols], a.dtype(), a.device())?;
     launch::launch(&spec, &[a, b, &parts], params, groups * splits)?;
     match p {
         0.0 | 1.0 => parts.sum(&[0], false),
@@ -108,9 +105,7 @@ impl Tensor {
     /// `self` is not a matrix. See also [`cdist`](Self::cdist).
     #[track_caller]
     pub fn pdist(&self, p: f64) -> Result<Tensor> {
-        let &[rows, _] = self.shape() else {
-            return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
-        };
+        let &[rows, _] = self.shape() else { fail!(shape("pdist", [self]), "takes a matrix") };
         // Gather pairs instead of computing both halves of the distance matrix. The host lists the pairs.
         fail_if!((rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS;
             shape("pdist", [self]),
@@ -145,8 +140,7 @@ impl Tensor {
     /// dimensions do not broadcast. The types differ or are not floats.
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
-        dispatch_autocast!(OP, [self, other], |x, y| x.cdist(&y, p));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast [self, other], |x, y| x.cdist(&y, p));
         self.check_same_device(OP, other)?;
         fail_if!(p.is_nan() || p < 0.0; argument(OP), "p is {p}; it must be at least 0");
         let dtype = self.dtype();
@@ -157,7 +151,7 @@ impl Tensor {
         let shapes = [self.shape(), other.shape()];
         let (&[ref lead_a @ .., rows, width], &[ref lead_b @ .., cols, other_width]) = (shapes[0], shapes[1])
         else {
-            return Err(Error::shape(OP, "takes at least two dimensions", &shapes));
+            fail!(shape(OP, &shapes), "takes at least two dimensions")
         };
         fail_if!(width != other_width; shape(OP, &shapes), "rows of both have one width");
         if dtype.size() == 2 {

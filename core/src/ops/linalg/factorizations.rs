@@ -116,9 +116,7 @@ impl Tensor {
     /// A gradient of complete factors with m > n is required. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn qr(&self, complete: bool) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "qr";
-        dispatch_autocast!(OP, [self], |x| x.qr(complete));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "qr", autocast[self], |x| x.qr(complete));
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let batch = lead.iter().product::<usize>();
         if complete && m > n {
@@ -185,9 +183,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn eigh(&self, upper: bool) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "eigh";
-        dispatch_autocast!(OP, [self], |x| x.eigh(upper));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "eigh", autocast[self], |x| x.eigh(upper));
         let (lead, n) = check_square(OP, self)?;
         let of_values: Dims = lead.iter().copied().chain([n]).collect();
         if self.numel() == 0 {
@@ -228,8 +224,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn eigvalsh(&self, upper: bool) -> Result<Tensor> {
-        dispatch_autocast!("eigvalsh", [self], |x| x.eigvalsh(upper));
-        let _op = memory::scope::enter_op("eigvalsh");
+        operation!("eigvalsh", autocast[self], |x| x.eigvalsh(upper));
         check_square("eigvalsh", self)?;
         Ok(self.eigh(upper)?.0)
     }
@@ -244,9 +239,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu_factor(&self) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "lu_factor";
-        dispatch_autocast!(OP, [self], |x| x.lu_factor());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "lu_factor", autocast[self], |x| x.lu_factor());
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let of_order: Dims = lead.iter().copied().chain([m]).collect();
         if self.numel() == 0 {
@@ -284,8 +277,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu(&self) -> Result<(Tensor, Tensor, Tensor)> {
-        dispatch_autocast!("lu", [self], |x| x.lu());
-        let _op = memory::scope::enter_op("lu");
+        operation!("lu", autocast[self], |x| x.lu());
         let MatrixShape { m, n, .. } = check_matrices("lu", self)?;
         let (both, order) = self.lu_factor()?;
         let k = m.min(n);
@@ -304,9 +296,7 @@ impl Tensor {
     /// `order` does not have one element for each row. See also [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn lu_solve(&self, order: &Tensor, b: &Tensor, left: bool, adjoint: bool) -> Result<Tensor> {
-        const OP: &str = "lu_solve";
-        dispatch_autocast!(OP, [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "lu_solve", autocast [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
         let (lead, n) = check_square(OP, self)?;
         fail_if!(order.shape() != [lead, &[n]].concat();
             shape(OP, [self, order]), "takes the order that `lu_factor` gave, a place for each row [.., n]");
@@ -339,9 +329,7 @@ impl Tensor {
     /// The numbers of rows differ. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lstsq(&self, b: &Tensor, rtol: Option<f64>) -> Result<LstsqResult> {
-        const OP: &str = "lstsq";
-        dispatch_autocast!(OP, [self, b], |a, b| a.lstsq(&b, rtol));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "lstsq", autocast [self, b], |a, b| a.lstsq(&b, rtol));
         let (of_a, of_b) = (check_matrices(OP, self)?, check_matrices(OP, b)?);
         fail_if!(of_a.m != of_b.m;
             shape(OP, [self, b]), "takes right sides with a row for each of the matrix");

@@ -182,9 +182,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn svd(&self) -> Result<(Tensor, Tensor, Tensor)> {
-        const OP: &str = "svd";
-        dispatch_autocast!(OP, [self], |x| x.svd());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "svd", autocast[self], |x| x.svd());
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let (k, batch) = (m.min(n), lead.iter().product::<usize>());
         let shapes: [Dims; 3] =
@@ -199,9 +197,7 @@ impl Tensor {
             let a = matrix.detach();
             // Transpose wide matrices: their left vectors are the right vectors of the transpose.
             let (values, vectors) = decompose(&if m < n { a.transpose(1, 2)? } else { a }, true)?;
-            let Some((long, short)) = vectors else {
-                return Err(Error::argument(OP, "has no vectors"));
-            };
+            let Some((long, short)) = vectors else { fail!(argument(OP), "has no vectors") };
             if m < n {
                 (short.transpose(1, 2)?, values, long)
             } else {
@@ -243,8 +239,7 @@ impl Tensor {
     /// There are fewer than two dimensions. The dtype is not f32, or f64 on a device that supports it.
     #[track_caller]
     pub fn svdvals(&self) -> Result<Tensor> {
-        dispatch_autocast!(OP, [self], |x| x.svdvals());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast[self], |x| x.svdvals());
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
         if self.numel() == 0 {
@@ -278,10 +273,9 @@ impl Tensor {
     /// `dims` are not two different dimensions. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn nuclear_norm(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        const OP: &str = "nuclear_norm";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "nuclear_norm");
         let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {
-            return Err(Error::argument(OP, format!("takes two dimensions, got {dims:?}")));
+            fail!(argument(OP), "takes two dimensions, got {dims:?}")
         };
         let of = MatrixDims::new(OP, self, [row, col])?;
         of.restore_keepdim(&of.move_to_last(self)?.svdvals()?.sum(&[-1], false)?, self, keepdim)

@@ -246,7 +246,7 @@ pub(crate) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyO
         [n, c, rest @ ..] => Some((c, std::iter::once(*n).chain(rest.iter().copied()).collect())),
         [] => None,
     }) else {
-        return Err(Error::shape(OP, "logits are [batch, classes, ...] or [classes]", &[x.shape()]));
+        fail!(shape(OP, [x]), "logits are [batch, classes, ...] or [classes]")
     };
     fail_if!(classes == 0; shape(OP, [x]), "takes at least one class");
     fail_if!(!(0.0..=1.0).contains(&options.label_smoothing);
@@ -345,7 +345,7 @@ impl Tensor {
     /// The class weights do not fit, or require a gradient. See also [`cross_entropy`](Self::cross_entropy).
     #[track_caller]
     pub fn cross_entropy_with(&self, target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         // The kernels compute in f32 from any float. Under autocast only the loss is f32, and the logits are
         // not copied.
         let cast = OperandCast::for_op(OP, &[]);

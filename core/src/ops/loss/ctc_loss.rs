@@ -87,7 +87,7 @@ impl Tensor {
         }
         fail_if!(self.dtype() != DType::F32;
             dtype(OP, self.dtype()), "log-probabilities are f32, f16 or bf16");
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let CtcLossOptions { targets, input_lengths, target_lengths, blank, .. } = *options;
         let (&[steps, batch, classes], &[rows, longest]) = (self.shape(), targets.shape()) else {
             let rule = "takes log-probabilities of [steps, batch, classes] and targets of [batch, longest]";

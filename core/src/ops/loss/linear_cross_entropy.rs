@@ -87,7 +87,7 @@ impl LinearCrossEntropy<'_> {
     fn compute_loss_and_grads(&self, wants: [bool; 2], weight_type: DType) -> Result<(Tensor, HeadGrads)> {
         let Self { x, weight, target, options } = self;
         let (&[n, features], &[classes, _]) = (x.shape(), weight.shape()) else {
-            return Err(Error::shape(OP, "takes rows of x and a weight of [classes, in]", &[x.shape()]));
+            fail!(shape(OP, [x]), "takes rows of x and a weight of [classes, in]")
         };
         let (device, dtype) = (x.device(), x.dtype());
         let divisor = loss_divisor(target, classes, options)?;
@@ -100,10 +100,7 @@ impl LinearCrossEntropy<'_> {
         let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
         let row = classes.next_multiple_of(ROW_ALIGNMENT);
         let chunk = chunk_rows(n, chunk_bytes(device) / (row * dtype.size()));
-        let buffer = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[chunk, row], dtype, device)?
-        };
+        let buffer = empty_workspace(&[chunk, row], dtype, device)?;
         for first in (0..n).step_by(chunk) {
             let rows = chunk.min(n - first);
             let part = x.narrow(0, first, rows)?;
@@ -177,7 +174,7 @@ impl Tensor {
         target: &Tensor,
         options: &CrossEntropyOptions<'_>,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let (&[classes, features], Some((&given, before))) = (weight.shape(), self.shape().split_last())
         else {
             let rule = "takes x of [.., in] and a weight of [classes, in]";

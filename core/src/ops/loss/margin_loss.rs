@@ -125,15 +125,8 @@ impl Tensor {
         weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        const OP: &str = "multi_margin_loss";
-        dispatch_in_f32!(OP, [self, weight], |x, w| x.multi_margin_loss(
-            target,
-            p,
-            margin,
-            w.as_ref(),
-            reduction
-        ));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "multi_margin_loss", in_f32 [self, weight], |x, w|
+            x.multi_margin_loss(target, p, margin, w.as_ref(), reduction));
         fail_if!(!matches!(p, 1 | 2); argument(OP), "p is {p}; it must be 1 or 2");
         let (x, y) = batch_scores_and_targets(OP, self, target, false)?;
         let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
@@ -152,9 +145,8 @@ impl Tensor {
     /// The shapes or types do not fit.
     #[track_caller]
     pub fn multilabel_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        const OP: &str = "multilabel_margin_loss";
-        dispatch_in_f32!(OP, [self], |x| x.multilabel_margin_loss(target, reduction));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "multilabel_margin_loss", in_f32[self], |x| x
+            .multilabel_margin_loss(target, reduction));
         let (x, y) = batch_scores_and_targets(OP, self, target, true)?;
         let classes = x.shape()[1];
         let listed = y.ge(0)?.to_dtype(DType::F32)?.cumprod(1)?;

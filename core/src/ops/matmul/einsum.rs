@@ -147,8 +147,7 @@ impl EinsumOperand {
 /// The equation is malformed or does not fit the operands, or the types differ.
 #[track_caller]
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
-    dispatch_autocast!(OP, [operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
-    let _op = memory::scope::enter_op(OP);
+    operation!(OP, autocast[operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
     let (left, right) = match equation.split_once("->") {
         Some((left, right)) => (left, Some(right)),
         None => (equation, None),

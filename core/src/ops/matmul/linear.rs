@@ -137,7 +137,7 @@ impl LinearOperands {
 
 fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     let (&[outputs, features], Some(&given)) = (weight.shape(), x.shape().last()) else {
-        fail!(shape(op, [x, weight]), "takes x of [.., in] and a weight of [out, in]");
+        fail!(shape(op, [x, weight]), "takes x of [.., in] and a weight of [out, in]")
     };
     fail_if!(features != given;
         shape(op, [x, weight]), "the weight takes {features} features, the last extent of x is {given}");
@@ -211,8 +211,7 @@ impl Tensor {
     /// The last extent of `self` is not the weight's, or the bias does not fit.
     #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        const OP: &str = "linear";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "linear");
         fail_if!(self.rank() == 0 || !matches!(weight.rank(), 1 | 2);
             shape(OP, [self, weight]), "takes x of [.., in] and a weight of [out, in] or [in]");
         if weight.rank() == 1 {
@@ -282,8 +281,7 @@ impl Tensor {
     /// See [`linear`](Self::linear).
     #[track_caller]
     pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
-        const OP: &str = "mlp";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "mlp");
         if uses_fp8(self.dtype()) {
             return self.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
         }
@@ -354,9 +352,8 @@ impl Tensor {
     /// The shapes do not fit, or the types differ.
     #[track_caller]
     pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        const OP: &str = "bilinear";
-        dispatch_in_f32!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "bilinear", in_f32 [self, x2, weight, bias], |x1, x2, w, b|
+            x1.bilinear(&x2, &w, b.as_ref()));
         let (&[o, i, j], Some((&given1, batch)), Some((&given2, batch2))) =
             (weight.shape(), self.shape().split_last(), x2.shape().split_last())
         else {

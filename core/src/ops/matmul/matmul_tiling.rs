@@ -267,10 +267,7 @@ impl TilePlan {
             other => other,
         };
         let n = out.numel();
-        let parts = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[self.split_k, n], sums, out.device())?
-        };
+        let parts = empty_workspace(&[self.split_k, n], sums, out.device())?;
         launch::launch(spec, &with(&parts), params, self.workgroups_per_split * self.split_k)?;
         let spec = kernel_spec! {
             "splitk_reduce", T: sums.name(), dtype: launch::shader_dtype_name(out.dtype(), out.device()),

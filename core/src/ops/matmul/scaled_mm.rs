@@ -46,7 +46,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         out_dtype: DType,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         check_scaled_mm(self, b, [scale_a, scale_b], bias, out_dtype)?;
         let shape = [self.shape()[0], b.shape()[1]];
         let (a, b) = align_operands(self, b)?;
@@ -89,7 +89,7 @@ fn check_scaled_mm(
             dtype(OP, t.dtype()), "takes f8_e4m3 and f8_e5m2; scale, and cast with `to_dtype`");
     }
     let (&[m, k], &[rows, n]) = (a.shape(), b.shape()) else {
-        return Err(Error::shape(OP, "takes two matrices", &[a.shape(), b.shape()]));
+        fail!(shape(OP, [a, b]), "takes two matrices")
     };
     fail_if!(k != rows;
         shape(OP, [a, b]), "the first has {k} columns, the second {rows} rows; they must be equal");

@@ -84,10 +84,7 @@ impl BatchNormalization {
         statistics: Option<&Tensor>,
     ) -> Result<(Tensor, ChannelSplit)> {
         let parts = self.split_channels(pass == "moments");
-        let partial = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?
-        };
+        let partial = empty_workspace(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?;
         let relu = self.fuses_relu && g.is_some();
         let spec = kernel_spec! {
             ..self.spec(pass, relu, relu); width: parts.width, hold: parts.register_steps,
@@ -285,7 +282,7 @@ impl Tensor {
         momentum: f64,
         eps: f64,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         check::finite(op, "momentum", momentum)?;
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;

@@ -278,7 +278,7 @@ impl Tensor {
         eps: Option<f64>,
         next: NormConsumer,
     ) -> Result<(Tensor, Tensor)> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         check::finite(op, "eps", eps.unwrap_or(0.0))?;
         check_f32_f16_bf16(op, self)?;
         check_f32_f16_bf16(op, residual)?;

@@ -23,7 +23,7 @@ impl RowLayout {
     #[track_caller]
     pub(crate) fn new(op: &'static str, x: &Tensor, dim: isize) -> Result<Self> {
         let d = normalize_dim(op, dim, x.rank())?;
-        let extent = x.shape().get(d).copied().unwrap_or(1);
+        let extent = extent_or_one(x, d);
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let dims = x.shape().iter().copied().zip(x.strides().iter().copied()).enumerate();
         let (shape, strides) = collapse_tensor_dims(dims.filter(|(k, _)| *k != d).map(|(_, dim)| dim));
@@ -158,10 +158,7 @@ fn run_split_rows(
 ) -> Result<Tensor> {
     let device = input.device();
     let sums = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let scratch = |shape: &[usize]| {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(shape, sums, device)
-    };
+    let scratch = |shape: &[usize]| empty_workspace(shape, sums, device);
     let spec = |stage: &'static str, held: RowConfig, across: bool| {
         kernel_spec! {
             "softmax", stage, pass: if backward { "backward" } else { "forward" }, log,
@@ -199,7 +196,7 @@ fn run_split_rows(
 
 #[track_caller]
 fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
-    let _op = memory::scope::enter_op(op);
+    operation!(op);
     check_softmax_dtype(op, x)?;
     normalize_dim(op, dim, x.rank())?;
     let out = run_softmax(op, x, None, dim)?;

@@ -120,7 +120,7 @@ impl Scan<'_> {
     /// Scans along `dim` into a new tensor, with a second tensor of indices for max and min. Not recorded.
     #[track_caller]
     fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
-        let _op = memory::scope::enter_op(self.op);
+        operation!(self.op);
         launch::check_computable(self.op, x)?;
         let d = normalize_dim(self.op, dim, x.rank())?;
         let extreme = matches!(self.combine, "max" | "min");
@@ -143,7 +143,7 @@ impl Scan<'_> {
         let without = |of: &[usize]| -> Dims {
             of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
         };
-        let extent = x.shape().get(d).copied().unwrap_or(1);
+        let extent = extent_or_one(x, d);
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let rows = x.numel() / extent;
         let (shape, strides) = collapse_dims(&without(x.shape()), &[&without(x.strides())]);
@@ -300,8 +300,7 @@ impl Tensor {
     /// `dim` is out of range.
     #[track_caller]
     pub fn logcumsumexp(&self, dim: isize) -> Result<Tensor> {
-        dispatch_in_f32!("logcumsumexp", [self], |x| x.logcumsumexp(dim));
-        let _op = memory::scope::enter_op("logcumsumexp");
+        operation!("logcumsumexp", in_f32[self], |x| x.logcumsumexp(dim));
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         x.scan_associative(dim, |a, b| a.logaddexp(b))
     }
@@ -309,7 +308,7 @@ impl Tensor {
     /// Returns twice the areas of the trapezoids between neighbours along `dim`. `spacing` is their distance,
     /// or a tensor of points; one-dimensional points apply along `dim`.
     fn doubled_trapezoid_areas(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         let d = normalize_dim(op, dim, self.rank())?;
         fail_if!(self.rank() == 0; shape(op, [self]), "takes at least one dimension");
         let y = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };

@@ -71,7 +71,7 @@ impl Tensor {
         correction: f64,
         keepdim: bool,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op.name);
+        operation!(op.name);
         fail_if!(!self.dtype().is_float();
             dtype(op.name, self.dtype()), "takes floats; cast with `to_dtype`");
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
@@ -247,8 +247,7 @@ impl Tensor {
     /// See [`mean`](Self::mean).
     #[track_caller]
     pub fn nanmean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        dispatch_in_f32!("nanmean", [self], |x| x.nanmean(dims, keepdim));
-        let _op = memory::scope::enter_op("nanmean");
+        operation!("nanmean", in_f32[self], |x| x.nanmean(dims, keepdim));
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let there = x.detach().isnan()?.logical_not()?.to_dtype(x.dtype())?;
         x.nansum(dims, keepdim)?.div(&there.sum(dims, keepdim)?)
@@ -267,9 +266,7 @@ impl Tensor {
         fweights: Option<&Tensor>,
         aweights: Option<&Tensor>,
     ) -> Result<Tensor> {
-        const OP: &str = "cov";
-        dispatch_in_f32!(OP, [self], |x| x.cov(correction, fweights, aweights));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "cov", in_f32[self], |x| x.cov(correction, fweights, aweights));
         fail_if!(self.rank() > 2; shape(OP, [self]), "takes at most two dimensions");
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let x = x.atleast_2d()?;
@@ -308,8 +305,7 @@ impl Tensor {
     /// See [`cov`](Self::cov).
     #[track_caller]
     pub fn corrcoef(&self) -> Result<Tensor> {
-        dispatch_in_f32!("corrcoef", [self], |x| x.corrcoef());
-        let _op = memory::scope::enter_op("corrcoef");
+        operation!("corrcoef", in_f32[self], |x| x.corrcoef());
         let all = self.cov(1.0, None, None)?;
         if all.rank() == 0 {
             return all.div(&all);
@@ -324,9 +320,7 @@ impl Tensor {
     /// `self` has fewer than two dimensions or is not a float, or `dim`, `p` or `most` is out of range.
     #[track_caller]
     pub fn renorm(&self, p: f64, dim: isize, most: f64) -> Result<Tensor> {
-        const OP: &str = "renorm";
-        dispatch_in_f32!(OP, [self], |x| x.renorm(p, dim, most));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "renorm", in_f32[self], |x| x.renorm(p, dim, most));
         let d = normalize_dim(OP, dim, self.rank())?;
         fail_if!(self.rank() < 2; shape(OP, [self]), "takes at least two dimensions");
         fail_if!(!(p > 0.0 && most >= 0.0);
@@ -344,8 +338,7 @@ impl Tensor {
     /// See [`var`](Self::var).
     #[track_caller]
     pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        dispatch_autocast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
-        let _op = memory::scope::enter_op("logsumexp");
+        operation!("logsumexp", autocast[self], |x| x.logsumexp(dims, keepdim));
         if !self.dtype().is_float() {
             return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
         }

@@ -54,13 +54,12 @@ pub fn column_stack(tensors: &[&Tensor]) -> Result<Tensor> {
 /// The list is empty, or a tensor has more than two dimensions.
 #[track_caller]
 pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
-    const OP: &str = "block_diag";
-    let _op = memory::scope::enter_op(OP);
+    operation!(OP = "block_diag");
     if let Some(t) = tensors.iter().find(|t| t.rank() > 2) {
         return Err(Error::shape(OP, "takes tensors of at most two dimensions", &[t.shape()]));
     }
     let Some(dtype) = tensors.iter().map(|t| t.dtype()).reduce(DType::promote) else {
-        return Err(Error::argument(OP, "takes at least one tensor"));
+        fail!(argument(OP), "takes at least one tensor")
     };
     let blocks = tensors.iter().map(|t| t.to_dtype(dtype)?.atleast_2d()).collect::<Result<Vec<_>>>()?;
     let columns: usize = blocks.iter().map(|t| t.shape()[1]).sum();
@@ -114,7 +113,7 @@ pub fn broadcast_tensors(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
 /// The list is empty, or a tensor is not one-dimensional.
 #[track_caller]
 pub fn cartesian_prod(lines: &[&Tensor]) -> Result<Tensor> {
-    let _op = memory::scope::enter_op("cartesian_prod");
+    operation!("cartesian_prod");
     if let Some(t) = lines.iter().find(|t| t.rank() != 1) {
         return Err(Error::shape("cartesian_prod", "takes tensors of one dimension", &[t.shape()]));
     }
@@ -185,11 +184,8 @@ impl Tensor {
     /// There is more than one dimension, or `r` is 0.
     #[track_caller]
     pub fn combinations(&self, r: usize, with_replacement: bool) -> Result<Tensor> {
-        const OP: &str = "combinations";
-        let _op = memory::scope::enter_op(OP);
-        let &[n] = self.shape() else {
-            return Err(Error::shape(OP, "takes a tensor of one dimension", &[self.shape()]));
-        };
+        operation!(OP = "combinations");
+        let &[n] = self.shape() else { fail!(shape(OP, [self]), "takes a tensor of one dimension") };
         fail_if!(r == 0; argument(OP), "takes at least one element at a time");
         // One tensor holds the flags of all tuples.
         let tuples = u32::try_from(r).ok().filter(|&r| r <= 64).and_then(|r| n.checked_pow(r));
@@ -232,8 +228,7 @@ impl Tensor {
     /// The operation does not support the types.
     #[track_caller]
     pub fn kron(&self, other: &Tensor) -> Result<Tensor> {
-        dispatch_autocast!("kron", [self, other], |a, b| a.kron(&b));
-        let _op = memory::scope::enter_op("kron");
+        operation!("kron", autocast [self, other], |a, b| a.kron(&b));
         let rank = self.rank().max(other.rank());
         let padded = |t: &Tensor| -> Dims { [&vec![1; rank - t.rank()][..], t.shape()].concat().into() };
         let (a, b) = (padded(self), padded(other));
@@ -252,8 +247,7 @@ impl Tensor {
     /// The dimensions do not fit, are out of range or repeated, or the operation does not support the types.
     #[track_caller]
     pub fn tensordot(&self, other: &Tensor, dims: &[isize], other_dims: &[isize]) -> Result<Tensor> {
-        const OP: &str = "tensordot";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "tensordot");
         let places = |t: &Tensor, dims: &[isize]| -> Result<Dims> {
             let places = dims.iter().map(|&d| normalize_dim(OP, d, t.rank())).collect::<Result<Dims>>()?;
             match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {

@@ -242,13 +242,10 @@ impl Tensor {
     pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Tensor> {
         const OP: &str = "unfold";
         let d = normalize_dim(OP, dim, self.rank())?;
-        let extent = self.shape().get(d).copied().unwrap_or(1);
+        let extent = extent_or_one(self, d);
         fail_if!(step == 0 || size > extent; argument(OP),
             "windows of {size}, {step} apart, do not fit dimension {d} of extent {extent}; the step is at least 1");
-        let mut shape: Dims = self.shape().into();
-        if let Some(n) = shape.get_mut(d) {
-            *n = (extent - size) / step + 1;
-        }
+        let mut shape = with_extent(self.shape(), d, (extent - size) / step + 1);
         shape.push(size);
         check_view_numel(OP, &shape)?;
         Ok(strided_view(OP, self, move |strides, offset| {
@@ -278,8 +275,7 @@ impl Tensor {
         padding: impl IntoSpatial<2>,
         stride: impl IntoSpatial<2>,
     ) -> Result<Tensor> {
-        const OP: &str = "im2col";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "im2col");
         let blocks = Im2colGeometry::new(
             OP,
             kernel_size.spatial(),
@@ -315,8 +311,7 @@ impl Tensor {
         padding: impl IntoSpatial<2>,
         stride: impl IntoSpatial<2>,
     ) -> Result<Tensor> {
-        const OP: &str = "col2im";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "col2im");
         fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let blocks = Im2colGeometry::new(
             OP,

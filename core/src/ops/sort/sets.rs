@@ -131,7 +131,7 @@ impl Tensor {
     /// The type is bool.
     #[track_caller]
     pub fn isin(&self, elements: &Tensor, invert: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("isin");
+        operation!("isin");
         self.check_same_device("isin", elements)?;
         let dtype = self.dtype().promote(elements.dtype());
         let (x, set) = (self.detach().to_dtype(dtype)?, elements.detach().to_dtype(dtype)?.reshape([-1])?);
@@ -156,7 +156,7 @@ impl Tensor {
     /// A capture is active.
     #[track_caller]
     pub fn unique(&self) -> Result<Unique> {
-        let _op = memory::scope::enter_op("unique");
+        operation!("unique");
         let line = self.reshape([-1])?;
         if line.dtype() == DType::Bool {
             let found = line.to_dtype(DType::U8)?.unique()?;
@@ -178,7 +178,7 @@ impl Tensor {
     /// See [`unique`](Self::unique).
     #[track_caller]
     pub fn unique_consecutive(&self) -> Result<Unique> {
-        let _op = memory::scope::enter_op("unique_consecutive");
+        operation!("unique_consecutive");
         let (values, run, counts) = find_equal_runs(&self.reshape([-1])?)?;
         Ok(Unique { values, inverse_indices: run.to_dtype(DType::I64)?.reshape(self.shape())?, counts })
     }
@@ -191,8 +191,7 @@ impl Tensor {
     /// `dim` is out of range, or slices have no elements. See also [`unique`](Self::unique).
     #[track_caller]
     pub fn unique_dim(&self, dim: isize) -> Result<Unique> {
-        const OP: &str = "unique_dim";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "unique_dim");
         let (rows, back) = self.flatten_slices(OP, dim)?;
         let (n, width) = (rows.shape()[0], rows.shape()[1]);
         // Each element of a slice costs one sort.
@@ -216,8 +215,7 @@ impl Tensor {
     /// See [`unique_dim`](Self::unique_dim).
     #[track_caller]
     pub fn unique_consecutive_dim(&self, dim: isize) -> Result<Unique> {
-        const OP: &str = "unique_consecutive_dim";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "unique_consecutive_dim");
         let (rows, back) = self.flatten_slices(OP, dim)?;
         let (values, run, counts) = find_equal_runs(&rows)?;
         Ok(Unique { values: back(&values)?, inverse_indices: run.to_dtype(DType::I64)?, counts })
@@ -251,8 +249,7 @@ impl Tensor {
     /// `dim` is out of range or has no elements.
     #[track_caller]
     pub fn mode(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "mode";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "mode");
         let d = normalize_dim(OP, dim, self.rank())?;
         if self.rank() == 0 {
             return Ok((self.clone(), Tensor::zeros(&[], DType::I64, self.device())?));
@@ -293,8 +290,7 @@ impl Tensor {
     /// not floats. A capture is active.
     #[track_caller]
     pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
-        const OP: &str = "bincount";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "bincount");
         fail_if!(self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape());
             shape(OP, &[self.shape(), weights.unwrap_or(self).shape()]),
             "takes a line of integers, and as many weights");
@@ -325,8 +321,7 @@ impl Tensor {
     /// `bins` is 0, `min` exceeds `max`, a limit is not finite, or the type is not a float.
     #[track_caller]
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Tensor> {
-        const OP: &str = "histc";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "histc");
         fail_if!(bins == 0 || !(min <= max && (max - min).is_finite());
             argument(OP), "takes at least one bin between finite bounds, got {bins} from {min} to {max}");
         fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
