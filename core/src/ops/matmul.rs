@@ -11,6 +11,7 @@ pub(crate) mod matmul_tiling;
 pub(crate) mod scaled_mm;
 
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
+use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{GradRule, PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
 use crate::ops::prelude::*;
@@ -422,15 +423,11 @@ pub(crate) fn describe_for_profiler(call: &MatmulCall) -> WorkItem {
     }
 }
 
-static ADD_SCALED: PointwiseOp = PointwiseOp {
-    name: "addmm",
+pointwise_ops! {
     // With a beta of 0 the input is ignored, even if it is NaN.
-    expr: "select(T(beta) * a, T(0), T(beta) == T(0)) + T(alpha) * b",
-    int_f64_expr: "",
-    type_rule: TypeRule::Number,
-    math_files: &[],
-    grads: &[GradRule::Expr("g * T(beta)", &[]), GradRule::Expr("g * T(alpha)", &[])],
-};
+    ADD_SCALED "addmm": Number, "select(T(beta) * a, T(0), T(beta) == T(0)) + T(alpha) * b", [], [
+        GradRule::Expr("g * T(beta)", &[]), GradRule::Expr("g * T(alpha)", &[])];
+}
 
 /// Computes beta · input + alpha · product in the product's shape. A beta of 0 ignores the input, even NaN.
 pub(super) fn add_scaled(

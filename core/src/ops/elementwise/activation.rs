@@ -2,6 +2,7 @@
 
 use crate::ops::elementwise::pointwise::GradRule::Expr;
 use crate::ops::elementwise::pointwise::GradVar::{A, B, Y};
+use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
 use crate::ops::elementwise::unary::unary;
 use crate::ops::kernel::heuristics;
@@ -71,23 +72,12 @@ unary! {
         Expr("select(g, T(0), a <= threshold)", &[A]);
 }
 
-static PRELU: PointwiseOp = PointwiseOp {
-    name: "prelu",
-    expr: "select(a * b, a, a > 0.0)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &[],
-    grads: &[Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])],
-};
-
-static GLU: PointwiseOp = PointwiseOp {
-    name: "glu",
-    expr: "a * m_sigmoid(b)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base", "exp"],
-    grads: &[Expr("g * m_sigmoid(b)", &[B]), Expr("g * a * m_sigmoid(b) * m_sigmoid(-b)", &[A, B])],
-};
+pointwise_ops! {
+    PRELU "prelu": Float, "select(a * b, a, a > 0.0)", [], [
+        Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])];
+    GLU "glu": Float, "a * m_sigmoid(b)", ["base", "exp"], [
+        Expr("g * m_sigmoid(b)", &[B]), Expr("g * a * m_sigmoid(b) * m_sigmoid(-b)", &[A, B])];
+}
 
 /// Computes the backward pass of [`gelu_tanh`](Tensor::gelu_tanh) and the products next to it, in one pass
 /// over x \[rows, extent\]. Multiplies g, the gradient of the result, by the derivative in place. Returns

@@ -3,6 +3,7 @@
 
 use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
 use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
+use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
 use crate::ops::prelude::*;
 use crate::scalar::ScalarConversion;
@@ -170,47 +171,20 @@ pub(crate) fn comparison_op(name: &str) -> &'static PointwiseOp {
     }
 }
 
-static WHERE: PointwiseOp = PointwiseOp {
-    name: "where",
-    expr: "select(c, b, a != T(0))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Any,
-    math_files: &[],
-    grads: &[NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])],
-};
-
-// In place, the tensor is the first operand.
-static MASKED_FILL_: PointwiseOp = PointwiseOp {
-    name: "masked_fill_",
-    expr: "select(a, c, b != T(0))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Any,
-    math_files: &[],
-    grads: &[Expr("select(g, T(0), b != T(0))", &[B]), NoGrad, Expr("select(T(0), g, b != T(0))", &[B])],
-};
-
-static FILL_: PointwiseOp = PointwiseOp {
-    name: "fill_",
-    expr: "b",
-    int_f64_expr: "",
-    type_rule: TypeRule::Any,
-    math_files: &[],
-    grads: &[Zero, Expr("g", &[])],
-};
-
-static CLAMP: PointwiseOp = PointwiseOp {
-    name: "clamp",
-    expr: "m_min(m_max(a, b), c)",
-    int_f64_expr: "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))",
-    type_rule: TypeRule::Number,
-    math_files: &["base"],
+pointwise_ops! {
+    WHERE "where": Any, "select(c, b, a != T(0))", [], [
+        NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])];
+    // In place, the tensor is the first operand.
+    MASKED_FILL_ "masked_fill_": Any, "select(a, c, b != T(0))", [], [
+        Expr("select(g, T(0), b != T(0))", &[B]), NoGrad, Expr("select(T(0), g, b != T(0))", &[B])];
+    FILL_ "fill_": Any, "b", [], [Zero, Expr("g", &[])];
     // Equal operands share the gradient.
-    grads: &[
+    CLAMP "clamp": Number, "m_min(m_max(a, b), c)"
+        | "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, g * 0.5, (a == b || a == c) && b < c), T(0), a < b || a > c)", &[A, B, C]),
         Expr("select(select(T(0), g * 0.5, a == b && b < c), g, a < b && b <= c)", &[A, B, C]),
-        Expr("select(select(T(0), g * 0.5, a == c && b < c), g, b > c || (a > c && b <= c))", &[A, B, C]),
-    ],
-};
+        Expr("select(select(T(0), g * 0.5, a == c && b < c), g, b > c || (a > c && b <= c))", &[A, B, C])];
+}
 
 /// Clamp by scalars. The gradient is zero at a bound, unless the bound is infinite and so clamps nothing.
 static CLAMP_SCALARS: PointwiseOp = PointwiseOp {
@@ -229,32 +203,14 @@ fn select_clamp_op(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp
     if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_SCALARS } else { &CLAMP }
 }
 
-static ADDCMUL: PointwiseOp = PointwiseOp {
-    name: "addcmul",
-    expr: "a + value * b * c",
-    int_f64_expr: "",
-    type_rule: TypeRule::Number,
-    math_files: &[],
-    grads: &[Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])],
-};
-
-static ADDCDIV: PointwiseOp = PointwiseOp {
-    name: "addcdiv",
-    expr: "a + value * b / c",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &[],
-    grads: &[Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])],
-};
-
-static LERP: PointwiseOp = PointwiseOp {
-    name: "lerp",
-    expr: "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &[],
-    grads: &[Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])],
-};
+pointwise_ops! {
+    ADDCMUL "addcmul": Number, "a + value * b * c", [], [
+        Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])];
+    ADDCDIV "addcdiv": Float, "a + value * b / c", [], [
+        Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])];
+    LERP "lerp": Float, "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)", [], [
+        Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])];
+}
 
 /// Fails for a factor that integer operands would truncate.
 fn check_integer_value(operands: &[Operand<'_>], value: f64) -> Result<()> {

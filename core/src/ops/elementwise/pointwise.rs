@@ -121,6 +121,22 @@ pub(crate) struct PointwiseOp {
     pub(crate) grads: &'static [GradRule],
 }
 
+/// Declares operations: `NAME "name": TypeRule, "expr" | "expression for integers and f64", [math files], [gradients];`.
+macro_rules! pointwise_ops {
+    ($($(#[$attr:meta])* $id:ident $name:literal: $types:ident, $expr:literal $(| $plain:literal)?, [$($math:literal),*], [$($grad:expr),* $(,)?];)*) => {$(
+        $(#[$attr])*
+        pub(super) static $id: PointwiseOp = PointwiseOp {
+            name: $name,
+            expr: $expr,
+            int_f64_expr: concat!($($plain)?),
+            type_rule: TypeRule::$types,
+            math_files: &[$($math),*],
+            grads: &[$($grad),*],
+        };
+    )*};
+}
+pub(crate) use pointwise_ops;
+
 const INPUT_NAMES: [&str; 3] = ["a", "b", "c"];
 
 fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DType)> {

@@ -2,6 +2,7 @@
 
 use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
 use crate::ops::elementwise::pointwise::GradVar::{A, Y};
+use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
 use crate::ops::prelude::*;
 
@@ -179,52 +180,20 @@ unary! {
     logical_not(): Logic, "!a", [], NoGrad;
 }
 
-/// Polygamma function, where `factor` is (-1)ⁿ⁺¹ n!.
-static POLYGAMMA: PointwiseOp = PointwiseOp {
-    name: "polygamma",
-    expr: "m_polygamma(a, n, factor)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base", "exp", "pow", "polygamma"],
-    grads: &[Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])],
-};
-
-static NAN_TO_NUM: PointwiseOp = PointwiseOp {
-    name: "nan_to_num_with",
-    expr: "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base"],
-    grads: &[Expr("select(0.0, g, m_isfinite(a))", &[A])],
-};
-
-/// Rounding to decimals. At least one of `up` and `down` is 1.
-static ROUND_DECIMALS: PointwiseOp = PointwiseOp {
-    name: "round_decimals",
-    expr: "round(a * up / down) / up * down",
-    int_f64_expr: "near(a * up / down) / up * down",
-    type_rule: TypeRule::Float,
-    math_files: &["base"],
-    grads: &[Zero],
-};
-
-static LOGIT: PointwiseOp = PointwiseOp {
-    name: "logit",
-    expr: "m_log(a / (1.0 - a))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base", "log"],
-    grads: &[Expr("select(m_nan(), g / (a * (1.0 - a)), a >= 0.0 && a <= 1.0)", &[A])],
-};
-
-static BITWISE_NOT: PointwiseOp = PointwiseOp {
-    name: "bitwise_not",
-    expr: "~a",
-    int_f64_expr: "",
-    type_rule: TypeRule::Bits,
-    math_files: &[],
-    grads: &[NoGrad],
-};
+pointwise_ops! {
+    /// Polygamma function, where `factor` is (-1)ⁿ⁺¹ n!.
+    POLYGAMMA "polygamma": Float, "m_polygamma(a, n, factor)", ["base", "exp", "pow", "polygamma"], [
+        Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])];
+    NAN_TO_NUM "nan_to_num_with": Float, "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))", ["base"], [
+        Expr("select(0.0, g, m_isfinite(a))", &[A])];
+    /// Rounding to decimals. At least one of `up` and `down` is 1.
+    ROUND_DECIMALS "round_decimals": Float, "round(a * up / down) / up * down"
+        | "near(a * up / down) / up * down", ["base"], [
+        Zero];
+    LOGIT "logit": Float, "m_log(a / (1.0 - a))", ["base", "log"], [
+        Expr("select(m_nan(), g / (a * (1.0 - a)), a >= 0.0 && a <= 1.0)", &[A])];
+    BITWISE_NOT "bitwise_not": Bits, "~a", [], [NoGrad];
+}
 
 impl Tensor {
     /// Computes the derivative of order `n` of [`digamma`](Self::digamma): (-1)ⁿ⁺¹ n! ζ(n + 1, a), with

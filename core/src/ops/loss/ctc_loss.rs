@@ -2,6 +2,7 @@
 
 use crate::ops::elementwise::pointwise::GradRule::Expr;
 use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
+use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::index::select;
 use crate::ops::loss::Reduction;
@@ -12,19 +13,13 @@ const OP: &str = "ctc_loss";
 /// Finite stand-in for log(0), because -inf minus itself is NaN.
 const LOG_ZERO: f64 = -1e30;
 
-/// ln(eᵃ + eᵇ + eᶜ).
-static LOGSUMEXP3: PointwiseOp = PointwiseOp {
-    name: "logsumexp of three",
-    expr: "max(a, max(b, c)) + m_log(m_exp(a - max(a, max(b, c))) + m_exp(b - max(a, max(b, c))) + m_exp(c - max(a, max(b, c))))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base", "exp", "log"],
-    grads: &[
+pointwise_ops! {
+    /// ln(eᵃ + eᵇ + eᶜ).
+    LOGSUMEXP3 "logsumexp of three": Float, "max(a, max(b, c)) + m_log(m_exp(a - max(a, max(b, c))) + m_exp(b - max(a, max(b, c))) + m_exp(c - max(a, max(b, c))))", ["base", "exp", "log"], [
         Expr("g * m_exp(a - y)", &[A, Y]),
         Expr("g * m_exp(b - y)", &[B, Y]),
-        Expr("g * m_exp(c - y)", &[C, Y]),
-    ],
-};
+        Expr("g * m_exp(c - y)", &[C, Y])];
+}
 
 /// Arguments of [`Tensor::ctc_loss`] in addition to the log-probabilities.
 ///

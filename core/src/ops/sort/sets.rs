@@ -1,6 +1,7 @@
 //! Set operations: comparison with tolerances, membership, unique elements and counts.
 
 use crate::ops::elementwise::pointwise::GradRule::None as NoGrad;
+use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::index::select::cast_index_to_i32;
 use crate::ops::prelude::*;
@@ -8,14 +9,10 @@ use crate::ops::reduce::scan;
 use crate::ops::shape::cat;
 use crate::tensor::layout::tensor_numel;
 
-static ISCLOSE: PointwiseOp = PointwiseOp {
-    name: "isclose",
-    expr: "a == b || (m_isfinite(a) && m_isfinite(b) && abs(a - b) <= atol + rtol * abs(b)) || (m_isnan(a) && m_isnan(b) && nan > 0.0)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Predicate,
-    math_files: &["base"],
-    grads: &[NoGrad, NoGrad],
-};
+pointwise_ops! {
+    ISCLOSE "isclose": Predicate, "a == b || (m_isfinite(a) && m_isfinite(b) && abs(a - b) <= atol + rtol * abs(b)) || (m_isnan(a) && m_isnan(b) && nan > 0.0)", ["base"], [
+        NoGrad, NoGrad];
+}
 
 /// Largest number of bins that a workgroup counts in shared memory.
 const MAX_SHARED_BINS: usize = 2048;
