@@ -186,11 +186,9 @@ fn check_conv_operands(
 
 fn check_bias(op: &'static str, bias: Option<&Tensor>, channels: usize) -> Result<()> {
     match bias {
-        Some(b) if b.shape() != [channels] => Err(Error::shape(
-            op,
-            format!("the bias has one element for each of {channels} channels"),
-            &[b.shape()],
-        )),
+        Some(b) if b.shape() != [channels] => {
+            fail!(shape(op, [b]), "the bias has one element for each of {channels} channels")
+        }
         _ => Ok(()),
     }
 }

@@ -67,11 +67,10 @@ pub(crate) fn ensure_batched<const N: usize>(op: &'static str, x: &Tensor) -> Re
     match x.rank() {
         r if r == N + 2 => Ok((x.clone(), false)),
         r if r == N + 1 => Ok((x.unsqueeze(0)?, true)),
-        r => Err(Error::shape(
-            op,
-            format!("takes [channels, ..] or [batch, channels, ..] with {N} more dimensions, not rank {r}"),
-            &[x.shape()],
-        )),
+        r => fail!(
+            shape(op, [x]),
+            "takes [channels, ..] or [batch, channels, ..] with {N} more dimensions, not rank {r}"
+        ),
     }
 }
 

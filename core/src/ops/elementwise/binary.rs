@@ -218,15 +218,9 @@ fn check_integer_value(operands: &[Operand<'_>], value: f64) -> Result<()> {
         Operand::Tensor(t) => t.dtype().is_float(),
         Operand::Scalar(s) => matches!(s, Scalar::Float(_)),
     };
-    if value.fract() == 0.0 || operands.iter().any(float) {
-        return Ok(());
-    }
-    Err(Error::argument(
-        "addcmul",
-        format!(
-            "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`"
-        ),
-    ))
+    fail_if!(!(value.fract() == 0.0 || operands.iter().any(float)); argument("addcmul"),
+        "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`");
+    Ok(())
 }
 
 impl Tensor {
@@ -257,13 +251,11 @@ impl Tensor {
         match number.convert_to(self.dtype()) {
             ScalarConversion::Exact(number) => Ok(Operand::Scalar(number)),
             _ if self.dtype().is_float() => number.checked_cast(op, self.dtype()).map(Operand::Scalar),
-            _ => Err(Error::argument(
-                op,
-                format!(
-                    "{} does not hold the value {number:?}; cast the tensor with `to_dtype`",
-                    self.dtype()
-                ),
-            )),
+            _ => fail!(
+                argument(op),
+                "{} does not hold the value {number:?}; cast the tensor with `to_dtype`",
+                self.dtype()
+            ),
         }
     }
 

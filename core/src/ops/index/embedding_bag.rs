@@ -69,11 +69,10 @@ fn bag_count_and_length(
                 Error::argument(OP, "include_last_offset takes offsets that end with the number of samples")
             })
         }
-        _ => Err(Error::shape(
-            OP,
-            "takes an index of one dimension with offsets of one, or an index of two dimensions without",
-            &[table.shape(), index.shape(), bags.offsets.map_or(&[][..], Tensor::shape)],
-        )),
+        _ => fail!(
+            shape(OP, &[table.shape(), index.shape(), bags.offsets.map_or(&[][..], Tensor::shape)]),
+            "takes an index of one dimension with offsets of one, or an index of two dimensions without"
+        ),
     }
 }
 

@@ -70,33 +70,21 @@ pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device
 }
 
 pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
-    if !t.dtype().is_storage_only() {
-        return Ok(());
-    }
-    Err(Error::dtype(
-        op,
-        t.dtype(),
-        "is only stored and multiplied by `scaled_mm`; cast with `to_dtype` first",
-    ))
+    fail_if!(t.dtype().is_storage_only();
+        dtype(op, t.dtype()), "is only stored and multiplied by `scaled_mm`; cast with `to_dtype` first");
+    Ok(())
 }
 
 pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
-    if mask.dtype() == DType::Bool {
-        return Ok(());
-    }
-    Err(Error::dtype(op, mask.dtype(), "the mask is bool; compare, or cast with `to_dtype`"))
+    fail_if!(mask.dtype() != DType::Bool;
+        dtype(op, mask.dtype()), "the mask is bool; compare, or cast with `to_dtype`");
+    Ok(())
 }
 
 pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
-    if rank <= MAX_RANK {
-        return Ok(());
-    }
-    Err(Error::argument(
-        op,
-        format!(
-            "{rank} dimensions that do not merge; kernels index by at most {MAX_RANK}: make it contiguous first"
-        ),
-    ))
+    fail_if!(rank > MAX_RANK; argument(op),
+        "{rank} dimensions that do not merge; kernels index by at most {MAX_RANK}: make it contiguous first");
+    Ok(())
 }
 
 /// Runs a kernel with `groups` workgroups over the storages of `tensors`, in the order of its bindings.

@@ -47,10 +47,10 @@ fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
 fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
     let device = target.device();
     match options.reduction {
-        Reduction::None => Err(Error::argument(
-            OP,
-            "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait",
-        )),
+        Reduction::None => fail!(
+            argument(OP),
+            "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait"
+        ),
         Reduction::Sum => Tensor::ones(&[], DType::F32, device),
         Reduction::BatchMean => Tensor::full(&[], target.numel() as f64, DType::F32, device),
         Reduction::Mean => {

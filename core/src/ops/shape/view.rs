@@ -10,15 +10,9 @@ const MAX_SPLITS: usize = 1 << 20;
 
 /// Fails if a split has too many parts.
 fn check_split_count(op: &'static str, count: usize) -> Result<()> {
-    if count <= MAX_SPLITS {
-        return Ok(());
-    }
-    Err(Error::argument(
-        op,
-        format!(
-            "{count} parts, and at most 1,048,576 are made, each a tensor of its own; take larger ones, or `narrow` those that are needed"
-        ),
-    ))
+    fail_if!(count > MAX_SPLITS; argument(op),
+        "{count} parts, and at most 1,048,576 are made, each a tensor of its own; take larger ones, or `narrow` those that are needed");
+    Ok(())
 }
 
 impl Tensor {
