@@ -2,6 +2,9 @@
 //!
 //! Programs use the facade crate `forebay`, which re-exports the modules of both crates.
 
+// `#[derive(Module)]` names the facade.
+extern crate self as forebay;
+
 pub mod data;
 pub mod io;
 pub mod nn;

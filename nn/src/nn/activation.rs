@@ -13,7 +13,6 @@ macro_rules! activation_layers {
         $(#[$doc])*
         #[doc = concat!("[`", stringify!($op), "`](Tensor::", stringify!($op), ") as a layer.")]
         #[derive(Clone, Copy, Debug, PartialEq, Module)]
-        #[module(crate = crate)]
         pub struct $layer {
             $(
                 #[doc = concat!("As there; ", stringify!($default), ".")]
@@ -97,7 +96,6 @@ activation_layers! {
 
 /// Softmax over the channels of \[batch, channels, height, width\] or \[channels, height, width\].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
-#[module(crate = crate)]
 pub struct Softmax2d;
 
 impl Softmax2d {
@@ -122,7 +120,6 @@ impl Softmax2d {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Prelu {
     /// Slopes, \[1\] or \[channels\].
     pub weight: Tensor,
@@ -149,7 +146,6 @@ impl Prelu {
 /// x if x > 0, else a random slope times x (Xu et al., 2015). In training, each element draws its slope from
 /// the range. In evaluation, the slope is the middle of the range.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Rrelu {
     /// Lower bound of the slope; PyTorch's default is 1/8.
     pub lower: f64,

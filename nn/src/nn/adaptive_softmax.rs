@@ -21,14 +21,12 @@ use forebay_core::tensor::Tensor;
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct AdaptiveLogSoftmaxWithLoss {
     /// Scores of the frequent classes and of the clusters.
     pub head: Linear,
     /// Two layers for each cluster: features to fewer features, then to the cluster's classes.
     pub tail: Vec<Sequential>,
     /// First class of each cluster, then the number of classes.
-    #[module(skip)]
     cutoffs: Vec<usize>,
     scope: ModuleScope,
 }

@@ -9,7 +9,6 @@ use forebay_core::tensor::Tensor;
 /// Multi-head self-attention as in GPT-2: one projection to queries, keys and values, and one output
 /// projection.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct SelfAttention {
     /// Projection from \[features\] to queries, keys and values, concatenated: \[3 · features\].
     pub qkv: Linear,

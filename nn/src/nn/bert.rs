@@ -191,7 +191,6 @@ impl BertOptions {
 
 /// Sum of the embeddings of tokens, positions and segments, normalised.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertEmbeddings {
     /// Embedding of tokens.
     pub word_embeddings: Embedding,
@@ -209,7 +208,6 @@ pub struct BertEmbeddings {
 
 /// Projections to queries, keys and values.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertProjections {
     /// Projection to queries.
     pub query: Linear,
@@ -221,7 +219,6 @@ pub struct BertProjections {
 
 /// A linear layer, a residual sum and a norm of the sum.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertOutput {
     /// Linear layer.
     pub dense: Linear,
@@ -247,7 +244,6 @@ impl BertOutput {
 
 /// Bidirectional self-attention.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertAttention {
     /// Projections to queries, keys and values.
     #[module(name = "self")]
@@ -281,7 +277,6 @@ impl BertAttention {
 
 /// First of the two feed-forward layers.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertIntermediate {
     /// Linear layer to the intermediate features.
     pub dense: Linear,
@@ -289,7 +284,6 @@ pub struct BertIntermediate {
 
 /// Encoder layer: self-attention, then a feed-forward network, each with a residual sum and a norm.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertLayer {
     /// Self-attention.
     pub attention: BertAttention,
@@ -334,7 +328,6 @@ impl BertLayer {
 
 /// Stack of encoder layers.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertEncoder {
     /// Layers in order.
     pub layer: Vec<BertLayer>,
@@ -342,7 +335,6 @@ pub struct BertEncoder {
 
 /// A linear layer over the features of the first token, followed by tanh.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertPooler {
     /// Linear layer.
     pub dense: Linear,
@@ -367,7 +359,6 @@ pub struct BertPooler {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Bert {
     /// Input embeddings.
     pub embeddings: BertEmbeddings,

@@ -120,7 +120,6 @@ macro_rules! conv_layer {
     ) => {
         #[doc = concat!($doc, " of \\[batch, channels, ", $shape, "\\].")]
         #[derive(Debug, Module)]
-        #[module(crate = crate)]
         pub struct $layer {
             #[doc = concat!("\\[", $weight, ", ", $shape, "\\].")]
             pub weight: Tensor,

@@ -12,7 +12,6 @@ macro_rules! dropout_layers {
     ($($(#[$doc:meta])* $layer:ident $what:literal = |$x:ident, $p:ident, $training:ident| $forward:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Debug, Module)]
-        #[module(crate = crate)]
         pub struct $layer {
             /// Probability with which an element or channel is dropped.
             pub p: f64,

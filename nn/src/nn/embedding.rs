@@ -25,7 +25,6 @@ impl MaxNorm {
 
 /// Table of vectors, selected by integers.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Embedding {
     /// Table, \[entries, features\].
     pub weight: Tensor,
@@ -103,15 +102,12 @@ impl Embedding {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct EmbeddingBag {
     /// Table, \[entries, features\].
     pub weight: Tensor,
     #[module(skip)]
     mode: EmbeddingBagMode,
-    #[module(skip)]
     padding_idx: Option<usize>,
-    #[module(skip)]
     scale_grad_by_freq: bool,
     #[module(skip)]
     max_norm: Option<MaxNorm>,

@@ -58,7 +58,6 @@ impl GptOptions {
 
 /// Causal self-attention, with the parameter names of GPT-2's files.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct GptAttention {
     /// Projection to queries, keys and values, concatenated.
     pub c_attn: Linear,
@@ -82,7 +81,6 @@ impl GptAttention {
 
 /// Feed-forward network of two layers.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct GptMlp {
     /// Layer to four times the width.
     pub c_fc: Linear,
@@ -109,7 +107,6 @@ impl GptMlp {
 /// Transformer block: causal attention, then a feed-forward network, each with a norm before and a residual
 /// sum after.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct GptBlock {
     /// Norm before the attention.
     pub ln_1: LayerNorm,
@@ -194,7 +191,6 @@ impl GptBlock {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Gpt {
     /// Token embedding.
     pub wte: Embedding,

@@ -7,7 +7,6 @@ use forebay_core::tensor::Tensor;
 
 /// Linear layer: x · weightᵀ + bias over the last dimension.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Linear {
     /// Weight, \[out, in\].
     pub weight: Tensor,
@@ -83,7 +82,6 @@ impl HasWeight for Linear {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Bilinear {
     /// Weight, \[out, in1, in2\].
     pub weight: Tensor,

@@ -12,7 +12,6 @@ macro_rules! loss_layers {
     ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident $(, $x:ident)*| $call:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Copy, Debug, PartialEq, Module)]
-        #[module(crate = crate)]
         pub struct $loss {
             $(
                 #[doc = concat!("As the method's; ", stringify!($default), ".")]
@@ -101,7 +100,6 @@ macro_rules! weighted_loss_layers {
     ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident, $x:ident, $target:ident| $call:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Clone, Debug, Module)]
-        #[module(crate = crate)]
         pub struct $loss {
             /// Optional weights.
             pub weight: Option<Tensor>,
@@ -175,7 +173,6 @@ weighted_loss_layers! {
 /// Connectionist temporal classification, for label sequences without alignment:
 /// [`ctc_loss`](Tensor::ctc_loss).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
-#[module(crate = crate)]
 pub struct CtcLoss {
     /// Index of the blank class; 0.
     pub blank: usize,
@@ -213,7 +210,6 @@ impl CtcLoss {
 
 /// Cosine of the angle between vectors: [`cosine_similarity`](Tensor::cosine_similarity).
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
-#[module(crate = crate)]
 pub struct CosineSimilarity {
     /// Dimension of the vectors; 1.
     pub dim: isize,
@@ -240,7 +236,6 @@ impl CosineSimilarity {
 
 /// p-norm of the difference of vectors: [`pairwise_distance`](Tensor::pairwise_distance).
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
-#[module(crate = crate)]
 pub struct PairwiseDistance {
     /// Exponent of the norm; 2.
     pub p: f64,

@@ -116,7 +116,7 @@ pub fn join_path(path: &str, name: &str) -> String {
 /// # use forebay_core::{device::Device, error::Result, tensor::Tensor};
 /// # use forebay_nn::nn::{Linear, Module};
 /// #[derive(Module)]
-/// # #[module(crate = forebay_core)]
+/// # #[module(crate = forebay_nn)]
 /// struct Net {
 ///     fc1: Linear,
 ///     fc2: Linear,

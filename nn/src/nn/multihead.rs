@@ -96,7 +96,6 @@ impl Default for MultiheadAttentionOptions {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct MultiheadAttention {
     /// Projection to queries, keys and values, \[3 · features, features\], if all have the same number of
     /// features.

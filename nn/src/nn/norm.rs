@@ -21,7 +21,6 @@ fn create_zeros_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
 
 /// Layer normalisation: normalises the last dimensions to mean 0 and variance 1, then scales and shifts.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct LayerNorm {
     /// Scale in the normalised shape; initially 1.
     pub weight: Tensor,
@@ -92,7 +91,6 @@ impl LayerNorm {
 
 /// RMS normalisation: divides the last dimensions by the root of their mean square, then scales.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct RmsNorm {
     /// Scale in the normalised shape; initially 1.
     pub weight: Tensor,
@@ -147,7 +145,6 @@ impl RmsNorm {
 
 /// Normalises groups of channels of \[batch, channels, ...\], then scales and shifts each channel.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct GroupNorm {
     /// Number of groups of channels.
     pub groups: usize,
@@ -198,7 +195,6 @@ impl GroupNorm {
 /// Shared implementation of the batch norms. The layers expose its fields as their own, so names match
 /// PyTorch's.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 struct BatchNorm {
     weight: Option<Tensor>,
     bias: Option<Tensor>,
@@ -347,7 +343,6 @@ batch_norm!(
 /// Shared implementation of the instance norms. The layers expose its fields as their own, so names match
 /// PyTorch's.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 struct InstanceNorm {
     weight: Option<Tensor>,
     bias: Option<Tensor>,
@@ -472,7 +467,6 @@ instance_norm! {
 /// Local response normalisation over neighbouring channels:
 /// [`local_response_norm`](Tensor::local_response_norm).
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
-#[module(crate = crate)]
 pub struct LocalResponseNorm {
     /// Number of channels.
     pub size: usize,

@@ -30,7 +30,6 @@ fn position_angles(positions: usize, features: usize, base: f64) -> impl Iterato
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct SinusoidalEmbedding {
     #[module(skip)]
     table: Tensor,
@@ -99,7 +98,6 @@ impl SinusoidalEmbedding {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct RotaryEmbedding {
     #[module(skip)]
     cos: Tensor,

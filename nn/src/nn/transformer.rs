@@ -117,7 +117,6 @@ fn feedforward_block(
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct TransformerEncoderLayer {
     /// Self-attention.
     pub self_attn: MultiheadAttention,
@@ -195,7 +194,6 @@ impl TransformerEncoderLayer {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct TransformerDecoderLayer {
     /// Self-attention.
     pub self_attn: MultiheadAttention,
@@ -283,7 +281,6 @@ macro_rules! transformer_stack {
     ($(#[$doc:meta])* $stack:ident of $layer:ident($($given:ident: $ty:ty),*)) => {
         $(#[$doc])*
         #[derive(Debug, Module)]
-        #[module(crate = crate)]
         pub struct $stack {
             /// Layers in order.
             pub layers: Vec<$layer>,
@@ -370,7 +367,6 @@ transformer_stack! {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Transformer {
     /// Encoder of the source.
     pub encoder: TransformerEncoder,

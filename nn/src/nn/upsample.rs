@@ -17,7 +17,6 @@ use forebay_core::tensor::Tensor;
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Upsample {
     #[module(skip)]
     options: InterpolateOptions,
