@@ -5,6 +5,13 @@
 // `#[derive(Module)]` names the facade.
 extern crate self as forebay;
 
+use forebay_core::{
+    device::Device,
+    dtype::DType,
+    error::{Error, Result},
+    tensor::Tensor,
+};
+
 pub mod data;
 pub mod io;
 pub mod nn;

@@ -14,10 +14,8 @@ use std::thread::{self, JoinHandle};
 use serde::{Deserialize, Serialize};
 
 use super::Dataset;
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::memory::{self, Tag};
-use forebay_core::tensor::Tensor;
 use forebay_core::tensor::layout::{numel, tensor_numel};
 
 /// Number of prefetched batches, unless [`DataLoader::ahead`] changes it.

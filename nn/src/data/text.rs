@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Dataset, locate};
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result};
 
 /// A text and its vocabulary: the sorted characters that occur in the text.
 #[derive(Clone, Debug)]

@@ -1,10 +1,7 @@
 //! Activation functions as layers, with PyTorch's names and defaults.
 
 use super::{Module, init};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::Result;
-use forebay_core::tensor::Tensor;
+use crate::{DType, Device, Result, Tensor};
 
 /// Defines layers without parameters, each of which calls one method of the tensor. The fields are the
 /// method's arguments, with PyTorch's defaults.

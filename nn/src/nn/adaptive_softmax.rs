@@ -1,9 +1,7 @@
 //! Adaptive softmax for many classes with skewed frequencies (Grave et al., 2017).
 
 use super::{Linear, Module, ModuleScope, Sequential};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Device, Error, Result, Tensor};
 
 /// Softmax over classes sorted by falling frequency, PyTorch's module of the same name. The head scores the
 /// frequent classes and the clusters. Each cluster scores its rarer classes from fewer features, and only for

@@ -6,11 +6,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Deserialize;
 
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init, rename_keys};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::AttentionOptions;
-use forebay_core::tensor::Tensor;
 
 /// Sizes of a [`Bert`], named as in the `config.json` that accompanies its weights.
 #[derive(Clone, Debug, Deserialize, PartialEq)]

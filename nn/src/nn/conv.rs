@@ -1,10 +1,8 @@
 //! Convolutions and transposed convolutions as layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::ops::{IntoSpatial, PadMode, Padding, check_at_least};
-use forebay_core::tensor::Tensor;
 use forebay_core::tensor::layout::numel;
 
 /// Options of a convolution with `N` spatial dimensions. `Conv2dOptions { padding: [1, 1],

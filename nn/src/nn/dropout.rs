@@ -3,8 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope};
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Error, Result, Tensor};
 
 /// Defines layers that hold a probability and do nothing in evaluation mode. The closure applies the layer to
 /// `x` with probability `p`, depending on the training mode.

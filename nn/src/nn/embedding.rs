@@ -1,12 +1,9 @@
 //! Embedding tables.
 
 use super::{Module, ModuleScope, init};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
-use forebay_core::tensor::Tensor;
 
 /// Bound of the `p`-norm of a table's rows.
 #[derive(Clone, Copy, Debug)]

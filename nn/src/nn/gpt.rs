@@ -4,11 +4,8 @@ use std::sync::Arc;
 
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
 use crate::plan::{is_segment_pass_active, segment};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::{AttentionOptions, CrossEntropyOptions};
-use forebay_core::tensor::Tensor;
 
 /// Sizes of a [`Gpt`].
 #[derive(Clone, Debug, PartialEq)]

@@ -1,9 +1,7 @@
 //! Linear and bilinear layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Device, Error, Result, Tensor};
 
 /// Linear layer: x · weightᵀ + bias over the last dimension.
 #[derive(Debug, Module)]

@@ -2,9 +2,8 @@
 //! first input.
 
 use super::Module;
-use forebay_core::error::Result;
+use crate::{Result, Tensor};
 use forebay_core::ops::{CrossEntropyOptions, CtcLossOptions, Reduction};
-use forebay_core::tensor::Tensor;
 
 /// Defines losses of inputs and a target. The fields are the arguments of the method, with PyTorch's
 /// defaults.

@@ -12,9 +12,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::{Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::error::Result;
-use forebay_core::tensor::Tensor;
 
 mod activation;
 mod adaptive_softmax;

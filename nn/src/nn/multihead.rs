@@ -3,11 +3,8 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Linear, Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::{AttentionOptions, cat};
-use forebay_core::tensor::Tensor;
 
 const OP: &str = "MultiheadAttention";
 

@@ -3,11 +3,8 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, init};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
 
 #[track_caller]
 fn create_ones_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {

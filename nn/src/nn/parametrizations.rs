@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::smallvec;
 
 use super::{Module, ModuleEntry, init, join_path};
+use crate::{DType, Error, Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
 
 /// A layer with one weight that can be replaced.
 pub trait HasWeight: Module + Sized {

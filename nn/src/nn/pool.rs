@@ -1,9 +1,8 @@
 //! Pooling as layers.
 
 use super::Module;
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result, Tensor};
 use forebay_core::ops::PoolOptions;
-use forebay_core::tensor::Tensor;
 
 /// Defines layers that call a tensor method with a window or with the extents of the result.
 macro_rules! pool_layers {

@@ -1,9 +1,7 @@
 //! Positional embeddings: sinusoidal and rotary.
 
 use super::{Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Device, Error, Result, Tensor};
 
 /// Returns the frequencies of features: base^(-2k / features) for k below features / 2.
 fn rotary_frequencies(features: usize, base: f64) -> impl Iterator<Item = f64> + Clone {

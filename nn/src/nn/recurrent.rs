@@ -3,11 +3,8 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleEntry, ModuleScope, init, join_path};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::{RecurrentKind, RecurrentOp, cat, stack};
-use forebay_core::tensor::Tensor;
 
 /// Options of a recurrent layer. `RecurrentOptions { num_layers: 2, ..Default::default() }`.
 #[derive(Clone, Copy, Debug, PartialEq)]

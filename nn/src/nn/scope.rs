@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{PoisonError, RwLock};
 
 use super::{Module, ModuleEntry};
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result};
 use forebay_core::memory::Tag;
 use forebay_core::memory::scope::{self, ModulePath, ScopeGuard};
 

@@ -1,9 +1,8 @@
 //! Layers that only rearrange elements: padding, flattening, shuffling, unfolding.
 
 use super::Module;
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result, Tensor};
 use forebay_core::ops::PadMode;
-use forebay_core::tensor::Tensor;
 
 /// Layer that returns its input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]

@@ -2,9 +2,7 @@
 
 use super::multihead::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
 use super::{Dropout, LayerNorm, Linear, Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Device, Error, Result, Tensor};
 
 /// Activation between the two feed-forward layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -7,9 +7,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{FusedOptimizer, RuleOptions, UpdateRule};
 use super::impl_optimizer;
+use crate::{Result, Tensor};
 use forebay_core::check;
-use forebay_core::error::Result;
-use forebay_core::tensor::Tensor;
 
 /// Formula that turns the running means into an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::nn::{self, Module, NamedTensor};
+use crate::{Error, Result, Tensor};
 use forebay_core::autograd;
 use forebay_core::check;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
-use forebay_core::tensor::Tensor;
 
 /// Rule by which weights are averaged.
 #[derive(Clone, Copy, Debug, PartialEq)]

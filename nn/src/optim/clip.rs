@@ -5,13 +5,11 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fused::{self, ELEMENTS_PER_WORKGROUP};
+use crate::{DType, Error, Result, Tensor};
 use forebay_core::autograd;
 use forebay_core::check;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
-use forebay_core::tensor::Tensor;
 
 /// Number of elements whose squares one workgroup sums.
 const ELEMENTS_PER_PARTIAL: usize = 4096;

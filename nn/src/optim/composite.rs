@@ -10,12 +10,10 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use super::fused::{FusedGroup, MAX_LAUNCH_TENSORS, MemberGrads, StepState, UpdateRule};
+use crate::{DType, Result, Tensor};
 use forebay_core::capture::ReplayCtx;
-use forebay_core::dtype::DType;
-use forebay_core::error::Result;
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
-use forebay_core::tensor::Tensor;
 
 /// Inputs of the update of one parameter, all in f32.
 pub(super) struct ParamStep {

@@ -6,8 +6,7 @@ use smallvec::smallvec;
 use super::composite::{ParamStep, ParamUpdate};
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Error, Result};
 use forebay_core::ops::machine_epsilon;
 use forebay_core::tensor::{Dims, Tensor};
 

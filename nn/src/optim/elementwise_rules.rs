@@ -7,9 +7,8 @@ use smallvec::{SmallVec, smallvec};
 
 use super::fused::{FusedOptimizer, UpdateRule};
 use super::{impl_optimizer, optimizer};
+use crate::{Error, Result, Tensor};
 use forebay_core::check;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
 
 optimizer! {
     /// Stochastic gradient descent with optional momentum.

@@ -9,13 +9,11 @@ use smallvec::{SmallVec, smallvec};
 
 use super::composite::{self, ParamStep, ParamUpdate};
 use super::staging_slots::{self, StagingSlots};
+use crate::{DType, Device, Error, Result};
 use forebay_core::amp;
 use forebay_core::autograd;
 use forebay_core::capture::ReplayCtx;
 use forebay_core::check;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use forebay_core::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};

@@ -8,8 +8,7 @@
 
 use std::collections::BTreeMap;
 
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Error, Result, Tensor};
 
 mod adam;
 mod averaged;

@@ -12,13 +12,11 @@ use forebay_shaders::KernelSpec;
 
 use crate::nn::{PreparedCopies, StagedCopies};
 use crate::optim::{Optimizer, clip};
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::autograd;
 use forebay_core::check;
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
-use forebay_core::tensor::Tensor;
 
 /// Layout of the buffer in words, shared with amp_update.wgsl and grad_scale.wgsl.
 const SCALE_INDEX: usize = 0;

@@ -16,8 +16,8 @@
 use std::f64::consts::PI;
 
 use crate::optim::Optimizer;
+use crate::{Error, Result};
 use forebay_core::check;
-use forebay_core::error::{Error, Result};
 
 pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
 

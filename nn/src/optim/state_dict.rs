@@ -7,9 +7,7 @@ use smallvec::SmallVec;
 
 use super::fused::{FusedGroup, FusedOptimizer, UpdateRule};
 use crate::nn::StagedCopies;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{DType, Error, Result, Tensor};
 
 /// State of one parameter: its step count, and its states in the rule's order.
 type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);

@@ -5,11 +5,9 @@ use std::sync::Arc;
 
 use super::dry_run::with_unlimited_memory;
 use super::segment::{ActivationPolicy, SegmentCost, SegmentGuard, pareto_sets};
+use crate::{DType, Device, Error, Result};
 use forebay_core::amp::{AutocastGuard, autocast};
 use forebay_core::backend::null::{CardProfile, NullBackend, WorkEstimate};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{Bytes, Config};
 
 /// Maximum number of recomputation sets to try for each micro-batch size and precision.

@@ -11,14 +11,11 @@ use crate::data::{DataLoader, Dataset, LoaderCursor};
 use crate::nn::{self, Module};
 use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::amp;
 use forebay_core::autograd;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::BytesOf;
 use forebay_core::ops::stack;
-use forebay_core::tensor::Tensor;
 
 /// Number of steps between reads of losses and memory on a GPU. Each read waits for the device.
 const LOG_INTERVAL: u64 = 10;
