@@ -12,6 +12,27 @@ use forebay_core::{
     tensor::Tensor,
 };
 
+/// Defines a struct and its `Default`, with a value for each field.
+macro_rules! with_defaults {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident $(<const $n:ident: usize>)? {
+            $($(#[$field_meta:meta])* $vis:vis $field:ident: $ty:ty = $default:expr,)*
+        }
+    ) => {
+        $(#[$meta])*
+        pub struct $name $(<const $n: usize>)? {
+            $($(#[$field_meta])* $vis $field: $ty,)*
+        }
+
+        impl $(<const $n: usize>)? Default for $name $(<$n>)? {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
+}
+
 pub mod data;
 pub mod io;
 pub mod nn;

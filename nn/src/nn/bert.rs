@@ -9,58 +9,39 @@ use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init, re
 use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::AttentionOptions;
 
-/// Sizes of a [`Bert`], named as in the `config.json` that accompanies its weights.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(default)]
-pub struct BertOptions {
-    /// Number of tokens in the vocabulary.
-    pub vocab_size: usize,
-    /// Maximum length of a text, in tokens.
-    pub max_position_embeddings: usize,
-    /// Number of segment types; a single text has the first type.
-    pub type_vocab_size: usize,
-    /// Number of layers.
-    pub num_hidden_layers: usize,
-    /// Attention heads of a layer.
-    pub num_attention_heads: usize,
-    /// Features of a token.
-    pub hidden_size: usize,
-    /// Features between the two feed-forward layers.
-    pub intermediate_size: usize,
-    /// Term added to the variances of the norms.
-    pub layer_norm_eps: f64,
-    /// Dropout probability of features in training.
-    pub hidden_dropout_prob: f64,
-    /// Dropout probability of attention weights in training.
-    pub attention_probs_dropout_prob: f64,
-    /// Deviation of the initial weights.
-    pub initializer_range: f64,
-    /// Padding token, if there is one. Its row of the table starts at zero and gets no gradient.
-    pub pad_token_id: Option<usize>,
-    /// Activation of the feed-forward network: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu`
-    /// (or `swish`).
-    pub hidden_act: String,
-}
-
-impl Default for BertOptions {
-    /// Returns the options of the published `bert-base-uncased`, which also replace settings missing in a
-    /// `config.json`.
-    fn default() -> Self {
-        Self {
-            vocab_size: 30_522,
-            max_position_embeddings: 512,
-            type_vocab_size: 2,
-            num_hidden_layers: 12,
-            num_attention_heads: 12,
-            hidden_size: 768,
-            intermediate_size: 3072,
-            layer_norm_eps: 1e-12,
-            hidden_dropout_prob: 0.1,
-            attention_probs_dropout_prob: 0.1,
-            initializer_range: 0.02,
-            pad_token_id: Some(0),
-            hidden_act: "gelu".to_owned(),
-        }
+with_defaults! {
+    /// Sizes of a [`Bert`], named as in the `config.json` that accompanies its weights. The defaults are those of
+    /// the published `bert-base-uncased`, which also replace settings missing in a `config.json`.
+    #[derive(Clone, Debug, Deserialize, PartialEq)]
+    #[serde(default)]
+    pub struct BertOptions {
+        /// Number of tokens in the vocabulary.
+        pub vocab_size: usize = 30_522,
+        /// Maximum length of a text, in tokens.
+        pub max_position_embeddings: usize = 512,
+        /// Number of segment types; a single text has the first type.
+        pub type_vocab_size: usize = 2,
+        /// Number of layers.
+        pub num_hidden_layers: usize = 12,
+        /// Attention heads of a layer.
+        pub num_attention_heads: usize = 12,
+        /// Features of a token.
+        pub hidden_size: usize = 768,
+        /// Features between the two feed-forward layers.
+        pub intermediate_size: usize = 3072,
+        /// Term added to the variances of the norms.
+        pub layer_norm_eps: f64 = 1e-12,
+        /// Dropout probability of features in training.
+        pub hidden_dropout_prob: f64 = 0.1,
+        /// Dropout probability of attention weights in training.
+        pub attention_probs_dropout_prob: f64 = 0.1,
+        /// Deviation of the initial weights.
+        pub initializer_range: f64 = 0.02,
+        /// Padding token, if there is one. Its row of the table starts at zero and gets no gradient.
+        pub pad_token_id: Option<usize> = Some(0),
+        /// Activation of the feed-forward network: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu`
+        /// (or `swish`).
+        pub hidden_act: String = "gelu".to_owned(),
     }
 }
 

@@ -207,18 +207,14 @@ impl CtcLoss {
     }
 }
 
-/// Cosine of the angle between vectors: [`cosine_similarity`](Tensor::cosine_similarity).
-#[derive(Clone, Copy, Debug, PartialEq, Module)]
-pub struct CosineSimilarity {
-    /// Dimension of the vectors; 1.
-    pub dim: isize,
-    /// Lower bound of the length; 1e-8.
-    pub eps: f64,
-}
-
-impl Default for CosineSimilarity {
-    fn default() -> Self {
-        Self { dim: 1, eps: 1e-8 }
+with_defaults! {
+    /// Cosine of the angle between vectors: [`cosine_similarity`](Tensor::cosine_similarity).
+    #[derive(Clone, Copy, Debug, PartialEq, Module)]
+    pub struct CosineSimilarity {
+        /// Dimension of the vectors; 1.
+        pub dim: isize = 1,
+        /// Lower bound of the length; 1e-8.
+        pub eps: f64 = 1e-8,
     }
 }
 
@@ -233,20 +229,16 @@ impl CosineSimilarity {
     }
 }
 
-/// p-norm of the difference of vectors: [`pairwise_distance`](Tensor::pairwise_distance).
-#[derive(Clone, Copy, Debug, PartialEq, Module)]
-pub struct PairwiseDistance {
-    /// Exponent of the norm; 2.
-    pub p: f64,
-    /// Term added to each difference; 1e-6.
-    pub eps: f64,
-    /// If true, keeps the reduced dimension with extent 1; false.
-    pub keepdim: bool,
-}
-
-impl Default for PairwiseDistance {
-    fn default() -> Self {
-        Self { p: 2.0, eps: 1e-6, keepdim: false }
+with_defaults! {
+    /// p-norm of the difference of vectors: [`pairwise_distance`](Tensor::pairwise_distance).
+    #[derive(Clone, Copy, Debug, PartialEq, Module)]
+    pub struct PairwiseDistance {
+        /// Exponent of the norm; 2.
+        pub p: f64 = 2.0,
+        /// Term added to each difference; 1e-6.
+        pub eps: f64 = 1e-6,
+        /// If true, keeps the reduced dimension with extent 1; false.
+        pub keepdim: bool = false,
     }
 }
 

@@ -15,27 +15,23 @@ impl Identity {
     }
 }
 
-/// Joins dimensions into one: [`flatten`](Tensor::flatten).
-///
-/// ```
-/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
-/// # use forebay_nn::nn::Flatten;
-/// # let device = Device::null(Default::default());
-/// let x = Tensor::zeros(&[2, 3, 4], DType::F32, &device)?;
-/// assert_eq!(Flatten::default().forward(&x)?.shape(), [2, 12]);
-/// # Ok::<(), forebay_core::error::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
-pub struct Flatten {
-    /// First dimension to join; 1.
-    pub start_dim: isize,
-    /// Last dimension to join; -1.
-    pub end_dim: isize,
-}
-
-impl Default for Flatten {
-    fn default() -> Self {
-        Self { start_dim: 1, end_dim: -1 }
+with_defaults! {
+    /// Joins dimensions into one: [`flatten`](Tensor::flatten).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # use forebay_nn::nn::Flatten;
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros(&[2, 3, 4], DType::F32, &device)?;
+    /// assert_eq!(Flatten::default().forward(&x)?.shape(), [2, 12]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+    pub struct Flatten {
+        /// First dimension to join; 1.
+        pub start_dim: isize = 1,
+        /// Last dimension to join; -1.
+        pub end_dim: isize = -1,
     }
 }
 

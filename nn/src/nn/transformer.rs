@@ -14,37 +14,25 @@ pub enum TransformerActivation {
     Gelu,
 }
 
-/// Options of transformer layers. `TransformerOptions { batch_first: true, ..Default::default() }`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TransformerOptions {
-    /// Features between the two feed-forward layers; 2048.
-    pub feedforward: usize,
-    /// Dropout probability in training, for attention weights, between the feed-forward layers and before
-    /// residual sums; 0.1.
-    pub dropout: f64,
-    /// Activation between the feed-forward layers; ReLU.
-    pub activation: TransformerActivation,
-    /// Term added to the variances of the norms; 1e-5.
-    pub layer_norm_eps: f64,
-    /// If true, the layout is \[batch, length, features\], else \[length, batch, features\]; false.
-    pub batch_first: bool,
-    /// If true, each block normalises its input (pre-norm) instead of the residual sum (post-norm); false.
-    pub norm_first: bool,
-    /// If true, layers and norms have biases; true.
-    pub bias: bool,
-}
-
-impl Default for TransformerOptions {
-    fn default() -> Self {
-        Self {
-            feedforward: 2048,
-            dropout: 0.1,
-            activation: TransformerActivation::Relu,
-            layer_norm_eps: 1e-5,
-            batch_first: false,
-            norm_first: false,
-            bias: true,
-        }
+with_defaults! {
+    /// Options of transformer layers. `TransformerOptions { batch_first: true, ..Default::default() }`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct TransformerOptions {
+        /// Features between the two feed-forward layers; 2048.
+        pub feedforward: usize = 2048,
+        /// Dropout probability in training, for attention weights, between the feed-forward layers and before
+        /// residual sums; 0.1.
+        pub dropout: f64 = 0.1,
+        /// Activation between the feed-forward layers; ReLU.
+        pub activation: TransformerActivation = TransformerActivation::Relu,
+        /// Term added to the variances of the norms; 1e-5.
+        pub layer_norm_eps: f64 = 1e-5,
+        /// If true, the layout is \[batch, length, features\], else \[length, batch, features\]; false.
+        pub batch_first: bool = false,
+        /// If true, each block normalises its input (pre-norm) instead of the residual sum (post-norm); false.
+        pub norm_first: bool = false,
+        /// If true, layers and norms have biases; true.
+        pub bias: bool = true,
     }
 }
 
