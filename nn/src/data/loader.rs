@@ -64,16 +64,11 @@ impl<D: Dataset> DataLoader<D> {
         }
     }
 
-    /// Shuffles the samples by `seed`, differently in each epoch.
-    #[must_use]
-    pub fn shuffle(self, seed: u64) -> Self {
-        Self { seed: Some(seed), ..self }
-    }
-
-    /// Sets the batch size.
-    #[must_use]
-    pub fn batches(self, n: usize) -> Self {
-        Self { batch_size: n, ..self }
+    setters! {
+        /// Shuffles the samples by `seed`, differently in each epoch.
+        fn shuffle(seed: u64) { seed: Some(seed) }
+        /// Sets the batch size.
+        fn batches(n: usize) { batch_size: n }
     }
 
     /// Drops the last batch of an epoch if it is incomplete.
@@ -82,16 +77,11 @@ impl<D: Dataset> DataLoader<D> {
         Self { drop_last: true, ..self }
     }
 
-    /// Sets the maximum number of batches that are prefetched on the host.
-    #[must_use]
-    pub fn ahead(self, n: usize) -> Self {
-        Self { ahead: n.max(1), ..self }
-    }
-
-    /// Sets the number of epochs; one by default.
-    #[must_use]
-    pub fn epochs(self, n: u64) -> Self {
-        Self { epochs: Some(n), ..self }
+    setters! {
+        /// Sets the maximum number of batches that are prefetched on the host.
+        fn ahead(n: usize) { ahead: n.max(1) }
+        /// Sets the number of epochs; one by default.
+        fn epochs(n: u64) { epochs: Some(n) }
     }
 
     /// Removes the limit of epochs.
@@ -100,10 +90,9 @@ impl<D: Dataset> DataLoader<D> {
         Self { epochs: None, ..self }
     }
 
-    /// Starts at the position of another run ([`BatchIter::cursor`]). The following batches are equal.
-    #[must_use]
-    pub fn start_at(self, cursor: LoaderCursor) -> Self {
-        Self { start: cursor, ..self }
+    setters! {
+        /// Starts at the position of another run ([`BatchIter::cursor`]). The following batches are equal.
+        fn start_at(cursor: LoaderCursor) { start: cursor }
     }
 
     /// Returns the data set.

@@ -65,13 +65,11 @@ impl Embedding {
         self
     }
 
-    /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
-    /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
-    /// was recorded before the lookup becomes an error.
-    #[must_use]
-    pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
-        self.max_norm = Some(MaxNorm { max_norm, p });
-        self
+    setters! {
+        /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
+        /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
+        /// was recorded before the lookup becomes an error.
+        fn with_max_norm(max_norm: f64, p: f64) { max_norm: Some(MaxNorm { max_norm, p }) }
     }
 
     /// Selects rows of the table; the output has the shape of `index` and a last dimension of features.
@@ -148,13 +146,11 @@ impl EmbeddingBag {
         })
     }
 
-    /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
-    /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
-    /// was recorded before the lookup becomes an error.
-    #[must_use]
-    pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
-        self.max_norm = Some(MaxNorm { max_norm, p });
-        self
+    setters! {
+        /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
+        /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
+        /// was recorded before the lookup becomes an error.
+        fn with_max_norm(max_norm: f64, p: f64) { max_norm: Some(MaxNorm { max_norm, p }) }
     }
 
     /// Divides the gradient of a row by the number of times a call selects the row: PyTorch's

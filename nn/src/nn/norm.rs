@@ -37,11 +37,9 @@ impl LayerNorm {
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
-    /// Sets the term added to the variance.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
+    setters! {
+        /// Sets the term added to the variance.
+        fn eps(eps: f64) { eps }
     }
 
     /// Removes the shift: PyTorch's `bias=False`. A layer without a scale too has no weights: use
@@ -103,11 +101,9 @@ impl RmsNorm {
         Ok(Self { weight: create_ones_parameter(shape, device)?, eps: None, scope: ModuleScope::new() })
     }
 
-    /// Sets the term added to the mean square.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = Some(eps);
-        self
+    setters! {
+        /// Sets the term added to the mean square.
+        fn eps(eps: f64) { eps: Some(eps) }
     }
 
     /// Normalises `x`.
@@ -172,11 +168,9 @@ impl GroupNorm {
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
-    /// Sets the term added to the variance.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
+    setters! {
+        /// Sets the term added to the variance.
+        fn eps(eps: f64) { eps }
     }
 
     /// Normalises `x`.

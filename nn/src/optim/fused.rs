@@ -127,17 +127,12 @@ impl ParamGroup {
         Self { parameters, lr: None, weight_decay: None }
     }
 
-    /// Sets the group's learning rate. Its ratio to the optimiser's current rate is kept when the optimiser's
-    /// rate changes.
-    #[must_use]
-    pub fn lr(self, lr: f64) -> Self {
-        Self { lr: Some(lr), ..self }
-    }
-
-    /// Sets the group's weight decay.
-    #[must_use]
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        Self { weight_decay: Some(weight_decay), ..self }
+    setters! {
+        /// Sets the group's learning rate. Its ratio to the optimiser's current rate is kept when the optimiser's
+        /// rate changes.
+        fn lr(lr: f64) { lr: Some(lr) }
+        /// Sets the group's weight decay.
+        fn weight_decay(weight_decay: f64) { weight_decay: Some(weight_decay) }
     }
 }
 

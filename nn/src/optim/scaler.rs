@@ -84,29 +84,16 @@ impl GradScaler {
         Self::default()
     }
 
-    /// Sets the initial scale.
-    #[must_use]
-    pub fn init_scale(self, scale: f64) -> Self {
-        Self { init_scale: scale, ..self }
-    }
-
-    /// Sets the factor by which the scale grows. The scale does not exceed 2^126, the largest power of two
-    /// whose inverse is a normal f32.
-    #[must_use]
-    pub fn growth_factor(self, factor: f64) -> Self {
-        Self { growth_factor: factor, ..self }
-    }
-
-    /// Sets the factor applied to the scale after a step with an infinity or NaN.
-    #[must_use]
-    pub fn backoff_factor(self, factor: f64) -> Self {
-        Self { backoff_factor: factor, ..self }
-    }
-
-    /// Sets the number of finite steps in a row after which the scale grows; at most 2^24.
-    #[must_use]
-    pub fn growth_interval(self, steps: u32) -> Self {
-        Self { growth_interval: steps, ..self }
+    setters! {
+        /// Sets the initial scale.
+        fn init_scale(scale: f64) { init_scale: scale }
+        /// Sets the factor by which the scale grows. The scale does not exceed 2^126, the largest power of two
+        /// whose inverse is a normal f32.
+        fn growth_factor(factor: f64) { growth_factor: factor }
+        /// Sets the factor applied to the scale after a step with an infinity or NaN.
+        fn backoff_factor(factor: f64) { backoff_factor: factor }
+        /// Sets the number of finite steps in a row after which the scale grows; at most 2^24.
+        fn growth_interval(steps: u32) { growth_interval: steps }
     }
 
     /// Returns the loss multiplied by the scale, in f32, on which `backward` is called.

@@ -501,11 +501,9 @@ impl WarmupCosine {
         Self { base_lr: base, warmup_steps: warmup, total_steps: total, min_lr: 0.0 }
     }
 
-    /// Sets the final rate, instead of 0.
-    #[must_use]
-    pub fn min_lr(mut self, min: f64) -> Self {
-        self.min_lr = min;
-        self
+    setters! {
+        /// Sets the final rate, instead of 0.
+        fn min_lr(min: f64) { min_lr: min }
     }
 }
 

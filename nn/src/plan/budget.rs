@@ -46,10 +46,9 @@ impl StepConfig {
         }
     }
 
-    /// Sets the precision to f16 or bf16, by [`autocast`].
-    #[must_use]
-    pub fn with_precision(self, dtype: DType) -> Self {
-        Self { precision: Some(dtype), ..self }
+    setters! {
+        /// Sets the precision to f16 or bf16, by [`autocast`].
+        fn with_precision(dtype: DType) { precision: Some(dtype) }
     }
 
     /// Recomputes the segments that are true in `again`, in the order of the forward pass.
