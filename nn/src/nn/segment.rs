@@ -4,11 +4,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
+use crate::{Result, Tensor};
 use forebay_core::autograd::{self, checkpoint};
 use forebay_core::backend::null::NullBackend;
-use forebay_core::error::Result;
 use forebay_core::scoped_local::{NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
-use forebay_core::tensor::Tensor;
 use forebay_core::tensor::offload::OffloadSet;
 
 /// Policy for the activations that a segment saves for the backward pass.
