@@ -4,7 +4,9 @@ use anyhow::{Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as ForebayResult;
-use forebay::ops::{self, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, PadMode, Reduction};
+use forebay::ops::{
+    self, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, Operand, PadMode, Reduction,
+};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{SplitMix64, ensure_values};
@@ -18,6 +20,9 @@ tests![
     numbers_outside_a_type_are_not_written,
     floats_outside_a_type_are_not_written,
     bits_that_are_shifted_by_any_number,
+    integers_are_divided_in_their_whole_range,
+    integers_beyond_a_type_divide_nothing,
+    integer_powers_and_sums_at_the_limits,
     diagonals_beyond_the_corners,
     counts_beyond_32_bits_are_errors,
     views_beyond_all_measure_are_errors,
@@ -298,6 +303,158 @@ fn bits_that_are_shifted_by_any_number(device: &Device) -> Result<()> {
         ensure_values(&x.bitwise_left_shift(n)?, &[0.0; 2])?;
         ensure_values(&x.bitwise_right_shift(n)?, &[0.0; 2])?;
     }
+    Ok(())
+}
+
+/// Divides all pairs of edge values of an integer type, with tensors, scalars and in place.
+macro_rules! ensure_divisions {
+    ($t:ty, $device:expr, $edges:expr) => {{
+        let edges: Vec<$t> = $edges;
+        let n = edges.len();
+        let (rows, columns): (Vec<$t>, Vec<$t>) =
+            (edges.iter().flat_map(|&a| vec![a; n]).collect(), edges.repeat(n));
+        let (x, y) =
+            (Tensor::from_slice(&rows, &[n * n], $device)?, Tensor::from_slice(&columns, &[n * n], $device)?);
+        let column = Tensor::from_slice(&edges, &[n], $device)?;
+        type Exact = fn(i128, i128) -> i128;
+        type Run = fn(&Tensor, Operand<'_>) -> ForebayResult<Tensor>;
+        // As of WGSL, a division by zero has the dividend as its quotient and 0 as its remainder.
+        let floor: Exact =
+            |a, b| if b == 0 { a } else { a.div_euclid(b) - i128::from(b < 0 && a.rem_euclid(b) != 0) };
+        let below: Exact = |a, b| {
+            if b == 0 { 0 } else { a.rem_euclid(b) + if b < 0 && a.rem_euclid(b) != 0 { b } else { 0 } }
+        };
+        let calls: [(&str, Run, Exact); 6] = [
+            ("floor_divide", |x, y| x.floor_divide(y), floor),
+            ("remainder", |x, y| x.remainder(y), below),
+            (
+                "remainder_",
+                |x, y| {
+                    let x = x.copy()?;
+                    x.remainder_(y)?;
+                    Ok(x)
+                },
+                below,
+            ),
+            ("trunc_divide", |x, y| x.trunc_divide(y), |a, b| if b == 0 { a } else { a / b }),
+            ("fmod", |x, y| x.fmod(y), |a, b| if b == 0 { 0 } else { a % b }),
+            (
+                "fmod_",
+                |x, y| {
+                    let x = x.copy()?;
+                    x.fmod_(y)?;
+                    Ok(x)
+                },
+                |a, b| if b == 0 { 0 } else { a % b },
+            ),
+        ];
+        for (name, run, exact) in calls {
+            let same = |got: &[$t], pairs: &mut dyn Iterator<Item = ($t, $t)>| -> Result<()> {
+                for (&got, (a, b)) in got.iter().zip(pairs) {
+                    // The only quotient outside the type, of its lowest value and -1, wraps around.
+                    let want = exact(a.into(), b.into()) as $t;
+                    ensure!(got == want, "{name} of {a} and {b}: {got}, expected {want}");
+                }
+                Ok(())
+            };
+            let got = run(&x, (&y).into())?;
+            ensure!(got.dtype() == x.dtype());
+            same(&got.to_vec::<$t>()?, &mut rows.iter().copied().zip(columns.iter().copied()))?;
+            for &b in &edges {
+                let got = run(&column, i64::try_from(b)?.into())?.to_vec::<$t>()?;
+                same(&got, &mut edges.iter().map(|&a| (a, b)))?;
+            }
+        }
+    }};
+}
+
+/// Edge values of an integer type in i128, and random ones of every magnitude.
+fn edge_values(least: i128, most: i128) -> impl Iterator<Item = i128> {
+    let mut random = SplitMix64(11);
+    let mut all = vec![least, least + 1, most, most - 1, most / 2, most / 2 + 1, least / 2, least / 2 - 1];
+    all.extend([
+        0,
+        1,
+        -1,
+        2,
+        -2,
+        3,
+        -3,
+        7,
+        10,
+        46341,
+        -46341,
+        65536,
+        1_000_000_007,
+        1_500_000_000,
+        -1_500_000_000,
+    ]);
+    all.extend([1 << 53, (1 << 53) + 1, -(1 << 53), 1 << 31, 1 << 32, -(1 << 32)]);
+    all.extend((0..12).map(|_| ((random.below(1 << 31) as i128) - (1 << 30)) << random.below(33)));
+    all.into_iter().filter(move |v| (least..=most).contains(v))
+}
+
+fn integers_are_divided_in_their_whole_range(device: &Device) -> Result<()> {
+    ensure_divisions!(i32, device, edge_values(i32::MIN.into(), i32::MAX.into()).map(|v| v as i32).collect());
+    ensure_divisions!(u32, device, edge_values(0, u32::MAX.into()).map(|v| v as u32).collect());
+    ensure_divisions!(u8, device, (0..=255).collect());
+    require_dtype(device, DType::I64)?;
+    ensure_divisions!(i64, device, edge_values(i64::MIN.into(), i64::MAX.into()).map(|v| v as i64).collect());
+    Ok(())
+}
+
+fn integers_beyond_a_type_divide_nothing(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[5i32, -5], &[2], device)?;
+    let bytes = Tensor::from_slice(&[5u8, 200], &[2], device)?;
+    for (x, n) in
+        [(&x, 1i64 << 40), (&x, -(1 << 40)), (&x, 1 << 31), (&bytes, 256), (&bytes, 300), (&bytes, -1)]
+    {
+        type Run = fn(&Tensor, i64) -> ForebayResult<Tensor>;
+        let calls: [(&str, Run); 5] = [
+            ("floor_divide", |x, n| x.floor_divide(n)),
+            ("trunc_divide", |x, n| x.trunc_divide(n)),
+            ("remainder", |x, n| x.remainder(n)),
+            ("fmod", |x, n| x.fmod(n)),
+            ("remainder", |x, n| {
+                x.remainder_(n)?;
+                Ok(x.clone())
+            }),
+        ];
+        for (name, call) in calls {
+            let Err(error) = call(x, n) else { anyhow::bail!("{name}: {} is divided by {n}", x.dtype()) };
+            let text = error.to_string();
+            ensure!(
+                text.starts_with(name) && text.contains(&n.to_string()) && text.contains("to_dtype"),
+                "{text}"
+            );
+        }
+    }
+    ensure_values(&x, &[5.0, -5.0])
+}
+
+fn integer_powers_and_sums_at_the_limits(device: &Device) -> Result<()> {
+    // The square of the largest number is 1 modulo the type's range.
+    let x = Tensor::from_slice(&[i32::MAX, -i32::MAX, 1, -1, -1, 2], &[6], device)?;
+    let y = Tensor::from_slice(&[-1, -3, -7, -7, i32::MIN, -1], &[6], device)?;
+    ensure!(x.pow(&y)?.to_vec::<i32>()? == [0, 0, 1, -1, 1, 0]);
+    let x = Tensor::from_slice(&[i32::MIN, i32::MAX, 0, i32::MIN], &[4], device)?;
+    let y = Tensor::from_slice(&[-1i32, i32::MIN, i32::MIN, 6], &[4], device)?;
+    ensure!(x.gcd(&y)?.to_vec::<i32>()? == [1, 1, i32::MIN, 2]);
+    let ends = Tensor::arange(2_147_483_640.0, 2_147_483_647.0, 3.0, DType::I32, device)?;
+    ensure!(ends.to_vec::<i32>()? == [2_147_483_640, 2_147_483_643, 2_147_483_646]);
+    let line = Tensor::linspace(f64::from(i32::MIN), f64::from(i32::MAX), 4, DType::I32, device)?;
+    ensure!(
+        line.to_vec::<i32>()? == [i32::MIN, -715_827_883, 715_827_882, i32::MAX],
+        "{:?}",
+        line.to_vec::<i32>()?
+    );
+    require_dtype(device, DType::I64)?;
+    // Sums and products of integers are i64, as in PyTorch.
+    let x = Tensor::from_slice(&[i32::MAX, i32::MAX, i32::MIN, 3], &[4], device)?;
+    let (most, least) = (i64::from(i32::MAX), i64::from(i32::MIN));
+    ensure!(x.sum_all()?.to_vec::<i64>()? == [2 * most + least + 3]);
+    ensure!(x.cumsum(0)?.to_vec::<i64>()? == [most, 2 * most, 2 * most + least, 2 * most + least + 3]);
+    ensure!(x.narrow(0, 2, 2)?.prod_all()?.to_vec::<i64>()? == [3 * least]);
     Ok(())
 }
 
