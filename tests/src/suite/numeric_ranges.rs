@@ -4,8 +4,10 @@ use anyhow::{Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as ForebayResult;
+use forebay::nn::{RecurrentOptions, Rnn};
 use forebay::ops::{
-    self, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, Operand, PadMode, Reduction,
+    self, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions, Operand, PadMode,
+    Reduction,
 };
 use forebay::tensor::Tensor;
 
@@ -16,6 +18,9 @@ tests![
     an_index_outside_names_nothing,
     an_index_outside_is_no_class,
     an_index_outside_is_found_where_that_is_asked_for,
+    lengths_outside_are_found_where_that_is_asked_for,
+    a_class_outside_has_no_margin,
+    lengths_and_labels_outside_have_no_likelihood,
     numbers_outside_a_type_compare_as_they_are,
     numbers_outside_a_type_are_not_written,
     floats_outside_a_type_are_not_written,
@@ -145,6 +150,11 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
         ("cross_entropy", &|at| logits.cross_entropy(at)),
         ("nll_loss", &|at| logits.nll_loss(at, None, -100, Reduction::Mean)),
         ("one_hot", &|at| at.one_hot(3)),
+        ("multi_margin_loss", &|at| logits.multi_margin_loss(at, 1, 1.0, None, Reduction::Mean)),
+        ("multilabel_margin_loss", &|at| one.multilabel_margin_loss(at, Reduction::Mean)),
+        ("searchsorted", &|at| {
+            line.searchsorted(&one, false, false, Some(&at.pad(&[1, 0], PadMode::Constant(1.0))?))
+        }),
     ];
     for (name, call) in calls {
         call(&wrong)?;
@@ -153,11 +163,174 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
         let Err(error) = call(&wrong) else { anyhow::bail!("{name} takes an index of 2^32") };
         drop(guard);
         let text = error.to_string();
-        let told = ["index 4294967296", "number 1 ", "..3", "numeric_ranges.rs:"]
-            .iter()
-            .all(|part| text.contains(part));
+        let range = if *name == "multilabel_margin_loss" { "..2" } else { "..3" };
+        let place = if *name == "searchsorted" { "number 2 " } else { "number 1 " };
+        let told =
+            ["index 4294967296", place, range, "numeric_ranges.rs:"].iter().all(|part| text.contains(part));
         ensure!(told, "{name}: {text}");
         call(&wrong)?;
+    }
+    Ok(())
+}
+
+fn lengths_outside_are_found_where_that_is_asked_for(device: &Device) -> Result<()> {
+    let table = Tensor::ones(&[3, 2], DType::F32, device)?;
+    let ints = |values: [i64; 2]| Tensor::from_slice(&values, &[2], device);
+    let log = Tensor::zeros(&[4, 2, 3], DType::F32, device)?.log_softmax(-1)?;
+    let labels = Tensor::from_slice(&[1i64, 2, 2, 7], &[2, 2], device)?;
+    let (steps, counts) = (ints([4, 0])?, ints([2, 1])?);
+    let rnn = Rnn::new(3, 2, RecurrentOptions::default(), device)?;
+    let x = Tensor::zeros(&[4, 2, 3], DType::F32, device)?;
+    type Call<'a> = (&'a str, [i64; 2], [i64; 2], &'a str, &'a dyn Fn(&Tensor) -> ForebayResult<Tensor>);
+    let calls: &[Call<'_>] = &[
+        ("ctc_loss", [4, 0], [4, 5], "length 5, number 1 of `input_lengths`, is outside 0..=4", &|n| {
+            log.ctc_loss(&CtcLossOptions::new(&labels, n, &counts))
+        }),
+        ("ctc_loss", [2, 1], [-1, 1], "length -1, number 0 of `target_lengths`, is outside 0..=2", &|n| {
+            log.ctc_loss(&CtcLossOptions::new(&labels, &steps, n))
+        }),
+        ("ctc_loss", [0, 1], [1, 2], "label 7, number 3 of `targets`, is outside 0..3", &|n| {
+            log.ctc_loss(&CtcLossOptions::new(&labels, &steps, n))
+        }),
+        (
+            "embedding_bag",
+            [0, 2],
+            [0, 1 << 32],
+            "offset 4294967296, number 1 of `offsets`, is outside 0..=2",
+            &|n| {
+                let options = EmbeddingBagOptions { offsets: Some(n), ..EmbeddingBagOptions::default() };
+                table.embedding_bag(&ints([0, 1])?, &options)
+            },
+        ),
+        ("repeat_interleave_by", [1, 1], [1, 3], "repeat 3, number 1 of `repeats`, is outside 0..=2", &|n| {
+            table.narrow(0, 0, 2)?.repeat_interleave_by(n, 0, Some(2))
+        }),
+        (
+            "repeat_interleave_by",
+            [2, 0],
+            [1, 2],
+            "sum 3, number 0 of the running sums, is outside 2..=2",
+            &|n| table.narrow(0, 0, 2)?.repeat_interleave_by(n, 0, Some(2)),
+        ),
+        ("Rnn", [1, 4], [9, -1], "length 9, number 0 of the lengths, is outside 1..=4", &|n| {
+            Ok(rnn.forward_lengths(&x, n, None)?.0)
+        }),
+    ];
+    for (name, right, wrong, text, call) in calls {
+        let (right, wrong) = (ints(*right)?, ints(*wrong)?);
+        call(&wrong)?;
+        let guard = ops::check_indices();
+        call(&right)?;
+        let Err(error) = call(&wrong) else { anyhow::bail!("{name} takes what is outside") };
+        drop(guard);
+        let error = error.to_string();
+        ensure!(error.contains(text) && error.contains("numeric_ranges.rs:"), "{name}: {error}");
+    }
+    Ok(())
+}
+
+fn a_class_outside_has_no_margin(device: &Device) -> Result<()> {
+    let scores = || -> ForebayResult<Tensor> {
+        Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3], device)?.requires_grad_()
+    };
+    for outside in [1i64 << 32, 3, -1, i64::MIN, i64::MAX, (1 << 32) + 1] {
+        let x = scores()?;
+        let target = Tensor::from_slice(&[outside, 1], &[2], device)?;
+        for (p, second) in [(1, 2.0 / 3.0), (2, 4.0 / 3.0)] {
+            let weight = Tensor::ones(&[3], DType::F32, device)?;
+            for weight in [None, Some(&weight)] {
+                let losses = x.multi_margin_loss(&target, p, 1.0, weight, Reduction::None)?;
+                let got = losses.to_f64s()?;
+                ensure!(got[0].is_nan() && (got[1] - second).abs() < 1e-6, "{outside}: {got:?}");
+            }
+        }
+        x.multi_margin_loss(&target, 1, 1.0, None, Reduction::Sum)?.backward()?;
+        let grad = x.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?.to_f64s()?;
+        ensure!(grad[..3] == [0.0; 3] && grad.iter().all(|g| g.is_finite()), "{outside}: {grad:?}");
+    }
+    // Negative entries end the list; what follows is not read.
+    for (list, missing) in [
+        ([1i64 << 32, -1, 0], true),
+        ([0, (1 << 32) - 1, 0], true),
+        ([0, 3, -1], true),
+        ([0, i64::MAX, -1], true),
+        ([0, -1, 7], false),
+        ([0, i64::MIN, 1 << 32], false),
+    ] {
+        let x = scores()?;
+        let target = Tensor::from_slice(&[list, [0, -1, -1]].concat(), &[2, 3], device)?;
+        let guard = ops::check_indices();
+        ensure!(x.multilabel_margin_loss(&target, Reduction::None).is_err() == missing, "{list:?}");
+        drop(guard);
+        let losses = x.multilabel_margin_loss(&target, Reduction::None)?;
+        let got = losses.to_f64s()?;
+        ensure!(got[0].is_nan() == missing && (got[1] - 5.0 / 3.0).abs() < 1e-6, "{list:?}: {got:?}");
+        losses.sum_all()?.backward()?;
+        let grad = x.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?.to_f64s()?;
+        ensure!(
+            grad.iter().all(|g| g.is_finite()) && (grad[..3] == [0.0; 3]) == missing,
+            "{list:?}: {grad:?}"
+        );
+    }
+    Ok(())
+}
+
+fn lengths_and_labels_outside_have_no_likelihood(device: &Device) -> Result<()> {
+    let scores =
+        Tensor::from_slice(&(0..24).map(|i| (i % 7) as f32).collect::<Vec<_>>(), &[4, 2, 3], device)?;
+    type Arguments = ([i64; 2], i64, i64);
+    let run = |(labels, steps, count): Arguments,
+               reduction: Reduction,
+               zero_infinity: bool|
+     -> Result<(Vec<f64>, Vec<f64>)> {
+        let x = scores.copy()?.requires_grad_()?;
+        let targets = Tensor::from_slice(&[[1, 2], labels].concat(), &[2, 2], device)?;
+        let steps = Tensor::from_slice(&[4, steps], &[2], device)?;
+        let counts = Tensor::from_slice(&[2, count], &[2], device)?;
+        let options =
+            CtcLossOptions { reduction, zero_infinity, ..CtcLossOptions::new(&targets, &steps, &counts) };
+        let losses = x.log_softmax(-1)?.ctc_loss(&options)?;
+        losses.sum_all()?.backward()?;
+        let grad = x.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?;
+        Ok((losses.to_f64s()?, grad.to_f64s()?))
+    };
+    // What the padding holds is not read.
+    let (right, gradient) = run(([1, 7], 4, 1), Reduction::None, false)?;
+    ensure!(right.iter().chain(&gradient).all(|v| v.is_finite()));
+    ensure!(right == run(([1, 0], 4, 1), Reduction::None, false)?.0);
+    const FAR: i64 = 1 << 32;
+    let wrong: [Arguments; 14] = [
+        ([1, 2], 5, 2),
+        ([1, 2], FAR, 2),
+        ([1, 2], -1, 2),
+        ([1, 2], i64::MIN, 2),
+        ([1, 2], FAR + 4, 2),
+        ([1, 2], 4, 3),
+        ([1, 2], 4, -2),
+        ([1, 2], 4, FAR),
+        ([1, 2], 4, i64::MAX),
+        ([1, 2], -1, 0),
+        ([1, 7], 4, 2),
+        ([FAR + 2, 1], 4, 1),
+        ([-1, 1], 4, 2),
+        ([1, 3], 4, 2),
+    ];
+    for arguments in wrong {
+        for zero_infinity in [false, true] {
+            let (losses, grad) = run(arguments, Reduction::None, zero_infinity)?;
+            ensure!(losses[1].is_nan() && losses[0] == right[0], "{arguments:?}: {losses:?}");
+            for (i, (&got, &expected)) in grad.iter().zip(&gradient).enumerate() {
+                // Steps hold three classes of either example in turn.
+                let expected = if i / 3 % 2 == 1 { 0.0 } else { expected };
+                ensure!(
+                    (got - expected).abs() < 1e-6,
+                    "{arguments:?}: gradient {i} is {got}, expected {expected}"
+                );
+            }
+            for reduction in [Reduction::Mean, Reduction::Sum] {
+                ensure!(run(arguments, reduction, zero_infinity)?.0[0].is_nan());
+            }
+        }
     }
     Ok(())
 }
