@@ -22,6 +22,7 @@ pub mod cards;
 pub(crate) mod command;
 pub(crate) mod host_memory;
 pub mod null;
+mod pool_contents;
 
 pub use command::{Command, CommandSequence, OwnedCommand};
 

@@ -3,9 +3,11 @@
 
 use thiserror::Error;
 
+use crate::atomic_write::FileError;
 use crate::dtype::DType;
+use crate::environment::InvalidVariable;
 use crate::memory::source::SourceError;
-use crate::memory::{Bytes, MemoryGrowth, OutOfMemory};
+use crate::memory::{self, Bytes, MemoryGrowth, OutOfMemory};
 
 /// Result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -159,6 +161,37 @@ pub enum Error {
     },
 }
 
+impl From<memory::Error> for Error {
+    fn from(error: memory::Error) -> Self {
+        match error {
+            memory::Error::OutOfMemory(report) => Self::OutOfMemory(report),
+            memory::Error::MemoryGrowth(growth) => Self::MemoryGrowth(growth),
+            memory::Error::Snapshot(message) => Self::Snapshot(message),
+            memory::Error::Driver(error) => Self::Driver(error),
+            memory::Error::File(error) => error.into(),
+            memory::Error::InvalidConfig(message) => Self::InvalidConfig(message),
+            memory::Error::Argument { op, message } => Self::Argument { op, message },
+            // Blocks are moved by the device, whose errors are of this type.
+            memory::Error::Move(error) => match error.downcast() {
+                Ok(error) => *error,
+                Err(other) => Self::argument("compact", other.to_string()),
+            },
+        }
+    }
+}
+
+impl From<FileError> for Error {
+    fn from(FileError { path, message }: FileError) -> Self {
+        Self::File { path, message }
+    }
+}
+
+impl From<InvalidVariable> for Error {
+    fn from(error: InvalidVariable) -> Self {
+        Self::InvalidConfig(error.0)
+    }
+}
+
 /// Describes the second device, which has the same name as the first if one device was opened twice.
 fn describe_other_device(left: &str, right: &str) -> String {
     if left != right {
@@ -184,7 +217,7 @@ impl Error {
 
     /// Creates an error about a file; `message` continues the sentence that begins with the path.
     pub fn file(path: impl AsRef<std::path::Path>, message: impl Into<String>) -> Self {
-        Self::File { path: path.as_ref().display().to_string(), message: message.into() }
+        FileError::new(path, message).into()
     }
 
     /// Returns the out-of-memory report, also from within a context.

@@ -8,15 +8,16 @@ use std::collections::BTreeSet;
 use std::path::Path;
 
 /// Top-level modules of `core/src`, in the order of their layers: a module imports what stands before it.
-const LAYERS: [&str; 17] = [
+const LAYERS: [&str; 18] = [
     "scoped_local",
     "dtype",
-    "error",
+    "atomic_write",
     "environment",
+    "memory",
+    "error",
+    "variables",
     "check",
     "scalar",
-    "atomic_write",
-    "memory",
     "backend",
     "runtime",
     "storage",

@@ -2,7 +2,6 @@
 
 use super::null::{CardProfile, CardSpeed};
 use super::{Features, Limits, SourceLimits, VirtualMemory};
-use crate::environment;
 use crate::error::{Error, Result};
 use crate::memory::Config;
 
@@ -73,7 +72,6 @@ impl CardProfile {
     /// # Errors
     /// No card has this name (the message lists the names), or an environment variable is invalid.
     pub fn from_card(name: &str) -> Result<Self> {
-        environment::check_variables()?;
         let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "");
         let found = CARD_TABLE.iter().find(|card| plain(card.0) == plain(name)).ok_or_else(|| {
             Error::argument("card", format!("no card `{name}` is known; there are {}", CARDS.join(", ")))
@@ -150,9 +148,6 @@ impl CardProfile {
             ..self
         }
     }
-
-    /// Returns the profile of an existing device, whose dry runs reserve the same bytes as the device.
-    // Free memory plus the pool's own. Without the driver's report, the limit is unknown.
 
     /// Sets the total memory. A tensor larger than this is out of memory, not over a limit.
     #[must_use]

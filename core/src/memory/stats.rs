@@ -5,7 +5,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use super::Tag;
-use crate::error::{Error, Result};
+use crate::memory::error::{Error, Result};
 
 /// A counter and its history.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -4,7 +4,7 @@
 use super::recorder::Action;
 use super::snapshot::{BlockInfo, BlockState, EventInfo, SegmentInfo, Snapshot};
 use super::{Bytes, Tag};
-use crate::error::{Error, Result};
+use crate::memory::error::{Error, Result};
 
 /// Most bytes of memory, and the latest time in microseconds: 2^53. No machine has as much memory, and
 /// JavaScript numbers are exact up to it.

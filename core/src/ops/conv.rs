@@ -2,7 +2,7 @@
 //!
 //! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
 //! [`ConvGeometry`]. A transposed convolution is the input gradient of the convolution with the same weights.
-//! If the vendor's library multiplies matrices, [`im2col`](super::im2col) computes all three instead.
+//! If the vendor's library multiplies matrices, [`im2col`] computes all three instead.
 
 pub(crate) mod grid_sample;
 pub(crate) mod im2col;
@@ -92,8 +92,7 @@ impl ConvGeometry {
         }
     }
 
-    /// Computes the gradient of x from y's. A transposed convolution is this operation, with an optional
-    /// bias.
+    /// Computes the gradient of x. A transposed convolution is this operation, with an optional bias.
     fn input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         if self.uses_im2col(dy) {
             return self.im2col_input_grad(dy, w, bias);
@@ -328,7 +327,7 @@ fn convolve<const N: usize>(
     spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, false), unbatched)
 }
 
-/// Kind of product between the three tensors of a convolution: y of x and w, x of y and w, or w of y and x.
+/// Product between two of a convolution's tensors: y of x and w, x of y and w, or w of y and x.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConvKind {
     Forward,

@@ -131,8 +131,7 @@ pub(super) fn gather_into(
     launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * WORKGROUP_SIZE))
 }
 
-/// Writes the elements of `src` to the places along `dim` in `index` (same shape), in place. Indices are
-/// unique.
+/// Writes `src` to the positions along `dim` in `index` (same shape), in place. The indices are unique.
 pub(super) fn scatter_unique_into(
     op: &'static str,
     out: &Tensor,
@@ -555,7 +554,7 @@ impl Tensor {
         self.broadcast_to(&x_shape)?.gather(dim, &rows)
     }
 
-    /// Returns a copy of `self` with `src` written to the places of `index`: PyTorch's `scatter`. With
+    /// Returns a copy of `self` with `src` written at the positions in `index`: PyTorch's `scatter`. Of
     /// repeated indices, the last one in order wins.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
@@ -567,7 +566,7 @@ impl Tensor {
         self.scatter_op("scatter", dim, index, src, ScatterOp::Set)
     }
 
-    /// Returns a copy of `self` with `src` added at the places of `index`.
+    /// Returns a copy of `self` with `src` added at the positions in `index`.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
@@ -629,7 +628,7 @@ impl Tensor {
         }))
     }
 
-    /// Returns a copy of `self` with a scalar written to the places of `index`.
+    /// Returns a copy of `self` with a scalar written at the positions in `index`.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///

@@ -55,8 +55,9 @@ fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
     (x / step).floor() * step
 }
 
-/// Returns the smallest and the largest value of a float type in low ≤ x < high, or in low ≤ x ≤ high if
-/// `closed`. A closed range is first clamped to the type's range.
+/// Returns the smallest and the largest value of a float type in low ≤ x < high.
+///
+/// If `closed`, the range is low ≤ x ≤ high, first clamped to the type's range.
 ///
 /// # Errors
 /// A bound exceeds the type's range, or the type has no value in between.
@@ -303,8 +304,7 @@ impl Tensor {
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
-    /// Zeroes elements with probability `p`, scales the others by 1 / (1 - p), and is the identity unless
-    /// `training`.
+    /// Zeroes elements with probability `p` and scales the others by 1 / (1 - p), if `training`.
     ///
     /// # Errors
     /// `p` is not a probability, or the dtype is not a float.
@@ -375,8 +375,8 @@ impl Tensor {
     /// occurs once, and classes of weight zero come last, in order.
     ///
     /// The host does not read the weights. Values that PyTorch refuses (negative, infinite or NaN) therefore
-    /// count as zero. A class of weight zero is not drawn, unless all of a row are zero: then class 0 is
-    /// drawn with replacement, and the first classes without.
+    /// count as zero. A class of weight zero is not drawn, unless all weights of the row are zero. Then class
+    /// 0 is drawn with replacement, and the first classes without.
     ///
     /// # Errors
     /// There are neither one nor two dimensions. There are no classes, or fewer than `count` without
@@ -411,8 +411,7 @@ impl Tensor {
         let largest = largest.masked_fill(&largest.eq(0.0)?, 1.0)?.mul(&scale)?;
         let weights = weights.mul(&scale)?.div(&largest)?;
         if !replacement {
-            // The `count` first of competing exponential clocks with the weights as rates. 31 bits rarely
-            // tie.
+            // Take the first `count` of exponential clocks with the weights as rates. 31 bits rarely tie.
             let bits = Tensor::randint(0, i64::from(i32::MAX), self.shape(), DType::I32, self.device())?;
             let part = bits.to_dtype(DType::F32)?.add(0.5)?.mul(0.5f64.powi(31))?;
             let time = part.clamp(0.0, 1.0 - 0.5f64.powi(24))?.neg()?.log1p()?.neg()?;
@@ -431,8 +430,8 @@ impl Tensor {
         ends.searchsorted(&drawn, true, true, None)?.minimum(&last)?.to_dtype(DType::I64)
     }
 
-    /// Zeroes whole channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1
-    /// - p) while `training`; otherwise returns `self`. PyTorch's `dropout1d` to `dropout3d`.
+    /// Zeroes channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p)
+    /// while `training`. Otherwise returns `self`. PyTorch's `dropout1d` to `dropout3d`.
     ///
     /// # Errors
     /// There are fewer than two dimensions, `p` is not a probability, or the dtype is not a float.

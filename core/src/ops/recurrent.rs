@@ -96,8 +96,7 @@ pub struct RecurrentOp<'a> {
 /// Result of a [`RecurrentOp`].
 #[derive(Clone, Debug)]
 pub struct RecurrentOutput {
-    /// State after each step in order of time: \[steps, batch, hidden\]. Ended sequences repeat their last
-    /// state.
+    /// State after each step: \[steps, batch, hidden\]. Ended sequences repeat their last state.
     pub output: Tensor,
     /// State after the last computed step: \[batch, hidden\].
     pub h_n: Tensor,
@@ -105,7 +104,7 @@ pub struct RecurrentOutput {
     pub c_n: Option<Tensor>,
 }
 
-/// Forward run with what the backward pass needs.
+/// Forward run with the tensors that the backward pass needs.
 struct RecurrentRun {
     kind: RecurrentKind,
     sizes: [usize; 3],
@@ -267,8 +266,8 @@ fn relu_derivative(y: &Tensor) -> Result<Tensor> {
     y.detach().gt(0.0)?.to_dtype(y.dtype())
 }
 
-/// Recomputation of the states for gradients of gradients, by differentiable operations on saved tensors. The
-/// input was not saved, and only its history is used.
+/// Recomputation of the states for gradients of gradients, by differentiable operations on saved tensors.
+/// Uses only the history of the input, whose values were not saved.
 impl RecurrentRun {
     fn recompute(&self, t: &[Tensor]) -> Result<Tensor> {
         let ([steps, batch, hidden], op) = (self.sizes, self.kind.op_name());
@@ -355,8 +354,7 @@ impl<'a> RecurrentOp<'a> {
     /// Runs all steps.
     ///
     /// # Errors
-    /// The shapes do not fit, the types differ or are not 16- or 32-bit floats, or `c_0` does not fit the
-    /// kind.
+    /// The shapes or `c_0` do not fit, or the types differ or are not 16- or 32-bit floats.
     #[track_caller]
     pub fn run(&self) -> Result<RecurrentOutput> {
         let _op = memory::scope::enter_op(self.kind.op_name());

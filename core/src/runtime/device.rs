@@ -20,6 +20,7 @@ use crate::runtime::observer;
 use crate::runtime::options::DeviceOptions;
 use crate::runtime::profile::{SpanRecorder, WorkItem};
 use crate::runtime::stream::{DeviceMover, StreamSet};
+use crate::variables;
 
 /// Handle of a device; cloning is cheap. Two handles are equal if they refer to the same opened device.
 #[derive(Clone)]
@@ -167,7 +168,7 @@ impl Device {
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         let info = backend.info();
         let config = Config::for_device(info.backend, info.index)?;
-        DeviceOptions::check_env()?;
+        variables::check()?;
         Ok(Self::with_config(backend, config))
     }
 

@@ -1,16 +1,16 @@
-//! Arguments that name shapes.
+//! Shape arguments.
 
 use super::Dims;
 use super::layout::{checked_numel, numel};
 use crate::error::{Error, Result};
 
-/// What `reshape` takes: extents, one of which may be -1 and is then worked out.
+/// Argument of `reshape`: extents, one of which may be -1 and is then inferred.
 pub trait IntoShape {
-    /// The extents, -1 where one is to be worked out.
+    /// Returns the extents, with -1 for the inferred one.
     fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]>;
 }
 
-/// An extent; one that no dimension can have stays so large that it is refused.
+/// Converts an extent. Values out of range saturate, so that they are rejected later.
 fn to_extent<T: TryInto<isize>>(n: T) -> isize {
     n.try_into().unwrap_or(isize::MAX)
 }

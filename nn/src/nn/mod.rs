@@ -294,8 +294,6 @@ fn visit_model<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, ModuleEnt
     });
 }
 
-/// Returns the address that all handles of one parameter share.
-
 impl Module for Tensor {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
         // Frozen parameters are leaves too.

@@ -74,8 +74,6 @@ impl PreparedCopies {
     }
 }
 
-/// Returns the address of a tensor's storage.
-
 /// Reports whether two tensors are the same elements of one storage.
 fn is_same_tensor(a: &Tensor, b: &Tensor) -> bool {
     TensorKey::from_tensor(a) == TensorKey::from_tensor(b)

@@ -1,4 +1,4 @@
-//! What is kept of pooling put back in its place, and pooling by windows that are drawn. Both are made of other operations.
+//! Max unpooling and fractional max pooling. Both are composite.
 
 use crate::dtype::DType;
 use crate::error::{Error, Result};
@@ -6,7 +6,7 @@ use crate::ops::conv::pool::PoolOptions;
 use crate::tensor::Tensor;
 use crate::tensor::layout::tensor_numel;
 
-/// Places of maxima to their places, zeros elsewhere, over the last `N` dimensions.
+/// Scatters maxima to their indices over the last `N` dimensions, with zeros elsewhere.
 #[track_caller]
 fn max_unpool<const N: usize>(
     op: &'static str,
@@ -45,11 +45,12 @@ macro_rules! impl_max_unpool {
         impl Tensor {$(
             #[doc = concat!("Maxima of [`", stringify!($pool), "`](Self::", stringify!($pool), ") at their places in [.., ", $shape,
                 "], and zeros elsewhere: PyTorch's `", stringify!($op), "`. `output` are the extents that were pooled;")]
-            /// [`Pool::unpool_output_size`] says what they are if nothing was cut off. Of places that come twice, one of the maxima stands there.
+            /// [`PoolOptions::unpool_output_size`] returns these extents if pooling cut nothing off. For
+            /// repeated indices, one of the maxima wins.
             ///
             /// # Errors
-            /// The shapes differ or have other dimensions; the places are no integers. What a place outside does is that of
-            /// [`scatter`](Self::scatter).
+            /// The shapes differ or have the wrong rank, or the indices are not integers. For indices out of
+            /// range see [`scatter`](Self::scatter).
             #[track_caller]
             pub fn $op(&self, indices: &Tensor, output: [usize; $n]) -> Result<Tensor> {
                 max_unpool(stringify!($op), self, indices, output)
@@ -64,7 +65,7 @@ impl_max_unpool! {
 }
 
 impl<const N: usize> PoolOptions<N> {
-    /// The smallest extents that these windows pool to `pooled`, as PyTorch's `MaxUnpool` has it.
+    /// Returns the smallest extents that pool to `pooled`: the default output size of PyTorch's `MaxUnpool`.
     ///
     /// ```
     /// # use forebay_core::ops::{Pool2dOptions, PoolOptions};
@@ -80,8 +81,10 @@ impl<const N: usize> PoolOptions<N> {
     }
 }
 
-/// The element numbers of windows along a dimension of `extent`, for each of `samples` \[planes\], as i32 \[planes, output · kernel\]:
-/// windows begin at ⌊(i + s) α⌋ - ⌊s α⌋ with α = (extent - kernel) / (output - 1), the last one at the end.
+/// Returns the element indices of windows along a dimension of `extent` for `samples` \[planes\], as i32
+/// \[planes, output · kernel\].
+///
+/// Window i begins at ⌊(i + s) α⌋ - ⌊s α⌋, the last ends at the edge; α = (extent - kernel) / (output - 1).
 #[track_caller]
 fn fractional_window_indices(
     extent: usize,
@@ -91,7 +94,7 @@ fn fractional_window_indices(
 ) -> Result<Tensor> {
     let device = samples.device();
     let last = (extent - kernel) as f64;
-    // In f32, as the samples are: the bits are PyTorch's.
+    // In f32 like the samples, so that the results equal PyTorch's bit by bit.
     let alpha = f64::from(if output > 1 { last as f32 / (output - 1) as f32 } else { 0.0 });
     let s = samples.reshape([-1, 1])?;
     let steps = Tensor::arange(0.0, output as f64, 1.0, DType::F32, device)?;
@@ -102,7 +105,7 @@ fn fractional_window_indices(
     begins.unsqueeze(-1)?.add(&within)?.flatten(1, -1)
 }
 
-/// Maxima of windows whose begins are drawn, and their places in a plane, over the last `N` dimensions.
+/// Returns maxima and plane indices of windows at random positions over the last `N` dimensions.
 #[track_caller]
 fn fractional_max_pool<const N: usize>(
     op: &'static str,
@@ -145,13 +148,13 @@ fn fractional_max_pool<const N: usize>(
     let mut taken = x.reshape(&[&[planes], &extents[..]].concat()[..])?;
     let mut places: Option<Tensor> = None;
     for d in 0..N {
-        // PyTorch's samples of images are those of the width, then of the height; those of volumes are in order.
+        // PyTorch orders the samples of images by width, then height, and those of volumes by dimension.
         let sample = samples.select(1, if N == 2 { 1 - d as isize } else { d as isize })?;
         let index = fractional_window_indices(extents[d], kernel[d], output[d], &sample)?;
         let mut shape = vec![1; N + 1];
         (shape[0], shape[d + 1]) = (planes, output[d] * kernel[d]);
         let index = index.reshape(&shape[..])?;
-        // An element's place in its plane: the numbers of all dimensions, each counted in steps of the ones behind it.
+        // Linear index of an element in its plane, in row-major order.
         places = Some(match places {
             None => index.clone(),
             Some(before) => before.mul(extents[d] as i64)?.add(&index)?,
@@ -178,7 +181,7 @@ macro_rules! impl_fractional_max_pool {
             #[doc = concat!("`samples`, \\[batch, channels, ", stringify!($n), "\\] within 0 and 1, say where; `None` draws them.")]
             ///
             /// # Errors
-            /// The windows have no room; the samples have another shape; memory runs out.
+            /// The windows do not fit, or the samples have the wrong shape.
             #[track_caller]
             pub fn $op(
                 &self,

@@ -1,4 +1,4 @@
-//! What a condition selects, and where values belong in a sorted line. The host reads how many there are, and nothing else.
+//! Selection by condition, and search in sorted rows. The host reads only the number of selected elements.
 
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
@@ -16,10 +16,10 @@ use crate::ops::sort::sort_key_type;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, collapse_dims, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
-/// Elements of one workgroup.
+/// Number of elements for one workgroup.
 const TILE: usize = 2048;
 
-/// Where elements are not zero, in row-major order: coordinates as i64 [count, rank], or one number each as u32 [count].
+/// Finds nonzero elements in row-major order: as coordinates (i64 [count, rank]) or indices (u32 [count]).
 #[track_caller]
 fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
     let n = x.numel();
@@ -52,7 +52,7 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
     launch::launch(&spec("count", false), &[x, &counts], params(), tiles)?;
     let totals = scan::cumsum_counts(&counts)?;
     let count = totals.narrow(0, tiles - 1, 1)?.item()? as usize;
-    // One at least, though none may be there: what is launched does not depend on what is read.
+    // At least one element, because what is launched must not depend on the value that the host read.
     let places = out(count.max(1))?;
     if places.numel() > 0 {
         launch::launch(&spec("write", coordinates), &[x, &totals, &places], params(), tiles)?;
@@ -60,14 +60,14 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
     places.narrow(0, 0, count)
 }
 
-/// The coordinates of what is not zero.
+/// Returns the coordinates of nonzero elements.
 #[track_caller]
 pub(crate) fn nonzero_coordinates(op: &'static str, x: &Tensor) -> Result<Tensor> {
     find_nonzero(op, x, true)
 }
 
-/// The rows that an index names in a dimension, as u32 of one dimension; inside the rows that `before` names, if it does. With `wraps`
-/// those of -extent to -1 count from the end. Those outside are `u32::MAX`.
+/// Converts an index of one dimension to u32 rows, and combines it with the rows in `before`, if any. With
+/// `wraps`, negative indices count from the end. An index out of range becomes `u32::MAX`.
 #[track_caller]
 pub(crate) fn linearize_index(
     op: &'static str,
@@ -96,8 +96,8 @@ pub(crate) fn linearize_index(
     Ok(rows)
 }
 
-/// Indices, classes or lengths of any integer type as i32. Those that an i32 does not hold become the nearest one but its lowest, which
-/// stands for `ignored` where that is no i32 either.
+/// Converts indices, classes or lengths of any integer type to i32. Values out of range saturate, but never
+/// at the lowest i32, which replaces an `ignored` class that is itself out of range.
 #[track_caller]
 pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
     if index.dtype() == DType::U8 {
@@ -123,17 +123,17 @@ pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>)
     Ok(out)
 }
 
-/// The number that stands for an ignored class among those that [`narrowed`] gives.
+/// Returns the i32 that [`cast_index_to_i32`] uses for an ignored class.
 pub fn ignore_index_to_i32(ignored: i64) -> i32 {
     i32::try_from(ignored).unwrap_or(i32::MIN)
 }
 
 impl Tensor {
-    /// The elements where `mask` (bool; both broadcast) is true, in row-major order, as one dimension: PyTorch's
-    /// `masked_select`. The host reads how many there are.
+    /// Selects the elements for which the bool `mask` is true, as one dimension in row-major order: PyTorch's
+    /// `masked_select`. Both tensors broadcast. The host reads the number of elements.
     ///
     /// # Errors
-    /// `mask` is no bool; the shapes do not broadcast; the step is being captured; memory runs out.
+    /// `mask` is not bool, the shapes do not broadcast, or a capture is active.
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
         const OP: &str = "masked_select";
@@ -159,40 +159,40 @@ impl Tensor {
         }))
     }
 
-    /// The indices of the elements that are not zero, one row each, as i64 [count, rank]: PyTorch's `nonzero`. The host reads
-    /// how many there are.
+    /// Returns the indices of nonzero elements as i64 [count, rank]: `torch.nonzero`. The host reads count.
     ///
     /// # Errors
-    /// The step is being captured; memory runs out.
+    /// A capture is active.
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
         let _op = memory::scope::enter_op("nonzero");
         nonzero_coordinates("nonzero", self)
     }
 
-    /// As [`nonzero`](Self::nonzero): PyTorch's `argwhere`.
+    /// Returns [`nonzero`](Self::nonzero): PyTorch's `argwhere`.
     ///
     /// # Errors
-    /// As [`nonzero`](Self::nonzero).
+    /// See [`nonzero`](Self::nonzero).
     #[track_caller]
     pub fn argwhere(&self) -> Result<Tensor> {
         self.nonzero()
     }
 
-    /// The indices of the elements that are not zero, one tensor for each dimension (for none as for one): PyTorch's
-    /// `nonzero(as_tuple=True)` and `where` of one argument.
+    /// Returns the indices of nonzero elements as one tensor for each dimension: PyTorch's
+    /// `nonzero(as_tuple=True)`, and `where` of one argument. A tensor of rank 0 counts as rank 1.
     ///
     /// # Errors
-    /// As [`nonzero`](Self::nonzero).
+    /// See [`nonzero`](Self::nonzero).
     #[track_caller]
     pub fn nonzero_tuple(&self) -> Result<Vec<Tensor>> {
         let places = if self.rank() == 0 { self.reshape([1])?.nonzero()? } else { self.nonzero()? };
         (0..places.shape()[1]).map(|d| places.select(1, d as isize)?.contiguous()).collect()
     }
 
-    /// Each index of a dimension as often as `repeats` says, an integer for each or one for all: PyTorch's `repeat_interleave` of a
-    /// tensor. How many there are in all is read from the device, unless it is given; then it is not checked, and the last index fills
-    /// what is missing.
+    /// Repeats each index of a dimension `repeats` times: PyTorch's `repeat_interleave` with a tensor.
+    ///
+    /// `repeats` has one integer for each index, or one for all. Without `output_size`, the host reads the
+    /// total. A passed `output_size` is not checked; the last index fills missing elements.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -204,7 +204,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `dim` is out of range; `repeats` are no integers, are negative, or are not as many as the dimension's extent.
+    /// `dim` is out of range, or `repeats` are not integers, are negative or do not match the extent.
     #[track_caller]
     pub fn repeat_interleave_by(
         &self,
@@ -230,7 +230,7 @@ impl Tensor {
         }
         let repeats = repeats.detach();
         if output_size.is_none() {
-            // An exact sum, by words of the host: on the device it would be one of 32 bits.
+            // The host sums exactly; the device would sum in 32 bits.
             let listed = repeats.to_integers()?;
             if let Some(least) = listed.iter().find(|&&n| n < 0) {
                 return Err(Error::argument(
@@ -267,13 +267,15 @@ impl Tensor {
         line.index_select(d as isize, &index)
     }
 
-    /// Where `values` would keep `self`, sorted along its last dimension, in order: how many elements are less, or with `right`
-    /// not greater. PyTorch's `searchsorted`, as i64, or as i32 with `out_int32`. A `self` of one dimension serves all
-    /// values; else all dimensions but the last agree. With `sorter` (as of [`argsort`](Self::argsort)) `self` need not be
-    /// sorted. NaN is never found: a search that meets one goes on to the right of it, as PyTorch's does.
+    /// Returns the positions in the sorted `self` at which `values` keep the order: PyTorch's `searchsorted`.
+    ///
+    /// The position is the number of smaller elements, or with `right` of elements that are not greater. The
+    /// result is i64, or i32 with `out_int32`. A one-dimensional `self` serves all values. Otherwise all
+    /// dimensions but the last agree. With `sorter` (see [`argsort`](Self::argsort)), `self` need not be
+    /// sorted. As in PyTorch, a search continues to the right of NaN.
     ///
     /// # Errors
-    /// The types differ; the shapes do not fit; an input requires a gradient, which there is none of.
+    /// The types differ, the shapes do not fit, or an input requires a gradient: none exists.
     #[track_caller]
     pub fn searchsorted(
         &self,
@@ -285,11 +287,11 @@ impl Tensor {
         self.run_searchsorted("searchsorted", values, out_int32, right, sorter)
     }
 
-    /// The numbers of the buckets, whose limits are `boundaries` (sorted, of one dimension), that the elements fall into:
-    /// PyTorch's `bucketize`; see [`searchsorted`](Self::searchsorted).
+    /// Returns the index of the bucket of each element: PyTorch's `bucketize`. `boundaries` are sorted and
+    /// one-dimensional. See [`searchsorted`](Self::searchsorted).
     ///
     /// # Errors
-    /// As [`searchsorted`](Self::searchsorted); `boundaries` has not one dimension.
+    /// `boundaries` is not one-dimensional. See also [`searchsorted`](Self::searchsorted).
     #[track_caller]
     pub fn bucketize(&self, boundaries: &Tensor, out_int32: bool, right: bool) -> Result<Tensor> {
         if boundaries.rank() != 1 {

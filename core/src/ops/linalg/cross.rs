@@ -1,4 +1,4 @@
-//! The vector product.
+//! The cross product.
 
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
@@ -13,7 +13,7 @@ use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "cross";
 
-/// a × b along `d`, of operands of one shape.
+/// Computes a × b along `d` for operands of one shape.
 fn run_cross(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
     let out = Tensor::empty(a.shape(), a.dtype(), a.device())?;
     let mut lines: Dims = a.shape().into();
@@ -32,11 +32,11 @@ fn run_cross(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// The vector products of threes along `dim`; without one, along the first dimension of extent 3, as PyTorch's `cross`
-    /// (`linalg.cross` takes -1). Shapes broadcast, types are promoted.
+    /// Computes cross products along `dim`, or along the first dimension of extent 3: PyTorch's `cross`
+    /// (`linalg.cross` uses -1). Shapes broadcast, and types are promoted.
     ///
     /// # Errors
-    /// The shapes do not broadcast; the extent of `dim` is not 3, or no extent is; a type is bool; memory runs out.
+    /// The shapes do not broadcast, no dimension or not `dim` has extent 3, or a type is bool.
     #[track_caller]
     pub fn cross(&self, other: &Tensor, dim: Option<isize>) -> Result<Tensor> {
         let _op = memory::scope::enter_op(OP);
@@ -64,7 +64,7 @@ impl Tensor {
     }
 }
 
-/// a × b with its gradients, which are products too.
+/// Computes a × b with its gradients, which are cross products as well.
 fn cross_with_grad(a: &Tensor, b: &Tensor, d: usize) -> Result<Tensor> {
     let out = run_cross(a, b, d)?;
     let x = b.requires_grad().then(|| SavedTensor::input(a));

@@ -1,4 +1,4 @@
-//! Distances between all rows of two matrices.
+//! Pairwise distances between the rows of two matrices.
 
 use forebay_shaders::KernelSpec;
 use smallvec::smallvec;
@@ -14,12 +14,12 @@ use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "cdist";
 
-/// Distances in a tile of one workgroup, along each side.
+/// Number of distances along each side of a workgroup's tile.
 const TILE_SIZE: usize = 16;
 
-/// Columns from which on several workgroups share a distance.
+/// Row width from which several workgroups share a distance.
 const SPLIT_ROW_MIN: usize = 1 << 13;
-/// Pairs of rows that the host lists.
+/// Largest number of row pairs that the host lists.
 const MAX_PDIST_PAIRS: u128 = 1 << 27;
 
 fn cdist_spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
@@ -33,7 +33,8 @@ fn cdist_spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
     KernelSpec::new("cdist").def("dtype", dtype.name()).def("norm", norm).def("pass", pass)
 }
 
-/// What both passes are told about rows \[batch, rows, width\] of a and b, and about more matrices [batch, rows of a, rows of b].
+/// Returns the parameters of both passes: rows \[batch, rows, width\] of a and b, and further matrices
+/// \[batch, rows of a, rows of b\].
 fn cdist_params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -> KernelParams {
     let (a, b) = (operands[0].shape(), operands[1].shape());
     let sizes = [a[0], a[1], b[1], a[2]];
@@ -55,7 +56,7 @@ fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
     let (batch, rows, cols) = (a.shape()[0], a.shape()[1], b.shape()[1]);
     let width = a.shape()[2];
     let groups = batch * rows.div_ceil(TILE_SIZE) * cols.div_ceil(TILE_SIZE);
-    // Long rows in parts, for many workgroups, and of at most 2,048 tiles.
+    // Split long rows, to use more workgroups and to limit each to 2,048 tiles.
     let wanted =
         if width < SPLIT_ROW_MIN { 1 } else { (1024 / groups.max(1)).min(width / (SPLIT_ROW_MIN / 2)) };
     let splits = wanted.max(width.div_ceil(2048 * TILE_SIZE)).max(1);
@@ -82,13 +83,13 @@ fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
     }
 }
 
-/// The gradient of a, from that of the distances.
+/// Computes the gradient of a from that of the distances.
 fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Result<Tensor> {
     if p == 0.0 {
         return Tensor::zeros(a.shape(), a.dtype(), a.device());
     }
     let (rows, elements) = (b.shape()[1], a.numel());
-    // Many rows of b in parts, that loops end.
+    // Split many rows of b, so that loops stay within the device's limit.
     let splits = rows.div_ceil(2 * SPLIT_ROW_MIN).max(1);
     let chunk = rows.div_ceil(splits);
     let params = cdist_params(p, &[a, b, g, distance], (splits, chunk)).loop_iterations(chunk + 32);
@@ -113,17 +114,18 @@ fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: 
 }
 
 impl Tensor {
-    /// The distances of all pairs of rows of a matrix, \[rows · (rows - 1) / 2\]: those of [`cdist`](Self::cdist) above its diagonal. PyTorch's `pdist`.
-    /// The rows of all pairs are in memory.
+    /// Computes the distances of all pairs of rows of a matrix, \[rows · (rows - 1) / 2\]: PyTorch's `pdist`.
+    ///
+    /// Equals [`cdist`](Self::cdist) above the diagonal. The rows of all pairs are in memory at once.
     ///
     /// # Errors
-    /// `self` is no matrix; as [`cdist`](Self::cdist).
+    /// `self` is not a matrix. See also [`cdist`](Self::cdist).
     #[track_caller]
     pub fn pdist(&self, p: f64) -> Result<Tensor> {
         let &[rows, _] = self.shape() else {
             return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
         };
-        // Pair by pair: half of the distances. The host lists the pairs.
+        // Gather pairs instead of computing both halves of the distance matrix. The host lists the pairs.
         if (rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS {
             let rule = "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts";
             return Err(Error::shape("pdist", rule, &[self.shape()]));
@@ -137,10 +139,12 @@ impl Tensor {
         of(true)?.cdist(&of(false)?, p)?.flatten(0, -1)
     }
 
-    /// The p-norms of the differences between all rows of `self`, \[.., rows, width\], and all rows of `other`, \[.., others, width\]:
-    /// \[.., rows, others\], PyTorch's `cdist`. A `p` of 0 counts what differs, an infinite one takes the largest difference.
+    /// Computes the p-norms of the differences between all rows of `self` and of `other`: PyTorch's `cdist`.
     ///
-    /// Between rows that are the same no gradient flows. 16-bit floats are computed in f32.
+    /// The operands are \[.., rows, width\] and \[.., others, width\], and the result \[.., rows, others\]. A
+    /// `p` of 0 counts the differing elements, and an infinite `p` takes the largest difference.
+    ///
+    /// Equal rows get no gradient. 16-bit floats are computed in f32.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -152,8 +156,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `p` is negative or NaN; there are fewer than two dimensions; widths differ, or what comes before does not broadcast; the
-    /// types differ or are no floats; memory runs out.
+    /// `p` is negative or NaN. There are fewer than two dimensions, the widths differ, or the leading
+    /// dimensions do not broadcast. The types differ or are not floats.
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
         dispatch_autocast!(OP, [self, other], |x, y| x.cdist(&y, p));
@@ -197,7 +201,7 @@ impl Tensor {
             if width == 0 {
                 return apart.norm(p, &[-1], false);
             }
-            // Where no gradient flows, none of it does.
+            // Equal rows get no gradient, and no gradient of a gradient.
             let same = apart.detach().abs()?.amax(&[-1], false)?.eq(0.0)?;
             apart.masked_fill(&same.unsqueeze(-1)?, 1.0)?.norm(p, &[-1], false)?.masked_fill(&same, 0.0)
         };

@@ -1,4 +1,4 @@
-//! Numbers of matrices (norms, condition), and what is made of them by products and solutions: PyTorch's `linalg`, composed.
+//! Matrix norms, condition numbers and other composite functions of PyTorch's `linalg`.
 
 use crate::amp::dispatch_autocast;
 use crate::dtype::DType;
@@ -10,14 +10,15 @@ use crate::ops::shape::cat;
 use crate::tensor::layout::normalize_dim;
 use crate::tensor::{Dims, Tensor};
 
-/// A norm of matrices, as PyTorch's `ord`. A number is one of order ±1, ±2 or ±∞.
+/// Matrix norm: PyTorch's `ord`. A number converts to an order ±1, ±2 or ±∞.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MatrixNorm {
-    /// The root of the sum of all squares.
+    /// Frobenius norm.
     Fro,
-    /// The sum of the singular values.
+    /// Nuclear norm: sum of the singular values.
     Nuc,
-    /// 1 the largest sum of magnitudes in a column, ∞ in a row, 2 the largest singular value; of -1, -∞ and -2 the smallest.
+    /// Order: for 1 the largest column sum of magnitudes, for ∞ the largest row sum, for 2 the largest
+    /// singular value. For -1, -∞ and -2 the smallest.
     Order(f64),
 }
 
@@ -27,11 +28,11 @@ impl From<f64> for MatrixNorm {
     }
 }
 
-/// The product of a chain of matrices in the order of the fewest multiplications; the first may be a row and the last a column, of one
-/// dimension. PyTorch's `linalg.multi_dot`.
+/// Multiplies a chain of matrices in the order with the fewest multiplications: PyTorch's `linalg.multi_dot`.
+/// The first tensor may be a vector (a row), and so may the last (a column).
 ///
 /// # Errors
-/// There are fewer than two; one in the middle is no matrix; the shapes or types do not fit; memory runs out.
+/// There are fewer than two tensors, an inner one is not a matrix, or the shapes or types do not fit.
 #[track_caller]
 pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
     const OP: &str = "multi_dot";
@@ -57,7 +58,7 @@ pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
         return Err(Error::shape(OP, rule, &[two[0].shape(), two[1].shape()]));
     }
     let n = chain.len();
-    // Least multiplications of i..=j, and behind which matrix that is cut (Cormen et al., Introduction to Algorithms, 15.2).
+    // Fewest multiplications for i..=j, and the split (Cormen et al., Introduction to Algorithms, 15.2).
     let extent = |k: usize| chain[k.min(n - 1)].shape()[usize::from(k == n)] as f64;
     let mut cost = vec![vec![0.0f64; n]; n];
     let mut cut = vec![vec![0usize; n]; n];
@@ -82,7 +83,7 @@ pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
     }
 }
 
-/// The product of `chain[i..=j]`.
+/// Computes the product of `chain[i..=j]`.
 fn multiply_chain(chain: &[Tensor], cut: &[Vec<usize>], i: usize, j: usize) -> Result<Tensor> {
     if i == j {
         return Ok(chain[i].clone());
@@ -92,7 +93,8 @@ fn multiply_chain(chain: &[Tensor], cut: &[Vec<usize>], i: usize, j: usize) -> R
 }
 
 impl Tensor {
-    /// A norm of the matrices in two dimensions (PyTorch's default: those of order [`MatrixNorm::Fro`] in `[-2, -1]`): PyTorch's `linalg.matrix_norm`.
+    /// Computes a norm of the matrices in two dimensions: PyTorch's `linalg.matrix_norm`, whose defaults are
+    /// [`MatrixNorm::Fro`] and `[-2, -1]`.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::MatrixNorm};
@@ -104,8 +106,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// There are fewer than two dimensions, or `dims` are not two different ones; the order is none; the dtype is no float, or 16-bit where singular
-    /// values are asked for; memory runs out.
+    /// There are fewer than two dimensions, or `dims` are equal or out of range. The order is invalid. The
+    /// dtype is not a float, or 16-bit although singular values are needed.
     #[track_caller]
     pub fn matrix_norm(
         &self,
@@ -140,11 +142,14 @@ impl Tensor {
         of.restore_keepdim(&out, self, keepdim)
     }
 
-    /// The condition of matrices, \[..\]: for the order 2 (PyTorch's default) the largest singular value of \[.., m, n\] over the smallest, for -2 the inverse of that; for
-    /// others the norm of square matrices times that of their inverses. Infinite, or not finite, where a matrix is singular. PyTorch's `linalg.cond`.
+    /// Computes the condition numbers of matrices \[.., m, n\] as \[..\]: PyTorch's `linalg.cond`.
+    ///
+    /// For order 2 (PyTorch's default), the largest singular value divided by the smallest; for -2, the
+    /// inverse. For others, the norm of a square matrix times that of its inverse. Not finite if singular.
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals); the order is none; the matrices are not square, and the order is not ±2.
+    /// The order is invalid, or the matrices are not square and the order is not ±2. See also
+    /// [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn cond(&self, order: impl Into<MatrixNorm>) -> Result<Tensor> {
         const OP: &str = "cond";
@@ -164,11 +169,8 @@ impl Tensor {
         if p > 0.0 { most.div(&least) } else { least.div(&most) }
     }
 
-    /// The powers 0 to `n` - 1 of each element, as many as there are elements along the last dimension if `n` is not given: \[.., count\] to \[.., count, n\].
-    /// PyTorch's `linalg.vander`.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns the powers 0 to `n` - 1 of each element, as \[.., count, n\]: PyTorch's `linalg.vander`. `n`
+    /// defaults to the last extent.
     #[track_caller]
     pub fn vander(&self, n: Option<usize>) -> Result<Tensor> {
         const OP: &str = "vander";
@@ -185,11 +187,13 @@ impl Tensor {
         cat(&[&Tensor::ones(&first, powers.dtype(), x.device())?, &powers], -1)
     }
 
-    /// The exponentials of square matrices \[.., n, n\], by their series of matrices that are halved until they are small, and then squared as often.
-    /// PyTorch's `linalg.matrix_exp`. The host reads how often.
+    /// Computes exponentials of square matrices by scaling and squaring: PyTorch's `linalg.matrix_exp`.
+    ///
+    /// The matrices are halved until their series converges quickly, and the results squared as often. The
+    /// host reads the number of halvings.
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky); the step is being captured.
+    /// A capture is active. See also [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn matrix_exp(&self) -> Result<Tensor> {
         const OP: &str = "matrix_exp";
@@ -200,7 +204,7 @@ impl Tensor {
         if self.numel() == 0 {
             return self.mul(1.0);
         }
-        // Up to a norm of 1/2, or 2 in f32, what the series leaves out behind 15 powers is below the type's digits.
+        // Up to a norm of 1/2 (2 in f32), the remainder after 15 powers is below the type's precision.
         let norm = self.detach().abs()?.sum(&[-2], true)?.amax(&[-1], true)?;
         let more = if self.dtype() == DType::F64 { 1.0 } else { -1.0 };
         let halvings = norm.log2()?.ceil()?.add(more)?.clamp(0.0, 1100.0)?.nan_to_num()?;
@@ -213,7 +217,7 @@ impl Tensor {
         for k in 1..16 {
             factorial[k] = factorial[k - 1] * k as f64;
         }
-        // Four terms at a time, the last ones first (Paterson and Stockmeyer, 1973).
+        // Horner's scheme with four terms at a time (Paterson and Stockmeyer, 1973).
         let mut out: Option<Tensor> = None;
         for first in [12usize, 8, 4, 0] {
             let terms = eye
@@ -228,16 +232,17 @@ impl Tensor {
         }
         let mut out = out.unwrap_or(eye);
         for step in 0..most {
-            // Those that were halved less often are done.
+            // Matrices with fewer halvings are done.
             out = out.matmul(&out)?.where_(&halvings.gt(step as f64)?, &out)?;
         }
         Ok(out)
     }
 
-    /// x with a x = `self`, where `l` is the [Cholesky factor](Self::cholesky) of a, or with `upper` its transpose: PyTorch's `cholesky_solve`.
+    /// Solves a x = `self` for x, where `l` is the [Cholesky factor](Self::cholesky) of a, or with `upper`
+    /// its transpose: PyTorch's `cholesky_solve`.
     ///
     /// # Errors
-    /// As [`solve_triangular`](Self::solve_triangular).
+    /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn cholesky_solve(&self, l: &Tensor, upper: bool) -> Result<Tensor> {
         let _op = memory::scope::enter_op("cholesky_solve");
@@ -247,11 +252,11 @@ impl Tensor {
         lt.solve_triangular(&lower.solve_triangular(self, false, true, false)?, true, true, false)
     }
 
-    /// The inverse of the matrix whose [Cholesky factor](Self::cholesky) this is, or with `upper` the transpose of it: PyTorch's
-    /// `cholesky_inverse`.
+    /// Computes the inverse of a matrix from its [Cholesky factor](Self::cholesky) `self`, or with `upper`
+    /// from the transposed factor: PyTorch's `cholesky_inverse`.
     ///
     /// # Errors
-    /// As [`solve_triangular`](Self::solve_triangular).
+    /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn cholesky_inverse(&self, upper: bool) -> Result<Tensor> {
         let (_, n) = check_square("cholesky_inverse", self)?;
@@ -259,10 +264,10 @@ impl Tensor {
         eye.broadcast_to(self.shape())?.cholesky_solve(self, upper)
     }
 
-    /// The logarithms of determinants, \[..\]; NaN where one is negative.
+    /// Computes the logarithms of determinants as \[..\]: NaN for a negative determinant.
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn logdet(&self) -> Result<Tensor> {
         let _op = memory::scope::enter_op("logdet");
@@ -270,20 +275,21 @@ impl Tensor {
         size.masked_fill(&sign.lt(0.0)?, f64::NAN)
     }
 
-    /// The sums of products along a dimension, of shapes that broadcast: PyTorch's `linalg.vecdot`.
+    /// Sums the products along `dim`, with broadcasting: PyTorch's `linalg.vecdot`.
     ///
     /// # Errors
-    /// The shapes do not broadcast; `dim` is out of range; memory runs out.
+    /// The shapes do not broadcast, or `dim` is out of range.
     #[track_caller]
     pub fn vecdot(&self, other: &Tensor, dim: isize) -> Result<Tensor> {
         let _op = memory::scope::enter_op("vecdot");
         self.mul(other)?.sum(&[dim], false)
     }
 
-    /// The inverse of a tensor as a linear map to its first `ind` dimensions from the others, whose extents have the same product: PyTorch's `linalg.tensorinv`.
+    /// Inverts the linear map from the last dimensions to the first `ind` dimensions: PyTorch's
+    /// `linalg.tensorinv`. Both groups of extents have the same product.
     ///
     /// # Errors
-    /// As [`inv`](Self::inv); `ind` is not between 1 and the number of dimensions; the products differ.
+    /// `ind` is not between 1 and the rank, or the products differ. See also [`inv`](Self::inv).
     #[track_caller]
     pub fn tensorinv(&self, ind: usize) -> Result<Tensor> {
         const OP: &str = "tensorinv";
@@ -301,10 +307,11 @@ impl Tensor {
         self.reshape([n, n])?.inv()?.reshape(&[from, to].concat()[..])
     }
 
-    /// x with `tensordot(self, x)` over all dimensions of x = b, where `dims` of `self` were moved behind the others: PyTorch's `linalg.tensorsolve`.
+    /// Solves `tensordot(self, x)` = b over all dimensions of x: PyTorch's `linalg.tensorsolve`. Moves `dims`
+    /// of `self` after the others first.
     ///
     /// # Errors
-    /// As [`solve`](Self::solve); a dimension is out of range; the extents' products differ.
+    /// A dimension is out of range, or the products of extents differ. See also [`solve`](Self::solve).
     #[track_caller]
     pub fn tensorsolve(&self, b: &Tensor, dims: &[isize]) -> Result<Tensor> {
         const OP: &str = "tensorsolve";

@@ -1,4 +1,4 @@
-//! Tensors put together: joined, crossed with each other, multiplied dimension by dimension.
+//! Joining, meshes, products of dimensions and other operations composed of views and copies.
 
 use crate::amp::dispatch_autocast;
 use crate::dtype::DType;
@@ -9,54 +9,54 @@ use crate::runtime::device::Device;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, normalize_dim};
 use crate::tensor::{Dims, Tensor};
 
-/// Tensors, each made of the one given, joined along a dimension.
+/// Maps each tensor, and concatenates the results along a dimension.
 #[track_caller]
 fn map_and_cat(tensors: &[&Tensor], dim: isize, made: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     let tensors = tensors.iter().map(|t| made(t)).collect::<Result<Vec<_>>>()?;
     cat(&tensors.iter().collect::<Vec<_>>(), dim)
 }
 
-/// Tensors joined along dimension 1, those of fewer than two dimensions along dimension 0.
+/// Concatenates tensors along dimension 1, or along dimension 0 if they have fewer than two dimensions.
 ///
 /// # Errors
-/// As [`cat`].
+/// See [`cat`].
 #[track_caller]
 pub fn hstack(tensors: &[&Tensor]) -> Result<Tensor> {
     let flat = tensors.first().is_some_and(|t| t.rank() < 2);
     map_and_cat(tensors, if flat { 0 } else { 1 }, Tensor::atleast_1d)
 }
 
-/// Tensors joined along dimension 0, those of fewer than two dimensions as rows.
+/// Concatenates tensors along dimension 0. Tensors with fewer than two dimensions become rows.
 ///
 /// # Errors
-/// As [`cat`].
+/// See [`cat`].
 #[track_caller]
 pub fn vstack(tensors: &[&Tensor]) -> Result<Tensor> {
     map_and_cat(tensors, 0, Tensor::atleast_2d)
 }
 
-/// Tensors joined along dimension 2, those of fewer than three dimensions behind each other.
+/// Concatenates tensors along dimension 2. Tensors with fewer than three dimensions are stacked along it.
 ///
 /// # Errors
-/// As [`cat`].
+/// See [`cat`].
 #[track_caller]
 pub fn dstack(tensors: &[&Tensor]) -> Result<Tensor> {
     map_and_cat(tensors, 2, Tensor::atleast_3d)
 }
 
-/// Tensors joined along dimension 1, those of fewer than two dimensions as columns.
+/// Concatenates tensors along dimension 1. Tensors with fewer than two dimensions become columns.
 ///
 /// # Errors
-/// As [`cat`].
+/// See [`cat`].
 #[track_caller]
 pub fn column_stack(tensors: &[&Tensor]) -> Result<Tensor> {
     map_and_cat(tensors, 1, |t| if t.rank() < 2 { t.reshape([t.numel(), 1]) } else { Ok(t.clone()) })
 }
 
-/// The matrices, in their common type, along the diagonal of a matrix that is zero elsewhere; vectors are rows.
+/// Arranges matrices, in their common type, along the diagonal of a zero matrix. Vectors are rows.
 ///
 /// # Errors
-/// The list is empty; a tensor has more than two dimensions; memory runs out.
+/// The list is empty, or a tensor has more than two dimensions.
 #[track_caller]
 pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
     const OP: &str = "block_diag";
@@ -80,8 +80,8 @@ pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
     cat(&rows.iter().collect::<Vec<_>>(), 0)
 }
 
-/// Views of lines (of one dimension, or of none as of one element), each repeated along the dimensions of the others: PyTorch's
-/// `meshgrid` with `indexing="ij"`, or with `xy` as there, where the first two dimensions change places.
+/// Expands vectors (or scalars) to views over the grid of all of them: PyTorch's `meshgrid` with
+/// `indexing="ij"`, or with `xy`, which swaps the first two dimensions.
 ///
 /// # Errors
 /// A tensor has more than one dimension.
@@ -102,7 +102,7 @@ pub fn meshgrid(lines: &[&Tensor], xy: bool) -> Result<Vec<Tensor>> {
     lines.iter().enumerate().map(view).collect()
 }
 
-/// Views of all tensors in the shape that they broadcast to.
+/// Returns views of all tensors in their common broadcast shape.
 ///
 /// # Errors
 /// The shapes do not broadcast.
@@ -113,10 +113,10 @@ pub fn broadcast_tensors(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
     tensors.iter().map(|t| t.broadcast_to(&shape)).collect()
 }
 
-/// All ways to take one element of each line, in order: \[ways, lines\]; of one line the line itself.
+/// Returns the Cartesian product of vectors in order, \[combinations, vectors\], or a single vector as is.
 ///
 /// # Errors
-/// The list is empty; a tensor has not one dimension; memory runs out.
+/// The list is empty, or a tensor is not one-dimensional.
 #[track_caller]
 pub fn cartesian_prod(lines: &[&Tensor]) -> Result<Tensor> {
     let _op = memory::scope::enter_op("cartesian_prod");
@@ -135,28 +135,19 @@ pub fn cartesian_prod(lines: &[&Tensor]) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// The tensor, or of none dimensions a view with one.
-    ///
-    /// # Errors
-    /// None are known.
+    /// Returns the tensor, or a view with one dimension if there is none.
     #[track_caller]
     pub fn atleast_1d(&self) -> Result<Tensor> {
         if self.rank() == 0 { self.reshape([1]) } else { Ok(self.clone()) }
     }
 
-    /// The tensor, or of fewer dimensions a view with two: a row.
-    ///
-    /// # Errors
-    /// None are known.
+    /// Returns the tensor, or a view as a row if there are fewer than two dimensions.
     #[track_caller]
     pub fn atleast_2d(&self) -> Result<Tensor> {
         if self.rank() < 2 { self.reshape([1, self.numel()]) } else { Ok(self.clone()) }
     }
 
-    /// The tensor, or of fewer dimensions a view with three: \[1, n, 1\] of a vector, \[m, n, 1\] of a matrix.
-    ///
-    /// # Errors
-    /// None are known.
+    /// Returns the tensor, or a view as \[1, n, 1\] of a vector or \[m, n, 1\] of a matrix.
     #[track_caller]
     pub fn atleast_3d(&self) -> Result<Tensor> {
         match *self.shape() {
@@ -166,21 +157,20 @@ impl Tensor {
         }
     }
 
-    /// The tensor `counts` times along each dimension; missing counts, or missing dimensions, stand in front and are 1.
-    /// PyTorch's `tile`.
+    /// Repeats the tensor along each dimension: PyTorch's `tile`. Missing leading ones are 1.
     ///
     /// # Errors
-    /// As [`repeat`](Self::repeat).
+    /// See [`repeat`](Self::repeat).
     #[track_caller]
     pub fn tile(&self, counts: &[usize]) -> Result<Tensor> {
         let missing = self.rank().saturating_sub(counts.len());
         self.repeat(&[&vec![1; missing][..], counts].concat())
     }
 
-    /// The plane of two dimensions turned by `k` quarters, from the first towards the second.
+    /// Rotates the plane of two dimensions by `k` quarter turns, from the first dimension towards the second.
     ///
     /// # Errors
-    /// The dimensions are the same, or out of range; memory runs out.
+    /// The dimensions are equal or out of range.
     #[track_caller]
     pub fn rot90(&self, k: isize, dims: [isize; 2]) -> Result<Tensor> {
         let [first, second] = dims;
@@ -195,10 +185,10 @@ impl Tensor {
         }
     }
 
-    /// All ways to take `r` elements of a line, in order, with or without repetition: \[ways, r\].
+    /// Returns the combinations of `r` elements, with or without replacement: \[combinations, r\].
     ///
     /// # Errors
-    /// There is more than one dimension; `r` is 0; memory runs out.
+    /// There is more than one dimension, or `r` is 0.
     #[track_caller]
     pub fn combinations(&self, r: usize, with_replacement: bool) -> Result<Tensor> {
         const OP: &str = "combinations";
@@ -209,7 +199,7 @@ impl Tensor {
         if r == 0 {
             return Err(Error::argument(OP, "takes at least one element at a time"));
         }
-        // The flags of all tuples are one tensor.
+        // One tensor holds the flags of all tuples.
         let tuples = u32::try_from(r).ok().filter(|&r| r <= 64).and_then(|r| n.checked_pow(r));
         if tuples.is_none_or(|tuples| tuples > MAX_TENSOR_NUMEL) {
             return Err(Error::argument(
@@ -218,7 +208,7 @@ impl Tensor {
             ));
         }
         let line = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?;
-        // Each place holds more than the one before it, or as much: the flags of all pairs of neighbours.
+        // Keep the tuples whose indices ascend, strictly or not: combine the flags of all neighbouring pairs.
         let places = meshgrid(&vec![&line; r], false)?;
         let mut rising = Tensor::ones(&vec![n; r], DType::Bool, self.device())?;
         for pair in places.windows(2) {
@@ -229,28 +219,29 @@ impl Tensor {
         self.index_select(0, &chosen.reshape([-1])?)?.reshape(chosen.shape())
     }
 
-    /// The places on and below a diagonal of a matrix, row by row: \[2, places\], as i64. PyTorch's `tril_indices`.
+    /// Returns the indices on and below a diagonal of a matrix in row-major order, as i64 \[2, count\]:
+    /// PyTorch's `tril_indices`.
     ///
     /// # Errors
-    /// The step is being captured; memory runs out.
+    /// A capture is active.
     #[track_caller]
     pub fn tril_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
         Self::ones(&[rows, columns], DType::I32, device)?.tril(diagonal)?.nonzero()?.t()?.contiguous()
     }
 
-    /// The places on and above a diagonal of a matrix, as [`tril_indices`](Self::tril_indices).
+    /// Returns the indices on and above a diagonal of a matrix: see [`tril_indices`](Self::tril_indices).
     ///
     /// # Errors
-    /// As [`tril_indices`](Self::tril_indices).
+    /// See [`tril_indices`](Self::tril_indices).
     #[track_caller]
     pub fn triu_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
         Self::ones(&[rows, columns], DType::I32, device)?.triu(diagonal)?.nonzero()?.t()?.contiguous()
     }
 
-    /// Kronecker's product: each element of `self` times all of `other`, in its place. Missing dimensions stand in front.
+    /// Computes the Kronecker product: each element of `self` times `other`. Missing ones are 1.
     ///
     /// # Errors
-    /// The types are not taken; memory runs out.
+    /// The operation does not support the types.
     #[track_caller]
     pub fn kron(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("kron", [self, other], |a, b| a.kron(&b));
@@ -266,10 +257,11 @@ impl Tensor {
         out.reshape(&shape[..])
     }
 
-    /// The sum of products over dimensions of both, which are as many and as long: the other dimensions of `self`, then those of `other`.
+    /// Sums the products over `dims` of `self` and `other_dims` of `other`, which have the same extents:
+    /// PyTorch's `tensordot`. The result has the other dimensions of `self`, then those of `other`.
     ///
     /// # Errors
-    /// The dimensions do not fit, or are out of range, or named twice; the types are not taken; memory runs out.
+    /// The dimensions do not fit, are out of range or repeated, or the operation does not support the types.
     #[track_caller]
     pub fn tensordot(&self, other: &Tensor, dims: &[isize], other_dims: &[isize]) -> Result<Tensor> {
         const OP: &str = "tensordot";

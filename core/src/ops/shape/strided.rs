@@ -1,7 +1,7 @@
-//! Views by strides of one's own choice, windows over a tensor, and the sums that undo them.
+//! Views with explicit strides, sliding windows, and the sums that are their gradients.
 //!
-//! A view that repeats elements and a sum of all that lies on one element are each other's gradients: `im2col` and `unfold` are
-//! views, `col2im` is the sum, and one kernel serves all of them without atomics.
+//! A view that repeats elements and a sum over the occurrences of each element are each other's gradients.
+//! `as_strided`, `unfold` and `im2col` are views, `col2im` is the sum, and one kernel sums without atomics.
 
 use std::sync::Arc;
 
@@ -20,11 +20,11 @@ use crate::tensor::layout::{
 };
 use crate::tensor::{Dims, Layout, Tensor};
 
-/// The sum of all elements of `g` that `layout`, of the shape of `g`, puts at each element from `start` of a storage on: `len` of
-/// them, in one dimension.
+/// Sums the elements of `g` that `layout` (of the same shape) maps to each of `len` storage elements from
+/// `start` on. Returns one dimension.
 fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len: usize) -> Result<Tensor> {
     launch::check_device_dtype(op, g.dtype(), g.device())?;
-    // What is repeated by strides of 0 is summed over rows, which takes fewer steps.
+    // Reduce dimensions of stride 0 first, as row sums, which takes fewer steps.
     let still: SmallVec<[isize; 6]> =
         (0..layout.rank()).filter(|&d| layout.strides()[d] == 0).map(|d| d as isize).collect();
     if still.iter().any(|&d| layout.shape()[d as usize] != 1) {
@@ -45,11 +45,11 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         dims.push([1, 1, 0]);
     }
     launch::check_rank(op, dims.len())?;
-    // The kernel finds the index of the longest stride first; of equal ones their order stays.
+    // The kernel resolves the longest stride first. Equal strides keep their order.
     dims.sort_by_key(|&[_, stride, _]| std::cmp::Reverse(stride));
     let reaches: Dims =
         (0..dims.len()).map(|d| dims[d + 1..].iter().map(|&[n, stride, _]| (n - 1) * stride).sum()).collect();
-    // Indices of a dimension that may lead to one element.
+    // Number of indices of a dimension that may map to the same element.
     let within = |d: usize| dims[d][0].min(reaches[d] / dims[d][1].max(1) + 2);
     let lanes = if g.dtype().size() == 2 { 4 } else { 1 };
     let (around, _) = (0..dims.len()).fold((0usize, 1usize), |(all, inner), d| {
@@ -61,7 +61,7 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
     if let Some(d) = longest
         && turns > g.device().info().limits.max_loop_iterations as usize
     {
-        // Half of the windows after the other.
+        // Sum the two halves of the windows one after the other.
         let half = layout.shape()[d] / 2;
         let part = |first: usize, count: usize| {
             let mut shape: Dims = layout.shape().into();
@@ -90,7 +90,8 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
     Ok(out)
 }
 
-/// A view of `x` on the tape, made of its strides and offset in the same way whatever they are. It may repeat elements.
+/// Returns a recorded view of `x`, which may repeat elements. `make` computes the view's layout from strides
+/// and offset; the gradient calls `make` with contiguous strides.
 fn strided_view(
     op: &'static str,
     x: &Tensor,
@@ -107,7 +108,7 @@ fn strided_view(
     })
 }
 
-/// How blocks of an image lie: what `im2col` and `col2im` share.
+/// Geometry of image blocks, shared by `im2col` and `col2im`.
 #[derive(Clone, Copy)]
 struct Im2colGeometry {
     kernel: [usize; 2],
@@ -132,7 +133,7 @@ impl Im2colGeometry {
         })
     }
 
-    /// How many blocks there are along each axis of an image.
+    /// Returns the number of blocks along each axis of an image.
     fn block_counts(&self, op: &'static str, image: [usize; 2], shape: &[usize]) -> Result<[usize; 2]> {
         let mut counts = [0; 2];
         for d in 0..2 {
@@ -150,7 +151,8 @@ impl Im2colGeometry {
         Ok(counts)
     }
 
-    /// The layout \[images, channels, kernel.., counts..\] over padded images \[images, channels, height, width\] of these strides.
+    /// Returns the layout \[images, channels, kernel.., counts..\] over padded images \[images, channels,
+    /// height, width\] with these strides.
     fn block_layout(
         &self,
         images: usize,
@@ -174,11 +176,13 @@ impl Im2colGeometry {
 }
 
 impl Tensor {
-    /// A view of any shape over the storage, by strides in elements from `offset` on (PyTorch's `storage_offset`; that of `self`
-    /// if there is none). It may repeat elements: their gradients add up. Operations in place refuse such a view.
+    /// Returns a view of the storage with any shape and element strides: PyTorch's `as_strided`.
     ///
-    /// The gradient reaches the elements of `self`, not others of its storage. Where `self` itself repeats an element, each of its
-    /// places gets an equal share, as in PyTorch.
+    /// `offset` counts from the start of the storage, and defaults to that of `self`. The view may repeat
+    /// elements; their gradients add up. In-place operations reject such a view.
+    ///
+    /// The gradient reaches only the elements of `self`. If `self` itself repeats an element, its occurrences
+    /// share the gradient equally, as in PyTorch.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -189,7 +193,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// There are not as many strides as extents; the view leaves the storage.
+    /// The numbers of strides and extents differ, or the view exceeds the storage.
     pub fn as_strided(&self, size: &[usize], stride: &[usize], offset: Option<usize>) -> Result<Tensor> {
         const OP: &str = "as_strided";
         if size.len() != stride.len() {
@@ -199,7 +203,7 @@ impl Tensor {
             ));
         }
         let layout = Layout::new(size, stride, offset.unwrap_or(self.layout().offset()));
-        // In u128: strides of a user's choice may be anything.
+        // In u128, because a user's strides may have any value.
         let reach: u128 =
             size.iter().zip(stride).map(|(&n, &s)| n.saturating_sub(1) as u128 * s as u128).sum();
         let (end, there) = (layout.offset() as u128 + reach, self.storage_len());
@@ -221,14 +225,14 @@ impl Tensor {
             let sum = strided_sum(OP, g, layout, start, len)?;
             let sum = if own.has_internal_overlap() {
                 let one = Tensor::ones(&[], g.dtype(), g.device())?.broadcast_to(own.shape())?;
-                // Between elements of `self` nothing counts, and nothing is asked for.
+                // Storage elements between those of `self` have count 0 and are not read.
                 sum.div(&strided_sum(OP, &one, own, start, len)?.maximum(1.0)?)?
             } else {
                 sum
             };
             Ok(sum.with_layout(Layout::new(own.shape(), own.strides(), 0)))
         };
-        // What the view sees beside this tensor's elements is no function of them.
+        // Elements outside of this tensor are no function of it, so the gradient is not differentiable.
         let inside = !own.has_internal_overlap()
             && layout.offset() >= own.offset()
             && layout.storage_end() <= own.storage_end();
@@ -247,8 +251,10 @@ impl Tensor {
         Ok(autograd::linear_differentiable(OP, view, self, forward, move |g| back(g, &own, &layout)))
     }
 
-    /// All windows of `size` neighbours along a dimension, `step` apart, as a view: `dim` counts them, and their elements are a new
-    /// last dimension. PyTorch's `Tensor.unfold`; that of `nn.functional` is [`im2col`](Self::im2col).
+    /// Returns a view of all windows of `size` neighbours, `step` apart: PyTorch's `Tensor.unfold`.
+    ///
+    /// `dim` counts the windows, and a new last dimension their elements. `nn.functional.unfold` is
+    /// [`im2col`](Self::im2col).
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -259,7 +265,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `dim` is out of range; `size` is larger than the extent; `step` is 0.
+    /// `dim` is out of range, `size` exceeds the extent, or `step` is 0.
     pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Tensor> {
         const OP: &str = "unfold";
         let d = normalize_dim(OP, dim, self.rank())?;
@@ -282,20 +288,21 @@ impl Tensor {
             let mut to: Dims = strides.into();
             to.push(strides.get(d).copied().unwrap_or(1));
             if let Some(s) = to.get_mut(d).filter(|_| !strides.is_empty()) {
-                // Where there is one window, no step is taken.
+                // With a single window the stride is not used, and the clamp avoids an overflow.
                 *s *= step.min(extent.max(1));
             }
             Layout::new(shape.clone(), to, offset)
         }))
     }
 
-    /// The blocks of images \[batch, channels, height, width\], or without the batch, as columns \[batch, channels · kernel, blocks\]:
-    /// PyTorch's `nn.functional.unfold`. Each number is one for both axes, or an array.
+    /// Copies the blocks of images to columns \[batch, channels · kernel, blocks\]: PyTorch's
+    /// `nn.functional.unfold`.
     ///
-    /// Its gradient is [`col2im`](Self::col2im).
+    /// The images are \[batch, channels, height, width\], or without the batch. An argument is one value for
+    /// both axes, or an array. The gradient is [`col2im`](Self::col2im).
     ///
     /// # Errors
-    /// The rank is another one; a block does not fit the padded image; a number is out of range; memory runs out.
+    /// The rank is wrong, a block does not fit the padded image, or an argument is out of range.
     #[track_caller]
     pub fn im2col(
         &self,
@@ -325,11 +332,13 @@ impl Tensor {
         if unbatched { view.reshape(columns) } else { view.reshape([images, columns[0], columns[1]]) }
     }
 
-    /// Images of `output_size` (height and width) as sums of columns \[batch, channels · kernel, blocks\], or without the batch, that
-    /// are laid out as by [`im2col`](Self::im2col), whose gradient it is: PyTorch's `nn.functional.fold`.
+    /// Sums columns \[batch, channels · kernel, blocks\] into images of `output_size` (height and width):
+    /// PyTorch's `nn.functional.fold`.
+    ///
+    /// This is the gradient of [`im2col`](Self::im2col), and takes its layout. The batch is optional.
     ///
     /// # Errors
-    /// The type is no float; the columns do not fit the blocks of such images; a number is out of range; memory runs out.
+    /// The type is not a float, the columns do not fit the images, or an argument is out of range.
     #[track_caller]
     pub fn col2im(
         &self,

@@ -1,4 +1,4 @@
-//! Views: other shapes and strides over the same memory, and the copy that makes one contiguous.
+//! Views: other shapes and strides over the same memory, and contiguous copies.
 
 use std::sync::Arc;
 
@@ -10,10 +10,10 @@ use crate::tensor::layout::{normalize_dim, numel};
 use crate::tensor::shape::{IntoShape, infer_shape};
 use crate::tensor::{Dims, Layout, Tensor};
 
-/// The most parts that a tensor is split into: each is a tensor of its own on the host.
+/// Largest number of parts of a split, because each part is a tensor on the host.
 const MAX_SPLITS: usize = 1 << 20;
 
-/// Fails for more parts than the host should make tensors of.
+/// Fails if a split has too many parts.
 fn check_split_count(op: &'static str, count: usize) -> Result<()> {
     if count <= MAX_SPLITS {
         return Ok(());
@@ -27,7 +27,7 @@ fn check_split_count(op: &'static str, count: usize) -> Result<()> {
 }
 
 impl Tensor {
-    /// A view recorded on the tape: its gradient is `back` of the gradient.
+    /// Returns a recorded view whose gradient is `back` of the result's gradient.
     fn differentiable_view(
         &self,
         op: &'static str,
@@ -39,7 +39,8 @@ impl Tensor {
         })
     }
 
-    /// A view of a part: its gradient is zero elsewhere. `part` takes the same part of a tensor of the same shape.
+    /// Returns a recorded view of a part. The gradient is zero elsewhere. `part` takes the same part of
+    /// another tensor of this shape.
     fn differentiable_subview(
         &self,
         op: &'static str,
@@ -66,7 +67,7 @@ impl Tensor {
         )
     }
 
-    /// The same elements in another shape: a view where the strides allow it, else a copy.
+    /// Returns the elements in another shape: a view if the strides allow it, else a copy.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -77,7 +78,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The numbers of elements differ; memory runs out for the copy.
+    /// The numbers of elements differ.
     pub fn reshape(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = infer_shape("reshape", self.shape(), &shape.to_extents())?;
         if let Some(strides) = self.layout().compute_view_strides(&shape) {
@@ -88,7 +89,7 @@ impl Tensor {
         self.contiguous()?.reshape(&shape[..])
     }
 
-    /// As [`reshape`](Self::reshape), but never copies.
+    /// Reshapes as [`reshape`](Self::reshape) does, but never copies.
     ///
     /// # Errors
     /// The strides do not allow a view of this shape; use [`reshape`](Self::reshape).
@@ -104,10 +105,10 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// Dimensions in another order: dimension `i` of the result is dimension `dims[i]` of `self`.
+    /// Permutes the dimensions: dimension `i` of the result is dimension `dims[i]` of `self`.
     ///
     /// # Errors
-    /// `dims` is no permutation of the dimensions.
+    /// `dims` is not a permutation of the dimensions.
     pub fn permute(&self, dims: &[isize]) -> Result<Tensor> {
         let rank = self.rank();
         let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
@@ -133,7 +134,7 @@ impl Tensor {
         Ok(self.differentiable_view("permute", layout, move |g| g.permute(&inverse)))
     }
 
-    /// Two dimensions exchanged.
+    /// Swaps two dimensions.
     ///
     /// # Errors
     /// A dimension is out of range.
@@ -147,7 +148,7 @@ impl Tensor {
         self.permute(&order)
     }
 
-    /// The transpose of a matrix; a vector stays as it is.
+    /// Transposes a matrix. A vector stays as it is.
     ///
     /// # Errors
     /// There are more than two dimensions.
@@ -159,7 +160,7 @@ impl Tensor {
         }
     }
 
-    /// Stretched to `shape` by repeating extents of 1, without a copy.
+    /// Expands extents of 1 to `shape` without a copy.
     ///
     /// # Errors
     /// An extent that is not 1 differs.
@@ -172,7 +173,7 @@ impl Tensor {
         Ok(self.differentiable_view("broadcast_to", layout, move |g| g.sum_to(&before)))
     }
 
-    /// As [`broadcast_to`](Self::broadcast_to); -1 keeps an extent.
+    /// Expands as [`broadcast_to`](Self::broadcast_to) does. An extent of -1 stays as it is.
     ///
     /// # Errors
     /// An extent that is not 1 differs.
@@ -190,7 +191,7 @@ impl Tensor {
         self.broadcast_to(&target)
     }
 
-    /// A new dimension of extent 1 before `dim`.
+    /// Inserts a dimension of extent 1 before `dim`.
     ///
     /// # Errors
     /// `dim` is out of range.
@@ -201,7 +202,7 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// Without dimension `dim`, if its extent is 1.
+    /// Removes dimension `dim` if its extent is 1.
     ///
     /// # Errors
     /// `dim` is out of range.
@@ -215,16 +216,13 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// Without any dimension of extent 1.
-    ///
-    /// # Errors
-    /// None of its own.
+    /// Removes all dimensions of extent 1.
     pub fn squeeze_all(&self) -> Result<Tensor> {
         let shape: Dims = self.shape().iter().copied().filter(|&n| n != 1).collect();
         self.reshape(&shape[..])
     }
 
-    /// Dimensions `start..=end` merged into one.
+    /// Merges the dimensions `start..=end` into one.
     ///
     /// # Errors
     /// A dimension is out of range, or `end` comes before `start`.
@@ -243,10 +241,10 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// Dimension `dim` split into `sizes`, one of which may be -1.
+    /// Splits dimension `dim` into `sizes`, one of which may be -1.
     ///
     /// # Errors
-    /// The sizes do not multiply to the extent.
+    /// The product of the sizes is not the extent.
     pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Tensor> {
         let at = normalize_dim("unflatten", dim, self.rank())?;
         if self.rank() == 0 {
@@ -263,10 +261,10 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// `length` indices of one dimension from `start` on.
+    /// Returns a view of `length` indices of one dimension from `start` on.
     ///
     /// # Errors
-    /// The range leaves the dimension.
+    /// The range exceeds the dimension.
     pub fn narrow(&self, dim: isize, start: usize, length: usize) -> Result<Tensor> {
         let d = normalize_dim("narrow", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
@@ -281,10 +279,10 @@ impl Tensor {
         Ok(self.differentiable_subview("narrow", layout, move |t| t.narrow(dim, start, length)))
     }
 
-    /// Every `step`-th index of one dimension, from `start` to before `stop`, both clamped to the extent.
+    /// Returns a view of every `step`-th index from `start` to before `stop`, clamped to the extent.
     ///
     /// # Errors
-    /// `dim` is out of range; `step` is 0.
+    /// `dim` is out of range, or `step` is 0.
     pub fn slice_dim(&self, dim: isize, start: usize, stop: usize, step: usize) -> Result<Tensor> {
         let d = normalize_dim("slice", dim, self.rank())?;
         if step == 0 || self.rank() == 0 {
@@ -302,7 +300,7 @@ impl Tensor {
         }))
     }
 
-    /// One index of one dimension, which disappears; a negative index counts from the end.
+    /// Selects one index of one dimension, and removes the dimension. A negative index counts from the end.
     ///
     /// # Errors
     /// `dim` or `index` is out of range.
@@ -326,10 +324,10 @@ impl Tensor {
         }))
     }
 
-    /// The diagonal of two dimensions, `offset` above the main one, as the last dimension.
+    /// Returns the diagonal of two dimensions, `offset` above the main one, as the last dimension.
     ///
     /// # Errors
-    /// A dimension is out of range, or both are the same.
+    /// A dimension is out of range, or both are equal.
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
@@ -361,10 +359,10 @@ impl Tensor {
         }))
     }
 
-    /// Parts of at most `size` indices of one dimension; the last may be smaller.
+    /// Splits one dimension into parts of `size` indices. The last part may be smaller.
     ///
     /// # Errors
-    /// `dim` is out of range; `size` is 0.
+    /// `dim` is out of range, or `size` is 0.
     pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
@@ -376,7 +374,7 @@ impl Tensor {
         (0..count).map(|i| self.narrow(dim, i * size, size.min(extent - i * size))).collect()
     }
 
-    /// Parts of the given sizes of one dimension.
+    /// Splits one dimension into parts of these sizes.
     ///
     /// # Errors
     /// The sizes do not add up to the extent.
@@ -400,27 +398,27 @@ impl Tensor {
             .collect()
     }
 
-    /// `chunks` parts of one dimension, as equal as can be with the last ones smaller, or fewer.
+    /// Splits one dimension into at most `chunks` parts of equal size. The last part may be smaller.
     ///
     /// # Errors
-    /// `dim` is out of range; `chunks` is 0.
+    /// `dim` is out of range, or `chunks` is 0.
     pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("chunk", dim, self.rank())?;
         if chunks == 0 {
             return Err(Error::argument("chunk", "takes at least one chunk"));
         }
         match self.shape().get(d) {
-            // Of nothing there are as many parts as were asked for, as in PyTorch.
+            // As in PyTorch, an empty dimension gives all `chunks` parts.
             Some(0) => check_split_count("chunk", chunks).map(|()| vec![self.clone(); chunks]),
             extent => self.split(extent.map_or(0, |n| n.div_ceil(chunks)).max(1), dim),
         }
     }
 
-    /// `sections` parts of one dimension, the first ones one index larger where they cannot be equal; empty ones where there are
-    /// more parts than indices.
+    /// Splits one dimension into `sections` parts. The first parts are one index larger if the extent is not
+    /// divisible, and parts may be empty.
     ///
     /// # Errors
-    /// `dim` is out of range, or there is none; `sections` is 0.
+    /// `dim` is out of range, the rank is 0, or `sections` is 0.
     pub fn tensor_split(&self, sections: usize, dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
         if sections == 0 {
@@ -432,11 +430,11 @@ impl Tensor {
         (0..sections).map(|i| self.narrow(dim, start(i), start(i + 1) - start(i))).collect()
     }
 
-    /// Parts of one dimension that are cut before the given indices: `tensor_split` with indices. Negative ones count from the end; a
-    /// part that would end before it starts is empty.
+    /// Splits one dimension before these indices: PyTorch's `tensor_split` with indices. Negative indices
+    /// count from the end, and a part that ends before its start is empty.
     ///
     /// # Errors
-    /// `dim` is out of range, or there is none.
+    /// `dim` is out of range, or the rank is 0.
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
         let place = |&i: &isize| match i {
@@ -448,26 +446,26 @@ impl Tensor {
         starts.zip(ends).map(|(start, end)| self.narrow(dim, start, end.saturating_sub(start))).collect()
     }
 
-    /// `sections` equal parts along dimension 1, or along the only one.
+    /// Splits along dimension 1, or the only dimension, into `sections` equal parts.
     ///
     /// # Errors
-    /// There are no dimensions; `sections` does not divide the extent.
+    /// The rank is 0, or `sections` does not divide the extent.
     pub fn hsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
         self.split_evenly("hsplit", sections, 1, isize::from(self.rank() > 1))
     }
 
-    /// `sections` equal parts along dimension 0 of two at least.
+    /// Splits along dimension 0 into `sections` equal parts. The rank is at least two.
     ///
     /// # Errors
-    /// There are fewer than two dimensions; `sections` does not divide the extent.
+    /// There are fewer than two dimensions, or `sections` does not divide the extent.
     pub fn vsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
         self.split_evenly("vsplit", sections, 2, 0)
     }
 
-    /// `sections` equal parts along dimension 2 of three at least.
+    /// Splits along dimension 2 into `sections` equal parts. The rank is at least three.
     ///
     /// # Errors
-    /// There are fewer than three dimensions; `sections` does not divide the extent.
+    /// There are fewer than three dimensions, or `sections` does not divide the extent.
     pub fn dsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
         self.split_evenly("dsplit", sections, 3, 2)
     }
@@ -493,7 +491,7 @@ impl Tensor {
         self.tensor_split(sections, dim)
     }
 
-    /// The extent that is split.
+    /// Returns the extent of the dimension to split.
     fn checked_split_extent(&self, dim: isize) -> Result<usize> {
         if self.rank() == 0 {
             return Err(Error::shape("tensor_split", "takes at least one dimension", &[self.shape()]));
@@ -502,7 +500,7 @@ impl Tensor {
         Ok(self.shape()[d])
     }
 
-    /// Every index of one dimension as a tensor of its own.
+    /// Returns each index of one dimension as a tensor.
     ///
     /// # Errors
     /// `dim` is out of range.
@@ -516,19 +514,13 @@ impl Tensor {
         (0..extent).map(|i| self.select(dim, i as isize)).collect()
     }
 
-    /// The same values, row-major: `self` if it is so already, else a copy.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns the values in row-major order: `self` if it is contiguous, else a copy.
     #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
         if self.is_contiguous() { Ok(self.clone()) } else { self.copy() }
     }
 
-    /// A row-major copy in memory of its own; PyTorch's `clone`.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns a contiguous copy: PyTorch's `clone`.
     #[track_caller]
     pub fn copy(&self) -> Result<Tensor> {
         let out = Tensor::empty(self.shape(), self.dtype(), self.device())?;
@@ -536,7 +528,7 @@ impl Tensor {
         Ok(autograd::differentiable("copy", out, &[self], |g, _| Ok(smallvec![Some(g.clone())])))
     }
 
-    /// Whether the strides repeat an element somewhere.
+    /// Reports whether the strides repeat an element.
     #[must_use]
     pub fn is_expanded(&self) -> bool {
         self.layout().has_internal_overlap()
