@@ -354,7 +354,7 @@ impl InstanceNorm {
             let channels = x.shape().get(usize::from(!unbatched)).copied();
             if !(unbatched || x.rank() == rank) || channels != Some(self.channels) {
                 let rule =
-                    format!("takes {} channels, with {} dimensions behind them", self.channels, rank - 2);
+                    format!("takes {} channels, with {} dimensions after them", self.channels, rank - 2);
                 return Err(Error::shape(name, rule, &[x.shape()]));
             }
             let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };

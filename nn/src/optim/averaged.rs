@@ -124,9 +124,7 @@ impl AveragedModel {
         for (NamedTensor { tensor, is_parameter: parameter, .. }, average) in
             self.zip_with_averages(OP, model)?
         {
-            tensor
-                .device()
-                .check_not_recording(OP, "updates are counted by the program; call it behind the step")?;
+            tensor.device().check_not_recording(OP, "the program counts updates; call it after the step")?;
             let averaged = (parameter || self.use_buffers) && tensor.dtype().is_float();
             if averaged && self.n_averaged > 0 {
                 average.lerp_(&tensor, weight)?;
