@@ -21,7 +21,7 @@ use crate::tensor::Tensor;
 ///
 /// Parameters and results that `body` captures get their gradients too. `body` must give the same result when
 /// it runs again. Random numbers and the [`autocast`](crate::amp::autocast) state are those of the first run.
-/// A captured tensor that has changed since then is an error. The recomputation does not update the state of
+/// A captured tensor that was changed or replaced since then is an error. The recomputation does not update the state of
 /// modules, such as running statistics; custom modules use [`update_state`](super::update_state). Checkpoints
 /// nest: recomputing the outer one records the inner one.
 ///
@@ -51,7 +51,7 @@ pub fn checkpoint(
         let _no_grad = no_grad();
         // Casts of parameters are repeated in the backward pass, and not kept until then.
         let _mode = mode.enter();
-        recompute::run_forward(|| body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>()))?
+        recompute::run_forward(inputs, || body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>()))?
     };
     // Captured parameters are unknown here, so the result is recorded even if no listed input requires a
     // gradient: a private leaf stands for them.
@@ -79,11 +79,11 @@ pub fn checkpoint(
                 saved.iter().zip(wants.iter()).map(leaf).collect::<Result<_>>()?
             }
         };
-        let again = {
+        let (again, reads_the_same) = {
             // Recomputed activations are attributed to the module of the first run.
             let _scope = memory::scope::enter_scope(scope);
             let _mode = mode.enter();
-            recompute::run_recompute(&first, || body(&leaves))?
+            recompute::run_recompute(&first, &leaves, || body(&leaves))?
         };
         let mut grads: InputGrads = if wants.create_graph() {
             let targets = GradTargets::stop_at(&leaves.iter().collect::<Vec<_>>());
@@ -118,6 +118,9 @@ pub fn checkpoint(
                         take_leaf_grad(leaf, wants.captured_grads).map_or_else(|| leaf.zeros_like(), Ok)?,
                     ),
                     false => None,
+        if !reads_the_same {
+            return Err(inplace::changed_capture_error(&wants.node.describe()));
+        }
                 });
             }
             grads
