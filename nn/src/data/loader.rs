@@ -201,7 +201,7 @@ impl<D: Dataset> DataLoader<D> {
     }
 
     /// Rejects settings that would make the loop meaningless or endless.
-    fn check_sizes(&self, sizes: &DatasetSizes) -> Result<()> {
+    pub(crate) fn check_sizes(&self, sizes: &DatasetSizes) -> Result<()> {
         let (n, batch) = (sizes.samples, self.batch_size);
         if batch == 0 {
             return Err(Error::argument("batches", "a batch has at least one sample, not 0"));
