@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use forebay_core::autograd;
-use forebay_core::error::Result;
+use forebay_core::error::{Error, Result};
 use forebay_core::tensor::Tensor;
 
 mod activation;
@@ -455,4 +455,13 @@ impl_module_for_values!(
 
 impl<T: ?Sized> Module for PhantomData<T> {
     fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
+}
+
+/// Fails for a number of layers that no model has, before the first of them is made.
+pub(crate) fn check_layer_count(op: &'static str, layers: usize) -> Result<()> {
+    const MAX_LAYERS: usize = 1 << 16;
+    if layers <= MAX_LAYERS {
+        return Ok(());
+    }
+    Err(Error::argument(op, format!("a model has at most {MAX_LAYERS} layers, not {layers}")))
 }
