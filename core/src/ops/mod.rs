@@ -17,6 +17,7 @@ mod linalg;
 mod loss;
 pub(crate) mod matmul;
 mod norm;
+mod prelude;
 mod random;
 mod recurrent;
 mod reduce;

@@ -3,8 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope};
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Error, Result, Tensor};
 
 /// Defines layers that hold a probability and do nothing in evaluation mode. The closure applies the layer to
 /// `x` with probability `p`, depending on the training mode.
@@ -12,7 +11,6 @@ macro_rules! dropout_layers {
     ($($(#[$doc:meta])* $layer:ident $what:literal = |$x:ident, $p:ident, $training:ident| $forward:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Debug, Module)]
-        #[module(crate = crate)]
         pub struct $layer {
             /// Probability with which an element or channel is dropped.
             pub p: f64,

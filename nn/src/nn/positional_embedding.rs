@@ -1,9 +1,7 @@
 //! Positional embeddings: sinusoidal and rotary.
 
 use super::{Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::tensor::layout::tensor_numel;
 
 /// Returns the frequencies of features: base^(-2k / features) for k below features / 2.
@@ -55,7 +53,6 @@ fn position_table<const N: usize>(
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct SinusoidalEmbedding {
     #[module(skip)]
     table: Tensor,
@@ -118,7 +115,6 @@ impl SinusoidalEmbedding {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct RotaryEmbedding {
     #[module(skip)]
     cos: Tensor,

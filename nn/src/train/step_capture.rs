@@ -2,10 +2,8 @@
 //! shapes are replayed.
 
 use super::trainer::LossOutput;
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::capture::{CaptureOutputs, CapturedStep};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
 
 /// State that determines how the next step runs.
 #[derive(Debug, Default)]

@@ -1,35 +1,26 @@
 //! Connectionist temporal classification (Graves et al., 2006).
 
-use crate::amp::dispatch_autocast;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::elementwise::pointwise::GradRule::Expr;
 use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
+use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::index::select;
 use crate::ops::kernel::index_check::{self, check_lengths, find_outside};
 use crate::ops::loss::Reduction;
+use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, cat, stack};
-use crate::tensor::Tensor;
 
 const OP: &str = "ctc_loss";
 /// Finite stand-in for log(0), because -inf minus itself is NaN.
 const LOG_ZERO: f64 = -1e30;
 
-/// ln(eᵃ + eᵇ + eᶜ).
-static LOGSUMEXP3: PointwiseOp = PointwiseOp {
-    name: "logsumexp of three",
-    expr: "max(a, max(b, c)) + m_log(m_exp(a - max(a, max(b, c))) + m_exp(b - max(a, max(b, c))) + m_exp(c - max(a, max(b, c))))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base", "exp", "log"],
-    grads: &[
+pointwise_ops! {
+    /// ln(eᵃ + eᵇ + eᶜ).
+    LOGSUMEXP3 "logsumexp of three": Float, "max(a, max(b, c)) + m_log(m_exp(a - max(a, max(b, c))) + m_exp(b - max(a, max(b, c))) + m_exp(c - max(a, max(b, c))))", ["base", "exp", "log"], [
         Expr("g * m_exp(a - y)", &[A, Y]),
         Expr("g * m_exp(b - y)", &[B, Y]),
-        Expr("g * m_exp(c - y)", &[C, Y]),
-    ],
-};
+        Expr("g * m_exp(c - y)", &[C, Y])];
+}
 
 /// Arguments of [`Tensor::ctc_loss`] in addition to the log-probabilities.
 ///
@@ -93,27 +84,22 @@ impl Tensor {
             // Sums over paths need the range and precision of f32.
             return self.to_dtype(DType::F32)?.ctc_loss(options)?.to_dtype(self.dtype());
         }
-        if self.dtype() != DType::F32 {
-            return Err(Error::dtype(OP, self.dtype(), "log-probabilities are f32, f16 or bf16"));
-        }
-        let _op = memory::scope::enter_op(OP);
+        fail_if!(self.dtype() != DType::F32;
+            dtype(OP, self.dtype()), "log-probabilities are f32, f16 or bf16");
+        operation!(OP);
         let CtcLossOptions { targets, input_lengths, target_lengths, blank, .. } = *options;
         let (&[steps, batch, classes], &[rows, longest]) = (self.shape(), targets.shape()) else {
             let rule = "takes log-probabilities of [steps, batch, classes] and targets of [batch, longest]";
             return Err(Error::shape(OP, rule, &[self.shape(), targets.shape()]));
         };
         let lengths = [input_lengths.shape(), target_lengths.shape()];
-        if rows != batch || lengths != [[batch]; 2] || steps == 0 {
-            let rule =
-                "targets and lengths have the batch of the log-probabilities, whose steps are at least one";
-            return Err(Error::shape(OP, rule, &[self.shape(), targets.shape(), lengths[0], lengths[1]]));
-        }
+        fail_if!(rows != batch || lengths != [[batch]; 2] || steps == 0;
+            shape(OP, &[self.shape(), targets.shape(), lengths[0], lengths[1]]),
+            "targets and lengths have the batch of the log-probabilities, whose steps are at least one");
         if let Some(other) = [targets, input_lengths, target_lengths].iter().find(|t| !t.dtype().is_int()) {
             return Err(Error::dtype(OP, other.dtype(), "targets and lengths are integers"));
         }
-        if blank >= classes {
-            return Err(Error::argument(OP, format!("the blank is class {blank} of {classes}")));
-        }
+        fail_if!(blank >= classes; argument(OP), "the blank is class {blank} of {classes}");
         check_lengths(OP, ("length", "`input_lengths`"), input_lengths, 0..=steps)?;
         check_lengths(OP, ("length", "`target_lengths`"), target_lengths, 0..=longest)?;
         if index_check::is_enabled()? {

@@ -1,13 +1,9 @@
 //! PyTorch's losses of counts, of pairs and of several labels. The other losses are in `loss.rs`.
 
-use crate::amp::dispatch_in_f32;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::index::select;
 use crate::ops::kernel::index_check::{self, IndexRange};
 use crate::ops::loss::{Reduction, apply_weight_and_reduce};
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Returns scores \[batch, classes\] and integer targets \[batch, labels\], with one label unless `several`.
 fn batch_scores_and_targets(
@@ -16,9 +12,7 @@ fn batch_scores_and_targets(
     target: &Tensor,
     several: bool,
 ) -> Result<(Tensor, Tensor)> {
-    if !target.dtype().is_int() {
-        return Err(Error::dtype(op, target.dtype(), "targets are classes, as integers"));
-    }
+    fail_if!(!target.dtype().is_int(); dtype(op, target.dtype()), "targets are classes, as integers");
     let labels = if several { x.shape() } else { &x.shape()[..x.rank().saturating_sub(1)] };
     if !matches!(x.rank(), 1 | 2) || target.shape() != labels {
         let rule = if several {
@@ -121,13 +115,9 @@ impl Tensor {
         const EPS: f64 = 1e-12;
         dispatch_in_f32!(OP, [self, other, target], |a, b, y| a
             .cosine_embedding_loss(&b, &y, margin, reduction));
-        if !matches!(self.rank(), 1 | 2) || other.rank() != self.rank() || target.rank() + 1 != self.rank() {
-            return Err(Error::shape(
-                OP,
-                "takes two of [batch, features] and targets of [batch], or all without the batch",
-                &[self.shape(), other.shape(), target.shape()],
-            ));
-        }
+        fail_if!(!matches!(self.rank(), 1 | 2) || other.rank() != self.rank() || target.rank() + 1 != self.rank();
+            shape(OP, [self, other, target]),
+            "takes two of [batch, features] and targets of [batch], or all without the batch");
         let square = |t: &Tensor| t.square()?.sum(&[-1], false)?.add(EPS);
         let cos = self.mul(other)?.sum(&[-1], false)?.div(&square(self)?.mul(&square(other)?)?.sqrt()?)?;
         let y = target.detach();
@@ -151,18 +141,9 @@ impl Tensor {
         weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        const OP: &str = "multi_margin_loss";
-        dispatch_in_f32!(OP, [self, weight], |x, w| x.multi_margin_loss(
-            target,
-            p,
-            margin,
-            w.as_ref(),
-            reduction
-        ));
-        let _op = memory::scope::enter_op(OP);
-        if !matches!(p, 1 | 2) {
-            return Err(Error::argument(OP, format!("p is {p}; it must be 1 or 2")));
-        }
+        operation!(OP = "multi_margin_loss", in_f32 [self, weight], |x, w|
+            x.multi_margin_loss(target, p, margin, w.as_ref(), reduction));
+        fail_if!(!matches!(p, 1 | 2); argument(OP), "p is {p}; it must be 1 or 2");
         let (x, y) = batch_scores_and_targets(OP, self, target, false)?;
         let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
         let missed = if p == 2 { missed.square()? } else { missed };
@@ -181,9 +162,8 @@ impl Tensor {
     /// The shapes or types do not fit.
     #[track_caller]
     pub fn multilabel_margin_loss(&self, target: &Tensor, reduction: Reduction) -> Result<Tensor> {
-        const OP: &str = "multilabel_margin_loss";
-        dispatch_in_f32!(OP, [self], |x| x.multilabel_margin_loss(target, reduction));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "multilabel_margin_loss", in_f32[self], |x| x
+            .multilabel_margin_loss(target, reduction));
         let (x, y) = batch_scores_and_targets(OP, self, target, true)?;
         let classes = x.shape()[1];
         let listed = y.ge(0)?.to_dtype(DType::F32)?.cumprod(1)?;
