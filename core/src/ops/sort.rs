@@ -336,7 +336,8 @@ impl Tensor {
     }
 
     /// Computes quantiles along `dim`, or of all elements, at ranks q · (n - 1): PyTorch's `quantile`. A
-    /// vector `q` becomes the first dimension of the result. A row with NaN gives NaN.
+    /// vector `q` becomes the first dimension of the result. A row with NaN gives NaN, and so does a quantile
+    /// outside of 0 to 1 in a tensor, which the host does not read.
     ///
     /// # Errors
     /// The dtype is not a float. `q` is a scalar outside of 0 to 1, or a tensor of higher rank. `dim` is out
@@ -379,6 +380,7 @@ impl Tensor {
         operation!(op);
         fail_if!(!self.dtype().is_float(); dtype(op, self.dtype()), "takes floats; cast with `to_dtype`");
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
+        let may_be_outside = q.as_tensor().is_some();
         let (several, q) = quantile_vector(op, q, self)?;
         // The result depends smoothly on the rank only with linear interpolation.
         let q = if interpolation == Interpolation::Linear { q } else { q.detach() };
@@ -419,6 +421,7 @@ impl Tensor {
             }
             _ => below,
         };
+        let out = if may_be_outside { out.masked_fill(&places.isnan()?, f64::NAN)? } else { out };
         let mut order: Vec<isize> = (0..last as isize).collect();
         order.insert(0, last as isize);
         let mut shape: Dims = if several { smallvec![q.numel()] } else { smallvec![] };
@@ -440,7 +443,10 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
         }
         Operand::Tensor(t) => {
             x.check_same_device(op, t)?;
-            return Ok((t.rank() == 1, t.reshape([-1])?.to_dtype(dtype)?));
+            let q = t.reshape([-1])?.to_dtype(dtype)?;
+            let seen = q.detach();
+            let outside = seen.ge(0.0)?.logical_and(&seen.le(1.0)?)?.logical_not()?;
+            return Ok((t.rank() == 1, q.masked_fill(&outside, f64::NAN)?));
         }
         Operand::Scalar(Scalar::Float(q)) => *q,
         Operand::Scalar(Scalar::Int(q)) => *q as f64,

@@ -382,6 +382,11 @@ impl Tensor {
         Ok(slice)
     }
 
+    /// Tells the observer that the contents derive from a tensor that is read in their place.
+    pub(crate) fn record_derived(&self) {
+        self.record_access(Access::Write);
+    }
+
     /// Reports an access to the observer, if one is active.
     #[inline]
     pub(crate) fn record_access(&self, access: Access) {

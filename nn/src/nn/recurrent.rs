@@ -162,6 +162,7 @@ impl RecurrentStack {
                 format!("{num_layers} layers of {hidden} features compute nothing"),
             ));
         }
+        super::check_layer_count(name, num_layers)?;
         if proj_size > 0 && (kind != RecurrentKind::Lstm || proj_size >= hidden) {
             let why = format!(
                 "proj_size is {proj_size}; it is for an Lstm, and below the {hidden} hidden features"

@@ -262,12 +262,21 @@ fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
         (vec![p[0].clone(), plain], "parameter 1 of shape [4, 6] requires no gradient"),
         (vec![result], "parameter 0 of shape [4, 6] is no leaf"),
         (vec![view], "is no leaf"),
+        (vec![p[0].clone(), p[1].clone(), p[0].detach().requires_grad_()?, p[1].clone()], "parameter 3 of"),
+        (vec![p[0].clone(), p[0].clone()], "parameter 1 of shape [4, 6] is in the list twice"),
     ] {
         let error = expect_error(Sgd::new(list.clone(), 0.1).step(), what)?;
         ensure!(error.contains(what), "{error}");
         let mut optimizer = Adam::new(list, 0.1);
         let error = expect_error(optimizer.load_state_dict(&std::collections::BTreeMap::new()), what)?;
         ensure!(error.contains(what), "{error}");
+    }
+    for (name, make) in ALL {
+        // Muon makes groups of its own.
+        let made = make(vec![p[0].clone(), p[0].clone()]);
+        let refused = made.and_then(|mut optimizer| Ok(optimizer.step()?));
+        let error = refused.err().with_context(|| format!("{name}: not refused"))?.to_string();
+        ensure!(error.contains("twice"), "{name}: {error}");
     }
     // A frozen leaf is accepted.
     p[2].set_requires_grad(false)?;

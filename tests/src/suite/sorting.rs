@@ -20,6 +20,9 @@ tests![
     the_largest_few,
     medians_and_ranks,
     quantiles_of_all_kinds,
+    quantiles_outside_are_nan,
+    histograms_of_the_widest_spans,
+    weights_of_observations_are_not_negative,
     a_million_in_a_line,
     more_lines_than_a_grid_has,
     what_is_not_zero,
@@ -200,6 +203,57 @@ fn medians_and_ranks(device: &Device) -> Result<()> {
     let x = Tensor::from_slice(&[1.0f32, 2.0, 2.0, 5.0], &[4], device)?.requires_grad_()?;
     x.median_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[0.0, 0.5, 0.5, 0.0])
+}
+
+fn quantiles_outside_are_nan(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], &[2, 2], device)?.requires_grad_()?;
+    let q = Tensor::from_slice(&[0f32, 1.5, -1e-6, f32::NAN, f32::INFINITY, 1.0], &[6], device)?;
+    let nan = f64::NAN;
+    for how in [
+        Interpolation::Linear,
+        Interpolation::Lower,
+        Interpolation::Higher,
+        Interpolation::Nearest,
+        Interpolation::Midpoint,
+    ] {
+        ensure_values(&x.quantile(&q, None, false, how)?, &[1.0, nan, nan, nan, nan, 4.0])?;
+        let rows = [1.0, 3.0, nan, nan, nan, nan, nan, nan, nan, nan, 2.0, 4.0];
+        ensure_values(&x.nanquantile(&q, Some(1), false, how)?, &rows)?;
+        let one = Tensor::full(&[], 2.0, DType::F32, device)?;
+        ensure_values(&x.quantile(&one, None, false, how)?, &[nan])?;
+        ensure!(x.quantile(1.5, None, false, how).is_err());
+    }
+    Ok(())
+}
+
+fn histograms_of_the_widest_spans(device: &Device) -> Result<()> {
+    let histc = |values: &[f32], bins: usize, min: f64, max: f64| -> Result<Vec<f64>> {
+        Ok(Tensor::from_slice(values, &[values.len()], device)?.histc(bins, min, max)?.to_f64s()?)
+    };
+    ensure!(histc(&[3e38, -3e38], 2, 0.0, 0.0)? == [1.0, 1.0]);
+    ensure!(histc(&[3e38, -3e38, 1.0, -1e38, 2e38], 3, 0.0, 0.0)? == [1.0, 2.0, 2.0]);
+    // The product of a distance and the number of bins passes f32.
+    ensure!(
+        histc(&[1e37, 6e37, 9.6e37], 10, 0.0, 1e38)? == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    );
+    ensure!(histc(&[1.0, -3e38, 3e38], 2, -1e300, 1e300)? == [0.0, 3.0]);
+    ensure!(histc(&[1e-38, 2e-38, f32::INFINITY], 2, 0.0, 3e38)? == [2.0, 0.0]);
+    Ok(())
+}
+
+fn weights_of_observations_are_not_negative(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1f32, 2.0, 4.0, 3.0, 5.0, 1.0], &[2, 3], device)?;
+    let counts = |values: [i64; 3]| Tensor::from_slice(&values, &[3], device);
+    let weights = |values: [f32; 3]| Tensor::from_slice(&values, &[3], device);
+    for (often, much) in [(Some(counts([1, -1, 2])?), None), (None, Some(weights([0.5, -0.25, 1.0])?))] {
+        let Err(error) = x.cov(1.0, often.as_ref(), much.as_ref()) else {
+            anyhow::bail!("a negative weight is taken")
+        };
+        ensure!(error.to_string().contains("none is negative"), "{error}");
+    }
+    let got = x.cov(1.0, Some(&counts([1, 0, 2])?), Some(&weights([0.5, 0.0, 1.0])?))?;
+    ensure!(got.to_f64s()?.iter().all(|v| v.is_finite()));
+    Ok(())
 }
 
 fn quantiles_of_all_kinds(device: &Device) -> Result<()> {

@@ -255,10 +255,10 @@ impl Tensor {
 
     /// Computes the covariance matrix of \[variables, observations\], or of the observations of one variable:
     /// PyTorch's `cov`. `fweights` are integer counts of the observations, and `aweights` their relative
-    /// weights. A `correction` of 1 gives the unbiased estimate.
+    /// weights; the host reads the smallest. A `correction` of 1 gives the unbiased estimate.
     ///
     /// # Errors
-    /// There are more than two dimensions, or the weights do not match the observations.
+    /// There are more than two dimensions. The weights do not match the observations, or one is negative.
     #[track_caller]
     pub fn cov(
         &self,
@@ -277,6 +277,12 @@ impl Tensor {
         }
         let weight = |w: Option<&Tensor>| w.map(|w| w.to_dtype(x.dtype())?.reshape([n])).transpose();
         let (often, much) = (weight(fweights)?, weight(aweights)?);
+        for w in often.iter().chain(&much).filter(|_| n > 0) {
+            let least = w.detach().min_all()?.item()?;
+            if least < 0.0 {
+                return Err(Error::argument(OP, format!("a weight is {least}; none is negative")));
+            }
+        }
         let both = match (&often, &much) {
             (Some(often), Some(much)) => Some(often.mul(much)?),
             (Some(one), None) | (None, Some(one)) => Some(one.clone()),

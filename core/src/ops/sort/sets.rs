@@ -299,7 +299,11 @@ impl Tensor {
         let (mut extent, line) = (minlength, cast_index_to_i32(OP, self, None)?);
         if self.numel() > 0 {
             let (least, most) = (line.min_all()?.item()?, line.max_all()?.item()?);
-            fail_if!(least < 0.0; argument(OP), "takes numbers from 0 on, got {least}");
+            if least < 0.0 {
+                // An i32 does not hold every number of an i64.
+                let least = self.to_integers()?.into_iter().min().unwrap_or_default();
+                return Err(Error::argument(OP, format!("takes numbers from 0 on, got {least}")));
+            }
             fail_if!(most >= f64::from(i32::MAX); argument(OP),
                 "counts numbers below 2^31 - 1, and has a count for each from 0 on; got a larger one");
             extent = extent.max(most as usize + 1);
@@ -334,6 +338,15 @@ impl Tensor {
             (min, max) = (min - 1.0, max + 1.0);
         }
         let inside = x.ge(min)?.logical_and(&x.le(max)?)?;
+        // Powers of two keep the products below finite.
+        let most = if x.dtype() == DType::F64 { 1e300_f64 } else { 1e37 };
+        let excess = ((max - min).log2() + (bins as f64).log2() - most.log2()).ceil();
+        let (x, min, max) = if excess > 0.0 {
+            let scale = (-excess).exp2();
+            (x.mul(scale)?, min * scale, max * scale)
+        } else {
+            (x, min, max)
+        };
         let place = x.sub(min)?.mul(bins as f64)?.div(max - min)?.masked_fill(&inside.logical_not()?, 0.0)?;
         let place = place.floor()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I32)?;
         // Elements out of range get the bin -1, which is not counted.
