@@ -6,7 +6,7 @@
 use crate::check;
 use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
-use crate::ops::norm::{apply_weight_bias, normalize_composite, prepare_parameter};
+use crate::ops::norm::{RowNormKind, apply_weight_bias, normalize_composite, prepare_parameter};
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_parts;
 
@@ -271,13 +271,14 @@ impl Tensor {
     #[track_caller]
     fn add_norm_impl(
         &self,
-        op: &'static str,
+        kind: RowNormKind,
         residual: &Tensor,
         shape: &[usize],
         parameters: [Option<&Tensor>; 2],
         eps: Option<f64>,
         next: NormConsumer,
     ) -> Result<(Tensor, Tensor)> {
+        let (op, rms) = (kind.op_name(true), kind == RowNormKind::Rms);
         operation!(op);
         check::finite(op, "eps", eps.unwrap_or(0.0))?;
         check_f32_f16_bf16(op, self)?;
@@ -288,7 +289,6 @@ impl Tensor {
         fail_if!(shape.is_empty() || !self.shape().ends_with(shape);
             shape(op, &[self.shape(), shape]), "the input ends with the normalised shape");
         let dtype = self.dtype().promote(residual.dtype());
-        let rms = op == "add_rms_norm";
         let result = match next {
             NormConsumer::Any if amp::is_autocast_enabled() && !rms => autocast_norm_dtype(dtype),
             NormConsumer::Any => dtype,
@@ -367,7 +367,7 @@ impl Tensor {
         eps: f64,
     ) -> Result<(Tensor, Tensor)> {
         self.add_norm_impl(
-            "add_layer_norm",
+            RowNormKind::Layer,
             residual,
             normalized_shape,
             [weight, bias],
@@ -389,7 +389,14 @@ impl Tensor {
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm_impl("add_rms_norm", residual, normalized_shape, [weight, None], eps, NormConsumer::Any)
+        self.add_norm_impl(
+            RowNormKind::Rms,
+            residual,
+            normalized_shape,
+            [weight, None],
+            eps,
+            NormConsumer::Any,
+        )
     }
 
     /// Computes [`add_layer_norm`](Self::add_layer_norm) for matmul-only consumers.
@@ -404,7 +411,7 @@ impl Tensor {
     ) -> Result<(Tensor, Tensor)> {
         let parameters = [Some(weight), bias];
         self.add_norm_impl(
-            "add_layer_norm",
+            RowNormKind::Layer,
             residual,
             weight.shape(),
             parameters,
@@ -423,7 +430,7 @@ impl Tensor {
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
         self.add_norm_impl(
-            "add_rms_norm",
+            RowNormKind::Rms,
             residual,
             weight.shape(),
             [Some(weight), None],

@@ -98,14 +98,18 @@ fn check_softmax_dtype(op: &'static str, x: &Tensor) -> Result<()> {
     }
 }
 
-fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
+fn softmax_op_name(log: bool) -> &'static str {
+    if log { "log_softmax" } else { "softmax" }
+}
+
+fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
     let out = Tensor::empty(input.shape(), input.dtype(), input.device())?;
     if out.numel() == 0 {
         return Ok(out);
     }
-    let rows = RowLayout::new(op, input, dim)?;
+    let rows = RowLayout::new(softmax_op_name(log), input, dim)?;
     let held = rows.row_config(input, if y.is_some() { 8 } else { 16 });
-    let (dtype, log) = (launch::shader_dtype_name(input.dtype(), input.device()), op == "log_softmax");
+    let dtype = launch::shader_dtype_name(input.dtype(), input.device());
     let (splits, chunk) = split_reduction(rows.rows, rows.extent, held.lanes, 2);
     // Rows in registers gain nothing from more workgroups.
     if held.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
@@ -195,11 +199,12 @@ fn run_split_rows(
 }
 
 #[track_caller]
-fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
+fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
+    let op = softmax_op_name(log);
     operation!(op);
     check_softmax_dtype(op, x)?;
     normalize_dim(op, dim, x.rank())?;
-    let out = run_softmax(op, x, None, dim)?;
+    let out = run_softmax(log, x, None, dim)?;
     if !autograd::compute_requires_grad(&[x]) {
         return Ok(out);
     }
@@ -207,14 +212,14 @@ fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor>
     Ok(autograd::differentiable(op, out, &[x], move |g, wants| {
         let y = y.unpack(wants)?;
         if !wants.create_graph() {
-            return Ok(smallvec![Some(run_softmax(op, g, Some(&y), dim)?)]);
+            return Ok(smallvec![Some(run_softmax(log, g, Some(&y), dim)?)]);
         }
         // Round to the element type at the end, as the kernel does.
         let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let (given, y) = (g.to_dtype(wide)?, y.to_dtype(wide)?);
-        let grad = match op {
-            "softmax" => y.mul(&given.sub(&given.mul(&y)?.sum(&[dim], true)?)?)?,
-            _ => given.sub(&y.exp()?.mul(&given.sum(&[dim], true)?)?)?,
+        let grad = match log {
+            false => y.mul(&given.sub(&given.mul(&y)?.sum(&[dim], true)?)?)?,
+            true => given.sub(&y.exp()?.mul(&given.sum(&[dim], true)?)?)?,
         };
         Ok(smallvec![Some(grad.to_dtype(g.dtype())?)])
     }))
@@ -236,7 +241,7 @@ impl Tensor {
     #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("softmax", [self], |x| x.softmax(dim));
-        softmax_with_grad("softmax", self, dim)
+        softmax_with_grad(false, self, dim)
     }
 
     /// Computes the logarithm of [`softmax`](Self::softmax) without loss of precision.
@@ -246,7 +251,7 @@ impl Tensor {
     #[track_caller]
     pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("log_softmax", [self], |x| x.log_softmax(dim));
-        softmax_with_grad("log_softmax", self, dim)
+        softmax_with_grad(true, self, dim)
     }
 
     /// Computes [`softmax`](Self::softmax) of the values cast to `dtype`. f32 avoids 16-bit rounding.
@@ -255,7 +260,7 @@ impl Tensor {
     /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        softmax_with_grad("softmax", &self.to_dtype(dtype)?, dim)
+        softmax_with_grad(false, &self.to_dtype(dtype)?, dim)
     }
 
     /// Computes [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
@@ -264,6 +269,6 @@ impl Tensor {
     /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        softmax_with_grad("log_softmax", &self.to_dtype(dtype)?, dim)
+        softmax_with_grad(true, &self.to_dtype(dtype)?, dim)
     }
 }
