@@ -40,15 +40,13 @@ impl RowLayout {
         })
     }
 
-    /// Returns the parameters that locate rows: six words, the two fields of `more`, then shape and strides.
-    pub(crate) fn params(&self, x: &Tensor, more: [(&'static str, usize); 2]) -> KernelParams {
-        let [first, second] = more;
+    /// Returns the parameters that locate rows: six words, the fields that `more` adds, then shape and strides.
+    pub(crate) fn params(&self, x: &Tensor, more: impl FnOnce(KernelParams) -> KernelParams) -> KernelParams {
         let params = kernel_params! {
             rows: self.rows, extent: self.extent, inner: self.inner, rank: self.shape.len(),
             offset: x.layout().offset(), stride: self.stride,
         };
-        let params = params.field(first.0, first.1).field(second.0, second.1);
-        kernel_params! { ..params; shape: &self.shape, strides: &self.strides }
+        kernel_params! { ..more(params); shape: &self.shape, strides: &self.strides }
     }
 
     /// Returns the register layout for rows of `x`, with at most `most` vec4 steps for each thread.
@@ -141,7 +139,8 @@ fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Res
     // Reads in vectors of four, scalar writes, and the loops of sums over the threads of a row.
     let turns =
         if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
-    let params = rows.params(input, [("splits", 0), ("chunk", 0)]).loop_iterations(turns);
+    let params = rows.params(input, |p| kernel_params! { ..p; splits: 0usize, chunk: 0usize });
+    let params = params.loop_iterations(turns);
     launch::launch_by_key(&identity, spec, &tensors, params, held.workgroups(rows.rows))?;
     drop(tensors);
     Ok(out)
@@ -171,7 +170,7 @@ fn run_split_rows(
         }
     };
     let params = |turns: usize| {
-        rows.params(input, [("splits", splits), ("chunk", chunk)]).loop_iterations(turns + 128)
+        rows.params(input, |p| kernel_params! { ..p; splits, chunk }).loop_iterations(turns + 128)
     };
     let step = held.lanes * held.width;
     let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
