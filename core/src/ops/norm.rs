@@ -240,23 +240,12 @@ impl Normalization {
             eps: self.eps as f32, splits, chunk,
         }
         .loop_iterations(turns);
-        let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
-        if finish {
-            tensors.extend(more);
-        } else {
-            tensors.extend(g);
-            tensors.push(x);
-        }
-        tensors.extend(weight);
-        tensors.extend(bias);
-        if let Some(statistics) = statistics {
-            tensors.extend(statistics.mean.as_ref());
-            tensors.push(&statistics.rstd);
-        }
-        if !finish {
-            tensors.extend(more);
-            tensors.push(out);
-        }
+        let mean = statistics.and_then(|statistics| statistics.mean.as_ref());
+        let rstd = statistics.map(|statistics| &statistics.rstd);
+        let tensors = match finish {
+            true => bindings![more, mean, rstd],
+            false => bindings![g, x, weight, bias, mean, rstd, more, out],
+        };
         let rows = if finish { at.rows } else { at.rows * splits };
         launch::launch(&spec, &tensors, params, rows.div_ceil(WORKGROUP_SIZE / lanes))
     }
@@ -282,9 +271,7 @@ impl Normalization {
             splits, chunk,
         }
         .loop_iterations(chunk.div_ceil(lanes) + 128);
-        let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![g, x, &statistics.rstd];
-        tensors.extend(statistics.mean.as_ref());
-        tensors.push(&partial);
+        let tensors = bindings![g, x, &statistics.rstd, &statistics.mean, &partial];
         launch::launch(&spec, &tensors, params, (at.weights * splits).div_ceil(WORKGROUP_SIZE / lanes))?;
         partial.sum(&[0], false)
     }

@@ -311,12 +311,12 @@ impl Tensor {
     #[track_caller]
     fn share_grad_among_ties(&self, op: &'static str, out: Tensor) -> Tensor {
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        autograd::differentiable(op, out, &[self], move |g, wants| {
+        autograd::differentiable_unary(op, out, self, move |g, wants| {
             let (x, y) = (x.unpack_detached(wants)?, y.unpack_detached(wants)?);
             let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
             let equal = x.eq(&y)?.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?.to_dtype(wide)?;
             let share = g.to_dtype(wide)?.div(&equal.sum_all()?)?;
-            Ok(smallvec![Some(equal.mul(&share)?.to_dtype(g.dtype())?)])
+            equal.mul(&share)?.to_dtype(g.dtype())
         })
     }
 

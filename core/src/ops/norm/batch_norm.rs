@@ -4,6 +4,7 @@
 //! backward pass reads the gradient and the input twice.
 
 use crate::check;
+use crate::ops::kernel::operation::TensorList;
 use crate::ops::norm::softmax::lanes_per_row;
 use crate::ops::norm::{
     apply_weight_bias, channel_dims, check_is_f64, check_running_stats, f64_inputs, normalize_composite,
@@ -113,7 +114,7 @@ impl BatchNormalization {
             ..self.spec(if g.is_some() { "backward" } else { "forward" }, true, bias); width,
             even: self.run_length.is_multiple_of(VEC4_WIDTH), fixed: sums.is_none(),
         };
-        let last: SmallVec<[&Tensor; 2]> = sums.into_iter().chain([&out]).collect();
+        let last = bindings![sums, &out];
         let tensors = self.kernel_tensors(g, Some(statistics), true, bias, &last);
         let params = self.params(1, self.elements_per_channel, 0.0);
         launch::launch(&spec, &tensors, params, n.div_ceil(width * WORKGROUP_SIZE))?;
@@ -135,10 +136,8 @@ impl BatchNormalization {
             "batch_norm", pass: "finish", mean: name(plain.as_ref().map(|p| &p.0)),
             var: name(plain.as_ref().map(|p| &p.1)), lanes, quick: false,
         };
-        let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::from_slice(&[&partial, &statistics]);
-        if let Some((mean, var)) = &plain {
-            tensors.extend([mean, var]);
-        }
+        let (mean, var) = plain.as_ref().map(|(mean, var)| (mean, var)).unzip();
+        let tensors = bindings![&partial, &statistics, mean, var];
         let params = self.params(parts.splits, parts.chunk, momentum);
         let params = params.loop_iterations(2 * parts.splits.div_ceil(lanes) + 128);
         launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / lanes))?;
@@ -211,11 +210,10 @@ impl BatchNormalization {
         weight: bool,
         bias: bool,
         last: &[&'a Tensor],
-    ) -> SmallVec<[&'a Tensor; 8]> {
+    ) -> TensorList<'a> {
         let weight = self.weight.as_ref().filter(|_| weight);
         let bias = self.bias.as_ref().filter(|_| bias);
-        let first = g.into_iter().chain([&self.x]).chain(statistics).chain(weight).chain(bias);
-        first.chain(last.iter().copied()).collect()
+        bindings![g, &self.x, statistics, weight, bias, last]
     }
 }
 

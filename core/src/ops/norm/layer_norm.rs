@@ -125,13 +125,7 @@ impl RowNorm {
             ..self.spec(held); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
             result: result.name(), low: "", partial: 0usize,
         };
-        let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![x];
-        tensors.extend(residual);
-        tensors.extend(&self.weight);
-        tensors.extend(&self.bias);
-        tensors.push(&statistics);
-        tensors.extend(sum);
-        tensors.push(&out);
+        let tensors = bindings![x, residual, &self.weight, &self.bias, &statistics, sum, &out];
         launch::launch(&spec, &tensors, self.params(0), held.workgroups(self.rows))?;
         drop(tensors);
         Ok((out, statistics))
@@ -171,13 +165,8 @@ impl RowNorm {
         let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
         if out.numel() > 0 {
             let more = more.as_ref();
-            let mut others: SmallVec<[&Tensor; 6]> = SmallVec::new();
-            others.extend(&self.weight);
-            others.push(statistics);
-            others.extend(more.filter(|_| !inplace));
-            others.push(&out);
-            others.extend(&low);
-            others.extend(&partial);
+            let added = more.filter(|_| !inplace);
+            let others = bindings![&self.weight, statistics, added, &out, &low, &partial];
             let most = g.device().info().limits.max_bindings as usize;
             let (x, residual) = kept.kernel_operands(most - others.len() - 1)?;
             let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
@@ -186,9 +175,7 @@ impl RowNorm {
                 g: g.dtype().name(), more: name(more), inplace, result: out.dtype().name(),
                 low: name(low.as_ref()), partial: if sums { sections } else { 0 },
             };
-            let mut tensors: SmallVec<[&Tensor; 9]> = smallvec![&g, &x];
-            tensors.extend(residual);
-            tensors.extend(others.iter().copied());
+            let tensors = bindings![&g, &x, residual, &others[..]];
             let step = groups * (WORKGROUP_SIZE / held.lanes);
             // Each iteration sums over the threads of a row in two steps.
             let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);

@@ -131,11 +131,7 @@ fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Res
             lanes: held.lanes, across: rows.across, width: held.width, hold: held.register_steps,
         }
     };
-    let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
-    if let Some(y) = y {
-        tensors.push(y);
-    }
-    tensors.push(&out);
+    let tensors = bindings![input, y, &out];
     // Reads in vectors of four, scalar writes, and the loops of sums over the threads of a row.
     let turns =
         if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
@@ -175,11 +171,10 @@ fn run_split_rows(
     let step = held.lanes * held.width;
     let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
     let groups = held.workgroups(rows.rows * splits);
-    let inputs = [Some(input), backward.then_some(y)];
+    let y = backward.then_some(y);
     let reading = chunk.div_ceil(4 * step);
-    let bound: SmallVec<[&Tensor; 4]> = inputs.into_iter().flatten().chain([&partial]).collect();
-    launch::launch(&spec("parts", held, rows.across), &bound, params(reading), groups)?;
-    drop(bound);
+    let parts = spec("parts", held, rows.across);
+    launch::launch(&parts, &bindings![input, y, &partial], params(reading), groups)?;
     let statistics = match backward {
         true => partial.sum(&[0], false)?,
         false => {
@@ -191,9 +186,8 @@ fn run_split_rows(
         }
     };
     let writing = chunk.div_ceil(step);
-    let bound: SmallVec<[&Tensor; 4]> = inputs.into_iter().flatten().chain([&statistics, &out]).collect();
-    launch::launch(&spec("apply", held, rows.across), &bound, params(writing), groups)?;
-    drop(bound);
+    let apply = spec("apply", held, rows.across);
+    launch::launch(&apply, &bindings![input, y, &statistics, &out], params(writing), groups)?;
     Ok(out)
 }
 
@@ -208,10 +202,10 @@ fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
         return Ok(out);
     }
     let y = SavedTensor::output(&out);
-    Ok(autograd::differentiable(op, out, &[x], move |g, wants| {
+    Ok(autograd::differentiable_unary(op, out, x, move |g, wants| {
         let y = y.unpack(wants)?;
         if !wants.create_graph() {
-            return Ok(smallvec![Some(run_softmax(log, g, Some(&y), dim)?)]);
+            return run_softmax(log, g, Some(&y), dim);
         }
         // Round to the element type at the end, as the kernel does.
         let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
@@ -220,7 +214,7 @@ fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
             false => y.mul(&given.sub(&given.mul(&y)?.sum(&[dim], true)?)?)?,
             true => given.sub(&y.exp()?.mul(&given.sum(&[dim], true)?)?)?,
         };
-        Ok(smallvec![Some(grad.to_dtype(g.dtype())?)])
+        grad.to_dtype(g.dtype())
     }))
 }
 

@@ -154,10 +154,7 @@ impl Scan<'_> {
             };
             let params = layout.params(x, |params| kernel_params! { ..params; chunks, chunk });
             let params = params.loop_iterations(loop_iterations(lanes, chunk));
-            let mut tensors: SmallVec<[&Tensor; 6]> = smallvec![x];
-            tensors.extend(self.factor);
-            tensors.extend(before.iter().flat_map(|totals| &totals.parts));
-            tensors.extend(to.iter().copied());
+            let tensors = bindings![x, self.factor, before.map_or(&[][..], |totals| &totals.parts), to];
             launch::launch(&spec, &tensors, params, chunk_workgroups(rows * chunks, lanes))
         };
         let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(place.as_ref()).collect();
@@ -269,11 +266,11 @@ impl Tensor {
             return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
         };
         let (at, shape): (_, Dims) = (SavedTensor::input(&place), self.shape().into());
-        let value = autograd::differentiable(op, value, &[self], move |g, wants| {
+        let value = autograd::differentiable_unary(op, value, self, move |g, wants| {
             let at = at.unpack(wants)?;
             // One element may receive many gradients, so 16-bit gradients are rounded once.
             let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
-            Ok(smallvec![Some(value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])
+            value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())
         });
         Ok((value, place))
     }
