@@ -44,8 +44,8 @@ pub struct AttentionOptions<'a> {
     /// Mask that broadcasts to \[.., queries, keys\]: true in a bool mask admits a key, floats add to the
     /// scores.
     pub attn_mask: Option<&'a Tensor>,
-    /// Dropout probability of the weights, in steps of 2⁻¹⁶. The kept weights are scaled by 1 / (1 - p). As
-    /// in PyTorch, dropout always applies: pass 0 for inference.
+    /// Dropout probability p of the weights, rounded to a multiple of 2⁻¹⁶ that is 1 only for 1. The kept
+    /// weights are scaled by 1 / (1 - p). As in PyTorch, dropout always applies: pass 0 for inference.
     pub dropout_p: f64,
     /// If true, query i attends to keys up to i.
     pub is_causal: bool,
@@ -254,7 +254,7 @@ impl Tensor {
             let [dq, dk, dv] = parts(&whole)?;
             // Column sums for the projection's bias. Only backends with a matmul library may compute them.
             let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
-            let partial = (g.device().raw_backend().has_matmul_library() && g.dtype().size() == 2)
+            let partial = (g.device().library_features().matmul && g.dtype().size() == 2)
                 .then(|| empty_workspace(&[batch * rows, 1, width], DType::F32, g.device()));
             let partial = partial.transpose()?;
             let made = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
@@ -360,23 +360,21 @@ impl AttentionDropoutState {
     fn new(p: f64, words: bool, device: &Device) -> Result<Self> {
         let drawn = device.draw_random(1);
         let words = words.then(|| write_philox_state(drawn, device)).transpose()?;
-        let threshold = (p * 65_536.0).round().min(65_535.0) as u32;
-        Ok(Self {
-            philox_state: drawn,
-            philox_buffer: words,
-            threshold,
-            keep_scale: (1.0 / (1.0 - p)) as f32,
-        })
+        const OUTCOMES: f64 = 65_536.0;
+        let threshold = (p * OUTCOMES).round().min(OUTCOMES - 1.0);
+        // The inverse of the probability of 16 bits, not of 1 - p, so that the mean is exact for every p.
+        let keep_scale = (OUTCOMES / (OUTCOMES - threshold)) as f32;
+        Ok(Self { philox_state: drawn, philox_buffer: words, threshold: threshold as u32, keep_scale })
     }
 
-    /// Applies the kernels' dropout mask to weights \[.., queries, keys\] with drop probability `p`.
-    fn apply(&self, weights: &Tensor, p: f64) -> Result<Tensor> {
+    /// Applies the kernels' dropout mask to weights \[.., queries, keys\].
+    fn apply(&self, weights: &Tensor) -> Result<Tensor> {
         let (n, keys) = (weights.numel(), weights.shape()[weights.rank() - 1]);
         if n == 0 {
             return Ok(weights.clone());
         }
         let kept = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
-        let &Self { philox_state: drawn, threshold, .. } = self;
+        let &Self { philox_state: drawn, threshold, keep_scale, .. } = self;
         let params = move |now: &ReplayCtx| {
             let (offset, seed) = drawn.offset_and_seed(now);
             kernel_params! { n, keys, threshold, kept: 1.0f32, offset, seed }
@@ -387,7 +385,7 @@ impl AttentionDropoutState {
             params,
             n.div_ceil(WORKGROUP_SIZE),
         )?;
-        weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(1.0 / (1.0 - p))
+        weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(keep_scale)
     }
 }
 
@@ -704,11 +702,11 @@ fn attention_composite(
     };
     let weights = match options.dropout_p {
         0.0 => weights,
-        1.0 => weights.mul(0.0)?,
+        1.0 => weights.dropout(1.0, true)?,
         p => match dropped {
-            Some(dropped) => dropped.apply(&weights, p)?,
+            Some(dropped) => dropped.apply(&weights)?,
             // Draw the same random values as the kernels.
-            None => AttentionDropoutState::new(p, false, q.device())?.apply(&weights, p)?,
+            None => AttentionDropoutState::new(p, false, q.device())?.apply(&weights)?,
         },
     };
     weights.matmul(v)

@@ -379,7 +379,7 @@ impl Tensor {
     fn check_index(&self, op: &'static str, d: usize, index: &Tensor) -> Result<()> {
         let fits = |k: usize| k == d || index.shape()[k] <= self.shape()[k];
         fail_if!(index.rank() != self.rank() || !(0..self.rank()).all(fits); shape(op, [self, index]),
-            "the index has the rank of the tensor, and no larger extents beside dimension {d}");
+            "the index has the rank of the tensor, and no larger extents except in dimension {d}");
         Ok(())
     }
 

@@ -165,7 +165,7 @@ pub(super) fn try_gemm_fp8(
     out: &Tensor,
     finish: EpilogueTensors<'_>,
 ) -> Result<bool> {
-    if !out.device().info().features.f8_matmul {
+    if !out.device().library_features().f8_matmul {
         return Ok(false);
     }
     let product = MatmulProblem::from_checked(op, a, b)?;

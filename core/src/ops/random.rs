@@ -83,6 +83,13 @@ fn bernoulli_threshold(p: f64) -> (u32, bool) {
     if bound >= 4_294_967_296.0 { (u32::MAX, true) } else { (bound as u32, false) }
 }
 
+/// Returns the inverse of the probability that 32 random bits keep an element, so that a mean is exact for
+/// every `p`.
+fn dropout_keep_scale(p: f64) -> f64 {
+    const OUTCOMES: f64 = 4_294_967_296.0;
+    OUTCOMES / (OUTCOMES - f64::from(bernoulli_threshold(p).0))
+}
+
 #[track_caller]
 fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
     operation!("random");
@@ -423,6 +430,7 @@ impl Tensor {
         }
         let ones = if by_channel { self.ones_per_channel(OP)? } else { self.detach().ones_like()? };
         let dropped = ones.dropout(p, true)?.eq(0.0)?;
+        let p = 1.0 - 1.0 / dropout_keep_scale(p);
         let scale = 1.0 / ((1.0 - p) * (1.0 + p * SELU_MIN * SELU_MIN)).sqrt();
         self.masked_fill(&dropped, SELU_MIN)?.mul(scale)?.add(-scale * p * SELU_MIN)
     }
@@ -469,8 +477,9 @@ fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
     let spec = kernel_spec! { "dropout", dtype: launch::shader_dtype_name(x.dtype(), x.device()) };
     let in_offset = x.layout().offset();
     let params = move |now: &ReplayCtx| {
-        let ((offset, seed), scale) = (drawn.offset_and_seed(now), (1.0 / (1.0 - p)) as f32);
-        kernel_params! { n, in_offset, scale, threshold: bernoulli_threshold(p).0, offset, seed }
+        let (offset, seed) = drawn.offset_and_seed(now);
+        let (scale, threshold) = (dropout_keep_scale(p) as f32, bernoulli_threshold(p).0);
+        kernel_params! { n, in_offset, scale, threshold, offset, seed }
     };
     launch::launch_dynamic(&spec, &[&x, &out], params, n.div_ceil(4 * WORKGROUP_SIZE))?;
     Ok(out)

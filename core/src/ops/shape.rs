@@ -46,7 +46,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         let fits =
             t.rank() == first.rank() && (0..t.rank()).all(|k| k == d || t.shape()[k] == first.shape()[k]);
         fail_if!(!fits || t.rank() == 0; shape("cat", [first, t]),
-            "tensors have one rank of at least 1, and equal extents beside dimension {d}");
+            "tensors have one rank of at least 1, and equal extents except in dimension {d}");
         dtype = dtype.promote(t.dtype());
         extent += t.shape()[d];
     }

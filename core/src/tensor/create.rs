@@ -111,7 +111,7 @@ impl Tensor {
         }
         self.device().capture_recorder().check_not_recording(
             "read",
-            "the host would wait for what a replay has not made; return the tensor, and read it behind the replay",
+            "the host would wait for values that a replay has not computed; return the tensor, and read it after the replay",
         )?;
         let _tag = memory::scope::enter_tag(Tag::Workspace);
         // Copies start at word boundaries.

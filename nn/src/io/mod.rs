@@ -8,8 +8,8 @@ use std::fs::File;
 use std::io::Write;
 use std::path::Path;
 
+use crate::{Error, Result};
 use forebay_core::atomic_write;
-use forebay_core::error::{Error, Result};
 
 pub mod idx;
 pub mod safetensors;

@@ -4,11 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::{Device, Result};
 use forebay_core::backend::SourceLimits;
 use forebay_core::backend::VirtualMemory;
 use forebay_core::backend::null::{CardProfile, NullBackend, WorkEstimate};
-use forebay_core::device::Device;
-use forebay_core::error::Result;
 use forebay_core::memory::scope::{ModulePath, Scope};
 use forebay_core::memory::{AllocationChange, Bytes, Config, OutOfMemory, RecordingOptions, Tag};
 use forebay_core::variables;

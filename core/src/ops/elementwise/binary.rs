@@ -107,10 +107,10 @@ binary! {
     fmod / fmod_: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * trunc(a / b)", &[A, B])];
     /// Remainder of a / b rounded down, with the sign of b.
-    remainder / remainder_: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
+    remainder / remainder_: Number, "m_remainder(a, b)" | "int_remainder(a, b)", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
-    floor_divide: Number, "m_floor_div(a, b)" | "(a - ((a % b) + b) % b) / b", ["base", "mod"], [Zero, Zero];
+    floor_divide: Number, "m_floor_div(a, b)" | "int_floor_div(a, b)", ["base", "mod"], [Zero, Zero];
     /// a / b rounded towards zero.
     trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
     /// |a| with the sign of b.

@@ -1,8 +1,9 @@
 //! Selection by condition, and search in sorted rows. The host reads only the number of selected elements.
 
 use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
+use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
 use crate::ops::prelude::*;
+use crate::ops::reduce::contiguous_zero_offset;
 use crate::ops::reduce::scan;
 use crate::ops::sort::sort_key_type;
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
@@ -226,7 +227,11 @@ impl Tensor {
             scan::cumsum_counts(&repeats.to_dtype(DType::U32)?.broadcast_to(&[n])?.contiguous()?)?
         };
         let total = match output_size {
-            Some(total) => total,
+            Some(total) => {
+                check_lengths(OP, ("repeat", "`repeats`"), &repeats, 0..=total)?;
+                check_lengths(OP, ("sum", "the running sums"), &ends.narrow(0, n - 1, 1)?, total..=total)?;
+                total
+            }
             None => ends.narrow(0, n - 1, 1)?.item()? as usize,
         };
         let places = Tensor::arange(0.0, total as f64, 1.0, DType::U32, self.device())?;
@@ -293,6 +298,7 @@ impl Tensor {
             }
             Some(sorter) => {
                 self.check_same_device(op, sorter)?;
+                check_in_range(op, sorter, IndexRange::from_dim(self, self.rank() - 1))?;
                 Some(contiguous_zero_offset(sorter)?)
             }
             None => None,

@@ -156,7 +156,7 @@ fn mlp_hidden_backward(
     weight: &Tensor,
     x: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    if x.device().info().features.gelu_grad_epilogue && x.dtype().size() == 2 {
+    if x.device().library_features().gelu_grad_epilogue && x.dtype().size() == 2 {
         let like = || Tensor::empty(x.shape(), x.dtype(), x.device());
         let (hidden, gelu) = (like()?, like()?);
         let sums = {

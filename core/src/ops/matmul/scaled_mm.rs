@@ -16,7 +16,7 @@ impl Tensor {
     /// Products are exact, and sums are f32. Matrix units that keep fewer bits within one instruction
     /// (Hopper's) have an error of at most 2^-11 of the sum of all |a · b|.
     ///
-    /// The library multiplies the bytes if [`Features::f8_matmul`](crate::backend::Features) is set (CUDA
+    /// The library multiplies the bytes if [`LibraryFeatures::f8_matmul`](crate::backend::LibraryFeatures) is set (CUDA
     /// from sm_89 on), at least one type is `f8_e4m3`, and the extents of b are multiples of 16. It takes
     /// `self` row-major and b column-major (the transpose of a weight \[n, k\]); other layouts are copied
     /// first. Otherwise both operands are cast to bf16, which represents all their values, in a workspace of
@@ -112,7 +112,7 @@ fn check_scaled_mm(
 
 /// Returns true if the library multiplies 8-bit matrices of these extents.
 pub(crate) fn supports_fp8_extents(device: &Device, extents: &[usize]) -> bool {
-    device.info().features.f8_matmul && extents.iter().all(|extent| extent.is_multiple_of(FP8_ALIGNMENT))
+    device.library_features().f8_matmul && extents.iter().all(|extent| extent.is_multiple_of(FP8_ALIGNMENT))
 }
 
 /// Copies the operands to the library's layout if it is used: a row-major, b column-major, aligned to 16
