@@ -3,7 +3,6 @@
 use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
 use crate::ops::prelude::*;
-use crate::ops::reduce::contiguous_zero_offset;
 use crate::ops::reduce::scan;
 use crate::ops::sort::sort_key_type;
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
