@@ -201,10 +201,7 @@ impl ReduceStage<'_> {
         let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
         let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
         let params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
-        let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![self.input];
-        for t in [self.args.center, self.args.partial_indices, value, place].into_iter().flatten() {
-            tensors.push(t);
-        }
+        let tensors = bindings![self.input, self.args.center, self.args.partial_indices, value, place];
         let groups = (outputs * plan.splits).div_ceil(WORKGROUP_SIZE / plan.lanes);
         launch::launch_by_key(&identity, spec, &tensors, params, groups)
     }
@@ -360,8 +357,7 @@ pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
             parts, extent, tiles, groups: sections * tiles,
         }
         .loop_iterations(parts.div_ceil(512) + 32);
-        let tensors: SmallVec<[&Tensor; 4]> = std::iter::once(partial).chain(&outs).collect();
-        launch::launch(&spec, &tensors, params, sections * tiles)?;
+        launch::launch(&spec, &bindings![partial, &outs[..]], params, sections * tiles)?;
     }
     Ok(outs)
 }
@@ -407,9 +403,7 @@ impl Tensor {
         dispatch_autocast!("sum", [self], |x| x.sum(dims, keepdim));
         let over = ReduceDims::new("sum", self.shape(), dims)?;
         let out = sum_or_prod(&SUM, self, &over, keepdim)?;
-        Ok(autograd::differentiable("sum", out, &[self], move |g, _| {
-            Ok(smallvec![Some(over.expand_to_input(g)?)])
-        }))
+        Ok(autograd::differentiable_unary("sum", out, self, move |g, _| over.expand_to_input(g)))
     }
 
     /// Sums all elements.
@@ -434,9 +428,7 @@ impl Tensor {
         let over = ReduceDims::from_mask(self.shape(), reduced.collect());
         let out = sum_or_prod(&SUM, self, &over, true)?;
         let out = out.with_layout(Layout::new(shape, contiguous_strides(shape), 0));
-        Ok(autograd::differentiable("sum_to", out, &[self], move |g, _| {
-            Ok(smallvec![Some(over.expand_to_input(g)?)])
-        }))
+        Ok(autograd::differentiable_unary("sum_to", out, self, move |g, _| over.expand_to_input(g)))
     }
 
     /// Computes the mean over `dims`, or over all dimensions if there are none.
@@ -449,9 +441,7 @@ impl Tensor {
         let n = over.elements_per_output as f64;
         let extra = ReduceArgs { params: [n as f32, 0.0, 0.0, 0.0], ..ReduceArgs::default() };
         let out = reduce_float(&MEAN, self, &over, keepdim, extra)?;
-        Ok(autograd::differentiable("mean", out, &[self], move |g, _| {
-            Ok(smallvec![Some(over.expand_to_input(&g.div(n)?)?)])
-        }))
+        Ok(autograd::differentiable_unary("mean", out, self, move |g, _| over.expand_to_input(&g.div(n)?)))
     }
 
     /// Computes the mean of all elements.
@@ -523,12 +513,12 @@ impl Tensor {
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), ReduceArgs::default())?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary(op.name, out, self, move |g, wants| {
             let (x, y) = (x.unpack_detached(wants)?, y.unpack_detached(wants)?);
             let mask = sharing(&x, &over.expand_to_input(&y)?)?;
             let ties = mask.count_true_keepdim(&over)?.to_dtype(g.dtype())?;
             let share = g.reshape(&over.keepdim_shape[..])?.div(&ties)?;
-            Ok(smallvec![Some(over.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)?)])
+            over.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)
         }))
     }
 
@@ -608,14 +598,8 @@ impl Tensor {
             run_reduction(op, self, &over, self.dtype(), ReduceArgs::default(), Some(&value), Some(&place))?;
         }
         let at = SavedTensor::input(&place);
-        let value = autograd::differentiable(name, value, &[self], move |g, wants| {
-            Ok(smallvec![Some(value_selecting_backward(
-                g,
-                &at.unpack(wants)?,
-                &over.input_shape,
-                dim,
-                keepdim
-            )?)])
+        let value = autograd::differentiable_unary(name, value, self, move |g, wants| {
+            value_selecting_backward(g, &at.unpack(wants)?, &over.input_shape, dim, keepdim)
         });
         Ok((value, place))
     }

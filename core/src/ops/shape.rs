@@ -599,12 +599,12 @@ fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -
     if kept > 0 {
         x.detach().narrow(dim, start, kept)?.copy_into(&out.narrow(dim, to, kept)?)?;
     }
-    Ok(autograd::differentiable("pad", out, &[x], move |g, _| {
+    Ok(autograd::differentiable_unary("pad", out, x, move |g, _| {
         let own = g.narrow(dim, to, kept)?;
         if n == kept as isize {
-            return Ok(smallvec![Some(own)]);
+            return Ok(own);
         }
         // Cropped elements have zero gradients.
-        Ok(smallvec![Some(pad_constant(&own, d, start as isize, n - (start + kept) as isize, 0.0)?)])
+        pad_constant(&own, d, start as isize, n - (start + kept) as isize, 0.0)
     }))
 }

@@ -74,8 +74,7 @@ pub(crate) fn scatter_sorted_runs(
         own => own,
     };
     let parts = long.then(|| Tensor::empty(&[chunks, 2, lines], part, out.device())).transpose()?;
-    let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![&to, &order, src, out];
-    tensors.extend(&parts);
+    let tensors = bindings![&to, &order, src, out, &parts];
     // The loop over a run, and the search for its start.
     let walk = params().loop_iterations((short + chunk).min(length) + 64);
     launch::launch(&spec("walk"), &tensors, walk, (lines * length).div_ceil(WORKGROUP_SIZE))?;

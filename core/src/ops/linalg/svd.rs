@@ -151,11 +151,11 @@ pub(crate) fn attach_factor_grads<const N: usize>(
     Ok(std::array::from_fn(|which| {
         let (kept, matrix_kept) = (kept.clone(), SavedTensor::input_for_create_graph(matrix));
         let (again, gradient) = (again.clone(), gradient.clone());
-        autograd::differentiable(op, factors[which].clone(), &[matrix], move |g, wants| {
-            Ok(smallvec![Some(match wants.create_graph() {
+        autograd::differentiable_unary(op, factors[which].clone(), matrix, move |g, wants| {
+            Ok(match wants.create_graph() {
                 true => gradient(which, g, &again(&matrix_kept.unpack(wants)?)?)?,
                 false => gradient(which, g, &kept)?,
-            })])
+            })
         })
     }))
 }

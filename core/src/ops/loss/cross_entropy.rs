@@ -128,7 +128,8 @@ impl LogitsBatch {
             width: held.width, ragged, inplace,
         };
         let share = self.label_smoothing / rows.extent as f64;
-        let params = rows.params(&self.x, [("first", self.first_row), ("total", self.total_rows)]);
+        let params =
+            rows.params(&self.x, |p| kernel_params! { ..p; first: self.first_row, total: self.total_rows });
         let params = kernel_params! {
             ..params; ignore_class: self.ignore_index, scale_stride,
             keep: (1.0 - self.label_smoothing) as f32, share: share as f32,

@@ -63,8 +63,7 @@ fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'
             let params = kernel_params! {
                 n: target.numel(), classes, ignore_class: kernel_ignore_index(options),
             };
-            let tensors: SmallVec<[&Tensor; 3]> =
-                std::iter::once(target).chain(&weight).chain([&weights]).collect();
+            let tensors = bindings![target, &weight, &weights];
             launch::launch(&spec, &tensors, params, target.numel().div_ceil(WORKGROUP_SIZE))?;
             weights.sum_all()
         }

@@ -47,8 +47,7 @@ impl ScaledFp8Matrix {
             Some(_) => rows.div_ceil(TILE) * across.div_ceil(TILE),
             None => x.numel().div_ceil(VEC4_WIDTH * EACH * WORKGROUP_SIZE),
         };
-        let tensors: SmallVec<[&Tensor; 5]> =
-            [&x, &largest, &scale, &bytes].into_iter().chain(&turned).collect();
+        let tensors = bindings![&x, &largest, &scale, &bytes, &turned];
         let params = kernel_params! { rows, columns: across };
         // `launch` would refuse storage-only types, so enqueue directly.
         launch::enqueue(device.kernel_for_spec(&spec)?, &tensors, params, [groups, 1, 1])?;

@@ -102,7 +102,7 @@ impl Tensor {
         };
         let root = op.name == "std";
         let (x, y) = (SavedTensor::input(self), root.then(|| SavedTensor::output(&out)));
-        Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary(op.name, out, self, move |g, wants| {
             let dtype = g.dtype();
             // 16-bit gradients are rounded once, after all steps.
             let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(wants)?)?);
@@ -123,7 +123,7 @@ impl Tensor {
                 Some(y) => grad.masked_fill(&over.expand_to_input(&y.detach())?.eq(0.0)?, 0.0)?,
                 None => grad,
             };
-            Ok(smallvec![Some(grad.to_dtype(dtype)?)])
+            grad.to_dtype(dtype)
         }))
     }
 
@@ -189,7 +189,7 @@ impl Tensor {
             _ => reduce_float(op, self, &over, keepdim, extra)?,
         };
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        Ok(autograd::differentiable("norm", out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary("norm", out, self, move |g, wants| {
             let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let (g, y) = (over.expand_to_input(g)?, over.expand_to_input(&y)?);
             // The positions of zeros and of the largest elements are constants of the gradient.
@@ -213,7 +213,7 @@ impl Tensor {
                 let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?;
                 slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&whole.eq(0.0)?, 0.0)?
             };
-            Ok(smallvec![Some(grad)])
+            Ok(grad)
         }))
     }
 
@@ -361,10 +361,10 @@ impl Tensor {
         let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
         let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        let out = autograd::differentiable("logsumexp", out, &[self], move |g, wants| {
+        let out = autograd::differentiable_unary("logsumexp", out, self, move |g, wants| {
             let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let weight = x.to_dtype(y.dtype())?.sub(&over.expand_to_input(&y)?)?.exp()?;
-            Ok(smallvec![Some(over.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())?)])
+            over.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())
         });
         out.to_dtype(self.dtype())
     }

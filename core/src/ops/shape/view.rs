@@ -23,9 +23,7 @@ impl Tensor {
         layout: Layout,
         back: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
-        autograd::differentiable(op, self.with_layout(layout), &[self], move |g, _| {
-            Ok(smallvec![Some(back(g)?)] as InputGrads)
-        })
+        autograd::differentiable_unary(op, self.with_layout(layout), self, move |g, _| back(g))
     }
 
     /// Returns a recorded view of a part. The gradient is zero elsewhere. `part` takes the same part of
@@ -467,7 +465,7 @@ impl Tensor {
     pub fn copy(&self) -> Result<Tensor> {
         let out = Tensor::empty(self.shape(), self.dtype(), self.device())?;
         self.copy_into(&out)?;
-        Ok(autograd::differentiable("copy", out, &[self], |g, _| Ok(smallvec![Some(g.clone())])))
+        Ok(autograd::differentiable_unary("copy", out, self, |g, _| Ok(g.clone())))
     }
 
     /// Reports whether the strides repeat an element.
