@@ -20,6 +20,7 @@ pub use crate::memory::source::{
 
 pub mod cards;
 pub(crate) mod command;
+mod forward;
 pub(crate) mod host_memory;
 pub mod null;
 mod pool_contents;
