@@ -203,6 +203,34 @@ fn describe_other_device(left: &str, right: &str) -> String {
     )
 }
 
+/// Returns an error from the function: `fail!(shape(op, [a, b]), "the rule")`, `fail!(argument(op), "the fault")`
+/// or `fail!(dtype(op, got), "the types expected")`. The text takes the arguments of `format!`.
+macro_rules! fail {
+    (shape($op:expr, [$($t:expr),+]), $($rule:tt)+) => {
+        return Err($crate::error::Error::shape($op, format!($($rule)+), &[$($t.shape()),+]))
+    };
+    (shape($op:expr, $shapes:expr), $($rule:tt)+) => {
+        return Err($crate::error::Error::shape($op, format!($($rule)+), $shapes))
+    };
+    (argument($op:expr), $($message:tt)+) => {
+        return Err($crate::error::Error::argument($op, format!($($message)+)))
+    };
+    (dtype($op:expr, $got:expr), $($expected:tt)+) => {
+        return Err($crate::error::Error::dtype($op, $got, format!($($expected)+)))
+    };
+}
+pub(crate) use fail;
+
+/// Returns an error from the function if a condition holds: `fail_if!(a.rank() != 2; shape(op, [a]), "a matrix")`.
+macro_rules! fail_if {
+    ($condition:expr; $($error:tt)+) => {
+        if $condition {
+            $crate::error::fail!($($error)+);
+        }
+    };
+}
+pub(crate) use fail_if;
+
 impl Error {
     /// Creates a shape error; `shapes` are formatted as `[2, 3] and [4]`.
     pub fn shape(op: &'static str, rule: impl Into<String>, shapes: &[&[usize]]) -> Self {

@@ -1,7 +1,7 @@
 //! Profiles of known cards: the properties that determine a step's memory and approximate time.
 
 use super::null::{CardProfile, CardSpeed};
-use super::{Features, Limits, SourceLimits, VirtualMemory};
+use super::{Features, LibraryFeatures, Limits, SourceLimits, VirtualMemory};
 use crate::error::{Error, Result};
 use crate::memory::Config;
 
@@ -83,11 +83,10 @@ impl CardProfile {
             config: Config::from_env()?,
             // CUDA's context and modules, and cuBLASLt's workspace.
             overhead_bytes: 600 * MIB,
-            has_matmul_library: true,
-            features: Features {
+            library: LibraryFeatures {
+                matmul: true,
                 f8_matmul: F8_CARDS.contains(&short),
                 gelu_grad_epilogue: HOPPER_CARDS.contains(&short),
-                ..Self::default().features
             },
             limits: Limits { max_binding_bytes: mib * MIB, ..Self::default().limits },
             speed: CardSpeed {
@@ -125,19 +124,14 @@ impl CardProfile {
         let binding = 4 * GIB - 4;
         Self {
             overhead_bytes: 300 * MIB,
-            has_matmul_library: false,
+            library: LibraryFeatures::default(),
             queues: 1,
             source_limits: SourceLimits {
                 alignment: 256,
                 max_segment: binding / 256 * 256,
                 virtual_memory: None,
             },
-            features: Features {
-                f64_math: false,
-                f8_matmul: false,
-                gelu_grad_epilogue: false,
-                ..self.features
-            },
+            features: Features { f64_math: false, ..self.features },
             limits: Limits {
                 max_binding_bytes: binding,
                 max_workgroup_memory: 32 << 10,
@@ -185,7 +179,7 @@ mod tests {
         for name in CARDS {
             let card = CardProfile::from_card(name)?;
             assert!(card.available_bytes() > 7 * GIB && card.available_bytes() < card.total_bytes, "{name}");
-            assert_eq!(card.has_matmul_library, card.source_limits.virtual_memory.is_some(), "{name}");
+            assert_eq!(card.library.matmul, card.source_limits.virtual_memory.is_some(), "{name}");
         }
         assert_eq!(CardProfile::from_card("RTX 4090")?, CardProfile::from_card("rtx4090")?);
         let error = CardProfile::from_card("voodoo2").map_or_else(|e| e.to_string(), |_| String::new());

@@ -47,8 +47,6 @@ macro_rules! forward_backend {
     (@supports_pinned_host $to:ident) => { $crate::forward_backend!(@fn $to supports_pinned_host() -> bool); };
     (@alloc_host $to:ident) => { $crate::forward_backend!(@fn $to alloc_host(bytes: u64) -> Result<SegmentId, SourceError>); };
     (@free_host $to:ident) => { $crate::forward_backend!(@fn $to free_host(segment: SegmentId) -> Result<(), SourceError>); };
-    (@matmul $to:ident) => { $crate::forward_backend!(@fn $to matmul(call: &MatmulCall) -> Result<bool>); };
-    (@attention $to:ident) => { $crate::forward_backend!(@fn $to attention(call: &AttentionCall) -> Result<bool>); };
     (@prepare_commands $to:ident) => { $crate::forward_backend!(@fn $to prepare_commands(commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>>); };
-    (@has_matmul_library $to:ident) => { $crate::forward_backend!(@fn $to has_matmul_library() -> bool); };
+    (@library $to:ident) => { $crate::forward_backend!(@fn $to library() -> Option<&dyn KernelLibrary>); };
 }

@@ -2,17 +2,11 @@
 
 use half::{bf16, f16};
 
-use crate::autograd;
 use crate::backend::{Command, Slice};
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::memory;
-use crate::ops::kernel::launch;
-use crate::runtime::device::Device;
+use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
-use crate::scalar::Scalar;
-use crate::tensor::{Dims, Layout, Tensor, float8};
+use crate::tensor::float8;
 
 impl Tensor {
     /// Creates a tensor filled with one value. Integer types drop the fraction.
@@ -35,7 +29,7 @@ impl Tensor {
         // Inside another operation, errors name the outer operation.
         let around = memory::scope::current().op;
         let name = if around.is_empty() { name } else { around };
-        let _op = memory::scope::enter_op(name);
+        operation!(name);
         let number = Scalar::Float(value).checked_cast(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {

@@ -13,7 +13,7 @@ impl CardProfile {
             name: info.name.clone(),
             overhead_bytes: 0,
             is_software: info.software,
-            has_matmul_library: backend.has_matmul_library(),
+            library: device.library_features(),
             queues: backend.queue_count(),
             source_limits: backend.limits(),
             features: info.features,

@@ -8,7 +8,9 @@ use forebay_shaders::reflection::ModuleInterface;
 use rustc_hash::FxHashMap;
 
 use crate::backend::host_memory::HostSource;
-use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
+use crate::backend::{
+    Backend, Command, DeviceInfo, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Slice,
+};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
@@ -237,6 +239,12 @@ impl Device {
     #[inline]
     pub(crate) fn raw_backend(&self) -> &Arc<dyn Backend> {
         &self.inner.backend
+    }
+
+    /// Returns the calls that the backend's library supports; none without a library.
+    #[must_use]
+    pub fn library_features(&self) -> LibraryFeatures {
+        self.inner.backend.library().map_or_else(LibraryFeatures::default, KernelLibrary::features)
     }
 
     /// Returns the memory pool.

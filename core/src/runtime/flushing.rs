@@ -5,8 +5,8 @@ use std::sync::Arc;
 
 use crate::backend::{
     AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence,
-    KernelId, KernelSource, Launch, MatmulCall, PageRemap, SegmentId, SegmentSource, Slice, SourceError,
-    SourceLimits, TimestampId,
+    KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall, PageRemap, SegmentId,
+    SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
 use crate::error::Result;
 use crate::forward_backend;
@@ -50,13 +50,27 @@ impl SegmentSource for FlushingBackend {
 impl Backend for FlushingBackend {
     forward_backend! {
         inner: info compile wait_compiled supports_pinned_host alloc_host free_host prepare_commands
-            has_matmul_library
     }
     forward_backend! {
-        flushed_inner: launch upload download copy fill flush record_timestamp read_timestamps matmul attention
+        flushed_inner: launch upload download copy fill flush record_timestamp read_timestamps
     }
     fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         let queue = self.inner.open_queue(number)?;
         Ok(queue.map(|inner| Arc::new(Self::new(self.device.clone(), inner)) as Arc<dyn Backend>))
+    }
+    fn library(&self) -> Option<&dyn KernelLibrary> {
+        self.inner.library().map(|_| self as &dyn KernelLibrary)
+    }
+}
+
+impl KernelLibrary for FlushingBackend {
+    fn features(&self) -> LibraryFeatures {
+        self.inner.library().map_or_else(LibraryFeatures::default, KernelLibrary::features)
+    }
+    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        Command::Matmul(call).enqueue(self.flushed_inner())
+    }
+    fn attention(&self, call: &AttentionCall) -> Result<bool> {
+        Command::Attention(call).enqueue(self.flushed_inner())
     }
 }

@@ -74,7 +74,7 @@ impl Device {
     #[must_use]
     pub fn im2col_max_bytes(&self) -> u64 {
         match self.options().im2col_max_bytes.load(Ordering::Relaxed) {
-            UNSET if self.raw_backend().has_matmul_library() => DEFAULT_IM2COL_MAX_BYTES,
+            UNSET if self.library_features().matmul => DEFAULT_IM2COL_MAX_BYTES,
             UNSET => 0,
             told => told,
         }

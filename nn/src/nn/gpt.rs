@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
+use super::segment::{is_segment_pass_active, segment};
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
-use crate::plan::{is_segment_pass_active, segment};
 use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::{AttentionOptions, CrossEntropyOptions};
 

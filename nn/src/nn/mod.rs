@@ -46,6 +46,7 @@ mod pool;
 mod positional_embedding;
 mod recurrent;
 mod scope;
+pub(crate) mod segment;
 mod shape;
 mod staged_copies;
 mod state_dict;

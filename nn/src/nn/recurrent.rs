@@ -281,6 +281,7 @@ fn ended_mask(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) 
         let rule = format!("lengths are integers, [{batch}]; got {} of them", lengths.dtype());
         return Err(Error::shape(name, rule, &[lengths.shape()]));
     }
+    forebay_core::ops::check_lengths(name, ("length", "the lengths"), lengths, 1..=steps)?;
     let lengths = forebay_core::ops::cast_index_to_i32(name, lengths, None)?;
     let steps = Tensor::arange(0.0, steps as f64, 1.0, DType::I32, lengths.device())?.unsqueeze(1)?;
     let ended = steps.ge(&lengths)?.unsqueeze(2)?;
@@ -397,7 +398,7 @@ macro_rules! single_state_forward {
             /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to
             /// the number of steps. Equals PyTorch's packed sequences, but without sorting. The last states
             /// are those at each sequence's end, where the second direction begins. Outputs after the end are
-            /// zero.
+            /// zero. [`check_indices`](forebay_core::ops::check_indices) checks the lengths.
             ///
             /// # Errors
             /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each
@@ -432,6 +433,7 @@ impl Lstm {
     /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to the
     /// number of steps. Equals PyTorch's packed sequences, but without sorting. The last states are those at
     /// each sequence's end, where the second direction begins. Outputs after the end are zero.
+    /// [`check_indices`](forebay_core::ops::check_indices) checks the lengths.
     ///
     /// # Errors
     /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each sequence.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::dry_run::with_unlimited_memory;
-use super::segment::{ActivationPolicy, SegmentCost, SegmentGuard, pareto_sets};
+use crate::nn::segment::{ActivationPolicy, SegmentCost, SegmentGuard, pareto_sets};
 use crate::{DType, Device, Error, Result};
 use forebay_core::amp::{AutocastGuard, autocast};
 use forebay_core::backend::null::{CardProfile, NullBackend, WorkEstimate};

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::backend::{
-    Backend, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence, KernelId, KernelSource, Launch,
-    MatmulCall, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    Backend, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence, KernelId, KernelLibrary, KernelSource,
+    Launch, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::Result;
 use forebay::forward_backend;
@@ -79,8 +79,7 @@ impl SegmentSource for FaultyBackend {
 
 impl Backend for FaultyBackend {
     forward_backend! {
-        inner: compile launch upload download copy fill flush supports_pinned_host free_host matmul
-            has_matmul_library
+        inner: compile launch upload download copy fill flush supports_pinned_host free_host library
     }
     fn info(&self) -> &DeviceInfo {
         &self.info

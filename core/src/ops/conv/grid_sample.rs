@@ -1,9 +1,6 @@
 //! PyTorch's `grid_sample` and `affine_grid` (Jaderberg et al., 2015). Composite, gradients included.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Interpolation mode of [`grid_sample`](Tensor::grid_sample).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -93,7 +90,7 @@ fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<
         });
     }
     let (Some(index), Some(inside)) = (index, inside) else {
-        return Err(Error::argument("grid_sample", "takes a grid of two or three coordinates"));
+        fail!(argument("grid_sample"), "takes a grid of two or three coordinates")
     };
     let (batch, channels) = (x.shape()[0], x.shape()[1]);
     let shape = [batch, channels, index.numel() / batch.max(1)];
@@ -141,13 +138,10 @@ impl Tensor {
         padding: GridPadding,
         align_corners: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "grid_sample";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "grid_sample");
         self.check_same_device(OP, grid)?;
         for dtype in [self.dtype(), grid.dtype()] {
-            if !dtype.is_float() {
-                return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
-            }
+            fail_if!(!dtype.is_float(); dtype(OP, dtype), "takes floats; cast with `to_dtype`");
         }
         let n = self.rank().wrapping_sub(2);
         let fits = matches!(n, 2 | 3)
@@ -155,10 +149,8 @@ impl Tensor {
             && grid.shape()[0] == self.shape()[0]
             && grid.shape()[n + 1] == n
             && self.shape()[2..].iter().all(|&size| size > 0);
-        if !fits {
-            let rule = "takes [batch, channels, height, width] with a grid of [batch, height, width, 2], or both with a depth and 3";
-            return Err(Error::shape(OP, rule, &[self.shape(), grid.shape()]));
-        }
+        fail_if!(!fits; shape(OP, [self, grid]),
+            "takes [batch, channels, height, width] with a grid of [batch, height, width, 2], or both with a depth and 3");
         let sizes = &self.shape()[2..];
         // Coordinates are computed in f32, because f16 holds consecutive integers only up to 2048.
         let wide = if grid.dtype() == DType::F64 { grid.clone() } else { grid.to_dtype(DType::F32)? };
@@ -237,16 +229,11 @@ impl Tensor {
     /// The shapes do not fit, or the type is not a float.
     #[track_caller]
     pub fn affine_grid(&self, size: &[usize], align_corners: bool) -> Result<Tensor> {
-        const OP: &str = "affine_grid";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "affine_grid");
         let n = size.len().wrapping_sub(2);
-        if !matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1] {
-            let rule = "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5";
-            return Err(Error::shape(OP, rule, &[self.shape(), size]));
-        }
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1]; shape(OP, &[self.shape(), size]),
+            "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5");
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let extents = &size[2..];
         let mut columns = Vec::with_capacity(n + 1);
         for d in (0..n).rev() {

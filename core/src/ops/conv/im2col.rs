@@ -12,17 +12,11 @@
 //! - Gradient of the weights: the product of one side's positions and the other side's columns. If the
 //!   gradient of the input has built the mirrored columns, the product reuses them.
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::memory::{self, Tag};
 use crate::ops::conv::{ConvGeometry, spatial_numel};
-use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::matmul::gemm_into;
+use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
-use crate::tensor::{Dims, Layout, Tensor};
 
 /// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
@@ -151,10 +145,7 @@ impl Im2colPlan {
             if chunk.merges_images { (1, chunk.images * places) } else { (chunk.images, places) };
         let vectors = live.div_ceil(lanes);
         let blocks = outer * self.groups;
-        let out = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[blocks, depth, vectors * lanes], dtype, images.device())?
-        };
+        let out = empty_workspace(&[blocks, depth, vectors * lanes], dtype, images.device())?;
         if self.is_identity() && live == vectors * lanes {
             let shape = [chunk.images, self.groups * self.channels, places];
             part.reshape(shape)?.transpose(0, 1)?.copy_into(&out.reshape([shape[1], shape[0], shape[2]])?)?;
@@ -165,35 +156,19 @@ impl Im2colPlan {
         let threads = blocks * rows * vectors;
         let quick =
             [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20) && threads.max(live + lanes) < 1 << 31;
-        let spec =
-            KernelSpec::new("im2col").def("size", dtype.size()).def("rank", self.rank).def("quick", quick);
-        let params = KernelParams::new()
-            .size(threads)
-            .size(vectors)
-            .size(rows)
-            .size(self.groups)
-            .size(depth)
-            .size(self.rows_per_group())
-            .size(live)
-            .size(places)
-            .size(self.channels * self.groups)
-            .size(self.channels)
-            .size(crate::ops::conv::spatial_numel(&self.input_extents))
-            .size(self.kernel[..self.rank - 1].iter().product())
-            .size(part.layout().offset());
-        let params =
-            push_axes(params, [&self.input_extents, &self.output_extents, &self.kernel, &self.stride]);
-        let params =
-            push_axes(params, [&self.tap_step, &self.first_tap].map(|n| n.map(|n| n as usize)).each_ref());
+        let spec = kernel_spec! { "im2col", size: dtype.size(), rank: self.rank, quick };
+        let params = kernel_params! {
+            n: threads, vectors, rows, groups: self.groups, depth, taken: self.rows_per_group(), live, places,
+            channels: self.channels * self.groups, group: self.channels,
+            from_places: spatial_numel(&self.input_extents),
+            taps: self.kernel[..self.rank - 1].iter().product::<usize>(), in_offset: part.layout().offset(),
+            from_size: self.input_extents, to_size: self.output_extents, kernel: self.kernel,
+            stride: self.stride, step: self.tap_step, start: self.first_tap,
+        };
         let params = params.loop_iterations(last + (depth - self.rows_per_group()) + 16);
         launch::launch(&spec, &[&part, &out], params, threads.div_ceil(WORKGROUP_SIZE))?;
         Ok(out)
     }
-}
-
-/// Appends values of three axes as `vec4<u32>` each.
-fn push_axes<const N: usize>(params: KernelParams, numbers: [&[usize; 3]; N]) -> KernelParams {
-    numbers.into_iter().fold(params, |params, [x, y, z]| params.align().size(*x).size(*y).size(*z)).align()
 }
 
 impl ConvGeometry {
@@ -359,10 +334,7 @@ impl ConvGeometry {
                 false,
             );
         }
-        let all = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?
-        };
+        let all = empty_workspace(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?;
         gemm_into(self.op, lines, windows, &all, false)?;
         let columns = all.shape()[2];
         let shape: Dims = smallvec![chunk.images, self.groups * channels, places];
@@ -404,11 +376,9 @@ impl ConvGeometry {
         let image =
             if chunk.merges_images { windows.output_positions() } else { windows.rows_per_group() * columns };
         let quick = n / self.x_extents[self.rank - 1] < 1 << 20 && n < 1 << 31;
-        let spec = KernelSpec::new("col2im")
-            .def("from", all.dtype().name())
-            .def("dtype", part.dtype().name())
-            .def("rank", self.rank)
-            .def("quick", quick);
+        let spec = kernel_spec! {
+            "col2im", from: all.dtype().name(), dtype: part.dtype().name(), rank: self.rank, quick,
+        };
         let names = [
             ["kernel_x", "kernel_y", "kernel_z"],
             ["stride_x", "stride_y", "stride_z"],
@@ -422,15 +392,11 @@ impl ConvGeometry {
                 .take(self.rank)
                 .fold(spec, |spec, (name, number)| spec.def(name, number))
         });
-        let params = KernelParams::new()
-            .size(n)
-            .size(all.layout().offset())
-            .size(image)
-            .size(columns)
-            .size(self.x_channels)
-            .size(spatial_numel(&self.kernel))
-            .size(part.layout().offset());
-        let params = push_axes(params, [&self.x_extents, &self.y_extents, &self.padding]);
+        let params = kernel_params! {
+            n, in_offset: all.layout().offset(), image, line: columns, channels: self.x_channels,
+            taps: spatial_numel(&self.kernel), out_offset: part.layout().offset(), size: self.x_extents,
+            places: self.y_extents, padding: self.padding,
+        };
         // Nested loops over the filter positions that may cover an element.
         let (around, _) = (0..self.rank).fold((0usize, 1usize), |(all, inner), axis| {
             let edge = self.x_extents[axis] + self.padding[axis];

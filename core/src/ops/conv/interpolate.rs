@@ -6,17 +6,8 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::runtime::device::Device;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, numel, tensor_numel};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, tensor_numel};
 
 /// Interpolation mode of [`interpolate`](Tensor::interpolate).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -335,15 +326,17 @@ fn resample(x: &Tensor, axes: &[Vec<ResampleSpan>], weighted: bool) -> Result<Te
     let out = Tensor::empty(&shape, x.dtype(), x.device())?;
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     let spans = Tensor::create_constant(&spans, &[spans.len()], x.device())?;
-    let spec = KernelSpec::new("resample")
-        .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
-        .def("rank", axes.len())
-        .def("weighted", weighted);
-    let mut params = KernelParams::new().size(n).size(x.layout().offset());
-    for extents in [&x.shape()[lead..], &shape[lead..]] {
-        params = extents.iter().rev().fold(params.align(), |params, &extent| params.size(extent));
-    }
-    params = starts.iter().fold(params.align(), |params, &start| params.size(start));
+    let spec = kernel_spec! {
+        "resample", dtype: launch::shader_dtype_name(x.dtype(), x.device()), rank: axes.len(), weighted,
+    };
+    let reversed = |extents: &[usize]| -> [usize; 4] {
+        std::array::from_fn(|k| if k < axes.len() { extents[extents.len() - 1 - k] } else { 0 })
+    };
+    starts.resize(4, 0);
+    let params = kernel_params! {
+        n, in_offset: x.layout().offset(), in_size: reversed(x.shape()), out_size: reversed(&shape),
+        table: [starts[0], starts[1], starts[2], starts[3]],
+    };
     let lanes = if x.dtype().size() < 4 { 4 } else { 1 };
     let groups = n.div_ceil(lanes * WORKGROUP_SIZE);
     // The inner loop runs once for each term; the loops around it run at most as often.
@@ -427,50 +420,35 @@ impl Tensor {
     #[track_caller]
     pub fn interpolate(&self, options: &InterpolateOptions) -> Result<Tensor> {
         use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let ranks = match options.mode {
             Nearest | NearestExact | Area => 3..=5,
             Linear => 3..=3,
             Bilinear | Bicubic => 4..=4,
             Trilinear => 5..=5,
         };
-        if !ranks.contains(&self.rank()) {
-            let rule = format!(
-                "{:?} takes [batch, channels, ..] with {} to {} dimensions",
-                options.mode,
-                ranks.start(),
-                ranks.end()
-            );
-            return Err(Error::shape(OP, rule, &[self.shape()]));
-        }
+        fail_if!(!ranks.contains(&self.rank()); shape(OP, [self]),
+            "{:?} takes [batch, channels, ..] with {} to {} dimensions", options.mode, ranks.start(), ranks.end());
         let nearest = matches!(options.mode, Nearest | NearestExact);
         let image = matches!(options.mode, Bilinear | Bicubic);
         if self.dtype() == DType::U8 && !nearest && !image {
             let smooth = self.to_dtype(DType::F32)?.interpolate(options)?;
             return smooth.round()?.clamp(0.0, 255.0)?.to_dtype(DType::U8);
         }
-        if !self.dtype().is_float() && self.dtype() != DType::U8 {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats and u8; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float() && self.dtype() != DType::U8;
+            dtype(OP, self.dtype()), "takes floats and u8; cast with `to_dtype`");
         launch::check_device_dtype(OP, self.dtype(), self.device())?;
-        if options.align_corners && (nearest || options.mode == Area) {
-            return Err(Error::argument(OP, format!("{:?} takes no align_corners", options.mode)));
-        }
-        if options.antialias && !image {
-            return Err(Error::argument(
-                OP,
-                format!("antialias goes with Bilinear and Bicubic, not with {:?}", options.mode),
-            ));
-        }
+        fail_if!(options.align_corners && (nearest || options.mode == Area);
+            argument(OP), "{:?} takes no align_corners", options.mode);
+        fail_if!(options.antialias && !image;
+            argument(OP), "antialias goes with Bilinear and Bicubic, not with {:?}", options.mode);
         let from: Dims = self.shape()[2..].into();
         let (to, factors) = options.resolve_output_size(&from, self.shape())?;
-        if from.contains(&0) || to.contains(&0) {
-            return Err(Error::shape(OP, "takes and gives extents of at least 1", &[&from, &to]));
-        }
+        fail_if!(from.contains(&0) || to.contains(&0);
+            shape(OP, &[&from, &to]), "takes and gives extents of at least 1");
         // The host's table has an entry for each output element.
-        if to.iter().any(|&n| n > MAX_TENSOR_NUMEL) || tensor_numel(&to).is_none() {
-            return Err(Error::shape(OP, "gives less than 2^32 elements", &[&from, &to]));
-        }
+        fail_if!(to.iter().any(|&n| n > MAX_TENSOR_NUMEL) || tensor_numel(&to).is_none();
+            shape(OP, &[&from, &to]), "gives less than 2^32 elements");
         let bytes = self.dtype() == DType::U8 && !nearest;
         let single = self.dtype() != DType::F64 && !bytes;
         // Area mode ignores the scale factor.

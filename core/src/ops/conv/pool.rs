@@ -2,18 +2,8 @@
 //!
 //! 16-bit floats are computed in f32.
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::split_reduction;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::ops::reduce::contiguous_zero_offset;
-use crate::scalar::Scalar;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Number of elements of a window above which a workgroup, instead of a thread, reduces the window.
 const WORKGROUP_WINDOW_MIN: usize = 1024;
@@ -111,23 +101,13 @@ impl<const N: usize> PoolOptions<N> {
         let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
         // Larger values fit no input, and positions would overflow the kernel's integers.
         let large = [k, s, p, d].iter().any(|&n| n > i32::MAX as usize);
-        if large || k == 0 || s == 0 || d == 0 || p * 2 > k {
-            return Err(Error::argument(
-                op,
-                format!(
-                    "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}"
-                ),
-            ));
-        }
+        fail_if!(large || k == 0 || s == 0 || d == 0 || p * 2 > k; argument(op),
+            "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}");
         // The last window may end this far after the padding.
         let beyond = if self.ceil_mode { s - 1 } else { 0 };
         let (padded, reach) = (extent + 2 * p, d * (k - 1) + 1);
-        if padded + beyond < reach {
-            return Err(Error::argument(
-                op,
-                format!("a window of {reach} does not fit an extent of {padded} with padding"),
-            ));
-        }
+        fail_if!(padded + beyond < reach;
+            argument(op), "a window of {reach} does not fit an extent of {padded} with padding");
         let mut n = (padded + beyond - reach) / s + 1;
         // Drop a last window that would lie entirely in the padding.
         if self.ceil_mode && (n - 1) * s >= extent + p {
@@ -173,7 +153,7 @@ impl PoolPlan {
         outs: Option<[usize; 2]>,
     ) -> Result<Self> {
         let (&[.., h, w], 3..=4) = (x.shape(), x.rank()) else {
-            return Err(Error::shape(op, "takes [N, C, H, W] or [C, H, W]", &[x.shape()]));
+            fail!(shape(op, [x]), "takes [N, C, H, W] or [C, H, W]")
         };
         // Averages of integers round towards zero, as in PyTorch. Adaptive pooling takes floats only there.
         let taken = match kind {
@@ -264,10 +244,7 @@ impl PoolPlan {
             DType::U8 => DType::U32,
             other => other,
         };
-        let part = |dtype| {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[splits, n], dtype, to.device())
-        };
+        let part = |dtype| empty_workspace(&[splits, n], dtype, to.device());
         let parts = part(kept)?;
         let part_places = match forward && self.kind.is_max() {
             true => Some(part(DType::I32)?),
@@ -284,12 +261,13 @@ impl PoolPlan {
         let w = &self.options;
         let [h, width, oh, ow] = self.plane_extents();
         let divisor = w.divisor_override.unwrap_or(0);
-        let mut params =
-            KernelParams::new().size(n).u32(w.count_include_pad.into()).f32(divisor as f32).size(splits);
-        for pair in [[h, width], [oh, ow], w.kernel, w.stride, w.padding, w.dilation] {
-            params = params.size(pair[0]).size(pair[1]);
+        let pairs = |[a, b]: [usize; 2], [c, d]: [usize; 2]| [a, b, c, d];
+        kernel_params! {
+            n, count_include_pad: w.count_include_pad, divisor: divisor as f32, splits,
+            extents: [h, width, oh, ow], kernel_stride: pairs(w.kernel, w.stride),
+            pad_dilation: pairs(w.padding, w.dilation), chunk, divisor_low: divisor as u32,
+            divisor_high: (divisor >> 32) as u32,
         }
-        params.size(chunk).u32(divisor as u32).u32((divisor >> 32) as u32)
     }
 
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
@@ -307,13 +285,11 @@ impl PoolPlan {
     ) -> Result<()> {
         // The element type, even if the partial results have another type.
         let dtype = if stage == "parts" { from.dtype() } else { to.dtype() };
-        let spec = KernelSpec::new("pool")
-            .def("dtype", launch::shader_dtype_name(dtype, to.device()))
-            .def("kind", if self.kind.is_max() { "max" } else { "avg" })
-            .def("adaptive", self.kind.is_adaptive())
-            .def("large", large)
-            .def("pass", pass)
-            .def("stage", stage);
+        let spec = kernel_spec! {
+            "pool", dtype: launch::shader_dtype_name(dtype, to.device()),
+            kind: if self.kind.is_max() { "max" } else { "avg" }, adaptive: self.kind.is_adaptive(), large,
+            pass, stage,
+        };
         let tensors: SmallVec<[&Tensor; 4]> =
             [from, to].into_iter().chain(places).chain(part_places).collect();
         launch::launch(&spec, &tensors, params, groups)
@@ -322,7 +298,7 @@ impl PoolPlan {
     /// Returns the result, and the indices of maxima.
     #[track_caller]
     fn run(self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
-        let _op = memory::scope::enter_op(self.op);
+        operation!(self.op);
         let input = x.detach().contiguous()?;
         // The kernel counts elements from the start of the storage.
         let input = if input.layout().offset() == 0 { input } else { input.copy()? };
@@ -426,9 +402,7 @@ impl Tensor {
     /// A window does not fit, or the dtype is bool or an integer type that cannot hold the divisor.
     #[track_caller]
     pub fn avg_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
-        if window.dilation != [1; 2] {
-            return Err(Error::argument("avg_pool2d", "averages have no dilation"));
-        }
+        fail_if!(window.dilation != [1; 2]; argument("avg_pool2d"), "averages have no dilation");
         match window.divisor_override {
             Some(0) => return Err(Error::argument("avg_pool2d", "the divisor is not 0")),
             Some(divisor) if self.dtype().is_int() => {

@@ -1,12 +1,10 @@
 //! Pooling of signals and volumes, and power-average pooling, composed of image pooling. Maxima and means of
 //! windows separate into one pass for each dimension.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::ops::conv::pool::{
     Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, max_pool2d_with_i32_indices,
 };
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Pools a volume \[.., depth, height, width\] over its images, then along its depth.
 fn pool_volume(
@@ -16,15 +14,11 @@ fn pool_volume(
     depth: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let &[ref lead @ .., d, h, w] = x.shape() else {
-        return Err(Error::shape(op, "takes [batch, channels, depth, height, width]", &[x.shape()]));
+        fail!(shape(op, [x]), "takes [batch, channels, depth, height, width]")
     };
-    if !x.dtype().is_float() {
-        return Err(Error::dtype(op, x.dtype(), "takes floats; cast with `to_dtype`"));
-    }
-    if !matches!(lead.len(), 1 | 2) {
-        let rule = "takes [batch, channels, depth, height, width], or without the batch";
-        return Err(Error::shape(op, rule, &[x.shape()]));
-    }
+    fail_if!(!x.dtype().is_float(); dtype(op, x.dtype()), "takes floats; cast with `to_dtype`");
+    fail_if!(!matches!(lead.len(), 1 | 2);
+        shape(op, [x]), "takes [batch, channels, depth, height, width], or without the batch");
     let volumes: usize = lead.iter().product();
     let flat = images(&x.reshape([volumes, d, h, w])?)?;
     let (h, w) = (flat.shape()[2], flat.shape()[3]);
@@ -48,9 +42,8 @@ impl Tensor {
     /// See [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool1d(&self, window: Pool1dOptions) -> Result<Tensor> {
-        if self.rank() == 2 && self.shape()[0] == 0 {
-            return Err(Error::shape("max_pool1d", "takes at least one channel", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 2 && self.shape()[0] == 0;
+            shape("max_pool1d", [self]), "takes at least one channel");
         pool_signal(self, |x| x.max_pool2d(window.restrict_to_axes(SIGNAL_AXES)))
     }
 
@@ -107,12 +100,11 @@ impl Tensor {
         };
         let out = pool_volume(OP, self, images, depth)?;
         let (Some(in_image), Some(in_depth)) = (in_image, in_depth) else {
-            return Err(Error::argument(OP, "takes volumes"));
+            fail!(argument(OP), "takes volumes")
         };
         let area: usize = self.shape()[self.rank() - 2..].iter().product();
-        if i32::try_from(area * self.shape()[self.rank() - 3]).is_err() {
-            return Err(Error::shape(OP, "takes volumes of fewer than 2³¹ elements", &[self.shape()]));
-        }
+        fail_if!(i32::try_from(area * self.shape()[self.rank() - 3]).is_err();
+            shape(OP, [self]), "takes volumes of fewer than 2³¹ elements");
         // The index among all columns of the pooled images gives the depth and the index's position.
         let columns = in_depth.shape()[2] as i64;
         let places: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
@@ -223,13 +215,9 @@ fn lp_pool<const N: usize>(
     window: PoolOptions<N>,
     mean: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    if window.padding != [0; N] {
-        return Err(Error::argument(op, "takes windows without padding; `pad` the input"));
-    }
-    if !p.is_finite() || p == 0.0 {
-        let why = format!("takes a finite p other than 0, not {p}; the largest `abs` is the one of infinity");
-        return Err(Error::argument(op, why));
-    }
+    fail_if!(window.padding != [0; N]; argument(op), "takes windows without padding; `pad` the input");
+    fail_if!(!p.is_finite() || p == 0.0;
+        argument(op), "takes a finite p other than 0, not {p}; the largest `abs` is the one of infinity");
     let size: f64 = window.kernel.iter().map(|&n| n as f64).product();
     mean(&x.pow(p)?)?.mul(size)?.pow(1.0 / p)
 }

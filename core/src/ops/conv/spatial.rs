@@ -1,7 +1,6 @@
 //! Arguments of convolutions: one value for all spatial dimensions, or one for each.
 
-use crate::error::{Error, Result};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// One value for all spatial dimensions, or an array with one for each.
 ///
@@ -55,12 +54,10 @@ pub fn check_at_least<const N: usize>(
     numbers: [isize; N],
     least: usize,
 ) -> Result<[usize; N]> {
-    if numbers.iter().any(|&n| n < least as isize) {
-        return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at least {least}")));
-    }
-    if numbers.iter().any(|&n| n > i32::MAX as isize) {
-        return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at most {}", i32::MAX)));
-    }
+    fail_if!(numbers.iter().any(|&n| n < least as isize);
+        argument(op), "{what} is {numbers:?}; it must be at least {least}");
+    fail_if!(numbers.iter().any(|&n| n > i32::MAX as isize);
+        argument(op), "{what} is {numbers:?}; it must be at most {}", i32::MAX);
     Ok(numbers.map(|n| n as usize))
 }
 
@@ -70,11 +67,10 @@ pub(crate) fn ensure_batched<const N: usize>(op: &'static str, x: &Tensor) -> Re
     match x.rank() {
         r if r == N + 2 => Ok((x.clone(), false)),
         r if r == N + 1 => Ok((x.unsqueeze(0)?, true)),
-        r => Err(Error::shape(
-            op,
-            format!("takes [channels, ..] or [batch, channels, ..] with {N} more dimensions, not rank {r}"),
-            &[x.shape()],
-        )),
+        r => fail!(
+            shape(op, [x]),
+            "takes [channels, ..] or [batch, channels, ..] with {N} more dimensions, not rank {r}"
+        ),
     }
 }
 

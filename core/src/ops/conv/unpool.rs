@@ -1,9 +1,7 @@
 //! Max unpooling and fractional max pooling. Both are composite.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::ops::conv::pool::PoolOptions;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 use crate::tensor::layout::tensor_numel;
 
 /// Scatters maxima to their indices over the last `N` dimensions, with zeros elsewhere.
@@ -14,25 +12,14 @@ fn max_unpool<const N: usize>(
     indices: &Tensor,
     output: [usize; N],
 ) -> Result<Tensor> {
-    if x.shape() != indices.shape() || !matches!(x.rank().checked_sub(N), Some(1 | 2)) {
-        let rule = format!(
-            "takes maxima and their places in one shape: channels, {N} more dimensions, and perhaps a batch before"
-        );
-        return Err(Error::shape(op, rule, &[x.shape(), indices.shape()]));
-    }
-    if !indices.dtype().is_int() {
-        return Err(Error::dtype(
-            op,
-            indices.dtype(),
-            "places are integers, as pooling `_with_indices` gives them",
-        ));
-    }
+    fail_if!(x.shape() != indices.shape() || !matches!(x.rank().checked_sub(N), Some(1 | 2));
+        shape(op, [x, indices]),
+        "takes maxima and their places in one shape: channels, {N} more dimensions, and perhaps a batch before");
+    fail_if!(!indices.dtype().is_int();
+        dtype(op, indices.dtype()), "places are integers, as pooling `_with_indices` gives them");
     let lead = &x.shape()[..x.rank() - N];
     let Some(size) = tensor_numel(&output) else {
-        return Err(Error::argument(
-            op,
-            format!("{output:?} has more than 4,294,967,295 elements, the most a tensor can have"),
-        ));
+        fail!(argument(op), "{output:?} has more than 4,294,967,295 elements, the most a tensor can have")
     };
     let flat = Tensor::zeros(&[lead, &[size]].concat(), x.dtype(), x.device())?;
     let dim = lead.len() as isize;
@@ -123,20 +110,16 @@ fn fractional_max_pool<const N: usize>(
     let extents: [usize; N] = std::array::from_fn(|d| x.shape()[lead + d]);
     for d in 0..N {
         let taken = output[d].saturating_add(kernel[d]);
-        if kernel[d] == 0 || output[d] == 0 || taken > extents[d] + 1 {
-            let rule = format!("{output:?} windows of {kernel:?} have no room; take fewer or smaller ones");
-            return Err(Error::shape(op, rule, &[x.shape()]));
-        }
+        fail_if!(kernel[d] == 0 || output[d] == 0 || taken > extents[d] + 1;
+            shape(op, [x]), "{output:?} windows of {kernel:?} have no room; take fewer or smaller ones");
     }
     let planes: usize = x.shape()[..lead].iter().product();
     let drawn;
     let samples = match samples {
         Some(samples) => {
             let batch = if lead == 2 { x.shape()[0] } else { 1 };
-            if samples.shape() != [batch, planes / batch.max(1), N] {
-                let rule = format!("samples are [batch, channels, {N}]");
-                return Err(Error::shape(op, rule, &[samples.shape(), x.shape()]));
-            }
+            fail_if!(samples.shape() != [batch, planes / batch.max(1), N];
+                shape(op, [samples, x]), "samples are [batch, channels, {N}]");
             samples
         }
         None => {

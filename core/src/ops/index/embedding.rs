@@ -1,11 +1,7 @@
 //! Embedding: table lookup by row index, and its gradient.
 
-use crate::autograd;
 use crate::check;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 const OP: &str = "embedding";
 
@@ -62,9 +58,9 @@ impl Tensor {
     /// See [`embedding`](Self::embedding).
     #[track_caller]
     pub fn embedding_with(&self, index: &Tensor, how: EmbeddingOptions) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let &[entries, width] = self.shape() else {
-            return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
+            fail!(shape(OP, [self]), "the table is [entries, width]")
         };
         check_padding_idx(OP, how.padding_idx, entries)?;
         let flat = index.reshape([-1])?;
@@ -86,13 +82,10 @@ impl Tensor {
     /// The table does not have two dimensions or is not of floats, or `index` is not of integers.
     #[track_caller]
     pub fn embedding_renorm_(&self, index: &Tensor, max_norm: f64, p: f64) -> Result<()> {
-        const OP: &str = "embedding_renorm_";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "embedding_renorm_");
         check::non_negative_or_infinite(OP, "max_norm", max_norm)?;
         check::non_negative_or_infinite(OP, "norm_type", p)?;
-        let &[entries, _] = self.shape() else {
-            return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
-        };
+        let &[entries, _] = self.shape() else { fail!(shape(OP, [self]), "the table is [entries, width]") };
         let _no_grad = autograd::no_grad();
         let table = self.detach();
         let norms = table.norm(p, &[1], true)?;

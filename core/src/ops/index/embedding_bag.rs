@@ -1,18 +1,9 @@
 //! Sums, means and maxima over bags of table rows, without a gathered copy of the rows.
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
-use crate::amp;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::index::embedding::{check_padding_idx, inverse_frequencies};
 use crate::ops::index::{gather_backward, index_dtype_name, select_rows_backward};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
+use crate::ops::prelude::*;
 
 /// Reduction of the rows of a bag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -78,11 +69,10 @@ fn bag_count_and_length(
                 Error::argument(OP, "include_last_offset takes offsets that end with the number of samples")
             })
         }
-        _ => Err(Error::shape(
-            OP,
-            "takes an index of one dimension with offsets of one, or an index of two dimensions without",
-            &[table.shape(), index.shape(), bags.offsets.map_or(&[][..], Tensor::shape)],
-        )),
+        _ => fail!(
+            shape(OP, &[table.shape(), index.shape(), bags.offsets.map_or(&[][..], Tensor::shape)]),
+            "takes an index of one dimension with offsets of one, or an index of two dimensions without"
+        ),
     }
 }
 
@@ -120,32 +110,21 @@ fn run_embedding_bag(
             EmbeddingBagMode::Mean => "mean",
             EmbeddingBagMode::Max => "max",
         };
-        KernelSpec::new("embedding_bag")
-            .def("dtype", launch::shader_dtype_name(dtype, device))
-            .def("index", index_name)
-            .def("offsets", offsets_name)
-            .def("scaled", factors.is_some())
-            .def("mode", mode)
-            .def("stage", stage)
+        kernel_spec! {
+            "embedding_bag", dtype: launch::shader_dtype_name(dtype, device), index: index_name,
+            offsets: offsets_name, scaled: factors.is_some(), mode, stage,
+        }
     };
     // With offsets, only the device knows the lengths of bags.
     let longest = if offsets.is_some() { samples } else { length };
     let chunk = (longest.isqrt() / 2).next_power_of_two().max(512);
     let start = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
-    let params = KernelParams::new()
-        .size(count)
-        .size(width)
-        .size(samples)
-        .size(entries)
-        .size(length)
-        .size(offsets.as_ref().map_or(0, Tensor::numel))
-        .u32(bags.padding_idx.map_or(u32::MAX, |skip| skip as u32))
-        .size(table.layout().offset())
-        .size(index.layout().offset())
-        .size(start(offsets.as_ref()))
-        .size(start(factors))
-        .size(chunk)
-        .size(MAX_SEQUENTIAL_SAMPLES);
+    let params = kernel_params! {
+        bags: count, width, samples, entries, length, offset_count: offsets.as_ref().map_or(0, Tensor::numel),
+        skip: bags.padding_idx.map_or(u32::MAX, |skip| skip as u32), weight_offset: table.layout().offset(),
+        index_offset: index.layout().offset(), bag_offset: start(offsets.as_ref()),
+        scale_offset: start(factors), chunk, long: MAX_SEQUENTIAL_SAMPLES,
+    };
     let lanes = if dtype.size() == 2 { 4 } else { 1 };
     let groups = (count * width).div_ceil(lanes * WORKGROUP_SIZE);
     let inputs: SmallVec<[&Tensor; 8]> =
@@ -204,18 +183,15 @@ impl Tensor {
     /// another shape or type, or the mode is not the sum. `scale_grad_by_freq` is set for maxima.
     #[track_caller]
     pub fn embedding_bag(&self, index: &Tensor, bags: &EmbeddingBagOptions<'_>) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let &[entries, width] = self.shape() else {
-            return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
+            fail!(shape(OP, [self]), "the table is [entries, width]")
         };
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes a table of floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float();
+            dtype(OP, self.dtype()), "takes a table of floats; cast with `to_dtype`");
         launch::check_device_dtype(OP, self.dtype(), self.device())?;
-        if bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max {
-            let rule = "scale_grad_by_freq goes with the modes Sum and Mean";
-            return Err(Error::argument(OP, rule));
-        }
+        fail_if!(bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max;
+            argument(OP), "scale_grad_by_freq goes with the modes Sum and Mean");
         check_padding_idx(OP, bags.padding_idx, entries)?;
         let counts = bag_count_and_length(self, index, bags)?;
         for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
@@ -237,6 +213,9 @@ impl Tensor {
             Some(f) => Some(f.reshape([-1isize])?),
         };
         check_in_range(OP, index, IndexRange::from_dim(self, 0))?;
+        if let Some(offsets) = bags.offsets {
+            check_lengths(OP, ("offset", "`offsets`"), offsets, 0..=index.numel())?;
+        }
         let flat = index.detach().reshape([index.numel()])?.contiguous()?;
         let table = self.detach().contiguous()?;
         let plain = factors.as_ref().map(Tensor::detach).map(|f| f.contiguous()).transpose()?;

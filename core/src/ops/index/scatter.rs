@@ -2,22 +2,13 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, BackwardCtx, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
+use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
 use crate::ops::index::select;
 use crate::ops::index::{ScatterSource, scatter_into, split_dim_stride};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
 use crate::ops::sort;
-use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim, numel};
-use crate::tensor::{Dims, Layout, Tensor};
 
 /// Length of a run of equal indices up to which one thread reduces the run.
 const MAX_SEQUENTIAL_RUN: usize = 512;
@@ -41,7 +32,7 @@ pub(crate) fn scatter_sorted_runs(
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<()> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
-    let extent = out.shape().get(dim).copied().unwrap_or(1);
+    let extent = extent_or_one(out, dim);
     // Rows that share their indices also share their order.
     let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
     let own: Dims = shape.iter().enumerate().map(once).collect();
@@ -64,17 +55,18 @@ pub(crate) fn scatter_sorted_runs(
     let long = length > short && how != ScatterOp::Set;
     let (chunks, candidates) = (length.div_ceil(chunk), length.saturating_sub(1) / short);
     let spec = |stage: &'static str| {
-        let spec = KernelSpec::new("scatter_sorted")
-            .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
+        let spec = kernel_spec! {
+            "scatter_sorted", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
+        };
         spec.def("op", how.name()).def("long", long).def("stage", stage)
     };
     let params = || {
-        let params = KernelParams::new().size(lines).size(line_shape.len()).size(length).size(extent);
-        let params = params.u32(skip.map_or(u32::MAX, |s| s as u32));
-        let params = params.size(out.layout().offset()).size(src.layout().offset());
-        let params = params.size(chunk).size(short).size(candidates).align();
-        let params = params.size(out_dim).size(own_dim).size(src_dim).align();
-        params.dims(&line_shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2])
+        kernel_params! {
+            lines, rank: line_shape.len(), length, extent, skip: skip.map_or(u32::MAX, |s| s as u32),
+            out_offset: out.layout().offset(), src_offset: src.layout().offset(), chunk, short, candidates,
+            dim_strides: [out_dim, own_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
+            index_strides: &strides[1], src_strides: &strides[2],
+        }
     };
     let part = match out.dtype() {
         DType::F16 | DType::BF16 => DType::F32,
@@ -325,29 +317,16 @@ impl IndexSelection {
                 continue;
             }
             let covered = x.shape().get(d..d + index.rank());
-            if covered != Some(index.shape()) {
-                return Err(Error::shape(
-                    op,
-                    format!("a mask has the extents of the dimensions that it stands for, here from {d} on"),
-                    &[x.shape(), index.shape()],
-                ));
-            }
+            fail_if!(covered != Some(index.shape()); shape(op, [x, index]),
+                "a mask has the extents of the dimensions that it stands for, here from {d} on");
             let places = select::nonzero_coordinates(op, index)?;
             for k in 0..index.rank() {
                 found.push((d + k, places.select(1, k as isize)?));
             }
             d += index.rank();
         }
-        if found.is_empty() || d > x.rank() {
-            return Err(Error::argument(
-                op,
-                format!(
-                    "{} indices for {} dimensions; it takes one at least, and no more than there are",
-                    d,
-                    x.rank()
-                ),
-            ));
-        }
+        fail_if!(found.is_empty() || d > x.rank(); argument(op),
+            "{} indices for {} dimensions; it takes one at least, and no more than there are", d, x.rank());
         let shapes: Vec<&[usize]> = found.iter().map(|(_, t)| t.shape()).collect();
         let index = broadcast_shapes(op, &shapes)?;
         let mut rows: Option<Tensor> = None;
@@ -446,7 +425,7 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         self.check_scatter(OP, d, index, src)?;
         if self.dtype().size() == 2 {
@@ -506,7 +485,7 @@ impl Tensor {
     /// There are no indices or too many, they do not broadcast, or a mask has other extents.
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("index");
+        operation!("index");
         if let Some((x, indices, _)) = expand_scalar_mask(self, indices)? {
             return x.index(&indices.iter().map(Option::as_ref).collect::<Vec<_>>());
         }
@@ -531,13 +510,10 @@ impl Tensor {
         values: &Tensor,
         accumulate: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "index_put";
-        dispatch_autocast!(OP, [self, values], |x, values| x.index_put(indices, &values, accumulate));
-        let _op = memory::scope::enter_op(OP);
-        if values.dtype() != self.dtype() {
-            let rule = format!("the values have the type of the tensor, {}", self.dtype());
-            return Err(Error::dtype(OP, values.dtype(), rule));
-        }
+        operation!(OP = "index_put", autocast [self, values], |x, values|
+            x.index_put(indices, &values, accumulate));
+        fail_if!(values.dtype() != self.dtype();
+            dtype(OP, values.dtype()), "the values have the type of the tensor, {}", self.dtype());
         self.check_same_device(OP, values)?;
         if let Some((x, indices, d)) = expand_scalar_mask(self, indices)? {
             let indices = indices.iter().map(Option::as_ref).collect::<Vec<_>>();

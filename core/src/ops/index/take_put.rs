@@ -1,13 +1,8 @@
 //! Copies with a replaced part, and linear indices: PyTorch's `*_scatter`, `take`, `put` and diagonals.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::index::select;
-use crate::ops::kernel::launch;
+use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
-use crate::tensor::layout::{broadcast_shapes, normalize_dim};
-use crate::tensor::{Dims, Tensor};
 
 /// Returns a copy of `x` with `src` in the view that `part` returns.
 #[track_caller]
@@ -17,16 +12,11 @@ fn copy_and_replace(
     src: &Tensor,
     part: impl Fn(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let _op = memory::scope::enter_op(op);
+    operation!(op);
     let out = x.copy()?;
     let place = part(&out)?;
-    if place.shape() != src.shape() {
-        return Err(Error::shape(
-            op,
-            "the source has the shape of what it replaces",
-            &[place.shape(), src.shape()],
-        ));
-    }
+    fail_if!(place.shape() != src.shape();
+        shape(op, [place, src]), "the source has the shape of what it replaces");
     place.copy_(src)?;
     Ok(out)
 }
@@ -72,17 +62,13 @@ impl Tensor {
     /// The rank is 0, or `dim1` and `dim2` are equal or out of range.
     #[track_caller]
     pub fn diag_embed(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
-        const OP: &str = "diag_embed";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "diag_embed");
         let Some((&n, before)) = self.shape().split_last() else {
-            return Err(Error::shape(OP, "takes at least one dimension", &[self.shape()]));
+            fail!(shape(OP, [self]), "takes at least one dimension")
         };
         let side = n.checked_add(offset.unsigned_abs()).filter(|&side| side <= u32::MAX as usize);
         let Some(side) = side else {
-            return Err(Error::argument(
-                OP,
-                format!("offset {offset} leaves every matrix that a tensor can hold"),
-            ));
+            fail!(argument(OP), "offset {offset} leaves every matrix that a tensor can hold")
         };
         let shape = [before, &[side, side]].concat();
         let out = Tensor::zeros(&shape, self.dtype(), self.device())?;
@@ -112,7 +98,7 @@ impl Tensor {
     /// See [`index_select`](Self::index_select).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("take");
+        operation!("take");
         let line = self.reshape([-1])?;
         let rows = select::linearize_index("take", index, line.numel(), None, true)?;
         line.index_select(0, &rows)?.reshape(index.shape())
@@ -127,11 +113,9 @@ impl Tensor {
     /// See [`index_put`](Self::index_put).
     #[track_caller]
     pub fn put(&self, index: &Tensor, source: &Tensor, accumulate: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("put");
-        if index.numel() != source.numel() {
-            let rule = "takes as many elements as numbers of them";
-            return Err(Error::shape("put", rule, &[index.shape(), source.shape()]));
-        }
+        operation!("put");
+        fail_if!(index.numel() != source.numel();
+            shape("put", [index, source]), "takes as many elements as numbers of them");
         let (index, source) = (index.reshape([-1])?, source.reshape([-1])?);
         self.reshape([-1])?.index_put(&[Some(&index)], &source, accumulate)?.reshape(self.shape())
     }
@@ -145,14 +129,12 @@ impl Tensor {
     /// [`scatter`](Self::scatter).
     #[track_caller]
     pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
-        const OP: &str = "index_copy";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "index_copy");
         let d = normalize_dim(OP, dim, self.rank())?;
         let lines = source.shape().get(d).copied().unwrap_or(1);
-        if index.rank() > 1 || index.numel() != lines || source.rank() != self.rank() {
-            let rule = "takes an index of one dimension, and a source of this rank with a line for each";
-            return Err(Error::shape(OP, rule, &[self.shape(), index.shape(), source.shape()]));
-        }
+        fail_if!(index.rank() > 1 || index.numel() != lines || source.rank() != self.rank();
+            shape(OP, [self, index, source]),
+            "takes an index of one dimension, and a source of this rank with a line for each");
         if self.rank() == 0 {
             return self.reshape([1])?.index_copy(0, index, &source.reshape([1])?)?.reshape([0usize; 0]);
         }
@@ -169,21 +151,16 @@ impl Tensor {
     /// `mask` is not bool, the shapes do not broadcast, or `source` is empty or of another type.
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
-        const OP: &str = "masked_scatter";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "masked_scatter");
         launch::check_bool_mask(OP, mask)?;
-        if source.dtype() != self.dtype() {
-            let rule = format!("the source has the type of the tensor, {}", self.dtype());
-            return Err(Error::dtype(OP, source.dtype(), rule));
-        }
+        fail_if!(source.dtype() != self.dtype();
+            dtype(OP, source.dtype()), "the source has the type of the tensor, {}", self.dtype());
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let (x, mask) = (self.broadcast_to(&shape)?, mask.broadcast_to(&shape)?);
         if x.numel() == 0 {
             return x.copy();
         }
-        if source.numel() == 0 {
-            return Err(Error::shape(OP, "takes a source that is not empty", &[source.shape()]));
-        }
+        fail_if!(source.numel() == 0; shape(OP, [source]), "takes a source that is not empty");
         let place = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             let counts = mask.to_dtype(DType::U32)?.reshape([-1])?.contiguous()?;

@@ -1,16 +1,6 @@
 //! Pairwise distances between the rows of two matrices.
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::tensor::layout::broadcast_shapes;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 const OP: &str = "cdist";
 
@@ -30,26 +20,22 @@ fn cdist_spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
         f64::INFINITY => "max",
         _ => "power",
     };
-    KernelSpec::new("cdist").def("dtype", dtype.name()).def("norm", norm).def("pass", pass)
+    kernel_spec! { "cdist", dtype: dtype.name(), norm, pass }
 }
 
 /// Returns the parameters of both passes: rows \[batch, rows, width\] of a and b, and further matrices
 /// \[batch, rows of a, rows of b\].
 fn cdist_params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -> KernelParams {
     let (a, b) = (operands[0].shape(), operands[1].shape());
-    let sizes = [a[0], a[1], b[1], a[2]];
-    let mut params = sizes
-        .into_iter()
-        .fold(KernelParams::new(), KernelParams::size)
-        .f32(p as f32)
-        .f32((p - f64::from(p as f32)) as f32)
-        .size(splits)
-        .size(chunk);
-    params = operands.iter().fold(params, |params, t| params.size(t.layout().offset())).align();
-    for d in 0..3 {
-        params = operands.iter().fold(params, |params, t| params.size(t.strides()[d])).align();
+    let each = |of: &dyn Fn(&Tensor) -> usize| {
+        std::array::from_fn::<_, 4, _>(|k| operands.get(k).map_or(0, |t| of(t)))
+    };
+    let strides = |d: usize| each(&|t| t.strides()[d]);
+    kernel_params! {
+        batch: a[0], a_rows: a[1], b_rows: b[1], width: a[2], power: p as f32,
+        power_rest: (p - f64::from(p as f32)) as f32, splits, chunk, offsets: each(&|t| t.layout().offset()),
+        batch_strides: strides(0), row_strides: strides(1), col_strides: strides(2),
     }
-    params
 }
 
 fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
@@ -70,10 +56,7 @@ fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
         launch::launch(&spec, &[a, b, &out], params, groups)?;
         return Ok(out);
     }
-    let parts = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[splits, batch, rows, cols], a.dtype(), a.device())?
-    };
+    let parts = empty_workspace(&[splits, batch, rows, cols], a.dtype(), a.device())?;
     launch::launch(&spec, &[a, b, &parts], params, groups * splits)?;
     match p {
         0.0 | 1.0 => parts.sum(&[0], false),
@@ -122,14 +105,11 @@ impl Tensor {
     /// `self` is not a matrix. See also [`cdist`](Self::cdist).
     #[track_caller]
     pub fn pdist(&self, p: f64) -> Result<Tensor> {
-        let &[rows, _] = self.shape() else {
-            return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
-        };
+        let &[rows, _] = self.shape() else { fail!(shape("pdist", [self]), "takes a matrix") };
         // Gather pairs instead of computing both halves of the distance matrix. The host lists the pairs.
-        if (rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS {
-            let rule = "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts";
-            return Err(Error::shape("pdist", rule, &[self.shape()]));
-        }
+        fail_if!((rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS;
+            shape("pdist", [self]),
+            "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts");
         let of = |first: bool| {
             let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
             let numbers: Vec<i32> = pairs.collect();
@@ -160,29 +140,20 @@ impl Tensor {
     /// dimensions do not broadcast. The types differ or are not floats.
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
-        dispatch_autocast!(OP, [self, other], |x, y| x.cdist(&y, p));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast [self, other], |x, y| x.cdist(&y, p));
         self.check_same_device(OP, other)?;
-        if p.is_nan() || p < 0.0 {
-            return Err(Error::argument(OP, format!("p is {p}; it must be at least 0")));
-        }
+        fail_if!(p.is_nan() || p < 0.0; argument(OP), "p is {p}; it must be at least 0");
         let dtype = self.dtype();
-        if !dtype.is_float() {
-            return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
-        }
-        if other.dtype() != dtype {
-            let expected = format!("the first operand is {dtype}; cast one with `to_dtype`");
-            return Err(Error::dtype(OP, other.dtype(), expected));
-        }
+        fail_if!(!dtype.is_float(); dtype(OP, dtype), "takes floats; cast with `to_dtype`");
+        fail_if!(other.dtype() != dtype;
+            dtype(OP, other.dtype()), "the first operand is {dtype}; cast one with `to_dtype`");
         launch::check_device_dtype(OP, dtype, self.device())?;
         let shapes = [self.shape(), other.shape()];
         let (&[ref lead_a @ .., rows, width], &[ref lead_b @ .., cols, other_width]) = (shapes[0], shapes[1])
         else {
-            return Err(Error::shape(OP, "takes at least two dimensions", &shapes));
+            fail!(shape(OP, &shapes), "takes at least two dimensions")
         };
-        if width != other_width {
-            return Err(Error::shape(OP, "rows of both have one width", &shapes));
-        }
+        fail_if!(width != other_width; shape(OP, &shapes), "rows of both have one width");
         if dtype.size() == 2 {
             return self.to_dtype(DType::F32)?.cdist(&other.to_dtype(DType::F32)?, p)?.to_dtype(dtype);
         }

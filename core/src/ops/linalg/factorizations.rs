@@ -1,21 +1,11 @@
 //! Matrix factorisations (QR, eigendecomposition, LU) and least squares.
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::linalg::svd::{
     MatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
 };
 use crate::ops::linalg::{check_square, count_false, lu_decompose};
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::layout::broadcast_shapes;
-use crate::tensor::{Dims, Tensor};
 
 /// Number of columns for a workgroup that applies reflections.
 const WORKGROUP_COLUMNS: usize = 32;
@@ -46,7 +36,7 @@ fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let factors = a.detach().copy()?.contiguous()?;
     let count = m.min(n);
     let tau = Tensor::empty(&[batch, count], a.dtype(), a.device())?;
-    let spec = KernelSpec::new("qr").def("dtype", a.dtype().name()).def("form", "factor");
+    let spec = kernel_spec! { "qr", dtype: a.dtype().name(), form: "factor" };
     let turns_of = |j: usize| {
         let rows = m - j - 1;
         3 * rows.div_ceil(WORKGROUP_SIZE)
@@ -54,8 +44,8 @@ fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
             + 24
     };
     launch::launch_in_parts(a.device(), 1, count, turns_of, |first, steps, turns| {
-        let sizes = [batch, m, n, count, 0, first, first + steps];
-        let params = sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+        let params = kernel_params! { batch, m, n, count, columns: 0usize, first, end: first + steps };
+        let params = params.loop_iterations(turns);
         launch::launch(&spec, &[&factors, &tau], params, batch)
     })?;
     Ok((factors, tau))
@@ -66,14 +56,14 @@ fn householder_product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result
     let (batch, m, n) = (factors.shape()[0], factors.shape()[1], factors.shape()[2]);
     let eye = Tensor::eye(m, columns, factors.dtype(), factors.device())?;
     let q = eye.broadcast_to(&[batch, m, columns])?.copy()?;
-    let spec = KernelSpec::new("qr").def("dtype", factors.dtype().name()).def("form", "apply");
+    let spec = kernel_spec! { "qr", dtype: factors.dtype().name(), form: "apply" };
     let count = tau.shape()[1];
     // Apply the last reflection first.
     let turns_of = |step: usize| reflection_loop_iterations(m - count + step);
     launch::launch_in_parts(q.device(), 1, count, turns_of, |first, steps, turns| {
         let end = count - first;
-        let sizes = [batch, m, n, count, columns, end - steps, end];
-        let params = sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+        let params = kernel_params! { batch, m, n, count, columns, first: end - steps, end };
+        let params = params.loop_iterations(turns);
         launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(WORKGROUP_COLUMNS))
     })?;
     Ok(q)
@@ -126,9 +116,7 @@ impl Tensor {
     /// A gradient of complete factors with m > n is required. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn qr(&self, complete: bool) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "qr";
-        dispatch_autocast!(OP, [self], |x| x.qr(complete));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "qr", autocast[self], |x| x.qr(complete));
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let batch = lead.iter().product::<usize>();
         if complete && m > n {
@@ -195,9 +183,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn eigh(&self, upper: bool) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "eigh";
-        dispatch_autocast!(OP, [self], |x| x.eigh(upper));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "eigh", autocast[self], |x| x.eigh(upper));
         let (lead, n) = check_square(OP, self)?;
         let of_values: Dims = lead.iter().copied().chain([n]).collect();
         if self.numel() == 0 {
@@ -238,8 +224,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn eigvalsh(&self, upper: bool) -> Result<Tensor> {
-        dispatch_autocast!("eigvalsh", [self], |x| x.eigvalsh(upper));
-        let _op = memory::scope::enter_op("eigvalsh");
+        operation!("eigvalsh", autocast[self], |x| x.eigvalsh(upper));
         check_square("eigvalsh", self)?;
         Ok(self.eigh(upper)?.0)
     }
@@ -254,9 +239,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu_factor(&self) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "lu_factor";
-        dispatch_autocast!(OP, [self], |x| x.lu_factor());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "lu_factor", autocast[self], |x| x.lu_factor());
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let of_order: Dims = lead.iter().copied().chain([m]).collect();
         if self.numel() == 0 {
@@ -294,8 +277,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu(&self) -> Result<(Tensor, Tensor, Tensor)> {
-        dispatch_autocast!("lu", [self], |x| x.lu());
-        let _op = memory::scope::enter_op("lu");
+        operation!("lu", autocast[self], |x| x.lu());
         let MatrixShape { m, n, .. } = check_matrices("lu", self)?;
         let (both, order) = self.lu_factor()?;
         let k = m.min(n);
@@ -314,26 +296,16 @@ impl Tensor {
     /// `order` does not have one element for each row. See also [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn lu_solve(&self, order: &Tensor, b: &Tensor, left: bool, adjoint: bool) -> Result<Tensor> {
-        const OP: &str = "lu_solve";
-        dispatch_autocast!(OP, [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "lu_solve", autocast [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
         let (lead, n) = check_square(OP, self)?;
-        if order.shape() != [lead, &[n]].concat() {
-            return Err(Error::shape(
-                OP,
-                "takes the order that `lu_factor` gave, a place for each row [.., n]",
-                &[self.shape(), order.shape()],
-            ));
-        }
+        fail_if!(order.shape() != [lead, &[n]].concat();
+            shape(OP, [self, order]), "takes the order that `lu_factor` gave, a place for each row [.., n]");
         if !left {
             check_matrices(OP, b)?;
             return self.lu_solve(order, &b.transpose(-2, -1)?, true, !adjoint)?.transpose(-2, -1);
         }
         let MatrixShape { batch_shape: others, m, n: columns } = check_matrices(OP, b)?;
-        if m != n {
-            let rule = "takes right sides with a row for each of the matrix";
-            return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
-        }
+        fail_if!(m != n; shape(OP, [self, b]), "takes right sides with a row for each of the matrix");
         let lead = broadcast_shapes(OP, &[lead, others])?;
         let whole: Dims = lead.iter().copied().chain([n, columns]).collect();
         let rows = order.unsqueeze(-1)?.broadcast_to(&whole)?;
@@ -357,14 +329,10 @@ impl Tensor {
     /// The numbers of rows differ. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lstsq(&self, b: &Tensor, rtol: Option<f64>) -> Result<LstsqResult> {
-        const OP: &str = "lstsq";
-        dispatch_autocast!(OP, [self, b], |a, b| a.lstsq(&b, rtol));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "lstsq", autocast [self, b], |a, b| a.lstsq(&b, rtol));
         let (of_a, of_b) = (check_matrices(OP, self)?, check_matrices(OP, b)?);
-        if of_a.m != of_b.m {
-            let rule = "takes right sides with a row for each of the matrix";
-            return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
-        }
+        fail_if!(of_a.m != of_b.m;
+            shape(OP, [self, b]), "takes right sides with a row for each of the matrix");
         let (inverse, singular_values, none) = self.pinv_with_singular_values(OP, rtol)?;
         let solution = inverse.matmul(b)?;
         let residuals = self.matmul(&solution)?.sub(b)?.square()?.sum(&[-2], false)?;

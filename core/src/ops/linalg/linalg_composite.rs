@@ -1,14 +1,9 @@
 //! Matrix norms, condition numbers and other composite functions of PyTorch's `linalg`.
 
-use crate::amp::dispatch_autocast;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::linalg::check_square;
 use crate::ops::linalg::svd::MatrixDims;
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::layout::normalize_dim;
-use crate::tensor::{Dims, Tensor};
 
 /// Matrix norm: PyTorch's `ord`. A number converts to an order ±1, ±2 or ±∞.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -35,10 +30,9 @@ impl From<f64> for MatrixNorm {
 /// There are fewer than two tensors, an inner one is not a matrix, or the shapes or types do not fit.
 #[track_caller]
 pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
-    const OP: &str = "multi_dot";
-    let _op = memory::scope::enter_op(OP);
+    operation!(OP = "multi_dot");
     let [first, .., last] = tensors else {
-        return Err(Error::argument(OP, format!("takes at least two tensors, got {}", tensors.len())));
+        fail!(argument(OP), "takes at least two tensors, got {}", tensors.len())
     };
     let (row, column) = (first.rank() == 1, last.rank() == 1);
     let mut chain: Vec<Tensor> = tensors.iter().map(|t| (*t).clone()).collect();
@@ -49,9 +43,7 @@ pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
         *end = last.unsqueeze(1)?;
     }
     for t in &chain {
-        if t.rank() != 2 {
-            return Err(Error::shape(OP, "takes matrices, and vectors at both ends only", &[t.shape()]));
-        }
+        fail_if!(t.rank() != 2; shape(OP, [t]), "takes matrices, and vectors at both ends only");
     }
     if let Some(two) = chain.windows(2).find(|two| two[0].shape()[1] != two[1].shape()[0]) {
         let rule = "takes neighbours of which one has as many columns as the next one rows";
@@ -115,13 +107,10 @@ impl Tensor {
         dims: [isize; 2],
         keepdim: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "matrix_norm";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matrix_norm");
         let order = order.into();
         let of = MatrixDims::new(OP, self, dims)?;
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let out = match order {
             MatrixNorm::Fro => of.move_to_last(self)?.norm(2.0, &[-2, -1], false)?,
             MatrixNorm::Nuc => of.move_to_last(self)?.nuclear_norm(&[], false)?,
@@ -154,8 +143,7 @@ impl Tensor {
     pub fn cond(&self, order: impl Into<MatrixNorm>) -> Result<Tensor> {
         const OP: &str = "cond";
         let order = order.into();
-        dispatch_autocast!(OP, [self], |x| x.cond(order));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast[self], |x| x.cond(order));
         let MatrixNorm::Order(p @ (2.0 | -2.0)) = order else {
             let (lead, n) = check_square(OP, self)?;
             if n == 0 {
@@ -173,8 +161,7 @@ impl Tensor {
     /// defaults to the last extent.
     #[track_caller]
     pub fn vander(&self, n: Option<usize>) -> Result<Tensor> {
-        const OP: &str = "vander";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "vander");
         if self.rank() == 0 {
             return self.unsqueeze(0)?.vander(n);
         }
@@ -196,9 +183,7 @@ impl Tensor {
     /// A capture is active. See also [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn matrix_exp(&self) -> Result<Tensor> {
-        const OP: &str = "matrix_exp";
-        dispatch_autocast!(OP, [self], |x| x.matrix_exp());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matrix_exp", autocast[self], |x| x.matrix_exp());
         let (_, n) = check_square(OP, self)?;
         let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
         if self.numel() == 0 {
@@ -245,7 +230,7 @@ impl Tensor {
     /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn cholesky_solve(&self, l: &Tensor, upper: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("cholesky_solve");
+        operation!("cholesky_solve");
         check_square("cholesky_solve", l)?;
         let (lower, lt) =
             if upper { (l.transpose(-2, -1)?, l.clone()) } else { (l.clone(), l.transpose(-2, -1)?) };
@@ -270,7 +255,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn logdet(&self) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("logdet");
+        operation!("logdet");
         let (sign, size) = self.slogdet()?;
         size.masked_fill(&sign.lt(0.0)?, f64::NAN)
     }
@@ -281,7 +266,7 @@ impl Tensor {
     /// The shapes do not broadcast, or `dim` is out of range.
     #[track_caller]
     pub fn vecdot(&self, other: &Tensor, dim: isize) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("vecdot");
+        operation!("vecdot");
         self.mul(other)?.sum(&[dim], false)
     }
 
@@ -292,18 +277,13 @@ impl Tensor {
     /// `ind` is not between 1 and the rank, or the products differ. See also [`inv`](Self::inv).
     #[track_caller]
     pub fn tensorinv(&self, ind: usize) -> Result<Tensor> {
-        const OP: &str = "tensorinv";
-        let _op = memory::scope::enter_op(OP);
-        if ind == 0 || ind > self.rank() {
-            let rule = format!("takes a number of dimensions from 1 to {}, got {ind}", self.rank());
-            return Err(Error::argument(OP, rule));
-        }
+        operation!(OP = "tensorinv");
+        fail_if!(ind == 0 || ind > self.rank();
+            argument(OP), "takes a number of dimensions from 1 to {}, got {ind}", self.rank());
         let (to, from) = self.shape().split_at(ind);
         let n: usize = to.iter().product();
-        if n != from.iter().product::<usize>() {
-            let rule = format!("takes as many elements in the first {ind} dimensions as in the others");
-            return Err(Error::shape(OP, rule, &[to, from]));
-        }
+        fail_if!(n != from.iter().product::<usize>();
+            shape(OP, &[to, from]), "takes as many elements in the first {ind} dimensions as in the others");
         self.reshape([n, n])?.inv()?.reshape(&[from, to].concat()[..])
     }
 
@@ -314,8 +294,7 @@ impl Tensor {
     /// A dimension is out of range, or the products of extents differ. See also [`solve`](Self::solve).
     #[track_caller]
     pub fn tensorsolve(&self, b: &Tensor, dims: &[isize]) -> Result<Tensor> {
-        const OP: &str = "tensorsolve";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "tensorsolve");
         let moved = dims.iter().map(|&d| normalize_dim(OP, d, self.rank())).collect::<Result<Vec<_>>>()?;
         let rest = (0..self.rank()).filter(|d| !moved.contains(d));
         let order: Vec<isize> = rest.chain(moved.iter().copied()).map(|d| d as isize).collect();

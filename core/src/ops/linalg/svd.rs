@@ -1,18 +1,8 @@
 //! Singular values and vectors by one-sided Jacobi rotations on the device.
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::softmax::lanes_per_row;
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::layout::normalize_dim;
-use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "svdvals";
 
@@ -32,7 +22,7 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     let lanes = lanes_per_row(height, false).clamp(8, 128);
     let small = n <= MAX_WORKGROUP_COLUMNS;
     let groups = if small { 1 } else { (players / 2).div_ceil(WORKGROUP_SIZE / lanes) };
-    let spec = KernelSpec::new("svd").def("dtype", w.dtype().name()).def("lanes", lanes);
+    let spec = kernel_spec! { "svd", dtype: w.dtype().name(), lanes };
     // Iterations of a round: two passes over each pair's elements, and two sums over the threads of a pair.
     let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / lanes).div_ceil(groups);
     let turns = pairs * (m.div_ceil(lanes) + height.div_ceil(lanes) + 64) + 2;
@@ -41,9 +31,8 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     for _ in 0..sweeps {
         let now = Tensor::zeros(&[batch], DType::U32, w.device())?;
         let run = |first: usize, rounds: usize, turns: usize| {
-            let sizes = [batch, n, m, height, players, first, rounds, groups];
-            let params =
-                sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+            let params = kernel_params! { batch, n, m, height, players, first, rounds, groups };
+            let params = params.loop_iterations(turns);
             launch::launch(&spec, &[&before, &now, w], params, batch * groups)
         };
         if small {
@@ -97,9 +86,8 @@ pub(crate) struct MatrixShape<'a> {
 
 #[track_caller]
 pub(crate) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<MatrixShape<'a>> {
-    if !matches!(x.dtype(), DType::F32 | DType::F64) {
-        return Err(Error::dtype(op, x.dtype(), "takes f32 and f64; cast with `to_dtype`"));
-    }
+    fail_if!(!matches!(x.dtype(), DType::F32 | DType::F64);
+        dtype(op, x.dtype()), "takes f32 and f64; cast with `to_dtype`");
     launch::check_device_dtype(op, x.dtype(), x.device())?;
     match x.shape() {
         &[ref lead @ .., m, n] => Ok(MatrixShape { batch_shape: lead, m, n }),
@@ -194,9 +182,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn svd(&self) -> Result<(Tensor, Tensor, Tensor)> {
-        const OP: &str = "svd";
-        dispatch_autocast!(OP, [self], |x| x.svd());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "svd", autocast[self], |x| x.svd());
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let (k, batch) = (m.min(n), lead.iter().product::<usize>());
         let shapes: [Dims; 3] =
@@ -211,9 +197,7 @@ impl Tensor {
             let a = matrix.detach();
             // Transpose wide matrices: their left vectors are the right vectors of the transpose.
             let (values, vectors) = decompose(&if m < n { a.transpose(1, 2)? } else { a }, true)?;
-            let Some((long, short)) = vectors else {
-                return Err(Error::argument(OP, "has no vectors"));
-            };
+            let Some((long, short)) = vectors else { fail!(argument(OP), "has no vectors") };
             if m < n {
                 (short.transpose(1, 2)?, values, long)
             } else {
@@ -255,8 +239,7 @@ impl Tensor {
     /// There are fewer than two dimensions. The dtype is not f32, or f64 on a device that supports it.
     #[track_caller]
     pub fn svdvals(&self) -> Result<Tensor> {
-        dispatch_autocast!(OP, [self], |x| x.svdvals());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast[self], |x| x.svdvals());
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
         if self.numel() == 0 {
@@ -290,10 +273,9 @@ impl Tensor {
     /// `dims` are not two different dimensions. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn nuclear_norm(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
-        const OP: &str = "nuclear_norm";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "nuclear_norm");
         let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {
-            return Err(Error::argument(OP, format!("takes two dimensions, got {dims:?}")));
+            fail!(argument(OP), "takes two dimensions, got {dims:?}")
         };
         let of = MatrixDims::new(OP, self, [row, col])?;
         of.restore_keepdim(&of.move_to_last(self)?.svdvals()?.sum(&[-1], false)?, self, keepdim)
@@ -309,14 +291,10 @@ pub(crate) struct MatrixDims {
 impl MatrixDims {
     #[track_caller]
     pub(crate) fn new(op: &'static str, x: &Tensor, dims: [isize; 2]) -> Result<Self> {
-        if x.rank() < 2 {
-            return Err(Error::shape(op, "takes matrices [.., m, n]", &[x.shape()]));
-        }
+        fail_if!(x.rank() < 2; shape(op, [x]), "takes matrices [.., m, n]");
         let [row, col] = dims;
         let (row, col) = (normalize_dim(op, row, x.rank())?, normalize_dim(op, col, x.rank())?);
-        if row == col {
-            return Err(Error::argument(op, format!("takes two different dimensions, got {dims:?}")));
-        }
+        fail_if!(row == col; argument(op), "takes two different dimensions, got {dims:?}");
         Ok(Self { row, col })
     }
 

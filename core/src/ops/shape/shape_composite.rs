@@ -1,13 +1,8 @@
 //! Joining, meshes, products of dimensions and other operations composed of views and copies.
 
-use crate::amp::dispatch_autocast;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
+use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, cat, stack};
-use crate::runtime::device::Device;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Maps each tensor, and concatenates the results along a dimension.
 #[track_caller]
@@ -59,13 +54,12 @@ pub fn column_stack(tensors: &[&Tensor]) -> Result<Tensor> {
 /// The list is empty, or a tensor has more than two dimensions.
 #[track_caller]
 pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
-    const OP: &str = "block_diag";
-    let _op = memory::scope::enter_op(OP);
+    operation!(OP = "block_diag");
     if let Some(t) = tensors.iter().find(|t| t.rank() > 2) {
         return Err(Error::shape(OP, "takes tensors of at most two dimensions", &[t.shape()]));
     }
     let Some(dtype) = tensors.iter().map(|t| t.dtype()).reduce(DType::promote) else {
-        return Err(Error::argument(OP, "takes at least one tensor"));
+        fail!(argument(OP), "takes at least one tensor")
     };
     let blocks = tensors.iter().map(|t| t.to_dtype(dtype)?.atleast_2d()).collect::<Result<Vec<_>>>()?;
     let columns: usize = blocks.iter().map(|t| t.shape()[1]).sum();
@@ -119,7 +113,7 @@ pub fn broadcast_tensors(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
 /// The list is empty, or a tensor is not one-dimensional.
 #[track_caller]
 pub fn cartesian_prod(lines: &[&Tensor]) -> Result<Tensor> {
-    let _op = memory::scope::enter_op("cartesian_prod");
+    operation!("cartesian_prod");
     if let Some(t) = lines.iter().find(|t| t.rank() != 1) {
         return Err(Error::shape("cartesian_prod", "takes tensors of one dimension", &[t.shape()]));
     }
@@ -174,9 +168,8 @@ impl Tensor {
     #[track_caller]
     pub fn rot90(&self, k: isize, dims: [isize; 2]) -> Result<Tensor> {
         let [first, second] = dims;
-        if normalize_dim("rot90", first, self.rank())? == normalize_dim("rot90", second, self.rank())? {
-            return Err(Error::argument("rot90", format!("takes two dimensions, got {first} and {second}")));
-        }
+        fail_if!(normalize_dim("rot90", first, self.rank())? == normalize_dim("rot90", second, self.rank())?;
+            argument("rot90"), "takes two dimensions, got {first} and {second}");
         match k.rem_euclid(4) {
             0 => self.copy(),
             1 => self.flip(&[second])?.transpose(first, second),
@@ -191,22 +184,13 @@ impl Tensor {
     /// There is more than one dimension, or `r` is 0.
     #[track_caller]
     pub fn combinations(&self, r: usize, with_replacement: bool) -> Result<Tensor> {
-        const OP: &str = "combinations";
-        let _op = memory::scope::enter_op(OP);
-        let &[n] = self.shape() else {
-            return Err(Error::shape(OP, "takes a tensor of one dimension", &[self.shape()]));
-        };
-        if r == 0 {
-            return Err(Error::argument(OP, "takes at least one element at a time"));
-        }
+        operation!(OP = "combinations");
+        let &[n] = self.shape() else { fail!(shape(OP, [self]), "takes a tensor of one dimension") };
+        fail_if!(r == 0; argument(OP), "takes at least one element at a time");
         // One tensor holds the flags of all tuples.
         let tuples = u32::try_from(r).ok().filter(|&r| r <= 64).and_then(|r| n.checked_pow(r));
-        if tuples.is_none_or(|tuples| tuples > MAX_TENSOR_NUMEL) {
-            return Err(Error::argument(
-                OP,
-                format!("{r} of {n} elements at a time are too many to go through"),
-            ));
-        }
+        fail_if!(tuples.is_none_or(|tuples| tuples > MAX_TENSOR_NUMEL);
+            argument(OP), "{r} of {n} elements at a time are too many to go through");
         let line = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?;
         // Keep the tuples whose indices ascend, strictly or not: combine the flags of all neighbouring pairs.
         let places = meshgrid(&vec![&line; r], false)?;
@@ -244,8 +228,7 @@ impl Tensor {
     /// The operation does not support the types.
     #[track_caller]
     pub fn kron(&self, other: &Tensor) -> Result<Tensor> {
-        dispatch_autocast!("kron", [self, other], |a, b| a.kron(&b));
-        let _op = memory::scope::enter_op("kron");
+        operation!("kron", autocast [self, other], |a, b| a.kron(&b));
         let rank = self.rank().max(other.rank());
         let padded = |t: &Tensor| -> Dims { [&vec![1; rank - t.rank()][..], t.shape()].concat().into() };
         let (a, b) = (padded(self), padded(other));
@@ -264,8 +247,7 @@ impl Tensor {
     /// The dimensions do not fit, are out of range or repeated, or the operation does not support the types.
     #[track_caller]
     pub fn tensordot(&self, other: &Tensor, dims: &[isize], other_dims: &[isize]) -> Result<Tensor> {
-        const OP: &str = "tensordot";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "tensordot");
         let places = |t: &Tensor, dims: &[isize]| -> Result<Dims> {
             let places = dims.iter().map(|&d| normalize_dim(OP, d, t.rank())).collect::<Result<Dims>>()?;
             match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
@@ -274,19 +256,15 @@ impl Tensor {
             }
         };
         for (t, dims) in [(self, dims), (other, other_dims)] {
-            if t.rank() == 0 && !dims.is_empty() {
-                let rule = format!("a tensor without dimensions has none of {dims:?} to sum over");
-                return Err(Error::shape(OP, rule, &[self.shape(), other.shape()]));
-            }
+            fail_if!(t.rank() == 0 && !dims.is_empty();
+                shape(OP, [self, other]), "a tensor without dimensions has none of {dims:?} to sum over");
         }
         let (mine, theirs) = (places(self, dims)?, places(other, other_dims)?);
         let extents =
             |t: &Tensor, places: &[usize]| -> Dims { places.iter().map(|&d| t.shape()[d]).collect() };
         let shared = extents(self, &mine);
-        if shared != extents(other, &theirs) {
-            let rule = format!("takes dimensions of the same extents, got {dims:?} and {other_dims:?}");
-            return Err(Error::shape(OP, rule, &[self.shape(), other.shape()]));
-        }
+        fail_if!(shared != extents(other, &theirs); shape(OP, [self, other]),
+            "takes dimensions of the same extents, got {dims:?} and {other_dims:?}");
         let rest = |t: &Tensor, places: &[usize]| -> Dims {
             (0..t.rank()).filter(|d| !places.contains(d)).collect()
         };

@@ -5,20 +5,12 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::autograd;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::conv::spatial::{self, IntoSpatial, check_at_least};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
 use crate::tensor::layout::{
-    MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, collapse_dims, contiguous_strides,
-    normalize_dim, numel,
+    MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, contiguous_strides,
 };
-use crate::tensor::{Dims, Layout, Tensor};
 
 /// Sums the elements of `g` that `layout` (of the same shape) maps to each of `len` storage elements from
 /// `start` on. Returns one dimension.
@@ -73,19 +65,15 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         return part(0, half)?.add(&part(half, layout.shape()[d] - half)?);
     }
     let column = |k: usize| dims.iter().map(|d| d[k]).collect::<Dims>();
-    let spec = KernelSpec::new("as_strided_grad")
-        .def("dtype", launch::shader_dtype_name(g.dtype(), g.device()))
-        .def("rank", dims.len());
-    let params = KernelParams::new()
-        .size(len)
-        .size(layout.offset().saturating_sub(start))
-        .size(start.saturating_sub(layout.offset()))
-        .size(g.layout().offset())
-        .dims(&column(0))
-        .dims(&column(1))
-        .dims(&reaches)
-        .dims(&column(2))
-        .loop_iterations(turns);
+    let spec = kernel_spec! {
+        "as_strided_grad", dtype: launch::shader_dtype_name(g.dtype(), g.device()), rank: dims.len(),
+    };
+    let params = kernel_params! {
+        n: len, after: layout.offset().saturating_sub(start), before: start.saturating_sub(layout.offset()),
+        in_offset: g.layout().offset(), shape: &column(0), strides: &column(1), reach: &reaches,
+        in_strides: &column(2),
+    }
+    .loop_iterations(turns);
     launch::launch(&spec, &[g, &out], params, len.div_ceil(lanes * WORKGROUP_SIZE))?;
     Ok(out)
 }
@@ -139,13 +127,8 @@ impl Im2colGeometry {
         for d in 0..2 {
             let reach = self.dilation[d] * (self.kernel[d] - 1) + 1;
             let padded = image[d] + 2 * self.padding[d];
-            if image[d] == 0 || padded < reach {
-                return Err(Error::shape(
-                    op,
-                    format!("a block reaches over {reach} of axis {d}, the padded image has {padded}"),
-                    &[shape],
-                ));
-            }
+            fail_if!(image[d] == 0 || padded < reach; shape(op, &[shape]),
+                "a block reaches over {reach} of axis {d}, the padded image has {padded}");
             counts[d] = (padded - reach) / self.stride[d] + 1;
         }
         Ok(counts)
@@ -196,12 +179,8 @@ impl Tensor {
     /// The numbers of strides and extents differ, or the view exceeds the storage.
     pub fn as_strided(&self, size: &[usize], stride: &[usize], offset: Option<usize>) -> Result<Tensor> {
         const OP: &str = "as_strided";
-        if size.len() != stride.len() {
-            return Err(Error::argument(
-                OP,
-                format!("takes one stride for each extent, got {stride:?} for {size:?}"),
-            ));
-        }
+        fail_if!(size.len() != stride.len();
+            argument(OP), "takes one stride for each extent, got {stride:?} for {size:?}");
         let layout = Layout::new(size, stride, offset.unwrap_or(self.layout().offset()));
         // In u128, because a user's strides may have any value.
         let reach: u128 =
@@ -209,15 +188,9 @@ impl Tensor {
         let (end, there) = (layout.offset() as u128 + reach, self.storage_len());
         let elements = checked_numel(size);
         let strides = stride.iter().all(|&s| s <= MAX_VIEW_NUMEL) && layout.offset() <= MAX_VIEW_NUMEL;
-        if !strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < there as u128)) {
-            return Err(Error::argument(
-                OP,
-                format!(
-                    "shape {size:?} with strides {stride:?} from {} on leaves the storage of {there} elements",
-                    layout.offset()
-                ),
-            ));
-        }
+        fail_if!(!strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < there as u128));
+            argument(OP),
+            "shape {size:?} with strides {stride:?} from {} on leaves the storage of {there} elements", layout.offset());
         let own = self.layout().clone();
         let view = self.with_layout(layout.clone());
         let back = move |g: &Tensor, own: &Layout, layout: &Layout| {
@@ -269,19 +242,10 @@ impl Tensor {
     pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Tensor> {
         const OP: &str = "unfold";
         let d = normalize_dim(OP, dim, self.rank())?;
-        let extent = self.shape().get(d).copied().unwrap_or(1);
-        if step == 0 || size > extent {
-            return Err(Error::argument(
-                OP,
-                format!(
-                    "windows of {size}, {step} apart, do not fit dimension {d} of extent {extent}; the step is at least 1"
-                ),
-            ));
-        }
-        let mut shape: Dims = self.shape().into();
-        if let Some(n) = shape.get_mut(d) {
-            *n = (extent - size) / step + 1;
-        }
+        let extent = extent_or_one(self, d);
+        fail_if!(step == 0 || size > extent; argument(OP),
+            "windows of {size}, {step} apart, do not fit dimension {d} of extent {extent}; the step is at least 1");
+        let mut shape = with_extent(self.shape(), d, (extent - size) / step + 1);
         shape.push(size);
         check_view_numel(OP, &shape)?;
         Ok(strided_view(OP, self, move |strides, offset| {
@@ -311,8 +275,7 @@ impl Tensor {
         padding: impl IntoSpatial<2>,
         stride: impl IntoSpatial<2>,
     ) -> Result<Tensor> {
-        const OP: &str = "im2col";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "im2col");
         let blocks = Im2colGeometry::new(
             OP,
             kernel_size.spatial(),
@@ -348,11 +311,8 @@ impl Tensor {
         padding: impl IntoSpatial<2>,
         stride: impl IntoSpatial<2>,
     ) -> Result<Tensor> {
-        const OP: &str = "col2im";
-        let _op = memory::scope::enter_op(OP);
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        operation!(OP = "col2im");
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let blocks = Im2colGeometry::new(
             OP,
             kernel_size.spatial(),

@@ -2,28 +2,17 @@
 
 use std::sync::Arc;
 
-use smallvec::smallvec;
-
-use crate::autograd::{self, InputGrads};
-use crate::error::{Error, Result};
-use crate::tensor::layout::{normalize_dim, numel};
+use crate::ops::prelude::*;
 use crate::tensor::shape::{IntoShape, infer_shape};
-use crate::tensor::{Dims, Layout, Tensor};
 
 /// Largest number of parts of a split, because each part is a tensor on the host.
 const MAX_SPLITS: usize = 1 << 20;
 
 /// Fails if a split has too many parts.
 fn check_split_count(op: &'static str, count: usize) -> Result<()> {
-    if count <= MAX_SPLITS {
-        return Ok(());
-    }
-    Err(Error::argument(
-        op,
-        format!(
-            "{count} parts, and at most 1,048,576 are made, each a tensor of its own; take larger ones, or `narrow` those that are needed"
-        ),
-    ))
+    fail_if!(count > MAX_SPLITS; argument(op),
+        "{count} parts, and at most 1,048,576 are made, each a tensor of its own; take larger ones, or `narrow` those that are needed");
+    Ok(())
 }
 
 impl Tensor {
@@ -95,13 +84,8 @@ impl Tensor {
     /// The strides do not allow a view of this shape; use [`reshape`](Self::reshape).
     pub fn view(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = infer_shape("view", self.shape(), &shape.to_extents())?;
-        if self.layout().compute_view_strides(&shape).is_none() {
-            return Err(Error::shape(
-                "view",
-                "strides do not allow this without a copy; use `reshape`",
-                &[self.shape(), &shape],
-            ));
-        }
+        fail_if!(self.layout().compute_view_strides(&shape).is_none(); shape("view", &[self.shape(), &shape]),
+            "strides do not allow this without a copy; use `reshape`");
         self.reshape(&shape[..])
     }
 
@@ -114,20 +98,11 @@ impl Tensor {
         let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
         let mut inverse: Dims = Dims::from_elem(usize::MAX, rank);
         for (i, &d) in order.iter().enumerate() {
-            if order.len() != rank || inverse[d] != usize::MAX {
-                return Err(Error::argument(
-                    "permute",
-                    format!("{dims:?} is no permutation of {rank} dimensions"),
-                ));
-            }
+            fail_if!(order.len() != rank || inverse[d] != usize::MAX;
+                argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
             inverse[d] = i;
         }
-        if order.len() != rank {
-            return Err(Error::argument(
-                "permute",
-                format!("{dims:?} is no permutation of {rank} dimensions"),
-            ));
-        }
+        fail_if!(order.len() != rank; argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
         let pick = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
         let layout = Layout::new(pick(self.shape()), pick(self.strides()), self.layout().offset());
         let inverse: smallvec::SmallVec<[isize; 6]> = inverse.iter().map(|&d| d as isize).collect();
@@ -232,9 +207,7 @@ impl Tensor {
         if self.rank() == 0 {
             return self.reshape([1usize]);
         }
-        if a > b {
-            return Err(Error::argument("flatten", format!("start {start} comes after end {end}")));
-        }
+        fail_if!(a > b; argument("flatten"), "start {start} comes after end {end}");
         let mut shape: Dims = self.shape()[..a].into();
         shape.push(numel(&self.shape()[a..=b]));
         shape.extend_from_slice(&self.shape()[b + 1..]);
@@ -247,13 +220,8 @@ impl Tensor {
     /// The product of the sizes is not the extent.
     pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Tensor> {
         let at = normalize_dim("unflatten", dim, self.rank())?;
-        if self.rank() == 0 {
-            return Err(Error::shape(
-                "unflatten",
-                "takes at least one dimension; a tensor without dimensions is split by `reshape`",
-                &[self.shape()],
-            ));
-        }
+        fail_if!(self.rank() == 0; shape("unflatten", [self]),
+            "takes at least one dimension; a tensor without dimensions is split by `reshape`");
         let inner = infer_shape("unflatten", &self.shape()[at..=at], sizes)?;
         let mut shape: Dims = self.shape()[..at].into();
         shape.extend_from_slice(&inner);
@@ -269,10 +237,8 @@ impl Tensor {
         let d = normalize_dim("narrow", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
         let end = start.saturating_add(length);
-        if end > extent || self.rank() == 0 {
-            let rule = format!("{start}..{end} leaves dimension {d} of extent {extent}");
-            return Err(Error::argument("narrow", rule));
-        }
+        fail_if!(end > extent || self.rank() == 0;
+            argument("narrow"), "{start}..{end} leaves dimension {d} of extent {extent}");
         let mut shape: Dims = self.shape().into();
         shape[d] = length;
         let layout = Layout::new(shape, self.strides(), self.layout().offset() + start * self.strides()[d]);
@@ -285,9 +251,8 @@ impl Tensor {
     /// `dim` is out of range, or `step` is 0.
     pub fn slice_dim(&self, dim: isize, start: usize, stop: usize, step: usize) -> Result<Tensor> {
         let d = normalize_dim("slice", dim, self.rank())?;
-        if step == 0 || self.rank() == 0 {
-            return Err(Error::argument("slice", "takes a tensor with dimensions and a step of at least 1"));
-        }
+        fail_if!(step == 0 || self.rank() == 0;
+            argument("slice"), "takes a tensor with dimensions and a step of at least 1");
         let stop = stop.min(self.shape()[d]);
         let start = start.min(stop);
         let mut shape: Dims = self.shape().into();
@@ -308,12 +273,8 @@ impl Tensor {
         let d = normalize_dim("select", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0) as isize;
         let at = if index < 0 { index + extent } else { index };
-        if at < 0 || at >= extent {
-            return Err(Error::argument(
-                "select",
-                format!("index {index} leaves dimension {d} of extent {extent}"),
-            ));
-        }
+        fail_if!(at < 0 || at >= extent;
+            argument("select"), "index {index} leaves dimension {d} of extent {extent}");
         let mut shape: Dims = self.shape().into();
         let mut strides: Dims = self.strides().into();
         let offset = self.layout().offset() + at as usize * strides[d];
@@ -331,9 +292,8 @@ impl Tensor {
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
-        if a == b || self.rank() < 2 {
-            return Err(Error::argument("diagonal", format!("takes two dimensions, got {dim1} and {dim2}")));
-        }
+        fail_if!(a == b || self.rank() < 2;
+            argument("diagonal"), "takes two dimensions, got {dim1} and {dim2}");
         let (rows, cols) = (self.shape()[a] as isize, self.shape()[b] as isize);
         let length = if offset >= 0 {
             rows.min(cols.saturating_sub(offset))
@@ -366,9 +326,7 @@ impl Tensor {
     pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
-        if size == 0 && extent > 0 {
-            return Err(Error::argument("split", "takes parts of at least one index"));
-        }
+        fail_if!(size == 0 && extent > 0; argument("split"), "takes parts of at least one index");
         let count = if extent == 0 { 1 } else { extent.div_ceil(size) };
         check_split_count("split", count)?;
         (0..count).map(|i| self.narrow(dim, i * size, size.min(extent - i * size))).collect()
@@ -381,12 +339,9 @@ impl Tensor {
     pub fn split_with_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split_with_sizes", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
-        if sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) != Some(extent) {
-            return Err(Error::argument(
-                "split_with_sizes",
-                format!("{sizes:?} does not add up to the extent {extent} of dimension {d}"),
-            ));
-        }
+        fail_if!(sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) != Some(extent);
+            argument("split_with_sizes"),
+            "{sizes:?} does not add up to the extent {extent} of dimension {d}");
         let mut start = 0;
         sizes
             .iter()
@@ -404,9 +359,7 @@ impl Tensor {
     /// `dim` is out of range, or `chunks` is 0.
     pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("chunk", dim, self.rank())?;
-        if chunks == 0 {
-            return Err(Error::argument("chunk", "takes at least one chunk"));
-        }
+        fail_if!(chunks == 0; argument("chunk"), "takes at least one chunk");
         match self.shape().get(d) {
             // As in PyTorch, an empty dimension gives all `chunks` parts.
             Some(0) => check_split_count("chunk", chunks).map(|()| vec![self.clone(); chunks]),
@@ -421,9 +374,7 @@ impl Tensor {
     /// `dim` is out of range, the rank is 0, or `sections` is 0.
     pub fn tensor_split(&self, sections: usize, dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
-        if sections == 0 {
-            return Err(Error::argument("tensor_split", "takes at least one section"));
-        }
+        fail_if!(sections == 0; argument("tensor_split"), "takes at least one section");
         check_split_count("tensor_split", sections)?;
         let (size, larger) = (extent / sections, extent % sections);
         let start = |i: usize| i * size + i.min(larger);
@@ -477,25 +428,16 @@ impl Tensor {
         least: usize,
         dim: isize,
     ) -> Result<Vec<Tensor>> {
-        if self.rank() < least {
-            let rule = format!("takes at least {least} dimensions");
-            return Err(Error::shape(op, rule, &[self.shape()]));
-        }
+        fail_if!(self.rank() < least; shape(op, [self]), "takes at least {least} dimensions");
         let extent = self.dim(dim)?;
-        if sections == 0 || !extent.is_multiple_of(sections) {
-            let rule = format!(
-                "{sections} sections do not divide the extent {extent} of dimension {dim}; `tensor_split_at` takes indices"
-            );
-            return Err(Error::argument(op, rule));
-        }
+        fail_if!(sections == 0 || !extent.is_multiple_of(sections); argument(op),
+            "{sections} sections do not divide the extent {extent} of dimension {dim}; `tensor_split_at` takes indices");
         self.tensor_split(sections, dim)
     }
 
     /// Returns the extent of the dimension to split.
     fn checked_split_extent(&self, dim: isize) -> Result<usize> {
-        if self.rank() == 0 {
-            return Err(Error::shape("tensor_split", "takes at least one dimension", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 0; shape("tensor_split", [self]), "takes at least one dimension");
         let d = normalize_dim("tensor_split", dim, self.rank())?;
         Ok(self.shape()[d])
     }

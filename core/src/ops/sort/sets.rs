@@ -1,29 +1,18 @@
 //! Set operations: comparison with tolerances, membership, unique elements and counts.
 
-use forebay_shaders::KernelSpec;
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::elementwise::pointwise::GradRule::None as NoGrad;
-use crate::ops::elementwise::pointwise::{Operand, PointwiseOp, TypeRule, run_pointwise};
+use crate::ops::elementwise::pointwise::pointwise_ops;
+use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::index::select::cast_index_to_i32;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
 use crate::ops::shape::cat;
-use crate::scalar::Scalar;
-use crate::tensor::layout::{normalize_dim, tensor_numel};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::tensor_numel;
 
-static ISCLOSE: PointwiseOp = PointwiseOp {
-    name: "isclose",
-    expr: "a == b || (m_isfinite(a) && m_isfinite(b) && abs(a - b) <= atol + rtol * abs(b)) || (m_isnan(a) && m_isnan(b) && nan > 0.0)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Predicate,
-    math_files: &["base"],
-    grads: &[NoGrad, NoGrad],
-};
+pointwise_ops! {
+    ISCLOSE "isclose": Predicate, "a == b || (m_isfinite(a) && m_isfinite(b) && abs(a - b) <= atol + rtol * abs(b)) || (m_isnan(a) && m_isnan(b) && nan > 0.0)", ["base"], [
+        NoGrad, NoGrad];
+}
 
 /// Largest number of bins that a workgroup counts in shared memory.
 const MAX_SHARED_BINS: usize = 2048;
@@ -71,9 +60,10 @@ fn count_values(line: &Tensor, extent: usize) -> Result<Tensor> {
     // Each workgroup adds all of its bins at the end, so it counts more values than bins.
     let near = extent <= MAX_SHARED_BINS;
     let tile = if near { 16 * WORKGROUP_SIZE.max(extent) } else { 4 * WORKGROUP_SIZE };
-    let spec = KernelSpec::new("bincount").def("near", near);
-    let params = KernelParams::new().size(n).size(line.layout().offset());
-    let params = params.size(line.strides().first().copied().unwrap_or(1)).size(extent).size(tile);
+    let spec = kernel_spec! { "bincount", near };
+    let params = kernel_params! {
+        n, offset: line.layout().offset(), stride: line.strides().first().copied().unwrap_or(1), extent, tile,
+    };
     launch::launch(&spec, &[line, &counts], params, n.div_ceil(tile))?;
     Ok(counts)
 }
@@ -100,12 +90,8 @@ impl Tensor {
         atol: f64,
         equal_nan: bool,
     ) -> Result<Tensor> {
-        if !(rtol >= 0.0 && atol >= 0.0) {
-            return Err(Error::argument(
-                "isclose",
-                format!("takes bounds of at least 0, got {rtol} and {atol}"),
-            ));
-        }
+        fail_if!(!(rtol >= 0.0 && atol >= 0.0);
+            argument("isclose"), "takes bounds of at least 0, got {rtol} and {atol}");
         if rtol == 0.0 && atol == 0.0 && !self.dtype().is_float() {
             return self.eq(other);
         }
@@ -142,7 +128,7 @@ impl Tensor {
     /// The type is bool.
     #[track_caller]
     pub fn isin(&self, elements: &Tensor, invert: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("isin");
+        operation!("isin");
         self.check_same_device("isin", elements)?;
         let dtype = self.dtype().promote(elements.dtype());
         let (x, set) = (self.detach().to_dtype(dtype)?, elements.detach().to_dtype(dtype)?.reshape([-1])?);
@@ -167,7 +153,7 @@ impl Tensor {
     /// A capture is active.
     #[track_caller]
     pub fn unique(&self) -> Result<Unique> {
-        let _op = memory::scope::enter_op("unique");
+        operation!("unique");
         let line = self.reshape([-1])?;
         if line.dtype() == DType::Bool {
             let found = line.to_dtype(DType::U8)?.unique()?;
@@ -189,7 +175,7 @@ impl Tensor {
     /// See [`unique`](Self::unique).
     #[track_caller]
     pub fn unique_consecutive(&self) -> Result<Unique> {
-        let _op = memory::scope::enter_op("unique_consecutive");
+        operation!("unique_consecutive");
         let (values, run, counts) = find_equal_runs(&self.reshape([-1])?)?;
         Ok(Unique { values, inverse_indices: run.to_dtype(DType::I64)?.reshape(self.shape())?, counts })
     }
@@ -202,15 +188,12 @@ impl Tensor {
     /// `dim` is out of range, or slices have no elements. See also [`unique`](Self::unique).
     #[track_caller]
     pub fn unique_dim(&self, dim: isize) -> Result<Unique> {
-        const OP: &str = "unique_dim";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "unique_dim");
         let (rows, back) = self.flatten_slices(OP, dim)?;
         let (n, width) = (rows.shape()[0], rows.shape()[1]);
         // Each element of a slice costs one sort.
-        if tensor_numel(rows.shape()).is_none() || width > 1 << 18 {
-            let rule = "takes slices of at most 2^18 elements, and less than 2^32 in all";
-            return Err(Error::shape(OP, rule, &[self.shape()]));
-        }
+        fail_if!(tensor_numel(rows.shape()).is_none() || width > 1 << 18;
+            shape(OP, [self]), "takes slices of at most 2^18 elements, and less than 2^32 in all");
         let mut order = Tensor::arange(0.0, n as f64, 1.0, DType::I64, self.device())?;
         let keys = rows.detach();
         let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
@@ -229,8 +212,7 @@ impl Tensor {
     /// See [`unique_dim`](Self::unique_dim).
     #[track_caller]
     pub fn unique_consecutive_dim(&self, dim: isize) -> Result<Unique> {
-        const OP: &str = "unique_consecutive_dim";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "unique_consecutive_dim");
         let (rows, back) = self.flatten_slices(OP, dim)?;
         let (values, run, counts) = find_equal_runs(&rows)?;
         Ok(Unique { values: back(&values)?, inverse_indices: run.to_dtype(DType::I64)?, counts })
@@ -243,16 +225,12 @@ impl Tensor {
         op: &'static str,
         dim: isize,
     ) -> Result<(Tensor, impl Fn(&Tensor) -> Result<Tensor>)> {
-        if self.rank() == 0 {
-            return Err(Error::shape(op, "takes at least one dimension", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 0; shape(op, [self]), "takes at least one dimension");
         let d = normalize_dim(op, dim, self.rank())? as isize;
         let front = self.movedim(&[d], &[0])?;
         let rest: Dims = front.shape()[1..].into();
         let width = rest.iter().product::<usize>();
-        if width == 0 {
-            return Err(Error::shape(op, "takes slices that have elements", &[self.shape()]));
-        }
+        fail_if!(width == 0; shape(op, [self]), "takes slices that have elements");
         let rows = front.reshape([self.shape()[d as usize], width])?;
         let back = move |rows: &Tensor| {
             let shape: Dims = [rows.shape()[0]].into_iter().chain(rest.iter().copied()).collect();
@@ -268,20 +246,13 @@ impl Tensor {
     /// `dim` is out of range or has no elements.
     #[track_caller]
     pub fn mode(&self, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "mode";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "mode");
         let d = normalize_dim(OP, dim, self.rank())?;
         if self.rank() == 0 {
             return Ok((self.clone(), Tensor::zeros(&[], DType::I64, self.device())?));
         }
         let n = self.shape()[d];
-        if n == 0 {
-            return Err(Error::shape(
-                OP,
-                format!("dimension {d} has no elements to choose from"),
-                &[self.shape()],
-            ));
-        }
+        fail_if!(n == 0; shape(OP, [self]), "dimension {d} has no elements to choose from");
         let d = d as isize;
         let keys = self.detach();
         let keys = if keys.dtype() == DType::Bool { keys.to_dtype(DType::U8)? } else { keys };
@@ -316,29 +287,21 @@ impl Tensor {
     /// not floats. A capture is active.
     #[track_caller]
     pub fn bincount(&self, weights: Option<&Tensor>, minlength: usize) -> Result<Tensor> {
-        const OP: &str = "bincount";
-        let _op = memory::scope::enter_op(OP);
-        if self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape()) {
-            let rule = "takes a line of integers, and as many weights";
-            return Err(Error::shape(OP, rule, &[self.shape(), weights.unwrap_or(self).shape()]));
-        }
-        if self.dtype().is_float() || self.dtype() == DType::Bool {
-            return Err(Error::dtype(OP, self.dtype(), "takes integers; cast with `to_dtype`"));
-        }
+        operation!(OP = "bincount");
+        fail_if!(self.rank() != 1 || weights.is_some_and(|w| w.shape() != self.shape());
+            shape(OP, &[self.shape(), weights.unwrap_or(self).shape()]),
+            "takes a line of integers, and as many weights");
+        fail_if!(self.dtype().is_float() || self.dtype() == DType::Bool;
+            dtype(OP, self.dtype()), "takes integers; cast with `to_dtype`");
         if let Some(w) = weights.filter(|w| !w.dtype().is_float()) {
             return Err(Error::dtype(OP, w.dtype(), "takes weights that are floats; cast with `to_dtype`"));
         }
         let (mut extent, line) = (minlength, cast_index_to_i32(OP, self, None)?);
         if self.numel() > 0 {
             let (least, most) = (line.min_all()?.item()?, line.max_all()?.item()?);
-            if least < 0.0 {
-                return Err(Error::argument(OP, format!("takes numbers from 0 on, got {least}")));
-            }
-            if most >= f64::from(i32::MAX) {
-                let rule =
-                    "counts numbers below 2^31 - 1, and has a count for each from 0 on; got a larger one";
-                return Err(Error::argument(OP, rule));
-            }
+            fail_if!(least < 0.0; argument(OP), "takes numbers from 0 on, got {least}");
+            fail_if!(most >= f64::from(i32::MAX); argument(OP),
+                "counts numbers below 2^31 - 1, and has a count for each from 0 on; got a larger one");
             extent = extent.max(most as usize + 1);
         }
         match weights {
@@ -355,25 +318,17 @@ impl Tensor {
     /// `bins` is 0, `min` exceeds `max`, a limit is not finite, or the type is not a float.
     #[track_caller]
     pub fn histc(&self, bins: usize, min: f64, max: f64) -> Result<Tensor> {
-        const OP: &str = "histc";
-        let _op = memory::scope::enter_op(OP);
-        if bins == 0 || !(min <= max && (max - min).is_finite()) {
-            let rule =
-                format!("takes at least one bin between finite bounds, got {bins} from {min} to {max}");
-            return Err(Error::argument(OP, rule));
-        }
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        operation!(OP = "histc");
+        fail_if!(bins == 0 || !(min <= max && (max - min).is_finite());
+            argument(OP), "takes at least one bin between finite bounds, got {bins} from {min} to {max}");
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         autograd::check_no_grad_inputs(OP, &[self])?;
         let line = self.reshape([-1])?;
         let x = if line.dtype().size() == 2 { line.to_dtype(DType::F32)? } else { line };
         let (mut min, mut max) = (min, max);
         if min == max && x.numel() > 0 {
             (min, max) = (x.min_all()?.item()?, x.max_all()?.item()?);
-            if !(max - min).is_finite() {
-                return Err(Error::argument(OP, format!("takes finite numbers, got {min} to {max}")));
-            }
+            fail_if!(!(max - min).is_finite(); argument(OP), "takes finite numbers, got {min} to {max}");
         }
         if min == max {
             (min, max) = (min - 1.0, max + 1.0);
