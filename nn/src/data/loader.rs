@@ -71,28 +71,14 @@ impl<D: Dataset> DataLoader<D> {
         fn shuffle(seed: u64) { seed: Some(seed) }
         /// Sets the batch size.
         fn batches(n: usize) { batch_size: n }
-    }
-
-    /// Drops the last batch of an epoch if it is incomplete.
-    #[must_use]
-    pub fn drop_last(self) -> Self {
-        Self { drop_last: true, ..self }
-    }
-
-    setters! {
+        /// Drops the last batch of an epoch if it is incomplete.
+        fn drop_last() { drop_last: true }
         /// Sets the maximum number of batches that are prefetched on the host, from 1 to 65,536.
         fn ahead(n: usize) { ahead: n.max(1) }
         /// Sets the number of epochs; one by default.
         fn epochs(n: u64) { epochs: Some(n) }
-    }
-
-    /// Removes the limit of epochs.
-    #[must_use]
-    pub fn forever(self) -> Self {
-        Self { epochs: None, ..self }
-    }
-
-    setters! {
+        /// Removes the limit of epochs.
+        fn forever() { epochs: None }
         /// Starts at the position of another run ([`BatchIter::cursor`]). The following batches are equal.
         fn start_at(cursor: LoaderCursor) { start: cursor }
     }

@@ -15,6 +15,17 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use crate::{Error, Result, Tensor};
 use forebay_core::autograd;
 
+/// Implements [`Module`] for layers that wrap one module, whose entries are the layer's.
+macro_rules! delegate_module {
+    ($($layer:ident)+) => {$(
+        impl $crate::nn::Module for $layer {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, $crate::nn::ModuleEntry<'_>)) {
+                self.0.visit(path, f);
+            }
+        }
+    )+};
+}
+
 mod activation;
 mod adaptive_softmax;
 mod attention;

@@ -301,15 +301,6 @@ impl Module for RecurrentStack {
     }
 }
 
-macro_rules! delegate_module {
-    ($($layer:ident)*) => {$(
-        impl Module for $layer {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-                self.0.visit(path, f);
-            }
-        }
-    )*};
-}
 delegate_module!(Rnn Lstm Gru RnnCell LstmCell GruCell);
 
 macro_rules! recurrent_layers {

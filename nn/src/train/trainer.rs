@@ -191,11 +191,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         /// progress then shows tokens per second. It also shows the model-FLOPs utilisation (MFU) if the device's
         /// [peak](crate::backend::PeakRates) is known.
         fn tokens(per_step: u64, flops: f64) { token_throughput: Some(TokenThroughput { per_step, flops, peak: None }) }
-    }
-
-    /// Disables the progress display.
-    pub fn quiet(self) -> Self {
-        Self { quiet: true, ..self }
+        /// Disables the progress display.
+        fn quiet() { quiet: true }
     }
 
     /// Resumes from a checkpoint, with bitwise the results of an uninterrupted run.
