@@ -123,7 +123,7 @@ pub fn checkpoint(
             grads
         };
         if anchored {
-            grads.push(Some(Tensor::zeros(&[], grad.dtype(), grad.device())?));
+            grads.push(Some(Tensor::zeros((), grad.dtype(), grad.device())?));
         }
         Ok(grads)
     }))
@@ -140,5 +140,5 @@ fn hand_over_outer_grads(wants: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<
 }
 
 fn create_anchor(out: &Tensor) -> Result<Tensor> {
-    Tensor::zeros(&[], out.dtype(), out.device())?.requires_grad_()
+    Tensor::zeros((), out.dtype(), out.device())?.requires_grad_()
 }

@@ -12,22 +12,23 @@ use crate::runtime::device::Device;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 use crate::scalar::Scalar;
-use crate::tensor::{Dims, Layout, Tensor, float8};
+use crate::tensor::shape::Extents;
+use crate::tensor::{Dims, IntoShape, Layout, Tensor, float8};
 
 impl Tensor {
-    /// A tensor that holds one number everywhere; integers without its fraction.
+    /// Creates a tensor of `shape` that holds one value everywhere. Integer types drop its fraction.
     ///
     /// # Errors
-    /// The number is outside the range of the dtype, infinities of floats apart; memory runs out.
+    /// The value is outside the range of the dtype (infinities of floats are allowed), or an extent is negative.
     #[track_caller]
-    pub fn full(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Self> {
-        Self::create_filled("full", shape, value, dtype, device)
+    pub fn full(shape: impl IntoShape, value: f64, dtype: DType, device: &Device) -> Result<Self> {
+        Self::create_filled("full", shape.to_extents(), value, dtype, device)
     }
 
     #[track_caller]
     fn create_filled(
         name: &'static str,
-        shape: &[usize],
+        shape: Extents,
         value: f64,
         dtype: DType,
         device: &Device,
@@ -91,22 +92,22 @@ impl Tensor {
         Ok(self)
     }
 
-    /// Zeros.
+    /// Creates a tensor of zeros.
     ///
     /// # Errors
-    /// Memory runs out.
+    /// An extent is negative, or the device lacks the dtype.
     #[track_caller]
-    pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::create_filled("zeros", shape, 0.0, dtype, device)
+    pub fn zeros(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
+        Self::create_filled("zeros", shape.to_extents(), 0.0, dtype, device)
     }
 
-    /// Ones.
+    /// Creates a tensor of ones.
     ///
     /// # Errors
-    /// Memory runs out.
+    /// An extent is negative, or the device lacks the dtype.
     #[track_caller]
-    pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::create_filled("ones", shape, 1.0, dtype, device)
+    pub fn ones(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
+        Self::create_filled("ones", shape.to_extents(), 1.0, dtype, device)
     }
 
     /// Zeros in the shape, dtype and device of `self`.

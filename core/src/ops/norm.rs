@@ -24,7 +24,8 @@ use crate::ops::kernel::heuristics::split_reduction;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
 use crate::ops::norm::softmax::{check_f32_f16_bf16, lanes_per_row};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::shape::new_shape;
+use crate::tensor::{Dims, IntoShape, Tensor};
 
 /// Mapping of elements to rows and weights: parameters of `norm.wgsl` and `norm_weight_grad.wgsl`.
 #[derive(Clone, Copy, Debug)]
@@ -518,12 +519,12 @@ impl Tensor {
     #[track_caller]
     pub fn layer_norm(
         &self,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        self.normalize_rows("layer_norm", normalized_shape, [weight, bias], eps)
+        self.normalize_rows("layer_norm", &new_shape("layer_norm", normalized_shape)?, [weight, bias], eps)
     }
 
     /// Divides each row over the trailing dimensions `normalized_shape` by its root mean square, then
@@ -534,12 +535,12 @@ impl Tensor {
     #[track_caller]
     pub fn rms_norm(
         &self,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<Tensor> {
         let eps = eps.unwrap_or_else(|| machine_epsilon(self.dtype()));
-        self.normalize_rows("rms_norm", normalized_shape, [weight, None], eps)
+        self.normalize_rows("rms_norm", &new_shape("rms_norm", normalized_shape)?, [weight, None], eps)
     }
 
     #[track_caller]

@@ -12,7 +12,8 @@ use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::reduce::contiguous_zero_offset;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
 use crate::runtime::device::Device;
-use crate::tensor::Tensor;
+use crate::tensor::shape::new_shape;
+use crate::tensor::{IntoShape, Tensor};
 
 /// Distribution of the values.
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +101,7 @@ fn bernoulli_threshold(p: f64) -> (u32, bool) {
 }
 
 #[track_caller]
-fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
+fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
     let _op = memory::scope::enter_op("random");
     // Bounds of types that round.
     let bounds = match kind {
@@ -161,7 +162,7 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float.
     #[track_caller]
-    pub fn rand(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn rand(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
         Self::uniform(shape, 0.0, 1.0, dtype, device)
     }
 
@@ -170,7 +171,14 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float, `low` is above `high`, or the type has no value between the bounds.
     #[track_caller]
-    pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn uniform(
+        shape: impl IntoShape,
+        low: f64,
+        high: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let shape = &new_shape("rand", shape)?;
         check_float_dtype("rand", dtype)?;
         if !(low <= high && low.is_finite() && high.is_finite()) {
             return Err(Error::argument("rand", format!("{low}..{high} is no range of numbers")));
@@ -196,7 +204,7 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float.
     #[track_caller]
-    pub fn randn(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn randn(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
         Self::normal(shape, 0.0, 1.0, dtype, device)
     }
 
@@ -205,7 +213,13 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float, or `std` is negative.
     #[track_caller]
-    pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn normal(
+        shape: impl IntoShape,
+        mean: f64,
+        std: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         check_float_dtype("randn", dtype)?;
         if std < 0.0 || std.is_nan() {
             return Err(Error::argument("randn", format!("a standard deviation is 0 or more, not {std}")));
@@ -237,7 +251,13 @@ impl Tensor {
     /// # Errors
     /// The range is empty, too wide, or exceeds the type's range, or the type has no value in the range.
     #[track_caller]
-    pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn randint(
+        low: i64,
+        high: i64,
+        shape: impl IntoShape,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
         if low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err() {
             return Err(Error::argument("randint", format!("{low}..{high} is no range of 32-bit integers")));
@@ -289,7 +309,7 @@ impl Tensor {
     /// # Errors
     /// `p` is not a probability.
     #[track_caller]
-    pub fn bernoulli(shape: &[usize], p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn bernoulli(shape: impl IntoShape, p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         if !(0.0..=1.0).contains(&p) {
             return Err(Error::argument("bernoulli", format!("{p} is no probability")));
         }

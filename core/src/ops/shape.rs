@@ -16,7 +16,8 @@ use crate::ops::kernel::index_check::{IndexRange, check_in_range};
 use crate::runtime::device::Device;
 use crate::scalar::Scalar;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, normalize_dim, tensor_numel};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::shape::new_shape;
+use crate::tensor::{Dims, IntoShape, Tensor};
 
 /// Values outside of a padded tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -331,7 +332,8 @@ impl Tensor {
     /// # Errors
     /// There are fewer counts than dimensions.
     #[track_caller]
-    pub fn repeat(&self, counts: &[usize]) -> Result<Tensor> {
+    pub fn repeat(&self, counts: impl IntoShape) -> Result<Tensor> {
+        let counts = new_shape("repeat", counts)?;
         if counts.len() < self.rank() {
             return Err(Error::argument(
                 "repeat",

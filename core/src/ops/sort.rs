@@ -350,7 +350,7 @@ impl Tensor {
         let _op = memory::scope::enter_op(op);
         let out = match self.numel() {
             // PyTorch's result, for types that have NaN.
-            0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
+            0 if self.dtype().is_float() => Tensor::full((), f64::NAN, self.dtype(), self.device())?,
             _ => median(&self.detach().reshape([-1])?)?.0,
         };
         Ok(self.share_grad_among_ties(op, out))

@@ -7,15 +7,15 @@ use forebay_core::autograd;
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use forebay_core::tensor::{IntoShape, Tensor};
 
 #[track_caller]
-fn create_ones_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+fn create_ones_parameter(shape: impl IntoShape, device: &Device) -> Result<Tensor> {
     init::create_parameter(|| Tensor::ones(shape, DType::F32, device))
 }
 
 #[track_caller]
-fn create_zeros_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+fn create_zeros_parameter(shape: impl IntoShape, device: &Device) -> Result<Tensor> {
     init::create_parameter(|| Tensor::zeros(shape, DType::F32, device))
 }
 
@@ -35,9 +35,10 @@ pub struct LayerNorm {
 impl LayerNorm {
     /// Creates a layer over the last dimensions, which have these extents.
     #[track_caller]
-    pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
+    pub fn new(shape: impl IntoShape, device: &Device) -> Result<Self> {
+        let shape = shape.to_extents();
         let (weight, bias) =
-            (create_ones_parameter(shape, device)?, Some(create_zeros_parameter(shape, device)?));
+            (create_ones_parameter(&shape, device)?, Some(create_zeros_parameter(&shape, device)?));
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
@@ -104,7 +105,7 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// Creates a layer over the last dimensions, which have these extents.
     #[track_caller]
-    pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
+    pub fn new(shape: impl IntoShape, device: &Device) -> Result<Self> {
         Ok(Self { weight: create_ones_parameter(shape, device)?, eps: None, scope: ModuleScope::new() })
     }
 
@@ -220,7 +221,7 @@ impl BatchNorm {
             bias: Some(create_zeros_parameter(&[channels], device)?),
             running_mean: Some(buffer(0.0)?),
             running_var: Some(buffer(1.0)?),
-            num_batches_tracked: Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?),
+            num_batches_tracked: Some(init::create_buffer(|| Tensor::zeros((), DType::I32, device))?),
             momentum: 0.1,
             eps: 1e-5,
             training: AtomicBool::new(true),
@@ -425,7 +426,7 @@ macro_rules! instance_norm {
                 let buffer = |value| init::create_buffer(|| Tensor::full(&[self.0.channels], value, DType::F32, device));
                 (self.0.running_mean, self.0.running_var) = (Some(buffer(0.0)?), Some(buffer(1.0)?));
                 // PyTorch has this counter too, but never increments it.
-                self.0.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?);
+                self.0.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros((), DType::I32, device))?);
                 Ok(self)
             }
 

@@ -235,7 +235,7 @@ pub(super) const REMAINING: &[OpCase] = &[
     .with_flops(cost::conv_transpose_flops),
     nondifferentiable("scaled_mm", &[Bounded(&[32, 16]), Bounded(&[32, 16])], |x| {
         let (a, b) = (x[0].to_dtype(DType::F8E4M3)?, x[1].to_dtype(DType::F8E4M3)?.t()?);
-        let scale = Tensor::full(&[], 0.5, DType::F32, x[0].device())?;
+        let scale = Tensor::full((), 0.5, DType::F32, x[0].device())?;
         a.scaled_mm(&b, &scale, &scale, None, DType::BF16)
     })
     .with_flops(cost::matmul_flops)

@@ -284,7 +284,7 @@ fn wrong_inputs_are_refused_by_name(_: &Device) -> Result<()> {
                 ("one dimension more", t.unsqueeze(0)?),
                 ("two dimensions more", t.unsqueeze(0)?.unsqueeze(0)?),
                 ("flat", t.reshape([t.numel()])?),
-                ("no dimensions", Tensor::full(&[], 1.0, t.dtype(), &device)?),
+                ("no dimensions", Tensor::full((), 1.0, t.dtype(), &device)?),
                 ("no elements", Tensor::zeros(&[0], t.dtype(), &device)?),
                 ("no lines", t.narrow(0, 0, 0)?),
                 ("a longer last dimension", forebay::ops::cat(&[t, t], last)?),

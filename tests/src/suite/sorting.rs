@@ -470,7 +470,7 @@ fn indices_and_masks_choose(device: &Device) -> Result<()> {
         "repeat_interleave_by: -3 is no number of repeats; none is negative",
     )?;
     for accumulate in [false, true] {
-        let one = Tensor::full(&[], 100.0, DType::F32, device)?;
+        let one = Tensor::full((), 100.0, DType::F32, device)?;
         let put = x.index_put(&[None, Some(&i)], &one, accumulate)?;
         let expected: Vec<f64> = (0..60)
             .map(|k| match k / 5 % 4 {
@@ -524,7 +524,7 @@ fn nothing_and_rank_zero(device: &Device) -> Result<()> {
     ensure!(none.masked_select(&none.to_dtype(DType::Bool)?)?.shape() == [0]);
     let index = Tensor::zeros(&[2, 0, 3], DType::I64, device)?;
     ensure!(none.scatter_reduce(1, &index, &none, ScatterReduce::Mean, true)?.numel() == 0);
-    let one = Tensor::full(&[], 4.0, DType::F32, device)?;
+    let one = Tensor::full((), 4.0, DType::F32, device)?;
     let (value, place) = one.sort(0, true)?;
     ensure!(value.rank() == 0 && value.item()? == 4.0 && place.item()? == 0.0);
     ensure!(one.topk(1, -1, false)?.0.rank() == 0 && one.kthvalue(1, 0, false)?.0.item()? == 4.0);

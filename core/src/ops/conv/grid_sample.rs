@@ -4,7 +4,8 @@
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory;
-use crate::tensor::Tensor;
+use crate::tensor::shape::new_shape;
+use crate::tensor::{IntoShape, Tensor};
 
 /// What [`grid_sample`](Tensor::grid_sample) reads between elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -229,8 +230,9 @@ impl Tensor {
     /// # Errors
     /// The shapes do not fit; the type is no float; memory runs out.
     #[track_caller]
-    pub fn affine_grid(&self, size: &[usize], align_corners: bool) -> Result<Tensor> {
+    pub fn affine_grid(&self, size: impl IntoShape, align_corners: bool) -> Result<Tensor> {
         const OP: &str = "affine_grid";
+        let size = &new_shape(OP, size)?[..];
         let _op = memory::scope::enter_op(OP);
         let n = size.len().wrapping_sub(2);
         if !matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1] {

@@ -15,7 +15,7 @@ use crate::memory::{self, Tag};
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::runtime::device::Device;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, numel, tensor_numel};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::{Dims, IntoShape, Tensor};
 
 /// How [`interpolate`](Tensor::interpolate) finds what lies between elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -63,8 +63,9 @@ pub struct InterpolateOptions {
 impl InterpolateOptions {
     /// To these extents.
     #[must_use]
-    pub fn with_size(size: &[usize]) -> Self {
-        Self { size: size.into(), ..Self::default() }
+    pub fn with_size(size: impl IntoShape) -> Self {
+        let extent = |&n: &isize| usize::try_from(n).unwrap_or(usize::MAX);
+        Self { size: size.to_extents().iter().map(extent).collect(), ..Self::default() }
     }
 
     /// By one factor for all axes.

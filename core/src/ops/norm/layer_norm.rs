@@ -17,7 +17,8 @@ use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::norm::{apply_weight_bias, normalize_composite, prepare_parameter};
 use crate::ops::reduce::{contiguous_zero_offset, sum_parts};
-use crate::tensor::Tensor;
+use crate::tensor::shape::new_shape;
+use crate::tensor::{IntoShape, Tensor};
 
 /// Largest number of vec4 steps in a thread's registers. Backward has three values for each element.
 const FORWARD_REGISTER_STEPS: usize = 8;
@@ -388,7 +389,7 @@ impl Tensor {
     pub fn add_layer_norm(
         &self,
         residual: &Tensor,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         eps: f64,
@@ -396,7 +397,7 @@ impl Tensor {
         self.add_norm_impl(
             "add_layer_norm",
             residual,
-            normalized_shape,
+            &new_shape("add_layer_norm", normalized_shape)?,
             [weight, bias],
             Some(eps),
             NormConsumer::Any,
@@ -412,11 +413,18 @@ impl Tensor {
     pub fn add_rms_norm(
         &self,
         residual: &Tensor,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm_impl("add_rms_norm", residual, normalized_shape, [weight, None], eps, NormConsumer::Any)
+        self.add_norm_impl(
+            "add_rms_norm",
+            residual,
+            &new_shape("add_rms_norm", normalized_shape)?,
+            [weight, None],
+            eps,
+            NormConsumer::Any,
+        )
     }
 
     /// Computes [`add_layer_norm`](Self::add_layer_norm) for matmul-only consumers.

@@ -7,7 +7,8 @@ use crate::memory;
 use crate::ops::shape::{PadMode, cat, stack};
 use crate::runtime::device::Device;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::shape::new_shape;
+use crate::tensor::{Dims, IntoShape, Tensor};
 
 /// Tensors, each made of the one given, joined along a dimension.
 #[track_caller]
@@ -172,7 +173,8 @@ impl Tensor {
     /// # Errors
     /// As [`repeat`](Self::repeat).
     #[track_caller]
-    pub fn tile(&self, counts: &[usize]) -> Result<Tensor> {
+    pub fn tile(&self, counts: impl IntoShape) -> Result<Tensor> {
+        let counts = &new_shape("tile", counts)?[..];
         let missing = self.rank().saturating_sub(counts.len());
         self.repeat(&[&vec![1; missing][..], counts].concat())
     }

@@ -18,7 +18,8 @@ use crate::tensor::layout::{
     MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, collapse_dims, contiguous_strides,
     normalize_dim, numel,
 };
-use crate::tensor::{Dims, Layout, Tensor};
+use crate::tensor::shape::new_shape;
+use crate::tensor::{Dims, IntoShape, Layout, Tensor};
 
 /// The sum of all elements of `g` that `layout`, of the shape of `g`, puts at each element from `start` of a storage on: `len` of
 /// them, in one dimension.
@@ -190,8 +191,14 @@ impl Tensor {
     ///
     /// # Errors
     /// There are not as many strides as extents; the view leaves the storage.
-    pub fn as_strided(&self, size: &[usize], stride: &[usize], offset: Option<usize>) -> Result<Tensor> {
+    pub fn as_strided(
+        &self,
+        size: impl IntoShape,
+        stride: impl IntoShape,
+        offset: Option<usize>,
+    ) -> Result<Tensor> {
         const OP: &str = "as_strided";
+        let (size, stride) = (&new_shape(OP, size)?[..], &new_shape(OP, stride)?[..]);
         if size.len() != stride.len() {
             return Err(Error::argument(
                 OP,
@@ -220,7 +227,7 @@ impl Tensor {
             let (start, len) = (own.offset(), own.storage_end().saturating_sub(own.offset()));
             let sum = strided_sum(OP, g, layout, start, len)?;
             let sum = if own.has_internal_overlap() {
-                let one = Tensor::ones(&[], g.dtype(), g.device())?.broadcast_to(own.shape())?;
+                let one = Tensor::ones((), g.dtype(), g.device())?.broadcast_to(own.shape())?;
                 // Between elements of `self` nothing counts, and nothing is asked for.
                 sum.div(&strided_sum(OP, &one, own, start, len)?.maximum(1.0)?)?
             } else {

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use crate::autograd::{self, InputGrads};
 use crate::error::{Error, Result};
 use crate::tensor::layout::{normalize_dim, numel};
-use crate::tensor::shape::{IntoShape, infer_shape};
+use crate::tensor::shape::{IntoShape, infer_shape, new_shape};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// The most parts that a tensor is split into: each is a tensor of its own on the host.
@@ -163,7 +163,11 @@ impl Tensor {
     ///
     /// # Errors
     /// An extent that is not 1 differs.
-    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
+    pub fn broadcast_to(&self, shape: impl IntoShape) -> Result<Tensor> {
+        self.broadcast_to_shape(&new_shape("broadcast_to", shape)?)
+    }
+
+    fn broadcast_to_shape(&self, shape: &[usize]) -> Result<Tensor> {
         if shape == self.shape() {
             return Ok(self.clone());
         }
@@ -176,7 +180,8 @@ impl Tensor {
     ///
     /// # Errors
     /// An extent that is not 1 differs.
-    pub fn expand(&self, shape: &[isize]) -> Result<Tensor> {
+    pub fn expand(&self, shape: impl IntoShape) -> Result<Tensor> {
+        let shape = shape.to_extents();
         let skip = shape.len().saturating_sub(self.rank());
         let target = shape
             .iter()
@@ -187,7 +192,7 @@ impl Tensor {
                 n => Err(Error::argument("expand", format!("extent {n} of new dimension {d} is negative"))),
             })
             .collect::<Result<Dims>>()?;
-        self.broadcast_to(&target)
+        self.broadcast_to_shape(&target)
     }
 
     /// A new dimension of extent 1 before `dim`.
@@ -247,7 +252,7 @@ impl Tensor {
     ///
     /// # Errors
     /// The sizes do not multiply to the extent.
-    pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Tensor> {
+    pub fn unflatten(&self, dim: isize, sizes: impl IntoShape) -> Result<Tensor> {
         let at = normalize_dim("unflatten", dim, self.rank())?;
         if self.rank() == 0 {
             return Err(Error::shape(
@@ -256,7 +261,7 @@ impl Tensor {
                 &[self.shape()],
             ));
         }
-        let inner = infer_shape("unflatten", &self.shape()[at..=at], sizes)?;
+        let inner = infer_shape("unflatten", &self.shape()[at..=at], &sizes.to_extents())?;
         let mut shape: Dims = self.shape()[..at].into();
         shape.extend_from_slice(&inner);
         shape.extend_from_slice(&self.shape()[at + 1..]);

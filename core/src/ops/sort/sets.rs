@@ -267,7 +267,7 @@ impl Tensor {
         let _op = memory::scope::enter_op(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         if self.rank() == 0 {
-            return Ok((self.clone(), Tensor::zeros(&[], DType::I64, self.device())?));
+            return Ok((self.clone(), Tensor::zeros((), DType::I64, self.device())?));
         }
         let n = self.shape()[d];
         if n == 0 {
