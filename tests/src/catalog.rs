@@ -170,10 +170,10 @@ const GROUPS: &[&[OpCase]] = &[
             .with_bench_inputs(&[Signed(&[4096, 4096])]),
         smooth("nanmedian", &[Signed(&[4, 6])], |x| Ok(x[0].nanmedian(1, false)?.0)).with_batched_inputs(1),
         smooth("median_all", &[Signed(S)], |x| x[0].median_all()),
-        smooth("quantile", &[Signed(&[4, 6])], |x| x[0].quantile(0.3, Some(1), false, Interpolation::Linear)),
+        smooth("quantile", &[Signed(&[4, 6])], |x| x[0].quantile(0.3, 1, false, Interpolation::Linear)),
         smooth("nanquantile", &[Signed(&[4, 6])], |x| {
             let q = Tensor::from_slice(&[0.1f32, 0.5, 0.9], &[3], x[0].device())?;
-            x[0].nanquantile(&q, None, true, Interpolation::Midpoint)
+            x[0].nanquantile(&q, (), true, Interpolation::Midpoint)
         }),
     ],
     &[

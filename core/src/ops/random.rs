@@ -376,7 +376,7 @@ impl Tensor {
         if !hard {
             return Ok(soft);
         }
-        let chosen = soft.detach().argmax(Some(dim), true)?;
+        let chosen = soft.detach().argmax(dim, true)?;
         let one = Tensor::ones(chosen.shape(), soft.dtype(), soft.device())?;
         let one_hot =
             Tensor::zeros(soft.shape(), soft.dtype(), soft.device())?.scatter(dim, &chosen, &one)?;

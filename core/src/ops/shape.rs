@@ -17,7 +17,7 @@ use crate::runtime::device::Device;
 use crate::scalar::Scalar;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, normalize_dim, tensor_numel};
 use crate::tensor::shape::new_shape;
-use crate::tensor::{Dims, IntoShape, Tensor};
+use crate::tensor::{Dims, IntoDims, IntoShape, Tensor};
 
 /// Values outside of a padded tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -257,12 +257,13 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Reverses the order of elements along `dims`.
+    /// Reverses the order of elements along `dims`, or along all dimensions for `()`. An empty list reverses none.
     ///
     /// # Errors
     /// A dimension is out of range or repeated.
     #[track_caller]
-    pub fn flip(&self, dims: &[isize]) -> Result<Tensor> {
+    pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
+        let dims = &dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect())[..];
         let mut out = self.clone();
         let places = dims.iter().map(|&d| normalize_dim("flip", d, self.rank())).collect::<Result<Dims>>()?;
         if places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
@@ -305,9 +306,12 @@ impl Tensor {
     /// # Errors
     /// The lists have different lengths, or a dimension is out of range or repeated.
     #[track_caller]
-    pub fn movedim(&self, source: &[isize], destination: &[isize]) -> Result<Tensor> {
+    pub fn movedim(&self, source: impl IntoDims, destination: impl IntoDims) -> Result<Tensor> {
         const OP: &str = "movedim";
         let rank = self.rank();
+        let all = || (0..rank as isize).collect();
+        let source = &source.to_dims().unwrap_or_else(all)[..];
+        let destination = &destination.to_dims().unwrap_or_else(all)[..];
         let places = |dims: &[isize]| -> Result<Dims> {
             let places = dims.iter().map(|&d| normalize_dim(OP, d, rank)).collect::<Result<Dims>>()?;
             match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {

@@ -19,7 +19,8 @@ use crate::ops::elementwise::pointwise::Operand;
 use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::scalar::Scalar;
 use crate::tensor::layout::{collapse_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::shape::single_dim;
+use crate::tensor::{Dims, IntoDims, Tensor};
 
 /// Rule by which [`Tensor::quantile`] chooses between two elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -369,7 +370,7 @@ impl Tensor {
         })
     }
 
-    /// Computes quantiles along `dim`, or of all elements, at ranks q · (n - 1): PyTorch's `quantile`. A
+    /// Computes quantiles along `dim`, or of all elements for `()`, at ranks q · (n - 1): PyTorch's `quantile`. A
     /// vector `q` becomes the first dimension of the result. A row with NaN gives NaN.
     ///
     /// # Errors
@@ -379,11 +380,11 @@ impl Tensor {
     pub fn quantile<'a>(
         &self,
         q: impl Into<Operand<'a>>,
-        dim: Option<isize>,
+        dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.compute_quantiles("quantile", &q.into(), dim, keepdim, interpolation)
+        self.compute_quantiles("quantile", &q.into(), single_dim("quantile", dim)?, keepdim, interpolation)
     }
 
     /// Computes the [`quantile`](Self::quantile) of the elements that are not NaN, or NaN if all are NaN.
@@ -394,11 +395,17 @@ impl Tensor {
     pub fn nanquantile<'a>(
         &self,
         q: impl Into<Operand<'a>>,
-        dim: Option<isize>,
+        dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.compute_quantiles("nanquantile", &q.into(), dim, keepdim, interpolation)
+        self.compute_quantiles(
+            "nanquantile",
+            &q.into(),
+            single_dim("nanquantile", dim)?,
+            keepdim,
+            interpolation,
+        )
     }
 
     #[track_caller]

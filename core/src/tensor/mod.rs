@@ -30,7 +30,7 @@ pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
 use grad_meta::GradMeta;
 pub use layout::{Dims, Layout};
-pub use shape::{Extents, IntoShape};
+pub use shape::{Extents, IntoDims, IntoShape};
 
 /// A tensor. Cloning it clones a handle: both see the same memory. `(&a + &b)?`, `(1.0 - &a)?` and `(-&a)?` are [`add`](Self::add),
 /// [`rsub`](Self::rsub) and [`neg`](Self::neg).

@@ -89,6 +89,96 @@ impl IntoShape for () {
     }
 }
 
+/// Dimension argument: `1`, `-1`, `[0, 1]`, `&[0, 1]`, a slice or a `Vec` of `usize`, `isize` or `i32`.
+/// `()` and `..` mean all dimensions. Negative dimensions count from the end.
+///
+/// ```
+/// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+/// # let device = Device::null(Default::default());
+/// let x = Tensor::ones([2, 3, 4], DType::F32, &device)?;
+/// assert_eq!(x.sum(-1, false)?.shape(), [2, 3]);
+/// assert_eq!(x.mean([0, -1], true)?.shape(), [1, 3, 1]);
+/// assert_eq!(x.amax((), false)?.rank(), 0);
+/// assert_eq!(x.norm(2.0, .., false)?.rank(), 0);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` names no dimensions",
+    note = "take an integer, an array, a slice or a `Vec` of usize, isize or i32, or `()` for all dimensions"
+)]
+pub trait IntoDims {
+    /// Returns the dimensions; `None` for all of them.
+    fn to_dims(&self) -> Option<Extents>;
+}
+
+macro_rules! impl_into_dims {
+    ($($t:ty),*) => {$(
+        impl IntoDims for $t {
+            fn to_dims(&self) -> Option<Extents> { Some(Extents::from_slice(&[self.to_isize()])) }
+        }
+    )*};
+}
+impl_into_dims!(usize, isize, i32);
+
+impl<D: IntoDims + ?Sized> IntoDims for &D {
+    fn to_dims(&self) -> Option<Extents> {
+        (**self).to_dims()
+    }
+}
+
+impl<T: Extent> IntoDims for [T] {
+    fn to_dims(&self) -> Option<Extents> {
+        Some(self.to_extents())
+    }
+}
+
+impl<T: Extent, const N: usize> IntoDims for [T; N] {
+    fn to_dims(&self) -> Option<Extents> {
+        Some(self.to_extents())
+    }
+}
+
+impl<T: Extent> IntoDims for Vec<T> {
+    fn to_dims(&self) -> Option<Extents> {
+        Some(self.to_extents())
+    }
+}
+
+impl<A: Array<Item: Extent>> IntoDims for SmallVec<A> {
+    fn to_dims(&self) -> Option<Extents> {
+        Some(self.to_extents())
+    }
+}
+
+impl IntoDims for () {
+    fn to_dims(&self) -> Option<Extents> {
+        None
+    }
+}
+
+impl IntoDims for std::ops::RangeFull {
+    fn to_dims(&self) -> Option<Extents> {
+        None
+    }
+}
+
+/// Returns the dimensions of a reduction, for which an empty list means all.
+pub(crate) fn reduction_dims(dims: impl IntoDims) -> Extents {
+    dims.to_dims().unwrap_or_default()
+}
+
+/// Returns the dimension of an operation that takes one, or `None` for all.
+///
+/// # Errors
+/// Several dimensions are named.
+pub(crate) fn single_dim(op: &'static str, dims: impl IntoDims) -> Result<Option<isize>> {
+    match &reduction_dims(dims)[..] {
+        [] => Ok(None),
+        &[dim] => Ok(Some(dim)),
+        several => Err(Error::argument(op, format!("takes one dimension, or `()` for all, got {several:?}"))),
+    }
+}
+
 /// Returns the shape of a new tensor, for which no extent can be inferred.
 ///
 /// # Errors

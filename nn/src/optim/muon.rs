@@ -89,7 +89,7 @@ impl MuonRule {
         let tall = turn.shape()[0] > turn.shape()[1];
         let turn = turn.to_dtype(DType::BF16)?;
         let turn = if tall { turn.t()? } else { turn };
-        let mut x = turn.div(&turn.norm(2.0, &[], false)?.maximum(self.eps)?)?;
+        let mut x = turn.div(&turn.norm(2.0, (), false)?.maximum(self.eps)?)?;
         for _ in 0..self.ns_steps {
             let gram = x.mm(&x.t()?)?;
             x = x.addmm(&gram.addmm(&gram, &gram, b, c)?, &x, a, 1.0)?;

@@ -166,8 +166,8 @@ pub(super) const REMAINING: &[OpCase] = &[
         let (least, most) = x[0].aminmax(&[1], false)?;
         most.mul(2.0)?.sub(&least)
     }),
-    nondifferentiable("argmax", &[Signed(S)], |x| x[0].argmax(Some(1), false)),
-    nondifferentiable("argmin", &[Signed(S)], |x| x[0].argmin(None, false)),
+    nondifferentiable("argmax", &[Signed(S)], |x| x[0].argmax(1, false)),
+    nondifferentiable("argmin", &[Signed(S)], |x| x[0].argmin((), false)),
     nondifferentiable("any", &[Signed(S)], |x| x[0].any(&[0], false)),
     nondifferentiable("all", &[Signed(S)], |x| x[0].all(&[1], true)),
     nondifferentiable("count_nonzero", &[Signed(S)], |x| x[0].count_nonzero(&[1])),

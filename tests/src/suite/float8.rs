@@ -273,7 +273,7 @@ fn other_operations_refuse_them(device: &Device) -> Result<()> {
             ("exp", x.exp()),
             ("matmul", x.matmul(&x)),
             ("matmul", wide.matmul(&x)),
-            ("sum", x.sum(&[], false)),
+            ("sum", x.sum((), false)),
             ("max", x.amax(&[0], false)),
             ("softmax", x.softmax(-1)),
             ("sort", x.sort(0, false).map(|(sorted, _)| sorted)),
@@ -370,7 +370,7 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
         let dtype = if t.dtype() == DType::F32 { DType::F32 } else { DType::U32 };
         Ok(Tensor::from_bytes(&bytes, &[bytes.len() / 4], dtype, t.device())?)
     };
-    let largest = words(&x.norm(f64::INFINITY, &[], false)?)?;
+    let largest = words(&x.norm(f64::INFINITY, (), false)?)?;
     let groups = if turns { rows.div_ceil(64) * columns.div_ceil(64) } else { n.div_ceil(4096) };
     let x = words(x)?;
     let mut call =

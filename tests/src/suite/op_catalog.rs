@@ -262,7 +262,7 @@ fn lines_do_not_know_how_many_there_are(device: &Device) -> Result<()> {
             let bound = b.abs()?.mul(1e-5)?.add(1e-5)?;
             let same = a.isnan()?.logical_and(&b.isnan()?)?;
             let same = same.logical_or(&a.sub(&b)?.abs()?.le(&bound)?)?.logical_or(&a.eq(&b)?)?;
-            let wrong = same.logical_not()?.count_nonzero(&[])?.to_f64s()?[0];
+            let wrong = same.logical_not()?.count_nonzero(())?.to_f64s()?[0];
             ensure!(wrong == 0.0, "{}: {wrong} elements differ", place());
         }
     }

@@ -8,7 +8,8 @@ use crate::ops::linalg::check_square;
 use crate::ops::linalg::svd::MatrixDims;
 use crate::ops::shape::cat;
 use crate::tensor::layout::normalize_dim;
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::shape::reduction_dims;
+use crate::tensor::{Dims, IntoDims, Tensor};
 
 /// A norm of matrices, as PyTorch's `ord`. A number is one of order ±1, ±2 or ±∞.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -122,7 +123,7 @@ impl Tensor {
         }
         let out = match order {
             MatrixNorm::Fro => of.move_to_last(self)?.norm(2.0, &[-2, -1], false)?,
-            MatrixNorm::Nuc => of.move_to_last(self)?.nuclear_norm(&[], false)?,
+            MatrixNorm::Nuc => of.move_to_last(self)?.nuclear_norm((), false)?,
             MatrixNorm::Order(p) => {
                 let sums = match p.abs() {
                     1.0 => of.move_to_last(self)?.abs()?.sum(&[-2], false)?,
@@ -306,8 +307,9 @@ impl Tensor {
     /// # Errors
     /// As [`solve`](Self::solve); a dimension is out of range; the extents' products differ.
     #[track_caller]
-    pub fn tensorsolve(&self, b: &Tensor, dims: &[isize]) -> Result<Tensor> {
+    pub fn tensorsolve(&self, b: &Tensor, dims: impl IntoDims) -> Result<Tensor> {
         const OP: &str = "tensorsolve";
+        let dims = reduction_dims(dims);
         let _op = memory::scope::enter_op(OP);
         let moved = dims.iter().map(|&d| normalize_dim(OP, d, self.rank())).collect::<Result<Vec<_>>>()?;
         let rest = (0..self.rank()).filter(|d| !moved.contains(d));

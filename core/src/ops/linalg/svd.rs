@@ -12,7 +12,8 @@ use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::softmax::lanes_per_row;
 use crate::ops::shape::cat;
 use crate::tensor::layout::normalize_dim;
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::shape::reduction_dims;
+use crate::tensor::{Dims, IntoDims, Tensor};
 
 const OP: &str = "svdvals";
 
@@ -279,7 +280,8 @@ impl Tensor {
     /// # Errors
     /// As [`svdvals`](Self::svdvals); `dims` are not two different ones.
     #[track_caller]
-    pub fn nuclear_norm(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn nuclear_norm(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         const OP: &str = "nuclear_norm";
         let _op = memory::scope::enter_op(OP);
         let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {

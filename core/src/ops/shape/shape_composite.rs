@@ -8,7 +8,7 @@ use crate::ops::shape::{PadMode, cat, stack};
 use crate::runtime::device::Device;
 use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, normalize_dim};
 use crate::tensor::shape::new_shape;
-use crate::tensor::{Dims, IntoShape, Tensor};
+use crate::tensor::{Dims, IntoDims, IntoShape, Tensor};
 
 /// Tensors, each made of the one given, joined along a dimension.
 #[track_caller]
@@ -273,8 +273,16 @@ impl Tensor {
     /// # Errors
     /// The dimensions do not fit, or are out of range, or named twice; the types are not taken; memory runs out.
     #[track_caller]
-    pub fn tensordot(&self, other: &Tensor, dims: &[isize], other_dims: &[isize]) -> Result<Tensor> {
+    pub fn tensordot(
+        &self,
+        other: &Tensor,
+        dims: impl IntoDims,
+        other_dims: impl IntoDims,
+    ) -> Result<Tensor> {
         const OP: &str = "tensordot";
+        let all = |t: &Tensor| (0..t.rank() as isize).collect();
+        let dims = &dims.to_dims().unwrap_or_else(|| all(self))[..];
+        let other_dims = &other_dims.to_dims().unwrap_or_else(|| all(other))[..];
         let _op = memory::scope::enter_op(OP);
         let places = |t: &Tensor, dims: &[isize]| -> Result<Dims> {
             let places = dims.iter().map(|&d| normalize_dim(OP, d, t.rank())).collect::<Result<Dims>>()?;

@@ -7,7 +7,7 @@ use smallvec::smallvec;
 use crate::autograd::{self, InputGrads};
 use crate::error::{Error, Result};
 use crate::tensor::layout::{normalize_dim, numel};
-use crate::tensor::shape::{IntoShape, infer_shape, new_shape};
+use crate::tensor::shape::{IntoDims, IntoShape, infer_shape, new_shape};
 use crate::tensor::{Dims, Layout, Tensor};
 
 /// The most parts that a tensor is split into: each is a tensor of its own on the host.
@@ -108,8 +108,9 @@ impl Tensor {
     ///
     /// # Errors
     /// `dims` is no permutation of the dimensions.
-    pub fn permute(&self, dims: &[isize]) -> Result<Tensor> {
+    pub fn permute(&self, dims: impl IntoDims) -> Result<Tensor> {
         let rank = self.rank();
+        let dims = dims.to_dims().unwrap_or_else(|| (0..rank as isize).collect());
         let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
         let mut inverse: Dims = Dims::from_elem(usize::MAX, rank);
         for (i, &d) in order.iter().enumerate() {

@@ -121,7 +121,7 @@ impl Tensor {
     /// As [`isclose`](Self::isclose); the step is being captured.
     #[track_caller]
     pub fn allclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<bool> {
-        Ok(self.isclose(other, rtol, atol, equal_nan)?.all(&[], false)?.item()? != 0.0)
+        Ok(self.isclose(other, rtol, atol, equal_nan)?.all((), false)?.item()? != 0.0)
     }
 
     /// Whether shapes and all elements are equal; the host reads it.
@@ -131,7 +131,7 @@ impl Tensor {
     #[track_caller]
     pub fn equal(&self, other: &Tensor) -> Result<bool> {
         self.check_same_device("equal", other)?;
-        Ok(self.shape() == other.shape() && self.eq(other)?.all(&[], false)?.item()? != 0.0)
+        Ok(self.shape() == other.shape() && self.eq(other)?.all((), false)?.item()? != 0.0)
     }
 
     /// Whether each element is one of `elements`; with `invert`, whether it is none.
@@ -288,7 +288,7 @@ impl Tensor {
         let place = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?.reshape(&line[..])?;
         let begins = place.narrow(d, 1, n - 1)?.broadcast_to(same.shape())?.masked_fill(&same, 0)?;
         let begins = begins.prepend_zero(d)?.cummax(d)?.0;
-        let at = place.sub(&begins)?.argmax(Some(d), true)?;
+        let at = place.sub(&begins)?.argmax(d, true)?;
         let index = order.gather(d, &at)?;
         let values = self.gather(d, &index)?;
         if keepdim { Ok((values, index)) } else { Ok((values.squeeze(d)?, index.squeeze(d)?)) }
