@@ -32,7 +32,7 @@ pub(crate) const LOADERS: &[Loader] = &[
     },
     Loader { name: "idx", file: |_| Ok(idx_file()), read: |_, b| idx::from_bytes(b).map(drop) },
     Loader { name: "trace", file: |_| Ok(trace_file()), read: |_, b| read_trace(b) },
-    Loader { name: "snapshot", file: snapshot_file, read: |_, b| Snapshot::read(b).map(drop) },
+    Loader { name: "snapshot", file: snapshot_file, read: |_, b| Ok(Snapshot::read(b).map(drop)?) },
     Loader { name: "checkpoint", file: checkpoint_file, read: read_checkpoint },
     Loader { name: "gpt2", file: gpt2_file, read: read_gpt2 },
     Loader { name: "states", file: states_file, read: read_states },
@@ -41,7 +41,11 @@ pub(crate) const LOADERS: &[Loader] = &[
         file: |_| Ok(BERT.into()),
         read: |_, b| BertOptions::from_config(&text(b)).map(drop),
     },
-    Loader { name: "alloc_conf", file: |_| Ok(CONF.into()), read: |_, b| Config::parse(&text(b)).map(drop) },
+    Loader {
+        name: "alloc_conf",
+        file: |_| Ok(CONF.into()),
+        read: |_, b| Ok(Config::parse(&text(b)).map(drop)?),
+    },
 ];
 
 const BERT: &str = r#"{"vocab_size":30522,"hidden_size":384,"num_hidden_layers":6,"num_attention_heads":12,"intermediate_size":1536,
@@ -97,7 +101,7 @@ fn temporary() -> std::path::PathBuf {
 
 fn snapshot_file(device: &Device) -> Result<Vec<u8>> {
     let _held = Tensor::zeros(&[4], DType::F32, device)?;
-    saved(|path| device.pool().snapshot().save(path))
+    saved(|path| Ok(device.pool().snapshot().save(path)?))
 }
 
 fn model(device: &Device) -> Result<Linear> {

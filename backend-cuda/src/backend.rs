@@ -7,8 +7,9 @@ use std::sync::{Arc, Mutex, OnceLock};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
 use forebay_core::backend::{
     AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event,
-    Features, Fence, KernelId, KernelSource, Launch, Limits, MAX_QUEUES, MatmulCall, PageRemap, PeakRates,
-    SegmentId, SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
+    Features, Fence, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Limits, MAX_QUEUES,
+    MatmulCall, PageRemap, PeakRates, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    TimestampId,
 };
 use forebay_core::environment;
 use forebay_core::error::{Error, Result};
@@ -267,8 +268,6 @@ impl CudaBackend {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
-                f8_matmul: arch >= 89,
-                gelu_grad_epilogue: arch == gelu_grad::REQUIRED_ARCH,
             },
             limits: Limits {
                 max_binding_bytes: total,
@@ -575,16 +574,12 @@ impl Backend for CudaBackend {
         let gone = lock(&self.device.host_allocations).remove(&segment.0);
         given.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",
-            detail: format!("no memory of the host was lent at {:#x}", segment.0),
+            detail: format!("no host memory is allocated at {:#x}", segment.0),
         }))
     }
 
-    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        self.submit(&Command::Matmul(call))
-    }
-
-    fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        self.submit(&Command::Attention(call))
+    fn library(&self) -> Option<&dyn KernelLibrary> {
+        Some(self)
     }
 
     fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
@@ -599,9 +594,24 @@ impl Backend for CudaBackend {
             }
         }
     }
+}
 
-    fn has_matmul_library(&self) -> bool {
-        self.queue.cublaslt.is_available(&self.device.context)
+impl KernelLibrary for CudaBackend {
+    fn features(&self) -> LibraryFeatures {
+        let arch = self.device.kernels.arch();
+        LibraryFeatures {
+            matmul: self.queue.cublaslt.is_available(&self.device.context),
+            f8_matmul: arch >= 89,
+            gelu_grad_epilogue: arch == gelu_grad::REQUIRED_ARCH,
+        }
+    }
+
+    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        self.submit(&Command::Matmul(call))
+    }
+
+    fn attention(&self, call: &AttentionCall) -> Result<bool> {
+        self.submit(&Command::Attention(call))
     }
 }
 

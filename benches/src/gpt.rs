@@ -81,7 +81,7 @@ pub(crate) fn gpt(b: &Bench<'_>) -> Result<()> {
     ];
     for (k, (variant, low, again, capture)) in variants.into_iter().enumerate() {
         let in_fp8 = variant.starts_with("fp8");
-        if in_fp8 && !b.device.info().features.f8_matmul {
+        if in_fp8 && !b.device.library_features().f8_matmul {
             continue;
         }
         // Its own pool, so that the peak belongs to this variant only.

@@ -115,7 +115,7 @@ fn check_page(browser: &Path, folder: &Path) -> TestResult {
         "drawn: true",
         "block: state active allocated bytes 60.0 MiB (62914560), 62914460 requested tag activation \
          module net.&lt;b&gt;fc1&lt;/b&gt; operation relu call site cli/tests/viewer.rs:LINE relu \
-         lent by event 4",
+         allocated by event 4",
         "end: after event 10 of 10 what alloc bytes 10.0 MiB (10485760) when TIME s tag gradient module net \
          call site cli/tests/viewer.rs:LINE",
         "tags: parameter 40.0 MiB gradient 10.0 MiB all 50.0 MiB free or waiting 22.0 MiB",

@@ -1,4 +1,4 @@
-//! Replays the recorded allocator traces of a folder and prints what the pool makes of them beside PyTorch.
+//! Replays the recorded allocator traces of a folder and prints what the pool makes of them, next to PyTorch.
 //!
 //! `cargo run --release -p forebay-core --example traces -- tests/traces [settings, as in PYTORCH_CUDA_ALLOC_CONF]`
 

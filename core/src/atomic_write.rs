@@ -10,7 +10,22 @@ use std::time::Duration;
 use fs4::{FileExt, TryLockError};
 use tempfile::NamedTempFile;
 
-use crate::error::{Error, Result};
+/// Error about a file.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{path}: {message}")]
+pub struct FileError {
+    /// Path of the file.
+    pub path: String,
+    /// Fault of the file.
+    pub message: String,
+}
+
+impl FileError {
+    /// Creates an error; `message` continues the sentence that begins with the path.
+    pub fn new(path: impl AsRef<Path>, message: impl Into<String>) -> Self {
+        Self { path: path.as_ref().display().to_string(), message: message.into() }
+    }
+}
 
 /// Name prefix of temporary files, by which leftovers are recognised.
 const TEMPORARY_PREFIX: &str = ".forebay-";
@@ -32,7 +47,10 @@ const MAX_LINKS: usize = 40;
 /// # Errors
 /// `write` fails, or the file cannot be written or renamed. Also fails if `path` exists and is not a regular
 /// file.
-pub fn write_atomic(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+pub fn write_atomic<E: From<FileError>>(
+    path: impl AsRef<Path>,
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
     write_through_temporary(path.as_ref(), write, true)
 }
 
@@ -42,10 +60,10 @@ pub fn write_atomic(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -
 ///
 /// # Errors
 /// Same errors as [`write_atomic`].
-pub fn write_atomic_unsynced(
+pub fn write_atomic_unsynced<E: From<FileError>>(
     path: impl AsRef<Path>,
-    write: impl FnOnce(&mut dyn Write) -> Result<()>,
-) -> Result<()> {
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
+) -> Result<(), E> {
     write_through_temporary(path.as_ref(), write, false)
 }
 
@@ -53,28 +71,28 @@ pub fn write_atomic_unsynced(
 ///
 /// # Errors
 /// Same errors as [`write_atomic`].
-pub fn write_bytes(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
+pub fn write_bytes(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<(), FileError> {
     let path = path.as_ref();
     write_atomic(path, |out| out.write_all(bytes.as_ref()).map_err(|e| write_error(path, "written", &e)))
 }
 
-fn write_error(path: &Path, what: &str, e: &io::Error) -> Error {
-    Error::file(path, format!("cannot be {what}: {e}"))
+fn write_error(path: &Path, what: &str, e: &io::Error) -> FileError {
+    FileError::new(path, format!("cannot be {what}: {e}"))
 }
 
-fn write_through_temporary(
+fn write_through_temporary<E: From<FileError>>(
     path: &Path,
-    write: impl FnOnce(&mut dyn Write) -> Result<()>,
+    write: impl FnOnce(&mut dyn Write) -> Result<(), E>,
     durable: bool,
-) -> Result<()> {
+) -> Result<(), E> {
     let path = &resolve_links(path)?;
     let there = fs::metadata(path).ok();
     if let Some(there) = there.as_ref().filter(|there| !there.is_file()) {
         let what = if there.is_dir() { "a folder" } else { "no regular file" };
-        return Err(Error::file(path, format!("is {what}, and is not replaced; name a file")));
+        return Err(FileError::new(path, format!("is {what}, and is not replaced; name a file")).into());
     }
     if path.file_name().is_none() {
-        return Err(Error::file(path, "names no file"));
+        return Err(FileError::new(path, "names no file").into());
     }
     let folder = path.parent().filter(|p| !p.as_os_str().is_empty()).unwrap_or(Path::new("."));
     fs::create_dir_all(folder).map_err(|e| write_error(path, "written", &e))?;
@@ -102,14 +120,14 @@ fn write_through_temporary(
 }
 
 /// Follows symbolic links, also to a file that does not exist yet.
-fn resolve_links(path: &Path) -> Result<PathBuf> {
+fn resolve_links(path: &Path) -> Result<PathBuf, FileError> {
     let mut path = path.to_owned();
     for _ in 0..MAX_LINKS {
         let Ok(to) = fs::read_link(&path) else { return Ok(path) };
         // `join` resolves a relative link against its own folder, and lets an absolute link replace the path.
         path = path.parent().unwrap_or(Path::new("")).join(to);
     }
-    Err(Error::file(path, "is a circle of symbolic links; name a file"))
+    Err(FileError::new(path, "is a circle of symbolic links; name a file"))
 }
 
 /// Creates a locked temporary file; the lock marks the file as in use.
@@ -196,8 +214,8 @@ mod tests {
     }
 
     #[test]
-    fn leftovers_without_a_writer_go_and_those_of_live_writers_stay() -> Result<()> {
-        let folder = tempfile::tempdir().map_err(|e| Error::file("tempdir", e.to_string()))?;
+    fn leftovers_without_a_writer_go_and_those_of_live_writers_stay() -> Result<(), FileError> {
+        let folder = tempfile::tempdir().map_err(|e| FileError::new("tempdir", e.to_string()))?;
         let folder = folder.path();
         let live = create_temporary(folder).expect("a file can be made");
         let (left, others) = (folder.join(".forebay-abc.tmp"), folder.join(".other-abc.tmp"));
@@ -229,7 +247,7 @@ mod tests {
                             for _ in 0..2 {
                                 out.write_all(&piece).map_err(|e| write_error(path, "written", &e))?;
                             }
-                            Ok(())
+                            Ok::<_, FileError>(())
                         };
                         write_atomic_unsynced(path, pieces).expect("a writer fails");
                         let read = fs::read(path).expect("it is there");
@@ -245,16 +263,16 @@ mod tests {
     fn a_write_that_fails_or_panics_leaves_nothing() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("file");
-        let error = write_atomic(&path, |_| Err(Error::InvalidConfig("stopped".into())));
+        let error = write_atomic(&path, |_| Err(FileError::new("input", "stopped")));
         assert!(error.is_err());
-        let panicked = std::panic::catch_unwind(|| write_atomic(&path, |_| panic!("midway")));
+        let panicked = std::panic::catch_unwind(|| write_atomic::<FileError>(&path, |_| panic!("midway")));
         assert!(panicked.is_err());
         assert_eq!(names(folder.path()), [""; 0]);
     }
 
     #[cfg(unix)]
     #[test]
-    fn permissions_and_links_stay_also_where_a_link_leads_nowhere_yet() -> Result<()> {
+    fn permissions_and_links_stay_also_where_a_link_leads_nowhere_yet() -> Result<(), FileError> {
         use std::os::unix::fs::{PermissionsExt, symlink};
         let folder = tempfile::tempdir().expect("a folder can be made");
         let (file, link) = (folder.path().join("below/file"), folder.path().join("link"));

@@ -3,9 +3,11 @@
 
 use thiserror::Error;
 
+use crate::atomic_write::FileError;
 use crate::dtype::DType;
+use crate::environment::InvalidVariable;
 use crate::memory::source::SourceError;
-use crate::memory::{Bytes, MemoryGrowth, OutOfMemory};
+use crate::memory::{self, Bytes, MemoryGrowth, OutOfMemory};
 
 /// Result with this crate's [`Error`].
 pub type Result<T, E = Error> = std::result::Result<T, E>;
@@ -159,6 +161,37 @@ pub enum Error {
     },
 }
 
+impl From<memory::Error> for Error {
+    fn from(error: memory::Error) -> Self {
+        match error {
+            memory::Error::OutOfMemory(report) => Self::OutOfMemory(report),
+            memory::Error::MemoryGrowth(growth) => Self::MemoryGrowth(growth),
+            memory::Error::Snapshot(message) => Self::Snapshot(message),
+            memory::Error::Driver(error) => Self::Driver(error),
+            memory::Error::File(error) => error.into(),
+            memory::Error::InvalidConfig(message) => Self::InvalidConfig(message),
+            memory::Error::Argument { op, message } => Self::Argument { op, message },
+            // Blocks are moved by the device, whose errors are of this type.
+            memory::Error::Move(error) => match error.downcast() {
+                Ok(error) => *error,
+                Err(other) => Self::argument("compact", other.to_string()),
+            },
+        }
+    }
+}
+
+impl From<FileError> for Error {
+    fn from(FileError { path, message }: FileError) -> Self {
+        Self::File { path, message }
+    }
+}
+
+impl From<InvalidVariable> for Error {
+    fn from(error: InvalidVariable) -> Self {
+        Self::InvalidConfig(error.0)
+    }
+}
+
 /// Describes the second device, which has the same name as the first if one device was opened twice.
 fn describe_other_device(left: &str, right: &str) -> String {
     if left != right {
@@ -169,6 +202,34 @@ fn describe_other_device(left: &str, right: &str) -> String {
          or move one with `to_device`"
     )
 }
+
+/// Returns an error from the function: `fail!(shape(op, [a, b]), "the rule")`, `fail!(argument(op), "the fault")`
+/// or `fail!(dtype(op, got), "the types expected")`. The text takes the arguments of `format!`.
+macro_rules! fail {
+    (shape($op:expr, [$($t:expr),+]), $($rule:tt)+) => {
+        return Err($crate::error::Error::shape($op, format!($($rule)+), &[$($t.shape()),+]))
+    };
+    (shape($op:expr, $shapes:expr), $($rule:tt)+) => {
+        return Err($crate::error::Error::shape($op, format!($($rule)+), $shapes))
+    };
+    (argument($op:expr), $($message:tt)+) => {
+        return Err($crate::error::Error::argument($op, format!($($message)+)))
+    };
+    (dtype($op:expr, $got:expr), $($expected:tt)+) => {
+        return Err($crate::error::Error::dtype($op, $got, format!($($expected)+)))
+    };
+}
+pub(crate) use fail;
+
+/// Returns an error from the function if a condition holds: `fail_if!(a.rank() != 2; shape(op, [a]), "a matrix")`.
+macro_rules! fail_if {
+    ($condition:expr; $($error:tt)+) => {
+        if $condition {
+            $crate::error::fail!($($error)+);
+        }
+    };
+}
+pub(crate) use fail_if;
 
 impl Error {
     /// Creates a shape error; `shapes` are formatted as `[2, 3] and [4]`.
@@ -184,7 +245,7 @@ impl Error {
 
     /// Creates an error about a file; `message` continues the sentence that begins with the path.
     pub fn file(path: impl AsRef<std::path::Path>, message: impl Into<String>) -> Self {
-        Self::File { path: path.as_ref().display().to_string(), message: message.into() }
+        FileError::new(path, message).into()
     }
 
     /// Returns the out-of-memory report, also from within a context.

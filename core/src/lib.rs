@@ -27,5 +27,6 @@ pub mod scalar;
 pub mod scoped_local;
 mod storage;
 pub mod tensor;
+pub mod variables;
 
 pub use runtime::{device, profile, stream};

@@ -60,7 +60,7 @@ fn an_operation_without_a_gradient_refuses() -> Result<()> {
 fn gelus_gradient_is_part_of_a_product_where_a_backend_has_it() -> Result<()> {
     let step = |gelu_grad: bool, dtype: DType| -> Result<(u64, u64)> {
         let mut profile = CardProfile::from_card("h100")?;
-        profile.features.gelu_grad_epilogue &= gelu_grad;
+        profile.library.gelu_grad_epilogue &= gelu_grad;
         let backend = Arc::new(NullBackend::new(profile));
         let device = Device::new(backend.clone())?;
         let ones =

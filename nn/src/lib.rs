@@ -2,6 +2,48 @@
 //!
 //! Programs use the facade crate `forebay`, which re-exports the modules of both crates.
 
+// `#[derive(Module)]` names the facade.
+extern crate self as forebay;
+
+use forebay_core::{
+    device::Device,
+    dtype::DType,
+    error::{Error, Result},
+    tensor::Tensor,
+};
+
+/// Defines a struct and its `Default`, with a value for each field.
+macro_rules! with_defaults {
+    (
+        $(#[$meta:meta])*
+        pub struct $name:ident $(<const $n:ident: usize>)? {
+            $($(#[$field_meta:meta])* $vis:vis $field:ident: $ty:ty = $default:expr,)*
+        }
+    ) => {
+        $(#[$meta])*
+        pub struct $name $(<const $n: usize>)? {
+            $($(#[$field_meta])* $vis $field: $ty,)*
+        }
+
+        impl $(<const $n: usize>)? Default for $name $(<$n>)? {
+            fn default() -> Self {
+                Self { $($field: $default,)* }
+            }
+        }
+    };
+}
+
+/// Defines methods that return the value with some fields replaced.
+macro_rules! setters {
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),+) { $($field:ident $(: $value:expr)?),+ })+) => {$(
+        $(#[$doc])*
+        #[must_use = "the method returns the changed value"]
+        pub fn $name(self, $($arg: $ty),+) -> Self {
+            Self { $($field $(: $value)?,)+ ..self }
+        }
+    )+};
+}
+
 pub mod data;
 pub mod io;
 pub mod nn;

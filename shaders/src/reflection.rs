@@ -117,6 +117,23 @@ fn strip_handles(text: &str) -> String {
     out + rest
 }
 
+/// Returns the fields of the uniform block at `@group(1) @binding(0)`: name and offset in words. Without a block
+/// there are none.
+///
+/// # Errors
+/// The module is not valid WGSL.
+pub fn uniform_fields(wgsl: &str) -> Result<Vec<(String, usize)>, String> {
+    let module = wgsl::parse_str(wgsl).map_err(|error| error.emit_to_string(wgsl))?;
+    let block = module.global_variables.iter().find(|(_, v)| v.space == AddressSpace::Uniform);
+    Ok(match block.map(|(_, variable)| &module.types[variable.ty].inner) {
+        Some(TypeInner::Struct { members, .. }) => members
+            .iter()
+            .map(|member| (member.name.clone().unwrap_or_default(), member.offset as usize / 4))
+            .collect(),
+        _ => Vec::new(),
+    })
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

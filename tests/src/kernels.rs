@@ -116,7 +116,7 @@ pub fn check(golden: &Path, architectures: &[u32], filters: &[String]) -> Result
     let mut report = KernelReport::default();
     let mut translated = Vec::new();
     let mut seen = BTreeSet::new();
-    let everything = Features { f8_matmul: true, ..CardProfile::default().features };
+    let everything = CardProfile::default().features;
     // Reading halves as bits is no optional type: every driver that wgpu takes for whole has it.
     let bare = Capabilities::SHADER_FLOAT16_IN_FLOAT32;
     for (features, software, allowed) in

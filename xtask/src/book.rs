@@ -77,8 +77,7 @@ pub(crate) fn check_docs(root: &Path) -> Result<bool> {
     let book = root.join("docs/src");
     let tested = std::fs::read_to_string(root.join("src/lib.rs"))?;
     let summary = std::fs::read_to_string(book.join("SUMMARY.md"))?;
-    let mut pages = Vec::new();
-    collect_pages(root, &mut pages)?;
+    let pages = find_pages(root)?;
     let mut mistakes = Vec::new();
     for page in &pages {
         let text = std::fs::read_to_string(page)?;
@@ -109,6 +108,13 @@ pub(crate) fn check_docs(root: &Path) -> Result<bool> {
         println!("{mistake}");
     }
     Ok(mistakes.is_empty())
+}
+
+/// Returns the Markdown files of the repository.
+pub(crate) fn find_pages(root: &Path) -> Result<Vec<PathBuf>> {
+    let mut pages = Vec::new();
+    collect_pages(root, &mut pages)?;
+    Ok(pages)
 }
 
 /// Adds the Markdown files of a folder and its subfolders, in order of their names.

@@ -66,9 +66,12 @@ fn check_line_budget(root: &Path) -> bool {
     long.is_empty()
 }
 
-/// Checks the comments of all Rust files in the folders that follow the rules of prose.
+/// Checks the comments of all Rust files, and all documents.
 fn check_prose(root: &Path) -> Result<bool> {
     let mut is_plain = true;
+    for path in book::find_pages(root)? {
+        is_plain &= prose::check_file(&path, &std::fs::read_to_string(&path)?);
+    }
     for folder in prose::CHECKED_FOLDERS {
         for path in source_files(&root.join(folder)) {
             if path.extension().is_some_and(|end| end == "rs") && !path.ends_with("xtask/src/prose.rs") {

@@ -2,9 +2,22 @@
 
 use std::path::Path;
 
-/// Folders whose comments follow the rules; a folder joins the list once its comments are rewritten.
-pub(crate) const CHECKED_FOLDERS: [&str; 8] =
-    ["benches", "cli", "derive", "examples", "fuzz", "src", "tests", "xtask"];
+/// Folders whose comments follow the rules.
+pub(crate) const CHECKED_FOLDERS: [&str; 13] = [
+    "backend-cuda",
+    "backend-wgpu",
+    "benches",
+    "cli",
+    "core",
+    "derive",
+    "examples",
+    "fuzz",
+    "nn",
+    "shaders",
+    "src",
+    "tests",
+    "xtask",
+];
 /// Beginnings of doc comments that leave the reader to guess the subject.
 const BANNED_BEGINNINGS: [&str; 6] = ["What ", "Whether ", "Who ", "How ", "The same", "As ["];
 /// Words that have a plainer one: "in addition to" or "compared with", "passed", "no one" or the subject itself.
@@ -24,15 +37,21 @@ pub(crate) fn find_violation(line: &str) -> Option<String> {
             beginning.trim_end()
         ));
     }
+    find_banned_word(text)
+}
+
+fn find_banned_word(text: &str) -> Option<String> {
     let mut words = text.split(|c: char| !c.is_alphanumeric() && c != '_');
     words.find(|word| BANNED_WORDS.contains(word)).map(|word| format!("the word `{word}` has a plainer one"))
 }
 
-/// Checks the comments of one file; prints each violation with its place.
+/// Checks the comments of a source file, or the text of a Markdown file; prints each violation with its place.
 pub(crate) fn check_file(path: &Path, text: &str) -> bool {
+    let find =
+        if path.extension().is_some_and(|end| end == "md") { find_banned_word } else { find_violation };
     let mut is_plain = true;
     for (at, line) in text.lines().enumerate() {
-        if let Some(violation) = find_violation(line) {
+        if let Some(violation) = find(line) {
             println!("{}:{}: {violation}", path.display(), at + 1);
             is_plain = false;
         }

@@ -6,12 +6,12 @@
 //!
 //! The kernel's parameters are, in this order:
 //! 1. One pointer for each storage binding of `@group(0)` that the module declares, in the order of the
-//!   binding numbers. A binding that the kernel only reads is `const T* __restrict__`, so no written slice
-//!   may overlap it.
+//!    binding numbers. A binding that the kernel only reads is `const T* __restrict__`, so no written slice
+//!    may overlap it.
 //! 2. If [`TranslatedKernel::needs_lengths`], one struct of as many `u64`, by value: the byte length of every
-//!   binding.
+//!    binding.
 //! 3. If [`TranslatedKernel::params_size`] is not 0, the uniform block at `@group(1) @binding(0)`, by value,
-//!   in WGSL's layout.
+//!    in WGSL's layout.
 
 mod entry;
 mod expression;

@@ -234,7 +234,7 @@ impl MatmulCase {
             beta,
             epilogue,
         };
-        if !backend.matmul(&call).unwrap() {
+        if !backend.library().is_some_and(|library| library.matmul(&call).unwrap()) {
             backend.free_segment(segment).unwrap();
             return false;
         }

@@ -1,8 +1,7 @@
 //! Profiles of known cards: the properties that determine a step's memory and approximate time.
 
 use super::null::{CardProfile, CardSpeed};
-use super::{Features, Limits, SourceLimits, VirtualMemory};
-use crate::environment;
+use super::{Features, LibraryFeatures, Limits, SourceLimits, VirtualMemory};
 use crate::error::{Error, Result};
 use crate::memory::Config;
 
@@ -73,7 +72,6 @@ impl CardProfile {
     /// # Errors
     /// No card has this name (the message lists the names), or an environment variable is invalid.
     pub fn from_card(name: &str) -> Result<Self> {
-        environment::check_variables()?;
         let plain = |name: &str| name.to_lowercase().replace(['-', '_', ' '], "");
         let found = CARD_TABLE.iter().find(|card| plain(card.0) == plain(name)).ok_or_else(|| {
             Error::argument("card", format!("no card `{name}` is known; there are {}", CARDS.join(", ")))
@@ -85,11 +83,10 @@ impl CardProfile {
             config: Config::from_env()?,
             // CUDA's context and modules, and cuBLASLt's workspace.
             overhead_bytes: 600 * MIB,
-            has_matmul_library: true,
-            features: Features {
+            library: LibraryFeatures {
+                matmul: true,
                 f8_matmul: F8_CARDS.contains(&short),
                 gelu_grad_epilogue: HOPPER_CARDS.contains(&short),
-                ..Self::default().features
             },
             limits: Limits { max_binding_bytes: mib * MIB, ..Self::default().limits },
             speed: CardSpeed {
@@ -127,19 +124,14 @@ impl CardProfile {
         let binding = 4 * GIB - 4;
         Self {
             overhead_bytes: 300 * MIB,
-            has_matmul_library: false,
+            library: LibraryFeatures::default(),
             queues: 1,
             source_limits: SourceLimits {
                 alignment: 256,
                 max_segment: binding / 256 * 256,
                 virtual_memory: None,
             },
-            features: Features {
-                f64_math: false,
-                f8_matmul: false,
-                gelu_grad_epilogue: false,
-                ..self.features
-            },
+            features: Features { f64_math: false, ..self.features },
             limits: Limits {
                 max_binding_bytes: binding,
                 max_workgroup_memory: 32 << 10,
@@ -150,9 +142,6 @@ impl CardProfile {
             ..self
         }
     }
-
-    /// Returns the profile of an existing device, whose dry runs reserve the same bytes as the device.
-    // Free memory plus the pool's own. Without the driver's report, the limit is unknown.
 
     /// Sets the total memory. A tensor larger than this is out of memory, not over a limit.
     #[must_use]
@@ -190,7 +179,7 @@ mod tests {
         for name in CARDS {
             let card = CardProfile::from_card(name)?;
             assert!(card.available_bytes() > 7 * GIB && card.available_bytes() < card.total_bytes, "{name}");
-            assert_eq!(card.has_matmul_library, card.source_limits.virtual_memory.is_some(), "{name}");
+            assert_eq!(card.library.matmul, card.source_limits.virtual_memory.is_some(), "{name}");
         }
         assert_eq!(CardProfile::from_card("RTX 4090")?, CardProfile::from_card("rtx4090")?);
         let error = CardProfile::from_card("voodoo2").map_or_else(|e| e.to_string(), |_| String::new());

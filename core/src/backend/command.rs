@@ -39,8 +39,8 @@ impl Command<'_> {
             Self::Launch(launch) => backend.launch(launch).map(|()| true),
             Self::Copy { dst, src } => backend.copy(*dst, *src).map(|()| true),
             Self::Fill { dst, word } => backend.fill(*dst, *word).map(|()| true),
-            Self::Matmul(call) => backend.matmul(call),
-            Self::Attention(call) => backend.attention(call),
+            Self::Matmul(call) => backend.library().map_or(Ok(false), |library| library.matmul(call)),
+            Self::Attention(call) => backend.library().map_or(Ok(false), |library| library.attention(call)),
         }
     }
 }

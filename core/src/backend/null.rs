@@ -5,8 +5,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use super::{
-    AttentionCall, Backend, DeviceInfo, Epilogue, Features, KernelId, KernelSource, Launch, Limits,
-    MAX_QUEUES, MatmulCall, PeakRates, Slice,
+    AttentionCall, Backend, DeviceInfo, Epilogue, Features, KernelId, KernelLibrary, KernelSource, Launch,
+    LibraryFeatures, Limits, MAX_QUEUES, MatmulCall, PeakRates, Slice,
 };
 use crate::error::Result;
 use crate::memory::Config;
@@ -26,9 +26,8 @@ pub struct CardProfile {
     pub overhead_bytes: u64,
     /// If true, the card is a software driver, for which operations choose other kernels.
     pub is_software: bool,
-    /// If true, the vendor's library multiplies matrices. The core's own kernels take scratch memory from the
-    /// pool, the library does not.
-    pub has_matmul_library: bool,
+    /// Calls that the vendor's library supports.
+    pub library: LibraryFeatures,
     /// Number of concurrent queues.
     pub queues: u8,
     /// Alignment, size limits and virtual memory of segments.
@@ -76,7 +75,7 @@ impl Default for CardProfile {
             total_bytes: total,
             overhead_bytes: 0,
             is_software: false,
-            has_matmul_library: false,
+            library: LibraryFeatures::default(),
             queues: MAX_QUEUES,
             source_limits: SourceLimits {
                 alignment: 256,
@@ -90,8 +89,6 @@ impl Default for CardProfile {
                 i16: true,
                 subgroups: true,
                 f64_math: true,
-                f8_matmul: false,
-                gelu_grad_epilogue: false,
             },
             limits: Limits {
                 max_binding_bytes: 1 << 40,
@@ -364,21 +361,30 @@ impl Backend for NullBackend {
         self.lock_host_segments().remove(&segment.0);
         Ok(())
     }
+    fn library(&self) -> Option<&dyn KernelLibrary> {
+        Some(self)
+    }
+}
+
+impl KernelLibrary for NullBackend {
+    fn features(&self) -> LibraryFeatures {
+        self.profile.library
+    }
     fn matmul(&self, call: &MatmulCall) -> Result<bool> {
         let MatmulCall { m, n, k, batch, .. } = *call;
         let product = DeclinedMatmul {
             flops: 2.0 * [m, n, k, batch].map(|x| x as f64).iter().product::<f64>(),
             is_16_bit: call.dtype.size() <= 2,
         };
-        let stored = call.dtype.is_storage_only() && !self.info.features.f8_matmul;
+        let stored = call.dtype.is_storage_only() && !self.profile.library.f8_matmul;
         let missing =
-            matches!(call.epilogue, Epilogue::GeluGrad { .. }) && !self.info.features.gelu_grad_epilogue;
+            matches!(call.epilogue, Epilogue::GeluGrad { .. }) && !self.profile.library.gelu_grad_epilogue;
         let takes = !stored
             && !missing
             && call.has_supported_dtypes()
             && call.is_row_or_column_major()
             && call.supports_epilogue();
-        if self.profile.has_matmul_library && takes {
+        if self.profile.library.matmul && takes {
             let elements = batch * (m * k + k * n + m * n);
             self.add_work(elements * call.dtype.size() as u64, Some(product));
             return Ok(true);
@@ -388,14 +394,11 @@ impl Backend for NullBackend {
     }
     fn attention(&self, call: &AttentionCall) -> Result<bool> {
         let product = DeclinedMatmul { flops: call.flops(), is_16_bit: call.dtype.size() == 2 };
-        if self.profile.has_matmul_library && product.is_16_bit {
+        if self.profile.library.matmul && product.is_16_bit {
             self.add_work(call.bytes(), Some(product));
             return Ok(true);
         }
         self.lock_totals().1 = product;
         Ok(false)
-    }
-    fn has_matmul_library(&self) -> bool {
-        self.profile.has_matmul_library
     }
 }

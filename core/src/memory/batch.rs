@@ -12,7 +12,6 @@
 use super::Tag;
 use super::pool::Pool;
 use super::pool_state::PoolState;
-use crate::error::Result;
 
 /// Largest part of its memory that a pool keeps idle because of fragmentation, in virtual memory and in plain
 /// segments. The pool releases idle memory beyond that part.
@@ -218,49 +217,15 @@ impl PoolState {
     }
 }
 
-/// Ends the measured step when dropped, on success, error and panic.
-struct BatchGuard<'a> {
-    pool: &'a Pool,
-    succeeded: bool,
-}
-
-impl Drop for BatchGuard<'_> {
-    fn drop(&mut self) {
-        self.pool.shared.lock().end_batch(self.succeeded);
-    }
-}
-
 impl Pool {
-    /// Runs a step, forward and backward, that has `rows` rows of a batch on the device at once. If the step
-    /// runs out of memory, [`OutOfMemory::fitting_batch_size`](super::OutOfMemory::fitting_batch_size) gives
-    /// a batch size that would fit. That size is computed from what the step had reached, and more precisely
-    /// from earlier steps that completed. `forebay_nn`'s `Trainer` runs its steps this way.
-    ///
-    /// Of nested calls, only the outermost one measures.
-    ///
-    /// # Errors
-    /// Errors of `step`.
-    ///
-    /// ```
-    /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
-    ///
-    /// let device = Device::null(Default::default());
-    /// device.pool().set_limit(Some(64 << 20));
-    /// let step = |rows: usize| Tensor::zeros(&[rows, 1 << 20], DType::F32, &device)?.exp();
-    /// let error = device.pool().with_batch_size(16, || step(16)).unwrap_err().into_out_of_memory()?;
-    /// let fits = error.fitting_batch_size().map_or(1, |fits| fits.batch_size);
-    /// assert_eq!(fits, 8);
-    /// device.pool().with_batch_size(fits, || step(fits))?;
-    /// # Ok::<(), forebay_core::error::Error>(())
-    /// ```
-    pub fn with_batch_size<T>(&self, rows: usize, step: impl FnOnce() -> Result<T>) -> Result<T> {
-        if !self.shared.lock().begin_batch(rows.max(1)) {
-            return step();
-        }
-        let mut ending = BatchGuard { pool: self, succeeded: false };
-        let result = step();
-        ending.succeeded = result.is_ok();
-        result
+    /// Starts to measure a step of `rows` rows. Returns false inside a step that is measured already.
+    pub(crate) fn begin_batch(&self, rows: usize) -> bool {
+        self.shared.lock().begin_batch(rows)
+    }
+
+    /// Ends the step that [`begin_batch`](Self::begin_batch) started.
+    pub(crate) fn end_batch(&self, succeeded: bool) {
+        self.shared.lock().end_batch(succeeded);
     }
 
     /// Returns the measurement of the last step of [`with_batch_size`](Self::with_batch_size) that completed.

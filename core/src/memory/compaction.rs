@@ -21,7 +21,7 @@ use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, Segment};
 use super::pool::{Block, Pool, Request};
 use super::pool_state::{GrowOutcome, IdleKind, PoolState};
 use super::source::{PageRemap, SegmentId, SegmentSource, SourceError};
-use crate::error::Result;
+use crate::memory::error::Result;
 
 /// Cost of enqueuing a copy, in bytes that could be copied meanwhile.
 pub(super) const COPY_COST: u64 = 1 << 20;

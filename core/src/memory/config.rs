@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::validation::MAX_MEMORY_BYTES;
 use crate::environment;
-use crate::error::{Error, Result};
+use crate::memory::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
@@ -154,9 +154,8 @@ impl Config {
     /// devices.
     ///
     /// # Errors
-    /// One of the project's variables is invalid: see [`environment::check_variables`].
+    /// One of the project's variables is invalid: see [`variables::check`](crate::variables::check).
     pub fn for_device(backend: &str, index: usize) -> Result<Self> {
-        environment::check_variables()?;
         Self::for_device_lookup(|name| std::env::var(name).ok(), backend, index)
     }
 

@@ -4,9 +4,7 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use super::Bytes;
-use super::pool::Pool;
 use super::snapshot::{AllocationSite, Snapshot};
-use crate::error::{Error, Result};
 
 /// Allocated blocks and their bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -150,45 +148,4 @@ pub struct MemoryGrowth {
     pub steps: u64,
     /// Holders whose memory changed.
     pub diff: SnapshotDiff,
-}
-
-impl Pool {
-    /// Runs `step` twice to warm up, then `steps` times, and fails if memory has grown in between. The error
-    /// names the tags, modules, operations and lines that hold it.
-    ///
-    /// ```
-    /// use forebay_core::memory::{Config, Pool, Request, fake::FakeSource};
-    /// let pool = Pool::new(std::sync::Arc::new(FakeSource::paged(1 << 30)), Config::default());
-    /// let mut kept = Vec::new();
-    /// let leak = pool.assert_no_growth(10, || {
-    ///     kept.push(pool.alloc(Request::new(1000).op("log_loss"))?);
-    ///     Ok(())
-    /// });
-    /// assert!(leak.unwrap_err().to_string().contains("log_loss"));
-    /// ```
-    ///
-    /// # Errors
-    /// [`Error::MemoryGrowth`], and errors of `step`.
-    pub fn assert_no_growth(&self, steps: u64, mut step: impl FnMut() -> Result<()>) -> Result<()> {
-        step()?;
-        step()?;
-        // Lines are known only for blocks allocated while the pool records; blocks in use need no events.
-        let recorded_before = self.is_recording();
-        if !recorded_before {
-            self.start_recording(1);
-        }
-        let before = self.snapshot();
-        let outcome = (0..steps).try_for_each(|_| step());
-        let after = self.snapshot();
-        if !recorded_before {
-            self.stop_recording();
-        }
-        outcome?;
-        let diff = before.diff(&after);
-        if diff.bytes() > 0 {
-            Err(Error::MemoryGrowth(Box::new(MemoryGrowth { steps, diff })))
-        } else {
-            Ok(())
-        }
-    }
 }

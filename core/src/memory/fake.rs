@@ -307,7 +307,7 @@ impl BlockMover for FakeSource {
         Box::new(())
     }
 
-    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> crate::error::Result<()> {
+    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> crate::memory::error::Result<()> {
         let others = || (0..MAX_QUEUES).filter(|other| *other != queue);
         for other in others() {
             self.wait_event(queue, self.record_event(other)?)?;

@@ -4,7 +4,7 @@ use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, SlotState as Is};
 use super::hysteresis::GrowthCause;
 use super::pool_state::{GrowOutcome, IdleKind, IdleMemory, MigrationSources, PoolState};
 use super::source::{PageRemap, SegmentSource, SourceError};
-use crate::error::Result;
+use crate::memory::error::Result;
 
 const MIB: u64 = 1 << 20;
 /// Growth for small requests: the size of a plain segment, or of one mapping (PyTorch's kSmallBuffer).

@@ -51,10 +51,11 @@ impl GrowthHysteresis {
         held.max().unwrap_or(0)
     }
 
-    /// Records that memory was missing after `lent` bytes had ever been allocated. If the same cause repeats
+    /// Records that memory was missing after `allocated` bytes had ever been allocated. If the same cause repeats
     /// with a period, the pool may hold `held` bytes, its size after growing.
-    pub(super) fn record_growth(&mut self, lent: u64, what: GrowthCause, held: u64) {
-        let ago = |&(at, of): &(u64, GrowthCause)| lent.checked_sub(at).filter(|ago| of == what && *ago > 0);
+    pub(super) fn record_growth(&mut self, allocated: u64, what: GrowthCause, held: u64) {
+        let ago =
+            |&(at, of): &(u64, GrowthCause)| allocated.checked_sub(at).filter(|ago| of == what && *ago > 0);
         let times = |period| self.recent.iter().filter_map(ago).filter(|ago| ago % period == 0).count();
         let times = self.recent.iter().filter_map(ago).map(times).max().unwrap_or(0);
         for (most, (least, _)) in self.allowed.iter_mut().zip(STAGES) {
@@ -62,7 +63,7 @@ impl GrowthHysteresis {
                 *most = held.max(*most);
             }
         }
-        self.recent[self.next] = (lent, what);
+        self.recent[self.next] = (allocated, what);
         self.next = (self.next + 1) % HISTORY_LEN;
     }
 }
@@ -92,10 +93,10 @@ mod tests {
     #[test]
     fn what_comes_at_any_time_is_not() {
         let mut rest = GrowthHysteresis::default();
-        let mut lent = 0;
+        let mut allocated = 0;
         for step in 0..1000_u64 {
-            lent += GIB + step * step * 512;
-            rest.record_growth(lent, of((step % 3 + 1) * 512), u64::MAX);
+            allocated += GIB + step * step * 512;
+            rest.record_growth(allocated, of((step % 3 + 1) * 512), u64::MAX);
         }
         assert_eq!(rest.allowed_reserved(GIB), 0);
     }

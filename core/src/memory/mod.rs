@@ -45,6 +45,7 @@ mod compaction_planner;
 mod config;
 mod counters;
 mod diff;
+pub mod error;
 #[doc(hidden)]
 pub mod fake;
 mod file_kind;
@@ -79,6 +80,7 @@ pub mod validation;
 pub use batch::{BatchCostModel, BatchEstimate, BatchMeasurement, FittingBatch};
 pub use config::{CONFIG_KEYS, Config, ENV_VARS, FitPolicy, RoundupDivisions};
 pub use diff::{HeldBytes, HolderChange, MemoryGrowth, SnapshotDiff};
+pub use error::{Error, Result};
 #[doc(hidden)]
 pub use oom::BytesOf;
 pub use oom::OutOfMemory;

@@ -14,7 +14,7 @@ use super::scope::{self, Scope};
 use super::source::{Fence, SegmentId, SegmentSource};
 use super::stats::Stats;
 use super::{OutOfMemory, Tag};
-use crate::error::{Error, Result};
+use crate::memory::error::{Error, Result};
 
 /// An allocation request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

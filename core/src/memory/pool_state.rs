@@ -14,7 +14,7 @@ use super::process::{ProcessShare, process_reserved};
 use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentSource, VirtualMemory};
 use super::stats::{ReclaimStats, Stats};
 use super::{OutOfMemory, Tag};
-use crate::error::Result;
+use crate::memory::error::Result;
 
 /// Smaller remainders of large plain blocks are not split off (PyTorch's kSmallSize).
 const MIN_LARGE_REMAINDER: u64 = 1 << 20;

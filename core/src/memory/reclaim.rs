@@ -7,7 +7,7 @@ use super::heap::AllocRequest;
 use super::pool::{LowMemoryCallback, Pool};
 use super::pool_state::{GrowOutcome, PoolState};
 use super::validation::MAX_MEMORY_BYTES;
-use crate::error::Result;
+use crate::memory::error::Result;
 
 impl Pool {
     /// Serves a request that no free block fits, by the steps that the module's documentation lists.

@@ -23,7 +23,8 @@ use super::pool::Pool;
 use super::pool_state::PoolState;
 use super::recorder::{Action, RecordedScope};
 use super::source::SegmentId;
-use crate::error::{Error, Result};
+use crate::atomic_write::FileError;
+use crate::memory::error::{Error, Result};
 
 /// Segment ids below this are counters; those above are device addresses.
 const MIN_DEVICE_ADDRESS: u64 = 1 << 32;
@@ -366,9 +367,8 @@ impl Snapshot {
     /// The file cannot be written.
     pub fn save(&self, path: impl AsRef<Path>) -> Result<()> {
         let path = path.as_ref();
-        let wrong = |e: &dyn std::fmt::Display| Error::File {
-            path: path.display().to_string(),
-            message: e.to_string(),
+        let wrong = |e: &dyn std::fmt::Display| {
+            Error::File(FileError { path: path.display().to_string(), message: e.to_string() })
         };
         let pickle = path.extension().is_some_and(|e| e == "pickle" || e == "pkl");
         crate::atomic_write::write_atomic(path, |mut file: &mut dyn Write| {
@@ -386,7 +386,7 @@ impl Snapshot {
     /// The file cannot be read, is of another kind, or [`read`](Self::read) rejects it.
     pub fn load(path: impl AsRef<Path>) -> Result<Self> {
         let path = path.as_ref();
-        let wrong = |message: String| Error::File { path: path.display().to_string(), message };
+        let wrong = |message: String| Error::File(FileError { path: path.display().to_string(), message });
         let file = File::open(path).map_err(|e| wrong(e.to_string()))?;
         Self::read(file).map_err(|e| match e {
             Error::Snapshot(message) => wrong(message),

@@ -9,8 +9,7 @@ use std::collections::BTreeMap;
 use super::fake::FakeSource;
 use super::source::{Fence, SegmentId, SegmentSource};
 use super::{Block, Pool, Request, Stats, Tag};
-use crate::backend::{Backend, Slice};
-use crate::error::{Error, Result};
+use crate::memory::error::{Error, Result};
 
 /// Makes the `n`-th request from now fail as on a full device (1 is the next one); 0 cancels this.
 pub fn fail_request(pool: &Pool, n: u64) {
@@ -71,20 +70,6 @@ impl DeviceContents for FakeSource {
     fn signal_fence(&self, fence: Fence) -> Result<()> {
         self.signal_fence(fence);
         Ok(())
-    }
-}
-
-impl DeviceContents for dyn Backend {
-    fn write(&self, block: &Block, data: &[u8]) -> Result<()> {
-        self.upload(Slice { segment: block.segment, offset: block.offset, bytes: block.size }, data)
-    }
-
-    fn read(&self, block: &Block, data: &mut [u8]) -> Result<()> {
-        self.download(Slice { segment: block.segment, offset: block.offset, bytes: block.size }, data)
-    }
-
-    fn source(&self) -> &dyn SegmentSource {
-        self
     }
 }
 

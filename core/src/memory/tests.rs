@@ -20,7 +20,7 @@ use super::scope;
 use super::source::{DeviceProcess, SegmentSource, SourceError};
 use super::testing::{self, PoolOp};
 use super::{Block, Config, Pool, Request, Tag};
-use crate::error::{Error, Result};
+use crate::memory::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 

@@ -15,7 +15,8 @@ use thiserror::Error;
 
 use super::file_kind;
 use super::validation;
-use crate::error::Result;
+use crate::atomic_write::FileError;
+use crate::memory::error::Result;
 
 mod replay;
 
@@ -180,8 +181,11 @@ impl Trace {
     }
 }
 
-fn file_error(path: &Path, error: &(impl fmt::Display + ?Sized)) -> crate::error::Error {
-    crate::error::Error::File { path: path.display().to_string(), message: error.to_string() }
+fn file_error(path: &Path, error: &(impl fmt::Display + ?Sized)) -> crate::memory::error::Error {
+    crate::memory::error::Error::File(FileError {
+        path: path.display().to_string(),
+        message: error.to_string(),
+    })
 }
 
 /// Reads one line without its end; returns false at the end of the text.

@@ -7,27 +7,17 @@
 
 pub(crate) mod rotary;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
 use super::norm::check_is_f64;
 use super::random::write_philox_state;
 use super::reduce::sum_parts;
-use crate::amp::{self, AutocastOperand, dispatch_autocast};
-use crate::autograd::{self, InputGrads, SavedTensor};
+use crate::amp::AutocastOperand;
 use crate::backend::{
     AttentionCall, AttentionDropout, AttentionGradients, AttentionMask, AttentionOperand, Command, Slice,
 };
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::prelude::*;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
-use crate::runtime::device::Device;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
-use crate::tensor::layout::{broadcast_shapes, numel};
-use crate::tensor::{Dims, Tensor};
 
 const OP: &str = "scaled_dot_product_attention";
 
@@ -54,8 +44,8 @@ pub struct AttentionOptions<'a> {
     /// Mask that broadcasts to \[.., queries, keys\]: true in a bool mask admits a key, floats add to the
     /// scores.
     pub attn_mask: Option<&'a Tensor>,
-    /// Dropout probability of the weights, in steps of 2⁻¹⁶. The kept weights are scaled by 1 / (1 - p). As
-    /// in PyTorch, dropout always applies: pass 0 for inference.
+    /// Dropout probability p of the weights, rounded to a multiple of 2⁻¹⁶ that is 1 only for 1. The kept
+    /// weights are scaled by 1 / (1 - p). As in PyTorch, dropout always applies: pass 0 for inference.
     pub dropout_p: f64,
     /// If true, query i attends to keys up to i.
     pub is_causal: bool,
@@ -94,28 +84,17 @@ impl AttentionOptions<'_> {
         }
         if k.dtype() != q.dtype() || v.dtype() != q.dtype() {
             let other = if k.dtype() == q.dtype() { v } else { k };
-            return Err(Error::dtype(
-                OP,
-                other.dtype(),
-                format!("q is {}; cast one with `to_dtype`", q.dtype()),
-            ));
+            fail!(dtype(OP, other.dtype()), "q is {}; cast one with `to_dtype`", q.dtype());
         }
         // f64 has no kernel and uses products and a softmax.
         check_is_f64(OP, q)?;
         let end = |t: &Tensor, n: usize| t.shape()[t.rank() - n];
-        if end(q, 1) != end(k, 1) || end(k, 2) != end(v, 2) {
-            return Err(Error::shape(
-                OP,
-                "takes q [.., queries, features], k [.., keys, features] and v [.., keys, out]",
-                &shapes,
-            ));
-        }
+        fail_if!(end(q, 1) != end(k, 1) || end(k, 2) != end(v, 2); shape(OP, &shapes),
+            "takes q [.., queries, features], k [.., keys, features] and v [.., keys, out]");
         if self.enable_gqa {
             let (heads, shared) = (end(q, 3), end(k, 3));
-            if shared != end(v, 3) || shared == 0 || !heads.is_multiple_of(shared) {
-                let rule = "the heads of k and v are equal, and divide those of q";
-                return Err(Error::shape(OP, rule, &shapes));
-            }
+            fail_if!(shared != end(v, 3) || shared == 0 || !heads.is_multiple_of(shared);
+                shape(OP, &shapes), "the heads of k and v are equal, and divide those of q");
         }
         let heads = |t: &Tensor| if t.rank() > 2 { end(t, 3) } else { 1 };
         let (own, shared) = (heads(q), heads(k));
@@ -131,12 +110,10 @@ impl AttentionOptions<'_> {
             };
             return Err(Error::shape(OP, rule, &shapes));
         }
-        if self.is_causal && self.attn_mask.is_some() {
-            return Err(Error::argument(OP, "takes a mask or `is_causal`, not both"));
-        }
-        if !(0.0..=1.0).contains(&self.dropout_p) {
-            return Err(Error::argument(OP, format!("dropout_p {} is no probability", self.dropout_p)));
-        }
+        fail_if!(self.is_causal && self.attn_mask.is_some();
+            argument(OP), "takes a mask or `is_causal`, not both");
+        fail_if!(!(0.0..=1.0).contains(&self.dropout_p);
+            argument(OP), "dropout_p {} is no probability", self.dropout_p);
         Ok(())
     }
 
@@ -230,22 +207,15 @@ impl Tensor {
         options: &AttentionOptions<'_>,
     ) -> Result<Tensor> {
         let mask = options.attn_mask;
-        dispatch_autocast!(OP, [self, mask], |qkv, mask| {
-            qkv.qkv_attention(heads, kv_heads, &AttentionOptions { attn_mask: mask.as_ref(), ..*options })
-        });
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast [self, mask], |qkv, mask|
+            qkv.qkv_attention(heads, kv_heads, &AttentionOptions { attn_mask: mask.as_ref(), ..*options }));
         let all = heads.saturating_add(kv_heads.saturating_mul(2));
         let &[batch, length, width] = self.shape() else {
-            return Err(Error::shape(OP, "takes [batch, length, queries, keys and values]", &[self.shape()]));
+            fail!(shape(OP, [self]), "takes [batch, length, queries, keys and values]")
         };
-        if heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) || !width.is_multiple_of(all) {
-            return Err(Error::argument(
-                OP,
-                format!(
-                    "{width} elements are not {heads} heads of queries and {kv_heads} each of keys and values"
-                ),
-            ));
-        }
+        fail_if!(heads == 0 || kv_heads == 0 || !heads.is_multiple_of(kv_heads) || !width.is_multiple_of(all);
+            argument(OP),
+            "{width} elements are not {heads} heads of queries and {kv_heads} each of keys and values");
         let features = width / all;
         // Shape of each part: [batch, heads, length, features].
         let parts = move |t: &Tensor| -> Result<[Tensor; 3]> {
@@ -284,11 +254,8 @@ impl Tensor {
             let [dq, dk, dv] = parts(&whole)?;
             // Column sums for the projection's bias. Only backends with a matmul library may compute them.
             let rows = length.div_ceil(AttentionGradients::ROWS_PER_SUM as usize);
-            let partial =
-                (g.device().raw_backend().has_matmul_library() && g.dtype().size() == 2).then(|| {
-                    let _tag = memory::scope::enter_tag(Tag::Workspace);
-                    Tensor::empty(&[batch * rows, 1, width], DType::F32, g.device())
-                });
+            let partial = (g.device().library_features().matmul && g.dtype().size() == 2)
+                .then(|| empty_workspace(&[batch * rows, 1, width], DType::F32, g.device()));
             let partial = partial.transpose()?;
             let made = run.backward(&g, [&dq, &dk, &dv], partial.as_ref())?;
             let Some(partial) = partial.filter(|_| made) else { return Ok(smallvec![Some(whole)]) };
@@ -393,26 +360,24 @@ impl AttentionDropoutState {
     fn new(p: f64, words: bool, device: &Device) -> Result<Self> {
         let drawn = device.draw_random(1);
         let words = words.then(|| write_philox_state(drawn, device)).transpose()?;
-        let threshold = (p * 65_536.0).round().min(65_535.0) as u32;
-        Ok(Self {
-            philox_state: drawn,
-            philox_buffer: words,
-            threshold,
-            keep_scale: (1.0 / (1.0 - p)) as f32,
-        })
+        const OUTCOMES: f64 = 65_536.0;
+        let threshold = (p * OUTCOMES).round().min(OUTCOMES - 1.0);
+        // The inverse of the probability of 16 bits, not of 1 - p, so that the mean is exact for every p.
+        let keep_scale = (OUTCOMES / (OUTCOMES - threshold)) as f32;
+        Ok(Self { philox_state: drawn, philox_buffer: words, threshold: threshold as u32, keep_scale })
     }
 
-    /// Applies the kernels' dropout mask to weights \[.., queries, keys\] with drop probability `p`.
-    fn apply(&self, weights: &Tensor, p: f64) -> Result<Tensor> {
+    /// Applies the kernels' dropout mask to weights \[.., queries, keys\].
+    fn apply(&self, weights: &Tensor) -> Result<Tensor> {
         let (n, keys) = (weights.numel(), weights.shape()[weights.rank() - 1]);
         if n == 0 {
             return Ok(weights.clone());
         }
         let kept = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
-        let &Self { philox_state: drawn, threshold, .. } = self;
+        let &Self { philox_state: drawn, threshold, keep_scale, .. } = self;
         let params = move |now: &ReplayCtx| {
-            let params = KernelParams::new().size(n).size(keys).u32(threshold).f32(1.0);
-            drawn.to_words(now).into_iter().fold(params, KernelParams::u32)
+            let (offset, seed) = drawn.offset_and_seed(now);
+            kernel_params! { n, keys, threshold, kept: 1.0f32, offset, seed }
         };
         launch::launch_dynamic(
             &KernelSpec::new("attention_dropout_mask"),
@@ -420,7 +385,7 @@ impl AttentionDropoutState {
             params,
             n.div_ceil(WORKGROUP_SIZE),
         )?;
-        weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(1.0 / (1.0 - p))
+        weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(keep_scale)
     }
 }
 
@@ -460,18 +425,17 @@ impl AttentionRun {
     /// requested and written too: see [`AttentionGradients::sums`].
     fn backward(&self, g: &Tensor, grads: [&Tensor; 3], sums: Option<&Tensor>) -> Result<bool> {
         let lines = self.lse.numel();
-        let stats = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[2, lines], DType::F32, g.device())?
-        };
+        let stats = empty_workspace(&[2, lines], DType::F32, g.device())?;
         if self.try_vendor_library(Some((g, &grads, &stats, sums)))? {
             return Ok(sums.is_some());
         }
         let name = launch::shader_dtype_name(g.dtype(), g.device());
-        let spec = KernelSpec::new("attention_delta").def("dtype", name).def("value", g.shape()[3]);
-        let params = push_extents(KernelParams::new(), g.shape(), 3).u32(0);
-        let params = params.size(g.layout().offset()).size(self.out.layout().offset()).align();
-        let params = push_extents(push_extents(params, g.strides(), 4), self.out.strides(), 4);
+        let spec = kernel_spec! { "attention_delta", dtype: name, value: g.shape()[3] };
+        let params = kernel_params! {
+            extents: [g.shape()[0], g.shape()[1], g.shape()[2]],
+            firsts: [g.layout().offset(), self.out.layout().offset(), 0], g: four_strides(Some(g)),
+            out: four_strides(Some(&self.out)),
+        };
         launch::launch(&spec, &[g, &self.out, &self.lse, &stats], params, lines.div_ceil(32))?;
         let [dq, dk, dv] = grads;
         self.run_kernel("queries", Some(g), &[g, &stats, dq], [dq, dq])?;
@@ -592,39 +556,31 @@ impl AttentionRun {
         let packed = results.iter().all(|&t| fours(t));
         let read = [q, k, v].into_iter().chain(g).all(fours);
         let whole = fits_whole_rows(pass, q.shape()[3], v.shape()[3], device);
-        let spec = KernelSpec::new("attention")
-            .def("pass", pass)
-            .def("dtype", name(q))
-            .def("head", q.shape()[3])
-            .def("value", v.shape()[3])
-            .def("mask", self.mask.as_ref().map_or("", name))
-            .def("dropout", self.dropout.is_some())
-            .def("mode", if packed { "packed" } else { "scattered" })
-            .def("fours", read)
-            .def("whole", whole);
+        let spec = kernel_spec! {
+            "attention", pass, dtype: name(q), head: q.shape()[3], value: v.shape()[3],
+            mask: self.mask.as_ref().map_or("", name), dropout: self.dropout.is_some(),
+            mode: if packed { "packed" } else { "scattered" }, fours: read, whole,
+        };
         let (rows, heads) = if pass == "keys" { (k, k.shape()[1]) } else { (q, q.shape()[1]) };
         let tiles = rows.shape()[2].div_ceil(TILE_ROWS);
         let first = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
         let mask = self.mask.as_ref();
-        let mut params = KernelParams::new().size(q.shape()[0]).size(q.shape()[1]).size(k.shape()[1]);
-        params = params.size(q.shape()[2]).size(k.shape()[2]);
-        params = params.size(self.window_sides[0]).size(self.window_sides[1]).size(tiles);
-        let words = params.len();
-        params = params.u32(0).u32(0).u32(0).u32(0);
-        for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
-            params = params.size(first(t));
-        }
-        params = params.align();
-        for t in [Some(q), Some(k), Some(v), g, Some(results[0]), Some(results[1]), mask] {
-            params = push_extents(params, t.map_or(&[0; 4], |t| t.strides()), 4);
-        }
+        let [left, right] = self.window_sides;
         let (kept, threshold) =
-            self.dropout.as_ref().map_or((1.0, 0), |drop| (drop.keep_scale, drop.threshold));
-        params = params
-            .f32(self.scale)
-            .f32(kept)
-            .u32(threshold)
-            .loop_iterations(self.loop_iterations(pass, whole));
+            self.dropout.as_ref().map_or((1.0f32, 0), |drop| (drop.keep_scale, drop.threshold));
+        let [one, two] = results.map(Some);
+        let params = kernel_params! {
+            extents: [q.shape()[0], q.shape()[1], k.shape()[1], q.shape()[2]],
+            window: [k.shape()[2], left, right, tiles],
+        };
+        let words = params.len();
+        let params = kernel_params! {
+            ..params; random: [0u32; 4], ins: [Some(q), Some(k), Some(v), g].map(first),
+            outs: [one, two, mask].map(first), q: four_strides(Some(q)), k: four_strides(Some(k)),
+            v: four_strides(Some(v)), g: four_strides(g), one: four_strides(one), two: four_strides(two),
+            mask: four_strides(mask), scale: self.scale, kept, threshold,
+        };
+        let params = params.loop_iterations(self.loop_iterations(pass, whole));
         let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
         tensors.extend(mask);
         // Forward, the result precedes the log-sum-exp; backward, the results come last.
@@ -694,8 +650,9 @@ pub(crate) fn describe_for_profiler(call: &AttentionCall) -> WorkItem {
     }
 }
 
-fn push_extents(params: KernelParams, of: &[usize], count: usize) -> KernelParams {
-    of.iter().take(count).fold(params, |params, &n| params.size(n))
+/// Returns the strides of a tensor with four dimensions, or zeros.
+fn four_strides(t: Option<&Tensor>) -> [usize; 4] {
+    std::array::from_fn(|d| t.map_or(0, |t| t.strides()[d]))
 }
 
 /// Computes attention by products and a softmax, with weights in memory. `dropped` repeats a dropout.
@@ -747,11 +704,11 @@ fn attention_composite(
     };
     let weights = match options.dropout_p {
         0.0 => weights,
-        1.0 => weights.mul(0.0)?,
+        1.0 => weights.dropout(1.0, true)?,
         p => match dropped {
-            Some(dropped) => dropped.apply(&weights, p)?,
+            Some(dropped) => dropped.apply(&weights)?,
             // Draw the same random values as the kernels.
-            None => AttentionDropoutState::new(p, false, q.device())?.apply(&weights, p)?,
+            None => AttentionDropoutState::new(p, false, q.device())?.apply(&weights)?,
         },
     };
     weights.matmul(v)

@@ -2,7 +2,7 @@
 //!
 //! A convolution, its two gradients and a transposed convolution are three kinds of one kernel over one
 //! [`ConvGeometry`]. A transposed convolution is the input gradient of the convolution with the same weights.
-//! If the vendor's library multiplies matrices, [`im2col`](super::im2col) computes all three instead.
+//! If the vendor's library multiplies matrices, [`im2col`] computes all three instead.
 
 pub(crate) mod grid_sample;
 pub(crate) mod im2col;
@@ -12,18 +12,9 @@ pub(crate) mod pool_composite;
 pub(crate) mod spatial;
 pub(crate) mod unpool;
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, InputGrads, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::conv::spatial::{IntoSpatial, Padding, check_at_least, kernel_axes};
-use crate::ops::kernel::launch;
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Geometry of a convolution from x \[images, x_channels, ..\] to y \[images, y_channels, ..\] with weights
 /// \[y_channels, x_channels / groups, ..\].
@@ -92,8 +83,7 @@ impl ConvGeometry {
         }
     }
 
-    /// Computes the gradient of x from y's. A transposed convolution is this operation, with an optional
-    /// bias.
+    /// Computes the gradient of x. A transposed convolution is this operation, with an optional bias.
     fn input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         if self.uses_im2col(dy) {
             return self.im2col_input_grad(dy, w, bias);
@@ -146,35 +136,21 @@ impl ConvGeometry {
         }
         let out = Tensor::empty(shape, a.dtype(), a.device())?;
         let plan = TilePlan::new(extents, a.dtype(), CostModel::new(a.device(), true));
-        let spec = KernelSpec::new("conv")
-            .def("kind", kind)
-            .def("dtype", launch::shader_dtype_name(a.dtype(), a.device()))
-            .def("rank", self.rank)
-            .def("quick", self.supports_f32_division())
-            .def("bias", bias.is_some());
+        let spec = kernel_spec! {
+            "conv", kind, dtype: launch::shader_dtype_name(a.dtype(), a.device()), rank: self.rank,
+            quick: self.supports_f32_division(), bias: bias.is_some(),
+        };
         let along = KMajorOperands { a: true, b: kind == "weight" };
         let spec = plan.add_definitions(spec, along, run_of.is_multiple_of(4));
-        let mut params = plan
-            .params()
-            .size(a.layout().offset())
-            .size(b.layout().offset())
-            .size(self.x_channels)
-            .size(self.x_channels / self.groups)
-            .size(self.y_channels)
-            .size(self.y_channels / self.groups)
-            .size(spatial_numel(&self.x_extents))
-            .size(spatial_numel(&self.y_extents))
-            .size(spatial_numel(&self.kernel))
-            .size(out.numel())
-            .size(bias.as_ref().map_or(0, |b| b.layout().offset()));
-        for numbers in
-            [&self.x_extents, &self.y_extents, &self.kernel, &self.stride, &self.padding, &self.dilation]
-        {
-            params = params.align();
-            for &number in numbers {
-                params = params.size(number);
-            }
-        }
+        let params = kernel_params! {
+            ..plan.params(); a_offset: a.layout().offset(), b_offset: b.layout().offset(),
+            x_channels: self.x_channels, x_group: self.x_channels / self.groups, y_channels: self.y_channels,
+            y_group: self.y_channels / self.groups, x_places: spatial_numel(&self.x_extents),
+            y_places: spatial_numel(&self.y_extents), taps: spatial_numel(&self.kernel), total: out.numel(),
+            bias_offset: bias.as_ref().map_or(0, |b| b.layout().offset()), x_size: self.x_extents,
+            y_size: self.y_extents, kernel: self.kernel, stride: self.stride, padding: self.padding,
+            dilation: self.dilation,
+        };
         let inputs: smallvec::SmallVec<[&Tensor; 3]> = [&a, &b].into_iter().chain(bias.as_ref()).collect();
         plan.run(&spec, &inputs, params, &out)?;
         Ok(out)
@@ -195,44 +171,24 @@ fn check_conv_operands(
 ) -> Result<()> {
     let dtype = x.dtype();
     // 8-bit types would be summed in 8 bits.
-    if !dtype.is_float() && !matches!(dtype, DType::I32 | DType::U32 | DType::I64) {
-        let expected = "takes floats and integers of 32 and 64 bits; cast with `to_dtype`";
-        return Err(Error::dtype(op, dtype, expected));
-    }
+    fail_if!(!dtype.is_float() && !matches!(dtype, DType::I32 | DType::U32 | DType::I64);
+        dtype(op, dtype), "takes floats and integers of 32 and 64 bits; cast with `to_dtype`");
     launch::check_device_dtype(op, dtype, x.device())?;
     for t in [Some(weight), bias].into_iter().flatten() {
         x.check_same_device(op, t)?;
-        if t.dtype() != dtype {
-            return Err(Error::dtype(
-                op,
-                t.dtype(),
-                format!("the input is {dtype}; cast one with `to_dtype`"),
-            ));
-        }
+        fail_if!(t.dtype() != dtype; dtype(op, t.dtype()), "the input is {dtype}; cast one with `to_dtype`");
     }
-    if weight.rank() != rank + 2 {
-        return Err(Error::shape(
-            op,
-            format!("takes a weight of rank {}", rank + 2),
-            &[x.shape(), weight.shape()],
-        ));
-    }
-    if groups == 0 || !weight.shape()[0].is_multiple_of(groups) {
-        return Err(Error::argument(
-            op,
-            format!("{groups} groups do not divide the weight's first extent, {}", weight.shape()[0]),
-        ));
-    }
+    fail_if!(weight.rank() != rank + 2; shape(op, [x, weight]), "takes a weight of rank {}", rank + 2);
+    fail_if!(groups == 0 || !weight.shape()[0].is_multiple_of(groups);
+        argument(op), "{groups} groups do not divide the weight's first extent, {}", weight.shape()[0]);
     Ok(())
 }
 
 fn check_bias(op: &'static str, bias: Option<&Tensor>, channels: usize) -> Result<()> {
     match bias {
-        Some(b) if b.shape() != [channels] => Err(Error::shape(
-            op,
-            format!("the bias has one element for each of {channels} channels"),
-            &[b.shape()],
-        )),
+        Some(b) if b.shape() != [channels] => {
+            fail!(shape(op, [b]), "the bias has one element for each of {channels} channels")
+        }
         _ => Ok(()),
     }
 }
@@ -255,26 +211,17 @@ fn convolve<const N: usize>(
     dilation: [isize; N],
     groups: usize,
 ) -> Result<Tensor> {
-    dispatch_autocast!(op, [x, weight, bias], |x, w, b| {
-        convolve(op, &x, &w, b.as_ref(), stride, padding, dilation, groups)
-    });
-    let _op = memory::scope::enter_op(op);
+    operation!(op, autocast [x, weight, bias], |x, w, b|
+        convolve(op, &x, &w, b.as_ref(), stride, padding, dilation, groups));
     check_conv_operands(op, x, weight, bias, N, groups)?;
     check_bias(op, bias, weight.shape()[0])?;
     let (stride, dilation) =
         (check_at_least(op, "stride", stride, 1)?, check_at_least(op, "dilation", dilation, 1)?);
     let (x, unbatched) = spatial::ensure_batched::<N>(op, x)?;
     let (channels, of_group) = (x.shape()[1], weight.shape()[1]);
-    if of_group.checked_mul(groups) != Some(channels) {
-        return Err(Error::shape(
-            op,
-            format!(
-                "the input has {channels} channels, and the weight takes {of_group} for each of {groups} groups (input [batch, channels, ..], \
-                 weight [out, channels of a group, ..]); give the layer the channels of the input, or change `groups`"
-            ),
-            &[x.shape(), weight.shape()],
-        ));
-    }
+    fail_if!(of_group.checked_mul(groups) != Some(channels); shape(op, [x, weight]),
+        "the input has {channels} channels, and the weight takes {of_group} for each of {groups} groups (input [batch, channels, ..], \
+                 weight [out, channels of a group, ..]); give the layer the channels of the input, or change `groups`");
     let (mut before, mut extents) = ([0; N], [0; N]);
     for d in 0..N {
         let (size, taps) = (x.shape()[d + 2], weight.shape()[d + 2]);
@@ -294,18 +241,8 @@ fn convolve<const N: usize>(
                 2 * before[d]
             }
         };
-        if taps == 0 || size + both < reach + 1 {
-            return Err(Error::shape(
-                op,
-                format!(
-                    "the filter reaches over {} of dimension {}, the padded input has {}",
-                    reach + 1,
-                    d + 2,
-                    size + both
-                ),
-                &[x.shape(), weight.shape()],
-            ));
-        }
+        fail_if!(taps == 0 || size + both < reach + 1; shape(op, [x, weight]),
+            "the filter reaches over {} of dimension {}, the padded input has {}", reach + 1, d + 2, size + both);
         extents[d] = (size + both - reach - 1) / stride[d] + 1;
     }
     let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);
@@ -328,7 +265,7 @@ fn convolve<const N: usize>(
     spatial::restore_rank::<N>(&attach_conv_grad(geometry, out, &x, &weight, bias, false), unbatched)
 }
 
-/// Kind of product between the three tensors of a convolution: y of x and w, x of y and w, or w of y and x.
+/// Product between two of a convolution's tensors: y of x and w, x of y and w, or w of y and x.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum ConvKind {
     Forward,
@@ -420,18 +357,13 @@ fn convolve_transposed<const N: usize>(
     groups: usize,
     dilation: [isize; N],
 ) -> Result<Tensor> {
-    dispatch_autocast!(op, [x, weight, bias], |x, w, b| {
-        convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation)
-    });
-    let _op = memory::scope::enter_op(op);
+    operation!(op, autocast [x, weight, bias], |x, w, b|
+        convolve_transposed(op, &x, &w, b.as_ref(), stride, padding, output_padding, groups, dilation));
     check_conv_operands(op, x, weight, bias, N, groups)?;
     let made =
         weight.shape()[1].checked_mul(groups).filter(|&n| n <= crate::tensor::layout::MAX_TENSOR_NUMEL);
     let Some(made) = made else {
-        return Err(Error::argument(
-            op,
-            format!("{groups} groups make more channels than a tensor can have"),
-        ));
+        fail!(argument(op), "{groups} groups make more channels than a tensor can have")
     };
     check_bias(op, bias, made)?;
     let (stride, dilation) =
@@ -439,35 +371,17 @@ fn convolve_transposed<const N: usize>(
     let padding = check_at_least(op, "padding", padding, 0)?;
     let more = check_at_least(op, "output_padding", output_padding, 0)?;
     let (x, unbatched) = spatial::ensure_batched::<N>(op, x)?;
-    if x.shape()[1] != weight.shape()[0] {
-        return Err(Error::shape(
-            op,
-            format!(
-                "the input has {} channels, and the weight takes {} (input [batch, channels, ..], weight [channels, out of a group, ..]); \
-                 give the layer the channels of the input",
-                x.shape()[1],
-                weight.shape()[0]
-            ),
-            &[x.shape(), weight.shape()],
-        ));
-    }
+    fail_if!(x.shape()[1] != weight.shape()[0]; shape(op, [x, weight]),
+        "the input has {} channels, and the weight takes {} (input [batch, channels, ..], weight [channels, out of a group, ..]); \
+                 give the layer the channels of the input", x.shape()[1], weight.shape()[0]);
     let mut extents = [0; N];
     for d in 0..N {
-        if more[d] >= stride[d].max(dilation[d]) {
-            return Err(Error::argument(
-                op,
-                format!("output_padding {more:?} must be smaller than the stride or the dilation"),
-            ));
-        }
+        fail_if!(more[d] >= stride[d].max(dilation[d]);
+            argument(op), "output_padding {more:?} must be smaller than the stride or the dilation");
         let (size, taps) = (x.shape()[d + 2], weight.shape()[d + 2]);
         let full = size.saturating_sub(1) * stride[d] + dilation[d] * taps.saturating_sub(1) + more[d] + 1;
-        if size == 0 || taps == 0 || full <= 2 * padding[d] {
-            return Err(Error::shape(
-                op,
-                format!("dimension {} of the output would be empty", d + 2),
-                &[x.shape(), weight.shape()],
-            ));
-        }
+        fail_if!(size == 0 || taps == 0 || full <= 2 * padding[d];
+            shape(op, [x, weight]), "dimension {} of the output would be empty", d + 2);
         extents[d] = full - 2 * padding[d];
     }
     let spatial = |t: &Tensor| kernel_axes::<N>(std::array::from_fn(|d| t.shape()[d + 2]), 1);

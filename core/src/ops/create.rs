@@ -2,18 +2,12 @@
 
 use half::{bf16, f16};
 
-use crate::autograd;
 use crate::backend::{Command, Slice};
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::memory;
-use crate::ops::kernel::launch;
-use crate::runtime::device::Device;
+use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
-use crate::scalar::Scalar;
+use crate::tensor::float8;
 use crate::tensor::shape::Extents;
-use crate::tensor::{Dims, IntoShape, Layout, Tensor, float8};
 
 impl Tensor {
     /// Creates a tensor of `shape` that holds one value everywhere. Integer types drop its fraction.
@@ -33,10 +27,10 @@ impl Tensor {
         dtype: DType,
         device: &Device,
     ) -> Result<Self> {
-        // Within another operation, errors name that.
+        // Inside another operation, errors name the outer operation.
         let around = memory::scope::current().op;
         let name = if around.is_empty() { name } else { around };
-        let _op = memory::scope::enter_op(name);
+        operation!(name);
         let number = Scalar::Float(value).checked_cast(name, dtype)?;
         let out = Self::empty(shape, dtype, device)?;
         if out.numel() == 0 {
@@ -50,7 +44,7 @@ impl Tensor {
             DType::U8 => number.saturating_cast(dtype) as u32 * 0x0101_0101,
             DType::Bool => u32::from(value != 0.0) * 0x0101_0101,
             DType::F8E4M3 | DType::F8E5M2 => u32::from(float8::from_f32(dtype, value as f32)) * 0x0101_0101,
-            // The two words of one element differ: written element by element.
+            // The two words of an element differ, so a single word cannot fill the memory.
             DType::I64 => {
                 return out.fill_word_pair([value as i64 as u64 as u32, ((value as i64) >> 32) as u32]);
             }
@@ -62,7 +56,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Writes a word all over a contiguous tensor, and over what is left of its last one.
+    /// Fills a contiguous tensor with a 32-bit word, including the padding of the last word.
     #[doc(hidden)]
     pub fn fill_word(&self, word: u32) -> Result<()> {
         let bound = launch::bind_contiguous_bytes([(self, Access::Write)])?;
@@ -110,37 +104,31 @@ impl Tensor {
         Self::create_filled("ones", shape.to_extents(), 1.0, dtype, device)
     }
 
-    /// Zeros in the shape, dtype and device of `self`.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates zeros with the shape, dtype and device of `self`.
     #[track_caller]
     pub fn zeros_like(&self) -> Result<Self> {
         Self::zeros(self.shape(), self.dtype(), self.device())
     }
 
-    /// Ones in the shape, dtype and device of `self`.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Creates ones with the shape, dtype and device of `self`.
     #[track_caller]
     pub fn ones_like(&self) -> Result<Self> {
         Self::ones(self.shape(), self.dtype(), self.device())
     }
 
-    /// One number in the shape, dtype and device of `self`.
+    /// Creates a tensor filled with one value, with the shape, dtype and device of `self`.
     ///
     /// # Errors
-    /// As [`full`](Self::full).
+    /// See [`full`](Self::full).
     #[track_caller]
     pub fn full_like(&self, value: f64) -> Result<Self> {
         Self::full(self.shape(), value, self.dtype(), self.device())
     }
 
-    /// The same values on another device; the same tensor if it is there already. Carries no history across devices.
+    /// Copies the values, without history, to another device. Returns `self` if it is there already.
     ///
     /// # Errors
-    /// `self` requires a gradient and the devices differ; memory runs out.
+    /// `self` requires a gradient and the devices differ.
     #[track_caller]
     pub fn to_device(&self, device: &Device) -> Result<Self> {
         if self.device() == device {

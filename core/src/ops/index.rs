@@ -10,23 +10,9 @@ pub(crate) mod scatter;
 pub(crate) mod select;
 pub(crate) mod take_put;
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use super::reduce::contiguous_zero_offset;
 use super::shape::PadMode;
-use crate::amp::{self, dispatch_autocast};
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::Operand;
-use crate::ops::kernel::heuristics::VEC4_WIDTH;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::scalar::Scalar;
-use crate::tensor::layout::{collapse_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Operation of a scatter on an existing element.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -99,7 +85,7 @@ pub(super) fn gather_into(
     x.check_same_device(op, index)?;
     check_in_range(op, index, IndexRange::from_dim(x, dim))?;
     let (in_strides, dim_stride) = split_dim_stride(x.strides(), dim);
-    let extent = x.shape().get(dim).copied().unwrap_or(1);
+    let extent = extent_or_one(x, dim);
     let (mut shape, mut strides) = collapse_dims(out.shape(), &[&in_strides, index_strides]);
     launch::check_rank(op, shape.len())?;
     let mut size = out.dtype().size();
@@ -115,24 +101,16 @@ pub(super) fn gather_into(
         shape[rank - 1] /= together;
         (n, offset, dim_stride, size) = (n / together, offset / together, dim_stride / together, 16);
     }
-    let spec = KernelSpec::new("gather").def("size", size).def("index", index_dtype_name(op, index)?);
-    let params = KernelParams::new()
-        .size(n)
-        .size(shape.len())
-        .size(offset)
-        .size(index.layout().offset())
-        .size(extent)
-        .size(dim_stride)
-        .align()
-        .dims(&shape)
-        .dims(&strides[0])
-        .dims(&strides[1]);
+    let spec = kernel_spec! { "gather", size, index: index_dtype_name(op, index)? };
+    let params = kernel_params! {
+        n, rank: shape.len(), in_offset: offset, index_offset: index.layout().offset(), extent, dim_stride,
+        shape: &shape, in_strides: &strides[0], index_strides: &strides[1],
+    };
     let lanes = (4 / size).max(1);
     launch::launch(&spec, &[x, index, out], params, n.div_ceil(lanes * WORKGROUP_SIZE))
 }
 
-/// Writes the elements of `src` to the places along `dim` in `index` (same shape), in place. Indices are
-/// unique.
+/// Writes `src` to the positions along `dim` in `index` (same shape), in place. The indices are unique.
 pub(super) fn scatter_unique_into(
     op: &'static str,
     out: &Tensor,
@@ -144,22 +122,15 @@ pub(super) fn scatter_unique_into(
     let (out_strides, dim_stride) = split_dim_stride(out.strides(), dim);
     let (shape, strides) = collapse_dims(src.shape(), &[src.strides(), index.strides(), &out_strides]);
     launch::check_rank(op, shape.len())?;
-    let spec = KernelSpec::new("scatter_unique")
-        .def("size", out.dtype().size())
-        .def("index", index_dtype_name(op, index)?);
-    let params = KernelParams::new()
-        .size(src.numel())
-        .size(shape.len())
-        .size(src.layout().offset())
-        .size(index.layout().offset())
-        .size(out.layout().offset())
-        .size(out.shape().get(dim).copied().unwrap_or(1))
-        .size(dim_stride)
-        .align()
-        .dims(&shape)
-        .dims(&strides[0])
-        .dims(&strides[1])
-        .dims(&strides[2]);
+    let spec = kernel_spec! {
+        "scatter_unique", size: out.dtype().size(), index: index_dtype_name(op, index)?,
+    };
+    let params = kernel_params! {
+        n: src.numel(), rank: shape.len(), in_offset: src.layout().offset(),
+        index_offset: index.layout().offset(), out_offset: out.layout().offset(),
+        extent: extent_or_one(out, dim), dim_stride, shape: &shape,
+        in_strides: &strides[0], index_strides: &strides[1], out_strides: &strides[2],
+    };
     launch::launch(&spec, &[src, index, out], params, src.numel().div_ceil(WORKGROUP_SIZE))
 }
 
@@ -183,10 +154,7 @@ pub(super) fn scatter_into(
     check_in_range(op, index, IndexRange::from_dim(out, dim))?;
     launch::check_device_dtype(op, out.dtype(), out.device())?;
     let length = shape.get(dim).copied().unwrap_or(1);
-    let mut lines_shape: Dims = shape.into();
-    if let Some(n) = lines_shape.get_mut(dim) {
-        *n = 1;
-    }
+    let lines_shape = with_extent(shape, dim, 1);
     let lines: usize = lines_shape.iter().product();
     let (out_strides, out_dim) = split_dim_stride(out.strides(), dim);
     let (index_rest, index_dim) = split_dim_stride(index_strides, dim);
@@ -199,7 +167,7 @@ pub(super) fn scatter_into(
     };
     let (line_shape, strides) = collapse_dims(&lines_shape, &[&out_strides, &index_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
-    let extent = out.shape().get(dim).copied().unwrap_or(1);
+    let extent = extent_or_one(out, dim);
     if lines == 0 || length == 0 || extent == 0 {
         return Ok(());
     }
@@ -232,33 +200,17 @@ pub(super) fn scatter_into(
             );
         }
     }
-    let spec = KernelSpec::new("scatter")
-        .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()))
-        .def("index", index_dtype_name(op, index)?)
-        .def("op", how.name())
-        .def("scalar", src.is_none());
-    let params = KernelParams::new()
-        .size(lines)
-        .size(line_shape.len())
-        .size(length)
-        .size(extent)
-        .size(slices)
-        .u32(skip.map_or(u32::MAX, |s| s as u32))
-        .f32(value as f32)
-        .align()
-        .size(out.layout().offset())
-        .size(index.layout().offset())
-        .size(src_offset)
-        .align()
-        .size(out_dim)
-        .size(index_dim)
-        .size(src_dim)
-        .align()
-        .dims(&line_shape)
-        .dims(&strides[0])
-        .dims(&strides[1])
-        .dims(&strides[2])
-        .loop_iterations(length + 16);
+    let spec = kernel_spec! {
+        "scatter", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
+        index: index_dtype_name(op, index)?, op: how.name(), scalar: src.is_none(),
+    };
+    let params = kernel_params! {
+        lines, rank: line_shape.len(), length, extent, slices, skip: skip.map_or(u32::MAX, |s| s as u32),
+        value: value as f32, offsets: [out.layout().offset(), index.layout().offset(), src_offset],
+        dim_strides: [out_dim, index_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
+        index_strides: &strides[1], src_strides: &strides[2],
+    }
+    .loop_iterations(length + 16);
     let groups = (lines * slices).div_ceil(WORKGROUP_SIZE);
     match src {
         Some(src) => launch::launch(&spec, &[index, src, out], params, groups),
@@ -279,7 +231,7 @@ fn gather_or_zero(
     gather_into(op, x, dim, index.0, index.1, &out)?;
     let Some(skip) = skip else { return Ok(out) };
     // Only for rows with a one-dimensional index.
-    let extent = x.shape().get(dim).copied().unwrap_or(1);
+    let extent = extent_or_one(x, dim);
     let skipped = select::linearize_index(op, index.0, extent, None, false)?.eq(skip)?;
     let mut along = Dims::from_elem(1, shape.len());
     if let Some(n) = along.get_mut(dim) {
@@ -350,20 +302,15 @@ fn run_row_grad_kernel(
     if n > 0 && sum.numel() > 0 {
         let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let g = contiguous_zero_offset(g)?;
-        let spec = KernelSpec::new("embedding_grad")
-            .def("index", index_dtype_name(op, index)?)
-            .def("g", g.dtype().name())
-            .def("out", "f32")
-            .def("width", width);
-        let params = KernelParams::new()
-            .size(n)
-            .size(entries)
-            .size(extent)
-            .size(index.layout().offset())
-            .size(index.strides().first().copied().unwrap_or(0))
-            .u32(skip.map_or(u32::MAX, |s| s as u32))
-            // In the worst case one thread lists all indices, and each tile adds iterations.
-            .loop_iterations(n + n / 8 + n.div_ceil(4096) * 512);
+        let spec = kernel_spec! {
+            "embedding_grad", index: index_dtype_name(op, index)?, g: g.dtype().name(), out: "f32", width,
+        };
+        // In the worst case one thread lists all indices, and each tile adds iterations.
+        let params = kernel_params! {
+            n, entries, extent, offset: index.layout().offset(),
+            stride: index.strides().first().copied().unwrap_or(0), skip: skip.map_or(u32::MAX, |s| s as u32),
+        }
+        .loop_iterations(n + n / 8 + n.div_ceil(4096) * 512);
         launch::launch(&spec, &[index, &g, &sum], params, n * extent.div_ceil(width * WORKGROUP_SIZE))?;
     }
     sum.to_dtype(g.dtype())
@@ -399,7 +346,7 @@ impl Tensor {
     /// The ranks differ, or an extent of `index` in another dimension than `dim` exceeds that of `self`.
     #[track_caller]
     pub fn gather(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("gather");
+        operation!("gather");
         if self.rank() == 0 && index.rank() == 1 {
             return self.reshape([1])?.gather(dim, index);
         }
@@ -425,13 +372,8 @@ impl Tensor {
 
     fn check_index(&self, op: &'static str, d: usize, index: &Tensor) -> Result<()> {
         let fits = |k: usize| k == d || index.shape()[k] <= self.shape()[k];
-        if index.rank() != self.rank() || !(0..self.rank()).all(fits) {
-            return Err(Error::shape(
-                op,
-                format!("the index has the rank of the tensor, and no larger extents beside dimension {d}"),
-                &[self.shape(), index.shape()],
-            ));
-        }
+        fail_if!(index.rank() != self.rank() || !(0..self.rank()).all(fits); shape(op, [self, index]),
+            "the index has the rank of the tensor, and no larger extents except in dimension {d}");
         Ok(())
     }
 
@@ -444,25 +386,15 @@ impl Tensor {
         src: &Tensor,
     ) -> Result<()> {
         self.check_index(op, d, index)?;
-        if src.rank() != index.rank() || src.shape().iter().zip(index.shape()).any(|(s, i)| i > s) {
-            return Err(Error::shape(
-                op,
-                "the source is at least as large as the index",
-                &[src.shape(), index.shape()],
-            ));
-        }
+        fail_if!(src.rank() != index.rank() || src.shape().iter().zip(index.shape()).any(|(s, i)| i > s);
+            shape(op, [src, index]), "the source is at least as large as the index");
         self.check_source(op, src)
     }
 
     /// Fails if elements of `src` cannot be stored in, or added to, `self`.
     fn check_source(&self, op: &'static str, src: &Tensor) -> Result<()> {
-        if src.dtype() != self.dtype() {
-            return Err(Error::dtype(
-                op,
-                src.dtype(),
-                format!("the source has the type of the tensor, {}", self.dtype()),
-            ));
-        }
+        fail_if!(src.dtype() != self.dtype();
+            dtype(op, src.dtype()), "the source has the type of the tensor, {}", self.dtype());
         self.check_same_device(op, src)
     }
 
@@ -474,19 +406,10 @@ impl Tensor {
     /// `index` has more than one dimension.
     #[track_caller]
     pub fn index_select(&self, dim: isize, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("index_select");
+        operation!("index_select");
         let d = normalize_dim("index_select", dim, self.rank())?;
-        if index.rank() > 1 {
-            return Err(Error::shape(
-                "index_select",
-                "the index has one dimension",
-                &[self.shape(), index.shape()],
-            ));
-        }
-        let mut shape: Dims = self.shape().into();
-        if let Some(n) = shape.get_mut(d) {
-            *n = index.numel();
-        }
+        fail_if!(index.rank() > 1; shape("index_select", [self, index]), "the index has one dimension");
+        let shape = with_extent(self.shape(), d, index.numel());
         self.select_rows("index_select", d, index, &shape, None, None)
     }
 
@@ -533,16 +456,14 @@ impl Tensor {
     #[track_caller]
     pub fn take_along_dim(&self, index: &Tensor, dim: isize) -> Result<Tensor> {
         let d = normalize_dim("take_along_dim", dim, self.rank())?;
-        if index.rank() != self.rank() {
-            return Err(Error::shape("take_along_dim", "both have one rank", &[self.shape(), index.shape()]));
-        }
+        fail_if!(index.rank() != self.rank(); shape("take_along_dim", [self, index]), "both have one rank");
         let (mut x_shape, mut i_shape): (Dims, Dims) = (self.shape().into(), index.shape().into());
         for k in (0..self.rank()).filter(|&k| k != d) {
             let n = x_shape[k].max(i_shape[k]);
             x_shape[k] = n;
             i_shape[k] = n;
         }
-        let _op = memory::scope::enter_op("take_along_dim");
+        operation!("take_along_dim");
         // PyTorch accepts -n..n here, unlike in `gather`.
         let rows = select::linearize_index(
             "take_along_dim",
@@ -555,7 +476,7 @@ impl Tensor {
         self.broadcast_to(&x_shape)?.gather(dim, &rows)
     }
 
-    /// Returns a copy of `self` with `src` written to the places of `index`: PyTorch's `scatter`. With
+    /// Returns a copy of `self` with `src` written at the positions in `index`: PyTorch's `scatter`. Of
     /// repeated indices, the last one in order wins.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
@@ -567,7 +488,7 @@ impl Tensor {
         self.scatter_op("scatter", dim, index, src, ScatterOp::Set)
     }
 
-    /// Returns a copy of `self` with `src` added at the places of `index`.
+    /// Returns a copy of `self` with `src` added at the positions in `index`.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
@@ -588,7 +509,7 @@ impl Tensor {
         src: &Tensor,
         how: ScatterOp,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         let d = normalize_dim(op, dim, self.rank())?;
         self.check_scatter(op, d, index, src)?;
         let out = self.detach().copy()?;
@@ -629,7 +550,7 @@ impl Tensor {
         }))
     }
 
-    /// Returns a copy of `self` with a scalar written to the places of `index`.
+    /// Returns a copy of `self` with a scalar written at the positions in `index`.
     ///
     /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
@@ -637,7 +558,7 @@ impl Tensor {
     /// The dtype cannot hold the scalar. See also [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_value(&self, dim: isize, index: &Tensor, value: f64) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("scatter");
+        operation!("scatter");
         let d = normalize_dim("scatter", dim, self.rank())?;
         self.check_index("scatter", d, index)?;
         Scalar::Float(value).checked_cast("scatter", self.dtype())?;
@@ -682,17 +603,14 @@ impl Tensor {
     /// The shapes do not fit, `src` has another type, or the types are integers and alpha is not.
     #[track_caller]
     pub fn index_add(&self, dim: isize, index: &Tensor, src: &Tensor, alpha: f64) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("index_add");
+        operation!("index_add");
         let d = normalize_dim("index_add", dim, self.rank())?;
         self.check_source("index_add", src)?;
         let whole = !self.dtype().is_float();
-        if whole && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0 {
-            return Err(Error::argument("index_add", format!("alpha {alpha} is no number of i64")));
-        }
-        if whole && alpha.fract() != 0.0 {
-            let rule = format!("alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
-            return Err(Error::argument("index_add", rule));
-        }
+        fail_if!(whole && Scalar::Float(alpha).to_exact(DType::I64).is_none() && alpha.fract() == 0.0;
+            argument("index_add"), "alpha {alpha} is no number of i64");
+        fail_if!(whole && alpha.fract() != 0.0; argument("index_add"),
+            "alpha is a whole number where the tensor is {}; got {alpha}", self.dtype());
         let scaled = match alpha {
             1.0 => src.clone(),
             _ if whole => src.mul(alpha as i64)?.to_dtype(src.dtype())?,
@@ -731,12 +649,9 @@ impl Tensor {
         index: &Tensor,
         value: impl Into<Operand<'a>>,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("index_fill");
+        operation!("index_fill");
         let d = normalize_dim("index_fill", dim, self.rank())?;
-        let mut shape: Dims = self.shape().into();
-        if let Some(n) = shape.get_mut(d) {
-            *n = index.numel();
-        }
+        let shape = with_extent(self.shape(), d, index.numel());
         let (shape, strides) = self.check_index_rows("index_fill", d, index, &shape)?;
         let mask = Tensor::zeros(self.shape(), DType::Bool, self.device())?;
         let here = ScatterSource::Scalar(1.0);
@@ -755,17 +670,9 @@ impl Tensor {
         index: &Tensor,
         src: &[usize],
     ) -> Result<(Dims, Dims)> {
-        let mut expected: Dims = self.shape().into();
-        if let Some(n) = expected.get_mut(d) {
-            *n = index.numel();
-        }
-        if index.rank() > 1 || src != &expected[..] {
-            return Err(Error::shape(
-                op,
-                format!("the index has one dimension, and the source the shape {expected:?}"),
-                &[self.shape(), index.shape(), src],
-            ));
-        }
+        let expected = with_extent(self.shape(), d, index.numel());
+        fail_if!(index.rank() > 1 || src != &expected[..]; shape(op, &[self.shape(), index.shape(), src]),
+            "the index has one dimension, and the source the shape {expected:?}");
         let mut strides = Dims::from_elem(0, src.len());
         if let Some(s) = strides.get_mut(d) {
             *s = index.strides().first().copied().unwrap_or(0);

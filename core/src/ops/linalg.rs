@@ -7,18 +7,8 @@ pub(crate) mod factorizations;
 pub(crate) mod linalg_composite;
 pub(crate) mod svd;
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::linalg::svd::{MatrixShape, check_matrices, empty_result_with_grad};
-use crate::tensor::layout::broadcast_shapes;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Columns that a workgroup of the triangular solver handles.
 const WORKGROUP_COLUMNS: usize = 32;
@@ -43,12 +33,9 @@ pub(super) struct LuFactors {
 pub(super) fn lu_decompose(x: &Tensor, m: usize, n: usize) -> Result<LuFactors> {
     let batch = x.numel() / (m * n).max(1);
     let triangles = x.detach().reshape([batch, m, n])?.copy()?;
-    let order = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[batch, m], DType::U32, x.device())?
-    };
+    let order = empty_workspace(&[batch, m], DType::U32, x.device())?;
     let sign = Tensor::empty(&[batch], x.dtype(), x.device())?;
-    let spec = KernelSpec::new("lu").def("dtype", x.dtype().name()).def("form", "lu");
+    let spec = kernel_spec! { "lu", dtype: x.dtype().name(), form: "lu" };
     run_elimination(&spec, &[&triangles, &order, &sign])?;
     Ok(LuFactors { packed_lu: triangles, row_order: order, permutation_sign: sign })
 }
@@ -69,9 +56,7 @@ fn run_elimination(spec: &KernelSpec, tensors: &[&Tensor]) -> Result<()> {
         m.min(n),
         turns_of,
         |first, count, turns| {
-            let sizes = [batch, m, n, first, first + count];
-            let params =
-                sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+            let params = kernel_params! { batch, m, n, first, end: first + count }.loop_iterations(turns);
             launch::launch(spec, tensors, params, batch)
         },
     )
@@ -92,17 +77,18 @@ fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Resu
         return Ok(x);
     }
     let width = columns.min(WORKGROUP_COLUMNS);
-    let spec = KernelSpec::new("solve_triangular")
-        .def("dtype", x.dtype().name())
-        .def("upper", triangle.is_upper)
-        .def("unit", triangle.has_unit_diagonal);
-    let sizes =
-        [batch, n, columns, width, a.layout().offset(), a.strides()[0], a.strides()[1], a.strides()[2]];
+    let spec = kernel_spec! {
+        "solve_triangular", dtype: x.dtype().name(), upper: triangle.is_upper,
+        unit: triangle.has_unit_diagonal,
+    };
     let turns_of =
         |step: usize| width.div_ceil(WORKGROUP_SIZE) + ((n - 1 - step) * width).div_ceil(WORKGROUP_SIZE) + 3;
     launch::launch_in_parts(x.device(), 1, n, turns_of, |first, count, turns| {
-        let sizes = sizes.into_iter().chain([first, first + count]);
-        let params = sizes.fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+        let params = kernel_params! {
+            batch, n, columns, width, offset: a.layout().offset(), batch_stride: a.strides()[0],
+            row_stride: a.strides()[1], column_stride: a.strides()[2], first, end: first + count,
+        };
+        let params = params.loop_iterations(turns);
         launch::launch(&spec, &[a, &x], params, batch * columns.div_ceil(width))
     })?;
     Ok(x)
@@ -111,16 +97,8 @@ fn solve_by_substitution(a: &Tensor, b: &Tensor, triangle: TriangleKind) -> Resu
 /// Broadcasts the leading dimensions and returns both as \[batch, ..\], with the solution's shape.
 fn broadcast_system(op: &'static str, a: &Tensor, b: &Tensor) -> Result<(Tensor, Tensor, Dims)> {
     let ((lead, n), rest) = (check_square(op, a)?, check_matrices(op, b)?);
-    if rest.m != n {
-        return Err(Error::shape(
-            op,
-            "takes right sides with a row for each of the matrix",
-            &[a.shape(), b.shape()],
-        ));
-    }
-    if a.dtype() != b.dtype() {
-        return Err(Error::dtype(op, b.dtype(), format!("both have the type {}", a.dtype())));
-    }
+    fail_if!(rest.m != n; shape(op, [a, b]), "takes right sides with a row for each of the matrix");
+    fail_if!(a.dtype() != b.dtype(); dtype(op, b.dtype()), "both have the type {}", a.dtype());
     a.check_same_device(op, b)?;
     let lead = broadcast_shapes(op, &[lead, rest.batch_shape])?;
     let batch: usize = lead.iter().product();
@@ -142,16 +120,14 @@ impl Tensor {
     /// The matrices are not square. The dtype is not f32, or f64 on a device that supports it.
     #[track_caller]
     pub fn cholesky(&self) -> Result<Tensor> {
-        const OP: &str = "cholesky";
-        dispatch_autocast!(OP, [self], |x| x.cholesky());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "cholesky", autocast[self], |x| x.cholesky());
         let (_, n) = check_square(OP, self)?;
         if self.numel() == 0 {
             return empty_result_with_grad(OP, &[self], self.shape());
         }
         let batch = self.numel() / (n * n);
         let triangles = self.detach().reshape([batch, n, n])?.copy()?;
-        let spec = KernelSpec::new("lu").def("dtype", self.dtype().name()).def("form", "cholesky");
+        let spec = kernel_spec! { "lu", dtype: self.dtype().name(), form: "cholesky" };
         run_elimination(&spec, &[&triangles])?;
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::output(&out);
@@ -181,9 +157,8 @@ impl Tensor {
         left: bool,
         unitriangular: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "solve_triangular";
-        dispatch_autocast!(OP, [self, b], |a, b| a.solve_triangular(&b, upper, left, unitriangular));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "solve_triangular", autocast [self, b], |a, b|
+            a.solve_triangular(&b, upper, left, unitriangular));
         if !left {
             check_square(OP, self)?;
             check_matrices(OP, b)?;
@@ -223,9 +198,7 @@ impl Tensor {
     /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn solve(&self, b: &Tensor) -> Result<Tensor> {
-        const OP: &str = "solve";
-        dispatch_autocast!(OP, [self, b], |a, b| a.solve(&b));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "solve", autocast [self, b], |a, b| a.solve(&b));
         let (lead, n) = check_square(OP, self)?;
         if b.rank() == 1 || (b.rank() + 1 == self.rank() && b.shape() == [lead, &[n]].concat()) {
             return self.solve(&b.unsqueeze(-1)?)?.squeeze(-1);
@@ -260,9 +233,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn inv(&self) -> Result<Tensor> {
-        const OP: &str = "inv";
-        dispatch_autocast!(OP, [self], |x| x.inv());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "inv", autocast[self], |x| x.inv());
         let (_, n) = check_square(OP, self)?;
         self.solve(&Tensor::eye(n, n, self.dtype(), self.device())?.broadcast_to(self.shape())?)
     }
@@ -274,9 +245,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn det(&self) -> Result<Tensor> {
-        const OP: &str = "det";
-        dispatch_autocast!(OP, [self], |x| x.det());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "det", autocast[self], |x| x.det());
         let (lead, n) = check_square(OP, self)?;
         if self.numel() == 0 {
             return empty_result_with_grad(OP, &[self], lead)?.add(1.0);
@@ -298,9 +267,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn slogdet(&self) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "slogdet";
-        dispatch_autocast!(OP, [self], |x| x.slogdet());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "slogdet", autocast[self], |x| x.slogdet());
         let (lead, n) = check_square(OP, self)?;
         if self.numel() == 0 {
             let none = empty_result_with_grad(OP, &[self], lead)?;
@@ -329,9 +296,7 @@ impl Tensor {
     /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn matrix_power(&self, power: i32) -> Result<Tensor> {
-        const OP: &str = "matrix_power";
-        dispatch_autocast!(OP, [self], |x| x.matrix_power(power));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matrix_power", autocast[self], |x| x.matrix_power(power));
         let (_, n) = check_square(OP, self)?;
         let mut left = power.unsigned_abs();
         let mut square = if power < 0 { self.inv()? } else { self.clone() };
@@ -362,9 +327,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn pinv(&self, rtol: Option<f64>) -> Result<Tensor> {
-        const OP: &str = "pinv";
-        dispatch_autocast!(OP, [self], |x| x.pinv(rtol));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "pinv", autocast[self], |x| x.pinv(rtol));
         Ok(self.pinv_with_singular_values(OP, rtol)?.0)
     }
 
@@ -404,9 +367,7 @@ impl Tensor {
     /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn matrix_rank(&self, rtol: Option<f64>) -> Result<Tensor> {
-        const OP: &str = "matrix_rank";
-        dispatch_autocast!(OP, [self], |x| x.matrix_rank(rtol));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matrix_rank", autocast[self], |x| x.matrix_rank(rtol));
         let MatrixShape { batch_shape: lead, .. } = check_matrices(OP, self)?;
         if self.numel() == 0 {
             return Tensor::zeros(lead, DType::I64, self.device());

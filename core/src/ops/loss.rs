@@ -5,16 +5,9 @@ pub(crate) mod ctc_loss;
 pub(crate) mod linear_cross_entropy;
 pub(crate) mod margin_loss;
 
-use smallvec::smallvec;
-
-use crate::amp::{self, dispatch_in_f32};
-use crate::autograd::{self, SavedTensor};
-use crate::error::{Error, Result};
-use crate::memory;
-use crate::ops::elementwise::pointwise::Operand;
 use crate::ops::index::select;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Reduction of the elements' losses.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -67,23 +60,12 @@ impl Tensor {
         ignore_index: i64,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        dispatch_in_f32!("nll_loss", [self, weight], |x, w| x.nll_loss(
-            target,
-            w.as_ref(),
-            ignore_index,
-            reduction
-        ));
-        let _op = memory::scope::enter_op("nll_loss");
-        if !target.dtype().is_int() {
-            return Err(Error::dtype("nll_loss", target.dtype(), "targets are classes, as integers"));
-        }
-        if self.rank() == 0 || target.rank() + 1 != self.rank() {
-            return Err(Error::shape(
-                "nll_loss",
-                "targets have the shape of [batch, classes, ...] without the classes",
-                &[self.shape(), target.shape()],
-            ));
-        }
+        operation!("nll_loss", in_f32 [self, weight], |x, w|
+            x.nll_loss(target, w.as_ref(), ignore_index, reduction));
+        fail_if!(!target.dtype().is_int();
+            dtype("nll_loss", target.dtype()), "targets are classes, as integers");
+        fail_if!(self.rank() == 0 || target.rank() + 1 != self.rank(); shape("nll_loss", [self, target]),
+            "targets have the shape of [batch, classes, ...] without the classes");
         let dim = if self.rank() > 1 { 1 } else { 0 };
         let skipped = Some(ignore_index);
         check_in_range(
@@ -137,9 +119,7 @@ impl Tensor {
     #[track_caller]
     pub fn smooth_l1_loss(&self, target: &Tensor, beta: f64, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("smooth_l1_loss", [self, target], |x, y| x.smooth_l1_loss(&y, beta, reduction));
-        if beta < 0.0 {
-            return Err(Error::argument("smooth_l1_loss", format!("beta {beta} is negative")));
-        }
+        fail_if!(beta < 0.0; argument("smooth_l1_loss"), "beta {beta} is negative");
         if beta == 0.0 {
             return self.l1_loss(target, reduction);
         }
@@ -153,9 +133,7 @@ impl Tensor {
     #[track_caller]
     pub fn huber_loss(&self, target: &Tensor, delta: f64, reduction: Reduction) -> Result<Tensor> {
         dispatch_in_f32!("huber_loss", [self, target], |x, y| x.huber_loss(&y, delta, reduction));
-        if delta <= 0.0 {
-            return Err(Error::argument("huber_loss", format!("delta {delta} is not positive")));
-        }
+        fail_if!(delta <= 0.0; argument("huber_loss"), "delta {delta} is not positive");
         reduction.apply(&self.huber_elements(target, delta)?)
     }
 
@@ -178,22 +156,12 @@ impl Tensor {
         weight: Option<&Tensor>,
         reduction: Reduction,
     ) -> Result<Tensor> {
-        const OP: &str = "binary_cross_entropy";
-        let _op = memory::scope::enter_op(OP);
-        if amp::is_autocast_enabled() {
-            return Err(Error::argument(
-                OP,
-                "is unsafe under autocast, as in PyTorch: the gradient of probabilities overflows 16 bits; take \
-                 `binary_cross_entropy_with_logits`, or cast to f32 under `no_autocast`",
-            ));
-        }
-        if self.shape() != target.shape() || self.dtype() != target.dtype() {
-            return Err(Error::shape(
-                OP,
-                "input and target have one shape and type",
-                &[self.shape(), target.shape()],
-            ));
-        }
+        operation!(OP = "binary_cross_entropy");
+        fail_if!(amp::is_autocast_enabled(); argument(OP),
+            "is unsafe under autocast, as in PyTorch: the gradient of probabilities overflows 16 bits; take \
+                 `binary_cross_entropy_with_logits`, or cast to f32 under `no_autocast`");
+        fail_if!(self.shape() != target.shape() || self.dtype() != target.dtype();
+            shape(OP, [self, target]), "input and target have one shape and type");
         dispatch_in_f32!(OP, [self, target, weight], |x, y, w| x.binary_cross_entropy(
             &y,
             w.as_ref(),
@@ -401,9 +369,8 @@ impl Tensor {
         dispatch_in_f32!("triplet_margin_loss", [self, positive, negative], |a, near, far| {
             a.triplet_margin_loss(&near, &far, margin, p, swap, reduction)
         });
-        if margin.is_nan() || margin <= 0.0 {
-            return Err(Error::argument("triplet_margin_loss", format!("margin {margin} is not positive")));
-        }
+        fail_if!(margin.is_nan() || margin <= 0.0;
+            argument("triplet_margin_loss"), "margin {margin} is not positive");
         let near = self.pairwise_distance(positive, p, EPS, false)?;
         let far = self.pairwise_distance(negative, p, EPS, false)?;
         let far =

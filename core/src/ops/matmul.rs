@@ -10,23 +10,14 @@ pub(crate) mod linear_fp8;
 pub(crate) mod matmul_tiling;
 pub(crate) mod scaled_mm;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::{self, dispatch_autocast};
-use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::{GradRule, Operand, PointwiseOp, TypeRule, run_pointwise};
-use crate::ops::kernel::launch::{self, KernelParams};
+use crate::ops::elementwise::pointwise::pointwise_ops;
+use crate::ops::elementwise::pointwise::{GradRule, PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::matmul::matmul_tiling::{CostModel, KMajorOperands, MatmulExtents, TilePlan};
+use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
-use crate::scalar::Scalar;
-use crate::tensor::layout::{broadcast_shapes, collapse_dims, collapse_tensor_dims, numel};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::collapse_tensor_dims;
 
 /// Batch of matrices in a tensor: offset and strides in elements, with at most two batch dimensions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,16 +44,9 @@ pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) ->
     a.check_same_device(op, b)?;
     launch::check_computable(op, a)?;
     launch::check_computable(op, b)?;
-    if a.dtype() != b.dtype() {
-        return Err(Error::dtype(
-            op,
-            b.dtype(),
-            format!("the other operand is {}; cast one with `to_dtype`", a.dtype()),
-        ));
-    }
-    if a.dtype() == DType::Bool {
-        return Err(Error::dtype(op, DType::Bool, "takes numbers; cast with `to_dtype`"));
-    }
+    fail_if!(a.dtype() != b.dtype();
+        dtype(op, b.dtype()), "the other operand is {}; cast one with `to_dtype`", a.dtype());
+    fail_if!(a.dtype() == DType::Bool; dtype(op, DType::Bool), "takes numbers; cast with `to_dtype`");
     launch::check_device_dtype(op, a.dtype(), a.device())
 }
 
@@ -126,11 +110,8 @@ fn gemm_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -> Result<Ten
 /// contiguous rows, and the type of a and b, or f32 for unrounded sums of 16-bit operands.
 pub(super) fn gemm_into(op: &'static str, a: &Tensor, b: &Tensor, out: &Tensor, add: bool) -> Result<()> {
     let product = MatmulProblem::new(op, a, b)?;
-    if product.shape.as_slice() != out.shape() {
-        let rule =
-            format!("the product is {:?}, what it is written to {:?}", &product.shape[..], out.shape());
-        return Err(Error::shape(op, rule, &[a.shape(), b.shape(), out.shape()]));
-    }
+    fail_if!(product.shape.as_slice() != out.shape(); shape(op, [a, b, out]),
+        "the product is {:?}, what it is written to {:?}", &product.shape[..], out.shape());
     match product.is_empty() {
         true if add => Ok(()),
         true => {
@@ -181,7 +162,7 @@ pub(super) fn try_gemm_fp8(
     out: &Tensor,
     finish: EpilogueTensors<'_>,
 ) -> Result<bool> {
-    if !out.device().info().features.f8_matmul {
+    if !out.device().library_features().f8_matmul {
         return Ok(false);
     }
     let product = MatmulProblem::from_checked(op, a, b)?;
@@ -236,13 +217,8 @@ impl MatmulProblem {
     /// Creates a problem from operands whose types were checked.
     fn from_checked(op: &'static str, a: &Tensor, b: &Tensor) -> Result<Self> {
         let ((m, k), (rows, n)) = (last_two(a.shape()), last_two(b.shape()));
-        if k != rows {
-            return Err(Error::shape(
-                op,
-                format!("the first has {k} columns, the second {rows} rows; they must be equal"),
-                &[a.shape(), b.shape()],
-            ));
-        }
+        fail_if!(k != rows;
+            shape(op, [a, b]), "the first has {k} columns, the second {rows} rows; they must be equal");
         // Fast path: the general code below would change nothing.
         if a.rank() == 2 && b.rank() == 2 {
             let (left, right) = (MatrixLayout::from_tensor(a, &[]), MatrixLayout::from_tensor(b, &[]));
@@ -293,10 +269,7 @@ impl MatmulProblem {
         if !add && out.is_contiguous() && out.layout().offset() == 0 {
             return self.run_kernel(out, None);
         }
-        let whole = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&self.shape, out.dtype(), out.device())?
-        };
+        let whole = empty_workspace(&self.shape, out.dtype(), out.device())?;
         self.run_kernel(&whole, None)?;
         if add { out.add_(&whole) } else { whole.copy_into(out) }
     }
@@ -379,30 +352,23 @@ impl MatmulProblem {
     fn run_kernel(&self, out: &Tensor, bias: Option<&Tensor>) -> Result<()> {
         let ([(ta, a), (tb, b)], e) = ([(&self.a.0, self.a.1), (&self.b.0, self.b.1)], self.extents);
         let device = out.device();
-        if out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2) {
-            let rule = format!("a product of {} is written to {} or f32", ta.dtype(), ta.dtype());
-            return Err(Error::dtype(self.op, out.dtype(), rule));
-        }
+        fail_if!(out.dtype() != ta.dtype() && (out.dtype() != DType::F32 || ta.dtype().size() != 2);
+            dtype(self.op, out.dtype()), "a product of {} is written to {} or f32", ta.dtype(), ta.dtype());
         let plan = TilePlan::new(e, ta.dtype(), CostModel::new(device, false));
         let along = |sum: usize, across: usize| sum == 1 || (across != 1 && sum < across);
         let along =
             KMajorOperands { a: along(a.col_stride, a.row_stride), b: along(b.row_stride, b.col_stride) };
         let name = |dtype| launch::shader_dtype_name(dtype, device);
-        let spec = KernelSpec::new("matmul")
-            .def("dtype", name(ta.dtype()))
-            .def("out", name(out.dtype()))
-            .def("bias", bias.is_some());
-        let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
-        let matrices = |p: KernelParams, m: &MatrixLayout| {
-            p.size(m.offset).size(m.row_stride).size(m.col_stride).align()
+        let spec = kernel_spec! {
+            "matmul", dtype: name(ta.dtype()), out: name(out.dtype()), bias: bias.is_some(),
         };
-        let params =
-            plan.params().size(self.inner_batch).size(bias.map_or(0, |bias| bias.layout().offset())).align();
-        let params = matrices(matrices(params, &a), &b)
-            .size(a.outer_stride)
-            .size(a.inner_stride)
-            .size(b.outer_stride)
-            .size(b.inner_stride);
+        let spec = plan.add_definitions(spec, along, e.n.is_multiple_of(4));
+        let matrix = |m: MatrixLayout| [m.offset, m.row_stride, m.col_stride];
+        let params = kernel_params! {
+            ..plan.params(); inner: self.inner_batch, bias_offset: bias.map_or(0, |bias| bias.layout().offset()),
+            a: matrix(a), b: matrix(b),
+            steps: [a.outer_stride, a.inner_stride, b.outer_stride, b.inner_stride],
+        };
         let inputs: SmallVec<[&Tensor; 3]> = [ta, tb].into_iter().chain(bias).collect();
         plan.run(&spec, &inputs, params, out)
     }
@@ -457,15 +423,11 @@ pub(crate) fn describe_for_profiler(call: &MatmulCall) -> WorkItem {
     }
 }
 
-static ADD_SCALED: PointwiseOp = PointwiseOp {
-    name: "addmm",
+pointwise_ops! {
     // With a beta of 0 the input is ignored, even if it is NaN.
-    expr: "select(T(beta) * a, T(0), T(beta) == T(0)) + T(alpha) * b",
-    int_f64_expr: "",
-    type_rule: TypeRule::Number,
-    math_files: &[],
-    grads: &[GradRule::Expr("g * T(beta)", &[]), GradRule::Expr("g * T(alpha)", &[])],
-};
+    ADD_SCALED "addmm": Number, "select(T(beta) * a, T(0), T(beta) == T(0)) + T(alpha) * b", [], [
+        GradRule::Expr("g * T(beta)", &[]), GradRule::Expr("g * T(alpha)", &[])];
+}
 
 /// Computes beta · input + alpha · product in the product's shape. A beta of 0 ignores the input, even NaN.
 pub(super) fn add_scaled(
@@ -476,13 +438,8 @@ pub(super) fn add_scaled(
     alpha: f64,
 ) -> Result<Tensor> {
     let shape = broadcast_shapes(op, &[input.shape(), product.shape()])?;
-    if shape.as_slice() != product.shape() {
-        return Err(Error::shape(
-            op,
-            "the input does not broadcast to the product",
-            &[input.shape(), product.shape()],
-        ));
-    }
+    fail_if!(shape.as_slice() != product.shape();
+        shape(op, [input, product]), "the input does not broadcast to the product");
     if beta == 1.0 && alpha == 1.0 {
         return input.add(product);
     }
@@ -502,7 +459,7 @@ fn add_matmul(
     beta: f64,
     alpha: f64,
 ) -> Result<Tensor> {
-    let _op = memory::scope::enter_op(op);
+    operation!(op);
     let wide = accumulator_dtype(a.dtype());
     let made = gemm_as(op, &a.detach(), &b.detach(), wide)?;
     let mut out = add_scaled(op, &input.detach(), &made, beta, alpha)?;
@@ -564,25 +521,13 @@ impl Tensor {
     /// An operand has no dimensions, the shapes do not match, or the types differ.
     #[track_caller]
     pub fn matmul(&self, other: &Tensor) -> Result<Tensor> {
-        const OP: &str = "matmul";
-        dispatch_autocast!(OP, [self, other], |a, b| a.matmul(&b));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matmul", autocast [self, other], |a, b| a.matmul(&b));
         check_matmul_operands(OP, self, other)?;
-        if self.rank() == 0 || other.rank() == 0 {
-            return Err(Error::shape(
-                OP,
-                "takes tensors of at least one dimension; use `mul`",
-                &[self.shape(), other.shape()],
-            ));
-        }
+        fail_if!(self.rank() == 0 || other.rank() == 0;
+            shape(OP, [self, other]), "takes tensors of at least one dimension; use `mul`");
         let (last, first) = (self.shape()[self.rank() - 1], other.shape()[other.rank().saturating_sub(2)]);
-        if last != first {
-            return Err(Error::shape(
-                OP,
-                format!("the first has {last} columns, the second {first} rows; they must be equal"),
-                &[self.shape(), other.shape()],
-            ));
-        }
+        fail_if!(last != first; shape(OP, [self, other]),
+            "the first has {last} columns, the second {first} rows; they must be equal");
         match (self.rank(), other.rank()) {
             (1, 1) => {
                 matmul_with_grad(OP, &self.unsqueeze(0)?, &other.unsqueeze(1)?)?.reshape(&[][..] as &[usize])
@@ -602,7 +547,7 @@ impl Tensor {
     pub fn mm(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("mm", [self, other], |a, b| a.mm(&b));
         check_ranks("mm", "takes two matrices", &[(self, 2), (other, 2)])?;
-        let _op = memory::scope::enter_op("mm");
+        operation!("mm");
         matmul_with_grad("mm", self, other)
     }
 
@@ -614,14 +559,9 @@ impl Tensor {
     pub fn bmm(&self, other: &Tensor) -> Result<Tensor> {
         dispatch_autocast!("bmm", [self, other], |a, b| a.bmm(&b));
         check_ranks("bmm", "takes two batches of matrices", &[(self, 3), (other, 3)])?;
-        if self.shape()[0] != other.shape()[0] {
-            return Err(Error::shape(
-                "bmm",
-                "takes batches of the same length; `matmul` broadcasts",
-                &[self.shape(), other.shape()],
-            ));
-        }
-        let _op = memory::scope::enter_op("bmm");
+        fail_if!(self.shape()[0] != other.shape()[0];
+            shape("bmm", [self, other]), "takes batches of the same length; `matmul` broadcasts");
+        operation!("bmm");
         matmul_with_grad("bmm", self, other)
     }
 
@@ -668,13 +608,8 @@ impl Tensor {
             return self.mul(other);
         }
         let k = self.shape()[self.rank() - 1];
-        if other.shape()[other.rank() - 1] != k {
-            return Err(Error::shape(
-                "inner",
-                "the last extents must be equal",
-                &[self.shape(), other.shape()],
-            ));
-        }
+        fail_if!(other.shape()[other.rank() - 1] != k;
+            shape("inner", [self, other]), "the last extents must be equal");
         let lines = |t: &Tensor| t.reshape(&[numel(&t.shape()[..t.rank() - 1]), k][..]);
         let shape: Dims = self.shape()[..self.rank() - 1]
             .iter()
@@ -736,9 +671,7 @@ impl Tensor {
     pub fn baddbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         dispatch_autocast!("baddbmm", [self, a, b], |x, a, b| x.baddbmm(&a, &b, beta, alpha));
         check_ranks("baddbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
-        if a.shape()[0] != b.shape()[0] {
-            return Err(Error::shape("baddbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
-        }
+        fail_if!(a.shape()[0] != b.shape()[0]; shape("baddbmm", [a, b]), "takes batches of the same length");
         add_matmul("baddbmm", self, (a, b), beta, alpha)
     }
 
@@ -750,9 +683,7 @@ impl Tensor {
     pub fn addbmm(&self, a: &Tensor, b: &Tensor, beta: f64, alpha: f64) -> Result<Tensor> {
         dispatch_autocast!("addbmm", [self, a, b], |x, a, b| x.addbmm(&a, &b, beta, alpha));
         check_ranks("addbmm", "takes two batches of matrices", &[(a, 3), (b, 3)])?;
-        if a.shape()[0] != b.shape()[0] {
-            return Err(Error::shape("addbmm", "takes batches of the same length", &[a.shape(), b.shape()]));
-        }
+        fail_if!(a.shape()[0] != b.shape()[0]; shape("addbmm", [a, b]), "takes batches of the same length");
         // The sum over the batch becomes part of the inner dimension of one product.
         let (m, n) = (a.shape()[1], b.shape()[2]);
         let long = a.transpose(0, 1)?.reshape(&[m, a.shape()[0] * a.shape()[2]][..])?;

@@ -9,23 +9,13 @@ pub(crate) mod batch_norm;
 pub(crate) mod layer_norm;
 pub(crate) mod softmax;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use super::reduce::contiguous_zero_offset;
 use super::shape::PadMode;
-use crate::amp::{OperandCast, dispatch_autocast};
-use crate::autograd::{self, InputGrads, SavedTensor};
+use crate::amp::OperandCast;
 use crate::check;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::split_reduction;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::layer_norm::{RowNorm, machine_epsilon};
 use crate::ops::norm::softmax::{check_f32_f16_bf16, lanes_per_row};
-use crate::tensor::shape::new_shape;
-use crate::tensor::{Dims, IntoShape, Tensor};
+use crate::ops::prelude::*;
 
 /// Mapping of elements to rows and weights: parameters of `norm.wgsl` and `norm_weight_grad.wgsl`.
 #[derive(Clone, Copy, Debug)]
@@ -169,10 +159,7 @@ impl Normalization {
         }
         let stage = NormStage { splits_and_chunk: (splits, chunk), ..stage };
         let turns = 2 * chunk.div_ceil(lanes * width) + 128;
-        let partial = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[splits, 2, at.rows], DType::F32, x.device())?
-        };
+        let partial = empty_workspace(&[splits, 2, at.rows], DType::F32, x.device())?;
         let given = g.map(|_| statistics);
         self.launch_stage("parts", stage, g, given, None, &partial, turns)?;
         let sums = match g {
@@ -220,23 +207,18 @@ impl Normalization {
         // Pass only the tensors that the stage reads: statistics need no weights.
         let weight = self.weight.as_ref().filter(|_| !finish && (g.is_some() || name != "parts"));
         let bias = self.bias.as_ref().filter(|_| g.is_none() && (name == "whole" || name == "apply"));
-        let spec = KernelSpec::new("norm")
-            .def("stage", name)
-            .def("pass", if g.is_some() { "backward" } else { "forward" })
-            .def("dtype", dtype(Some(x)))
-            .def("weight", dtype(weight))
-            .def("bias", dtype(bias))
-            .def("rms", self.rms)
-            .def("flat", at.run_length >= at.extent)
-            .def("lanes", lanes)
-            .def("across", across)
-            .def("width", width);
+        let spec = kernel_spec! {
+            "norm", stage: name, pass: if g.is_some() { "backward" } else { "forward" },
+            dtype: dtype(Some(x)), weight: dtype(weight), bias: dtype(bias), rms: self.rms,
+            flat: at.run_length >= at.extent, lanes, across, width,
+        };
         let [weight_row, weight_step, weight_inner] = at.weight_strides;
-        let params =
-            KernelParams::new().size(at.rows).size(at.extent).size(at.run_length).size(at.run_stride);
-        let params = params.size(at.row_stride).size(at.weight_rows).size(weight_row).size(weight_step);
-        let params =
-            params.size(weight_inner).f32(self.eps as f32).size(splits).size(chunk).loop_iterations(turns);
+        let params = kernel_params! {
+            rows: at.rows, extent: at.extent, run: at.run_length, step: at.run_stride,
+            row_stride: at.row_stride, weight_rows: at.weight_rows, weight_row, weight_step, weight_inner,
+            eps: self.eps as f32, splits, chunk,
+        }
+        .loop_iterations(turns);
         let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
         if finish {
             tensors.extend(more);
@@ -267,24 +249,18 @@ impl Normalization {
         let across = at.weight_run_length == 1 && at.weights > 1;
         let lanes = lanes_per_row(at.elements_per_weight, across);
         let (splits, chunk) = split_weight_reduction(at.weights, at.elements_per_weight, lanes);
-        let partial = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[splits, 2, at.weights], DType::F32, x.device())?
+        let partial = empty_workspace(&[splits, 2, at.weights], DType::F32, x.device())?;
+        let spec = kernel_spec! {
+            "norm_weight_grad", dtype: launch::shader_dtype_name(x.dtype(), x.device()), rms: self.rms,
+            single: at.weight_run_length == 1, lanes, across,
         };
-        let spec = KernelSpec::new("norm_weight_grad")
-            .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
-            .def("rms", self.rms)
-            .def("single", at.weight_run_length == 1)
-            .def("lanes", lanes)
-            .def("across", across);
         let [row_step, row_weights, row_inner] = at.row_strides;
-        let params = KernelParams::new()
-            .size(at.weights)
-            .size(at.elements_per_weight)
-            .size(at.weight_run_length)
-            .size(at.weight_run_stride);
-        let params = params.size(at.weight_stride).size(row_step).size(row_weights).size(row_inner);
-        let params = params.size(splits).size(chunk).loop_iterations(chunk.div_ceil(lanes) + 128);
+        let params = kernel_params! {
+            weights: at.weights, extent: at.elements_per_weight, run: at.weight_run_length,
+            step: at.weight_run_stride, weight_stride: at.weight_stride, row_step, row_weights, row_inner,
+            splits, chunk,
+        }
+        .loop_iterations(chunk.div_ceil(lanes) + 128);
         let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![g, x, &statistics.rstd];
         tensors.extend(statistics.mean.as_ref());
         tensors.push(&partial);
@@ -382,10 +358,8 @@ pub(super) fn cast_parameters(
 ) -> Result<SmallVec<[Tensor; 2]>> {
     let check = |t: &Tensor| {
         t.check_same_device(op, x)?;
-        if t.shape() != shape {
-            let rule = "weight and bias have the shape of what is normalised";
-            return Err(Error::shape(op, rule, &[t.shape(), shape]));
-        }
+        fail_if!(t.shape() != shape;
+            shape(op, &[t.shape(), shape]), "weight and bias have the shape of what is normalised");
         t.to_dtype(x.dtype())
     };
     parameters.into_iter().flatten().map(check).collect()
@@ -399,13 +373,8 @@ pub(super) fn prepare_parameter(
     shape: &[usize],
 ) -> Result<Option<Tensor>> {
     let Some(t) = t else { return Ok(None) };
-    if t.shape() != shape {
-        return Err(Error::shape(
-            op,
-            "weight and bias have the shape of what is normalised",
-            &[t.shape(), shape],
-        ));
-    }
+    fail_if!(t.shape() != shape;
+        shape(op, &[t.shape(), shape]), "weight and bias have the shape of what is normalised");
     check_f32_f16_bf16(op, t)?;
     t.check_same_device(op, x)?;
     contiguous_zero_offset(t).map(Some)
@@ -427,13 +396,8 @@ pub(super) fn check_running_stats(
     n: usize,
 ) -> Result<()> {
     for t in [running.0, running.1] {
-        if t.shape() != [n] {
-            return Err(Error::shape(
-                op,
-                "running statistics have one element for each channel",
-                &[t.shape(), &[n]],
-            ));
-        }
+        fail_if!(t.shape() != [n];
+            shape(op, &[t.shape(), &[n]]), "running statistics have one element for each channel");
         if x.dtype() == DType::F64 {
             check_is_f64(op, t)?;
         } else {
@@ -458,12 +422,11 @@ impl Tensor {
         parameters: [Option<&Tensor>; 2],
         eps: f64,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
-        if shape.is_empty() || !self.shape().ends_with(shape) {
-            return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
-        }
+        fail_if!(shape.is_empty() || !self.shape().ends_with(shape);
+            shape(op, &[self.shape(), shape]), "the input ends with the normalised shape");
         let extent: usize = shape.iter().product();
         let rows = self.numel() / extent.max(1);
         let [weight, bias] = parameters;
@@ -551,16 +514,12 @@ impl Tensor {
         parameters: [Option<&Tensor>; 2],
         eps: f64,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
         let (batch, channels, space) = channel_dims(op, self)?;
-        if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(Error::argument(
-                op,
-                format!("{channels} channels do not divide into {groups} groups"),
-            ));
-        }
+        fail_if!(groups == 0 || !channels.is_multiple_of(groups);
+            argument(op), "{channels} channels do not divide into {groups} groups");
         let [weight, bias] = parameters;
         if double {
             let x = self.reshape([batch * groups, channels / groups * space])?;
@@ -607,9 +566,8 @@ impl Tensor {
         dispatch_autocast!("group_norm", [self, weight, bias], |x, w, b| {
             x.group_norm(groups, w.as_ref(), b.as_ref(), eps)
         });
-        if self.shape().iter().skip(1).any(|&extent| extent == 0) {
-            return Err(Error::shape("group_norm", "takes entries that are not empty", &[self.shape()]));
-        }
+        fail_if!(self.shape().iter().skip(1).any(|&extent| extent == 0);
+            shape("group_norm", [self]), "takes entries that are not empty");
         self.normalize_groups("group_norm", groups, [weight, bias], eps)
     }
 
@@ -660,23 +618,15 @@ impl Tensor {
     /// There are fewer than three dimensions, `size` is 0, or the dtype is bool.
     #[track_caller]
     pub fn local_response_norm(&self, size: usize, alpha: f64, beta: f64, k: f64) -> Result<Tensor> {
-        const OP: &str = "local_response_norm";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "local_response_norm");
         if self.dtype().is_int() {
             launch::check_device_dtype(OP, self.dtype(), self.device())?;
         } else {
             check_is_f64(OP, self)?;
         }
-        if self.rank() < 3 {
-            return Err(Error::shape(
-                OP,
-                "takes [batch, channels, ..] of at least three dimensions",
-                &[self.shape()],
-            ));
-        }
-        if size == 0 {
-            return Err(Error::argument(OP, "takes a size of at least 1"));
-        }
+        fail_if!(self.rank() < 3;
+            shape(OP, [self]), "takes [batch, channels, ..] of at least three dimensions");
+        fail_if!(size == 0; argument(OP), "takes a size of at least 1");
         if self.numel() == 0 {
             return Ok(self.clone());
         }

@@ -2,18 +2,8 @@
 //!
 //! A fill takes the next blocks of the device's stream ([`Device::random_state`]), four elements a block.
 
-use forebay_shaders::KernelSpec;
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::ops::reduce::contiguous_zero_offset;
+use crate::ops::prelude::*;
 use crate::runtime::capture::replay_params::{PhiloxState, ReplayCtx};
-use crate::runtime::device::Device;
-use crate::tensor::shape::new_shape;
-use crate::tensor::{IntoShape, Tensor};
 
 /// Distribution of the values.
 #[derive(Clone, Copy, Debug)]
@@ -56,8 +46,9 @@ fn round_down_to_dtype(x: f64, dtype: DType) -> f64 {
     (x / step).floor() * step
 }
 
-/// Returns the smallest and the largest value of a float type in low ≤ x < high, or in low ≤ x ≤ high if
-/// `closed`. A closed range is first clamped to the type's range.
+/// Returns the smallest and the largest value of a float type in low ≤ x < high.
+///
+/// If `closed`, the range is low ≤ x ≤ high, first clamped to the type's range.
 ///
 /// # Errors
 /// A bound exceeds the type's range, or the type has no value in between.
@@ -70,21 +61,13 @@ pub fn representable_range(
 ) -> Result<[f64; 2]> {
     let largest = float_format(dtype).map_or(f64::MAX, |(_, _, largest)| largest);
     let (low, high) = if closed { (low.max(-largest), high.min(largest)) } else { (low, high) };
-    if low.abs() > largest || high.abs() > largest {
-        let why = format!(
-            "{low}..{high} leaves the numbers of {dtype}, which end at {largest:e}; take a type that reaches as far"
-        );
-        return Err(Error::argument(op, why));
-    }
+    fail_if!(low.abs() > largest || high.abs() > largest; argument(op),
+        "{low}..{high} leaves the numbers of {dtype}, which end at {largest:e}; take a type that reaches as far");
     // Avoids -0.
     let least = 0.0 - round_down_to_dtype(-low, dtype);
     let most = round_down_to_dtype(if closed { high } else { high.next_down() }, dtype);
-    if least > most {
-        let why = format!(
-            "no number of {dtype} lies in {low}..{high}; take a wider range, or a type of more digits"
-        );
-        return Err(Error::argument(op, why));
-    }
+    fail_if!(least > most; argument(op),
+        "no number of {dtype} lies in {low}..{high}; take a wider range, or a type of more digits");
     Ok([least, most])
 }
 
@@ -100,9 +83,16 @@ fn bernoulli_threshold(p: f64) -> (u32, bool) {
     if bound >= 4_294_967_296.0 { (u32::MAX, true) } else { (bound as u32, false) }
 }
 
+/// Returns the inverse of the probability that 32 random bits keep an element, so that a mean is exact for
+/// every `p`.
+fn dropout_keep_scale(p: f64) -> f64 {
+    const OUTCOMES: f64 = 4_294_967_296.0;
+    OUTCOMES / (OUTCOMES - f64::from(bernoulli_threshold(p).0))
+}
+
 #[track_caller]
 fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
-    let _op = memory::scope::enter_op("random");
+    operation!("random");
     // Bounds of types that round.
     let bounds = match kind {
         Distribution::Uniform { low, high } if low < high => {
@@ -140,13 +130,14 @@ fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: 
     // Both distributions of i64 write words.
     let shader =
         if matches!(kind, Distribution::SortKey) { "" } else { launch::shader_dtype_name(dtype, device) };
-    let spec = KernelSpec::new("random").def("dtype", shader).def("kind", name);
+    let spec = kernel_spec! { "random", dtype: shader, kind: name };
     let numel = out.numel();
     let params = move |now: &ReplayCtx| {
-        let params = KernelParams::new().size(numel).u32(0).f32(scale).f32(shift);
-        let params = drawn.to_words(now).into_iter().fold(params, KernelParams::u32);
-        let params = params.u32(low).u32(range).u32(bound).u32(always.into());
-        params.u32(ordered_bits(bounds[0])).u32(ordered_bits(bounds[1])).f32(factor)
+        let (offset, seed) = drawn.offset_and_seed(now);
+        kernel_params! {
+            n: numel, zero: 0u32, scale, shift, offset, seed, low, range, threshold: bound, always,
+            least: ordered_bits(bounds[0]), most: ordered_bits(bounds[1]), factor,
+        }
     };
     launch::launch_dynamic(&spec, &[&out], params, blocks.div_ceil(WORKGROUP_SIZE))?;
     Ok(out)
@@ -180,9 +171,8 @@ impl Tensor {
     ) -> Result<Tensor> {
         let shape = &new_shape("rand", shape)?;
         check_float_dtype("rand", dtype)?;
-        if !(low <= high && low.is_finite() && high.is_finite()) {
-            return Err(Error::argument("rand", format!("{low}..{high} is no range of numbers")));
-        }
+        fail_if!(!(low <= high && low.is_finite() && high.is_finite());
+            argument("rand"), "{low}..{high} is no range of numbers");
         if dtype != DType::F64 || (low, high) == (0.0, 1.0) {
             return fill_random(shape, Distribution::Uniform { low, high }, dtype, device);
         }
@@ -221,9 +211,8 @@ impl Tensor {
         device: &Device,
     ) -> Result<Tensor> {
         check_float_dtype("randn", dtype)?;
-        if std < 0.0 || std.is_nan() {
-            return Err(Error::argument("randn", format!("a standard deviation is 0 or more, not {std}")));
-        }
+        fail_if!(std < 0.0 || std.is_nan();
+            argument("randn"), "a standard deviation is 0 or more, not {std}");
         fill_random(shape, Distribution::Normal { mean, std }, dtype, device)
     }
 
@@ -259,17 +248,15 @@ impl Tensor {
         device: &Device,
     ) -> Result<Tensor> {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
-        if low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err() {
-            return Err(Error::argument("randint", format!("{low}..{high} is no range of 32-bit integers")));
-        }
+        fail_if!(low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err();
+            argument("randint"), "{low}..{high} is no range of 32-bit integers");
         let most = match dtype {
             DType::U8 => Some(255),
             DType::Bool => Some(1),
             _ => None,
         };
-        if most.is_some_and(|most| low < 0 || high - 1 > most) || (dtype == DType::U32 && low < 0) {
-            return Err(Error::argument("randint", format!("{low}..{high} are not all numbers of {dtype}")));
-        }
+        fail_if!(most.is_some_and(|most| low < 0 || high - 1 > most) || (dtype == DType::U32 && low < 0);
+            argument("randint"), "{low}..{high} are not all numbers of {dtype}");
         fill_random(shape, Distribution::Integer { low, high }, dtype, device)
     }
 
@@ -279,10 +266,8 @@ impl Tensor {
     /// `dtype` is bool, or cannot represent all of these integers.
     #[track_caller]
     pub fn randperm(n: usize, dtype: DType, device: &Device) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("randperm");
-        if dtype == DType::Bool {
-            return Err(Error::dtype("randperm", dtype, "takes number types"));
-        }
+        operation!("randperm");
+        fail_if!(dtype == DType::Bool; dtype("randperm", dtype), "takes number types");
         // Number of consecutive integers that the type represents.
         let most: usize = match dtype {
             DType::U8 => 1 << 8,
@@ -292,11 +277,8 @@ impl Tensor {
             DType::I32 => 1 << 31,
             _ => usize::MAX,
         };
-        if n > most {
-            let why =
-                format!("{dtype} does not hold all numbers below {n}, only those below {most}; take i64");
-            return Err(Error::argument("randperm", why));
-        }
+        fail_if!(n > most; argument("randperm"),
+            "{dtype} does not hold all numbers below {n}, only those below {most}; take i64");
         let keys = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             fill_random(&[n], Distribution::SortKey, DType::I64, device)?
@@ -310,23 +292,18 @@ impl Tensor {
     /// `p` is not a probability.
     #[track_caller]
     pub fn bernoulli(shape: impl IntoShape, p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
-        if !(0.0..=1.0).contains(&p) {
-            return Err(Error::argument("bernoulli", format!("{p} is no probability")));
-        }
+        fail_if!(!(0.0..=1.0).contains(&p); argument("bernoulli"), "{p} is no probability");
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
 
-    /// Zeroes elements with probability `p`, scales the others by 1 / (1 - p), and is the identity unless
-    /// `training`.
+    /// Zeroes elements with probability `p` and scales the others by 1 / (1 - p), if `training`.
     ///
     /// # Errors
     /// `p` is not a probability, or the dtype is not a float.
     #[track_caller]
     pub fn dropout(&self, p: f64, training: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("dropout");
-        if !(0.0..=1.0).contains(&p) {
-            return Err(Error::argument("dropout", format!("{p} is no probability")));
-        }
+        operation!("dropout");
+        fail_if!(!(0.0..=1.0).contains(&p); argument("dropout"), "{p} is no probability");
         check_float_dtype("dropout", self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
@@ -356,11 +333,9 @@ impl Tensor {
     /// `tau` is not above 0, `dim` is out of range, or the dtype is not a float.
     #[track_caller]
     pub fn gumbel_softmax(&self, tau: f64, hard: bool, dim: isize) -> Result<Tensor> {
-        const OP: &str = "gumbel_softmax";
-        let _op = memory::scope::enter_op(OP);
-        if tau.is_nan() || tau <= 0.0 {
-            return Err(Error::argument(OP, format!("takes a temperature above 0, not {tau}; 1 is usual")));
-        }
+        operation!(OP = "gumbel_softmax");
+        fail_if!(tau.is_nan() || tau <= 0.0;
+            argument(OP), "takes a temperature above 0, not {tau}; 1 is usual");
         check_float_dtype(OP, self.dtype())?;
         // 1 - u is positive and its logarithm finite. A u of 0 represents the values that round to it.
         let drawn = Tensor::rand(self.shape(), DType::F32, self.device())?;
@@ -388,26 +363,22 @@ impl Tensor {
     /// occurs once, and classes of weight zero come last, in order.
     ///
     /// The host does not read the weights. Values that PyTorch refuses (negative, infinite or NaN) therefore
-    /// count as zero. A class of weight zero is not drawn, unless all of a row are zero: then class 0 is
-    /// drawn with replacement, and the first classes without.
+    /// count as zero. A class of weight zero is not drawn, unless all weights of the row are zero. Then class
+    /// 0 is drawn with replacement, and the first classes without.
     ///
     /// # Errors
     /// There are neither one nor two dimensions. There are no classes, or fewer than `count` without
     /// replacement. The dtype is not a float.
     #[track_caller]
     pub fn multinomial(&self, count: usize, replacement: bool) -> Result<Tensor> {
-        const OP: &str = "multinomial";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "multinomial");
         check_float_dtype(OP, self.dtype())?;
         let Some((&classes, before)) = self.shape().split_last().filter(|(_, before)| before.len() < 2)
         else {
-            return Err(Error::shape(OP, "takes [classes] or [rows, classes]", &[self.shape()]));
+            fail!(shape(OP, [self]), "takes [classes] or [rows, classes]")
         };
-        if classes == 0 || count == 0 || (!replacement && count > classes) {
-            let rule =
-                format!("draws at least one and, without replacement, at most all classes, not {count}");
-            return Err(Error::shape(OP, rule, &[self.shape()]));
-        }
+        fail_if!(classes == 0 || count == 0 || (!replacement && count > classes); shape(OP, [self]),
+            "draws at least one and, without replacement, at most all classes, not {count}");
         if replacement && classes <= MAX_WORKGROUP_CLASSES && self.dtype() != DType::F64 {
             let ends = draw_ends(&self.detach().to_dtype(DType::F32)?, classes)?;
             let drawn = Tensor::rand(&[before, &[count]].concat(), DType::F32, self.device())?;
@@ -424,8 +395,7 @@ impl Tensor {
         let largest = largest.masked_fill(&largest.eq(0.0)?, 1.0)?.mul(&scale)?;
         let weights = weights.mul(&scale)?.div(&largest)?;
         if !replacement {
-            // The `count` first of competing exponential clocks with the weights as rates. 31 bits rarely
-            // tie.
+            // Take the first `count` of exponential clocks with the weights as rates. 31 bits rarely tie.
             let bits = Tensor::randint(0, i64::from(i32::MAX), self.shape(), DType::I32, self.device())?;
             let part = bits.to_dtype(DType::F32)?.add(0.5)?.mul(0.5f64.powi(31))?;
             let time = part.clamp(0.0, 1.0 - 0.5f64.powi(24))?.neg()?.log1p()?.neg()?;
@@ -444,18 +414,15 @@ impl Tensor {
         ends.searchsorted(&drawn, true, true, None)?.minimum(&last)?.to_dtype(DType::I64)
     }
 
-    /// Zeroes whole channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1
-    /// - p) while `training`; otherwise returns `self`. PyTorch's `dropout1d` to `dropout3d`.
+    /// Zeroes channels of \[batch, channels, ..\] with probability `p` and scales the others by 1 / (1 - p)
+    /// while `training`. Otherwise returns `self`. PyTorch's `dropout1d` to `dropout3d`.
     ///
     /// # Errors
     /// There are fewer than two dimensions, `p` is not a probability, or the dtype is not a float.
     #[track_caller]
     pub fn feature_dropout(&self, p: f64, training: bool) -> Result<Tensor> {
-        const OP: &str = "feature_dropout";
-        let _op = memory::scope::enter_op(OP);
-        if !(0.0..=1.0).contains(&p) {
-            return Err(Error::argument(OP, format!("{p} is no probability")));
-        }
+        operation!(OP = "feature_dropout");
+        fail_if!(!(0.0..=1.0).contains(&p); argument(OP), "{p} is no probability");
         check_float_dtype(OP, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
@@ -474,16 +441,15 @@ impl Tensor {
         const OP: &str = "alpha_dropout";
         // Limit of selu at -∞: the product of its two constants.
         const SELU_MIN: f64 = -1.758_099_340_847_376_6;
-        let _op = memory::scope::enter_op(OP);
-        if !(0.0..1.0).contains(&p) {
-            return Err(Error::argument(OP, format!("{p} is no probability below 1")));
-        }
+        operation!(OP);
+        fail_if!(!(0.0..1.0).contains(&p); argument(OP), "{p} is no probability below 1");
         check_float_dtype(OP, self.dtype())?;
         if !training || p == 0.0 {
             return Ok(self.clone());
         }
         let ones = if by_channel { self.ones_per_channel(OP)? } else { self.detach().ones_like()? };
         let dropped = ones.dropout(p, true)?.eq(0.0)?;
+        let p = 1.0 - 1.0 / dropout_keep_scale(p);
         let scale = 1.0 / ((1.0 - p) * (1.0 + p * SELU_MIN * SELU_MIN)).sqrt();
         self.masked_fill(&dropped, SELU_MIN)?.mul(scale)?.add(-scale * p * SELU_MIN)
     }
@@ -491,7 +457,7 @@ impl Tensor {
     /// Returns ones for each channel of \[batch, channels, ..\] that broadcast.
     fn ones_per_channel(&self, op: &'static str) -> Result<Tensor> {
         let &[batch, channels, ref rest @ ..] = self.shape() else {
-            return Err(Error::shape(op, "takes [batch, channels, ..]", &[self.shape()]));
+            fail!(shape(op, [self]), "takes [batch, channels, ..]")
         };
         let shape = [&[batch, channels][..], &vec![1; rest.len()]].concat();
         Tensor::ones(&shape, self.dtype(), self.device())
@@ -507,7 +473,7 @@ fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     let ends = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
     let (rows, each) = (weights.numel() / classes, classes.div_ceil(WORKGROUP_SIZE));
-    let params = KernelParams::new().size(rows).size(classes).size(each).loop_iterations(4 * each + 32);
+    let params = kernel_params! { rows, classes, each }.loop_iterations(4 * each + 32);
     launch::launch(&KernelSpec::new("draw_ends"), &[&weights, &ends], params, rows)?;
     Ok(ends)
 }
@@ -515,8 +481,7 @@ fn draw_ends(weights: &Tensor, classes: usize) -> Result<Tensor> {
 /// Writes a Philox state to device memory, so that kernels that read it are identical at each replay.
 pub(super) fn write_philox_state(drawn: PhiloxState, device: &Device) -> Result<Tensor> {
     let words = Tensor::empty(&[4], DType::U32, device)?;
-    let params =
-        move |now: &ReplayCtx| drawn.to_words(now).into_iter().fold(KernelParams::new(), KernelParams::u32);
+    let params = move |now: &ReplayCtx| kernel_params! { words: drawn.to_words(now) };
     launch::launch_dynamic(&KernelSpec::new("philox_state"), &[&words], params, 1)?;
     Ok(words)
 }
@@ -528,15 +493,12 @@ fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
     let x = x.detach().contiguous()?;
     let out = Tensor::empty(x.shape(), x.dtype(), x.device())?;
     let n = x.numel();
-    let spec = KernelSpec::new("dropout").def("dtype", launch::shader_dtype_name(x.dtype(), x.device()));
-    let offset = x.layout().offset();
+    let spec = kernel_spec! { "dropout", dtype: launch::shader_dtype_name(x.dtype(), x.device()) };
+    let in_offset = x.layout().offset();
     let params = move |now: &ReplayCtx| {
-        let params = KernelParams::new()
-            .size(n)
-            .size(offset)
-            .f32((1.0 / (1.0 - p)) as f32)
-            .u32(bernoulli_threshold(p).0);
-        drawn.to_words(now).into_iter().fold(params, KernelParams::u32)
+        let (offset, seed) = drawn.offset_and_seed(now);
+        let (scale, threshold) = (dropout_keep_scale(p) as f32, bernoulli_threshold(p).0);
+        kernel_params! { n, in_offset, scale, threshold, offset, seed }
     };
     launch::launch_dynamic(&spec, &[&x, &out], params, n.div_ceil(4 * WORKGROUP_SIZE))?;
     Ok(out)

@@ -6,18 +6,9 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
 use super::shape::stack;
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, InputGrads, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::softmax::check_f32_f16_bf16;
-use crate::tensor::{Layout, Tensor};
+use crate::ops::prelude::*;
 
 /// Cell type of a recurrent layer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +87,7 @@ pub struct RecurrentOp<'a> {
 /// Result of a [`RecurrentOp`].
 #[derive(Clone, Debug)]
 pub struct RecurrentOutput {
-    /// State after each step in order of time: \[steps, batch, hidden\]. Ended sequences repeat their last
-    /// state.
+    /// State after each step: \[steps, batch, hidden\]. Ended sequences repeat their last state.
     pub output: Tensor,
     /// State after the last computed step: \[batch, hidden\].
     pub h_n: Tensor,
@@ -105,7 +95,7 @@ pub struct RecurrentOutput {
     pub c_n: Option<Tensor>,
 }
 
-/// Forward run with what the backward pass needs.
+/// Forward run with the tensors that the backward pass needs.
 struct RecurrentRun {
     kind: RecurrentKind,
     sizes: [usize; 3],
@@ -143,18 +133,16 @@ impl RecurrentRun {
 
     fn spec(&self, pass: &'static str, t: &Tensor) -> KernelSpec {
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
-        KernelSpec::new("recurrent")
-            .def("kind", self.kind.kernel_name())
-            .def("pass", pass)
-            .def("dtype", name(t))
-            .def("keep", self.saved_gates.is_some())
-            .def("lengths", self.lengths.as_ref().map_or("", name))
+        kernel_spec! {
+            "recurrent", kind: self.kind.kernel_name(), pass, dtype: name(t),
+            keep: self.saved_gates.is_some(), lengths: self.lengths.as_ref().map_or("", name),
+        }
     }
 
     /// Returns the first words of the kernel's parameters.
     fn params(&self, t: usize) -> KernelParams {
         let [_, batch, hidden] = self.sizes;
-        KernelParams::new().size(batch * hidden).size(hidden).size(t)
+        kernel_params! { n: batch * hidden, hidden, step: t }
     }
 
     fn lengths_offset(&self) -> usize {
@@ -169,13 +157,15 @@ impl RecurrentRun {
         for t in self.time_order() {
             let fed = state.linear(&self.weight_hh, bias)?.contiguous()?;
             let out = self.state_slot(t) * batch * hidden + self.states.layout().offset();
-            let params = self.params(t).size(input.layout().offset() + t * input.strides()[0]);
-            let params = params.size(input.strides()[1]).size(fed.layout().offset()).size(out);
-            let params = params.size(t * batch * hidden * 5).size(self.lengths_offset()).size(0);
-            let bound: SmallVec<[&Tensor; 6]> = [Some(input), Some(&fed), Some(running), Some(&self.states)]
+            let params = kernel_params! {
+                ..self.params(t); input_offset: input.layout().offset() + t * input.strides()[0],
+                input_stride: input.strides()[1], carry_offset: fed.layout().offset(), out_offset: out,
+                saved_offset: t * batch * hidden * 5, lengths_offset: self.lengths_offset(), gates_offset: 0usize,
+            };
+            let bound: SmallVec<[&Tensor; 6]> = [input, &fed, running, &self.states]
                 .into_iter()
-                .chain([self.saved_gates.as_ref(), self.lengths.as_ref()])
-                .flatten()
+                .chain(&self.saved_gates)
+                .chain(&self.lengths)
                 .collect();
             launch::launch(&spec, &bound, params, (batch * hidden).div_ceil(WORKGROUP_SIZE))?;
             state = self.states.select(0, self.state_slot(t) as isize)?;
@@ -207,20 +197,20 @@ impl RecurrentRun {
         let mut carry = Tensor::zeros(&[batch, hidden], g.dtype(), g.device())?;
         let spec = self.spec("backward", &g);
         for t in self.time_order().rev() {
-            let params = self.params(t).size(g.layout().offset() + self.state_slot(t) * plane).size(0);
-            let params = params.size(carry.layout().offset()).size(0);
             let kept = if self.saved_gates.is_some() { t * plane * 5 } else { self.state_slot(t) * plane };
-            let params = params.size(saved.layout().offset() + kept).size(self.lengths_offset());
-            let params = params.size(t * batch * wide);
-            {
-                let bound: SmallVec<[&Tensor; 7]> =
-                    [Some(&g), Some(&carry), Some(&running), Some(saved), Some(&gates)]
-                        .into_iter()
-                        .chain([inner.as_ref(), self.lengths.as_ref()])
-                        .flatten()
-                        .collect();
-                launch::launch(&spec, &bound, params, plane.div_ceil(WORKGROUP_SIZE))?;
-            }
+            let params = kernel_params! {
+                ..self.params(t); input_offset: g.layout().offset() + self.state_slot(t) * plane,
+                input_stride: 0usize, carry_offset: carry.layout().offset(), out_offset: 0usize,
+                saved_offset: saved.layout().offset() + kept, lengths_offset: self.lengths_offset(),
+                gates_offset: t * batch * wide,
+            };
+            let bound: SmallVec<[&Tensor; 7]> = [&g, &carry, &running, saved, &gates]
+                .into_iter()
+                .chain(&inner)
+                .chain(&self.lengths)
+                .collect();
+            launch::launch(&spec, &bound, params, plane.div_ceil(WORKGROUP_SIZE))?;
+            drop(bound);
             carry =
                 inner.as_ref().unwrap_or(&gates).select(0, t as isize)?.mm(&self.weight_hh)?.contiguous()?;
         }
@@ -267,13 +257,13 @@ fn relu_derivative(y: &Tensor) -> Result<Tensor> {
     y.detach().gt(0.0)?.to_dtype(y.dtype())
 }
 
-/// Recomputation of the states for gradients of gradients, by differentiable operations on saved tensors. The
-/// input was not saved, and only its history is used.
+/// Recomputation of the states for gradients of gradients, by differentiable operations on saved tensors.
+/// Uses only the history of the input, whose values were not saved.
 impl RecurrentRun {
     fn recompute(&self, t: &[Tensor]) -> Result<Tensor> {
         let ([steps, batch, hidden], op) = (self.sizes, self.kind.op_name());
         let (Some((input, rest)), Some(states)) = (t.split_first(), t.last()) else {
-            return Err(Error::argument(op, "has no inputs"));
+            fail!(argument(op), "has no inputs")
         };
         let (first, weight) = (&rest[0], &rest[1]);
         let bias = self.has_bias.then(|| &rest[2]);
@@ -355,11 +345,10 @@ impl<'a> RecurrentOp<'a> {
     /// Runs all steps.
     ///
     /// # Errors
-    /// The shapes do not fit, the types differ or are not 16- or 32-bit floats, or `c_0` does not fit the
-    /// kind.
+    /// The shapes or `c_0` do not fit, or the types differ or are not 16- or 32-bit floats.
     #[track_caller]
     pub fn run(&self) -> Result<RecurrentOutput> {
-        let _op = memory::scope::enter_op(self.kind.op_name());
+        operation!(self.kind.op_name());
         run_recurrent(self)
     }
 }
@@ -384,13 +373,10 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
     let (device, dtype) = (of.input_gates.device(), of.input_gates.dtype());
     for t in [Some(of.h_0), of.c_0, Some(of.weight_hh), of.bias_hh].into_iter().flatten() {
         of.input_gates.check_same_device(op, t)?;
-        if t.dtype() != dtype {
-            let expected = format!("the input is {dtype}; cast one with `to_dtype`");
-            return Err(Error::dtype(op, t.dtype(), expected));
-        }
+        fail_if!(t.dtype() != dtype; dtype(op, t.dtype()), "the input is {dtype}; cast one with `to_dtype`");
     }
     let &[steps, batch, wide] = of.input_gates.shape() else {
-        return Err(Error::shape(op, "takes [steps, batch, features]", &[of.input_gates.shape()]));
+        fail!(shape(op, [of.input_gates]), "takes [steps, batch, features]")
     };
     let hidden = wide / of.kind.gate_count();
     let width = of.weight_hh.shape().last().copied().unwrap_or_default();
@@ -405,9 +391,7 @@ fn run_recurrent(of: &RecurrentOp<'_>) -> Result<RecurrentOutput> {
         return Err(Error::shape(op, "the states are [batch, hidden] and go with input and weight", &shapes));
     }
     let is_lstm = of.kind == RecurrentKind::Lstm;
-    if is_lstm != of.c_0.is_some() {
-        return Err(Error::argument(op, "an LSTM takes a cell, and the others take none"));
-    }
+    fail_if!(is_lstm != of.c_0.is_some(); argument(op), "an LSTM takes a cell, and the others take none");
     if let Some(lengths) = of.lengths
         && (lengths.shape() != [batch] || lengths.dtype() != DType::I32)
     {

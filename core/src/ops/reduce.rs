@@ -7,21 +7,11 @@
 pub(crate) mod scan;
 pub(crate) mod statistics;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
 use super::shape::cat;
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::{ReduceConfig, VEC4_WIDTH, supports_vec4};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::heuristics::{ReduceConfig, supports_vec4};
+use crate::ops::prelude::*;
 use crate::runtime::device::KernelKey;
-use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides, normalize_dim, numel};
-use crate::tensor::shape::{reduction_dims, single_dim};
-use crate::tensor::{Dims, IntoDims, Layout, Tensor};
+use crate::tensor::layout::{collapse_tensor_dims, contiguous_strides};
 
 #[derive(Debug)]
 pub(crate) struct ReduceOp {
@@ -193,37 +183,24 @@ impl ReduceStage<'_> {
         identity.push_flags(&flags);
         identity.push_number(plan.lanes | self.width << 16 | plan.unroll << 32);
         let spec = || {
-            KernelSpec::new("reduce")
-                .def("source", name(self.input))
-                .def("compute", compute)
-                .def("out", out)
-                .def("index", index)
-                .def("math", self.op.math_files)
-                .def("map", self.map)
-                .def("combine", self.op.combine)
-                .def("post", self.post)
-                .def("center", center)
-                .def("values", flags[0])
-                .def("seen", flags[1])
-                .def("flat", flags[2])
-                .def("lanes", plan.lanes)
-                .def("across", across)
-                .def("width", self.width)
-                .def("unroll", plan.unroll)
+            kernel_spec! {
+                "reduce", source: name(self.input), compute, out, index, math: self.op.math_files,
+                map: self.map, combine: self.op.combine, post: self.post, center, values: flags[0],
+                seen: flags[1], flat: flags[2], lanes: plan.lanes, across, width: self.width,
+                unroll: plan.unroll,
+            }
         };
         let (outputs, extent) = (numel(&self.kept.0), numel(&self.reduced.0));
-        let mut params = KernelParams::new().size(outputs).size(extent).size(plan.splits).size(plan.chunk);
-        params = params.size(self.offset).size(self.kept.0.len()).size(self.reduced.0.len()).u32(0);
+        let params = kernel_params! {
+            outputs, extent, splits: plan.splits, chunk: plan.chunk, offset: self.offset,
+            kept_rank: self.kept.0.len(), reduced_rank: self.reduced.0.len(), args: self.args.params,
+            kept_shape: &self.kept.0, kept_strides: &self.kept.1, reduced_shape: &self.reduced.0,
+            reduced_strides: &self.reduced.1,
+        };
         // Loop iterations over the reads, over their unmerged dimensions, and to locate the output.
         let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
         let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
-        params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
-        for arg in self.args.params {
-            params = params.f32(arg);
-        }
-        for (shape, strides) in [&self.kept, &self.reduced] {
-            params = params.dims(shape).dims(strides);
-        }
+        let params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
         let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![self.input];
         for t in [self.args.center, self.args.partial_indices, value, place].into_iter().flatten() {
             tensors.push(t);
@@ -246,9 +223,8 @@ fn run_reduction(
     let bytes_only = matches!(compute, DType::Bool | DType::U8);
     let compute = if bytes_only { DType::U32 } else { compute };
     launch::check_device_dtype(op.name, compute, x.device())?;
-    if compute == DType::F64 && !op.math_files.is_empty() {
-        return Err(Error::dtype(op.name, compute, "takes f32, f16 and bf16; cast with `to_dtype`"));
-    }
+    fail_if!(compute == DType::F64 && !op.math_files.is_empty();
+        dtype(op.name, compute), "takes f32, f16 and bf16; cast with `to_dtype`");
     let mut reduced = over.select_dims(x.layout(), true);
     if place.is_none() {
         // Values do not depend on the order, so read in memory order. Indices need the order of the shape.
@@ -276,10 +252,7 @@ fn run_reduction(
     if first.splits == 1 {
         return stage.launch(first, value, place);
     }
-    let partial = |dtype| {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[first.splits, outputs], dtype, x.device())
-    };
+    let partial = |dtype| empty_workspace(&[first.splits, outputs], dtype, x.device());
     let values = partial(accumulator_dtype(compute))?;
     let places = place.map(|_| partial(DType::U32)).transpose()?;
     ReduceStage { post: "acc", ..stage }.launch(first, Some(&values), places.as_ref())?;
@@ -320,7 +293,7 @@ pub(crate) fn reduce(
     result: DType,
     extra: ReduceArgs<'_>,
 ) -> Result<Tensor> {
-    let _op = memory::scope::enter_op(op.name);
+    operation!(op.name);
     let shape = over.result_shape(keepdim);
     if over.elements_per_output == 0 && numel(&shape) > 0 {
         let value = op.empty_value.ok_or_else(|| empty_extreme_error(op.name, x))?;
@@ -346,9 +319,7 @@ pub(crate) fn reduce_float(
     keepdim: bool,
     extra: ReduceArgs<'_>,
 ) -> Result<Tensor> {
-    if !x.dtype().is_float() {
-        return Err(Error::dtype(op.name, x.dtype(), "takes floats; cast with `to_dtype`"));
-    }
+    fail_if!(!x.dtype().is_float(); dtype(op.name, x.dtype()), "takes floats; cast with `to_dtype`");
     reduce(op, x, over, keepdim, x.dtype(), x.dtype(), extra)
 }
 
@@ -376,17 +347,19 @@ pub(super) fn sum_columns(x: &Tensor, result: DType) -> Result<Tensor> {
 #[track_caller]
 pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
     let &[parts, sections, extent] = partial.shape() else {
-        return Err(Error::shape("sum_partials", "takes [parts, sections, extent]", &[partial.shape()]));
+        fail!(shape("sum_partials", [partial]), "takes [parts, sections, extent]")
     };
     let outs: SmallVec<[Tensor; 3]> = (0..sections)
         .map(|_| Tensor::empty(&[extent], DType::F32, partial.device()))
         .collect::<Result<_>>()?;
     if extent > 0 {
         let width = if extent.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
-        let spec = KernelSpec::new("sum_partials").def("outs", sections).def("width", width);
+        let spec = kernel_spec! { "sum_partials", outs: sections, width };
         let tiles = extent.div_ceil(4 * width);
-        let params = KernelParams::new().size(parts).size(extent).size(tiles).size(sections * tiles);
-        let params = params.loop_iterations(parts.div_ceil(512) + 32);
+        let params = kernel_params! {
+            parts, extent, tiles, groups: sections * tiles,
+        }
+        .loop_iterations(parts.div_ceil(512) + 32);
         let tensors: SmallVec<[&Tensor; 4]> = std::iter::once(partial).chain(&outs).collect();
         launch::launch(&spec, &tensors, params, sections * tiles)?;
     }
@@ -411,7 +384,7 @@ pub(super) fn value_selecting_backward(
 
 /// Returns a contiguous tensor at offset 0 of its storage, for kernels that take no offset.
 #[track_caller]
-pub(super) fn contiguous_zero_offset(t: &Tensor) -> Result<Tensor> {
+pub(crate) fn contiguous_zero_offset(t: &Tensor) -> Result<Tensor> {
     if t.is_contiguous() && t.layout().offset() == 0 { Ok(t.detach()) } else { t.detach().copy() }
 }
 
@@ -632,7 +605,7 @@ impl Tensor {
         keepdim: bool,
     ) -> Result<(Tensor, Tensor)> {
         let name = if op.combine == "argmax" { "max" } else { "min" };
-        let _op = memory::scope::enter_op(name);
+        operation!(name);
         let over = ReduceDims::new(name, self.shape(), &[dim])?;
         let shape = over.result_shape(keepdim);
         if over.elements_per_output == 0 && numel(&shape) > 0 {
@@ -677,7 +650,7 @@ impl Tensor {
 
     #[track_caller]
     fn reduce_to_index(&self, op: &'static ReduceOp, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op.name);
+        operation!(op.name);
         let dims = dim.as_slice();
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
         let shape = over.result_shape(keepdim);

@@ -4,20 +4,10 @@ pub(crate) mod shape_composite;
 pub(crate) mod strided;
 pub(crate) mod view;
 
-use smallvec::smallvec;
-
-use crate::amp::dispatch_in_f32;
-use crate::autograd::{self, InputGrads};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::index::select::cast_index_to_i32;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::runtime::device::Device;
-use crate::scalar::Scalar;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, normalize_dim, tensor_numel};
-use crate::tensor::shape::new_shape;
-use crate::tensor::{Dims, IntoDims, IntoShape, Tensor};
+use crate::ops::prelude::*;
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, tensor_numel};
 
 /// Values outside of a padded tensor.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -41,12 +31,12 @@ const MAX_EDGE_PAD: isize = 1 << 26;
 /// The list is empty. The ranks, or extents in other dimensions than `dim`, differ.
 #[track_caller]
 pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
-    let _op = memory::scope::enter_op("cat");
+    operation!("cat");
     // Legacy rule of PyTorch: an empty vector concatenates with anything.
     let matrices = tensors.iter().any(|t| t.rank() > 1);
     let joins = |t: &Tensor| !matrices || t.shape() != [0];
     let Some(&first) = tensors.iter().find(|t| joins(t)) else {
-        return Err(Error::argument("cat", "takes at least one tensor"));
+        fail!(argument("cat"), "takes at least one tensor")
     };
     let d = normalize_dim("cat", dim, first.rank())?;
     let mut dtype = first.dtype();
@@ -55,13 +45,8 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         first.check_same_device("cat", t)?;
         let fits =
             t.rank() == first.rank() && (0..t.rank()).all(|k| k == d || t.shape()[k] == first.shape()[k]);
-        if !fits || t.rank() == 0 {
-            return Err(Error::shape(
-                "cat",
-                format!("tensors have one rank of at least 1, and equal extents beside dimension {d}"),
-                &[first.shape(), t.shape()],
-            ));
-        }
+        fail_if!(!fits || t.rank() == 0; shape("cat", [first, t]),
+            "tensors have one rank of at least 1, and equal extents except in dimension {d}");
         dtype = dtype.promote(t.dtype());
         extent += t.shape()[d];
     }
@@ -119,10 +104,8 @@ pub(super) fn from_host_fn(
     device: &Device,
     number: impl Fn(usize) -> f64,
 ) -> Result<Tensor> {
-    if count > MAX_TENSOR_NUMEL {
-        let why = format!("{count} numbers, and a tensor has at most 4,294,967,295 elements");
-        return Err(Error::argument(op, why));
-    }
+    fail_if!(count > MAX_TENSOR_NUMEL;
+        argument(op), "{count} numbers, and a tensor has at most 4,294,967,295 elements");
     let part = |range: std::ops::Range<usize>| {
         let values: Vec<f64> = range.map(&number).collect();
         from_host_values(op, &values, dtype, device)
@@ -210,12 +193,8 @@ impl Tensor {
     #[track_caller]
     pub fn arange(start: f64, end: f64, step: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         let count = ((end - start) / step).ceil();
-        if step == 0.0 || !count.is_finite() || (end - start) * step < 0.0 {
-            return Err(Error::argument(
-                "arange",
-                format!("steps of {step} do not lead from {start} to {end}"),
-            ));
-        }
+        fail_if!(step == 0.0 || !count.is_finite() || (end - start) * step < 0.0;
+            argument("arange"), "steps of {step} do not lead from {start} to {end}");
         from_host_fn("arange", count as usize, dtype, device, |i| start + i as f64 * step)
     }
 
@@ -266,16 +245,13 @@ impl Tensor {
         let dims = &dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect())[..];
         let mut out = self.clone();
         let places = dims.iter().map(|&d| normalize_dim("flip", d, self.rank())).collect::<Result<Dims>>()?;
-        if places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
-            return Err(Error::argument("flip", format!("{dims:?} names a dimension twice")));
-        }
+        fail_if!(places.iter().enumerate().any(|(k, d)| places[..k].contains(d));
+            argument("flip"), "{dims:?} names a dimension twice");
         for &dim in dims {
             let n = self.dim(dim)?;
             if self.rank() > 0 {
-                if tensor_numel(self.shape()).is_none() || n > i32::MAX as usize {
-                    let rule = "takes tensors of less than 2^32 elements, and extents of less than 2^31";
-                    return Err(Error::shape("flip", rule, &[self.shape()]));
-                }
+                fail_if!(tensor_numel(self.shape()).is_none() || n > i32::MAX as usize; shape("flip", [self]),
+                    "takes tensors of less than 2^32 elements, and extents of less than 2^31");
                 let order: Vec<i32> = (0..n as i32).rev().collect();
                 out = out.index_select(dim, &Tensor::create_constant(&order, &[n], self.device())?)?;
             }
@@ -290,9 +266,7 @@ impl Tensor {
     #[track_caller]
     pub fn roll(&self, shift: isize, dim: isize) -> Result<Tensor> {
         let n = self.dim(dim)?;
-        if self.rank() == 0 {
-            return Err(Error::shape("roll", "takes at least one dimension", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 0; shape("roll", [self]), "takes at least one dimension");
         if n == 0 {
             return Ok(self.clone());
         }
@@ -320,10 +294,8 @@ impl Tensor {
             }
         };
         let (from, to) = (places(source)?, places(destination)?);
-        if from.len() != to.len() {
-            let rule = format!("takes as many places as dimensions, got {source:?} and {destination:?}");
-            return Err(Error::argument(OP, rule));
-        }
+        fail_if!(from.len() != to.len();
+            argument(OP), "takes as many places as dimensions, got {source:?} and {destination:?}");
         let mut rest = (0..rank).filter(|d| !from.contains(d));
         let at = |place: usize| to.iter().position(|&t| t == place).map(|k| from[k]);
         let order: Vec<isize> =
@@ -338,12 +310,8 @@ impl Tensor {
     #[track_caller]
     pub fn repeat(&self, counts: impl IntoShape) -> Result<Tensor> {
         let counts = new_shape("repeat", counts)?;
-        if counts.len() < self.rank() {
-            return Err(Error::argument(
-                "repeat",
-                format!("{} counts for {} dimensions", counts.len(), self.rank()),
-            ));
-        }
+        fail_if!(counts.len() < self.rank();
+            argument("repeat"), "{} counts for {} dimensions", counts.len(), self.rank());
         let skip = counts.len() - self.rank();
         let (mut spread, mut wide, mut flat) = (Dims::new(), Dims::new(), Dims::new());
         for (d, &count) in counts.iter().enumerate() {
@@ -382,27 +350,20 @@ impl Tensor {
             // The gradient sums over repeated elements, one dimension after the other, so compute in f32.
             dispatch_in_f32!("pad", [self], |x| x.pad(pads, mode));
         }
-        let _op = memory::scope::enter_op("pad");
+        operation!("pad");
         let pairs = pads.len() / 2;
-        if !pads.len().is_multiple_of(2) || pairs > self.rank() {
-            return Err(Error::argument("pad", format!("takes up to {} pairs, got {pads:?}", self.rank())));
-        }
+        fail_if!(!pads.len().is_multiple_of(2) || pairs > self.rank();
+            argument("pad"), "takes up to {} pairs, got {pads:?}", self.rank());
         let (mut padded, last): (Dims, usize) = (self.shape().into(), self.rank());
         for (k, pair) in pads.chunks(2).enumerate() {
             // The host lists the indices of repeating modes, so check the size first.
             let n = padded[last - 1 - k] as i128 + pair.iter().map(|&n| n as i128).sum::<i128>();
             padded[last - 1 - k] = usize::try_from(n.max(0)).unwrap_or(usize::MAX);
         }
-        if tensor_numel(&padded).is_none() {
-            let rule =
-                format!("{pads:?} makes shape {padded:?}, and a tensor has at most 4,294,967,295 elements");
-            return Err(Error::argument("pad", rule));
-        }
+        fail_if!(tensor_numel(&padded).is_none(); argument("pad"),
+            "{pads:?} makes shape {padded:?}, and a tensor has at most 4,294,967,295 elements");
         if let Some(n) = pads.iter().find(|n| n.unsigned_abs() > i32::MAX as usize) {
-            return Err(Error::argument(
-                "pad",
-                format!("{n} is more than a dimension can have, {}", i32::MAX),
-            ));
+            fail!(argument("pad"), "{n} is more than a dimension can have, {}", i32::MAX);
         }
         if let PadMode::Constant(value) = mode
             && pads.iter().any(|&n| n > 0)
@@ -425,12 +386,8 @@ impl Tensor {
             let (before, after) = (pads[2 * k], pads[2 * k + 1]);
             let d = self.rank() - 1 - k;
             let n = out.shape()[d] as isize;
-            if before + n + after < 0 {
-                return Err(Error::argument(
-                    "pad",
-                    format!("{pads:?} cuts more than dimension {d} of extent {n} has"),
-                ));
-            }
+            fail_if!(before + n + after < 0;
+                argument("pad"), "{pads:?} cuts more than dimension {d} of extent {n} has");
             if (before, after) == (0, 0) {
                 continue;
             }
@@ -449,12 +406,10 @@ impl Tensor {
                         })
                         .flatten();
                     let Some(order) = order else {
-                        return Err(Error::argument(
-                            "pad",
-                            format!(
-                                "({before}, {after}) is too much for dimension {d} of extent {n} in mode {mode:?}"
-                            ),
-                        ));
+                        fail!(
+                            argument("pad"),
+                            "({before}, {after}) is too much for dimension {d} of extent {n} in mode {mode:?}"
+                        );
                     };
                     out.index_select(
                         d as isize,
@@ -475,16 +430,10 @@ impl Tensor {
     pub fn pixel_shuffle(&self, upscale_factor: usize) -> Result<Tensor> {
         let r = upscale_factor;
         let &[ref lead @ .., c, h, w] = self.shape() else {
-            return Err(Error::shape(
-                "pixel_shuffle",
-                "takes [.., channels, height, width]",
-                &[self.shape()],
-            ));
+            fail!(shape("pixel_shuffle", [self]), "takes [.., channels, height, width]")
         };
-        if r == 0 || r.checked_mul(r).is_none_or(|square| !c.is_multiple_of(square)) {
-            let rule = format!("the channels do not divide by the square of {r}");
-            return Err(Error::shape("pixel_shuffle", rule, &[self.shape()]));
-        }
+        fail_if!(r == 0 || r.checked_mul(r).is_none_or(|square| !c.is_multiple_of(square));
+            shape("pixel_shuffle", [self]), "the channels do not divide by the square of {r}");
         let split = self.reshape(&[lead, &[c / (r * r), r, r, h, w]].concat()[..])?;
         split.permute_last_five(lead.len(), [0, 3, 1, 4, 2], &[lead, &[c / (r * r), h * r, w * r]].concat())
     }
@@ -498,17 +447,11 @@ impl Tensor {
     pub fn pixel_unshuffle(&self, downscale_factor: usize) -> Result<Tensor> {
         let r = downscale_factor;
         let &[ref lead @ .., c, h, w] = self.shape() else {
-            return Err(Error::shape(
-                "pixel_unshuffle",
-                "takes [.., channels, height, width]",
-                &[self.shape()],
-            ));
+            fail!(shape("pixel_unshuffle", [self]), "takes [.., channels, height, width]")
         };
         let channels = r.checked_mul(r).and_then(|square| square.checked_mul(c));
-        if r == 0 || channels.is_none() || !h.is_multiple_of(r) || !w.is_multiple_of(r) {
-            let rule = format!("height and width do not divide by {r}");
-            return Err(Error::shape("pixel_unshuffle", rule, &[self.shape()]));
-        }
+        fail_if!(r == 0 || channels.is_none() || !h.is_multiple_of(r) || !w.is_multiple_of(r);
+            shape("pixel_unshuffle", [self]), "height and width do not divide by {r}");
         let split = self.reshape(&[lead, &[c, h / r, r, w / r, r]].concat()[..])?;
         split.permute_last_five(lead.len(), [0, 2, 4, 1, 3], &[lead, &[c * r * r, h / r, w / r]].concat())
     }
@@ -527,12 +470,10 @@ impl Tensor {
     pub fn channel_shuffle(&self, groups: usize) -> Result<Tensor> {
         const OP: &str = "channel_shuffle";
         let &[batch, channels, ref space @ ..] = self.shape() else {
-            return Err(Error::shape(OP, "takes [batch, channels, ..]", &[self.shape()]));
+            fail!(shape(OP, [self]), "takes [batch, channels, ..]")
         };
-        if space.is_empty() || groups == 0 || !channels.is_multiple_of(groups) {
-            let rule = format!("takes [batch, channels, ..] of channels that divide into {groups} groups");
-            return Err(Error::shape(OP, rule, &[self.shape()]));
-        }
+        fail_if!(space.is_empty() || groups == 0 || !channels.is_multiple_of(groups);
+            shape(OP, [self]), "takes [batch, channels, ..] of channels that divide into {groups} groups");
         let split = [&[batch, groups, channels / groups], space].concat();
         self.reshape(&split[..])?.transpose(1, 2)?.reshape(self.shape())
     }
@@ -564,9 +505,7 @@ impl Tensor {
             });
         }
         let d = normalize_dim("diff", dim, self.rank())? as isize;
-        if self.rank() == 0 {
-            return Err(Error::shape("diff", "takes at least one dimension", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 0; shape("diff", [self]), "takes at least one dimension");
         let parts: Vec<&Tensor> = [prepend, Some(self), append].into_iter().flatten().collect();
         let mut out = if parts.len() == 1 || n == 0 { self.clone() } else { cat(&parts, d)? };
         for _ in 0..n.min(out.dim(d)?) {
@@ -583,9 +522,7 @@ impl Tensor {
     /// There are not two dimensions.
     #[track_caller]
     pub fn trace(&self) -> Result<Tensor> {
-        if self.rank() != 2 {
-            return Err(Error::shape("trace", "takes a matrix", &[self.shape()]));
-        }
+        fail_if!(self.rank() != 2; shape("trace", [self]), "takes a matrix");
         self.diagonal(0, 0, 1)?.sum_all()
     }
 
@@ -610,12 +547,10 @@ impl Tensor {
     /// Returns a mask that is true where column - row is at most `diagonal`.
     fn lower_triangle_mask(&self, op: &'static str, diagonal: isize) -> Result<Tensor> {
         let &[.., rows, cols] = self.shape() else {
-            return Err(Error::shape(op, "takes at least two dimensions", &[self.shape()]));
+            fail!(shape(op, [self]), "takes at least two dimensions")
         };
-        if rows.max(cols) > i32::MAX as usize / 2 {
-            let rule = "takes matrices of less than 2^30 rows and columns";
-            return Err(Error::shape(op, rule, &[self.shape()]));
-        }
+        fail_if!(rows.max(cols) > i32::MAX as usize / 2;
+            shape(op, [self]), "takes matrices of less than 2^30 rows and columns");
         // Clamp the diagonal to the corners, with the same result.
         let diagonal = diagonal.clamp(-(rows as isize), cols as isize);
         let row = Tensor::arange(0.0, rows as f64, 1.0, DType::I32, self.device())?
@@ -633,9 +568,7 @@ impl Tensor {
     /// The dtype is not an integer, or the number of classes exceeds an i32.
     #[track_caller]
     pub fn one_hot(&self, classes: usize) -> Result<Tensor> {
-        if !self.dtype().is_int() {
-            return Err(Error::dtype("one_hot", self.dtype(), "takes class numbers"));
-        }
+        fail_if!(!self.dtype().is_int(); dtype("one_hot", self.dtype()), "takes class numbers");
         check_in_range(
             "one_hot",
             self,

@@ -1,10 +1,7 @@
 //! Window functions for spectra and filters. The host computes them.
 
 use super::shape::from_host_fn;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::runtime::device::Device;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 use std::f64::consts::PI;
 
@@ -21,9 +18,7 @@ fn build_window(
     (dtype, device): (DType, &Device),
     weight: impl Fn(f64) -> f64,
 ) -> Result<Tensor> {
-    if !dtype.is_float() {
-        return Err(Error::dtype(op, dtype, "windows are floats"));
-    }
+    fail_if!(!dtype.is_float(); dtype(op, dtype), "windows are floats");
     let steps = interval_count(n, periodic);
     // A single weight is 1.
     let value = |k: usize| if n == 1 { 1.0 } else { weight(k as f64 / steps) };
@@ -56,9 +51,7 @@ impl Tensor {
         device: &Device,
     ) -> Result<Tensor> {
         const OP: &str = "general_cosine_window";
-        if coefficients.is_empty() {
-            return Err(Error::argument(OP, "takes at least one coefficient"));
-        }
+        fail_if!(coefficients.is_empty(); argument(OP), "takes at least one coefficient");
         build_window(OP, n, periodic, (dtype, device), |t| {
             let terms = coefficients.iter().enumerate();
             let signed = |(k, a): (usize, &f64)| {
@@ -133,9 +126,7 @@ impl Tensor {
         device: &Device,
     ) -> Result<Tensor> {
         const OP: &str = "kaiser_window";
-        if !(0.0..=700.0).contains(&beta) {
-            return Err(Error::argument(OP, format!("takes a beta from 0 to 700, got {beta}")));
-        }
+        fail_if!(!(0.0..=700.0).contains(&beta); argument(OP), "takes a beta from 0 to 700, got {beta}");
         let most = bessel_i0(beta);
         build_window(OP, n, periodic, (dtype, device), |t| {
             bessel_i0(beta * (1.0 - (2.0 * t - 1.0).powi(2)).max(0.0).sqrt()) / most
@@ -156,9 +147,7 @@ impl Tensor {
         device: &Device,
     ) -> Result<Tensor> {
         const OP: &str = "gaussian_window";
-        if std.is_nan() || std <= 0.0 {
-            return Err(Error::argument(OP, format!("takes a standard deviation above 0, got {std}")));
-        }
+        fail_if!(std.is_nan() || std <= 0.0; argument(OP), "takes a standard deviation above 0, got {std}");
         let steps = interval_count(n, periodic);
         build_window(OP, n, periodic, (dtype, device), |t| (-0.5 * (steps * (t - 0.5) / std).powi(2)).exp())
     }

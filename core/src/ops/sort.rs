@@ -7,20 +7,8 @@
 
 pub(crate) mod sets;
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
 use super::index::{gather_into, scatter_unique_into};
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::Operand;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::scalar::Scalar;
-use crate::tensor::layout::{collapse_dims, normalize_dim};
-use crate::tensor::shape::single_dim;
-use crate::tensor::{Dims, IntoDims, Tensor};
+use crate::ops::prelude::*;
 
 /// Rule by which [`Tensor::quantile`] chooses between two elements.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -72,11 +60,8 @@ impl Sorter {
     /// Returns the selected indices along `d` of each row, in order, as i64.
     #[track_caller]
     fn run(self, x: &Tensor, d: usize) -> Result<Tensor> {
-        let extent = x.shape().get(d).copied().unwrap_or(1);
-        let mut shape: Dims = x.shape().into();
-        if let Some(n) = shape.get_mut(d) {
-            *n = self.count;
-        }
+        let extent = extent_or_one(x, d);
+        let shape = with_extent(x.shape(), d, self.count);
         let place = Tensor::empty(&shape, DType::I64, x.device())?;
         if place.numel() == 0 {
             return Ok(place);
@@ -88,7 +73,7 @@ impl Sorter {
         // Short rows share a workgroup, so that all of its threads compare elements.
         let room = size.max(2 * WORKGROUP_SIZE);
         let groups = (rows * tiles).div_ceil(room / size);
-        let spec = KernelSpec::new("sort").def("kind", sort_key_type(x.dtype())).def("tiled", tiles > 1);
+        let spec = kernel_spec! { "sort", kind: sort_key_type(x.dtype()), tiled: tiles > 1 };
         let params = self.params(x, d, [rows, extent, tiles, size, room])?;
         if tiles == 1 {
             launch::launch(&spec, &[x, &place], params, groups)?;
@@ -103,33 +88,23 @@ impl Sorter {
         let (mut from, mut to) = (scratch()?, scratch()?);
         launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
         let keep = self.needed_prefix(extent);
-        let merge = KernelSpec::new("sort_merge").def("wide", wide);
+        let merge = kernel_spec! { "sort_merge", wide };
         let mut run = size;
         while run < extent {
             let (pairs, parts) = (extent.div_ceil(2 * run), keep.min(2 * run).div_ceil(tile));
-            let params = KernelParams::new()
-                .size(rows)
-                .size(extent)
-                .size(run)
-                .size(keep)
-                .size(pairs)
-                .size(parts)
-                .u32(self.nan_key());
+            let params = kernel_params! { rows, extent, run, keep, pairs, tiles: parts, nan: self.nan_key() };
             launch::launch(&merge, &[&from.0, &from.1, &to.0, &to.1], params, rows * pairs * parts)?;
             std::mem::swap(&mut from, &mut to);
             run *= 2;
         }
         let (first, pick) = self.pick_params();
         let inner: usize = x.shape().iter().skip(d + 1).product();
-        let params = KernelParams::new().size(rows).size(extent).size(inner).u32(self.nan_key());
-        let params = params.size(first).size(self.count).u32(pick);
-        let spec = KernelSpec::new("sort_select").def("wide", wide);
-        launch::launch(
-            &spec,
-            &[&from.0, &from.1, &place],
-            params,
-            (rows * self.count).div_ceil(WORKGROUP_SIZE),
-        )?;
+        let params = kernel_params! {
+            rows, extent, inner, nan: self.nan_key(), first, count: self.count, pick,
+        };
+        let spec = kernel_spec! { "sort_select", wide };
+        let groups = (rows * self.count).div_ceil(WORKGROUP_SIZE);
+        launch::launch(&spec, &[&from.0, &from.1, &place], params, groups)?;
         Ok(place)
     }
 
@@ -146,12 +121,12 @@ impl Sorter {
         launch::check_rank(self.op, shape.len())?;
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let (first, pick) = self.pick_params();
-        let params = KernelParams::new().size(rows).size(extent).size(inner).size(shape.len());
-        let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
-        let params = params.u32(if self.descending { u32::MAX } else { 0 }).u32(self.nan_key());
-        let params = params.size(first).size(self.count).u32(pick).size(tiles);
-        let params = params.u32(size.ilog2()).u32(room.ilog2()).size(self.needed_prefix(extent));
-        Ok(params.align().dims(&shape).dims(&strides[0]))
+        Ok(kernel_params! {
+            rows, extent, inner, rank: shape.len(), offset: x.layout().offset(),
+            stride: x.strides().get(d).copied().unwrap_or(1), flip: if self.descending { u32::MAX } else { 0 },
+            nan: self.nan_key(), first, count: self.count, pick, tiles, shift: size.ilog2(), room: room.ilog2(),
+            keep: self.needed_prefix(extent), shape: &shape, strides: &strides[0],
+        })
     }
 
     /// Returns the length of the sorted prefix that the result depends on.
@@ -178,7 +153,7 @@ impl Sorter {
     /// Returns the values at the indices as well, with gradients.
     #[track_caller]
     fn run_with_values(self, x: &Tensor, d: usize) -> Result<(Tensor, Tensor)> {
-        let _op = memory::scope::enter_op(self.op);
+        operation!(self.op);
         let place = self.run(&x.detach(), d)?;
         let value = Tensor::empty(place.shape(), x.dtype(), x.device())?;
         if value.numel() > 0 {
@@ -215,13 +190,13 @@ impl Sorter {
 /// Returns the indices that sort the elements along `d` in ascending order, as i64. Not recorded.
 #[track_caller]
 pub(super) fn argsort_ascending(op: &'static str, x: &Tensor, d: usize) -> Result<Tensor> {
-    let count = x.shape().get(d).copied().unwrap_or(1);
+    let count = extent_or_one(x, d);
     Sorter { op, descending: false, start: RankStart::Rank(0), count }.run(x, d)
 }
 
 /// Returns the extent of a dimension, which must not be empty.
 fn nonempty_extent(op: &'static str, x: &Tensor, d: usize) -> Result<usize> {
-    match x.shape().get(d).copied().unwrap_or(1) {
+    match extent_or_one(x, d) {
         0 => Err(Error::shape(op, format!("dimension {d} has no elements to choose from"), &[x.shape()])),
         n => Ok(n),
     }
@@ -236,7 +211,7 @@ impl Tensor {
     #[track_caller]
     pub fn sort(&self, dim: isize, descending: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("sort", dim, self.rank())?;
-        let count = self.shape().get(d).copied().unwrap_or(1);
+        let count = extent_or_one(self, d);
         Sorter { op: "sort", descending, start: RankStart::Rank(0), count }.run_with_values(self, d)
     }
 
@@ -247,9 +222,9 @@ impl Tensor {
     /// See [`sort`](Self::sort).
     #[track_caller]
     pub fn argsort(&self, dim: isize, descending: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("argsort");
+        operation!("argsort");
         let d = normalize_dim("argsort", dim, self.rank())?;
-        let count = self.shape().get(d).copied().unwrap_or(1);
+        let count = extent_or_one(self, d);
         Sorter { op: "argsort", descending, start: RankStart::Rank(0), count }.run(self, d)
     }
 
@@ -261,16 +236,10 @@ impl Tensor {
     #[track_caller]
     pub fn topk(&self, k: usize, dim: isize, largest: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("topk", dim, self.rank())?;
-        let n = self.shape().get(d).copied().unwrap_or(1);
-        if k > n {
-            return Err(Error::argument("topk", format!("asks for {k} of {n} elements along dimension {d}")));
-        }
-        if self.rank() == 0 && k == 0 {
-            return Err(Error::argument(
-                "topk",
-                "a tensor without dimensions has its one element only; k is 0",
-            ));
-        }
+        let n = extent_or_one(self, d);
+        fail_if!(k > n; argument("topk"), "asks for {k} of {n} elements along dimension {d}");
+        fail_if!(self.rank() == 0 && k == 0;
+            argument("topk"), "a tensor without dimensions has its one element only; k is 0");
         Sorter { op: "topk", descending: largest, start: RankStart::Rank(0), count: k }
             .run_with_values(self, d)
     }
@@ -283,13 +252,9 @@ impl Tensor {
     #[track_caller]
     pub fn kthvalue(&self, k: usize, dim: isize, keepdim: bool) -> Result<(Tensor, Tensor)> {
         let d = normalize_dim("kthvalue", dim, self.rank())?;
-        let n = self.shape().get(d).copied().unwrap_or(1);
-        if k == 0 || k > n {
-            return Err(Error::argument(
-                "kthvalue",
-                format!("asks for number {k}, counted from 1, of {n} elements along dimension {d}"),
-            ));
-        }
+        let n = extent_or_one(self, d);
+        fail_if!(k == 0 || k > n;
+            argument("kthvalue"), "asks for number {k}, counted from 1, of {n} elements along dimension {d}");
         let sorter = Sorter { op: "kthvalue", descending: false, start: RankStart::Rank(k - 1), count: 1 };
         sorter.run_single(self, d, keepdim)
     }
@@ -348,7 +313,7 @@ impl Tensor {
         median: impl FnOnce(&Tensor) -> Result<(Tensor, Tensor)>,
     ) -> Result<Tensor> {
         // Entered here, because a closure would hide the caller's location.
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         let out = match self.numel() {
             // PyTorch's result, for types that have NaN.
             0 if self.dtype().is_float() => Tensor::full((), f64::NAN, self.dtype(), self.device())?,
@@ -417,10 +382,8 @@ impl Tensor {
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(op, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        operation!(op);
+        fail_if!(!self.dtype().is_float(); dtype(op, self.dtype()), "takes floats; cast with `to_dtype`");
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
         let (several, q) = quantile_vector(op, q, self)?;
         // The result depends smoothly on the rank only with linear interpolation.
@@ -489,8 +452,7 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
         Operand::Scalar(Scalar::Int(q)) => *q as f64,
         Operand::Scalar(Scalar::Bool(q)) => f64::from(u8::from(*q)),
     };
-    if !(0.0..=1.0).contains(&number) {
-        return Err(Error::argument(op, format!("{number} is no quantile; they lie between 0 and 1")));
-    }
+    fail_if!(!(0.0..=1.0).contains(&number);
+        argument(op), "{number} is no quantile; they lie between 0 and 1");
     Ok((false, Tensor::full(&[1], number, dtype, x.device())?))
 }

@@ -4,7 +4,7 @@ use crate::backend::null::{CardProfile, CardSpeed};
 use crate::runtime::device::Device;
 
 impl CardProfile {
-    /// Describes an open device: a dry run of its profile takes the bytes that the device takes.
+    /// Returns the profile of an open device, whose dry runs reserve the same bytes as the device.
     #[must_use]
     pub fn from_device(device: &Device) -> Self {
         let (info, backend) = (device.info(), device.raw_backend());
@@ -13,7 +13,7 @@ impl CardProfile {
             name: info.name.clone(),
             overhead_bytes: 0,
             is_software: info.software,
-            has_matmul_library: backend.has_matmul_library(),
+            library: device.library_features(),
             queues: backend.queue_count(),
             source_limits: backend.limits(),
             features: info.features,
@@ -28,7 +28,7 @@ impl CardProfile {
         };
         let profile = Self { speed, ..profile };
         let memory = backend.device_memory();
-        // What is free now and what this pool holds; where no driver tells, no bound is known.
+        // Free memory plus the pool's own. Without the driver's report, the limit is unknown.
         let total = memory.free.map(|free| free + device.memory().reserved()).or(memory.total);
         Self { total_bytes: total.unwrap_or(1 << 44), ..profile }
     }

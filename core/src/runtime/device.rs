@@ -8,7 +8,9 @@ use forebay_shaders::reflection::ModuleInterface;
 use rustc_hash::FxHashMap;
 
 use crate::backend::host_memory::HostSource;
-use crate::backend::{Backend, Command, DeviceInfo, KernelId, KernelSource, Launch, Slice};
+use crate::backend::{
+    Backend, Command, DeviceInfo, KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, Slice,
+};
 use crate::dtype::DType;
 use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
@@ -20,6 +22,7 @@ use crate::runtime::observer;
 use crate::runtime::options::DeviceOptions;
 use crate::runtime::profile::{SpanRecorder, WorkItem};
 use crate::runtime::stream::{DeviceMover, StreamSet};
+use crate::variables;
 
 /// Handle of a device; cloning is cheap. Two handles are equal if they refer to the same opened device.
 #[derive(Clone)]
@@ -167,7 +170,7 @@ impl Device {
     pub fn new(backend: Arc<dyn Backend>) -> Result<Self> {
         let info = backend.info();
         let config = Config::for_device(info.backend, info.index)?;
-        DeviceOptions::check_env()?;
+        variables::check()?;
         Ok(Self::with_config(backend, config))
     }
 
@@ -236,6 +239,12 @@ impl Device {
     #[inline]
     pub(crate) fn raw_backend(&self) -> &Arc<dyn Backend> {
         &self.inner.backend
+    }
+
+    /// Returns the calls that the backend's library supports; none without a library.
+    #[must_use]
+    pub fn library_features(&self) -> LibraryFeatures {
+        self.inner.backend.library().map_or_else(LibraryFeatures::default, KernelLibrary::features)
     }
 
     /// Returns the memory pool.

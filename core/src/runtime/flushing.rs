@@ -4,8 +4,8 @@
 use std::sync::Arc;
 
 use crate::backend::{
-    AttentionCall, Backend, Command, CommandSequence, DeviceInfo, Event, Fence, KernelId, KernelSource,
-    Launch, MatmulCall, SegmentId, Slice, TimestampId,
+    AttentionCall, Backend, Command, CommandSequence, DeviceInfo, Event, Fence, KernelId, KernelLibrary,
+    KernelSource, Launch, LibraryFeatures, MatmulCall, SegmentId, Slice, TimestampId,
 };
 use crate::error::Result;
 use crate::memory::source::{
@@ -148,16 +148,22 @@ impl Backend for FlushingBackend {
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.inner.free_host(segment)
     }
-    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        self.flushed_inner().matmul(call)
-    }
-    fn attention(&self, call: &AttentionCall) -> Result<bool> {
-        self.flushed_inner().attention(call)
+    fn library(&self) -> Option<&dyn KernelLibrary> {
+        self.inner.library().map(|_| self as &dyn KernelLibrary)
     }
     fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
         self.inner.prepare_commands(commands)
     }
-    fn has_matmul_library(&self) -> bool {
-        self.inner.has_matmul_library()
+}
+
+impl KernelLibrary for FlushingBackend {
+    fn features(&self) -> LibraryFeatures {
+        self.inner.library().map_or_else(LibraryFeatures::default, KernelLibrary::features)
+    }
+    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
+        Command::Matmul(call).enqueue(self.flushed_inner())
+    }
+    fn attention(&self, call: &AttentionCall) -> Result<bool> {
+        Command::Attention(call).enqueue(self.flushed_inner())
     }
 }

@@ -8,5 +8,6 @@ mod flushing;
 pub(crate) mod kernel_params;
 pub(crate) mod observer;
 pub(crate) mod options;
+mod pool_steps;
 pub mod profile;
 pub mod stream;

@@ -3,7 +3,6 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use crate::environment;
-use crate::error::Result;
 use crate::runtime::device::Device;
 
 /// Smaller results use single kernels, because compiling a chain's kernel costs more than it saves.
@@ -21,19 +20,13 @@ pub(crate) struct DeviceOptions {
 }
 
 impl DeviceOptions {
-    /// Reads the environment. Invalid variables are ignored; [`check_env`](Self::check_env) reports them.
+    /// Reads the environment. Invalid variables are ignored; [`variables::check`](crate::variables::check) reports them.
     pub(crate) fn from_env() -> Self {
         let im2col = environment::read_bytes("FOREBAY_IM2COL_BYTES").ok().flatten();
         Self {
             fusion_min_bytes: AtomicU64::new(default_fusion_min_bytes().unwrap_or(UNSET)),
             im2col_max_bytes: AtomicU64::new(im2col.unwrap_or(UNSET)),
         }
-    }
-
-    /// Fails if a variable of an option is not a number of bytes.
-    pub(crate) fn check_env() -> Result<()> {
-        environment::read_bytes("FOREBAY_FUSION_MIN_BYTES")?;
-        environment::read_bytes("FOREBAY_IM2COL_BYTES").map(drop)
     }
 }
 
@@ -76,24 +69,25 @@ impl Device {
         self.options().fusion_min_bytes.store(least.unwrap_or(UNSET), Ordering::Relaxed);
     }
 
-    /// The most bytes of windows that convolutions write at a time on this device; 0 where they write none. See
-    /// [`set_windows`](Self::set_windows).
+    /// Returns the largest size of a column matrix in bytes, or 0 if convolutions build none. See
+    /// [`set_im2col_max_bytes`](Self::set_im2col_max_bytes).
     #[must_use]
     pub fn im2col_max_bytes(&self) -> u64 {
         match self.options().im2col_max_bytes.load(Ordering::Relaxed) {
-            UNSET if self.raw_backend().has_matmul_library() => DEFAULT_IM2COL_MAX_BYTES,
+            UNSET if self.library_features().matmul => DEFAULT_IM2COL_MAX_BYTES,
             UNSET => 0,
             told => told,
         }
     }
 
-    /// Has convolutions run as matrix products over windows of their images, of which at most so many bytes are written to scratch
-    /// memory at a time (of one image at least); with 0 by kernels that gather windows where they lie. Results differ by the order
-    /// of their sums.
+    /// Sets the largest size in bytes of the scratch memory for convolutions' column matrices (im2col).
     ///
-    /// `None`: what the environment's `FOREBAY_IM2COL_BYTES` would be without a word, 256 MiB where the vendor's library multiplies
-    /// matrices, else 0. Groups of less than four channels of
-    /// the result, or of less than sixteen lines of windows, and f64, are gathered always. A dry run must be told the same.
+    /// A column matrix holds at least one image. With 0, convolutions gather their operands without scratch
+    /// memory. The order of the sums, and therefore rounding, differs between both algorithms.
+    ///
+    /// `None` restores the default: 256 MiB if the vendor's library multiplies matrices, else 0. The variable
+    /// `FOREBAY_IM2COL_BYTES` sets the initial value. Small groups (fewer than 4 output channels or 16 rows
+    /// of columns) and f64 never use im2col. A dry run needs the same setting as the device.
     ///
     /// ```
     /// use forebay_core::{device::Device, dtype::DType, tensor::Tensor};

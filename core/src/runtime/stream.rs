@@ -14,6 +14,7 @@ use smallvec::SmallVec;
 
 use crate::backend::{self, Backend, Event, MAX_QUEUES, Slice};
 use crate::error::Result;
+use crate::memory;
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
 use crate::runtime::device::{Device, WeakDevice};
 use crate::runtime::dispatch::{DispatchGuard, DispatchQueue};
@@ -241,7 +242,13 @@ impl BlockMover for DeviceMover {
         Box::new(self.lanes.lock_dispatch())
     }
 
-    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> Result<()> {
+    fn enqueue_copies(&self, queue: u8, moves: &[BlockMove]) -> memory::Result<()> {
+        self.copy_blocks(queue, moves).map_err(|error| memory::Error::Move(Box::new(error)))
+    }
+}
+
+impl DeviceMover {
+    fn copy_blocks(&self, queue: u8, moves: &[BlockMove]) -> Result<()> {
         let Self { backend, lanes } = self;
         let lane = lanes.stream_backend(backend, queue)?;
         let order = &mut *lanes.sync.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,4 +1,4 @@
-//! Making tensors, and getting their contents back.
+//! Creation of tensors, and copies of their contents to the host.
 
 use half::{bf16, f16};
 
@@ -69,7 +69,7 @@ impl Tensor {
         Ok(out)
     }
 
-    /// The same for elements that an operation makes up from its arguments. A captured step keeps them for its replays.
+    /// Creates a constant that an operation computes. An active capture keeps it for its replays.
     #[track_caller]
     pub(crate) fn create_constant<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
         let tape = device.capture_recorder();
@@ -78,7 +78,7 @@ impl Tensor {
         }
         let kept = tape.run_unrecorded(|| Self::from_slice(data, shape, device))?;
         tape.add_note(|| CapturedConstant(kept.clone()), |_| false);
-        // The step may change what it is given.
+        // Copy, because the captured step may change its operand.
         kept.copy()
     }
 
@@ -107,10 +107,7 @@ impl Tensor {
         })
     }
 
-    /// The bytes of its elements, row-major. Waits for the device.
-    ///
-    /// # Errors
-    /// The device was lost; memory runs out for a contiguous copy.
+    /// Returns the bytes of the elements in row-major order. Waits for the device.
     #[track_caller]
     pub fn to_bytes(&self) -> Result<Vec<u8>> {
         let size = self.dtype().size();
@@ -120,10 +117,10 @@ impl Tensor {
         }
         self.device().capture_recorder().check_not_recording(
             "read",
-            "the host would wait for what a replay has not made; return the tensor, and read it behind the replay",
+            "the host would wait for values that a replay has not computed; return the tensor, and read it after the replay",
         )?;
         let _tag = memory::scope::enter_tag(Tag::Workspace);
-        // Copies start at whole words.
+        // Copies start at word boundaries.
         let aligned = (self.layout().offset() * size).is_multiple_of(4);
         let source = if self.is_contiguous() && aligned { self.detach() } else { self.detach().copy()? };
         let mut data = vec![0; length.next_multiple_of(4)];
@@ -136,10 +133,10 @@ impl Tensor {
         Ok(data)
     }
 
-    /// Its elements, row-major. Waits for the device.
+    /// Returns the elements in row-major order. Waits for the device.
     ///
     /// # Errors
-    /// `T` is not the element type; the device was lost.
+    /// `T` is not the element type.
     #[track_caller]
     pub fn to_vec<T: Element>(&self) -> Result<Vec<T>> {
         if T::DTYPE != self.dtype() {
@@ -148,10 +145,10 @@ impl Tensor {
         Ok(bytemuck::pod_collect_to_vec(&self.to_bytes()?))
     }
 
-    /// Its truth values, row-major. Waits for the device.
+    /// Returns the elements of a bool tensor in row-major order. Waits for the device.
     ///
     /// # Errors
-    /// The dtype is not bool; the device was lost.
+    /// The dtype is not bool.
     #[track_caller]
     pub fn to_bools(&self) -> Result<Vec<bool>> {
         if self.dtype() != DType::Bool {
@@ -160,10 +157,7 @@ impl Tensor {
         Ok(self.to_bytes()?.iter().map(|&b| b != 0).collect())
     }
 
-    /// Its elements as f64, whatever their type. Waits for the device.
-    ///
-    /// # Errors
-    /// The device was lost.
+    /// Returns the elements of any type as f64. Waits for the device.
     #[track_caller]
     pub fn to_f64s(&self) -> Result<Vec<f64>> {
         let bytes = self.to_bytes()?;
@@ -185,10 +179,10 @@ impl Tensor {
         })
     }
 
-    /// The value of a tensor with one element. Waits for the device.
+    /// Returns the value of a tensor with one element. Waits for the device.
     ///
     /// # Errors
-    /// It has another number of elements; the device was lost.
+    /// The tensor does not have exactly one element.
     #[track_caller]
     pub fn item(&self) -> Result<f64> {
         if self.numel() != 1 {

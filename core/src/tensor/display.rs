@@ -1,5 +1,7 @@
-//! Printing of tensors, by PyTorch's rules (`torch/_tensor_str.py`): one scale for all elements, aligned columns, nested brackets, long
-//! dimensions shortened, and after the elements the device, the type and the gradient.
+//! Printing of tensors by PyTorch's rules (`torch/_tensor_str.py`).
+//!
+//! All elements share one number format and column width, brackets nest, and long dimensions are shortened.
+//! Device, type and gradient follow the elements.
 
 use std::fmt;
 
@@ -7,24 +9,25 @@ use super::Tensor;
 use crate::dtype::DType;
 use crate::error::Result;
 
-/// Elements shown at each end of a shortened dimension.
+/// Number of elements shown at each end of a shortened dimension.
 const EDGE_ITEMS: usize = 3;
-/// Tensors of more elements are shortened.
+/// Number of elements above which a tensor is shortened.
 const SUMMARIZE_THRESHOLD: usize = 1000;
-/// Digits after the point.
+/// Default number of digits after the decimal point.
 const PRECISION: usize = 4;
-/// Columns of a line.
+/// Number of columns of a printed row.
 const LINE_WIDTH: usize = 80;
-/// Tensors of more elements are read only at the edges of their dimensions.
+/// Number of elements above which only the edges of dimensions are read.
 const FULL_READ_MAX: usize = 1 << 16;
-/// Attempts to take the dispatch lock before the elements are given up.
+/// Attempts to take the dispatch lock before printing gives up.
 const LOCK_ATTEMPTS: usize = 10_000;
 const PREFIX: &str = "tensor(";
 
 impl fmt::Display for Tensor {
-    /// Prints as PyTorch does: `tensor([1.0000, 2.5000], device='wgpu:0')`. A precision is that of the elements: `{:.2}`.
+    /// Prints as PyTorch does: `tensor([1.0000, 2.5000], device='wgpu:0')`. A precision such as `{:.2}`
+    /// applies to the elements.
     ///
-    /// The elements are read, which waits for the device. Where they cannot be read, the text says why in their place.
+    /// Reads the elements, which waits for the device. If the read fails, prints the reason instead.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let precision = f.precision().unwrap_or(PRECISION);
         f.write_str(&format_tensor(self, precision))
@@ -32,7 +35,7 @@ impl fmt::Display for Tensor {
 }
 
 impl fmt::Debug for Tensor {
-    /// Prints the same as [`Display`](fmt::Display).
+    /// Prints the text of [`Display`](fmt::Display).
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Display::fmt(self, f)
     }
@@ -92,23 +95,23 @@ fn format_tensor(tensor: &Tensor, precision: usize) -> String {
     text + ")"
 }
 
-/// Elements that are printed.
+/// Elements to print.
 enum PrintedValues {
     Float(Vec<f64>),
     Int(Vec<i64>),
     Bool(Vec<bool>),
 }
 
-/// The elements that are printed, and the extents that they have then; or what is printed in their place.
+/// Reads the elements to print. Returns them with their extents, or the text to print instead.
 fn read_printed_values(tensor: &Tensor, shorten: bool) -> Result<(PrintedValues, Vec<usize>), String> {
     if tensor.device().is_null() {
         return Err("<unknown: the null device computes no values>".to_owned());
     }
-    // A read that is refused would be a fault of the step; printing is none.
+    // A rejected read would fail the captured step, but printing must not.
     if tensor.device().capture_recorder().is_recording_here() {
         return Err("<error: a step is being captured, so its values are not there yet>".to_owned());
     }
-    // The thread that formats may hold the dispatch lock already.
+    // Do not block: the thread that formats may already hold the dispatch lock.
     for attempt in 0.. {
         if !tensor.device().stream_set().dispatch.is_locked() {
             break;
@@ -142,13 +145,13 @@ fn read_printed_values(tensor: &Tensor, shorten: bool) -> Result<(PrintedValues,
     Ok((values, shape))
 }
 
-/// The indices of a shortened dimension that are printed.
+/// Returns the indices of a dimension that are printed.
 fn printed_indices(n: usize) -> impl Iterator<Item = usize> {
     let cut = n > 2 * EDGE_ITEMS;
     (0..n.min(2 * EDGE_ITEMS)).map(move |i| if cut && i >= EDGE_ITEMS { n - 2 * EDGE_ITEMS + i } else { i })
 }
 
-/// The places of the printed elements among all of them, row-major.
+/// Returns the row-major offsets of the printed elements in the full tensor.
 fn printed_offsets(shape: &[usize]) -> Vec<usize> {
     shape.iter().fold(vec![0], |places, &n| {
         places.iter().flat_map(|at| printed_indices(n).map(move |i| at * n + i)).collect()
@@ -194,15 +197,15 @@ fn decode_values(bytes: &[u8], dtype: DType) -> PrintedValues {
     }
 }
 
-/// Notation and width of all elements.
+/// Notation and width for all elements.
 #[derive(Clone, Copy, Debug, Default)]
 struct NumberFormat {
-    /// Integers, as `3.`.
+    /// If true, all values are integers, printed as `3.`.
     is_integral: bool,
-    /// With an exponent.
+    /// If true, prints an exponent.
     is_scientific: bool,
     precision: usize,
-    /// Characters that an element takes at least.
+    /// Minimum number of characters of an element.
     width: usize,
 }
 
@@ -230,7 +233,7 @@ impl NumberFormat {
         style
     }
 
-    /// A number without padding.
+    /// Formats a value without padding.
     fn format_float(&self, value: f64) -> String {
         if value.is_nan() {
             return "nan".to_owned();
@@ -242,7 +245,7 @@ impl NumberFormat {
         if !self.is_scientific {
             return if self.is_integral { format!("{value:.0}.") } else { format!("{value:.precision$}") };
         }
-        // An exponent has a sign and at least two digits.
+        // The exponent has a sign and at least two digits.
         let text = format!("{value:.precision$e}");
         let (digits, exponent) = text.split_once('e').unwrap_or((&text, "0"));
         let (sign, exponent) = exponent.strip_prefix('-').map_or(('+', exponent), |rest| ('-', rest));
@@ -250,12 +253,12 @@ impl NumberFormat {
     }
 }
 
-/// Writes the elements in brackets.
+/// Formats the elements in nested brackets.
 struct TensorPrinter<'a> {
     values: &'a PrintedValues,
     number_format: NumberFormat,
     is_summarized: bool,
-    /// The extents before dimensions were shortened.
+    /// Extents before dimensions were shortened.
     full_shape: &'a [usize],
 }
 
@@ -270,7 +273,7 @@ impl TensorPrinter<'_> {
         format!("{text:>width$}")
     }
 
-    /// A part of the tensor that starts at an element, at a depth, in a column.
+    /// Formats the part at `depth` whose first element is `start`. `column` is the indentation.
     fn format_level(&self, depth: usize, start: usize, shape: &[usize], column: usize) -> String {
         let Some((&n, inner)) = shape.split_first() else { return self.format_element(start) };
         let step: usize = inner.iter().product();

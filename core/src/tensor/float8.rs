@@ -1,29 +1,31 @@
-//! The 8-bit floats on the host, as PyTorch 2.15 rounds them: to nearest, ties to even; what is too large for e4m3fn is its
-//! largest number, 448 (older releases gave NaN), for e5m2 infinite. `types.wgsl` has the same for devices.
+//! Conversions of 8-bit floats on the host, with PyTorch 2.15's rounding: to nearest, ties to even.
+//!
+//! Values too large for e4m3fn saturate at 448 (older releases return NaN), and for e5m2 become infinite.
+//! `types.wgsl` implements the same conversions for devices.
 
 use crate::dtype::DType;
 
-/// How a type of [`DType::STORED`] is laid out below its sign.
+/// Format of a type of [`DType::STORED`], without the sign bit.
 struct Float8Format {
-    /// Bits of the mantissa.
+    /// Number of mantissa bits.
     mantissa: u32,
-    /// What is added to the exponent of 2.
+    /// Exponent bias.
     bias: u32,
-    /// From which number on, an f32's bits, all become the same byte.
+    /// Smallest f32 (as bits) that overflows, and the byte that overflow gives.
     overflow: (u32, u8),
 }
 
 impl Float8Format {
     fn for_dtype(dtype: DType) -> Self {
         match dtype {
-            // From 464 on, in the middle of 448 and what would be 480, which is NaN's byte.
+            // 464 is midway between 448 and 480, whose encoding is NaN.
             DType::F8E4M3 => Self { mantissa: 3, bias: 7, overflow: (0x43e8_0000, 0x7e) },
             _ => Self { mantissa: 2, bias: 15, overflow: (0x4780_0000, 0x7c) },
         }
     }
 }
 
-/// The value of a byte.
+/// Converts a byte to f32.
 pub(crate) fn to_f32(dtype: DType, byte: u8) -> f32 {
     let Float8Format { mantissa, bias, .. } = Float8Format::for_dtype(dtype);
     let magnitude = u32::from(byte & 0x7f);
@@ -38,7 +40,7 @@ pub(crate) fn to_f32(dtype: DType, byte: u8) -> f32 {
     if byte & 0x80 == 0 { value } else { -value }
 }
 
-/// The byte nearest to a value.
+/// Returns the byte of the nearest value.
 pub(crate) fn from_f32(dtype: DType, value: f32) -> u8 {
     let Float8Format { mantissa, bias, overflow: too_large } = Float8Format::for_dtype(dtype);
     let sign = (value.to_bits() >> 24) as u8 & 0x80;
@@ -50,7 +52,7 @@ pub(crate) fn from_f32(dtype: DType, value: f32) -> u8 {
         return sign | too_large.1;
     }
     let exponent = magnitude >> 23;
-    // Below the smallest normal number the steps are as large as there, and more bits fall off.
+    // Subnormals keep the step of the smallest normal value, so more bits are rounded off.
     let (bits, lost) = if exponent + bias < 128 {
         ((magnitude & 0x7f_ffff) | 0x80_0000, (151 - bias - mantissa).saturating_sub(exponent).min(31))
     } else {
@@ -65,7 +67,7 @@ pub(crate) fn from_f32(dtype: DType, value: f32) -> u8 {
 mod tests {
     use super::*;
 
-    /// Finite numbers from 0 up.
+    /// Returns the finite values from 0 up.
     fn finite(dtype: DType) -> impl Iterator<Item = (u8, f32)> {
         (0..0x7f).map(move |byte| (byte, to_f32(dtype, byte))).filter(|(_, value)| value.is_finite())
     }
@@ -102,7 +104,7 @@ mod tests {
         }
     }
 
-    /// By PyTorch 2.15: `torch.tensor(values).to(torch.float8_e4m3fn).view(torch.uint8)`.
+    /// Computed by PyTorch 2.15: `torch.tensor(values).to(torch.float8_e4m3fn).view(torch.uint8)`.
     #[test]
     fn what_is_too_large_is_as_in_pytorch() {
         let values = [448.0, 464.0, 464.1, 480.0, 1e9, f32::INFINITY, f32::NAN, 1e-38, 2f32.powi(-10), 0.3];

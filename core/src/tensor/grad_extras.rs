@@ -1,4 +1,4 @@
-//! What a kernel has made on its way besides a tensor, of the same numbers: who wants that next need not read them again.
+//! By-products of a kernel (a low-precision copy, column sums), cached to save their computation.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
@@ -7,7 +7,7 @@ use crate::dtype::DType;
 use crate::runtime::stream::Access;
 use crate::storage::Storage;
 
-/// Good for as long as nobody writes to the tensor, and each by-product for as long as nobody writes to it.
+/// By-products of a tensor. Each is valid until the tensor or the by-product is written.
 pub(super) struct GradExtras {
     version: u64,
     tensors: Mutex<ExtraTensors>,
@@ -20,7 +20,7 @@ struct ExtraTensors {
 }
 
 impl Tensor {
-    /// The same tensor with what was made besides: itself in another type, and the sums over all dimensions but the last.
+    /// Returns the tensor with by-products: itself in another type, and sums over all but the last dimension.
     pub(crate) fn with_grad_extras(&self, low: Option<Tensor>, column_sums: Option<Tensor>) -> Self {
         let noted = |t: Tensor| {
             let version = t.version();
@@ -34,7 +34,7 @@ impl Tensor {
         Self { inner: Arc::new(inner) }
     }
 
-    /// Memory of the tensor and of its by-products, which live as long as it does.
+    /// Returns weak handles to the storages of the tensor and of its by-products.
     pub(crate) fn downgrade_storages(&self) -> Vec<Weak<Storage>> {
         let mut all = vec![self.downgrade_storage()];
         if let Some(beside) = &self.inner.grad_extras {
@@ -55,14 +55,14 @@ impl Tensor {
         take(&mut beside.tensors.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// The tensor in another type, if it was made besides; it is given once.
+    /// Removes and returns the low-precision copy, if it is valid and has this type.
     pub(crate) fn take_low_precision(&self, dtype: DType) -> Option<Tensor> {
         let (low, version) =
             self.with_current_extras(|made| made.low_precision.take_if(|(low, _)| low.dtype() == dtype))?;
         (low.version() == version).then_some(low)
     }
 
-    /// The sums over all dimensions but the last, if they were made besides.
+    /// Returns the sums over all dimensions but the last, if they are valid.
     pub(crate) fn cached_column_sums(&self) -> Option<Tensor> {
         let (sums, version) = self.with_current_extras(|made| made.column_sums.clone())?;
         (sums.version() == version).then_some(sums)

@@ -1,10 +1,10 @@
-//! Where a tensor's elements lie in its storage: shape, strides and offset, all in elements.
+//! Layout of a tensor's elements in its storage: shape, strides and offset, in elements.
 
 use smallvec::SmallVec;
 
 use crate::error::{Error, Result};
 
-/// Extents or strides; inline up to six dimensions.
+/// Extents or strides, inline for up to six dimensions.
 pub type Dims = SmallVec<[usize; 6]>;
 
 /// Shape, strides and offset of a view. Strides are never negative; 0 repeats an element.
@@ -18,24 +18,24 @@ pub struct Layout {
 impl Clone for Layout {
     #[inline]
     fn clone(&self) -> Self {
-        // As slices: a clone of a small vector goes through its elements one by one.
+        // From slices, because `SmallVec::clone` copies element by element.
         let [shape, strides] = [&self.shape, &self.strides].map(|dims| Dims::from_slice(dims));
         Self { shape, strides, offset: self.offset }
     }
 }
 
-/// The strides of a contiguous (row-major) tensor of this shape.
+/// Returns the strides of a contiguous (row-major) tensor.
 #[must_use]
 pub fn contiguous_strides(shape: &[usize]) -> Dims {
     let mut strides: Dims = SmallVec::from_elem(1, shape.len());
     for d in (0..shape.len().saturating_sub(1)).rev() {
-        // Only of a tensor without elements can this be too much, and its strides mean nothing.
+        // Only an empty tensor can overflow, and its strides have no meaning.
         strides[d] = strides[d + 1].saturating_mul(shape[d + 1].max(1));
     }
     strides
 }
 
-/// Whether elements with these strides lie in order without gaps; an extent of 1 has any stride.
+/// Reports whether the elements are in row-major order without gaps. An extent of 1 may have any stride.
 #[inline]
 pub(crate) fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
     let mut expected = 1;
@@ -48,17 +48,17 @@ pub(crate) fn is_row_major(shape: &[usize], strides: &[usize]) -> bool {
     true
 }
 
-/// Number of elements of a shape, at most [`usize::MAX`]: a view that repeats elements may name more than there are numbers.
+/// Returns the number of elements of a shape. A view that repeats elements saturates at [`usize::MAX`].
 #[must_use]
 pub fn numel(shape: &[usize]) -> usize {
     shape.iter().fold(1, |n: usize, &extent| n.saturating_mul(extent))
 }
 
-/// Number of elements that a shape may name, extents of 0 counted as 1. Products of extents, strides and small factors then fit 64 bits,
-/// whatever an operation computes with them.
+/// Largest number of elements of a view, with extents of 0 counted as 1. Products of extents, strides and
+/// small factors then fit 64 bits.
 pub const MAX_VIEW_NUMEL: usize = 1 << 48;
 
-/// Number of elements of a shape; `None` if its extents, those of 0 apart, multiply to more than [`MAX_NAMED`].
+/// Returns the number of elements of a shape, or `None` if nonzero extents exceed [`MAX_VIEW_NUMEL`].
 #[must_use]
 pub fn checked_numel(shape: &[usize]) -> Option<usize> {
     let mut named = 1usize;
@@ -68,7 +68,7 @@ pub fn checked_numel(shape: &[usize]) -> Option<usize> {
     Some(if shape.contains(&0) { 0 } else { named })
 }
 
-/// Fails for a shape whose extents multiply to more than [`MAX_NAMED`].
+/// Fails if the extents multiply to more than [`MAX_VIEW_NUMEL`].
 pub(crate) fn check_view_numel(op: &'static str, shape: &[usize]) -> Result<()> {
     match checked_numel(shape) {
         Some(_) => Ok(()),
@@ -81,16 +81,16 @@ pub(crate) fn check_view_numel(op: &'static str, shape: &[usize]) -> Result<()> 
     }
 }
 
-/// The most elements that a tensor has: kernels count in 32 bits.
+/// Largest number of elements of a tensor, because kernels count in 32 bits.
 pub const MAX_TENSOR_NUMEL: usize = u32::MAX as usize;
 
-/// Number of elements of a shape; `None` if a tensor cannot have as many.
+/// Returns the number of elements of a shape, or `None` if it exceeds [`MAX_TENSOR_NUMEL`].
 #[must_use]
 pub fn tensor_numel(shape: &[usize]) -> Option<usize> {
     checked_numel(shape).filter(|&n| n <= MAX_TENSOR_NUMEL)
 }
 
-/// The shape that NumPy's broadcasting gives: aligned at the right, 1 stretches.
+/// Returns the broadcast shape by NumPy's rules: aligned at the right, extents of 1 expand.
 ///
 /// # Errors
 /// Two extents differ and neither is 1.
@@ -123,7 +123,7 @@ pub fn broadcast_shapes(op: &'static str, shapes: &[&[usize]]) -> Result<Dims> {
     Ok(out)
 }
 
-/// `dim` counted from the end if negative, checked against `rank` (a rank of 0 counts as 1, as in PyTorch).
+/// Normalises a `dim` that may count from the end, for `rank`. As in PyTorch, rank 0 counts as 1.
 ///
 /// # Errors
 /// `dim` is outside `-rank..rank`.
@@ -143,13 +143,13 @@ pub fn normalize_dim(op: &'static str, dim: isize, rank: usize) -> Result<usize>
 }
 
 impl Layout {
-    /// A row-major layout from element 0.
+    /// Returns a row-major layout at offset 0.
     #[must_use]
     pub fn contiguous(shape: &[usize]) -> Self {
         Self { shape: Dims::from_slice(shape), strides: contiguous_strides(shape), offset: 0 }
     }
 
-    /// Any layout.
+    /// Creates a layout from its parts.
     #[must_use]
     pub fn new(shape: impl Into<Dims>, strides: impl Into<Dims>, offset: usize) -> Self {
         let (shape, strides) = (shape.into(), strides.into());
@@ -157,37 +157,37 @@ impl Layout {
         Self { shape, strides, offset }
     }
 
-    /// Extents.
+    /// Returns the extents.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         &self.shape
     }
 
-    /// Elements from one index to the next, per dimension.
+    /// Returns the strides of the dimensions, in elements.
     #[must_use]
     pub fn strides(&self) -> &[usize] {
         &self.strides
     }
 
-    /// First element in the storage.
+    /// Returns the storage index of the first element.
     #[must_use]
     pub fn offset(&self) -> usize {
         self.offset
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.shape.len()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn numel(&self) -> usize {
         numel(&self.shape)
     }
 
-    /// One past the last storage element that the layout touches; 0 if it has none.
+    /// Returns one past the last storage element of the layout, or 0 for an empty layout.
     #[must_use]
     pub fn storage_end(&self) -> usize {
         if self.numel() == 0 {
@@ -196,13 +196,13 @@ impl Layout {
         self.offset + self.shape.iter().zip(&self.strides).map(|(&n, &s)| (n - 1) * s).sum::<usize>() + 1
     }
 
-    /// Whether elements lie row-major without gaps (from any offset).
+    /// Reports whether the elements are in row-major order without gaps, from any offset.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         is_row_major(&self.shape, &self.strides) || self.numel() == 0
     }
 
-    /// Whether two indices can name one element.
+    /// Reports whether two indices may address the same element.
     #[must_use]
     pub fn has_internal_overlap(&self) -> bool {
         if self.shape.contains(&0) {
@@ -221,7 +221,7 @@ impl Layout {
         false
     }
 
-    /// The same elements stretched to `shape` by strides of 0.
+    /// Expands the layout to `shape` with strides of 0.
     ///
     /// # Errors
     /// An extent that is not 1 differs.
@@ -253,13 +253,13 @@ impl Layout {
         Ok(Self { shape: Dims::from_slice(shape), strides, offset: self.offset })
     }
 
-    /// The strides with which these elements can be seen as `shape` without a copy, if there are any.
+    /// Returns the strides of a view with this `shape`, or `None` if only a copy has the shape.
     #[must_use]
     pub fn compute_view_strides(&self, shape: &[usize]) -> Option<Dims> {
         if self.numel() == 0 {
             return Some(contiguous_strides(shape));
         }
-        // Runs of old dimensions that lie without gaps are matched with runs of new ones of the same size.
+        // Match runs of contiguous old dimensions with runs of new dimensions of the same size.
         let mut old: SmallVec<[(usize, usize); 6]> = SmallVec::new();
         for (&n, &s) in self.shape.iter().zip(&self.strides) {
             if n == 1 {
@@ -287,7 +287,7 @@ impl Layout {
                 left /= shape[d];
             }
         }
-        // What remains are extents of 1, whose strides touch nothing.
+        // The remaining dimensions have extent 1 and may have any stride.
         let contiguous = contiguous_strides(shape);
         for k in 0..d {
             if shape[k] != 1 {
@@ -299,13 +299,13 @@ impl Layout {
     }
 }
 
-/// Merges neighbouring dimensions of several layouts of one shape where all of them allow it, and drops extents of
-/// 1: kernels then divide less. Returns the shape and each layout's strides.
+/// Merges adjacent dimensions wherever all layouts allow it, and drops extents of 1, so that kernels divide
+/// less. Returns the shape and the strides of each layout.
 #[must_use]
 pub fn collapse_dims(shape: &[usize], strides: &[&[usize]]) -> (Dims, SmallVec<[Dims; 4]>) {
     let n = numel(shape);
     if n > 1 && strides.iter().all(|strides| is_row_major(shape, strides)) {
-        // What most calls are: elements side by side.
+        // The most frequent case: all operands are contiguous.
         return (Dims::from_slice(&[n]), SmallVec::from_elem(Dims::from_slice(&[1]), strides.len()));
     }
     let mut out_shape = Dims::new();
@@ -333,7 +333,7 @@ pub fn collapse_dims(shape: &[usize], strides: &[&[usize]]) -> (Dims, SmallVec<[
     (out_shape, out)
 }
 
-/// As [`collapse_dims`], of one tensor, whose dimensions come with their strides.
+/// Merges the dimensions of one tensor as [`collapse_dims`] does, from pairs of extent and stride.
 pub(crate) fn collapse_tensor_dims(dims: impl IntoIterator<Item = (usize, usize)>) -> (Dims, Dims) {
     let (mut shape, mut strides) = (Dims::new(), Dims::new());
     for (extent, stride) in dims {

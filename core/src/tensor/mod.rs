@@ -1,4 +1,4 @@
-//! Tensors: a view of device memory with a shape, an element type and, while gradients are recorded, a history.
+//! Tensors: views of device memory with shape, element type and, while gradients are recorded, a history.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -32,8 +32,9 @@ use grad_meta::GradMeta;
 pub use layout::{Dims, Layout};
 pub use shape::{Extents, IntoDims, IntoShape};
 
-/// A tensor. Cloning it clones a handle: both see the same memory. `(&a + &b)?`, `(1.0 - &a)?` and `(-&a)?` are [`add`](Self::add),
-/// [`rsub`](Self::rsub) and [`neg`](Self::neg).
+/// Tensor: a view of device memory. A clone is another handle to the same memory.
+///
+/// `(&a + &b)?`, `(1.0 - &a)?`, `(-&a)?` are [`add`](Self::add), [`rsub`](Self::rsub), [`neg`](Self::neg).
 #[derive(Clone)]
 pub struct Tensor {
     inner: Arc<TensorImpl>,
@@ -43,15 +44,15 @@ struct TensorImpl {
     storage: Arc<Storage>,
     layout: Layout,
     dtype: DType,
-    /// What it was made by.
+    /// Place in the autograd graph of the operation that made the tensor.
     grad_meta: Option<Arc<dyn GradMeta>>,
-    /// What a recorded operation in place has made of it since.
+    /// Place in the graph after later recorded in-place operations.
     rebased_meta: OnceLock<Mutex<Option<Arc<dyn GradMeta>>>>,
-    /// How many recorded operations had written to its memory when its history was right.
+    /// Number of recorded writes to the storage when the history was last up to date.
     recorded_writes_seen: AtomicU32,
-    /// The tensor that this is a view of.
+    /// Tensor that this is a view of.
     base: Weak<TensorImpl>,
-    /// What was made of its numbers besides.
+    /// By-products of the kernel that made the tensor.
     grad_extras: Option<Arc<GradExtras>>,
 }
 
@@ -77,7 +78,7 @@ impl TensorImpl {
     }
 }
 
-/// Handle on a tensor that does not keep it alive: see [`Tensor::downgrade`].
+/// Weak handle to a tensor: see [`Tensor::downgrade`].
 #[derive(Clone)]
 pub struct WeakTensor(Weak<TensorImpl>);
 
@@ -88,14 +89,14 @@ impl fmt::Debug for WeakTensor {
 }
 
 impl WeakTensor {
-    /// Gives the tensor, if its handle or a clone of that is still there.
+    /// Returns the tensor, if its handle or a clone of it still exists.
     #[must_use]
     pub fn upgrade(&self) -> Option<Tensor> {
         Some(Tensor { inner: self.0.upgrade()? })
     }
 }
 
-/// Whether somebody still has a tensor's memory.
+/// Weak handle that reports whether a storage is alive.
 pub(crate) struct WeakStorage(Weak<Storage>);
 
 impl WeakStorage {
@@ -116,7 +117,7 @@ impl Tensor {
 
     #[track_caller]
     fn create_empty(extents: &[isize], dtype: DType, device: &Device) -> Result<Self> {
-        // The operation that asks for it, which the user called.
+        // Errors name the operation that the user called.
         let op = || match crate::memory::scope::current().op {
             "" => "empty",
             op => op,
@@ -155,19 +156,19 @@ impl Tensor {
         Ok(Self { inner: Arc::new(inner) })
     }
 
-    /// The extents.
+    /// Returns the extents.
     #[must_use]
     pub fn shape(&self) -> &[usize] {
         self.inner.layout.shape()
     }
 
-    /// The extents, as PyTorch spells it.
+    /// Returns the extents, under PyTorch's name.
     #[must_use]
     pub fn size(&self) -> &[usize] {
         self.shape()
     }
 
-    /// The extent of one dimension; negative counts from the end.
+    /// Returns the extent of one dimension. Negative dimensions count from the end.
     ///
     /// # Errors
     /// `dim` is out of range.
@@ -176,60 +177,60 @@ impl Tensor {
         Ok(self.shape().get(d).copied().unwrap_or(1))
     }
 
-    /// The strides, in elements.
+    /// Returns the strides, in elements.
     #[must_use]
     pub fn strides(&self) -> &[usize] {
         self.inner.layout.strides()
     }
 
-    /// Shape, strides and offset.
+    /// Returns shape, strides and offset.
     #[must_use]
     pub fn layout(&self) -> &Layout {
         &self.inner.layout
     }
 
-    /// Number of dimensions.
+    /// Returns the number of dimensions.
     #[must_use]
     pub fn rank(&self) -> usize {
         self.inner.layout.rank()
     }
 
-    /// Number of elements.
+    /// Returns the number of elements.
     #[must_use]
     pub fn numel(&self) -> usize {
         self.inner.layout.numel()
     }
 
-    /// The element type.
+    /// Returns the element type.
     #[must_use]
     pub fn dtype(&self) -> DType {
         self.inner.dtype
     }
 
-    /// The device it is on.
+    /// Returns the device that holds the tensor.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.inner.storage.device
     }
 
-    /// Whether its elements lie row-major without gaps.
+    /// Reports whether the elements are in row-major order without gaps.
     #[must_use]
     pub fn is_contiguous(&self) -> bool {
         self.inner.layout.is_contiguous()
     }
 
-    /// Whether both are views of one piece of memory.
+    /// Reports whether both are views of the same storage.
     #[must_use]
     pub fn shares_storage(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner.storage, &other.inner.storage)
     }
 
-    /// Tags its memory, if it has no tag yet.
+    /// Tags the storage, if it has no tag yet.
     pub(crate) fn retag(&self, tag: Tag) {
         self.inner.storage.retag(tag);
     }
 
-    /// How many elements of its type the storage has, which other views may see more of.
+    /// Returns the size of the storage in elements of this tensor's type. Views may cover only a part.
     pub(crate) fn storage_len(&self) -> usize {
         self.inner.storage.bytes() as usize / self.dtype().size()
     }
@@ -242,7 +243,7 @@ impl Tensor {
         }
     }
 
-    /// Whether it has a history, or is a leaf.
+    /// Reports whether the tensor has a history or is a leaf.
     pub(crate) fn has_grad_edge(&self) -> bool {
         self.refresh_grad_fn();
         self.inner
@@ -253,7 +254,7 @@ impl Tensor {
             })
     }
 
-    /// A view of a tensor that a recorded operation has written to since has the history of what it sees now.
+    /// Regenerates the history of a view whose base was changed by a recorded in-place operation.
     #[inline]
     fn refresh_grad_fn(&self) {
         if !self.is_current()
@@ -263,45 +264,47 @@ impl Tensor {
         }
     }
 
-    /// Returns the place that the tensor was created with: that of a leaf, frozen or not, never changes.
+    /// Returns the place in the graph that the tensor was created with. The place of a leaf never changes.
     pub(crate) fn original_grad_meta(&self) -> Option<&Arc<dyn GradMeta>> {
         self.inner.grad_meta.as_ref()
     }
 
-    /// The same memory with another history; a tensor without one is nobody's view.
+    /// Returns the same memory with another history. Without a history, the result is not a view.
     pub(crate) fn with_grad_meta(&self, meta: Option<Arc<dyn GradMeta>>) -> Self {
         let TensorImpl { storage, layout, dtype, base, grad_extras: beside, .. } = &*self.inner;
         let base = if meta.is_some() { base.clone() } else { Weak::new() };
         let mut inner = TensorImpl::new(storage.clone(), layout.clone(), *dtype, meta, base);
-        // What was made besides has no history.
+        // By-products have no history.
         if inner.grad_meta.is_none() {
             inner.grad_extras.clone_from(beside);
         }
         Self { inner: Arc::new(inner) }
     }
 
-    /// The tensor that this is a view of, if somebody still has it.
+    /// Returns the tensor that this is a view of, if it still exists.
     pub(crate) fn base(&self) -> Option<Tensor> {
         Some(Self { inner: self.inner.base.upgrade()? })
     }
 
-    /// Tells that a recorded operation has written to the memory: every history of it is of the past.
+    /// Counts a recorded write to the storage. All existing histories of its tensors are then outdated.
     pub(crate) fn bump_writes(&self) {
         self.inner.storage.recorded_writes.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Gives this handle, and its clones, the history of what the memory holds now.
+    /// Replaces the history of this handle and its clones by that of the current contents.
     pub(crate) fn set_grad_meta(&self, meta: Option<Arc<dyn GradMeta>>) {
         let later = self.inner.rebased_meta.get_or_init(Mutex::default);
         let before = std::mem::replace(&mut *later.lock().unwrap_or_else(PoisonError::into_inner), meta);
-        // Without the lock: it may be the last to know of a whole tape.
+        // Drop outside of the lock: this may release a whole graph.
         drop(before);
         self.inner
             .recorded_writes_seen
             .store(self.inner.storage.recorded_writes.load(Ordering::Relaxed), Ordering::Relaxed);
     }
 
-    /// Whether its history is that of what the memory holds. One that never had any, and is no view, is a constant whatever is written.
+    /// Reports whether the history describes the current contents.
+    ///
+    /// A tensor without history that is not a view counts as a constant, regardless of writes.
     pub(crate) fn is_current(&self) -> bool {
         let TensorImpl {
             recorded_writes_seen: writes,
@@ -315,8 +318,10 @@ impl Tensor {
             || (meta.is_none() && later.get().is_none() && base.ptr_eq(&Weak::new()))
     }
 
-    /// Makes a handle that does not keep the tensor alive. It holds as long as this handle or a clone of it is there, and not other
-    /// tensors over the same memory. Hooks use it for their own tensor: see [`register_hook`](Self::register_hook).
+    /// Creates a weak handle, which does not keep the tensor alive.
+    ///
+    /// The weak handle is valid while this handle or a clone exists, regardless of other tensors over the
+    /// memory. Hooks use it for their own tensor: see [`register_hook`](Self::register_hook).
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -333,48 +338,49 @@ impl Tensor {
         WeakTensor(Arc::downgrade(&self.inner))
     }
 
-    /// Another view of the same memory, without history.
+    /// Returns another view of the same memory, without history.
     #[doc(hidden)]
     pub fn with_layout(&self, layout: Layout) -> Self {
         let TensorImpl { storage, dtype, base, .. } = &*self.inner;
-        // A view of a view is one of the whole.
+        // The base of a view of a view is the whole tensor.
         let base = if base.strong_count() > 0 { base.clone() } else { Arc::downgrade(&self.inner) };
         Self { inner: Arc::new(TensorImpl::new(storage.clone(), layout, *dtype, None, base)) }
     }
 
-    /// Whether no other tensor sees this memory.
+    /// Reports whether this is the only tensor and the only handle over its storage.
     pub(crate) fn is_unique(&self) -> bool {
         Arc::strong_count(&self.inner) == 1 && Arc::strong_count(&self.inner.storage) == 1
     }
 
-    /// A gradient keeps its memory from now on.
+    /// Counts a backward function that keeps the storage.
     pub(crate) fn retain_for_backward(&self) {
         self.inner.storage.saved_count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// One that kept it is gone.
+    /// Removes a backward function that kept the storage.
     pub(crate) fn release_from_backward(&self) {
         self.inner.storage.saved_count.fetch_sub(1, Ordering::Relaxed);
     }
 
-    /// Whether a gradient keeps its memory, so that another one may count on it without holding more.
+    /// Reports whether a backward function keeps the storage, so that another can save it for free.
     pub(crate) fn is_saved_for_backward(&self) -> bool {
         self.inner.storage.saved_count.load(Ordering::Relaxed) > 0
     }
 
-    /// How often its memory was written: the same number, the same contents.
+    /// Returns the number of writes to the storage. Equal versions mean equal contents.
     pub(crate) fn version(&self) -> u64 {
         self.inner.storage.version()
     }
 
-    /// Whether it is the same memory, seen in the same way.
+    /// Reports whether both tensors are the same view of the same storage.
     pub(crate) fn is_same_view(&self, other: &Tensor) -> bool {
         Arc::ptr_eq(&self.inner.storage, &other.inner.storage)
             && self.dtype() == other.dtype()
             && self.layout() == other.layout()
     }
 
-    /// What a kernel binds: the whole storage, from an aligned offset. `None` if it is not on the device. See [`binding`].
+    /// Binds the whole storage for a kernel, at an aligned offset. Returns `None` if the storage is not on
+    /// the device. See [`binding`].
     pub(crate) fn bind(&self, access: Access, gate: &DispatchGuard<'_>) -> Result<Option<Slice>> {
         let slice = self.inner.storage.bind(access, gate)?;
         self.record_access(access);
@@ -391,7 +397,7 @@ impl Tensor {
         }
     }
 
-    /// Tells the step that is recorded, if one is, where the memory is.
+    /// Reports the bound memory to an active capture.
     #[inline]
     fn record_binding(&self, slice: Option<Slice>) {
         if let Some(slice) = slice.filter(|_| self.device().capture_recorder().is_recording_here()) {
@@ -399,7 +405,7 @@ impl Tensor {
         }
     }
 
-    /// The same for an operation that waits, and what this is to it.
+    /// Binds the storage for an operation in the pending fusion group, and sets the storage's fusion slot.
     pub(crate) fn bind_deferred(
         &self,
         access: Access,
@@ -412,17 +418,17 @@ impl Tensor {
         Ok(slice)
     }
 
-    /// What it is to operations that wait.
+    /// Returns the role of the storage in the pending fusion group.
     pub(crate) fn fusion_slot(&self, gate: &DispatchGuard<'_>) -> FusionSlot {
         self.inner.storage.fusion_slot(gate)
     }
 
-    /// Its memory, which this does not keep.
+    /// Returns a weak handle to the storage.
     pub(crate) fn downgrade_storage(&self) -> Weak<Storage> {
         Arc::downgrade(&self.inner.storage)
     }
 
-    /// The number of its memory: larger than that of older memory.
+    /// Returns the storage's unique id. Ids increase with each allocation.
     #[doc(hidden)]
     pub fn storage_id(&self) -> u64 {
         self.inner.storage.id
@@ -432,7 +438,7 @@ impl Tensor {
         WeakStorage(Arc::downgrade(&self.inner.storage))
     }
 
-    /// Does what takes long with the bytes of a contiguous tensor: others enqueue their work meanwhile.
+    /// Runs a long transfer on a contiguous tensor's pinned bytes, without the dispatch lock.
     pub(crate) fn with_pinned_bytes<R>(
         &self,
         access: Access,
@@ -443,21 +449,21 @@ impl Tensor {
         let pinned = self.inner.storage.pin(access, bound.dispatch_guard());
         drop(bound);
         let done = work(slice);
-        // Its order first: memory that leaves the device when it is pinned no more waits for it there.
+        // Record the order first: unpinned memory may leave the device, and must then wait for this work.
         let ordered = self.inner.storage.order_after_enqueue(access);
         drop(pinned);
         ordered?;
         done
     }
 
-    /// The bytes of a contiguous tensor, in what its storage was bound to.
+    /// Returns the bytes of a contiguous tensor within the binding of its storage.
     pub(crate) fn byte_range_in(&self, Slice { segment, offset, .. }: Slice) -> Slice {
         let size = self.dtype().size();
         let offset = offset + (self.layout().offset() * size) as u64;
         Slice { segment, offset, bytes: (self.numel() * size) as u64 }
     }
 
-    /// The other operand of an operation must be on the same device.
+    /// Fails if the other operand is on another device.
     #[doc(hidden)]
     pub fn check_same_device(&self, op: &'static str, other: &Self) -> Result<()> {
         if self.device() == other.device() {

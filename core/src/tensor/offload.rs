@@ -1,4 +1,4 @@
-//! Tensors whose memory leaves the device for a while.
+//! Offloading: tensors whose memory moves to the host temporarily.
 
 use std::sync::{Arc, Weak};
 
@@ -6,16 +6,16 @@ use super::{Storage, Tensor};
 use crate::error::Result;
 use crate::scoped_local::{NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
 
-/// Smaller pieces stay: a copy costs more than they take.
+/// Smallest storage that is offloaded. Smaller ones cost more to copy than they free.
 const MIN_OFFLOAD_BYTES: u64 = 16 << 10;
 
 thread_local! {
-    /// What was allocated since a collection began, if one is under way.
+    /// Storages allocated since tracking began, if tracking is active.
     static TRACKED_STORAGES: ScopedLocal<NoDropCell<Option<Vec<Weak<Storage>>>>> = const { ScopedLocal::new(NoDropCell::new(None)) };
 }
 
-/// Notes a new storage, for the collection that is under way.
-pub fn track_storage(storage: &Arc<Storage>) {
+/// Adds a new storage to the active tracking, if any.
+pub(crate) fn track_storage(storage: &Arc<Storage>) {
     TRACKED_STORAGES.with_current_mut(|made| {
         if let Some(made) = made {
             made.push(Arc::downgrade(storage));
@@ -23,7 +23,7 @@ pub fn track_storage(storage: &Arc<Storage>) {
     });
 }
 
-/// The memory of several tensors, which leaves and comes back together. It keeps none of them alive.
+/// Storages that are offloaded and restored together. Does not keep them alive.
 #[derive(Default)]
 pub struct OffloadSet {
     storages: Vec<Weak<Storage>>,
@@ -36,7 +36,7 @@ impl std::fmt::Debug for OffloadSet {
 }
 
 impl OffloadSet {
-    /// Runs `body`, and collects what it has allocated.
+    /// Runs `body`, and collects the storages that it allocates.
     pub fn track_allocations<T>(body: impl FnOnce() -> T) -> (T, Self) {
         let collecting = ScopedGuard::new(&TRACKED_STORAGES, Some(Vec::new()));
         let value = body();
@@ -45,12 +45,12 @@ impl OffloadSet {
         (value, Self { storages })
     }
 
-    /// Also the memory of a tensor that was there before.
+    /// Adds the storage of an existing tensor.
     pub fn insert(&mut self, t: &Tensor) {
         self.storages.push(Arc::downgrade(&t.inner.storage));
     }
 
-    /// Without the memory of a tensor, without small pieces, and without what has been freed.
+    /// Removes the storage of `here`, small storages and freed storages.
     pub fn retain_offloadable(&mut self, here: &Tensor) {
         self.storages.retain(|weak| {
             let found = weak.upgrade().filter(|s| s.bytes() >= MIN_OFFLOAD_BYTES);
@@ -58,28 +58,27 @@ impl OffloadSet {
         });
     }
 
-    /// Starts copies to the host.
+    /// Starts the copies to the host.
     pub fn copy_to_host(&self) -> Result<()> {
         self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.copy_to_host())
     }
 
-    /// Frees what was copied and not changed since.
+    /// Frees the device memory of storages that were copied and not changed since.
     pub fn evict(&self) {
         self.storages.iter().filter_map(Weak::upgrade).for_each(|s| s.evict());
     }
 
-    /// Starts to bring everything back.
+    /// Starts the copies back to the device.
     pub fn copy_to_device(&self) -> Result<()> {
         self.storages.iter().filter_map(Weak::upgrade).try_for_each(|s| s.copy_to_device())
     }
 }
 
 impl Tensor {
-    /// Moves the memory behind this tensor, and behind its views, to memory of the host; the device's goes back to the pool.
-    /// The contents come back by themselves when an operation uses them, or ahead of that by
-    /// [`prefetch_`](Self::prefetch_).
+    /// Moves the storage of this tensor and its views to host memory. The device memory returns to the pool.
     ///
-    /// The copy runs beside other work, and the host does not wait: memory that is reused waits for it on the device.
+    /// The next operation that uses the contents brings them back, or [`prefetch_`](Self::prefetch_) earlier.
+    /// The copy overlaps with other work; reused memory waits for it on the device, not on the host.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -93,22 +92,19 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The backend reaches no memory of the host; the host has no more.
+    /// The backend cannot access host memory, or host memory runs out.
     pub fn offload_(&self) -> Result<()> {
         self.inner.storage.copy_to_host()?;
         self.inner.storage.evict();
         Ok(())
     }
 
-    /// Starts to bring the memory behind this tensor back from the host. Nothing happens where it is on the device.
-    ///
-    /// # Errors
-    /// Memory of the device runs out.
+    /// Starts to copy the storage back from the host. No-op if the storage is on the device.
     pub fn prefetch_(&self) -> Result<()> {
         self.inner.storage.copy_to_device()
     }
 
-    /// Whether the memory behind it is on the host.
+    /// Reports whether the storage is on the host.
     #[must_use]
     pub fn is_offloaded(&self) -> bool {
         self.inner.storage.is_on_host()

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use super::{Dataset, locate};
 use crate::io::{idx, idx::IdxArray};
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Mean and standard deviation of the training images' pixels, scaled to 0..=1.
 const MEAN: f32 = 0.286;

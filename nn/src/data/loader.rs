@@ -14,10 +14,8 @@ use std::thread::{self, JoinHandle};
 use serde::{Deserialize, Serialize};
 
 use super::Dataset;
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::memory::{self, Tag};
-use forebay_core::tensor::Tensor;
 use forebay_core::tensor::layout::{numel, tensor_numel};
 
 /// Number of prefetched batches, unless [`DataLoader::ahead`] changes it.
@@ -66,16 +64,11 @@ impl<D: Dataset> DataLoader<D> {
         }
     }
 
-    /// Shuffles the samples by `seed`, differently in each epoch.
-    #[must_use]
-    pub fn shuffle(self, seed: u64) -> Self {
-        Self { seed: Some(seed), ..self }
-    }
-
-    /// Sets the batch size.
-    #[must_use]
-    pub fn batches(self, n: usize) -> Self {
-        Self { batch_size: n, ..self }
+    setters! {
+        /// Shuffles the samples by `seed`, differently in each epoch.
+        fn shuffle(seed: u64) { seed: Some(seed) }
+        /// Sets the batch size.
+        fn batches(n: usize) { batch_size: n }
     }
 
     /// Drops the last batch of an epoch if it is incomplete.
@@ -84,16 +77,11 @@ impl<D: Dataset> DataLoader<D> {
         Self { drop_last: true, ..self }
     }
 
-    /// Sets the maximum number of batches that are prefetched on the host.
-    #[must_use]
-    pub fn ahead(self, n: usize) -> Self {
-        Self { ahead: n.max(1), ..self }
-    }
-
-    /// Sets the number of epochs; one by default.
-    #[must_use]
-    pub fn epochs(self, n: u64) -> Self {
-        Self { epochs: Some(n), ..self }
+    setters! {
+        /// Sets the maximum number of batches that are prefetched on the host.
+        fn ahead(n: usize) { ahead: n.max(1) }
+        /// Sets the number of epochs; one by default.
+        fn epochs(n: u64) { epochs: Some(n) }
     }
 
     /// Removes the limit of epochs.
@@ -102,10 +90,9 @@ impl<D: Dataset> DataLoader<D> {
         Self { epochs: None, ..self }
     }
 
-    /// Starts at the position of another run ([`BatchIter::cursor`]). The following batches are equal.
-    #[must_use]
-    pub fn start_at(self, cursor: LoaderCursor) -> Self {
-        Self { start: cursor, ..self }
+    setters! {
+        /// Starts at the position of another run ([`BatchIter::cursor`]). The following batches are equal.
+        fn start_at(cursor: LoaderCursor) { start: cursor }
     }
 
     /// Returns the data set.

@@ -3,7 +3,7 @@
 use std::env;
 use std::path::{Path, PathBuf};
 
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Variable that names a folder of data sets, or the folder of one.
 const DATA_VARIABLE: &str = "FOREBAY_DATA";

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::{Dataset, locate};
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result};
 
 /// A text and its vocabulary: the sorted characters that occur in the text.
 #[derive(Clone, Debug)]
@@ -127,10 +127,9 @@ impl TokenWindows {
         Self { tokens: tokens.into(), shape: [length], stride: 1 }
     }
 
-    /// Keeps only every `n`-th run; with `n` equal to the length, runs do not overlap.
-    #[must_use]
-    pub fn with_stride(self, n: usize) -> Self {
-        Self { stride: n.max(1), ..self }
+    setters! {
+        /// Keeps only every `n`-th run; with `n` equal to the length, runs do not overlap.
+        fn with_stride(n: usize) { stride: n.max(1) }
     }
 }
 

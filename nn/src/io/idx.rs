@@ -6,7 +6,7 @@ use std::path::Path;
 use flate2::bufread::MultiGzDecoder;
 
 use super::open_file;
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result};
 
 /// Maximum number of elements in an array, because a header can claim any size.
 pub const MAX_ELEMENTS: usize = 1 << 30;

@@ -5,16 +5,30 @@
 //! it. Files are replaced atomically ([`write_atomic`]).
 
 use std::fs::File;
+use std::io::Write;
 use std::path::Path;
 
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result};
+use forebay_core::atomic_write;
 
 pub mod idx;
 pub mod safetensors;
 
-pub use forebay_core::atomic_write::{write_atomic, write_atomic_unsynced, write_bytes};
+/// Replaces a file atomically through `write`: see [`atomic_write`].
+///
+/// # Errors
+/// Errors of `write`, and of writing the file.
+pub fn write_atomic(path: impl AsRef<Path>, write: impl FnOnce(&mut dyn Write) -> Result<()>) -> Result<()> {
+    atomic_write::write_atomic(path, write)
+}
 
-/// Creates an error about a file.
+/// Replaces a file atomically by these bytes.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_bytes(path: impl AsRef<Path>, bytes: impl AsRef<[u8]>) -> Result<()> {
+    Ok(atomic_write::write_bytes(path, bytes)?)
+}
 
 /// Opens a file for reading.
 pub(crate) fn open_file(path: &Path) -> Result<File> {

@@ -28,10 +28,7 @@ use serde::de::{Error as _, MapAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 
 use super::write_atomic;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{DType, Device, Error, Result, Tensor};
 
 /// Maximum size of a header, which is the format's own limit.
 const MAX_HEADER_BYTES: u64 = 100_000_000;

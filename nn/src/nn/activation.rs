@@ -1,29 +1,21 @@
 //! Activation functions as layers, with PyTorch's names and defaults.
 
 use super::{Module, init};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::Result;
-use forebay_core::tensor::Tensor;
+use crate::{DType, Device, Result, Tensor};
 
 /// Defines layers without parameters, each of which calls one method of the tensor. The fields are the
 /// method's arguments, with PyTorch's defaults.
 macro_rules! activation_layers {
     ($($(#[$doc:meta])* $layer:ident($op:ident $(, $field:ident: $ty:ty = $default:expr)*);)*) => {$(
-        $(#[$doc])*
-        #[doc = concat!("[`", stringify!($op), "`](Tensor::", stringify!($op), ") as a layer.")]
-        #[derive(Clone, Copy, Debug, PartialEq, Module)]
-        #[module(crate = crate)]
-        pub struct $layer {
-            $(
-                #[doc = concat!("As there; ", stringify!($default), ".")]
-                pub $field: $ty,
-            )*
-        }
-
-        impl Default for $layer {
-            fn default() -> Self {
-                Self { $($field: $default),* }
+        with_defaults! {
+            $(#[$doc])*
+            #[doc = concat!("[`", stringify!($op), "`](Tensor::", stringify!($op), ") as a layer.")]
+            #[derive(Clone, Copy, Debug, PartialEq, Module)]
+            pub struct $layer {
+                $(
+                    #[doc = concat!("As there; ", stringify!($default), ".")]
+                    pub $field: $ty = $default,
+                )*
             }
         }
 
@@ -97,7 +89,6 @@ activation_layers! {
 
 /// Softmax over the channels of \[batch, channels, height, width\] or \[channels, height, width\].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
-#[module(crate = crate)]
 pub struct Softmax2d;
 
 impl Softmax2d {
@@ -122,7 +113,6 @@ impl Softmax2d {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Prelu {
     /// Slopes, \[1\] or \[channels\].
     pub weight: Tensor,
@@ -146,21 +136,16 @@ impl Prelu {
     }
 }
 
-/// x if x > 0, else a random slope times x (Xu et al., 2015). In training, each element draws its slope from
-/// the range. In evaluation, the slope is the middle of the range.
-#[derive(Debug, Module)]
-#[module(crate = crate)]
-pub struct Rrelu {
-    /// Lower bound of the slope; PyTorch's default is 1/8.
-    pub lower: f64,
-    /// Upper bound of the slope; PyTorch's default is 1/3.
-    pub upper: f64,
-    training: std::sync::atomic::AtomicBool,
-}
-
-impl Default for Rrelu {
-    fn default() -> Self {
-        Self { lower: 1.0 / 8.0, upper: 1.0 / 3.0, training: true.into() }
+with_defaults! {
+    /// x if x > 0, else a random slope times x (Xu et al., 2015). In training, each element draws its slope from
+    /// the range. In evaluation, the slope is the middle of the range.
+    #[derive(Debug, Module)]
+    pub struct Rrelu {
+        /// Lower bound of the slope; PyTorch's default is 1/8.
+        pub lower: f64 = 1.0 / 8.0,
+        /// Upper bound of the slope; PyTorch's default is 1/3.
+        pub upper: f64 = 1.0 / 3.0,
+        training: std::sync::atomic::AtomicBool = true.into(),
     }
 }
 

@@ -1,9 +1,7 @@
 //! Adaptive softmax for many classes with skewed frequencies (Grave et al., 2017).
 
 use super::{Linear, Module, ModuleScope, Sequential};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Device, Error, Result, Tensor};
 
 /// Softmax over classes sorted by falling frequency, PyTorch's module of the same name. The head scores the
 /// frequent classes and the clusters. Each cluster scores its rarer classes from fewer features, and only for
@@ -21,14 +19,12 @@ use forebay_core::tensor::Tensor;
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct AdaptiveLogSoftmaxWithLoss {
     /// Scores of the frequent classes and of the clusters.
     pub head: Linear,
     /// Two layers for each cluster: features to fewer features, then to the cluster's classes.
     pub tail: Vec<Sequential>,
     /// First class of each cluster, then the number of classes.
-    #[module(skip)]
     cutoffs: Vec<usize>,
     scope: ModuleScope,
 }

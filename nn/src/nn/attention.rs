@@ -1,15 +1,12 @@
 //! Self-attention.
 
 use super::{Dropout, Linear, Module, ModuleScope};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::ops::AttentionOptions;
-use forebay_core::tensor::Tensor;
 
 /// Multi-head self-attention as in GPT-2: one projection to queries, keys and values, and one output
 /// projection.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct SelfAttention {
     /// Projection from \[features\] to queries, keys and values, concatenated: \[3 · features\].
     pub qkv: Linear,

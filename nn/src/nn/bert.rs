@@ -6,64 +6,42 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use serde::Deserialize;
 
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init, rename_keys};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::AttentionOptions;
-use forebay_core::tensor::Tensor;
 
-/// Sizes of a [`Bert`], named as in the `config.json` that accompanies its weights.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
-#[serde(default)]
-pub struct BertOptions {
-    /// Number of tokens in the vocabulary.
-    pub vocab_size: usize,
-    /// Maximum length of a text, in tokens.
-    pub max_position_embeddings: usize,
-    /// Number of segment types; a single text has the first type.
-    pub type_vocab_size: usize,
-    /// Number of layers.
-    pub num_hidden_layers: usize,
-    /// Attention heads of a layer.
-    pub num_attention_heads: usize,
-    /// Features of a token.
-    pub hidden_size: usize,
-    /// Features between the two feed-forward layers.
-    pub intermediate_size: usize,
-    /// Term added to the variances of the norms.
-    pub layer_norm_eps: f64,
-    /// Dropout probability of features in training.
-    pub hidden_dropout_prob: f64,
-    /// Dropout probability of attention weights in training.
-    pub attention_probs_dropout_prob: f64,
-    /// Deviation of the initial weights.
-    pub initializer_range: f64,
-    /// Padding token, if there is one. Its row of the table starts at zero and gets no gradient.
-    pub pad_token_id: Option<usize>,
-    /// Activation of the feed-forward network: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu`
-    /// (or `swish`).
-    pub hidden_act: String,
-}
-
-impl Default for BertOptions {
-    /// Returns the options of the published `bert-base-uncased`, which also replace settings missing in a
-    /// `config.json`.
-    fn default() -> Self {
-        Self {
-            vocab_size: 30_522,
-            max_position_embeddings: 512,
-            type_vocab_size: 2,
-            num_hidden_layers: 12,
-            num_attention_heads: 12,
-            hidden_size: 768,
-            intermediate_size: 3072,
-            layer_norm_eps: 1e-12,
-            hidden_dropout_prob: 0.1,
-            attention_probs_dropout_prob: 0.1,
-            initializer_range: 0.02,
-            pad_token_id: Some(0),
-            hidden_act: "gelu".to_owned(),
-        }
+with_defaults! {
+    /// Sizes of a [`Bert`], named as in the `config.json` that accompanies its weights. The defaults are those of
+    /// the published `bert-base-uncased`, which also replace settings missing in a `config.json`.
+    #[derive(Clone, Debug, Deserialize, PartialEq)]
+    #[serde(default)]
+    pub struct BertOptions {
+        /// Number of tokens in the vocabulary.
+        pub vocab_size: usize = 30_522,
+        /// Maximum length of a text, in tokens.
+        pub max_position_embeddings: usize = 512,
+        /// Number of segment types; a single text has the first type.
+        pub type_vocab_size: usize = 2,
+        /// Number of layers.
+        pub num_hidden_layers: usize = 12,
+        /// Attention heads of a layer.
+        pub num_attention_heads: usize = 12,
+        /// Features of a token.
+        pub hidden_size: usize = 768,
+        /// Features between the two feed-forward layers.
+        pub intermediate_size: usize = 3072,
+        /// Term added to the variances of the norms.
+        pub layer_norm_eps: f64 = 1e-12,
+        /// Dropout probability of features in training.
+        pub hidden_dropout_prob: f64 = 0.1,
+        /// Dropout probability of attention weights in training.
+        pub attention_probs_dropout_prob: f64 = 0.1,
+        /// Deviation of the initial weights.
+        pub initializer_range: f64 = 0.02,
+        /// Padding token, if there is one. Its row of the table starts at zero and gets no gradient.
+        pub pad_token_id: Option<usize> = Some(0),
+        /// Activation of the feed-forward network: `gelu`, `gelu_new` (or `gelu_pytorch_tanh`), `relu`, or `silu`
+        /// (or `swish`).
+        pub hidden_act: String = "gelu".to_owned(),
     }
 }
 
@@ -191,7 +169,6 @@ impl BertOptions {
 
 /// Sum of the embeddings of tokens, positions and segments, normalised.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertEmbeddings {
     /// Embedding of tokens.
     pub word_embeddings: Embedding,
@@ -209,7 +186,6 @@ pub struct BertEmbeddings {
 
 /// Projections to queries, keys and values.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertProjections {
     /// Projection to queries.
     pub query: Linear,
@@ -221,7 +197,6 @@ pub struct BertProjections {
 
 /// A linear layer, a residual sum and a norm of the sum.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertOutput {
     /// Linear layer.
     pub dense: Linear,
@@ -247,7 +222,6 @@ impl BertOutput {
 
 /// Bidirectional self-attention.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertAttention {
     /// Projections to queries, keys and values.
     #[module(name = "self")]
@@ -281,7 +255,6 @@ impl BertAttention {
 
 /// First of the two feed-forward layers.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertIntermediate {
     /// Linear layer to the intermediate features.
     pub dense: Linear,
@@ -289,7 +262,6 @@ pub struct BertIntermediate {
 
 /// Encoder layer: self-attention, then a feed-forward network, each with a residual sum and a norm.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertLayer {
     /// Self-attention.
     pub attention: BertAttention,
@@ -334,7 +306,6 @@ impl BertLayer {
 
 /// Stack of encoder layers.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertEncoder {
     /// Layers in order.
     pub layer: Vec<BertLayer>,
@@ -342,7 +313,6 @@ pub struct BertEncoder {
 
 /// A linear layer over the features of the first token, followed by tanh.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct BertPooler {
     /// Linear layer.
     pub dense: Linear,
@@ -367,7 +337,6 @@ pub struct BertPooler {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Bert {
     /// Input embeddings.
     pub embeddings: BertEmbeddings,

@@ -3,9 +3,8 @@
 use std::fmt;
 
 use super::*;
-use forebay_core::error::Result;
+use crate::{Result, Tensor};
 use forebay_core::memory::scope;
-use forebay_core::tensor::Tensor;
 
 /// A module that maps one tensor to one tensor.
 pub trait Forward {

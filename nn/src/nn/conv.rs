@@ -1,31 +1,31 @@
 //! Convolutions and transposed convolutions as layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::ops::{IntoSpatial, PadMode, Padding, check_at_least};
-use forebay_core::tensor::Tensor;
 use forebay_core::tensor::layout::numel;
 
-/// Options of a convolution with `N` spatial dimensions. `Conv2dOptions { padding: [1, 1],
-/// ..Default::default() }`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ConvOptions<const N: usize> {
-    /// Stride of the kernel; 1.
-    pub stride: [usize; N],
-    /// Padding on both sides of each dimension; 0.
-    pub padding: [usize; N],
-    /// If true, replaces `padding` by the padding that preserves the extents of the input: PyTorch's
-    /// `padding="same"`. Requires a stride of 1; false.
-    pub same_padding: bool,
-    /// Values of the padding; zeros.
-    pub padding_mode: PadMode,
-    /// Distance between elements of the kernel; 1.
-    pub dilation: [usize; N],
-    /// Number of independent groups of channels; 1.
-    pub groups: usize,
-    /// If true, the layer has a bias; true.
-    pub bias: bool,
+with_defaults! {
+    /// Options of a convolution with `N` spatial dimensions. `Conv2dOptions { padding: [1, 1],
+    /// ..Default::default() }`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct ConvOptions<const N: usize> {
+        /// Stride of the kernel; 1.
+        pub stride: [usize; N] = [1; N],
+        /// Padding on both sides of each dimension; 0.
+        pub padding: [usize; N] = [0; N],
+        /// If true, replaces `padding` by the padding that preserves the extents of the input: PyTorch's
+        /// `padding="same"`. Requires a stride of 1; false.
+        pub same_padding: bool = false,
+        /// Values of the padding; zeros.
+        pub padding_mode: PadMode = PadMode::Constant(0.0),
+        /// Distance between elements of the kernel; 1.
+        pub dilation: [usize; N] = [1; N],
+        /// Number of independent groups of channels; 1.
+        pub groups: usize = 1,
+        /// If true, the layer has a bias; true.
+        pub bias: bool = true,
+    }
 }
 
 /// Options of a [`Conv1d`].
@@ -35,36 +35,24 @@ pub type Conv2dOptions = ConvOptions<2>;
 /// Options of a [`Conv3d`].
 pub type Conv3dOptions = ConvOptions<3>;
 
-impl<const N: usize> Default for ConvOptions<N> {
-    fn default() -> Self {
-        Self {
-            stride: [1; N],
-            padding: [0; N],
-            same_padding: false,
-            padding_mode: PadMode::Constant(0.0),
-            dilation: [1; N],
-            groups: 1,
-            bias: true,
-        }
+with_defaults! {
+    /// Options of a transposed convolution with `N` spatial dimensions. `ConvTranspose2dOptions { stride: [2, 2],
+    /// ..Default::default() }`.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    pub struct ConvTransposeOptions<const N: usize> {
+        /// Stride of the kernel over the output; 1.
+        pub stride: [usize; N] = [1; N],
+        /// Number of elements removed from both sides of each output dimension; 0.
+        pub padding: [usize; N] = [0; N],
+        /// Number of elements added to one side of each output dimension; 0.
+        pub output_padding: [usize; N] = [0; N],
+        /// Distance between elements of the kernel; 1.
+        pub dilation: [usize; N] = [1; N],
+        /// Number of independent groups of channels; 1.
+        pub groups: usize = 1,
+        /// If true, the layer has a bias; true.
+        pub bias: bool = true,
     }
-}
-
-/// Options of a transposed convolution with `N` spatial dimensions. `ConvTranspose2dOptions { stride: [2, 2],
-/// ..Default::default() }`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct ConvTransposeOptions<const N: usize> {
-    /// Stride of the kernel over the output; 1.
-    pub stride: [usize; N],
-    /// Number of elements removed from both sides of each output dimension; 0.
-    pub padding: [usize; N],
-    /// Number of elements added to one side of each output dimension; 0.
-    pub output_padding: [usize; N],
-    /// Distance between elements of the kernel; 1.
-    pub dilation: [usize; N],
-    /// Number of independent groups of channels; 1.
-    pub groups: usize,
-    /// If true, the layer has a bias; true.
-    pub bias: bool,
 }
 
 /// Options of a [`ConvTranspose1d`].
@@ -73,19 +61,6 @@ pub type ConvTranspose1dOptions = ConvTransposeOptions<1>;
 pub type ConvTranspose2dOptions = ConvTransposeOptions<2>;
 /// Options of a [`ConvTranspose3d`].
 pub type ConvTranspose3dOptions = ConvTransposeOptions<3>;
-
-impl<const N: usize> Default for ConvTransposeOptions<N> {
-    fn default() -> Self {
-        Self {
-            stride: [1; N],
-            padding: [0; N],
-            output_padding: [0; N],
-            dilation: [1; N],
-            groups: 1,
-            bias: true,
-        }
-    }
-}
 
 /// Creates a weight of \[lead, other / groups, kernel..\] and a bias of `outputs`, both uniform within
 /// 1/√fan_in. The fan-in is the size of the weight without its first dimension, also for transposed
@@ -120,7 +95,6 @@ macro_rules! conv_layer {
     ) => {
         #[doc = concat!($doc, " of \\[batch, channels, ", $shape, "\\].")]
         #[derive(Debug, Module)]
-        #[module(crate = crate)]
         pub struct $layer {
             #[doc = concat!("\\[", $weight, ", ", $shape, "\\].")]
             pub weight: Tensor,

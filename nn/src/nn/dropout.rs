@@ -3,8 +3,7 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope};
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Error, Result, Tensor};
 
 /// Defines layers that hold a probability and do nothing in evaluation mode. The closure applies the layer to
 /// `x` with probability `p`, depending on the training mode.
@@ -12,7 +11,6 @@ macro_rules! dropout_layers {
     ($($(#[$doc:meta])* $layer:ident $what:literal = |$x:ident, $p:ident, $training:ident| $forward:expr;)*) => {$(
         $(#[$doc])*
         #[derive(Debug, Module)]
-        #[module(crate = crate)]
         pub struct $layer {
             /// Probability with which an element or channel is dropped.
             pub p: f64,
@@ -68,6 +66,6 @@ fn channel_dropout(layer: &'static str, x: &Tensor, rank: usize, p: f64, trainin
         return x.unsqueeze(0)?.feature_dropout(p, training)?.squeeze(0);
     }
     let rule =
-        format!("takes [batch, channels] and {} dimensions behind them, or without the batch", rank - 2);
+        format!("takes [batch, channels] and {} dimensions after them, or without the batch", rank - 2);
     Err(Error::shape(layer, rule, &[x.shape()]))
 }

@@ -1,12 +1,9 @@
 //! Embedding tables.
 
 use super::{Module, ModuleScope, init};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions, EmbeddingOptions};
-use forebay_core::tensor::Tensor;
 
 /// Bound of the `p`-norm of a table's rows.
 #[derive(Clone, Copy, Debug)]
@@ -25,7 +22,6 @@ impl MaxNorm {
 
 /// Table of vectors, selected by integers.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Embedding {
     /// Table, \[entries, features\].
     pub weight: Tensor,
@@ -69,13 +65,11 @@ impl Embedding {
         self
     }
 
-    /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
-    /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
-    /// was recorded before the lookup becomes an error.
-    #[must_use]
-    pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
-        self.max_norm = Some(MaxNorm { max_norm, p });
-        self
+    setters! {
+        /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
+        /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
+        /// was recorded before the lookup becomes an error.
+        fn with_max_norm(max_norm: f64, p: f64) { max_norm: Some(MaxNorm { max_norm, p }) }
     }
 
     /// Selects rows of the table; the output has the shape of `index` and a last dimension of features.
@@ -103,15 +97,12 @@ impl Embedding {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct EmbeddingBag {
     /// Table, \[entries, features\].
     pub weight: Tensor,
     #[module(skip)]
     mode: EmbeddingBagMode,
-    #[module(skip)]
     padding_idx: Option<usize>,
-    #[module(skip)]
     scale_grad_by_freq: bool,
     #[module(skip)]
     max_norm: Option<MaxNorm>,
@@ -155,13 +146,11 @@ impl EmbeddingBag {
         })
     }
 
-    /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
-    /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
-    /// was recorded before the lookup becomes an error.
-    #[must_use]
-    pub fn with_max_norm(mut self, max_norm: f64, p: f64) -> Self {
-        self.max_norm = Some(MaxNorm { max_norm, p });
-        self
+    setters! {
+        /// Scales each selected row in place if its `p`-norm is above `max_norm`: PyTorch's `max_norm` and
+        /// `norm_type` (default 2). Every lookup then makes a pass over the table. A gradient of the table that
+        /// was recorded before the lookup becomes an error.
+        fn with_max_norm(max_norm: f64, p: f64) { max_norm: Some(MaxNorm { max_norm, p }) }
     }
 
     /// Divides the gradient of a row by the number of times a call selects the row: PyTorch's

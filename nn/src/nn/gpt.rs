@@ -2,13 +2,10 @@
 
 use std::sync::Arc;
 
+use super::segment::{is_segment_pass_active, segment};
 use super::{Dropout, Embedding, LayerNorm, Linear, Module, ModuleScope, init};
-use crate::plan::{is_segment_pass_active, segment};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::{AttentionOptions, CrossEntropyOptions};
-use forebay_core::tensor::Tensor;
 
 /// Sizes of a [`Gpt`].
 #[derive(Clone, Debug, PartialEq)]
@@ -58,7 +55,6 @@ impl GptOptions {
 
 /// Causal self-attention, with the parameter names of GPT-2's files.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct GptAttention {
     /// Projection to queries, keys and values, concatenated.
     pub c_attn: Linear,
@@ -82,7 +78,6 @@ impl GptAttention {
 
 /// Feed-forward network of two layers.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct GptMlp {
     /// Layer to four times the width.
     pub c_fc: Linear,
@@ -109,7 +104,6 @@ impl GptMlp {
 /// Transformer block: causal attention, then a feed-forward network, each with a norm before and a residual
 /// sum after.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct GptBlock {
     /// Norm before the attention.
     pub ln_1: LayerNorm,
@@ -194,7 +188,6 @@ impl GptBlock {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Gpt {
     /// Token embedding.
     pub wte: Embedding,

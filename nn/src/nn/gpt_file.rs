@@ -8,8 +8,7 @@
 use std::collections::BTreeMap;
 
 use super::{Gpt, GptOptions, Module, rename_keys};
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Error, Result, Tensor};
 
 const LOAD_GPT2_OP: &str = "load_gpt2";
 /// Features of a head in all models of this family.

@@ -3,14 +3,11 @@
 
 use std::cell::Cell;
 
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::check;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::representable_range;
 use forebay_core::scoped_local::{GetCurrent, ScopedGuard, ScopedLocal};
-use forebay_core::tensor::Tensor;
 
 thread_local! {
     static DEFAULT_DTYPE: ScopedLocal<Cell<Option<DType>>> = const { ScopedLocal::new(Cell::new(None)) };

@@ -1,13 +1,10 @@
 //! Linear and bilinear layers.
 
 use super::{HasWeight, Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Device, Error, Result, Tensor};
 
 /// Linear layer: x · weightᵀ + bias over the last dimension.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Linear {
     /// Weight, \[out, in\].
     pub weight: Tensor,
@@ -83,7 +80,6 @@ impl HasWeight for Linear {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Bilinear {
     /// Weight, \[out, in1, in2\].
     pub weight: Tensor,

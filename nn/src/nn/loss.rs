@@ -2,31 +2,24 @@
 //! first input.
 
 use super::Module;
-use forebay_core::error::Result;
+use crate::{Result, Tensor};
 use forebay_core::ops::{CrossEntropyOptions, CtcLossOptions, Reduction};
-use forebay_core::tensor::Tensor;
 
 /// Defines losses of inputs and a target. The fields are the arguments of the method, with PyTorch's
-/// defaults.
+/// defaults. A weight for each class or element is a buffer, as in PyTorch.
 macro_rules! loss_layers {
-    ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident $(, $x:ident)*| $call:expr;)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Copy, Debug, PartialEq, Module)]
-        #[module(crate = crate)]
-        pub struct $loss {
-            $(
-                #[doc = concat!("As the method's; ", stringify!($default), ".")]
+    ($derive:tt $($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident $(, $x:ident)*| $call:expr;)*) => {$(
+        with_defaults! {
+            $(#[$doc])*
+            #[derive $derive]
+            pub struct $loss {
+                $(
+                    #[doc = concat!("As the method's; ", stringify!($default), ".")]
+                    pub $field: $ty = $default,
+                )*
+                /// Reduction of the losses; their mean.
                 #[module(skip)]
-                pub $field: $ty,
-            )*
-            /// Reduction of the losses; their mean.
-            #[module(skip)]
-            pub reduction: Reduction,
-        }
-
-        impl Default for $loss {
-            fn default() -> Self {
-                Self { $($field: $default,)* reduction: Reduction::Mean }
+                pub reduction: Reduction = Reduction::Mean,
             }
         }
 
@@ -45,6 +38,7 @@ macro_rules! loss_layers {
 }
 
 loss_layers! {
+    (Clone, Copy, Debug, PartialEq, Module)
     /// Squared differences: [`mse_loss`](Tensor::mse_loss).
     ///
     /// ```
@@ -96,45 +90,8 @@ loss_layers! {
     MultiLabelMarginLoss {} = |this, x, target| x.multilabel_margin_loss(target, this.reduction);
 }
 
-/// Defines losses with a weight for each class or element. The weight is a buffer, as in PyTorch.
-macro_rules! weighted_loss_layers {
-    ($($(#[$doc:meta])* $loss:ident { $($field:ident: $ty:ty = $default:expr),* $(,)? } = |$this:ident, $x:ident, $target:ident| $call:expr;)*) => {$(
-        $(#[$doc])*
-        #[derive(Clone, Debug, Module)]
-        #[module(crate = crate)]
-        pub struct $loss {
-            /// Optional weights.
-            pub weight: Option<Tensor>,
-            $(
-                #[doc = concat!("As the method's; ", stringify!($default), ".")]
-                pub $field: $ty,
-            )*
-            /// Reduction of the losses; their mean.
-            #[module(skip)]
-            pub reduction: Reduction,
-        }
-
-        impl Default for $loss {
-            fn default() -> Self {
-                Self { weight: None, $($field: $default,)* reduction: Reduction::Mean }
-            }
-        }
-
-        impl $loss {
-            /// Computes the loss.
-            ///
-            /// # Errors
-            /// The shapes or dtypes do not match.
-            #[track_caller]
-            pub fn forward(&self, $x: &Tensor, $target: &Tensor) -> Result<Tensor> {
-                let $this = self;
-                $call
-            }
-        }
-    )*};
-}
-
-weighted_loss_layers! {
+loss_layers! {
+    (Clone, Debug, Module)
     /// Cross-entropy of logits and classes, or of logits and class probabilities:
     /// [`cross_entropy`](Tensor::cross_entropy).
     ///
@@ -147,35 +104,34 @@ weighted_loss_layers! {
     /// assert_eq!(loss.forward(&Tensor::zeros(&[4, 10], DType::F32, &device)?, &classes)?.rank(), 0);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
-    CrossEntropyLoss { ignore_index: i64 = -100, label_smoothing: f64 = 0.0 } = |this, x, target| {
+    CrossEntropyLoss { weight: Option<Tensor> = None, ignore_index: i64 = -100, label_smoothing: f64 = 0.0 } = |this, x, target| {
         let (weight, ignore_index, label_smoothing) = (this.weight.as_ref(), this.ignore_index, this.label_smoothing);
         let reduction = this.reduction;
         x.cross_entropy_with(target, &CrossEntropyOptions { weight, ignore_index, label_smoothing, reduction, ..CrossEntropyOptions::default() })
     };
     /// Negative log-likelihood of classes from log-probabilities: [`nll_loss`](Tensor::nll_loss).
-    NllLoss { ignore_index: i64 = -100 } =
+    NllLoss { weight: Option<Tensor> = None, ignore_index: i64 = -100 } =
         |this, x, target| x.nll_loss(target, this.weight.as_ref(), this.ignore_index, this.reduction);
     /// Binary cross-entropy of probabilities and targets of 0 to 1:
     /// [`binary_cross_entropy`](Tensor::binary_cross_entropy).
-    BceLoss {} = |this, x, target| x.binary_cross_entropy(target, this.weight.as_ref(), this.reduction);
+    BceLoss { weight: Option<Tensor> = None } = |this, x, target| x.binary_cross_entropy(target, this.weight.as_ref(), this.reduction);
     /// Binary cross-entropy of logits and targets of 0 to 1:
     /// [`binary_cross_entropy_with_logits`](Tensor::binary_cross_entropy_with_logits).
-    BceWithLogitsLoss { pos_weight: Option<Tensor> = None } = |this, x, target| {
+    BceWithLogitsLoss { weight: Option<Tensor> = None, pos_weight: Option<Tensor> = None } = |this, x, target| {
         x.binary_cross_entropy_with_logits(target, this.weight.as_ref(), this.pos_weight.as_ref(), this.reduction)
     };
     /// Binary cross-entropy of logits and several labels:
     /// [`multilabel_soft_margin_loss`](Tensor::multilabel_soft_margin_loss).
-    MultiLabelSoftMarginLoss {} =
+    MultiLabelSoftMarginLoss { weight: Option<Tensor> = None } =
         |this, x, target| x.multilabel_soft_margin_loss(target, this.weight.as_ref(), this.reduction);
     /// Margin loss of scores and classes: [`multi_margin_loss`](Tensor::multi_margin_loss).
-    MultiMarginLoss { p: i32 = 1, margin: f64 = 1.0 } =
+    MultiMarginLoss { weight: Option<Tensor> = None, p: i32 = 1, margin: f64 = 1.0 } =
         |this, x, target| x.multi_margin_loss(target, this.p, this.margin, this.weight.as_ref(), this.reduction);
 }
 
 /// Connectionist temporal classification, for label sequences without alignment:
 /// [`ctc_loss`](Tensor::ctc_loss).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
-#[module(crate = crate)]
 pub struct CtcLoss {
     /// Index of the blank class; 0.
     pub blank: usize,
@@ -211,19 +167,14 @@ impl CtcLoss {
     }
 }
 
-/// Cosine of the angle between vectors: [`cosine_similarity`](Tensor::cosine_similarity).
-#[derive(Clone, Copy, Debug, PartialEq, Module)]
-#[module(crate = crate)]
-pub struct CosineSimilarity {
-    /// Dimension of the vectors; 1.
-    pub dim: isize,
-    /// Lower bound of the length; 1e-8.
-    pub eps: f64,
-}
-
-impl Default for CosineSimilarity {
-    fn default() -> Self {
-        Self { dim: 1, eps: 1e-8 }
+with_defaults! {
+    /// Cosine of the angle between vectors: [`cosine_similarity`](Tensor::cosine_similarity).
+    #[derive(Clone, Copy, Debug, PartialEq, Module)]
+    pub struct CosineSimilarity {
+        /// Dimension of the vectors; 1.
+        pub dim: isize = 1,
+        /// Lower bound of the length; 1e-8.
+        pub eps: f64 = 1e-8,
     }
 }
 
@@ -238,21 +189,16 @@ impl CosineSimilarity {
     }
 }
 
-/// p-norm of the difference of vectors: [`pairwise_distance`](Tensor::pairwise_distance).
-#[derive(Clone, Copy, Debug, PartialEq, Module)]
-#[module(crate = crate)]
-pub struct PairwiseDistance {
-    /// Exponent of the norm; 2.
-    pub p: f64,
-    /// Term added to each difference; 1e-6.
-    pub eps: f64,
-    /// If true, keeps the reduced dimension with extent 1; false.
-    pub keepdim: bool,
-}
-
-impl Default for PairwiseDistance {
-    fn default() -> Self {
-        Self { p: 2.0, eps: 1e-6, keepdim: false }
+with_defaults! {
+    /// p-norm of the difference of vectors: [`pairwise_distance`](Tensor::pairwise_distance).
+    #[derive(Clone, Copy, Debug, PartialEq, Module)]
+    pub struct PairwiseDistance {
+        /// Exponent of the norm; 2.
+        pub p: f64 = 2.0,
+        /// Term added to each difference; 1e-6.
+        pub eps: f64 = 1e-6,
+        /// If true, keeps the reduced dimension with extent 1; false.
+        pub keepdim: bool = false,
     }
 }
 

@@ -12,9 +12,8 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use crate::{Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::error::Result;
-use forebay_core::tensor::Tensor;
 
 mod activation;
 mod adaptive_softmax;
@@ -36,6 +35,7 @@ mod pool;
 mod positional_embedding;
 mod recurrent;
 mod scope;
+pub(crate) mod segment;
 mod shape;
 mod staged_copies;
 mod state_dict;
@@ -116,7 +116,7 @@ pub fn join_path(path: &str, name: &str) -> String {
 /// # use forebay_core::{device::Device, error::Result, tensor::Tensor};
 /// # use forebay_nn::nn::{Linear, Module};
 /// #[derive(Module)]
-/// # #[module(crate = forebay_core)]
+/// # #[module(crate = forebay_nn)]
 /// struct Net {
 ///     fc1: Linear,
 ///     fc2: Linear,
@@ -293,8 +293,6 @@ fn visit_model<M: Module + ?Sized>(module: &M, f: &mut dyn FnMut(&str, ModuleEnt
         f(name, slot);
     });
 }
-
-/// Returns the address that all handles of one parameter share.
 
 impl Module for Tensor {
     fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {

@@ -3,11 +3,8 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Linear, Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::{AttentionOptions, cat};
-use forebay_core::tensor::Tensor;
 
 const OP: &str = "MultiheadAttention";
 
@@ -47,37 +44,25 @@ impl<'a> AttentionMasks<'a> {
     }
 }
 
-/// Options of a [`MultiheadAttention`]. `MultiheadAttentionOptions { batch_first: true, ..Default::default()
-/// }`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct MultiheadAttentionOptions {
-    /// Dropout probability of the attention weights in training; 0.
-    pub dropout: f64,
-    /// If true, the projections have biases; true.
-    pub bias: bool,
-    /// If true, appends a learned key and value; false.
-    pub add_bias_kv: bool,
-    /// If true, appends a key and a value of zeros; false.
-    pub add_zero_attn: bool,
-    /// Features of the keys; those of the queries.
-    pub kdim: Option<usize>,
-    /// Features of the values; those of the queries.
-    pub vdim: Option<usize>,
-    /// If true, the layout is \[batch, length, features\]; false: \[length, batch, features\], as in PyTorch.
-    pub batch_first: bool,
-}
-
-impl Default for MultiheadAttentionOptions {
-    fn default() -> Self {
-        Self {
-            dropout: 0.0,
-            bias: true,
-            add_bias_kv: false,
-            add_zero_attn: false,
-            kdim: None,
-            vdim: None,
-            batch_first: false,
-        }
+with_defaults! {
+    /// Options of a [`MultiheadAttention`]. `MultiheadAttentionOptions { batch_first: true, ..Default::default()
+    /// }`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct MultiheadAttentionOptions {
+        /// Dropout probability of the attention weights in training; 0.
+        pub dropout: f64 = 0.0,
+        /// If true, the projections have biases; true.
+        pub bias: bool = true,
+        /// If true, appends a learned key and value; false.
+        pub add_bias_kv: bool = false,
+        /// If true, appends a key and a value of zeros; false.
+        pub add_zero_attn: bool = false,
+        /// Features of the keys; those of the queries.
+        pub kdim: Option<usize> = None,
+        /// Features of the values; those of the queries.
+        pub vdim: Option<usize> = None,
+        /// If true, the layout is \[batch, length, features\]; false: \[length, batch, features\], as in PyTorch.
+        pub batch_first: bool = false,
     }
 }
 
@@ -96,7 +81,6 @@ impl Default for MultiheadAttentionOptions {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct MultiheadAttention {
     /// Projection to queries, keys and values, \[3 · features, features\], if all have the same number of
     /// features.

@@ -3,11 +3,9 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, init};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::{IntoShape, Tensor};
+use forebay_core::tensor::IntoShape;
 
 #[track_caller]
 fn create_ones_parameter(shape: impl IntoShape, device: &Device) -> Result<Tensor> {
@@ -21,7 +19,6 @@ fn create_zeros_parameter(shape: impl IntoShape, device: &Device) -> Result<Tens
 
 /// Layer normalisation: normalises the last dimensions to mean 0 and variance 1, then scales and shifts.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct LayerNorm {
     /// Scale in the normalised shape; initially 1.
     pub weight: Tensor,
@@ -42,11 +39,9 @@ impl LayerNorm {
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
-    /// Sets the term added to the variance.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
+    setters! {
+        /// Sets the term added to the variance.
+        fn eps(eps: f64) { eps }
     }
 
     /// Removes the shift: PyTorch's `bias=False`. A layer without a scale too has no weights: use
@@ -93,7 +88,6 @@ impl LayerNorm {
 
 /// RMS normalisation: divides the last dimensions by the root of their mean square, then scales.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct RmsNorm {
     /// Scale in the normalised shape; initially 1.
     pub weight: Tensor,
@@ -109,11 +103,9 @@ impl RmsNorm {
         Ok(Self { weight: create_ones_parameter(shape, device)?, eps: None, scope: ModuleScope::new() })
     }
 
-    /// Sets the term added to the mean square.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = Some(eps);
-        self
+    setters! {
+        /// Sets the term added to the mean square.
+        fn eps(eps: f64) { eps: Some(eps) }
     }
 
     /// Normalises `x`.
@@ -148,7 +140,6 @@ impl RmsNorm {
 
 /// Normalises groups of channels of \[batch, channels, ...\], then scales and shifts each channel.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct GroupNorm {
     /// Number of groups of channels.
     pub groups: usize,
@@ -179,11 +170,9 @@ impl GroupNorm {
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
-    /// Sets the term added to the variance.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
+    setters! {
+        /// Sets the term added to the variance.
+        fn eps(eps: f64) { eps }
     }
 
     /// Normalises `x`.
@@ -199,7 +188,6 @@ impl GroupNorm {
 /// Shared implementation of the batch norms. The layers expose its fields as their own, so names match
 /// PyTorch's.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 struct BatchNorm {
     weight: Option<Tensor>,
     bias: Option<Tensor>,
@@ -348,7 +336,6 @@ batch_norm!(
 /// Shared implementation of the instance norms. The layers expose its fields as their own, so names match
 /// PyTorch's.
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 struct InstanceNorm {
     weight: Option<Tensor>,
     bias: Option<Tensor>,
@@ -369,7 +356,7 @@ impl InstanceNorm {
             let channels = x.shape().get(usize::from(!unbatched)).copied();
             if !(unbatched || x.rank() == rank) || channels != Some(self.channels) {
                 let rule =
-                    format!("takes {} channels, with {} dimensions behind them", self.channels, rank - 2);
+                    format!("takes {} channels, with {} dimensions after them", self.channels, rank - 2);
                 return Err(Error::shape(name, rule, &[x.shape()]));
             }
             let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
@@ -473,7 +460,6 @@ instance_norm! {
 /// Local response normalisation over neighbouring channels:
 /// [`local_response_norm`](Tensor::local_response_norm).
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
-#[module(crate = crate)]
 pub struct LocalResponseNorm {
     /// Number of channels.
     pub size: usize,

@@ -5,10 +5,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::smallvec;
 
 use super::{Module, ModuleEntry, init, join_path};
+use crate::{DType, Error, Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
 
 /// A layer with one weight that can be replaced.
 pub trait HasWeight: Module + Sized {
@@ -186,18 +184,11 @@ impl<L: HasWeight> SpectralNorm<L> {
         Ok(norm)
     }
 
-    /// Sets the steps of the power method in a training pass: PyTorch's `n_power_iterations`; 1.
-    #[must_use]
-    pub fn n_power_iterations(mut self, steps: usize) -> Self {
-        self.n_power_iterations = steps;
-        self
-    }
-
-    /// Sets the lower bound of a vector's length in the power method; 1e-12.
-    #[must_use]
-    pub fn eps(mut self, eps: f64) -> Self {
-        self.eps = eps;
-        self
+    setters! {
+        /// Sets the steps of the power method in a training pass: PyTorch's `n_power_iterations`; 1.
+        fn n_power_iterations(steps: usize) { n_power_iterations: steps }
+        /// Sets the lower bound of a vector's length in the power method; 1e-12.
+        fn eps(eps: f64) { eps }
     }
 
     /// Refines `u` and `v` towards the first singular vectors by steps of the power method.

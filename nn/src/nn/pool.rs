@@ -1,16 +1,14 @@
 //! Pooling as layers.
 
 use super::Module;
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result, Tensor};
 use forebay_core::ops::PoolOptions;
-use forebay_core::tensor::Tensor;
 
 /// Defines layers that call a tensor method with a window or with the extents of the result.
 macro_rules! pool_layers {
     ($($layer:ident($of:ty) $op:ident $doc:literal;)*) => {$(
         #[doc = concat!($doc, ": [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
-        #[module(crate = crate)]
         pub struct $layer(#[module(skip)] pub $of);
 
         impl $layer {
@@ -44,7 +42,6 @@ pool_layers! {
 /// p-norm of each window: [`lp_pool2d`](Tensor::lp_pool2d), for signals, images and volumes with `N` of 1, 2
 /// and 3.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
-#[module(crate = crate)]
 pub struct LpPool<const N: usize> {
     /// Exponent of the norm.
     pub p: f64,
@@ -67,7 +64,6 @@ pub struct LpPool<const N: usize> {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
-#[module(crate = crate)]
 pub struct MaxUnpool<const N: usize> {
     /// Window of the pooling.
     #[module(skip)]
@@ -86,10 +82,8 @@ pub enum FractionalSize<const N: usize> {
 /// Maximum of windows at random positions: [`fractional_max_pool2d`](Tensor::fractional_max_pool2d), for
 /// images and volumes.
 #[derive(Clone, Copy, Debug, PartialEq, Module)]
-#[module(crate = crate)]
 pub struct FractionalMaxPool<const N: usize> {
     /// Extents of a window.
-    #[module(skip)]
     pub kernel_size: [usize; N],
     /// Number of windows.
     #[module(skip)]

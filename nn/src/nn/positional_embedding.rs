@@ -1,9 +1,7 @@
 //! Positional embeddings: sinusoidal and rotary.
 
 use super::{Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Device, Error, Result, Tensor};
 
 /// Returns the frequencies of features: base^(-2k / features) for k below features / 2.
 fn rotary_frequencies(features: usize, base: f64) -> impl Iterator<Item = f64> + Clone {
@@ -30,7 +28,6 @@ fn position_angles(positions: usize, features: usize, base: f64) -> impl Iterato
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct SinusoidalEmbedding {
     #[module(skip)]
     table: Tensor,
@@ -99,7 +96,6 @@ impl SinusoidalEmbedding {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct RotaryEmbedding {
     #[module(skip)]
     cos: Tensor,

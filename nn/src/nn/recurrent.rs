@@ -3,39 +3,25 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleEntry, ModuleScope, init, join_path};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::ops::{RecurrentKind, RecurrentOp, cat, stack};
-use forebay_core::tensor::Tensor;
 
-/// Options of a recurrent layer. `RecurrentOptions { num_layers: 2, ..Default::default() }`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct RecurrentOptions {
-    /// Number of stacked layers; 1.
-    pub num_layers: usize,
-    /// If true, the layers have biases; true.
-    pub bias: bool,
-    /// If true, the layout is \[batch, steps, features\], else \[steps, batch, features\]; false.
-    pub batch_first: bool,
-    /// Dropout probability between layers in training; 0.
-    pub dropout: f64,
-    /// If true, a second direction processes the sequence in reverse; false.
-    pub bidirectional: bool,
-    /// Projected output features of an [`Lstm`], or 0 for no projection.
-    pub proj_size: usize,
-}
-
-impl Default for RecurrentOptions {
-    fn default() -> Self {
-        Self {
-            num_layers: 1,
-            bias: true,
-            batch_first: false,
-            dropout: 0.0,
-            bidirectional: false,
-            proj_size: 0,
-        }
+with_defaults! {
+    /// Options of a recurrent layer. `RecurrentOptions { num_layers: 2, ..Default::default() }`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct RecurrentOptions {
+        /// Number of stacked layers; 1.
+        pub num_layers: usize = 1,
+        /// If true, the layers have biases; true.
+        pub bias: bool = true,
+        /// If true, the layout is \[batch, steps, features\], else \[steps, batch, features\]; false.
+        pub batch_first: bool = false,
+        /// Dropout probability between layers in training; 0.
+        pub dropout: f64 = 0.0,
+        /// If true, a second direction processes the sequence in reverse; false.
+        pub bidirectional: bool = false,
+        /// Projected output features of an [`Lstm`], or 0 for no projection.
+        pub proj_size: usize = 0,
     }
 }
 
@@ -295,6 +281,7 @@ fn ended_mask(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) 
         let rule = format!("lengths are integers, [{batch}]; got {} of them", lengths.dtype());
         return Err(Error::shape(name, rule, &[lengths.shape()]));
     }
+    forebay_core::ops::check_lengths(name, ("length", "the lengths"), lengths, 1..=steps)?;
     let lengths = forebay_core::ops::cast_index_to_i32(name, lengths, None)?;
     let steps = Tensor::arange(0.0, steps as f64, 1.0, DType::I32, lengths.device())?.unsqueeze(1)?;
     let ended = steps.ge(&lengths)?.unsqueeze(2)?;
@@ -420,7 +407,7 @@ macro_rules! single_state_forward {
             /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to
             /// the number of steps. Equals PyTorch's packed sequences, but without sorting. The last states
             /// are those at each sequence's end, where the second direction begins. Outputs after the end are
-            /// zero.
+            /// zero. [`check_indices`](forebay_core::ops::check_indices) checks the lengths.
             ///
             /// # Errors
             /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each
@@ -455,6 +442,7 @@ impl Lstm {
     /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to the
     /// number of steps. Equals PyTorch's packed sequences, but without sorting. The last states are those at
     /// each sequence's end, where the second direction begins. Outputs after the end are zero.
+    /// [`check_indices`](forebay_core::ops::check_indices) checks the lengths.
     ///
     /// # Errors
     /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each sequence.

@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::{PoisonError, RwLock};
 
 use super::{Module, ModuleEntry};
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result};
 use forebay_core::memory::Tag;
 use forebay_core::memory::scope::{self, ModulePath, ScopeGuard};
 
@@ -81,7 +81,7 @@ impl fmt::Debug for ModuleScope {
 /// # use forebay_core::{device::Device, error::Result, tensor::Tensor};
 /// # use forebay_nn::nn::{self, Linear, Module};
 /// #[derive(Module)]
-/// # #[module(crate = forebay_core)]
+/// # #[module(crate = forebay_nn)]
 /// struct Mlp {
 ///     up: Linear,
 ///     down: Linear,
@@ -91,7 +91,7 @@ impl fmt::Debug for ModuleScope {
 /// # /*
 ///     #[nn::forward]
 /// # */
-/// #   #[nn::forward(crate = forebay_core)]
+/// #   #[nn::forward(crate = forebay_nn)]
 ///     fn forward(&self, x: &Tensor) -> Result<Tensor> {
 ///         let x = self.up.forward(x)?;
 ///         self.down.forward(&x.mul(&x.sigmoid()?)?) // the products are the Mlp's

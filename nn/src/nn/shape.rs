@@ -1,13 +1,12 @@
 //! Layers that only rearrange elements: padding, flattening, shuffling, unfolding.
 
 use super::Module;
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result, Tensor};
 use forebay_core::ops::PadMode;
-use forebay_core::tensor::{IntoShape, Tensor};
+use forebay_core::tensor::IntoShape;
 
 /// Layer that returns its input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
-#[module(crate = crate)]
 pub struct Identity;
 
 impl Identity {
@@ -17,28 +16,23 @@ impl Identity {
     }
 }
 
-/// Joins dimensions into one: [`flatten`](Tensor::flatten).
-///
-/// ```
-/// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
-/// # use forebay_nn::nn::Flatten;
-/// # let device = Device::null(Default::default());
-/// let x = Tensor::zeros(&[2, 3, 4], DType::F32, &device)?;
-/// assert_eq!(Flatten::default().forward(&x)?.shape(), [2, 12]);
-/// # Ok::<(), forebay_core::error::Error>(())
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
-#[module(crate = crate)]
-pub struct Flatten {
-    /// First dimension to join; 1.
-    pub start_dim: isize,
-    /// Last dimension to join; -1.
-    pub end_dim: isize,
-}
-
-impl Default for Flatten {
-    fn default() -> Self {
-        Self { start_dim: 1, end_dim: -1 }
+with_defaults! {
+    /// Joins dimensions into one: [`flatten`](Tensor::flatten).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
+    /// # use forebay_nn::nn::Flatten;
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros(&[2, 3, 4], DType::F32, &device)?;
+    /// assert_eq!(Flatten::default().forward(&x)?.shape(), [2, 12]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
+    pub struct Flatten {
+        /// First dimension to join; 1.
+        pub start_dim: isize = 1,
+        /// Last dimension to join; -1.
+        pub end_dim: isize = -1,
     }
 }
 
@@ -55,12 +49,10 @@ impl Flatten {
 
 /// Splits a dimension into several: [`unflatten`](Tensor::unflatten).
 #[derive(Clone, Debug, PartialEq, Eq, Module)]
-#[module(crate = crate)]
 pub struct Unflatten {
     /// Dimension to split.
     pub dim: isize,
     /// Extents, one of which may be -1.
-    #[module(skip)]
     pub sizes: Vec<isize>,
 }
 
@@ -86,7 +78,6 @@ macro_rules! factor_layers {
     ($($layer:ident $op:ident $doc:literal;)*) => {$(
         #[doc = concat!($doc, " [`", stringify!($op), "`](Tensor::", stringify!($op), ").")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
-        #[module(crate = crate)]
         pub struct $layer(pub usize);
 
         impl $layer {
@@ -109,19 +100,14 @@ factor_layers! {
 
 /// Extraction of image blocks as columns: [`im2col`](Tensor::im2col), PyTorch's `Unfold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
-#[module(crate = crate)]
 pub struct Unfold {
     /// Extents of a block.
-    #[module(skip)]
     pub kernel_size: [usize; 2],
     /// Distance between elements of a block; 1.
-    #[module(skip)]
     pub dilation: [usize; 2],
     /// Zeros on every side; 0.
-    #[module(skip)]
     pub padding: [usize; 2],
     /// Distance between adjacent blocks; 1.
-    #[module(skip)]
     pub stride: [usize; 2],
 }
 
@@ -144,10 +130,8 @@ impl Unfold {
 
 /// Sum of columns into images: [`col2im`](Tensor::col2im), PyTorch's `Fold`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
-#[module(crate = crate)]
 pub struct Fold {
     /// Height and width of the images.
-    #[module(skip)]
     pub output_size: [usize; 2],
     /// Positions of the blocks in the images.
     pub blocks: Unfold,
@@ -176,8 +160,7 @@ macro_rules! pad_layers {
     ($($layer:ident $n:literal $mode:expr, $doc:literal;)*) => {$(
         #[doc = concat!("Pads the last ", stringify!($n), " dimensions ", $doc, ": before and after, from the last dimension on. Negative numbers cut.")]
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Module)]
-        #[module(crate = crate)]
-        pub struct $layer(#[module(skip)] pub [isize; 2 * $n]);
+        pub struct $layer(pub [isize; 2 * $n]);
 
         impl $layer {
             /// Creates a layer with equal padding on every side.
@@ -224,9 +207,7 @@ pad_layers! {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Clone, Debug, PartialEq, Module)]
-#[module(crate = crate)]
 pub struct ConstantPad<const N: usize> {
-    #[module(skip)]
     padding: Vec<isize>,
     value: f64,
 }

@@ -2,10 +2,8 @@
 
 use rustc_hash::FxHashSet;
 
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
 
 /// Copies into existing tensors. [`add_copy`](Self::add_copy) and [`prepare`](Self::prepare) do everything
 /// that can fail: casts, transfers between devices, and their allocations. Dropping the copies before
@@ -73,8 +71,6 @@ impl PreparedCopies {
         })
     }
 }
-
-/// Returns the address of a tensor's storage.
 
 /// Reports whether two tensors are the same elements of one storage.
 fn is_same_tensor(a: &Tensor, b: &Tensor) -> bool {

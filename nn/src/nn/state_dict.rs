@@ -5,9 +5,8 @@ use std::fmt;
 
 use super::staged_copies::{PreparedCopies, StagedCopies, TensorKey};
 use super::{Module, ModuleEntry, visit_model};
+use crate::{Error, Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
 
 /// Names that only one side has, returned by [`load_state_dict_partial`](Module::load_state_dict_partial).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -2,9 +2,7 @@
 
 use super::multihead::{AttentionMasks, MultiheadAttention, MultiheadAttentionOptions};
 use super::{Dropout, LayerNorm, Linear, Module, ModuleScope, init};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Device, Error, Result, Tensor};
 
 /// Activation between the two feed-forward layers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -16,37 +14,25 @@ pub enum TransformerActivation {
     Gelu,
 }
 
-/// Options of transformer layers. `TransformerOptions { batch_first: true, ..Default::default() }`.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct TransformerOptions {
-    /// Features between the two feed-forward layers; 2048.
-    pub feedforward: usize,
-    /// Dropout probability in training, for attention weights, between the feed-forward layers and before
-    /// residual sums; 0.1.
-    pub dropout: f64,
-    /// Activation between the feed-forward layers; ReLU.
-    pub activation: TransformerActivation,
-    /// Term added to the variances of the norms; 1e-5.
-    pub layer_norm_eps: f64,
-    /// If true, the layout is \[batch, length, features\], else \[length, batch, features\]; false.
-    pub batch_first: bool,
-    /// If true, each block normalises its input (pre-norm) instead of the residual sum (post-norm); false.
-    pub norm_first: bool,
-    /// If true, layers and norms have biases; true.
-    pub bias: bool,
-}
-
-impl Default for TransformerOptions {
-    fn default() -> Self {
-        Self {
-            feedforward: 2048,
-            dropout: 0.1,
-            activation: TransformerActivation::Relu,
-            layer_norm_eps: 1e-5,
-            batch_first: false,
-            norm_first: false,
-            bias: true,
-        }
+with_defaults! {
+    /// Options of transformer layers. `TransformerOptions { batch_first: true, ..Default::default() }`.
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct TransformerOptions {
+        /// Features between the two feed-forward layers; 2048.
+        pub feedforward: usize = 2048,
+        /// Dropout probability in training, for attention weights, between the feed-forward layers and before
+        /// residual sums; 0.1.
+        pub dropout: f64 = 0.1,
+        /// Activation between the feed-forward layers; ReLU.
+        pub activation: TransformerActivation = TransformerActivation::Relu,
+        /// Term added to the variances of the norms; 1e-5.
+        pub layer_norm_eps: f64 = 1e-5,
+        /// If true, the layout is \[batch, length, features\], else \[length, batch, features\]; false.
+        pub batch_first: bool = false,
+        /// If true, each block normalises its input (pre-norm) instead of the residual sum (post-norm); false.
+        pub norm_first: bool = false,
+        /// If true, layers and norms have biases; true.
+        pub bias: bool = true,
     }
 }
 
@@ -117,7 +103,6 @@ fn feedforward_block(
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct TransformerEncoderLayer {
     /// Self-attention.
     pub self_attn: MultiheadAttention,
@@ -195,7 +180,6 @@ impl TransformerEncoderLayer {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct TransformerDecoderLayer {
     /// Self-attention.
     pub self_attn: MultiheadAttention,
@@ -283,7 +267,6 @@ macro_rules! transformer_stack {
     ($(#[$doc:meta])* $stack:ident of $layer:ident($($given:ident: $ty:ty),*)) => {
         $(#[$doc])*
         #[derive(Debug, Module)]
-        #[module(crate = crate)]
         pub struct $stack {
             /// Layers in order.
             pub layers: Vec<$layer>,
@@ -370,7 +353,6 @@ transformer_stack! {
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Transformer {
     /// Encoder of the source.
     pub encoder: TransformerEncoder,

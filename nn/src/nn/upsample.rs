@@ -1,9 +1,8 @@
 //! Resizing as a layer.
 
 use super::{Module, ModuleScope};
-use forebay_core::error::Result;
+use crate::{Result, Tensor};
 use forebay_core::ops::InterpolateOptions;
-use forebay_core::tensor::Tensor;
 
 /// Interpolation of signals, images or volumes to other extents; see [`interpolate`](Tensor::interpolate).
 ///
@@ -17,7 +16,6 @@ use forebay_core::tensor::Tensor;
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 #[derive(Debug, Module)]
-#[module(crate = crate)]
 pub struct Upsample {
     #[module(skip)]
     options: InterpolateOptions,

@@ -5,11 +5,10 @@
 use forebay_shaders::KernelSpec;
 use smallvec::{SmallVec, smallvec};
 
-use super::fused::{FusedOptimizer, UpdateRule};
+use super::fused::{FusedOptimizer, RuleOptions, UpdateRule};
 use super::impl_optimizer;
+use crate::{Result, Tensor};
 use forebay_core::check;
-use forebay_core::error::Result;
-use forebay_core::tensor::Tensor;
 
 /// Formula that turns the running means into an update.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,8 +95,6 @@ macro_rules! adam_optimizers {
             /// Sets the filter of parameters that decay; all by default. `|p| p.rank() > 1` excludes biases
             /// and norm weights.
             weight_decay_filter: fn(&Tensor) -> bool,
-            /// If true, maximises the objective.
-            maximize: bool,
             $($options)*
         });
     )*};
@@ -130,8 +127,8 @@ adam_optimizers! {
     }
 }
 
-impl UpdateRule for AdamRule {
-    fn check_options(&self) -> Result<()> {
+impl RuleOptions for AdamRule {
+    fn check_ranges(&self) -> Result<()> {
         const OP: [&str; 4] = ["Adam", "Adamax", "NAdam", "RAdam"];
         let op = OP[self.variant as usize];
         check::betas(op, self.betas)?;
@@ -140,13 +137,18 @@ impl UpdateRule for AdamRule {
         check::non_negative(op, "momentum_decay", self.momentum_decay)
     }
 
+    fn weight_decay(&self) -> f64 {
+        self.weight_decay
+    }
+
+    fn maximize(&self) -> bool {
+        self.maximize
+    }
+}
+
+impl UpdateRule for AdamRule {
     fn kernel(&self) -> Option<KernelSpec> {
-        let algorithm = match self.variant {
-            AdamVariant::Adam => "adam",
-            AdamVariant::Adamax => "adamax",
-            AdamVariant::NAdam => "nadam",
-            AdamVariant::RAdam => "radam",
-        };
+        let algorithm = ["adam", "adamax", "nadam", "radam"][self.variant as usize];
         let kernel = KernelSpec::new("optim").def("algorithm", algorithm).def("maximize", self.maximize);
         Some(match self.variant {
             AdamVariant::Adamax => kernel,
@@ -155,7 +157,7 @@ impl UpdateRule for AdamRule {
     }
 
     fn derived_state_names(&self) -> &'static [&'static str] {
-        if matches!(self.variant, AdamVariant::NAdam) { &["mu_product"] } else { &[] }
+        if self.variant == AdamVariant::NAdam { &["mu_product"] } else { &[] }
     }
 
     fn state_names(&self) -> SmallVec<[&'static str; 3]> {
@@ -167,10 +169,6 @@ impl UpdateRule for AdamRule {
 
     fn has_weight_decay(&self, parameter: &Tensor) -> bool {
         (self.weight_decay_filter)(parameter)
-    }
-
-    fn weight_decay(&self) -> f64 {
-        self.weight_decay
     }
 
     fn launch_constants(&self, weight_decay: f64, lr: f64) -> [f64; 8] {

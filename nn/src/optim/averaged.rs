@@ -3,11 +3,10 @@
 use std::collections::BTreeMap;
 
 use crate::nn::{self, Module, NamedTensor};
+use crate::{Error, Result, Tensor};
 use forebay_core::autograd;
 use forebay_core::check;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
-use forebay_core::tensor::Tensor;
 
 /// Rule by which weights are averaged.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -77,12 +76,10 @@ impl AveragedModel {
         Ok(Self { rule: average, use_buffers: false, averages: values, n_averaged: 0 })
     }
 
-    /// If true, also averages floating-point buffers, such as the running statistics of batch norms.
-    /// Otherwise the buffers are copies of the last update's.
-    #[must_use]
-    pub fn use_buffers(mut self, on: bool) -> Self {
-        self.use_buffers = on;
-        self
+    setters! {
+        /// If true, also averages floating-point buffers, such as the running statistics of batch norms.
+        /// Otherwise the buffers are copies of the last update's.
+        fn use_buffers(on: bool) { use_buffers: on }
     }
 
     /// Returns the number of updates.
@@ -127,9 +124,7 @@ impl AveragedModel {
         for (NamedTensor { tensor, is_parameter: parameter, .. }, average) in
             self.zip_with_averages(OP, model)?
         {
-            tensor
-                .device()
-                .check_not_recording(OP, "updates are counted by the program; call it behind the step")?;
+            tensor.device().check_not_recording(OP, "the program counts updates; call it after the step")?;
             let averaged = (parameter || self.use_buffers) && tensor.dtype().is_float();
             if averaged && self.n_averaged > 0 {
                 average.lerp_(&tensor, weight)?;

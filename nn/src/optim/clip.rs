@@ -5,13 +5,11 @@ use rustc_hash::FxHashSet;
 use smallvec::SmallVec;
 
 use super::fused::{self, ELEMENTS_PER_WORKGROUP};
+use crate::{DType, Error, Result, Tensor};
 use forebay_core::autograd;
 use forebay_core::check;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
-use forebay_core::tensor::Tensor;
 
 /// Number of elements whose squares one workgroup sums.
 const ELEMENTS_PER_PARTIAL: usize = 4096;
@@ -20,25 +18,21 @@ const ELEMENTS_PER_PARTIAL: usize = 4096;
 /// in f32.
 const MAX_NORM_LIMIT: f64 = 1e32;
 
-/// Options of [`clip_grad_norm_with`], with PyTorch's defaults.
-///
-/// ```
-/// # use forebay_nn::optim::ClipGradNormOptions;
-/// let largest = ClipGradNormOptions { norm_type: f64::INFINITY, ..ClipGradNormOptions::default() };
-/// assert_eq!((ClipGradNormOptions::default().norm_type, largest.error_if_nonfinite), (2.0, false));
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct ClipGradNormOptions {
-    /// Order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
-    pub norm_type: f64,
-    /// If true, an infinite or NaN norm is an error and leaves the gradients unchanged. The host then waits
-    /// for the device.
-    pub error_if_nonfinite: bool,
-}
-
-impl Default for ClipGradNormOptions {
-    fn default() -> Self {
-        Self { norm_type: 2.0, error_if_nonfinite: false }
+with_defaults! {
+    /// Options of [`clip_grad_norm_with`], with PyTorch's defaults.
+    ///
+    /// ```
+    /// # use forebay_nn::optim::ClipGradNormOptions;
+    /// let largest = ClipGradNormOptions { norm_type: f64::INFINITY, ..ClipGradNormOptions::default() };
+    /// assert_eq!((ClipGradNormOptions::default().norm_type, largest.error_if_nonfinite), (2.0, false));
+    /// ```
+    #[derive(Clone, Copy, Debug, PartialEq)]
+    pub struct ClipGradNormOptions {
+        /// Order p of the norm (Σ |g|ᵖ)^(1/p), above 0; infinity for the largest |g|.
+        pub norm_type: f64 = 2.0,
+        /// If true, an infinite or NaN norm is an error and leaves the gradients unchanged. The host then waits
+        /// for the device.
+        pub error_if_nonfinite: bool = false,
     }
 }
 

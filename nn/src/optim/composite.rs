@@ -10,18 +10,16 @@ use forebay_shaders::KernelSpec;
 use smallvec::SmallVec;
 
 use super::fused::{FusedGroup, MAX_LAUNCH_TENSORS, MemberGrads, StepState, UpdateRule};
+use crate::{DType, Result, Tensor};
 use forebay_core::capture::ReplayCtx;
-use forebay_core::dtype::DType;
-use forebay_core::error::Result;
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
-use forebay_core::tensor::Tensor;
 
 /// Inputs of the update of one parameter, all in f32.
 pub(super) struct ParamStep {
     /// Parameter before the step.
     pub(super) param: Tensor,
-    /// Gradient of the parameter.
+    /// Gradient of the objective to minimise.
     pub(super) grad: Tensor,
     /// States of the parameter, in the rule's order.
     pub(super) states: SmallVec<[Tensor; 3]>,
@@ -56,9 +54,11 @@ pub(super) fn compute_writes(
             let number = |at: isize| numbers.select(0, k as isize)?.select(0, at);
             let p = &parameters[group.members[grad.member]];
             let states: SmallVec<[Tensor; 3]> = group.state_views(rule, grad.member, p.shape());
+            let (param, gradient) =
+                (p.detach().to_dtype(DType::F32)?, grad.grad.detach().to_dtype(DType::F32)?);
             let at = ParamStep {
-                param: p.detach().to_dtype(DType::F32)?,
-                grad: grad.grad.detach().to_dtype(DType::F32)?,
+                param,
+                grad: if rule.maximize() { gradient.neg()? } else { gradient },
                 states: states.clone(),
                 lr: number(0)?,
                 step: number(1)?,

@@ -9,13 +9,11 @@ use smallvec::{SmallVec, smallvec};
 
 use super::composite::{self, ParamStep, ParamUpdate};
 use super::staging_slots::{self, StagingSlots};
+use crate::{DType, Device, Error, Result};
 use forebay_core::amp;
 use forebay_core::autograd;
 use forebay_core::capture::ReplayCtx;
 use forebay_core::check;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use forebay_core::tensor::{Dims, Layout, Tensor, layout::contiguous_strides};
@@ -29,12 +27,29 @@ const MIN_BINDINGS: usize = 7;
 /// Maximum number of tensors in one launch, limited by the uniform block.
 pub(super) const MAX_LAUNCH_TENSORS: usize = 16;
 
+/// Options of an update rule; [`optimizer`](super::optimizer) implements them.
+pub(super) trait RuleOptions {
+    /// Fails for an option that is out of range. Called before each step.
+    fn check_ranges(&self) -> Result<()>;
+    /// Returns the weight decay, unless the parameter group overrides it.
+    fn weight_decay(&self) -> f64;
+    /// Reports whether the objective is maximised.
+    fn maximize(&self) -> bool;
+}
+
 /// Update rule of an optimiser.
-pub(super) trait UpdateRule: Copy + Send + Sync + 'static {
-    /// Returns the kernel without parameter-dependent definitions, or `None` for a rule with
-    /// `compute_update`.
+pub(super) trait UpdateRule: RuleOptions + Copy + Send + Sync + 'static {
+    /// Name of the rule in optim_algorithms.wgsl, or `None` for a rule with `compute_update`.
+    const ALGORITHM: Option<&'static str> = None;
+    /// Names of the states, in the kernel's order, if they do not depend on the options.
+    const STATES: &'static [&'static str] = &[];
+    /// If false, PyTorch's state has no step count. A parameter with state then counts as one step.
+    const HAS_STEP_COUNT: bool = true;
+
+    /// Returns the kernel without parameter-dependent definitions.
     fn kernel(&self) -> Option<KernelSpec> {
-        None
+        let kernel = KernelSpec::new("optim").def("algorithm", Self::ALGORITHM?);
+        Some(kernel.def("maximize", self.maximize()))
     }
     /// Computes the updated parameter by tensor operations.
     fn compute_update(&self, at: ParamStep) -> Result<ParamUpdate> {
@@ -45,27 +60,24 @@ pub(super) trait UpdateRule: Copy + Send + Sync + 'static {
         let _ = parameter;
         Ok(())
     }
-    /// Fails for an option that is out of range. Called before each step.
-    fn check_options(&self) -> Result<()>;
-    /// Returns the names of the states, in the kernel's order.
-    fn state_names(&self) -> SmallVec<[&'static str; 3]>;
+    /// Fails for options that do not fit together. Called before each step.
+    fn check_combination(&self) -> Result<()> {
+        Ok(())
+    }
     /// Returns further names in PyTorch's state, whose values follow from the step count. Loading ignores
     /// them.
     fn derived_state_names(&self) -> &'static [&'static str] {
         &[]
     }
-    /// Reports whether PyTorch's state has a step count. Without a count, a parameter with state counts as
-    /// one step.
-    fn has_step_count(&self) -> bool {
-        true
+    /// Returns the names of the states.
+    fn state_names(&self) -> SmallVec<[&'static str; 3]> {
+        SmallVec::from_slice(Self::STATES)
     }
     /// Returns the shape of a state, by default the parameter's.
     fn state_shape(&self, state: &'static str, shape: &[usize]) -> Dims {
         let _ = state;
         shape.into()
     }
-    /// Returns the weight decay, unless the parameter group overrides it.
-    fn weight_decay(&self) -> f64;
     /// Reports whether weight decay applies to a parameter. A launch mixes no parameters with and without
     /// weight decay.
     fn has_weight_decay(&self, parameter: &Tensor) -> bool {
@@ -115,17 +127,12 @@ impl ParamGroup {
         Self { parameters, lr: None, weight_decay: None }
     }
 
-    /// Sets the group's learning rate. Its ratio to the optimiser's current rate is kept when the optimiser's
-    /// rate changes.
-    #[must_use]
-    pub fn lr(self, lr: f64) -> Self {
-        Self { lr: Some(lr), ..self }
-    }
-
-    /// Sets the group's weight decay.
-    #[must_use]
-    pub fn weight_decay(self, weight_decay: f64) -> Self {
-        Self { weight_decay: Some(weight_decay), ..self }
+    setters! {
+        /// Sets the group's learning rate. Its ratio to the optimiser's current rate is kept when the optimiser's
+        /// rate changes.
+        fn lr(lr: f64) { lr: Some(lr) }
+        /// Sets the group's weight decay.
+        fn weight_decay(weight_decay: f64) { weight_decay: Some(weight_decay) }
     }
 }
 
@@ -155,7 +162,7 @@ pub(super) struct FusedOptimizer {
     /// First parameter of each group, and the group's overrides.
     group_overrides: SmallVec<[(usize, GroupOverrides); 2]>,
     /// Learning rate as last set. Captured steps use the last valid one.
-    lr: f64,
+    pub(super) lr: f64,
     pub(super) step_state: Arc<StepState>,
     pub(super) groups: Vec<FusedGroup>,
     /// Indices of parameters without a group. They have had no gradient yet and therefore have no state.
@@ -165,9 +172,9 @@ pub(super) struct FusedOptimizer {
     /// If true, the parameters were checked.
     is_checked: bool,
     /// If true, the state is on the host between steps.
-    offloads_state: bool,
-    /// If true, steps also write 16-bit copies of the parameters.
-    writes_low_precision_copies: bool,
+    pub(super) offloads_state: bool,
+    /// If true, steps also write 16-bit copies of the parameters that autocast casts.
+    pub(super) writes_low_precision_copies: bool,
 }
 
 /// Values that change between steps; captured steps read and count them at each replay.
@@ -322,7 +329,7 @@ impl FusedOptimizer {
                 "comes before the first step; make an optimiser of all parameters and load the state",
             );
         }
-        let lr = self.lr();
+        let lr = self.lr;
         check::non_negative(OP, "lr", group.lr.unwrap_or(0.0))?;
         check::non_negative(OP, "weight_decay", group.weight_decay.unwrap_or(0.0))?;
         let ratio = group.lr.map(|own| own / lr);
@@ -357,15 +364,7 @@ impl FusedOptimizer {
 
     /// Returns the learning rates of all groups.
     pub(super) fn lrs(&self) -> Vec<f64> {
-        self.group_overrides.iter().map(|(_, settings)| settings.lr(self.lr())).collect()
-    }
-
-    pub(super) fn parameters(&self) -> &[Tensor] {
-        &self.parameters
-    }
-
-    pub(super) fn lr(&self) -> f64 {
-        self.lr
+        self.group_overrides.iter().map(|(_, settings)| settings.lr(self.lr)).collect()
     }
 
     pub(super) fn set_lr(&mut self, lr: f64) {
@@ -379,22 +378,13 @@ impl FusedOptimizer {
         }
     }
 
-    /// Moves the state to the host, or back to the device, with the next step.
-    pub(super) fn set_offload_state(&mut self, on: bool) {
-        self.offloads_state = on;
-    }
-
-    /// Enables or disables 16-bit copies of the parameters that autocast casts. Call before the first step.
-    pub(super) fn set_low_precision_copies(&mut self, on: bool) {
-        self.writes_low_precision_copies = on;
-    }
-
     /// Fails for options out of range; in the first call, also for parameters that cannot be trained.
     pub(super) fn check_step(&mut self, rule: &impl UpdateRule) -> Result<()> {
         for (_, settings) in &self.group_overrides {
             check::non_negative("step", "lr", settings.lr(self.lr))?;
         }
-        rule.check_options()?;
+        rule.check_ranges()?;
+        rule.check_combination()?;
         if !self.groups.is_empty() && self.state_names != rule.state_names() {
             let (kept, now) = (self.state_names.join(", "), rule.state_names().join(", "));
             let why =
@@ -545,14 +535,7 @@ impl FusedOptimizer {
             room.prefetch_state(&self.groups, at)?;
             room.prefetch_state(&self.groups, at + 1)?;
             launch_group(rule, &kernel, &self.groups[at], grads, skip, &self.parameters, &self.step_state)?;
-            for grad in grads {
-                if let Some(copy) = &grad.copy {
-                    amp::low_precision_copy::store_copy(
-                        &self.parameters[self.groups[at].members[grad.member]],
-                        copy.clone(),
-                    );
-                }
-            }
+            store_copies(&self.groups[at], grads, &self.parameters);
             room.offload_state(&self.groups, at);
         }
         Ok(())
@@ -578,14 +561,7 @@ impl FusedOptimizer {
         // These copies allocate nothing: each value has the dtype of its destination and its own memory.
         writes.iter().flatten().try_for_each(|(value, to)| to.copy_(value))?;
         for (group, grads) in self.groups.iter().zip(grads) {
-            for grad in grads {
-                if let Some(copy) = &grad.copy {
-                    amp::low_precision_copy::store_copy(
-                        &self.parameters[group.members[grad.member]],
-                        copy.clone(),
-                    );
-                }
-            }
+            store_copies(group, grads, &self.parameters);
             if let Some(state) = group.state.as_ref().filter(|_| self.offloads_state) {
                 state.offload_().unwrap_or_else(|error| staging_slots::warn_offload_failed(&error));
             }
@@ -637,6 +613,15 @@ fn collect_group_grads(group: &FusedGroup, parameters: &[Tensor], copies: bool) 
         }
     }
     Ok(grads)
+}
+
+/// Registers the updated 16-bit copies of a group's parameters.
+fn store_copies(group: &FusedGroup, grads: &MemberGrads, parameters: &[Tensor]) {
+    for MemberGrad { member, copy, .. } in grads {
+        if let Some(copy) = copy {
+            amp::low_precision_copy::store_copy(&parameters[group.members[*member]], copy.clone());
+        }
+    }
 }
 
 /// Fails for a `skip` tensor that is not a single f32 on the parameters' device.

@@ -8,46 +8,29 @@
 
 use std::collections::BTreeMap;
 
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{Error, Result, Tensor};
 
-mod adadelta;
-mod adafactor;
-mod adagrad;
 mod adam;
-mod asgd;
 mod averaged;
 pub(crate) mod clip;
 mod composite;
+mod composite_rules;
+mod elementwise_rules;
 mod fused;
-mod lamb;
-mod lion;
-mod muon;
 mod plateau;
-mod rmsprop;
-mod rprop;
 mod scaler;
 pub mod schedule;
-mod sgd;
 mod staging_slots;
 mod state_dict;
 
-pub use adadelta::Adadelta;
-pub use adafactor::Adafactor;
-pub use adagrad::Adagrad;
 pub use adam::{Adam, AdamW, Adamax, NAdam, RAdam};
-pub use asgd::Asgd;
 pub use averaged::AveragedModel;
 pub use clip::{ClipGradNormOptions, clip_grad_norm_, clip_grad_norm_with, clip_grad_value_};
+pub use composite_rules::{Adafactor, Lamb, Muon, MuonAdjustLr};
+pub use elementwise_rules::{Adadelta, Adagrad, Asgd, Lion, RmsProp, Rprop, Sgd};
 pub use fused::ParamGroup;
-pub use lamb::Lamb;
-pub use lion::Lion;
-pub use muon::{Muon, MuonAdjustLr};
-pub use rmsprop::RmsProp;
-pub use rprop::Rprop;
 pub use scaler::GradScaler;
 pub use schedule::LrSchedule;
-pub use sgd::Sgd;
 
 /// An algorithm that updates parameters by their gradients.
 pub trait Optimizer {
@@ -138,7 +121,13 @@ macro_rules! impl_optimizer {
             /// [Captured](crate::capture) steps use the copies too.
             #[must_use]
             pub fn low_precision_copies(mut self, on: bool) -> Self {
-                self.fused.set_low_precision_copies(on);
+                self.fused.writes_low_precision_copies = on;
+                self
+            }
+            /// If true, maximises the objective.
+            #[must_use]
+            pub fn maximize(mut self, maximize: bool) -> Self {
+                self.rule.maximize = maximize;
                 self
             }
             $(
@@ -152,44 +141,119 @@ macro_rules! impl_optimizer {
         }
         impl $crate::optim::Optimizer for $name {
             #[track_caller]
-            fn step(&mut self) -> ::forebay_core::error::Result<()> {
+            fn step(&mut self) -> Result<()> {
                 self.fused.step(&self.rule, None)
             }
             #[track_caller]
-            fn step_unless(&mut self, skip: &::forebay_core::tensor::Tensor) -> ::forebay_core::error::Result<()> {
+            fn step_unless(&mut self, skip: &Tensor) -> Result<()> {
                 self.fused.step(&self.rule, Some(skip))
             }
-            fn parameters(&self) -> &[::forebay_core::tensor::Tensor] {
-                self.fused.parameters()
+            fn parameters(&self) -> &[Tensor] {
+                &self.fused.parameters
             }
             fn offload_state(&mut self, on: bool) {
-                self.fused.set_offload_state(on);
+                self.fused.offloads_state = on;
             }
             fn lr(&self) -> f64 {
-                self.fused.lr()
+                self.fused.lr
             }
             fn lrs(&self) -> Vec<f64> {
                 self.fused.lrs()
             }
             #[track_caller]
-            fn add_param_group(&mut self, group: $crate::optim::ParamGroup) -> ::forebay_core::error::Result<()> {
+            fn add_param_group(&mut self, group: $crate::optim::ParamGroup) -> Result<()> {
                 self.fused.add_param_group(group)
             }
             fn set_lr(&mut self, lr: f64) {
                 self.fused.set_lr(lr);
             }
-            fn state_dict(
-                &self,
-            ) -> ::forebay_core::error::Result<std::collections::BTreeMap<String, ::forebay_core::tensor::Tensor>> {
+            fn state_dict(&self) -> Result<std::collections::BTreeMap<String, Tensor>> {
                 self.fused.state_dict(&self.rule)
             }
-            fn load_state_dict(
-                &mut self,
-                state: &std::collections::BTreeMap<String, ::forebay_core::tensor::Tensor>,
-            ) -> ::forebay_core::error::Result<()> {
+            fn load_state_dict(&mut self, state: &std::collections::BTreeMap<String, Tensor>) -> Result<()> {
                 self.fused.load_state_dict(&self.rule, state)
             }
         }
     };
 }
 use impl_optimizer;
+
+/// Defines an optimiser and its rule: options with their defaults and range checks (of [`ranges`]), and the
+/// constructor.
+macro_rules! optimizer {
+    (
+        $(#[$doc:meta])*
+        $name:ident($rule:ident) $(#[$new:meta])* {
+            $($(#[$option_doc:meta])* $option:ident: $ty:ty = $default:expr $(=> $check:ident)?,)*
+        } $(weight_decay = $weight_decay:literal $decay_doc:literal)?
+    ) => {
+        $(#[$doc])*
+        #[derive(Debug)]
+        pub struct $name {
+            rule: $rule,
+            fused: FusedOptimizer,
+        }
+
+        #[derive(Clone, Copy, Debug)]
+        struct $rule {
+            $($option: $ty,)*
+            weight_decay: f64,
+            maximize: bool,
+        }
+
+        impl $name {
+            $(#[$new])*
+            #[must_use]
+            pub fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
+                let weight_decay = 0.0 $(+ $weight_decay)?;
+                let rule = $rule { $($option: $default,)* weight_decay, maximize: false };
+                Self { rule, fused: FusedOptimizer::new(parameters, lr) }
+            }
+        }
+
+        impl_optimizer!($name {
+            $($(#[$option_doc])* $option: $ty,)*
+            $(#[doc = concat!("Sets the weight decay", $decay_doc)] weight_decay: f64,)?
+        });
+
+        impl $crate::optim::fused::RuleOptions for $rule {
+            fn check_ranges(&self) -> Result<()> {
+                $($($crate::optim::ranges::$check(stringify!($name), stringify!($option), self.$option)?;)?)*
+                $crate::optim::ranges::non_negative(stringify!($name), "weight_decay", self.weight_decay)
+            }
+
+            fn weight_decay(&self) -> f64 {
+                self.weight_decay
+            }
+
+            fn maximize(&self) -> bool {
+                self.maximize
+            }
+        }
+    };
+}
+use optimizer;
+
+/// Range checks of options, by the type of the option.
+mod ranges {
+    use forebay_core::check;
+    pub(super) use forebay_core::check::{at_least_one, finite, non_negative, non_positive, unit_interval};
+    use forebay_core::error::Result;
+
+    pub(super) fn betas(op: &'static str, _name: &str, betas: (f64, f64)) -> Result<()> {
+        check::betas(op, betas)
+    }
+
+    pub(super) fn finite_coefficients(
+        op: &'static str,
+        name: &str,
+        (a, b, c): (f64, f64, f64),
+    ) -> Result<()> {
+        [a, b, c].into_iter().try_for_each(|x| finite(op, name, x))
+    }
+
+    pub(super) fn optional_eps(op: &'static str, _name: &str, eps: (Option<f64>, f64)) -> Result<()> {
+        non_negative(op, "eps.0", eps.0.unwrap_or(0.0))?;
+        non_negative(op, "eps.1", eps.1)
+    }
+}

@@ -76,46 +76,21 @@ impl ReduceLrOnPlateau {
         Self { is_max_mode: true, ..self }
     }
 
-    /// Sets the factor of a reduction.
-    #[must_use]
-    pub fn factor(self, factor: f64) -> Self {
-        Self { factor, ..self }
-    }
-
-    /// Sets the number of values in a row that may bring no improvement.
-    #[must_use]
-    pub fn patience(self, values: u64) -> Self {
-        Self { patience: values, ..self }
-    }
-
-    /// Sets the minimum improvement, relative to the best value.
-    #[must_use]
-    pub fn threshold(self, threshold: f64) -> Self {
-        Self { threshold, is_absolute_threshold: false, ..self }
-    }
-
-    /// Sets the minimum improvement in absolute terms.
-    #[must_use]
-    pub fn absolute_threshold(self, threshold: f64) -> Self {
-        Self { threshold, is_absolute_threshold: true, ..self }
-    }
-
-    /// Sets the number of values to ignore after a reduction.
-    #[must_use]
-    pub fn cooldown(self, values: u64) -> Self {
-        Self { cooldown: values, ..self }
-    }
-
-    /// Sets the minimum learning rate.
-    #[must_use]
-    pub fn min_lr(self, lr: f64) -> Self {
-        Self { min_lr: lr, ..self }
-    }
-
-    /// Sets the difference below which a reduction is not applied.
-    #[must_use]
-    pub fn eps(self, eps: f64) -> Self {
-        Self { eps, ..self }
+    setters! {
+        /// Sets the factor of a reduction.
+        fn factor(factor: f64) { factor }
+        /// Sets the number of values in a row that may bring no improvement.
+        fn patience(values: u64) { patience: values }
+        /// Sets the minimum improvement, relative to the best value.
+        fn threshold(threshold: f64) { threshold, is_absolute_threshold: false }
+        /// Sets the minimum improvement in absolute terms.
+        fn absolute_threshold(threshold: f64) { threshold, is_absolute_threshold: true }
+        /// Sets the number of values to ignore after a reduction.
+        fn cooldown(values: u64) { cooldown: values }
+        /// Sets the minimum learning rate.
+        fn min_lr(lr: f64) { min_lr: lr }
+        /// Sets the difference below which a reduction is not applied.
+        fn eps(eps: f64) { eps }
     }
 
     /// Checks that the options are in range. With invalid options, [`step`](Self::step) sets a NaN rate, and

@@ -12,13 +12,11 @@ use forebay_shaders::KernelSpec;
 
 use crate::nn::{PreparedCopies, StagedCopies};
 use crate::optim::{Optimizer, clip};
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::autograd;
 use forebay_core::check;
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{self, Tag};
 use forebay_core::ops::kernel::launch::{self, KernelParams};
-use forebay_core::tensor::Tensor;
 
 /// Layout of the buffer in words, shared with amp_update.wgsl and grad_scale.wgsl.
 const SCALE_INDEX: usize = 0;
@@ -27,46 +25,48 @@ const GROWTH_TRACKER_INDEX: usize = 2;
 const FOUND_INF_INDEX: usize = 4;
 const STATE_LEN: usize = 16;
 
-/// Gradient scaler with an adaptive scale. The scale doubles after 2000 steps without an infinity or NaN in
-/// the gradients, and halves after each step with one, which is skipped. Names and constants are PyTorch's.
-///
-/// f16 needs a scaler, bf16 does not. Only [`get_scale`](Self::get_scale) and saving and loading the state
-/// wait for the device.
-///
-/// ```no_run
-/// # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
-/// # use forebay_nn::optim::GradScaler;
-/// # use forebay_nn::optim::{Optimizer, clip_grad_norm_};
-/// # fn train(optimizer: &mut impl Optimizer, forward: impl Fn() -> Result<Tensor>) -> Result<()> {
-/// let mut scaler = GradScaler::new();
-/// for _ in 0..1000 {
-///     let loss = {
-///         let _autocast = autocast(DType::F16)?;
-///         forward()?
-///     };
-///     scaler.scale(&loss)?.backward()?; // more often, to accumulate
-///     scaler.unscale_(optimizer)?; // only to clip, or to look at the gradients
-///     clip_grad_norm_(optimizer.parameters(), 1.0)?;
-///     scaler.step(optimizer)?;
-///     scaler.update()?;
-///     optimizer.zero_grad();
-/// }
-/// # Ok(())
-/// # }
-/// ```
-#[derive(Debug)]
-pub struct GradScaler {
-    init_scale: f64,
-    growth_factor: f64,
-    backoff_factor: f64,
-    growth_interval: u32,
-    /// Number of successful steps in a row, from a loaded state.
-    init_growth_tracker: f64,
-    /// Allocated on the device of the first loss.
-    device_state: OnceLock<Tensor>,
-    /// Optimisers used since the last update, by the address of their parameters. The index is that of the
-    /// optimiser's flag.
-    optimizers: Vec<(usize, OptimizerStage)>,
+with_defaults! {
+    /// Gradient scaler with an adaptive scale. The scale doubles after 2000 steps without an infinity or NaN in
+    /// the gradients, and halves after each step with one, which is skipped. Names and constants are PyTorch's.
+    ///
+    /// f16 needs a scaler, bf16 does not. Only [`get_scale`](Self::get_scale) and saving and loading the state
+    /// wait for the device.
+    ///
+    /// ```no_run
+    /// # use forebay_core::{amp::autocast, dtype::DType, error::Result, tensor::Tensor};
+    /// # use forebay_nn::optim::GradScaler;
+    /// # use forebay_nn::optim::{Optimizer, clip_grad_norm_};
+    /// # fn train(optimizer: &mut impl Optimizer, forward: impl Fn() -> Result<Tensor>) -> Result<()> {
+    /// let mut scaler = GradScaler::new();
+    /// for _ in 0..1000 {
+    ///     let loss = {
+    ///         let _autocast = autocast(DType::F16)?;
+    ///         forward()?
+    ///     };
+    ///     scaler.scale(&loss)?.backward()?; // more often, to accumulate
+    ///     scaler.unscale_(optimizer)?; // only to clip, or to look at the gradients
+    ///     clip_grad_norm_(optimizer.parameters(), 1.0)?;
+    ///     scaler.step(optimizer)?;
+    ///     scaler.update()?;
+    ///     optimizer.zero_grad();
+    /// }
+    /// # Ok(())
+    /// # }
+    /// ```
+    #[derive(Debug)]
+    pub struct GradScaler {
+        init_scale: f64 = 65536.0,
+        growth_factor: f64 = 2.0,
+        backoff_factor: f64 = 0.5,
+        growth_interval: u32 = 2000,
+        /// Number of successful steps in a row, from a loaded state.
+        init_growth_tracker: f64 = 0.0,
+        /// Allocated on the device of the first loss.
+        device_state: OnceLock<Tensor> = OnceLock::new(),
+        /// Optimisers used since the last update, by the address of their parameters. The index is that of the
+        /// optimiser's flag.
+        optimizers: Vec<(usize, OptimizerStage)> = Vec::new(),
+    }
 }
 
 /// Progress of an optimiser since the last update.
@@ -74,20 +74,6 @@ pub struct GradScaler {
 enum OptimizerStage {
     Unscaled,
     Stepped,
-}
-
-impl Default for GradScaler {
-    fn default() -> Self {
-        Self {
-            init_scale: 65536.0,
-            growth_factor: 2.0,
-            backoff_factor: 0.5,
-            growth_interval: 2000,
-            init_growth_tracker: 0.0,
-            device_state: OnceLock::new(),
-            optimizers: Vec::new(),
-        }
-    }
 }
 
 impl GradScaler {
@@ -98,29 +84,16 @@ impl GradScaler {
         Self::default()
     }
 
-    /// Sets the initial scale.
-    #[must_use]
-    pub fn init_scale(self, scale: f64) -> Self {
-        Self { init_scale: scale, ..self }
-    }
-
-    /// Sets the factor by which the scale grows. The scale does not exceed 2^126, the largest power of two
-    /// whose inverse is a normal f32.
-    #[must_use]
-    pub fn growth_factor(self, factor: f64) -> Self {
-        Self { growth_factor: factor, ..self }
-    }
-
-    /// Sets the factor applied to the scale after a step with an infinity or NaN.
-    #[must_use]
-    pub fn backoff_factor(self, factor: f64) -> Self {
-        Self { backoff_factor: factor, ..self }
-    }
-
-    /// Sets the number of finite steps in a row after which the scale grows; at most 2^24.
-    #[must_use]
-    pub fn growth_interval(self, steps: u32) -> Self {
-        Self { growth_interval: steps, ..self }
+    setters! {
+        /// Sets the initial scale.
+        fn init_scale(scale: f64) { init_scale: scale }
+        /// Sets the factor by which the scale grows. The scale does not exceed 2^126, the largest power of two
+        /// whose inverse is a normal f32.
+        fn growth_factor(factor: f64) { growth_factor: factor }
+        /// Sets the factor applied to the scale after a step with an infinity or NaN.
+        fn backoff_factor(factor: f64) { backoff_factor: factor }
+        /// Sets the number of finite steps in a row after which the scale grows; at most 2^24.
+        fn growth_interval(steps: u32) { growth_interval: steps }
     }
 
     /// Returns the loss multiplied by the scale, in f32, on which `backward` is called.

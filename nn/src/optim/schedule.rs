@@ -16,8 +16,8 @@
 use std::f64::consts::PI;
 
 use crate::optim::Optimizer;
+use crate::{Error, Result};
 use forebay_core::check;
-use forebay_core::error::{Error, Result};
 
 pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
 
@@ -71,27 +71,41 @@ impl LrSchedule for ConstantSchedule {
     }
 }
 
-/// Multiplication of the rate by `gamma` every `step_size` steps.
-#[derive(Clone, Copy, Debug)]
-pub struct StepLr {
-    /// Initial rate.
-    pub base_lr: f64,
-    /// Number of steps between changes.
-    pub step_size: u64,
-    /// Factor of a change.
-    pub gamma: f64,
+/// Defines a schedule by its fields, the range checks of the fields with the names in errors, and the rate.
+macro_rules! schedule {
+    (
+        $(#[$doc:meta])*
+        $name:ident { $($(#[$field_doc:meta])* $vis:vis $field:ident: $ty:ty $([$($check:ident)+ $label:literal])?,)* }
+        |$this:ident, $step:ident| $lr:expr
+    ) => {
+        $(#[$doc])*
+        #[derive(Clone, Copy, Debug)]
+        pub struct $name { $($(#[$field_doc])* $vis $field: $ty,)* }
+
+        impl LrSchedule for $name {
+            fn lr(&self, $step: u64) -> f64 {
+                let $this = self;
+                $lr
+            }
+
+            fn check(&self) -> Result<()> {
+                $($($(check::$check(stringify!($name), $label, self.$field)?;)+)?)*
+                Ok(())
+            }
+        }
+    };
 }
 
-impl LrSchedule for StepLr {
-    fn lr(&self, step: u64) -> f64 {
-        self.base_lr * self.gamma.powf((step / self.step_size.max(1)) as f64)
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("StepLr", "base", self.base_lr)?;
-        check::positive_count("StepLr", "every", self.step_size)?;
-        check::non_negative("StepLr", "gamma", self.gamma)
-    }
+schedule! {
+    /// Multiplication of the rate by `gamma` every `step_size` steps.
+    StepLr {
+        /// Initial rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Number of steps between changes.
+        pub step_size: u64 [positive_count "every"],
+        /// Factor of a change.
+        pub gamma: f64 [non_negative "gamma"],
+    } |this, step| this.base_lr * this.gamma.powf((step / this.step_size.max(1)) as f64)
 }
 
 /// Multiplication of the rate by `gamma` at every milestone.
@@ -116,95 +130,57 @@ impl LrSchedule for MultiStepLr {
     }
 }
 
-/// Rate times `factor` before step `total_iters`, and the plain rate afterwards.
-#[derive(Clone, Copy, Debug)]
-pub struct ConstantLr {
-    /// Plain rate.
-    pub base_lr: f64,
-    /// Initial factor; PyTorch's default is a third.
-    pub factor: f64,
-    /// Number of steps with the factor.
-    pub total_iters: u64,
+schedule! {
+    /// Rate times `factor` before step `total_iters`, and the plain rate afterwards.
+    ConstantLr {
+        /// Plain rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Initial factor; PyTorch's default is a third.
+        pub factor: f64 [unit_interval "factor"],
+        /// Number of steps with the factor.
+        pub total_iters: u64,
+    } |this, step| if step < this.total_iters { this.base_lr * this.factor } else { this.base_lr }
 }
 
-impl LrSchedule for ConstantLr {
-    fn lr(&self, step: u64) -> f64 {
-        if step < self.total_iters { self.base_lr * self.factor } else { self.base_lr }
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("ConstantLr", "base", self.base_lr)?;
-        check::unit_interval("ConstantLr", "factor", self.factor)
-    }
-}
-
-/// Rate times a factor that changes linearly from `start_factor` to `end_factor` and then stays.
-#[derive(Clone, Copy, Debug)]
-pub struct LinearLr {
-    /// Rate that the factor multiplies.
-    pub base_lr: f64,
-    /// Initial factor; PyTorch's default is a third.
-    pub start_factor: f64,
-    /// Final factor; PyTorch's default is 1.
-    pub end_factor: f64,
-    /// Number of steps between the two.
-    pub total_iters: u64,
-}
-
-impl LrSchedule for LinearLr {
-    fn lr(&self, step: u64) -> f64 {
-        let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
-        self.base_lr * (self.start_factor + (self.end_factor - self.start_factor) * progress)
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("LinearLr", "base", self.base_lr)?;
-        check::positive("LinearLr", "start_factor", self.start_factor)?;
-        check::unit_interval("LinearLr", "start_factor", self.start_factor)?;
-        check::unit_interval("LinearLr", "end_factor", self.end_factor)
+schedule! {
+    /// Rate times a factor that changes linearly from `start_factor` to `end_factor` and then stays.
+    LinearLr {
+        /// Rate that the factor multiplies.
+        pub base_lr: f64 [non_negative "base"],
+        /// Initial factor; PyTorch's default is a third.
+        pub start_factor: f64 [positive unit_interval "start_factor"],
+        /// Final factor; PyTorch's default is 1.
+        pub end_factor: f64 [unit_interval "end_factor"],
+        /// Number of steps between the two.
+        pub total_iters: u64,
+    } |this, step| {
+        let progress = step.min(this.total_iters) as f64 / this.total_iters.max(1) as f64;
+        this.base_lr * (this.start_factor + (this.end_factor - this.start_factor) * progress)
     }
 }
 
-/// Multiplication of the rate by `gamma` after every step.
-#[derive(Clone, Copy, Debug)]
-pub struct ExponentialLr {
-    /// Initial rate.
-    pub base_lr: f64,
-    /// Factor of a step.
-    pub gamma: f64,
+schedule! {
+    /// Multiplication of the rate by `gamma` after every step.
+    ExponentialLr {
+        /// Initial rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Factor of a step.
+        pub gamma: f64 [non_negative "gamma"],
+    } |this, step| this.base_lr * this.gamma.powf(step as f64)
 }
 
-impl LrSchedule for ExponentialLr {
-    fn lr(&self, step: u64) -> f64 {
-        self.base_lr * self.gamma.powf(step as f64)
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("ExponentialLr", "base", self.base_lr)?;
-        check::non_negative("ExponentialLr", "gamma", self.gamma)
-    }
-}
-
-/// Rate times (1 - step / `total_iters`)^`power`, and 0 afterwards.
-#[derive(Clone, Copy, Debug)]
-pub struct PolynomialLr {
-    /// Initial rate.
-    pub base_lr: f64,
-    /// Number of steps until the rate is 0.
-    pub total_iters: u64,
-    /// Exponent; 1 is linear.
-    pub power: f64,
-}
-
-impl LrSchedule for PolynomialLr {
-    fn lr(&self, step: u64) -> f64 {
-        let progress = step.min(self.total_iters) as f64 / self.total_iters.max(1) as f64;
-        self.base_lr * (1.0 - progress).powf(self.power)
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("PolynomialLr", "base", self.base_lr)?;
-        check::non_negative("PolynomialLr", "power", self.power)
+schedule! {
+    /// Rate times (1 - step / `total_iters`)^`power`, and 0 afterwards.
+    PolynomialLr {
+        /// Initial rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Number of steps until the rate is 0.
+        pub total_iters: u64,
+        /// Exponent; 1 is linear.
+        pub power: f64 [non_negative "power"],
+    } |this, step| {
+        let progress = step.min(this.total_iters) as f64 / this.total_iters.max(1) as f64;
+        this.base_lr * (1.0 - progress).powf(this.power)
     }
 }
 
@@ -253,62 +229,43 @@ pub type CosineAnnealingLr = CosineAnnealing;
 /// PyTorch's name for [`OneCycle`].
 pub type OneCycleLr = OneCycle;
 
-/// Half a cosine from `base_lr` to `eta_min` over `t_max` steps, periodic afterwards as in PyTorch.
-#[derive(Clone, Copy, Debug)]
-pub struct CosineAnnealing {
-    /// Initial rate.
-    pub base_lr: f64,
-    /// Final rate.
-    pub eta_min: f64,
-    /// Number of steps between the two.
-    pub t_max: u64,
-}
-
-impl LrSchedule for CosineAnnealing {
-    fn lr(&self, step: u64) -> f64 {
-        let progress = step as f64 / self.t_max.max(1) as f64;
-        self.eta_min + (self.base_lr - self.eta_min) * (1.0 + (PI * progress).cos()) / 2.0
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("CosineAnnealing", "base", self.base_lr)?;
-        check::non_negative("CosineAnnealing", "min", self.eta_min)?;
-        check::positive_count("CosineAnnealing", "steps", self.t_max)
+schedule! {
+    /// Half a cosine from `base_lr` to `eta_min` over `t_max` steps, periodic afterwards as in PyTorch.
+    CosineAnnealing {
+        /// Initial rate.
+        pub base_lr: f64 [non_negative "base"],
+        /// Final rate.
+        pub eta_min: f64 [non_negative "min"],
+        /// Number of steps between the two.
+        pub t_max: u64 [positive_count "steps"],
+    } |this, step| {
+        let progress = step as f64 / this.t_max.max(1) as f64;
+        this.eta_min + (this.base_lr - this.eta_min) * (1.0 + (PI * progress).cos()) / 2.0
     }
 }
 
-/// Half a cosine from `base_lr` to `eta_min` with restarts (SGDR: Loshchilov and Hutter, 2016). The first
-/// cycle has `t_0` steps; each later one has `t_mult` times as many.
-#[derive(Clone, Copy, Debug)]
-pub struct CosineAnnealingWarmRestarts {
-    /// Initial rate of every cycle.
-    pub base_lr: f64,
-    /// Number of steps in the first cycle.
-    pub t_0: u64,
-    /// Ratio of the lengths of consecutive cycles.
-    pub t_mult: u64,
-    /// Final rate of every cycle.
-    pub eta_min: f64,
-}
-
-impl LrSchedule for CosineAnnealingWarmRestarts {
-    fn lr(&self, step: u64) -> f64 {
-        let (mut at, mut length) = (step, self.t_0.max(1));
-        if self.t_mult <= 1 {
+schedule! {
+    /// Half a cosine from `base_lr` to `eta_min` with restarts (SGDR: Loshchilov and Hutter, 2016). The first
+    /// cycle has `t_0` steps; each later one has `t_mult` times as many.
+    CosineAnnealingWarmRestarts {
+        /// Initial rate of every cycle.
+        pub base_lr: f64 [non_negative "base"],
+        /// Number of steps in the first cycle.
+        pub t_0: u64 [positive_count "t_0"],
+        /// Ratio of the lengths of consecutive cycles.
+        pub t_mult: u64 [positive_count "t_mult"],
+        /// Final rate of every cycle.
+        pub eta_min: f64 [non_negative "eta_min"],
+    } |this, step| {
+        let (mut at, mut length) = (step, this.t_0.max(1));
+        if this.t_mult <= 1 {
             at %= length;
         }
         while at >= length {
             at -= length;
-            length = length.saturating_mul(self.t_mult);
+            length = length.saturating_mul(this.t_mult);
         }
-        self.eta_min + (self.base_lr - self.eta_min) * (1.0 + (PI * at as f64 / length as f64).cos()) / 2.0
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("CosineAnnealingWarmRestarts", "base", self.base_lr)?;
-        check::non_negative("CosineAnnealingWarmRestarts", "eta_min", self.eta_min)?;
-        check::positive_count("CosineAnnealingWarmRestarts", "t_0", self.t_0)?;
-        check::positive_count("CosineAnnealingWarmRestarts", "t_mult", self.t_mult)
+        this.eta_min + (this.base_lr - this.eta_min) * (1.0 + (PI * at as f64 / length as f64).cos()) / 2.0
     }
 }
 
@@ -517,16 +474,24 @@ pub(super) fn log_if_invalid(checked: Result<()>) -> Option<()> {
     checked.map_err(|error| log::error!("{error}; the learning rate is NaN")).ok()
 }
 
-/// Linear warmup to the full rate, then half a cosine down.
-///
-/// Step i of the warmup has base · (i + 1) / warmup. Step `warmup` begins the cosine, which would end at step
-/// `total`.
-#[derive(Clone, Copy, Debug)]
-pub struct WarmupCosine {
-    base_lr: f64,
-    warmup_steps: u64,
-    total_steps: u64,
-    min_lr: f64,
+schedule! {
+    /// Linear warmup to the full rate, then half a cosine down.
+    ///
+    /// Step i of the warmup has base · (i + 1) / warmup. Step `warmup` begins the cosine, which would end at step
+    /// `total`.
+    WarmupCosine {
+        base_lr: f64 [non_negative "base"],
+        warmup_steps: u64,
+        total_steps: u64,
+        min_lr: f64 [non_negative "min"],
+    } |this, step| {
+        if step < this.warmup_steps {
+            return this.base_lr * (step + 1) as f64 / this.warmup_steps as f64;
+        }
+        let length = this.total_steps.saturating_sub(this.warmup_steps).max(1);
+        let progress = ((step - this.warmup_steps) as f64 / length as f64).min(1.0);
+        this.min_lr + (this.base_lr - this.min_lr) * (1.0 + (PI * progress).cos()) / 2.0
+    }
 }
 
 impl WarmupCosine {
@@ -536,44 +501,38 @@ impl WarmupCosine {
         Self { base_lr: base, warmup_steps: warmup, total_steps: total, min_lr: 0.0 }
     }
 
-    /// Sets the final rate, instead of 0.
-    #[must_use]
-    pub fn min_lr(mut self, min: f64) -> Self {
-        self.min_lr = min;
-        self
+    setters! {
+        /// Sets the final rate, instead of 0.
+        fn min_lr(min: f64) { min_lr: min }
     }
 }
 
-impl LrSchedule for WarmupCosine {
-    fn lr(&self, step: u64) -> f64 {
-        if step < self.warmup_steps {
-            return self.base_lr * (step + 1) as f64 / self.warmup_steps as f64;
+schedule! {
+    /// One-cycle policy (Smith and Topin, 2017), with cosines. The rate rises from `max_lr` / 25 to `max_lr` in
+    /// the first 30 % of the steps, then falls to a 10,000th of the initial rate.
+    OneCycle {
+        /// Highest rate.
+        pub max_lr: f64 [non_negative "max"],
+        /// Total number of steps.
+        pub total_steps: u64 [positive_count "total"],
+        /// Fraction of the steps in which the rate rises.
+        pub pct_start: f64 [unit_interval "rise"],
+        /// Ratio of `max_lr` to the initial rate.
+        pub div_factor: f64 [positive "div"],
+        /// Ratio of the initial rate to the final one.
+        pub final_div_factor: f64 [positive "final_div"],
+    } |this, step| {
+        let cosine =
+            |from: f64, to: f64, progress: f64| to + (from - to) * (1.0 + (PI * progress).cos()) / 2.0;
+        let first = this.max_lr / this.div_factor;
+        let (top, last) = (this.pct_start * this.total_steps as f64 - 1.0, this.total_steps as f64 - 1.0);
+        let step = (step as f64).min(last);
+        if step <= top {
+            cosine(first, this.max_lr, if top > 0.0 { step / top } else { 1.0 })
+        } else {
+            cosine(this.max_lr, first / this.final_div_factor, (step - top) / (last - top))
         }
-        let length = self.total_steps.saturating_sub(self.warmup_steps).max(1);
-        let progress = ((step - self.warmup_steps) as f64 / length as f64).min(1.0);
-        self.min_lr + (self.base_lr - self.min_lr) * (1.0 + (PI * progress).cos()) / 2.0
     }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("WarmupCosine", "base", self.base_lr)?;
-        check::non_negative("WarmupCosine", "min", self.min_lr)
-    }
-}
-
-/// One-cycle policy (Smith and Topin, 2017), with cosines. The rate rises from `max_lr` / 25 to `max_lr` in
-/// the first 30 % of the steps, then falls to a 10,000th of the initial rate.
-#[derive(Clone, Copy, Debug)]
-pub struct OneCycle {
-    /// Highest rate.
-    pub max_lr: f64,
-    /// Total number of steps.
-    pub total_steps: u64,
-    /// Fraction of the steps in which the rate rises.
-    pub pct_start: f64,
-    /// Ratio of `max_lr` to the initial rate.
-    pub div_factor: f64,
-    /// Ratio of the initial rate to the final one.
-    pub final_div_factor: f64,
 }
 
 impl OneCycle {
@@ -581,29 +540,6 @@ impl OneCycle {
     #[must_use]
     pub fn new(max: f64, total: u64) -> Self {
         Self { max_lr: max, total_steps: total, pct_start: 0.3, div_factor: 25.0, final_div_factor: 1e4 }
-    }
-}
-
-impl LrSchedule for OneCycle {
-    fn lr(&self, step: u64) -> f64 {
-        let cosine =
-            |from: f64, to: f64, progress: f64| to + (from - to) * (1.0 + (PI * progress).cos()) / 2.0;
-        let first = self.max_lr / self.div_factor;
-        let (top, last) = (self.pct_start * self.total_steps as f64 - 1.0, self.total_steps as f64 - 1.0);
-        let step = (step as f64).min(last);
-        if step <= top {
-            cosine(first, self.max_lr, if top > 0.0 { step / top } else { 1.0 })
-        } else {
-            cosine(self.max_lr, first / self.final_div_factor, (step - top) / (last - top))
-        }
-    }
-
-    fn check(&self) -> Result<()> {
-        check::non_negative("OneCycle", "max", self.max_lr)?;
-        check::positive_count("OneCycle", "total", self.total_steps)?;
-        check::unit_interval("OneCycle", "rise", self.pct_start)?;
-        check::positive("OneCycle", "div", self.div_factor)?;
-        check::positive("OneCycle", "final_div", self.final_div_factor)
     }
 }
 

@@ -3,9 +3,7 @@
 use smallvec::SmallVec;
 
 use super::fused::FusedGroup;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{DType, Error, Result, Tensor};
 
 /// Reserved device memory for the states of two groups, while the other states are on the host. The
 /// reservation happens before any change, and the groups use it in turn.

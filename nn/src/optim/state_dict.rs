@@ -7,9 +7,7 @@ use smallvec::SmallVec;
 
 use super::fused::{FusedGroup, FusedOptimizer, UpdateRule};
 use crate::nn::StagedCopies;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
+use crate::{DType, Error, Result, Tensor};
 
 /// State of one parameter: its step count, and its states in the rule's order.
 type LoadedState<'a> = (u64, SmallVec<[Option<&'a Tensor>; 3]>);
@@ -89,9 +87,9 @@ impl FusedOptimizer {
     }
 
     /// Returns the states by parameter index; fails for names and shapes that do not match.
-    fn match_state_dict<'a>(
+    fn match_state_dict<'a, R: UpdateRule>(
         &self,
-        rule: &impl UpdateRule,
+        rule: &R,
         given: &'a BTreeMap<String, Tensor>,
     ) -> Result<FxHashMap<usize, LoadedState<'a>>> {
         const OP: &str = "load_state_dict";
@@ -103,7 +101,7 @@ impl FusedOptimizer {
             let has = |name: &&str| given.contains_key(&format!("{k}.{name}"));
             let count = match given.get(&step) {
                 Some(tensor) => Some(parse_step_count(&step, tensor)?),
-                None => (!rule.has_step_count() && names.iter().any(has)).then_some(1),
+                None => (!R::HAS_STEP_COUNT && names.iter().any(has)).then_some(1),
             };
             let Some(count) = count else { continue };
             expected.insert(step);

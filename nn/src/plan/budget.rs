@@ -4,12 +4,10 @@ use std::fmt;
 use std::sync::Arc;
 
 use super::dry_run::with_unlimited_memory;
-use super::segment::{ActivationPolicy, SegmentCost, SegmentGuard, pareto_sets};
+use crate::nn::segment::{ActivationPolicy, SegmentCost, SegmentGuard, pareto_sets};
+use crate::{DType, Device, Error, Result};
 use forebay_core::amp::{AutocastGuard, autocast};
 use forebay_core::backend::null::{CardProfile, NullBackend, WorkEstimate};
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::{Bytes, Config};
 
 /// Maximum number of recomputation sets to try for each micro-batch size and precision.
@@ -48,10 +46,9 @@ impl StepConfig {
         }
     }
 
-    /// Sets the precision to f16 or bf16, by [`autocast`].
-    #[must_use]
-    pub fn with_precision(self, dtype: DType) -> Self {
-        Self { precision: Some(dtype), ..self }
+    setters! {
+        /// Sets the precision to f16 or bf16, by [`autocast`].
+        fn with_precision(dtype: DType) { precision: Some(dtype) }
     }
 
     /// Recomputes the segments that are true in `again`, in the order of the forward pass.

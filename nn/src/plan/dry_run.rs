@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::fmt;
 use std::sync::Arc;
 
+use crate::{Device, Result};
 use forebay_core::backend::SourceLimits;
 use forebay_core::backend::VirtualMemory;
 use forebay_core::backend::null::{CardProfile, NullBackend, WorkEstimate};
-use forebay_core::device::Device;
-use forebay_core::environment;
-use forebay_core::error::Result;
 use forebay_core::memory::scope::{ModulePath, Scope};
 use forebay_core::memory::{AllocationChange, Bytes, Config, OutOfMemory, RecordingOptions, Tag};
+use forebay_core::variables;
 
 /// More memory than any device has. A step that does not fit its card runs again with this much, to measure
 /// its needs.
@@ -100,7 +99,7 @@ pub(super) fn with_unlimited_memory(profile: &CardProfile) -> CardProfile {
 }
 
 fn run_once<T>(profile: &CardProfile, step: &mut impl FnMut(&Device) -> Result<T>) -> Result<DryRun> {
-    environment::check_variables()?;
+    variables::check()?;
     let backend = Arc::new(NullBackend::new(profile.clone()));
     let device = Device::with_config(backend.clone(), profile.config);
     device.pool().start_recording(RecordingOptions::unbounded());

@@ -26,10 +26,8 @@
 
 mod budget;
 mod dry_run;
-mod segment;
 
+pub use crate::nn::segment::{ActivationPolicy, SegmentGuard, segment};
 pub use budget::{Budget, Estimate, StepConfig, StepPlan};
 pub use dry_run::{DryRun, MemoryPeak, dry_run};
 pub use forebay_core::backend::cards::CARDS;
-pub(crate) use segment::is_segment_pass_active;
-pub use segment::{ActivationPolicy, SegmentGuard, segment};

@@ -11,9 +11,9 @@ use crate::io::safetensors;
 use crate::nn::{self, Module};
 use crate::optim::GradScaler;
 use crate::optim::Optimizer;
+use crate::{Error, Result};
 use forebay_core::autograd;
 use forebay_core::device::RandomState;
-use forebay_core::error::{Error, Result};
 
 /// Metadata key of the state that is not a tensor.
 const HEADER_KEY: &str = "forebay.checkpoint";

@@ -5,10 +5,8 @@
 //! the order of sums. Dropout draws different values.
 
 use super::trainer::LossOutput;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
+use crate::{DType, Error, Result, Tensor};
 use forebay_core::memory::Bytes;
-use forebay_core::tensor::Tensor;
 
 /// Number of rows of a batch that run at once.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

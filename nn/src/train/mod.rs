@@ -20,11 +20,8 @@
 
 use crate::data::{DataLoader, Dataset};
 use crate::nn::{self, Module};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::autograd;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
 
 mod checkpoint;
 mod history;

@@ -7,7 +7,7 @@ use plotters::prelude::*;
 
 use super::History;
 use crate::io::write_bytes;
-use forebay_core::error::{Error, Result};
+use crate::{Error, Result};
 
 const SIZE: (u32, u32) = (960, 640);
 /// Maximum number of points in a line; more than the image's pixels add no information.

@@ -2,10 +2,8 @@
 //! shapes are replayed.
 
 use super::trainer::LossOutput;
+use crate::{Device, Error, Result, Tensor};
 use forebay_core::capture::{CaptureOutputs, CapturedStep};
-use forebay_core::device::Device;
-use forebay_core::error::{Error, Result};
-use forebay_core::tensor::Tensor;
 
 /// State that determines how the next step runs.
 #[derive(Debug, Default)]
@@ -56,7 +54,7 @@ impl StepCapture {
     pub(super) fn release_memory(&mut self) -> bool {
         let held = matches!(self, Self::Active(_) | Self::WarmedUp);
         if held {
-            log::warn!("memory ran out beside a captured step: steps are made eagerly");
+            log::warn!("memory ran out next to a captured step; steps run eagerly from now on");
             *self = Self::Disabled;
         }
         held

@@ -11,14 +11,11 @@ use crate::data::{DataLoader, Dataset, LoaderCursor};
 use crate::nn::{self, Module};
 use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
+use crate::{DType, Device, Error, Result, Tensor};
 use forebay_core::amp;
 use forebay_core::autograd;
-use forebay_core::device::Device;
-use forebay_core::dtype::DType;
-use forebay_core::error::{Error, Result};
 use forebay_core::memory::BytesOf;
 use forebay_core::ops::stack;
-use forebay_core::tensor::Tensor;
 
 /// Number of steps between reads of losses and memory on a GPU. Each read waits for the device.
 const LOG_INTERVAL: u64 = 10;
@@ -120,21 +117,15 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         }
     }
 
-    /// Sets the learning rate before every step by a schedule. The default is the optimiser's rate.
-    pub fn schedule(self, schedule: impl LrSchedule + 'a) -> Self {
-        Self { schedule: Some(Box::new(schedule)), ..self }
-    }
-
-    /// Clips the gradients to a norm of at most `max` before every step.
-    pub fn clip_grad_norm(self, max: f64) -> Self {
-        Self { max_grad_norm: Some(max), ..self }
-    }
-
-    /// Accumulates the gradients of `n` batches in each step, with averaged losses; 0 is 1. Steps continue
-    /// across epochs. If fewer than `n` batches are left at the end, they form a last step. Each batch has
-    /// equal weight, also a smaller one, as in a loop that divides each loss by the number of batches.
-    pub fn accumulate(self, n: u32) -> Self {
-        Self { accumulation_steps: n.max(1), ..self }
+    setters! {
+        /// Sets the learning rate before every step by a schedule. The default is the optimiser's rate.
+        fn schedule(schedule: impl LrSchedule + 'a) { schedule: Some(Box::new(schedule)) }
+        /// Clips the gradients to a norm of at most `max` before every step.
+        fn clip_grad_norm(max: f64) { max_grad_norm: Some(max) }
+        /// Accumulates the gradients of `n` batches in each step, with averaged losses; 0 is 1. Steps continue
+        /// across epochs. If fewer than `n` batches are left at the end, they form a last step. Each batch has
+        /// equal weight, also a smaller one, as in a loop that divides each loss by the number of batches.
+        fn accumulate(n: u32) { accumulation_steps: n.max(1) }
     }
 
     /// Runs at most `rows` rows of a batch at once, and accumulates the gradients of the parts. A step that
@@ -154,21 +145,15 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Self { micro_batching: self.micro_batching.with_ignore_index(target), ..self }
     }
 
-    /// Runs the loss function under [`autocast`](amp::autocast) to this dtype, f16 or bf16.
-    pub fn autocast(self, dtype: DType) -> Self {
-        Self { autocast: Some(dtype), ..self }
-    }
-
-    /// Scales the losses, and skips steps whose gradients are not finite; f16 needs this. Checkpoints include
-    /// the scaler's state, so set the scaler before [`resume`](Self::resume).
-    pub fn scaler(self, scaler: GradScaler) -> Self {
-        Self { scaler: Some(scaler), ..self }
-    }
-
-    /// Ends after `n` steps, counted from the first step of the run, over as many epochs as necessary. By
-    /// default, the loader determines the number. A second [`fit`](Self::fit) needs a larger number.
-    pub fn steps(self, n: u64) -> Self {
-        Self { max_steps: Some(n), ..self }
+    setters! {
+        /// Runs the loss function under [`autocast`](amp::autocast) to this dtype, f16 or bf16.
+        fn autocast(dtype: DType) { autocast: Some(dtype) }
+        /// Scales the losses, and skips steps whose gradients are not finite; f16 needs this. Checkpoints include
+        /// the scaler's state, so set the scaler before [`resume`](Self::resume).
+        fn scaler(scaler: GradScaler) { scaler: Some(scaler) }
+        /// Ends after `n` steps, counted from the first step of the run, over as many epochs as necessary. By
+        /// default, the loader determines the number. A second [`fit`](Self::fit) needs a larger number.
+        fn steps(n: u64) { max_steps: Some(n) }
     }
 
     /// Runs every step with the micro-batches, precision and segment policies of a [`StepPlan`], and limits
@@ -186,35 +171,26 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         Self { step_plan: Some((choice.clone(), plan.budget)), ..self }
     }
 
-    /// Captures and replays steps ([`capture`](crate::capture)), with bitwise equal results.
-    /// [`fit`](Self::fit) runs its first step eagerly, records the second, and replays it for batches of the
-    /// same shapes. Replays do not call the loss function, so its side effects on the host happen only twice.
-    /// Reading a tensor in the loss function is an error.
-    ///
-    /// The captured step holds its memory until `fit` ends. Validation and steps of other shapes need
-    /// additional memory. If that runs out, all steps run eagerly.
-    pub fn capture(self, on: bool) -> Self {
-        Self { step_capture: if on { StepCapture::Requested } else { StepCapture::Disabled }, ..self }
-    }
-
-    /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and on a termination signal (Ctrl-C,
-    /// SIGTERM, SIGHUP).
-    pub fn checkpoint(self, path: impl Into<PathBuf>, every: u64) -> Self {
-        Self { checkpoint_every: Some((path.into(), every.max(1))), ..self }
-    }
-
-    /// Computes a validation loss every `every` steps (0 is 1) and after the last one, shows it and records
-    /// it ([`History::validations`]). `loss` runs with the model in evaluation mode and without gradients,
-    /// and usually calls [`mean_loss`](super::mean_loss).
-    pub fn validate(self, every: u64, loss: impl FnMut() -> Result<f64> + 'a) -> Self {
-        Self { validation: Some((every.max(1), Box::new(loss))), ..self }
-    }
-
-    /// Sets the tokens of a step and the FLOPs of a token (forward and backward: `Gpt::flops_per_token`). The
-    /// progress then shows tokens per second. It also shows the model-FLOPs utilisation (MFU) if the device's
-    /// [peak](crate::backend::PeakRates) is known.
-    pub fn tokens(self, per_step: u64, flops: f64) -> Self {
-        Self { token_throughput: Some(TokenThroughput { per_step, flops, peak: None }), ..self }
+    setters! {
+        /// Captures and replays steps ([`capture`](crate::capture)), with bitwise equal results.
+        /// [`fit`](Self::fit) runs its first step eagerly, records the second, and replays it for batches of the
+        /// same shapes. Replays do not call the loss function, so its side effects on the host happen only twice.
+        /// Reading a tensor in the loss function is an error.
+        ///
+        /// The captured step holds its memory until `fit` ends. Validation and steps of other shapes need
+        /// additional memory. If that runs out, all steps run eagerly.
+        fn capture(on: bool) { step_capture: if on { StepCapture::Requested } else { StepCapture::Disabled } }
+        /// Saves a [`Checkpoint`] every `every` steps (0 is 1), at the end, and on a termination signal (Ctrl-C,
+        /// SIGTERM, SIGHUP).
+        fn checkpoint(path: impl Into<PathBuf>, every: u64) { checkpoint_every: Some((path.into(), every.max(1))) }
+        /// Computes a validation loss every `every` steps (0 is 1) and after the last one, shows it and records
+        /// it ([`History::validations`]). `loss` runs with the model in evaluation mode and without gradients,
+        /// and usually calls [`mean_loss`](super::mean_loss).
+        fn validate(every: u64, loss: impl FnMut() -> Result<f64> + 'a) { validation: Some((every.max(1), Box::new(loss))) }
+        /// Sets the tokens of a step and the FLOPs of a token (forward and backward: `Gpt::flops_per_token`). The
+        /// progress then shows tokens per second. It also shows the model-FLOPs utilisation (MFU) if the device's
+        /// [peak](crate::backend::PeakRates) is known.
+        fn tokens(per_step: u64, flops: f64) { token_throughput: Some(TokenThroughput { per_step, flops, peak: None }) }
     }
 
     /// Disables the progress display.

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use forebay::backend::{
-    Backend, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence, KernelId, KernelSource, Launch,
-    MatmulCall, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
+    Backend, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence, KernelId, KernelLibrary, KernelSource,
+    Launch, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::Result;
 
@@ -147,10 +147,7 @@ impl Backend for FaultyBackend {
     fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
         self.inner.free_host(segment)
     }
-    fn matmul(&self, call: &MatmulCall) -> Result<bool> {
-        self.inner.matmul(call)
-    }
-    fn has_matmul_library(&self) -> bool {
-        self.inner.has_matmul_library()
+    fn library(&self) -> Option<&dyn KernelLibrary> {
+        self.inner.library()
     }
 }

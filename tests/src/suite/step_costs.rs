@@ -134,7 +134,7 @@ fn steps_cost_what_they_did(device: &Device) -> Result<()> {
     let info = device.info();
     // Without the vendor's products a card's steps are others.
     let products =
-        if info.backend == "cuda" && !device.backend().has_matmul_library() { ", portable" } else { "" };
+        if info.backend == "cuda" && !device.library_features().matmul { ", portable" } else { "" };
     let name = format!("{}{products} {}", info.backend, info.name);
     let Some((_, known)) = known.iter().find(|(adapter, _)| name.starts_with(adapter.as_str())) else {
         return skip(format!("tests/costs.json has none for {name}: {seen}"));

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::fake::FakeSource;
 use super::super::{Config, Pool, Request};
-use crate::error::Result;
+use crate::memory::error::Result;
 
 /// Keys and values of `layers` layers, for `tokens` tokens of `row` bytes. The other blocks of a step are
 /// small.

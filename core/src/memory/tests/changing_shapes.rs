@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use crate::error::Result;
+use crate::memory::error::Result;
 use crate::memory::fake::FakeSource;
 use crate::memory::{Block, Config, Pool, Request};
 

@@ -3,8 +3,8 @@
 use std::sync::Arc;
 
 use super::{MIB, alloc_mib};
-use crate::error::Result;
 use crate::memory::compaction::BlockMover;
+use crate::memory::error::Result;
 use crate::memory::fake::FakeSource;
 use crate::memory::testing::{PoolOp, PoolTestSummary, check_pool};
 use crate::memory::{Action, Block, Config, Pool, Request};
@@ -179,7 +179,7 @@ fn a_copy_that_fails_changes_nothing() -> Result<()> {
             Box::new(())
         }
         fn enqueue_copies(&self, _: u8, _: &[crate::memory::compaction::BlockMove]) -> Result<()> {
-            Err(crate::error::Error::argument("copy", "it fails"))
+            Err(crate::memory::error::Error::argument("copy", "it fails"))
         }
     }
     let source = Arc::new(FakeSource::plain(64 * MIB));
@@ -284,7 +284,7 @@ fn contents_move_with_their_blocks() -> Result<()> {
         let config = Config::parse("small_size_kb:16,large_segment_size_mb:2,max_memory_mb:10")?;
         let pool = Pool::new(source.clone(), config).with_mover(source.clone());
         let summary = check_pool(&pool, &*source, &PoolOp::sequence(77, 10_000, MIB / 2))
-            .map_err(|message| crate::error::Error::argument("check", message))?;
+            .map_err(|message| crate::memory::error::Error::argument("check", message))?;
         drop(pool);
         assert_eq!((source.violations(), source.used()), (vec![], 0));
         Ok((summary, source.calls().copied_bytes, source.calls().memory_calls()))

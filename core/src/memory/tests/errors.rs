@@ -7,7 +7,7 @@ use super::super::source::SourceError;
 use super::super::testing::fail_request;
 use super::super::{Config, Pool, Request, Stats};
 use super::MIB;
-use crate::error::Result;
+use crate::memory::error::Result;
 
 /// Statistics that a failed request must not change.
 fn held_figures(stats: &Stats) -> [u64; 6] {

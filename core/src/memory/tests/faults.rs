@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use super::MIB;
-use crate::error::{Error, Result};
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
+use crate::memory::error::{Error, Result};
 use crate::memory::fake::FakeSource;
 use crate::memory::source::SourceError;
 use crate::memory::testing::{check_stats_invariants, fail_request, request_count};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::{MIB, alloc_mib, expect_oom_message};
-use crate::error::{Error, Result};
+use crate::memory::error::Result;
 use crate::memory::fake::FakeSource;
 use crate::memory::{
     Config, OutOfMemory, Pool, Request, Tag, process_limit, process_reserved, set_process_limit,
@@ -63,14 +63,16 @@ fn pools_share_the_limit_of_the_process() -> Result<()> {
     Ok(())
 }
 
-fn expect_oom(result: Result<()>) -> Box<OutOfMemory> {
-    result.map_or_else(Error::into_out_of_memory, |()| panic!("there is room")).unwrap()
+fn expect_oom(result: crate::error::Result<()>) -> Box<OutOfMemory> {
+    result.map_or_else(crate::error::Error::into_out_of_memory, |()| panic!("there is room")).unwrap()
 }
 
 #[test]
-fn rows_that_would_fit_are_computed_from_what_steps_took() -> Result<()> {
+fn rows_that_would_fit_are_computed_from_what_steps_took() -> crate::error::Result<()> {
     let pool = Pool::new(Arc::new(FakeSource::paged(4096 * MIB)), Config::default());
-    let keep = |mib: u64, tag| pool.alloc(Request::new(mib * MIB).tag(tag));
+    let keep = |mib: u64, tag| -> crate::error::Result<crate::memory::Block> {
+        Ok(pool.alloc(Request::new(mib * MIB).tag(tag))?)
+    };
     for _ in 0..10 {
         keep(10, Tag::Parameter)?;
     }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::super::fake::FakeSource;
 use super::super::source::SegmentSource;
 use super::super::{Action, BlockState, Config, Pool, RecordingOptions, Request, Snapshot, Tag, scope};
-use crate::error::{Error, Result};
+use crate::memory::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 
@@ -163,7 +163,7 @@ fn json_gives_the_same_snapshot_back() -> Result<()> {
 }
 
 #[test]
-fn growth_is_an_error_that_names_its_holder() -> Result<()> {
+fn growth_is_an_error_that_names_its_holder() -> crate::error::Result<()> {
     let (pool, _) = pool(FakeSource::paged(100 * MIB), "")?;
     let _module = scope::enter_module("head");
     let mut state = None;
@@ -180,7 +180,7 @@ fn growth_is_an_error_that_names_its_holder() -> Result<()> {
         losses.push(pool.alloc(Request::new(1000).tag(Tag::Activation).op("mean"))?);
         Ok(())
     });
-    let Err(Error::MemoryGrowth(growth)) = grown else { return Err(Error::Snapshot(format!("{grown:?}"))) };
+    let Err(crate::error::Error::MemoryGrowth(growth)) = grown else { panic!("{grown:?}") };
     assert_eq!((growth.steps, growth.diff.bytes()), (5, 5 * 1024));
     assert_eq!(growth.diff.by_tag().into_iter().collect::<Vec<_>>(), [(Tag::Activation, 5 * 1024)]);
     let text = growth.to_string();

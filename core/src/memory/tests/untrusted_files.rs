@@ -10,7 +10,7 @@ use super::super::fake::FakeSource;
 use super::super::trace::{Trace, TraceEvent};
 use super::super::validation::MAX_MEMORY_BYTES;
 use super::super::{Block, Config, Pool, Request, Snapshot, Tag, scope};
-use crate::error::{Error, Result};
+use crate::memory::error::{Error, Result};
 
 const MIB: u64 = 1 << 20;
 /// Values that exceed any memory but parse as numbers.

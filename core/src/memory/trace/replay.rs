@@ -8,8 +8,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use super::{PyTorchBaseline, Trace, TraceEvent, file_error};
-use crate::error::Result;
 use crate::memory::compaction::{BlockMove, BlockMover, HeldDispatch};
+use crate::memory::error::Result;
 use crate::memory::fake::FakeSource;
 use crate::memory::source::{DeviceMemory, Fence, SegmentId, SegmentSource, SourceError, SourceLimits};
 use crate::memory::{Block, Bytes, Config, Pool, Request};
@@ -333,7 +333,7 @@ mod tests {
 
     /// Checks the project's targets and PyTorch's results for each recorded workload.
     #[test]
-    fn recorded_workloads_keep_their_bounds() -> crate::error::Result<()> {
+    fn recorded_workloads_keep_their_bounds() -> crate::memory::error::Result<()> {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../tests/traces");
         let table = replay_folder(&folder, Config::default(), 1)?;
         assert_eq!(table.rows.len(), 12);

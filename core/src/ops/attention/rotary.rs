@@ -2,15 +2,7 @@
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::tensor::Tensor;
-use crate::tensor::layout::collapse_dims;
+use crate::ops::prelude::*;
 
 const OP: &str = "rotary_embedding";
 
@@ -33,14 +25,15 @@ impl RotaryTables {
         launch::check_rank(OP, shape.len())?;
         let units = features - pairs;
         let n = rows.iter().product::<usize>() * units;
-        let spec = KernelSpec::new("rotary")
-            .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
-            .def("table", launch::shader_dtype_name(self.cos.dtype(), x.device()))
-            .def("interleaved", self.interleaved);
-        let params = KernelParams::new().size(n).size(shape.len()).size(positions).size(pairs).size(units);
-        let params = params.size(features).size(x.layout().offset()).size(step);
-        let params = params.size(self.cos.layout().offset()).size(self.sin.layout().offset());
-        let params = params.f32(direction).u32(0).dims(&shape).dims(&strides[0]);
+        let spec = kernel_spec! {
+            "rotary", dtype: launch::shader_dtype_name(x.dtype(), x.device()),
+            table: launch::shader_dtype_name(self.cos.dtype(), x.device()), interleaved: self.interleaved,
+        };
+        let params = kernel_params! {
+            n, rank: shape.len(), positions, pairs, units, features, x_offset: x.layout().offset(),
+            x_step: step, cos_offset: self.cos.layout().offset(), sin_offset: self.sin.layout().offset(),
+            direction, shape: &shape, strides: &strides[0],
+        };
         launch::launch(&spec, &[x, &self.cos, &self.sin, &out], params, n.div_ceil(WORKGROUP_SIZE))?;
         Ok(out)
     }
@@ -66,30 +59,25 @@ impl Tensor {
     /// The shapes do not fit, a type is not a float, or the tables require a gradient.
     #[track_caller]
     pub fn rotary_embedding(&self, cos: &Tensor, sin: &Tensor, interleaved: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         for table in [cos, sin] {
             self.check_same_device(OP, table)?;
         }
         let shapes = || [self.shape(), cos.shape(), sin.shape()];
         let &[ref outer @ .., positions, features] = self.shape() else {
-            return Err(Error::shape(OP, "takes [.., positions, features]", &shapes()));
+            fail!(shape(OP, &shapes()), "takes [.., positions, features]")
         };
         let fits = |&pairs: &usize| {
             cos.shape() == [positions, pairs] && sin.shape() == cos.shape() && 2 * pairs <= features
         };
-        if !cos.shape().last().is_some_and(fits) {
-            let rule = format!("takes tables of [{positions}, pairs] with at most {} pairs", features / 2);
-            return Err(Error::shape(OP, rule, &shapes()));
-        }
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!cos.shape().last().is_some_and(fits);
+            shape(OP, &shapes()), "takes tables of [{positions}, pairs] with at most {} pairs", features / 2);
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         if let Some(other) = [cos, sin].into_iter().find(|t| !matches!(t.dtype(), DType::F32 | DType::F64)) {
             return Err(Error::dtype(OP, other.dtype(), "angles need the digits of f32; cast the tables"));
         }
-        if cos.dtype() != sin.dtype() {
-            return Err(Error::dtype(OP, sin.dtype(), format!("the cosines are {}; cast one", cos.dtype())));
-        }
+        fail_if!(cos.dtype() != sin.dtype();
+            dtype(OP, sin.dtype()), "the cosines are {}; cast one", cos.dtype());
         launch::check_device_dtype(OP, self.dtype(), self.device())?;
         autograd::check_no_grad_inputs(OP, &[cos, sin])?;
         if outer.contains(&0) || positions * features == 0 {

@@ -1,25 +1,21 @@
-//! Images and volumes read at places that a grid names: `grid_sample` and `affine_grid` of PyTorch (Jaderberg et al., 2015). Made of
-//! other operations, gradients included.
+//! PyTorch's `grid_sample` and `affine_grid` (Jaderberg et al., 2015). Composite, gradients included.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
-use crate::tensor::shape::new_shape;
-use crate::tensor::{IntoShape, Tensor};
+use crate::ops::prelude::*;
 
-/// What [`grid_sample`](Tensor::grid_sample) reads between elements.
+/// Interpolation mode of [`grid_sample`](Tensor::grid_sample).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GridMode {
-    /// Along lines between the elements around a place, which also give the grid a gradient.
+    /// Linear interpolation along each dimension. The grid gets a gradient.
     #[default]
     Bilinear,
-    /// The nearest element; the grid gets no gradient.
+    /// Nearest element. The grid gets no gradient.
     Nearest,
-    /// Along cubic curves through four elements along each dimension, which also give the grid a gradient; as [`InterpolateMode::Bicubic`](crate::ops::InterpolateMode::Bicubic).
+    /// Cubic convolution of four elements along each dimension, as in
+    /// [`InterpolateMode::Bicubic`](crate::ops::InterpolateMode::Bicubic). The grid gets a gradient.
     Bicubic,
 }
 
-/// What [`grid_sample`](Tensor::grid_sample) reads outside.
+/// Values that [`grid_sample`](Tensor::grid_sample) reads outside of the input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum GridPadding {
     /// Zeros.
@@ -31,7 +27,7 @@ pub enum GridPadding {
     Reflection,
 }
 
-/// A place of -1 to 1 in elements of a dimension of `size`.
+/// Maps a coordinate from the range -1 to 1 to elements of a dimension of `size`.
 fn unnormalize_coordinate(grid: &Tensor, size: usize, align_corners: bool) -> Result<Tensor> {
     match align_corners {
         true => grid.add(1.0)?.mul(0.5)?.mul(size as f64 - 1.0),
@@ -39,7 +35,7 @@ fn unnormalize_coordinate(grid: &Tensor, size: usize, align_corners: bool) -> Re
     }
 }
 
-/// A place in elements of a dimension of `size`, inside of it but for zeros.
+/// Maps a coordinate into a dimension of `size`; with zero padding, returns the coordinate unchanged.
 fn apply_padding_mode(
     place: &Tensor,
     size: usize,
@@ -51,7 +47,7 @@ fn apply_padding_mode(
         GridPadding::Zeros => return Ok(place.clone()),
         GridPadding::Border => place.clone(),
         GridPadding::Reflection => {
-            // Between the middles of the outer elements, or their outer edges.
+            // Reflect between the centres of the outer elements, or between their outer edges.
             let (low, span) = if align_corners { (0.0, last) } else { (-0.5, n) };
             if span == 0.0 {
                 return place.mul(0.0);
@@ -63,12 +59,12 @@ fn apply_padding_mode(
             rest.neg()?.add(span)?.where_(&odd, &rest)?.add(low)?
         }
     };
-    // No gradient where the edge holds: what lies there is another number.
+    // The gradient is zero where the coordinate was clamped.
     let outside = place.detach().le(0.0)?.logical_or(&place.detach().ge(last)?)?;
     place.detach().clamp(0.0, last)?.where_(&outside, &place)
 }
 
-/// The weights of the four elements around a place that is `t` behind the second of them (Keys, 1981, with a = -0.75).
+/// Returns the weights of four neighbours at distance `t` after the second (Keys, 1981, with a = -0.75).
 fn cubic_weights(t: &Tensor) -> Result<[Tensor; 4]> {
     let near = |t: &Tensor| t.mul(1.25)?.sub(2.25)?.mul(t)?.mul(t)?.add(1.0);
     let far = |t: &Tensor| t.mul(-0.75)?.add(3.75)?.mul(t)?.sub(6.0)?.mul(t)?.add(3.0);
@@ -76,7 +72,8 @@ fn cubic_weights(t: &Tensor) -> Result<[Tensor; 4]> {
     Ok([far(&t.add(1.0)?)?, near(t)?, near(&rest)?, far(&rest.add(1.0)?)?])
 }
 
-/// The elements of `x` \[batch, channels, all\] at whole places, of one dimension each, times weights; nothing where they are outside.
+/// Gathers elements of `x` \[batch, channels, numel\] at integer coordinates, one tensor for each dimension.
+/// The elements are multiplied by the weights and are zero outside of the input.
 fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<Tensor>) -> Result<Tensor> {
     let (mut index, mut inside): (Option<Tensor>, Option<Tensor>) = (None, None);
     for (at, &size) in places.iter().zip(sizes) {
@@ -93,14 +90,14 @@ fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<
         });
     }
     let (Some(index), Some(inside)) = (index, inside) else {
-        return Err(Error::argument("grid_sample", "takes a grid of two or three coordinates"));
+        fail!(argument("grid_sample"), "takes a grid of two or three coordinates")
     };
     let (batch, channels) = (x.shape()[0], x.shape()[1]);
     let shape = [batch, channels, index.numel() / batch.max(1)];
     let spread = |t: &Tensor| t.reshape([batch, 1, shape[2]])?.broadcast_to(&shape);
     let read = x.gather(2, &spread(&index)?)?;
     let read = match weight {
-        // Masked before the product: an infinite place has a weight that is NaN, also in the gradient of x.
+        // Mask the weight first: an infinite coordinate has a NaN weight, which would reach x's gradient.
         Some(weight) => {
             let weight = weight
                 .to_dtype(x.dtype())?
@@ -113,14 +110,18 @@ fn sample_corner(x: &Tensor, places: &[Tensor], sizes: &[usize], weight: Option<
 }
 
 impl Tensor {
-    /// `self`, \[batch, channels, height, width\] or \[batch, channels, depth, height, width\], read at the places of a grid \[batch, extents.., 2 or 3\]:
-    /// x, y (and z) within -1 and 1 from edge to edge of `self`, or with `align_corners` from middle to middle of its outer elements.
+    /// Samples `self` at the coordinates of a grid: PyTorch's `grid_sample`.
+    ///
+    /// `self` is \[batch, channels, height, width\] or \[batch, channels, depth, height, width\]. The grid is
+    /// \[batch, output extents.., 2 or 3\] and holds x, y (and z). The coordinates -1 and 1 are the outer
+    /// edges of `self`, or with `align_corners` the centres of its outer elements.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, ops::{GridMode, GridPadding}, tensor::Tensor};
     /// # let device = Device::null(Default::default());
     /// let images = Tensor::zeros(&[2, 3, 16, 16], DType::F32, &device)?;
-    /// let turned = Tensor::from_slice(&[0.8f32, -0.6, 0.0, 0.6, 0.8, 0.0], &[1, 2, 3], &device)?.broadcast_to(&[2, 2, 3])?;
+    /// let turned = Tensor::from_slice(&[0.8f32, -0.6, 0.0, 0.6, 0.8, 0.0], &[1, 2, 3], &device)?;
+    /// let turned = turned.broadcast_to(&[2, 2, 3])?;
     /// let grid = turned.affine_grid(&[2, 3, 24, 24], false)?;
     /// let out = images.grid_sample(&grid, GridMode::Bilinear, GridPadding::Border, false)?;
     /// assert_eq!(out.shape(), [2, 3, 24, 24]);
@@ -128,7 +129,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The shapes do not fit; a dimension of `self` is empty; the types are no floats; memory runs out.
+    /// The shapes do not fit, a dimension of `self` is empty, or a type is not a float.
     #[track_caller]
     pub fn grid_sample(
         &self,
@@ -137,13 +138,10 @@ impl Tensor {
         padding: GridPadding,
         align_corners: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "grid_sample";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "grid_sample");
         self.check_same_device(OP, grid)?;
         for dtype in [self.dtype(), grid.dtype()] {
-            if !dtype.is_float() {
-                return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
-            }
+            fail_if!(!dtype.is_float(); dtype(OP, dtype), "takes floats; cast with `to_dtype`");
         }
         let n = self.rank().wrapping_sub(2);
         let fits = matches!(n, 2 | 3)
@@ -151,26 +149,24 @@ impl Tensor {
             && grid.shape()[0] == self.shape()[0]
             && grid.shape()[n + 1] == n
             && self.shape()[2..].iter().all(|&size| size > 0);
-        if !fits {
-            let rule = "takes [batch, channels, height, width] with a grid of [batch, height, width, 2], or both with a depth and 3";
-            return Err(Error::shape(OP, rule, &[self.shape(), grid.shape()]));
-        }
+        fail_if!(!fits; shape(OP, [self, grid]),
+            "takes [batch, channels, height, width] with a grid of [batch, height, width, 2], or both with a depth and 3");
         let sizes = &self.shape()[2..];
-        // Places need their digits: those of halves end at 2048.
+        // Coordinates are computed in f32, because f16 holds consecutive integers only up to 2048.
         let wide = if grid.dtype() == DType::F64 { grid.clone() } else { grid.to_dtype(DType::F32)? };
         // The last coordinate of the grid is the first dimension.
         let held = |at: &Tensor, d: usize| apply_padding_mode(at, sizes[d], padding, align_corners);
         let places = (0..n).map(|d| {
             let place =
                 unnormalize_coordinate(&wide.select(-1, (n - 1 - d) as isize)?, sizes[d], align_corners)?;
-            // Of cubic curves the elements are held inside, not the place.
+            // Bicubic sampling clamps the coordinates of the four neighbours instead.
             if mode == GridMode::Bicubic { Ok(place) } else { held(&place, d) }
         });
         let places = places.collect::<Result<Vec<_>>>()?;
-        // Of halves, sums of corners are rounded once.
+        // Sum 16-bit floats in f32, and round once.
         let narrow = self.dtype().size() == 2;
         let x = if narrow { self.to_dtype(DType::F32)? } else { self.clone() }.flatten(2, -1)?;
-        // Sums over all ways to take one of the neighbours along each dimension: their places, and their weights.
+        // Sums over every combination of one neighbour for each dimension.
         let blend = |axes: Vec<Vec<(Tensor, Tensor)>>| -> Result<Tensor> {
             let count: usize = axes.iter().map(Vec::len).product();
             let mut sum: Option<Tensor> = None;
@@ -224,24 +220,21 @@ impl Tensor {
         out.to_dtype(self.dtype())?.reshape(&[&self.shape()[..2], &grid.shape()[1..=n]].concat()[..])
     }
 
-    /// The grid for [`grid_sample`](Self::grid_sample) of affine maps, `self`: \[batch, 2, 3\] for images of `size` \[batch, channels, height, width\], \[batch, 3, 4\] for
-    /// volumes of \[batch, channels, depth, height, width\].
+    /// Returns the grid of affine maps for [`grid_sample`](Self::grid_sample): PyTorch's `affine_grid`.
+    ///
+    /// For images of `size` \[batch, channels, height, width\], `self` is \[batch, 2, 3\]. For volumes of
+    /// `size` \[batch, channels, depth, height, width\], `self` is \[batch, 3, 4\].
     ///
     /// # Errors
-    /// The shapes do not fit; the type is no float; memory runs out.
+    /// The shapes do not fit, or the type is not a float.
     #[track_caller]
     pub fn affine_grid(&self, size: impl IntoShape, align_corners: bool) -> Result<Tensor> {
-        const OP: &str = "affine_grid";
+        operation!(OP = "affine_grid");
         let size = &new_shape(OP, size)?[..];
-        let _op = memory::scope::enter_op(OP);
         let n = size.len().wrapping_sub(2);
-        if !matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1] {
-            let rule = "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5";
-            return Err(Error::shape(OP, rule, &[self.shape(), size]));
-        }
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1]; shape(OP, &[self.shape(), size]),
+            "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5");
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let extents = &size[2..];
         let mut columns = Vec::with_capacity(n + 1);
         for d in (0..n).rev() {

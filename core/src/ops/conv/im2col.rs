@@ -1,50 +1,46 @@
-//! Convolutions as products of the vendor's library, over windows of images that are written to scratch memory.
+//! Convolutions as matrix products of the vendor's library, over column matrices in scratch memory (im2col).
 //!
-//! Windows are matrices: a line for each channel and tap of the filter, a column for each place. Images lie `apart`, a matrix
-//! for each, where the library takes lines of their places well and there is one group; else `together`, side by side in the
-//! lines of one matrix for each group, which ends with zeros. Windows of one tap that lie apart are the images themselves.
+//! A column matrix has one row for each channel and filter tap, and one column for each output position. With
+//! one group and aligned rows, each image has a matrix of its own. Otherwise one matrix for each group holds
+//! the columns of all images of a chunk (`merges_images`), and its rows are padded with zeros. With one tap,
+//! unit stride and no padding, the column matrix equals the image, which is then not copied.
 //!
-//! - The result is the product of the weights with windows of the input.
-//! - The gradient of the input, for strides of 1, is that of turned weights with turned windows of the result's gradient; else
-//!   the windows' gradient is a product, whose sums over what lies on one element are the input's.
-//! - The gradient of the weights is the product of one side's places with the other's windows: with the turned windows, where
-//!   the input's gradient has made them.
+//! - Forward: the product of the weights and the columns of the input.
+//! - Gradient of the input, for stride 1: the product of the transposed weights and the columns of the
+//!   output's gradient, with mirrored taps. For other strides, a product gives the gradient of the columns,
+//!   and col2im sums it.
+//! - Gradient of the weights: the product of one side's positions and the other side's columns. If the
+//!   gradient of the input has built the mirrored columns, the product reuses them.
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::memory::{self, Tag};
 use crate::ops::conv::{ConvGeometry, spatial_numel};
-use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::VECTOR_BYTES;
 use crate::ops::matmul::gemm_into;
+use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
-use crate::tensor::{Dims, Layout, Tensor};
 
-/// Bytes of the images' gradients of the weights, in f32, which are then added up.
+/// Limit in bytes of f32 weight gradients that are computed for each image and then summed.
 const MAX_PARTIAL_GRAD_BYTES: usize = 64 << 20;
-/// Channels of the result, and lines of windows, of a group from which on its products are worth their windows.
+/// Smallest group, in output channels and in rows of the column matrix, for which im2col is faster.
 const MIN_GROUP_CHANNELS: usize = 4;
 const MIN_GROUP_ROWS: usize = 16;
 
-/// Windows of images \[images, groups · channels, from..\].
+/// Geometry of a column matrix for images \[images, groups · channels, input extents..\].
 #[derive(Clone, Copy, Debug)]
 struct Im2colPlan {
     rank: usize,
     groups: usize,
-    /// Of a group.
+    /// Number of channels of a group.
     channels: usize,
     input_extents: [usize; 3],
     output_extents: [usize; 3],
     kernel: [usize; 3],
     stride: [usize; 3],
-    /// From tap to tap, and the first: modulo 2^32.
+    /// Step between taps and position of the first tap, modulo 2^32.
     tap_step: [u32; 3],
     first_tap: [u32; 3],
 }
 
-/// How the images of a chunk lie, and which they are.
+/// Range of images that share one column matrix.
 #[derive(Clone, Copy, Debug)]
 struct ImageChunk {
     first_image: usize,
@@ -53,7 +49,7 @@ struct ImageChunk {
 }
 
 impl Im2colPlan {
-    /// Of the input, for the result.
+    /// Returns the plan for columns of the input.
     fn for_input(g: &ConvGeometry) -> Self {
         Self {
             rank: g.rank,
@@ -68,7 +64,7 @@ impl Im2colPlan {
         }
     }
 
-    /// Of the result's gradient, for the input's: a tap reaches the other way. The stride is 1.
+    /// Returns the plan for columns of the output's gradient. Taps are mirrored; the stride is 1.
     fn for_input_grad(g: &ConvGeometry) -> Self {
         Self {
             channels: g.y_channels / g.groups,
@@ -80,7 +76,7 @@ impl Im2colPlan {
         }
     }
 
-    /// Of single places.
+    /// Returns the plan for a filter with one tap over the output positions.
     fn with_unit_kernel(self, channels: usize) -> Self {
         let (kernel, stride, start) = ([1; 3], [1; 3], [0; 3]);
         Self { channels, input_extents: self.output_extents, kernel, stride, first_tap: start, ..self }
@@ -90,12 +86,12 @@ impl Im2colPlan {
         spatial_numel(&self.output_extents)
     }
 
-    /// Lines of a group that have taps.
+    /// Returns the number of rows of a group, without padding.
     fn rows_per_group(&self) -> usize {
         self.channels * spatial_numel(&self.kernel)
     }
 
-    /// Whether an image is its own windows.
+    /// Reports whether the column matrix equals the image.
     fn is_identity(&self) -> bool {
         let still = self.kernel[..self.rank].iter().chain(&self.stride[..self.rank]).all(|&n| n == 1);
         still
@@ -103,7 +99,7 @@ impl Im2colPlan {
             && self.input_extents == self.output_extents
     }
 
-    /// Lines of a group: those behind the taps are zeros.
+    /// Returns the number of rows of a group, padded with zero rows to whole vectors.
     fn padded_rows_per_group(&self, dtype: DType, together: bool) -> usize {
         let taken = self.rows_per_group();
         if self.is_identity() || (together && spatial_numel(&self.kernel) == 1) {
@@ -112,7 +108,7 @@ impl Im2colPlan {
         taken.next_multiple_of(VECTOR_BYTES / dtype.size())
     }
 
-    /// The images of a batch, in chunks.
+    /// Splits the batch into chunks within the memory limit.
     fn split_batch(
         &self,
         images: &Tensor,
@@ -125,7 +121,7 @@ impl Im2colPlan {
             * self.output_positions()
             * dtype.size();
         let most = if self.is_identity() && !together { images } else { most / bytes.max(1) };
-        // Every chunk begins at a whole vector of the images.
+        // Each chunk begins at a vector boundary of the images.
         let image = self.groups * self.channels * spatial_numel(&self.input_extents);
         let unit = if image.is_multiple_of(VECTOR_BYTES) { 1 } else { VECTOR_BYTES };
         let most = (most / unit * unit).max(unit);
@@ -136,7 +132,7 @@ impl Im2colPlan {
         })
     }
 
-    /// The windows of some images of contiguous ones: \[images, lines, places\], or \[groups, lines, columns\] together.
+    /// Builds a chunk's column matrix: \[images, rows, positions\], or merged \[groups, rows, columns\].
     fn build_columns(&self, images: &Tensor, chunk: ImageChunk) -> Result<Tensor> {
         let (dtype, places) = (images.dtype(), self.output_positions());
         let part = images.narrow(0, chunk.first_image, chunk.images)?;
@@ -149,10 +145,7 @@ impl Im2colPlan {
             if chunk.merges_images { (1, chunk.images * places) } else { (chunk.images, places) };
         let vectors = live.div_ceil(lanes);
         let blocks = outer * self.groups;
-        let out = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[blocks, depth, vectors * lanes], dtype, images.device())?
-        };
+        let out = empty_workspace(&[blocks, depth, vectors * lanes], dtype, images.device())?;
         if self.is_identity() && live == vectors * lanes {
             let shape = [chunk.images, self.groups * self.channels, places];
             part.reshape(shape)?.transpose(0, 1)?.copy_into(&out.reshape([shape[1], shape[0], shape[2]])?)?;
@@ -163,46 +156,32 @@ impl Im2colPlan {
         let threads = blocks * rows * vectors;
         let quick =
             [blocks * rows, live, rows].iter().all(|&n| n < 1 << 20) && threads.max(live + lanes) < 1 << 31;
-        let spec =
-            KernelSpec::new("im2col").def("size", dtype.size()).def("rank", self.rank).def("quick", quick);
-        let params = KernelParams::new()
-            .size(threads)
-            .size(vectors)
-            .size(rows)
-            .size(self.groups)
-            .size(depth)
-            .size(self.rows_per_group())
-            .size(live)
-            .size(places)
-            .size(self.channels * self.groups)
-            .size(self.channels)
-            .size(crate::ops::conv::spatial_numel(&self.input_extents))
-            .size(self.kernel[..self.rank - 1].iter().product())
-            .size(part.layout().offset());
-        let params =
-            push_axes(params, [&self.input_extents, &self.output_extents, &self.kernel, &self.stride]);
-        let params =
-            push_axes(params, [&self.tap_step, &self.first_tap].map(|n| n.map(|n| n as usize)).each_ref());
+        let spec = kernel_spec! { "im2col", size: dtype.size(), rank: self.rank, quick };
+        let params = kernel_params! {
+            n: threads, vectors, rows, groups: self.groups, depth, taken: self.rows_per_group(), live, places,
+            channels: self.channels * self.groups, group: self.channels,
+            from_places: spatial_numel(&self.input_extents),
+            taps: self.kernel[..self.rank - 1].iter().product::<usize>(), in_offset: part.layout().offset(),
+            from_size: self.input_extents, to_size: self.output_extents, kernel: self.kernel,
+            stride: self.stride, step: self.tap_step, start: self.first_tap,
+        };
         let params = params.loop_iterations(last + (depth - self.rows_per_group()) + 16);
         launch::launch(&spec, &[&part, &out], params, threads.div_ceil(WORKGROUP_SIZE))?;
         Ok(out)
     }
 }
 
-/// Numbers of axes as `vec4<u32>`.
-fn push_axes<const N: usize>(params: KernelParams, numbers: [&[usize; 3]; N]) -> KernelParams {
-    numbers.into_iter().fold(params, |params, [x, y, z]| params.align().size(*x).size(*y).size(*z)).align()
-}
-
 impl ConvGeometry {
-    /// Whether windows and products make this convolution: where the vendor's library multiplies, in types of at most 32 bits, for
-    /// groups that are not a few numbers. A filter for each channel alone has little to multiply, and as many windows as others.
+    /// Reports whether this convolution runs as im2col and matrix products.
+    ///
+    /// The vendor's library has to multiply matrices of the type, and groups must be large enough. Depthwise
+    /// filters have little to multiply, but column matrices as large as those of other filters.
     pub(crate) fn uses_im2col(&self, x: &Tensor) -> bool {
         let taps = spatial_numel(&self.kernel);
         let lines = |channels: usize| channels / self.groups * taps;
         let most = (lines(self.x_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.y_extents);
         let turned = (lines(self.y_channels) + VECTOR_BYTES) * self.groups * spatial_numel(&self.x_extents);
-        // As many images as begin at a whole vector are the least that go together.
+        // A chunk of unaligned images holds at least as many as reach the next vector boundary.
         let aligned =
             |channels: usize, extents| (channels * spatial_numel(extents)).is_multiple_of(VECTOR_BYTES);
         let whole = aligned(self.x_channels, &self.x_extents) && aligned(self.y_channels, &self.y_extents);
@@ -216,30 +195,30 @@ impl ConvGeometry {
             && x.device().im2col_max_bytes() > 0
     }
 
-    /// Whether a tap's step is one place.
+    /// Reports whether the stride is 1 in every dimension.
     fn has_unit_stride(&self) -> bool {
         self.stride[..self.rank].iter().all(|&s| s == 1)
     }
 
-    /// Weights as \[groups, y channels, x channels · taps\].
+    /// Returns the weights as \[groups, y channels, x channels · taps\].
     fn weight_rows(&self, w: &Tensor) -> Result<Tensor> {
         let taken = self.x_channels / self.groups * spatial_numel(&self.kernel);
         w.reshape([self.groups, self.y_channels / self.groups, taken])
     }
 
-    /// Weights \[groups, y channels, x channels, taps\] or their gradients with both sides exchanged.
+    /// Swaps the channel dimensions of weights \[groups, y channels, x channels, taps\] or of their gradient.
     fn swap_weight_channels(&self, w: &Tensor, from: usize, to: usize) -> Result<Tensor> {
         let [from, to] = [from, to].map(|channels| channels / self.groups);
         let w = w.reshape([self.groups, from, to, spatial_numel(&self.kernel)])?;
         w.permute(&[0, 2, 1, 3])?.reshape([self.groups, to, from * spatial_numel(&self.kernel)])
     }
 
-    /// Whether images lie together in the windows: for several groups, and where places are no whole vectors.
+    /// Reports whether a chunk's images share one matrix: for several groups, or if rows are not aligned.
     fn merges_images(&self, windows: &Im2colPlan, dtype: DType) -> bool {
         self.groups > 1 || !(windows.output_positions() * dtype.size()).is_multiple_of(VECTOR_BYTES)
     }
 
-    /// y of x and w, by windows.
+    /// Computes y from x and w.
     pub(crate) fn im2col_forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let (x, w) = (x.contiguous()?, w.contiguous()?);
         let windows = Im2colPlan::for_input(self);
@@ -252,7 +231,7 @@ impl ConvGeometry {
         add_bias(out, bias)
     }
 
-    /// The gradients of x and of w, by windows.
+    /// Computes the gradients of x and of w.
     pub(crate) fn im2col_backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
         if !self.has_unit_stride() {
             return Ok([self.im2col_input_grad(dy, w, None)?, self.im2col_weight_grad(dy, x)?]);
@@ -261,7 +240,7 @@ impl ConvGeometry {
         Ok([dx, dw.map_or_else(|| self.im2col_weight_grad(dy, x), Ok)?])
     }
 
-    /// The gradient of x, or a transposed convolution's result, which may have a bias.
+    /// Computes the gradient of x. A transposed convolution is this operation, with an optional bias.
     pub(crate) fn im2col_input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
         let dx = if self.has_unit_stride() {
             self.im2col_shared_grads(dy, w, None)?.0
@@ -271,7 +250,7 @@ impl ConvGeometry {
         add_bias(dx, bias)
     }
 
-    /// The gradient of x and, where x is given, that of w: both of the same turned windows.
+    /// Computes the gradient of x and, if `x` is present, of w. Both use the same mirrored columns.
     fn im2col_shared_grads(
         &self,
         dy: &Tensor,
@@ -306,7 +285,7 @@ impl ConvGeometry {
         Ok((out, sum.total.map(finish).transpose()?))
     }
 
-    /// The gradient of w, of windows of x.
+    /// Computes the gradient of w from columns of x.
     pub(crate) fn im2col_weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
         let (dy, x) = (&dy.contiguous()?, &x.contiguous()?);
         let (windows, dtype) = (Im2colPlan::for_input(self), dy.dtype());
@@ -325,7 +304,7 @@ impl ConvGeometry {
         }
     }
 
-    /// The lines of a product's first operand, as deep as the windows.
+    /// Pads the rows of the first operand with zeros to the depth of the column matrix.
     fn pad_weight_rows(&self, lines: &Tensor, windows: &Im2colPlan, together: bool) -> Result<Tensor> {
         let more = windows.padded_rows_per_group(lines.dtype(), together) - windows.rows_per_group();
         if more == 0 {
@@ -335,7 +314,7 @@ impl ConvGeometry {
         lines.pad(&[0, more as isize], PadMode::Constant(0.0))
     }
 
-    /// Writes lines · windows to a chunk's images of `out`.
+    /// Writes the product of `lines` and `windows` to the chunk's images of `out`.
     fn multiply_chunk(
         &self,
         lines: &Tensor,
@@ -355,10 +334,7 @@ impl ConvGeometry {
                 false,
             );
         }
-        let all = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?
-        };
+        let all = empty_workspace(&[self.groups, channels, windows.shape()[2]], out.dtype(), out.device())?;
         gemm_into(self.op, lines, windows, &all, false)?;
         let columns = all.shape()[2];
         let shape: Dims = smallvec![chunk.images, self.groups * channels, places];
@@ -366,7 +342,7 @@ impl ConvGeometry {
         all.with_layout(each).copy_into(&out.reshape(&shape[..])?)
     }
 
-    /// The gradient of x by the windows' gradient, which is summed over what lies on one element.
+    /// Computes the gradient of x as the col2im sum over the gradient of the columns.
     fn col2im_input_grad(&self, dy: &Tensor, w: &Tensor) -> Result<Tensor> {
         let (dy, w) = (&dy.contiguous()?, &w.contiguous()?);
         let windows = Im2colPlan::for_input(self);
@@ -392,7 +368,7 @@ impl ConvGeometry {
         Ok(out)
     }
 
-    /// Writes a chunk's images of `out` as sums of windows.
+    /// Writes a chunk's images of `out` as sums over the columns that cover each element.
     fn col2im(&self, all: &Tensor, windows: &Im2colPlan, chunk: ImageChunk, out: &Tensor) -> Result<()> {
         let columns = all.shape()[2];
         let part = out.narrow(0, chunk.first_image, chunk.images)?;
@@ -400,11 +376,9 @@ impl ConvGeometry {
         let image =
             if chunk.merges_images { windows.output_positions() } else { windows.rows_per_group() * columns };
         let quick = n / self.x_extents[self.rank - 1] < 1 << 20 && n < 1 << 31;
-        let spec = KernelSpec::new("col2im")
-            .def("from", all.dtype().name())
-            .def("dtype", part.dtype().name())
-            .def("rank", self.rank)
-            .def("quick", quick);
+        let spec = kernel_spec! {
+            "col2im", from: all.dtype().name(), dtype: part.dtype().name(), rank: self.rank, quick,
+        };
         let names = [
             ["kernel_x", "kernel_y", "kernel_z"],
             ["stride_x", "stride_y", "stride_z"],
@@ -418,16 +392,12 @@ impl ConvGeometry {
                 .take(self.rank)
                 .fold(spec, |spec, (name, number)| spec.def(name, number))
         });
-        let params = KernelParams::new()
-            .size(n)
-            .size(all.layout().offset())
-            .size(image)
-            .size(columns)
-            .size(self.x_channels)
-            .size(spatial_numel(&self.kernel))
-            .size(part.layout().offset());
-        let params = push_axes(params, [&self.x_extents, &self.y_extents, &self.padding]);
-        // Loops in each other, over the windows that may cover an element: of each axis a turn for every window.
+        let params = kernel_params! {
+            n, in_offset: all.layout().offset(), image, line: columns, channels: self.x_channels,
+            taps: spatial_numel(&self.kernel), out_offset: part.layout().offset(), size: self.x_extents,
+            places: self.y_extents, padding: self.padding,
+        };
+        // Nested loops over the filter positions that may cover an element.
         let (around, _) = (0..self.rank).fold((0usize, 1usize), |(all, inner), axis| {
             let edge = self.x_extents[axis] + self.padding[axis];
             let reach = self.kernel[axis].saturating_sub(1).saturating_mul(self.dilation[axis]).min(edge);
@@ -449,15 +419,15 @@ fn add_bias(out: Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
     Ok(out)
 }
 
-/// The gradient of weights, chunk by chunk.
+/// Weight gradient, summed over chunks.
 struct WeightGradSum {
-    /// \[groups, height, lines\], in f32, or rounded where one chunk is all.
+    /// \[groups, output channels, rows\] in f32, or in the result's type if there is only one chunk.
     total: Option<Tensor>,
     result_dtype: DType,
 }
 
 impl WeightGradSum {
-    /// Adds places · windows^T.
+    /// Adds the product of `places` and the transposed `windows`.
     fn add_chunk(
         &mut self,
         g: &ConvGeometry,

@@ -1,80 +1,73 @@
-//! Resizing signals, images and volumes.
+//! Interpolation (resizing) of signals, images and volumes.
 //!
-//! Whatever the mode, an element of the result is a weighted sum of neighbours along each axis. The host makes a table of them
-//! for each axis, in the arithmetic of PyTorch, and one kernel follows the tables; with the tables turned round it is the gradient.
+//! In every mode, an output element is a weighted sum of neighbours along each axis. The host builds a table
+//! of the weights for each axis, in PyTorch's arithmetic, and one kernel applies the tables. Transposed
+//! tables give the gradient.
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
+use crate::ops::prelude::*;
+use crate::tensor::layout::{MAX_TENSOR_NUMEL, tensor_numel};
 
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::runtime::device::Device;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, numel, tensor_numel};
-use crate::tensor::{Dims, IntoShape, Tensor};
-
-/// How [`interpolate`](Tensor::interpolate) finds what lies between elements.
+/// Interpolation mode of [`interpolate`](Tensor::interpolate).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum InterpolateMode {
-    /// The element at the rounded-down place, as PyTorch (and OpenCV) have it; any number of axes up to three.
+    /// Element at the coordinate rounded down, as in PyTorch and OpenCV; 1 to 3 axes.
     #[default]
     Nearest,
-    /// The element that is nearest to the middle; any number of axes up to three.
+    /// Element nearest to the centre of the output element; 1 to 3 axes.
     NearestExact,
-    /// Along a line, of signals \[batch, channels, length\].
+    /// Linear interpolation of signals \[batch, channels, length\].
     Linear,
-    /// Along lines, of images \[batch, channels, height, width\].
+    /// Linear interpolation of images \[batch, channels, height, width\] along both axes.
     Bilinear,
-    /// Along cubic curves through four neighbours, of images.
+    /// Cubic convolution of four neighbours along both axes of images.
     Bicubic,
-    /// Along lines, of volumes \[batch, channels, depth, height, width\].
+    /// Linear interpolation of volumes \[batch, channels, depth, height, width\] along all axes.
     Trilinear,
-    /// The average of all that an element of the result covers; any number of axes up to three.
+    /// Average of all elements that the output element covers; 1 to 3 axes.
     Area,
 }
 
-/// To what extents, and how, [`interpolate`](Tensor::interpolate) resizes.
+/// Options of [`interpolate`](Tensor::interpolate).
 ///
 /// ```
 /// use forebay_core::ops::{InterpolateOptions, InterpolateMode};
-/// let twice = InterpolateOptions { mode: InterpolateMode::Bilinear, ..InterpolateOptions::with_scale_factor(2.0) };
+/// let mode = InterpolateMode::Bilinear;
+/// let twice = InterpolateOptions { mode, ..InterpolateOptions::with_scale_factor(2.0) };
 /// assert!(!twice.align_corners && twice.size.is_empty());
 /// ```
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct InterpolateOptions {
-    /// The new extents, one for each axis, or one for all; empty where `scale_factor` says them.
+    /// Output extents, one for each axis or one for all. Empty if `scale_factor` is set.
     pub size: Dims,
-    /// Factors of the extents, one for each axis, or one for all; empty where `size` is given.
+    /// Scale factors, one for each axis or one for all. Empty if `size` is set.
     pub scale_factor: SmallVec<[f64; 3]>,
-    /// What lies between elements.
+    /// Interpolation mode.
     pub mode: InterpolateMode,
-    /// Whether the first and the last elements keep their places, for the linear and cubic modes; else the outer edges do.
+    /// If true, keeps the centres of corner elements in place, else their outer edges. Not for all modes.
     pub align_corners: bool,
-    /// Whether places are worked out of the extents, as if they had been given, and not of the factors.
+    /// If true, coordinates are computed from the rounded extents instead of the scale factors.
     pub recompute_scale_factor: bool,
-    /// Whether shrinking averages over all that an element covers; for `Bilinear` and `Bicubic`.
+    /// If true, downsampling averages over all covered elements. For `Bilinear` and `Bicubic`.
     pub antialias: bool,
 }
 
 impl InterpolateOptions {
-    /// To these extents.
+    /// Returns options with these output extents.
     #[must_use]
     pub fn with_size(size: impl IntoShape) -> Self {
         let extent = |&n: &isize| usize::try_from(n).unwrap_or(usize::MAX);
         Self { size: size.to_extents().iter().map(extent).collect(), ..Self::default() }
     }
 
-    /// By one factor for all axes.
+    /// Returns options with one scale factor for all axes.
     #[must_use]
     pub fn with_scale_factor(factor: f64) -> Self {
         Self { scale_factor: smallvec![factor], ..Self::default() }
     }
 
-    /// The new extents of axes of the given ones, and the factors that places are worked out of.
+    /// Returns the output extents, and the scale factors from which coordinates are computed.
     fn resolve_output_size(
         &self,
         from: &[usize],
@@ -107,7 +100,7 @@ impl InterpolateOptions {
 
 const OP: &str = "interpolate";
 
-/// The elements that one element of the other side is made of: from where, and with which weights.
+/// Consecutive elements with weights whose sum is one element of the other side.
 #[derive(Clone, Debug, Default, PartialEq)]
 struct ResampleSpan {
     first: usize,
@@ -115,7 +108,7 @@ struct ResampleSpan {
 }
 
 impl ResampleSpan {
-    /// Weights of indices, which are cut at the ends.
+    /// Clamps the indices to the extent, and adds the weights of indices that coincide.
     fn from_clamped(first: isize, weights: &[f64], extent: usize) -> Self {
         let at = |k: usize| (first + k as isize).clamp(0, extent as isize - 1) as usize;
         let mut span = Self { first: at(0), weights: SmallVec::new() };
@@ -128,23 +121,23 @@ impl ResampleSpan {
     }
 }
 
-/// What one axis does, in the precision that PyTorch uses for the type.
+/// One resampled axis, computed in PyTorch's precision for the type.
 struct ResampleAxis {
     is_f32: bool,
     input_size: usize,
     output_size: usize,
     scale_factor: Option<f64>,
-    /// Whether it is one of two, as PyTorch has kernels of their own for images.
+    /// If true, the tensor has two spatial axes, for which PyTorch has separate kernels.
     is_image: bool,
 }
 
 impl ResampleAxis {
-    /// A number as it is kept between two steps.
+    /// Rounds an intermediate result to the precision of the type.
     fn round_to_precision(&self, v: f64) -> f64 {
         if self.is_f32 { f64::from(v as f32) } else { v }
     }
 
-    /// Elements of the input from one of the result to the next.
+    /// Returns the distance between output elements, in input elements.
     fn compute_scale(&self, align_corners: bool) -> f64 {
         let exact = match self.scale_factor {
             _ if align_corners && self.output_size <= 1 => 0.0,
@@ -155,7 +148,7 @@ impl ResampleAxis {
         self.round_to_precision(exact)
     }
 
-    /// Where element `o` lies in the input.
+    /// Returns the input coordinate of output element `o`.
     fn source_index(&self, o: usize, scale: f64, align_corners: bool) -> f64 {
         if align_corners {
             return self.round_to_precision(scale * o as f64);
@@ -172,7 +165,7 @@ impl ResampleAxis {
         let one =
             |first: usize| ResampleSpan { first: first.min(self.input_size - 1), weights: smallvec![1.0] };
         let align = options.align_corners;
-        // Places of the nearest are found in f32 for every type.
+        // PyTorch computes nearest coordinates in f32 for every type.
         let nearest = |middle: f64| {
             let scale = f64::from(self.compute_scale(false) as f32);
             one(f64::from(((o as f64 + middle) * scale) as f32).floor() as usize)
@@ -186,12 +179,12 @@ impl ResampleAxis {
                 let share = self.round_to_precision(1.0 / (end - first) as f64);
                 ResampleSpan { first, weights: smallvec![share; end - first] }
             }
-            // Only of images PyTorch keeps what stays as long, or is doubled, whatever the factor was.
+            // PyTorch ignores the scale factor of images whose extent stays or doubles.
             Nearest if self.is_image && self.input_size == self.output_size => one(o),
             Nearest if self.is_image && self.output_size == 2 * self.input_size => one(o / 2),
             Nearest => nearest(0.0),
             NearestExact => nearest(0.5),
-            // As in PyTorch, a side that stays as long is left alone, whatever the factor was.
+            // PyTorch ignores the scale factor of an axis whose extent stays.
             _ if options.antialias && self.input_size == self.output_size => one(o),
             _ if options.antialias => self.antialias_span(o, options),
             Linear | Bilinear | Trilinear if self.input_size == self.output_size => one(o),
@@ -216,7 +209,7 @@ impl ResampleAxis {
         }
     }
 
-    /// Weights of all elements within reach of a filter that grows as the image shrinks.
+    /// Returns the weights of a filter that widens with the downsampling factor.
     fn antialias_span(&self, o: usize, options: &InterpolateOptions) -> ResampleSpan {
         let is_cubic = options.mode == InterpolateMode::Bicubic;
         let scale = self.compute_scale(options.align_corners);
@@ -238,7 +231,7 @@ impl ResampleAxis {
     }
 }
 
-/// The cubic convolution kernel at a distance.
+/// Evaluates the cubic convolution kernel at distance `x`.
 fn cubic_convolution(x: f64, a: f64) -> f64 {
     match x {
         x if x <= 1.0 => ((a + 2.0) * x - (a + 3.0)) * x * x + 1.0,
@@ -247,7 +240,7 @@ fn cubic_convolution(x: f64, a: f64) -> f64 {
     }
 }
 
-/// The spans of the other side: which results each of `from` elements goes to.
+/// Transposes the spans: for each of `from` input elements, the output elements that it contributes to.
 fn transpose_spans(spans: &[ResampleSpan], from: usize) -> Vec<ResampleSpan> {
     let mut back = vec![ResampleSpan::default(); from];
     for (o, span) in spans.iter().enumerate() {
@@ -263,10 +256,10 @@ fn transpose_spans(spans: &[ResampleSpan], from: usize) -> Vec<ResampleSpan> {
     back
 }
 
-/// Elements of the input that one of the result is made of at a time: more are summed axis by axis, and along an axis in parts of as many.
+/// Largest number of terms that one thread sums. Longer sums run axis by axis, and in parts along an axis.
 const MAX_SPAN_TERMS: usize = 512;
 
-/// Spans of parts of long spans, and the spans of the parts that make one.
+/// Splits long spans. Returns the spans of the parts, and the spans that sum the parts.
 fn split_long_spans(spans: &[ResampleSpan]) -> (Vec<ResampleSpan>, Vec<ResampleSpan>) {
     let (mut parts, mut sums) = (Vec::new(), Vec::new());
     for span in spans {
@@ -280,8 +273,8 @@ fn split_long_spans(spans: &[ResampleSpan]) -> (Vec<ResampleSpan>, Vec<ResampleS
     (parts, sums)
 }
 
-/// Resamples as [`resample`] does, where elements of the result are sums of so many that threads should not go through them alone. In f32 or f64 up to
-/// the end.
+/// Resamples as [`resample`] does, in several passes, if the sums are too long for one thread. Intermediate
+/// results are f32 or f64.
 fn resample_long(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
     let wide = if x.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
     let lead = x.rank() - axes.len();
@@ -307,7 +300,7 @@ fn resample_long(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
     out.to_dtype(x.dtype())
 }
 
-/// Planes of a tensor resampled by the spans of each axis, the first axis first.
+/// Resamples the last dimensions of `x` by the spans of each axis, in the order of the axes.
 fn resample(x: &Tensor, axes: &[Vec<ResampleSpan>], weighted: bool) -> Result<Tensor> {
     let counts =
         axes.iter().map(|spans| spans.iter().map(|span| span.weights.len()).max().unwrap_or(0).max(1));
@@ -323,7 +316,7 @@ fn resample(x: &Tensor, axes: &[Vec<ResampleSpan>], weighted: bool) -> Result<Te
     }
     let x = x.detach().contiguous()?;
     let (mut spans, mut weights, mut starts) = (Vec::new(), Vec::new(), Dims::new());
-    // Kernels count axes from the last one on.
+    // The kernel counts axes from the last one.
     for axis in axes.iter().rev() {
         starts.push(spans.len() / 3);
         for span in axis {
@@ -334,18 +327,20 @@ fn resample(x: &Tensor, axes: &[Vec<ResampleSpan>], weighted: bool) -> Result<Te
     let out = Tensor::empty(&shape, x.dtype(), x.device())?;
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     let spans = Tensor::create_constant(&spans, &[spans.len()], x.device())?;
-    let spec = KernelSpec::new("resample")
-        .def("dtype", launch::shader_dtype_name(x.dtype(), x.device()))
-        .def("rank", axes.len())
-        .def("weighted", weighted);
-    let mut params = KernelParams::new().size(n).size(x.layout().offset());
-    for extents in [&x.shape()[lead..], &shape[lead..]] {
-        params = extents.iter().rev().fold(params.align(), |params, &extent| params.size(extent));
-    }
-    params = starts.iter().fold(params.align(), |params, &start| params.size(start));
+    let spec = kernel_spec! {
+        "resample", dtype: launch::shader_dtype_name(x.dtype(), x.device()), rank: axes.len(), weighted,
+    };
+    let reversed = |extents: &[usize]| -> [usize; 4] {
+        std::array::from_fn(|k| if k < axes.len() { extents[extents.len() - 1 - k] } else { 0 })
+    };
+    starts.resize(4, 0);
+    let params = kernel_params! {
+        n, in_offset: x.layout().offset(), in_size: reversed(x.shape()), out_size: reversed(&shape),
+        table: [starts[0], starts[1], starts[2], starts[3]],
+    };
     let lanes = if x.dtype().size() < 4 { 4 } else { 1 };
     let groups = n.div_ceil(lanes * WORKGROUP_SIZE);
-    // A turn of the inner loop for each term, and at most as many of those around it.
+    // The inner loop runs once for each term; the loops around it run at most as often.
     let params = params.loop_iterations(lanes * (3 * terms + 1));
     if weighted {
         let weights = weight_table(&weights, x.dtype(), x.device())?;
@@ -356,8 +351,8 @@ fn resample(x: &Tensor, axes: &[Vec<ResampleSpan>], weighted: bool) -> Result<Te
     Ok(out)
 }
 
-/// Planes of bytes along the axes, the last one first, with weights of 16 bits and bytes behind each axis: what PyTorch does for speed.
-/// The sums are integers over a power of two below 2²⁴: exact in f32.
+/// Resizes u8 images axis by axis, the last one first, with 16-bit weights and rounding to bytes after each
+/// axis, as in PyTorch. The sums are integers over a power of two below 2²⁴, so f32 represents them exactly.
 fn resample_bytes(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
     let lead = x.rank() - axes.len();
     let mut out = x.to_dtype(DType::F32)?;
@@ -378,7 +373,7 @@ fn resample_bytes(x: &Tensor, axes: &[Vec<ResampleSpan>]) -> Result<Tensor> {
     out.to_dtype(DType::U8)
 }
 
-/// Spans with weights that are integers below 2¹⁵, over the largest power of two with which they are.
+/// Rounds weights to integers below 2¹⁵ over the largest power of two that allows this.
 fn quantize_weights_to_16_bits(spans: &[ResampleSpan]) -> Vec<ResampleSpan> {
     let most = spans.iter().flat_map(|span| &span.weights).fold(0.0, |most: f64, &weight| most.max(weight));
     let bits = (0..22).find(|&bits| 0.5 + most * f64::from(2 << bits) >= 32768.0).unwrap_or(22);
@@ -390,7 +385,7 @@ fn quantize_weights_to_16_bits(spans: &[ResampleSpan]) -> Vec<ResampleSpan> {
         .collect()
 }
 
-/// Weights as the kernel reads them.
+/// Uploads the weights in the type that the kernel reads.
 fn weight_table(weights: &[f64], dtype: DType, device: &Device) -> Result<Tensor> {
     if dtype == DType::F64 {
         return Tensor::create_constant(weights, &[weights.len()], device);
@@ -400,75 +395,64 @@ fn weight_table(weights: &[f64], dtype: DType, device: &Device) -> Result<Tensor
 }
 
 impl Tensor {
-    /// Signals \[batch, channels, length\], images \[batch, channels, height, width\] or volumes \[batch, channels, depth, height,
-    /// width\] at other extents: PyTorch's `nn.functional.interpolate`, on f32, f64, f16 and bf16, in the nearest modes also on u8.
+    /// Resizes the spatial dimensions: PyTorch's `nn.functional.interpolate`.
+    ///
+    /// `self` is \[batch, channels, length\], \[batch, channels, height, width\] or \[batch, channels, depth,
+    /// height, width\], in f32, f64, f16, bf16 or u8.
     ///
     /// ```
-    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{InterpolateOptions, InterpolateMode}};
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # use forebay_core::ops::{InterpolateOptions, InterpolateMode};
     /// # let device = Device::null(Default::default());
     /// let x = Tensor::zeros(&[2, 3, 4, 5], DType::F32, &device)?;
     /// assert_eq!(x.interpolate(&InterpolateOptions::with_scale_factor(2.0))?.shape(), [2, 3, 8, 10]);
-    /// let smooth = InterpolateOptions { mode: InterpolateMode::Bicubic, ..InterpolateOptions::with_size(&[6, 6]) };
+    /// let mode = InterpolateMode::Bicubic;
+    /// let smooth = InterpolateOptions { mode, ..InterpolateOptions::with_size(&[6, 6]) };
     /// assert_eq!(x.interpolate(&smooth)?.shape(), [2, 3, 6, 6]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
-    /// Images of bytes are resized as in PyTorch, with weights of 16 bits and bytes between the axes; other smooth modes, which PyTorch
-    /// has not for bytes, compute in f32 and round.
+    /// The bilinear and bicubic modes resize u8 images as in PyTorch, with 16-bit weights and bytes between
+    /// the axes. Other smooth modes, which PyTorch lacks for u8, compute in f32 and round.
     ///
     /// # Errors
-    /// The mode takes another number of axes, or another type; there is neither a size nor a scale_factor, or both; an extent
-    /// would be 0, or is; an option does not go with the mode; memory runs out.
+    /// The mode takes another number of axes or another type, or an option does not fit the mode. Not exactly
+    /// one of size and `scale_factor` is set. An extent is or becomes 0.
     #[track_caller]
     pub fn interpolate(&self, options: &InterpolateOptions) -> Result<Tensor> {
         use InterpolateMode::{Area, Bicubic, Bilinear, Linear, Nearest, NearestExact, Trilinear};
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let ranks = match options.mode {
             Nearest | NearestExact | Area => 3..=5,
             Linear => 3..=3,
             Bilinear | Bicubic => 4..=4,
             Trilinear => 5..=5,
         };
-        if !ranks.contains(&self.rank()) {
-            let rule = format!(
-                "{:?} takes [batch, channels, ..] with {} to {} dimensions",
-                options.mode,
-                ranks.start(),
-                ranks.end()
-            );
-            return Err(Error::shape(OP, rule, &[self.shape()]));
-        }
+        fail_if!(!ranks.contains(&self.rank()); shape(OP, [self]),
+            "{:?} takes [batch, channels, ..] with {} to {} dimensions", options.mode, ranks.start(), ranks.end());
         let nearest = matches!(options.mode, Nearest | NearestExact);
         let image = matches!(options.mode, Bilinear | Bicubic);
         if self.dtype() == DType::U8 && !nearest && !image {
             let smooth = self.to_dtype(DType::F32)?.interpolate(options)?;
             return smooth.round()?.clamp(0.0, 255.0)?.to_dtype(DType::U8);
         }
-        if !self.dtype().is_float() && self.dtype() != DType::U8 {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats and u8; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float() && self.dtype() != DType::U8;
+            dtype(OP, self.dtype()), "takes floats and u8; cast with `to_dtype`");
         launch::check_device_dtype(OP, self.dtype(), self.device())?;
-        if options.align_corners && (nearest || options.mode == Area) {
-            return Err(Error::argument(OP, format!("{:?} takes no align_corners", options.mode)));
-        }
-        if options.antialias && !image {
-            return Err(Error::argument(
-                OP,
-                format!("antialias goes with Bilinear and Bicubic, not with {:?}", options.mode),
-            ));
-        }
+        fail_if!(options.align_corners && (nearest || options.mode == Area);
+            argument(OP), "{:?} takes no align_corners", options.mode);
+        fail_if!(options.antialias && !image;
+            argument(OP), "antialias goes with Bilinear and Bicubic, not with {:?}", options.mode);
         let from: Dims = self.shape()[2..].into();
         let (to, factors) = options.resolve_output_size(&from, self.shape())?;
-        if from.contains(&0) || to.contains(&0) {
-            return Err(Error::shape(OP, "takes and gives extents of at least 1", &[&from, &to]));
-        }
-        // A table of the host has an entry for each of them.
-        if to.iter().any(|&n| n > MAX_TENSOR_NUMEL) || tensor_numel(&to).is_none() {
-            return Err(Error::shape(OP, "gives less than 2^32 elements", &[&from, &to]));
-        }
+        fail_if!(from.contains(&0) || to.contains(&0);
+            shape(OP, &[&from, &to]), "takes and gives extents of at least 1");
+        // The host's table has an entry for each output element.
+        fail_if!(to.iter().any(|&n| n > MAX_TENSOR_NUMEL) || tensor_numel(&to).is_none();
+            shape(OP, &[&from, &to]), "gives less than 2^32 elements");
         let bytes = self.dtype() == DType::U8 && !nearest;
         let single = self.dtype() != DType::F64 && !bytes;
-        // Windows that divide an axis evenly know of no factor.
+        // Area mode ignores the scale factor.
         let factor = |d: usize| factors[d].filter(|_| options.mode != Area);
         let axes: Vec<Vec<ResampleSpan>> = (0..from.len())
             .map(|d| {

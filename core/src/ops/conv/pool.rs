@@ -1,55 +1,48 @@
-//! Pooling of images [N, C, H, W] or [C, H, W], and of signals [N, C, L] or [C, L]. 16-bit floats are computed in f32.
+//! Pooling of images [N, C, H, W] or [C, H, W] and of signals [N, C, L] or [C, L].
+//!
+//! 16-bit floats are computed in f32.
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::kernel::heuristics::split_reduction;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::ops::reduce::contiguous_zero_offset;
-use crate::scalar::Scalar;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
-/// Elements of a window from which on a workgroup, not a thread, goes through it.
+/// Number of elements of a window above which a workgroup, instead of a thread, reduces the window.
 const WORKGROUP_WINDOW_MIN: usize = 1024;
 
-/// The window of a pooling operation over `N` dimensions, in their order. `Pool2dOptions { stride: [1, 1], ..Pool2dOptions::new(3) }`.
+/// Options of a pooling operation over `N` dimensions, for example `Pool2dOptions { stride: [1, 1],
+/// ..Pool2dOptions::new(3) }`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PoolOptions<const N: usize> {
     /// Extents of the window.
     pub kernel: [usize; N],
-    /// Steps from one window to the next; PyTorch's default is the kernel.
+    /// Distance between windows; by default the kernel, as in PyTorch.
     pub stride: [usize; N],
-    /// Elements added at each side, at most half the kernel.
+    /// Padding at each side, at most half the kernel.
     pub padding: [usize; N],
-    /// Distance of the elements in a window; only for the maximum.
+    /// Distance between the elements of a window, for maxima only.
     pub dilation: [usize; N],
-    /// Whether a last window may reach over the edge.
+    /// If true, the last window may reach beyond the padded input.
     pub ceil_mode: bool,
-    /// Whether padding counts in an average.
+    /// If true, averages count the padding.
     pub count_include_pad: bool,
-    /// What an average is divided by, if not by the size of the window.
+    /// Divisor of averages, in place of the number of elements.
     pub divisor_override: Option<i64>,
 }
 
-/// The window of a signal's pooling.
+/// Options of signal pooling.
 pub type Pool1dOptions = PoolOptions<1>;
-/// The window of an image's pooling; height and width.
+/// Options of image pooling: height and width.
 pub type Pool2dOptions = PoolOptions<2>;
-/// The window of a volume's pooling; depth, height and width.
+/// Options of volume pooling: depth, height and width.
 pub type Pool3dOptions = PoolOptions<3>;
 
 impl<const N: usize> PoolOptions<N> {
-    /// Windows of one extent, side by side.
+    /// Returns options for non-overlapping windows with one extent in all dimensions.
     #[must_use]
     pub fn new(kernel: usize) -> Self {
         Self::from_kernel([kernel; N])
     }
 
-    /// Windows side by side.
+    /// Returns options for non-overlapping windows.
     #[must_use]
     pub fn from_kernel(kernel: [usize; N]) -> Self {
         Self {
@@ -63,7 +56,7 @@ impl<const N: usize> PoolOptions<N> {
         }
     }
 
-    /// Of some of the dimensions, and of extent 1 in the others.
+    /// Restricts the options to the named axes, with extent 1 in the others.
     pub(crate) fn restrict_to_axes(&self, axes: [Option<usize>; 2]) -> Pool2dOptions {
         let of = |numbers: [usize; N], rest: usize| axes.map(|axis| axis.map_or(rest, |axis| numbers[axis]));
         Pool2dOptions {
@@ -77,8 +70,8 @@ impl<const N: usize> PoolOptions<N> {
         }
     }
 
-    /// For each window of a plane of `extents` the place that PyTorch gives if no element of the window is in it: that of the first element
-    /// that does not lie before the plane. `None` where all windows have an element, as all without gaps do.
+    /// Returns the index that PyTorch reports for each window without elements: the first one in the plane.
+    /// Returns `None` if every window has an element, which holds without dilation.
     pub(crate) fn empty_window_indices(&self, extents: [usize; N], outs: [usize; N]) -> Option<Vec<i32>> {
         if self.dilation == [1; N] {
             return None;
@@ -106,27 +99,17 @@ impl<const N: usize> PoolOptions<N> {
 
     fn output_extent(&self, op: &'static str, axis: usize, extent: usize) -> Result<usize> {
         let (k, s, p, d) = (self.kernel[axis], self.stride[axis], self.padding[axis], self.dilation[axis]);
-        // So large that nothing fits, and positions would not fit the kernel's integers.
+        // Larger values fit no input, and positions would overflow the kernel's integers.
         let large = [k, s, p, d].iter().any(|&n| n > i32::MAX as usize);
-        if large || k == 0 || s == 0 || d == 0 || p * 2 > k {
-            return Err(Error::argument(
-                op,
-                format!(
-                    "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}"
-                ),
-            ));
-        }
-        // The last window may end so far behind the padding.
+        fail_if!(large || k == 0 || s == 0 || d == 0 || p * 2 > k; argument(op),
+            "kernel, stride and dilation are at least 1 and padding at most half the kernel; got {self:?}");
+        // The last window may end this far after the padding.
         let beyond = if self.ceil_mode { s - 1 } else { 0 };
         let (padded, reach) = (extent + 2 * p, d * (k - 1) + 1);
-        if padded + beyond < reach {
-            return Err(Error::argument(
-                op,
-                format!("a window of {reach} does not fit an extent of {padded} with padding"),
-            ));
-        }
+        fail_if!(padded + beyond < reach;
+            argument(op), "a window of {reach} does not fit an extent of {padded} with padding");
         let mut n = (padded + beyond - reach) / s + 1;
-        // A window that starts in the padding on the right would be empty.
+        // Drop a last window that would lie entirely in the padding.
         if self.ceil_mode && (n - 1) * s >= extent + p {
             n -= 1;
         }
@@ -151,7 +134,7 @@ impl PoolKind {
     }
 }
 
-/// Everything a kernel of the family needs.
+/// Parameters of one pooling operation.
 #[derive(Clone)]
 struct PoolPlan {
     op: &'static str,
@@ -170,9 +153,9 @@ impl PoolPlan {
         outs: Option<[usize; 2]>,
     ) -> Result<Self> {
         let (&[.., h, w], 3..=4) = (x.shape(), x.rank()) else {
-            return Err(Error::shape(op, "takes [N, C, H, W] or [C, H, W]", &[x.shape()]));
+            fail!(shape(op, [x]), "takes [N, C, H, W] or [C, H, W]")
         };
-        // Averages of integers are rounded towards zero, as in PyTorch; windows that divide a plane evenly are of floats there.
+        // Averages of integers round towards zero, as in PyTorch. Adaptive pooling takes floats only there.
         let taken = match kind {
             PoolKind::Max | PoolKind::Avg => x.dtype() != DType::Bool,
             PoolKind::AdaptiveMax | PoolKind::AdaptiveAvg => x.dtype().is_float(),
@@ -196,14 +179,14 @@ impl PoolPlan {
         Ok(Self { op, kind, options: window, input_shape: x.shape().into(), output_shape: output })
     }
 
-    /// Rows and columns of the input, then of the result.
+    /// Returns the height and width of the input, then of the result.
     fn plane_extents(&self) -> [usize; 4] {
         let plane = |d: &Dims| [d[d.len() - 2], d[d.len() - 1]];
         let ([h, w], [oh, ow]) = (plane(&self.input_shape), plane(&self.output_shape));
         [h, w, oh, ow]
     }
 
-    /// Rows and columns that one element of a pass is made of, at most.
+    /// Returns the largest number of rows and columns that contribute to one element of the pass.
     fn max_contributors(&self, forward: bool) -> [usize; 2] {
         let [h, w, oh, ow] = self.plane_extents();
         [(0, h, oh), (1, w, ow)].map(|(axis, from, to)| {
@@ -218,7 +201,7 @@ impl PoolPlan {
         })
     }
 
-    /// See [`Pool::empty_window_indices`].
+    /// Returns [`PoolOptions::empty_window_indices`] for the maximum, and `None` for the other kinds.
     fn empty_window_indices(&self) -> Option<Vec<i32>> {
         let [height, width, oh, ow] = self.plane_extents();
         let window = self.options;
@@ -241,7 +224,7 @@ impl PoolPlan {
         let (n, steps) = (to.numel(), rows * cols);
         let [h, w, oh, ow] = self.plane_extents();
         let large = self.kind.is_adaptive() && (h.max(w) + 1) * (oh.max(ow) + 1) >= 1 << 32;
-        // Where products of extents need 64 bits, the windows over an element are found in 32 turns each.
+        // If products of extents need 64 bits, finding the windows over an element takes 32 iterations each.
         let (fixed, each) = if large { (8 * 32, if forward { 1 } else { 5 * 32 }) } else { (8, 1) };
         let lanes = if to.dtype().size() <= 2 { 4 } else { 1 };
         if steps * each <= WORKGROUP_WINDOW_MIN {
@@ -261,10 +244,7 @@ impl PoolPlan {
             DType::U8 => DType::U32,
             other => other,
         };
-        let part = |dtype| {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[splits, n], dtype, to.device())
-        };
+        let part = |dtype| empty_workspace(&[splits, n], dtype, to.device());
         let parts = part(kept)?;
         let part_places = match forward && self.kind.is_max() {
             true => Some(part(DType::I32)?),
@@ -281,12 +261,13 @@ impl PoolPlan {
         let w = &self.options;
         let [h, width, oh, ow] = self.plane_extents();
         let divisor = w.divisor_override.unwrap_or(0);
-        let mut params =
-            KernelParams::new().size(n).u32(w.count_include_pad.into()).f32(divisor as f32).size(splits);
-        for pair in [[h, width], [oh, ow], w.kernel, w.stride, w.padding, w.dilation] {
-            params = params.size(pair[0]).size(pair[1]);
+        let pairs = |[a, b]: [usize; 2], [c, d]: [usize; 2]| [a, b, c, d];
+        kernel_params! {
+            n, count_include_pad: w.count_include_pad, divisor: divisor as f32, splits,
+            extents: [h, width, oh, ow], kernel_stride: pairs(w.kernel, w.stride),
+            pad_dilation: pairs(w.padding, w.dilation), chunk, divisor_low: divisor as u32,
+            divisor_high: (divisor >> 32) as u32,
         }
-        params.size(chunk).u32(divisor as u32).u32((divisor >> 32) as u32)
     }
 
     #[expect(clippy::too_many_arguments, reason = "one launch, with all that it binds")]
@@ -302,26 +283,24 @@ impl PoolPlan {
         params: KernelParams,
         groups: usize,
     ) -> Result<()> {
-        // The type of the elements, whatever type the parts have.
+        // The element type, even if the partial results have another type.
         let dtype = if stage == "parts" { from.dtype() } else { to.dtype() };
-        let spec = KernelSpec::new("pool")
-            .def("dtype", launch::shader_dtype_name(dtype, to.device()))
-            .def("kind", if self.kind.is_max() { "max" } else { "avg" })
-            .def("adaptive", self.kind.is_adaptive())
-            .def("large", large)
-            .def("pass", pass)
-            .def("stage", stage);
+        let spec = kernel_spec! {
+            "pool", dtype: launch::shader_dtype_name(dtype, to.device()),
+            kind: if self.kind.is_max() { "max" } else { "avg" }, adaptive: self.kind.is_adaptive(), large,
+            pass, stage,
+        };
         let tensors: SmallVec<[&Tensor; 4]> =
             [from, to].into_iter().chain(places).chain(part_places).collect();
         launch::launch(&spec, &tensors, params, groups)
     }
 
-    /// The result, and where each maximum was.
+    /// Returns the result, and the indices of maxima.
     #[track_caller]
     fn run(self, x: &Tensor) -> Result<(Tensor, Option<Tensor>)> {
-        let _op = memory::scope::enter_op(self.op);
+        operation!(self.op);
         let input = x.detach().contiguous()?;
-        // Kernels number elements from the storage's start.
+        // The kernel counts elements from the start of the storage.
         let input = if input.layout().offset() == 0 { input } else { input.copy()? };
         let out = Tensor::empty(&self.output_shape, x.dtype(), x.device())?;
         let places = match self.kind.is_max() {
@@ -333,7 +312,7 @@ impl PoolPlan {
         let (op, plan) = (self.op, self.clone());
         let places_again = places.clone();
         let gaps = self.kind.is_max() && self.empty_window_indices().is_some();
-        // Which elements are the largest is settled: what takes them is linear.
+        // The argmax is fixed after the forward pass, so the selection is linear.
         let forward = move |x: &Tensor| {
             let x = contiguous_zero_offset(x)?;
             if let Some(places) = &places_again {
@@ -343,7 +322,7 @@ impl PoolPlan {
                 if !gaps {
                     return lines.gather(1, &places)?.reshape(&plan.output_shape[..]);
                 }
-                // Nothing flows to a window without an element.
+                // A window without elements gets no gradient.
                 let taken = lines.gather(1, &places.clamp_min(0)?)?;
                 return taken.masked_fill(&places.lt(0)?, 0.0)?.reshape(&plan.output_shape[..]);
             }
@@ -360,17 +339,17 @@ impl PoolPlan {
         Ok((out, places))
     }
 
-    /// The result, and the place of each maximum in its plane, as i32; -1 for a window without an element.
+    /// Returns the result and the i32 index of each maximum in its plane; -1 for a window without elements.
     #[track_caller]
     fn run_with_i32_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let op = self.op;
         let (out, places) = self.run(x)?;
-        // invariant: a maximum has places
+        // invariant: a maximum has indices
         let places = places.ok_or_else(|| Error::argument(op, "no places were kept"))?;
         Ok((out, places))
     }
 
-    /// The result, and the place of each maximum in its plane, as i64.
+    /// Returns the result and the i64 index of each maximum in its plane.
     #[track_caller]
     fn run_with_indices(self, x: &Tensor) -> Result<(Tensor, Tensor)> {
         let of_empty = self.empty_window_indices();
@@ -383,7 +362,7 @@ impl PoolPlan {
     }
 }
 
-/// Pools as [`Tensor::max_pool2d_with_indices`] does, with i32, and -1 for windows without an element.
+/// Pools as [`Tensor::max_pool2d_with_indices`] does, with i32 indices, and -1 for windows without elements.
 #[track_caller]
 pub(crate) fn max_pool2d_with_i32_indices(x: &Tensor, window: Pool2dOptions) -> Result<(Tensor, Tensor)> {
     PoolPlan::new("max_pool2d", PoolKind::Max, x, window, None)?.run_with_i32_indices(x)
@@ -392,8 +371,10 @@ pub(crate) fn max_pool2d_with_i32_indices(x: &Tensor, window: Pool2dOptions) -> 
 const ADAPTIVE_MAX: &str = "adaptive_max_pool2d";
 
 impl Tensor {
-    /// The largest element of each window, NaN if one is. Gaps of a dilation can put all of a window into the padding: its maximum is minus
-    /// infinity, or the smallest integer, and no gradient flows.
+    /// Returns the maximum of each window, or NaN if the window has one: PyTorch's `max_pool2d`.
+    ///
+    /// A dilated window may lie entirely in the padding. Its maximum is minus infinity or the smallest
+    /// integer, and it gets no gradient.
     ///
     /// # Errors
     /// A window does not fit; the dtype is bool.
@@ -402,25 +383,26 @@ impl Tensor {
         Ok(PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run(self)?.0)
     }
 
-    /// Pools as [`max_pool2d`](Self::max_pool2d) does, with the place of each maximum in its plane, as i64: the last NaN, or else the first of equal
-    /// ones. A window without an element has the place where PyTorch begins to look, which may lie behind the plane.
+    /// Returns [`max_pool2d`](Self::max_pool2d) and the i64 index of each maximum in its plane.
+    ///
+    /// The index is that of the last NaN, or else of the first maximum. A window without elements has the
+    /// index at which PyTorch starts its search, which may lie outside of the plane.
     ///
     /// # Errors
-    /// As [`max_pool2d`](Self::max_pool2d).
+    /// See [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool2d_with_indices(&self, window: Pool2dOptions) -> Result<(Tensor, Tensor)> {
         PoolPlan::new("max_pool2d", PoolKind::Max, self, window, None)?.run_with_indices(self)
     }
 
-    /// The average of each window. It is computed in the dtype, of 16-bit floats in f32; averages of integers are rounded towards zero.
+    /// Returns the average of each window, computed in the dtype, or in f32 for 16-bit floats. Averages of
+    /// integers are rounded towards zero.
     ///
     /// # Errors
-    /// A window does not fit; the dtype is bool, or an integer type that does not hold the divisor.
+    /// A window does not fit, or the dtype is bool or an integer type that cannot hold the divisor.
     #[track_caller]
     pub fn avg_pool2d(&self, window: Pool2dOptions) -> Result<Tensor> {
-        if window.dilation != [1; 2] {
-            return Err(Error::argument("avg_pool2d", "averages have no dilation"));
-        }
+        fail_if!(window.dilation != [1; 2]; argument("avg_pool2d"), "averages have no dilation");
         match window.divisor_override {
             Some(0) => return Err(Error::argument("avg_pool2d", "the divisor is not 0")),
             Some(divisor) if self.dtype().is_int() => {
@@ -431,10 +413,10 @@ impl Tensor {
         Ok(PoolPlan::new("avg_pool2d", PoolKind::Avg, self, window, None)?.run(self)?.0)
     }
 
-    /// Averages of as many windows as the result has elements, which divide the plane evenly.
+    /// Averages over windows that divide the plane evenly, one for each output element.
     ///
     /// # Errors
-    /// The dtype is no float; an extent of the input is 0.
+    /// The dtype is not a float, or an extent of the input is 0.
     #[track_caller]
     pub fn adaptive_avg_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
         let window = Pool2dOptions { count_include_pad: false, ..Pool2dOptions::new(1) };
@@ -443,10 +425,10 @@ impl Tensor {
             .0)
     }
 
-    /// The largest elements of as many windows as the result has elements, which divide the plane evenly; height and width.
+    /// Returns the maxima of windows that divide the plane evenly, one for each output element.
     ///
     /// # Errors
-    /// The dtype is no float; an extent of the input is 0.
+    /// The dtype is not a float, or an extent of the input is 0.
     #[track_caller]
     pub fn adaptive_max_pool2d(&self, output: [usize; 2]) -> Result<Tensor> {
         Ok(PoolPlan::new(ADAPTIVE_MAX, PoolKind::AdaptiveMax, self, Pool2dOptions::new(1), Some(output))?
@@ -454,29 +436,29 @@ impl Tensor {
             .0)
     }
 
-    /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d), with the place of each maximum in its plane, as i64.
+    /// Returns [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) and each maximum's i64 index in its plane.
     ///
     /// # Errors
-    /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
+    /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
     #[track_caller]
     pub fn adaptive_max_pool2d_with_indices(&self, output: [usize; 2]) -> Result<(Tensor, Tensor)> {
         PoolPlan::new(ADAPTIVE_MAX, PoolKind::AdaptiveMax, self, Pool2dOptions::new(1), Some(output))?
             .run_with_indices(self)
     }
 
-    /// [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) of signals \[N, C, L\] or \[C, L\].
+    /// Applies [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) to signals \[N, C, L\] or \[C, L\].
     ///
     /// # Errors
-    /// As there.
+    /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
     #[track_caller]
     pub fn adaptive_max_pool1d(&self, output: usize) -> Result<Tensor> {
         self.unsqueeze(-2)?.adaptive_max_pool2d([1, output])?.squeeze(-2)
     }
 
-    /// As [`adaptive_max_pool1d`](Self::adaptive_max_pool1d), with the place of each maximum in its signal, as i64.
+    /// Returns [`adaptive_max_pool1d`](Self::adaptive_max_pool1d) and each maximum's i64 index in its signal.
     ///
     /// # Errors
-    /// As [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
+    /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
     #[track_caller]
     pub fn adaptive_max_pool1d_with_indices(&self, output: usize) -> Result<(Tensor, Tensor)> {
         let (out, places) = self.unsqueeze(-2)?.adaptive_max_pool2d_with_indices([1, output])?;

@@ -1,14 +1,12 @@
-//! Pooling of signals and volumes, and by a power: made of the pooling of images, to which maxima and means of windows come down one
-//! dimension after the other.
+//! Pooling of signals and volumes, and power-average pooling, composed of image pooling. Maxima and means of
+//! windows separate into one pass for each dimension.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::ops::conv::pool::{
     Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, max_pool2d_with_i32_indices,
 };
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
-/// A volume \[.., depth, height, width\] by its images and then along its depth.
+/// Pools a volume \[.., depth, height, width\] over its images, then along its depth.
 fn pool_volume(
     op: &'static str,
     x: &Tensor,
@@ -16,15 +14,11 @@ fn pool_volume(
     depth: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
     let &[ref lead @ .., d, h, w] = x.shape() else {
-        return Err(Error::shape(op, "takes [batch, channels, depth, height, width]", &[x.shape()]));
+        fail!(shape(op, [x]), "takes [batch, channels, depth, height, width]")
     };
-    if !x.dtype().is_float() {
-        return Err(Error::dtype(op, x.dtype(), "takes floats; cast with `to_dtype`"));
-    }
-    if !matches!(lead.len(), 1 | 2) {
-        let rule = "takes [batch, channels, depth, height, width], or without the batch";
-        return Err(Error::shape(op, rule, &[x.shape()]));
-    }
+    fail_if!(!x.dtype().is_float(); dtype(op, x.dtype()), "takes floats; cast with `to_dtype`");
+    fail_if!(!matches!(lead.len(), 1 | 2);
+        shape(op, [x]), "takes [batch, channels, depth, height, width], or without the batch");
     let volumes: usize = lead.iter().product();
     let flat = images(&x.reshape([volumes, d, h, w])?)?;
     let (h, w) = (flat.shape()[2], flat.shape()[3]);
@@ -32,7 +26,7 @@ fn pool_volume(
     out.reshape(&[lead, &[out.shape()[1], h, w]].concat()[..])
 }
 
-/// A signal as an image of one row.
+/// Pools a signal as an image with one row.
 fn pool_signal(x: &Tensor, row: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     row(&x.unsqueeze(-2)?)?.squeeze(-2)
 }
@@ -42,22 +36,21 @@ const IMAGE_AXES: [Option<usize>; 2] = [Some(1), Some(2)];
 const DEPTH_AXES: [Option<usize>; 2] = [Some(0), None];
 
 impl Tensor {
-    /// The largest element of each window of signals \[batch, channels, length\], or without the batch.
+    /// Returns the maximum of each window of signals \[batch, channels, length\], or without the batch.
     ///
     /// # Errors
-    /// As [`max_pool2d`](Self::max_pool2d).
+    /// See [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool1d(&self, window: Pool1dOptions) -> Result<Tensor> {
-        if self.rank() == 2 && self.shape()[0] == 0 {
-            return Err(Error::shape("max_pool1d", "takes at least one channel", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 2 && self.shape()[0] == 0;
+            shape("max_pool1d", [self]), "takes at least one channel");
         pool_signal(self, |x| x.max_pool2d(window.restrict_to_axes(SIGNAL_AXES)))
     }
 
-    /// As [`max_pool1d`](Self::max_pool1d), with the place of each maximum in its signal, as i64.
+    /// Returns [`max_pool1d`](Self::max_pool1d) and the i64 index of each maximum in its signal.
     ///
     /// # Errors
-    /// As [`max_pool2d`](Self::max_pool2d).
+    /// See [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool1d_with_indices(&self, window: Pool1dOptions) -> Result<(Tensor, Tensor)> {
         let (out, places) =
@@ -65,30 +58,31 @@ impl Tensor {
         Ok((out.squeeze(-2)?, places.squeeze(-2)?))
     }
 
-    /// The average of each window of signals \[batch, channels, length\], or without the batch.
+    /// Returns the average of each window of signals \[batch, channels, length\], or without the batch.
     ///
     /// # Errors
-    /// As [`avg_pool2d`](Self::avg_pool2d).
+    /// See [`avg_pool2d`](Self::avg_pool2d).
     #[track_caller]
     pub fn avg_pool1d(&self, window: Pool1dOptions) -> Result<Tensor> {
         pool_signal(self, |x| x.avg_pool2d(window.restrict_to_axes(SIGNAL_AXES)))
     }
 
-    /// The largest element of each window of volumes \[batch, channels, depth, height, width\], or without the batch. Of equal ones,
-    /// the gradient goes to the first of the largest image rows.
+    /// Returns the maximum of each window of volumes \[.., channels, depth, height, width\].
+    ///
+    /// Among equal maxima, the gradient goes to the first depth, then to the first element of that image.
     ///
     /// # Errors
-    /// As [`max_pool2d`](Self::max_pool2d).
+    /// See [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool3d(&self, window: Pool3dOptions) -> Result<Tensor> {
         let images = |x: &Tensor| x.max_pool2d(window.restrict_to_axes(IMAGE_AXES));
         pool_volume("max_pool3d", self, images, |x| x.max_pool2d(window.restrict_to_axes(DEPTH_AXES)))
     }
 
-    /// As [`max_pool3d`](Self::max_pool3d), with the place of each maximum in its volume, as i64.
+    /// Returns [`max_pool3d`](Self::max_pool3d) and the i64 index of each maximum in its volume.
     ///
     /// # Errors
-    /// As [`max_pool2d`](Self::max_pool2d); a volume has more than 2³¹ elements.
+    /// A volume has 2³¹ or more elements. See also [`max_pool2d`](Self::max_pool2d).
     #[track_caller]
     pub fn max_pool3d_with_indices(&self, window: Pool3dOptions) -> Result<(Tensor, Tensor)> {
         const OP: &str = "max_pool3d_with_indices";
@@ -106,13 +100,12 @@ impl Tensor {
         };
         let out = pool_volume(OP, self, images, depth)?;
         let (Some(in_image), Some(in_depth)) = (in_image, in_depth) else {
-            return Err(Error::argument(OP, "takes volumes"));
+            fail!(argument(OP), "takes volumes")
         };
         let area: usize = self.shape()[self.rank() - 2..].iter().product();
-        if i32::try_from(area * self.shape()[self.rank() - 3]).is_err() {
-            return Err(Error::shape(OP, "takes volumes of fewer than 2³¹ elements", &[self.shape()]));
-        }
-        // The place among all columns of the pooled images says the depth, and where the image's own place stands.
+        fail_if!(i32::try_from(area * self.shape()[self.rank() - 3]).is_err();
+            shape(OP, [self]), "takes volumes of fewer than 2³¹ elements");
+        // The index among all columns of the pooled images gives the depth and the index's position.
         let columns = in_depth.shape()[2] as i64;
         let places: usize = in_image.shape().iter().product::<usize>() / in_depth.shape()[0].max(1);
         let in_image = in_image.reshape([in_depth.shape()[0], places])?;
@@ -132,13 +125,13 @@ impl Tensor {
         Ok((out, place.to_dtype(DType::I64)?))
     }
 
-    /// The average of each window of volumes \[batch, channels, depth, height, width\], or without the batch.
+    /// Returns the average of each window of volumes \[.., channels, depth, height, width\].
     ///
     /// # Errors
-    /// As [`avg_pool2d`](Self::avg_pool2d).
+    /// See [`avg_pool2d`](Self::avg_pool2d).
     #[track_caller]
     pub fn avg_pool3d(&self, window: Pool3dOptions) -> Result<Tensor> {
-        // A divisor of one's own counts once.
+        // Apply `divisor_override` in one of the two passes only.
         let plain = Pool2dOptions {
             divisor_override: window.divisor_override.map(|_| 1),
             ..window.restrict_to_axes(IMAGE_AXES)
@@ -151,19 +144,20 @@ impl Tensor {
         )
     }
 
-    /// [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) of signals \[batch, channels, length\], or without the batch.
+    /// Applies [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) to signals \[.., channels, length\].
     ///
     /// # Errors
-    /// As there.
+    /// See [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d).
     #[track_caller]
     pub fn adaptive_avg_pool1d(&self, output: usize) -> Result<Tensor> {
         pool_signal(self, |x| x.adaptive_avg_pool2d([1, output]))
     }
 
-    /// [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) of volumes \[batch, channels, depth, height, width\], or without the batch.
+    /// Applies [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d) to volumes \[batch, channels, depth,
+    /// height, width\], or without the batch.
     ///
     /// # Errors
-    /// As there.
+    /// See [`adaptive_avg_pool2d`](Self::adaptive_avg_pool2d).
     #[track_caller]
     pub fn adaptive_avg_pool3d(&self, output: [usize; 3]) -> Result<Tensor> {
         let [d, h, w] = output;
@@ -171,10 +165,11 @@ impl Tensor {
         pool_volume("adaptive_avg_pool3d", self, images, |x| x.adaptive_avg_pool2d([d, h * w]))
     }
 
-    /// [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) of volumes \[batch, channels, depth, height, width\], or without the batch.
+    /// Applies [`adaptive_max_pool2d`](Self::adaptive_max_pool2d) to volumes \[batch, channels, depth,
+    /// height, width\], or without the batch.
     ///
     /// # Errors
-    /// As there.
+    /// See [`adaptive_max_pool2d`](Self::adaptive_max_pool2d).
     #[track_caller]
     pub fn adaptive_max_pool3d(&self, output: [usize; 3]) -> Result<Tensor> {
         let [d, h, w] = output;
@@ -182,35 +177,36 @@ impl Tensor {
         pool_volume("adaptive_max_pool3d", self, images, |x| x.adaptive_max_pool2d([d, h * w]))
     }
 
-    /// The p-norm of each window of images: (Σ x^p)^(1/p), NaN where a negative sum has no such root. Of the window, kernel, stride and `ceil_mode` count.
+    /// Returns the p-norm (Σ x^p)^(1/p) of each window of images, or NaN if a negative sum has no real root.
+    /// Only the kernel, the stride and `ceil_mode` apply.
     ///
     /// # Errors
-    /// As [`avg_pool2d`](Self::avg_pool2d); the window is padded; p is 0 or not finite.
+    /// The window is padded, or p is 0 or not finite. See also [`avg_pool2d`](Self::avg_pool2d).
     #[track_caller]
     pub fn lp_pool2d(&self, p: f64, window: Pool2dOptions) -> Result<Tensor> {
         lp_pool("lp_pool2d", self, p, window, |x| x.avg_pool2d(window))
     }
 
-    /// [`lp_pool2d`](Self::lp_pool2d) of signals.
+    /// Applies [`lp_pool2d`](Self::lp_pool2d) to signals.
     ///
     /// # Errors
-    /// As there.
+    /// See [`lp_pool2d`](Self::lp_pool2d).
     #[track_caller]
     pub fn lp_pool1d(&self, p: f64, window: Pool1dOptions) -> Result<Tensor> {
         lp_pool("lp_pool1d", self, p, window, |x| x.avg_pool1d(window))
     }
 
-    /// [`lp_pool2d`](Self::lp_pool2d) of volumes.
+    /// Applies [`lp_pool2d`](Self::lp_pool2d) to volumes.
     ///
     /// # Errors
-    /// As there.
+    /// See [`lp_pool2d`](Self::lp_pool2d).
     #[track_caller]
     pub fn lp_pool3d(&self, p: f64, window: Pool3dOptions) -> Result<Tensor> {
         lp_pool("lp_pool3d", self, p, window, |x| x.avg_pool3d(window))
     }
 }
 
-/// The p-norm of windows, by the mean of powers.
+/// Returns the p-norm of windows, computed from the mean of the powers.
 #[track_caller]
 fn lp_pool<const N: usize>(
     op: &'static str,
@@ -219,13 +215,9 @@ fn lp_pool<const N: usize>(
     window: PoolOptions<N>,
     mean: impl FnOnce(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    if window.padding != [0; N] {
-        return Err(Error::argument(op, "takes windows without padding; `pad` the input"));
-    }
-    if !p.is_finite() || p == 0.0 {
-        let why = format!("takes a finite p other than 0, not {p}; the largest `abs` is the one of infinity");
-        return Err(Error::argument(op, why));
-    }
+    fail_if!(window.padding != [0; N]; argument(op), "takes windows without padding; `pad` the input");
+    fail_if!(!p.is_finite() || p == 0.0;
+        argument(op), "takes a finite p other than 0, not {p}; the largest `abs` is the one of infinity");
     let size: f64 = window.kernel.iter().map(|&n| n as f64).product();
     mean(&x.pow(p)?)?.mul(size)?.pow(1.0 / p)
 }

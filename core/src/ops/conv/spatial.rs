@@ -1,9 +1,8 @@
-//! What convolutions take: one number for all spatial dimensions, or one for each.
+//! Arguments of convolutions: one value for all spatial dimensions, or one for each.
 
-use crate::error::{Error, Result};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
-/// A number for every spatial dimension, or an array with one for each.
+/// One value for all spatial dimensions, or an array with one for each.
 ///
 /// ```
 /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -15,18 +14,18 @@ use crate::tensor::{Dims, Tensor};
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
 pub trait IntoSpatial<const N: usize> {
-    /// One number for each spatial dimension.
+    /// Returns one value for each spatial dimension.
     fn spatial(self) -> [isize; N];
 }
 
-/// How a convolution pads its input with zeros.
+/// Zero padding of a convolution's input.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Padding<const N: usize> {
-    /// So that the output has the extents of the input; the stride must be 1.
+    /// Padding that keeps the input's extents. The stride must be 1.
     Same,
-    /// Not at all.
+    /// No padding.
     Valid,
-    /// On both sides, by these numbers.
+    /// Padding by these amounts on both sides.
     Zeros([isize; N]),
 }
 
@@ -48,42 +47,39 @@ macro_rules! impl_into_spatial {
 }
 impl_into_spatial!(i32, isize, usize);
 
-/// The numbers, if none is below `least`, or more than an extent can be.
+/// Checks that no value is below `least` or above the largest extent, and returns the values.
 pub fn check_at_least<const N: usize>(
     op: &'static str,
     what: &str,
     numbers: [isize; N],
     least: usize,
 ) -> Result<[usize; N]> {
-    if numbers.iter().any(|&n| n < least as isize) {
-        return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at least {least}")));
-    }
-    if numbers.iter().any(|&n| n > i32::MAX as isize) {
-        return Err(Error::argument(op, format!("{what} is {numbers:?}; it must be at most {}", i32::MAX)));
-    }
+    fail_if!(numbers.iter().any(|&n| n < least as isize);
+        argument(op), "{what} is {numbers:?}; it must be at least {least}");
+    fail_if!(numbers.iter().any(|&n| n > i32::MAX as isize);
+        argument(op), "{what} is {numbers:?}; it must be at most {}", i32::MAX);
     Ok(numbers.map(|n| n as usize))
 }
 
-/// Checks the rank: `N` spatial dimensions after channels and, if there is one, the batch. Returns the tensor with a
-/// batch, and whether it had none.
+/// Checks the rank: an optional batch, channels and `N` spatial dimensions. Returns the tensor with a batch,
+/// and true if the batch was added.
 pub(crate) fn ensure_batched<const N: usize>(op: &'static str, x: &Tensor) -> Result<(Tensor, bool)> {
     match x.rank() {
         r if r == N + 2 => Ok((x.clone(), false)),
         r if r == N + 1 => Ok((x.unsqueeze(0)?, true)),
-        r => Err(Error::shape(
-            op,
-            format!("takes [channels, ..] or [batch, channels, ..] with {N} more dimensions, not rank {r}"),
-            &[x.shape()],
-        )),
+        r => fail!(
+            shape(op, [x]),
+            "takes [channels, ..] or [batch, channels, ..] with {N} more dimensions, not rank {r}"
+        ),
     }
 }
 
-/// `[images, channels, ..]` as rank 4 at least: one spatial dimension becomes the second of two.
+/// Unsqueezes `[images, channels, length]` to rank 4. The spatial dimension becomes the second of two.
 pub(crate) fn ensure_planar(x: &Tensor) -> Result<Tensor> {
     if x.rank() == 3 { x.unsqueeze(2) } else { Ok(x.clone()) }
 }
 
-/// Undoes [`ensure_planar`] and [`batched`].
+/// Undoes [`ensure_planar`] and [`ensure_batched`].
 pub(crate) fn restore_rank<const N: usize>(out: &Tensor, unbatched: bool) -> Result<Tensor> {
     let mut shape: Dims = out.shape().into();
     if N == 1 {
@@ -95,7 +91,7 @@ pub(crate) fn restore_rank<const N: usize>(out: &Tensor, unbatched: bool) -> Res
     out.reshape(&shape[..])
 }
 
-/// Two or three numbers as the kernels take them: one spatial dimension is the second of two.
+/// Arranges one to three values in the kernels' order. A single spatial dimension is the second of two.
 pub(crate) fn kernel_axes<const N: usize>(numbers: [usize; N], fill: usize) -> [usize; 3] {
     match numbers[..] {
         [w] => [fill, w, fill],

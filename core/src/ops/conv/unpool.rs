@@ -1,12 +1,10 @@
-//! What is kept of pooling put back in its place, and pooling by windows that are drawn. Both are made of other operations.
+//! Max unpooling and fractional max pooling. Both are composite.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::ops::conv::pool::PoolOptions;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 use crate::tensor::layout::tensor_numel;
 
-/// Places of maxima to their places, zeros elsewhere, over the last `N` dimensions.
+/// Scatters maxima to their indices over the last `N` dimensions, with zeros elsewhere.
 #[track_caller]
 fn max_unpool<const N: usize>(
     op: &'static str,
@@ -14,25 +12,14 @@ fn max_unpool<const N: usize>(
     indices: &Tensor,
     output: [usize; N],
 ) -> Result<Tensor> {
-    if x.shape() != indices.shape() || !matches!(x.rank().checked_sub(N), Some(1 | 2)) {
-        let rule = format!(
-            "takes maxima and their places in one shape: channels, {N} more dimensions, and perhaps a batch before"
-        );
-        return Err(Error::shape(op, rule, &[x.shape(), indices.shape()]));
-    }
-    if !indices.dtype().is_int() {
-        return Err(Error::dtype(
-            op,
-            indices.dtype(),
-            "places are integers, as pooling `_with_indices` gives them",
-        ));
-    }
+    fail_if!(x.shape() != indices.shape() || !matches!(x.rank().checked_sub(N), Some(1 | 2));
+        shape(op, [x, indices]),
+        "takes maxima and their places in one shape: channels, {N} more dimensions, and perhaps a batch before");
+    fail_if!(!indices.dtype().is_int();
+        dtype(op, indices.dtype()), "places are integers, as pooling `_with_indices` gives them");
     let lead = &x.shape()[..x.rank() - N];
     let Some(size) = tensor_numel(&output) else {
-        return Err(Error::argument(
-            op,
-            format!("{output:?} has more than 4,294,967,295 elements, the most a tensor can have"),
-        ));
+        fail!(argument(op), "{output:?} has more than 4,294,967,295 elements, the most a tensor can have")
     };
     let flat = Tensor::zeros(&[lead, &[size]].concat(), x.dtype(), x.device())?;
     let dim = lead.len() as isize;
@@ -45,11 +32,12 @@ macro_rules! impl_max_unpool {
         impl Tensor {$(
             #[doc = concat!("Maxima of [`", stringify!($pool), "`](Self::", stringify!($pool), ") at their places in [.., ", $shape,
                 "], and zeros elsewhere: PyTorch's `", stringify!($op), "`. `output` are the extents that were pooled;")]
-            /// [`Pool::unpool_output_size`] says what they are if nothing was cut off. Of places that come twice, one of the maxima stands there.
+            /// [`PoolOptions::unpool_output_size`] returns these extents if pooling cut nothing off. For
+            /// repeated indices, one of the maxima wins.
             ///
             /// # Errors
-            /// The shapes differ or have other dimensions; the places are no integers. What a place outside does is that of
-            /// [`scatter`](Self::scatter).
+            /// The shapes differ or have the wrong rank, or the indices are not integers. For indices out of
+            /// range see [`scatter`](Self::scatter).
             #[track_caller]
             pub fn $op(&self, indices: &Tensor, output: [usize; $n]) -> Result<Tensor> {
                 max_unpool(stringify!($op), self, indices, output)
@@ -64,7 +52,7 @@ impl_max_unpool! {
 }
 
 impl<const N: usize> PoolOptions<N> {
-    /// The smallest extents that these windows pool to `pooled`, as PyTorch's `MaxUnpool` has it.
+    /// Returns the smallest extents that pool to `pooled`: the default output size of PyTorch's `MaxUnpool`.
     ///
     /// ```
     /// # use forebay_core::ops::{Pool2dOptions, PoolOptions};
@@ -80,8 +68,10 @@ impl<const N: usize> PoolOptions<N> {
     }
 }
 
-/// The element numbers of windows along a dimension of `extent`, for each of `samples` \[planes\], as i32 \[planes, output · kernel\]:
-/// windows begin at ⌊(i + s) α⌋ - ⌊s α⌋ with α = (extent - kernel) / (output - 1), the last one at the end.
+/// Returns the element indices of windows along a dimension of `extent` for `samples` \[planes\], as i32
+/// \[planes, output · kernel\].
+///
+/// Window i begins at ⌊(i + s) α⌋ - ⌊s α⌋, the last ends at the edge; α = (extent - kernel) / (output - 1).
 #[track_caller]
 fn fractional_window_indices(
     extent: usize,
@@ -91,7 +81,7 @@ fn fractional_window_indices(
 ) -> Result<Tensor> {
     let device = samples.device();
     let last = (extent - kernel) as f64;
-    // In f32, as the samples are: the bits are PyTorch's.
+    // In f32 like the samples, so that the results equal PyTorch's bit by bit.
     let alpha = f64::from(if output > 1 { last as f32 / (output - 1) as f32 } else { 0.0 });
     let s = samples.reshape([-1, 1])?;
     let steps = Tensor::arange(0.0, output as f64, 1.0, DType::F32, device)?;
@@ -102,7 +92,7 @@ fn fractional_window_indices(
     begins.unsqueeze(-1)?.add(&within)?.flatten(1, -1)
 }
 
-/// Maxima of windows whose begins are drawn, and their places in a plane, over the last `N` dimensions.
+/// Returns maxima and plane indices of windows at random positions over the last `N` dimensions.
 #[track_caller]
 fn fractional_max_pool<const N: usize>(
     op: &'static str,
@@ -120,20 +110,16 @@ fn fractional_max_pool<const N: usize>(
     let extents: [usize; N] = std::array::from_fn(|d| x.shape()[lead + d]);
     for d in 0..N {
         let taken = output[d].saturating_add(kernel[d]);
-        if kernel[d] == 0 || output[d] == 0 || taken > extents[d] + 1 {
-            let rule = format!("{output:?} windows of {kernel:?} have no room; take fewer or smaller ones");
-            return Err(Error::shape(op, rule, &[x.shape()]));
-        }
+        fail_if!(kernel[d] == 0 || output[d] == 0 || taken > extents[d] + 1;
+            shape(op, [x]), "{output:?} windows of {kernel:?} have no room; take fewer or smaller ones");
     }
     let planes: usize = x.shape()[..lead].iter().product();
     let drawn;
     let samples = match samples {
         Some(samples) => {
             let batch = if lead == 2 { x.shape()[0] } else { 1 };
-            if samples.shape() != [batch, planes / batch.max(1), N] {
-                let rule = format!("samples are [batch, channels, {N}]");
-                return Err(Error::shape(op, rule, &[samples.shape(), x.shape()]));
-            }
+            fail_if!(samples.shape() != [batch, planes / batch.max(1), N];
+                shape(op, [samples, x]), "samples are [batch, channels, {N}]");
             samples
         }
         None => {
@@ -145,13 +131,13 @@ fn fractional_max_pool<const N: usize>(
     let mut taken = x.reshape(&[&[planes], &extents[..]].concat()[..])?;
     let mut places: Option<Tensor> = None;
     for d in 0..N {
-        // PyTorch's samples of images are those of the width, then of the height; those of volumes are in order.
+        // PyTorch orders the samples of images by width, then height, and those of volumes by dimension.
         let sample = samples.select(1, if N == 2 { 1 - d as isize } else { d as isize })?;
         let index = fractional_window_indices(extents[d], kernel[d], output[d], &sample)?;
         let mut shape = vec![1; N + 1];
         (shape[0], shape[d + 1]) = (planes, output[d] * kernel[d]);
         let index = index.reshape(&shape[..])?;
-        // An element's place in its plane: the numbers of all dimensions, each counted in steps of the ones behind it.
+        // Linear index of an element in its plane, in row-major order.
         places = Some(match places {
             None => index.clone(),
             Some(before) => before.mul(extents[d] as i64)?.add(&index)?,
@@ -178,7 +164,7 @@ macro_rules! impl_fractional_max_pool {
             #[doc = concat!("`samples`, \\[batch, channels, ", stringify!($n), "\\] within 0 and 1, say where; `None` draws them.")]
             ///
             /// # Errors
-            /// The windows have no room; the samples have another shape; memory runs out.
+            /// The windows do not fit, or the samples have the wrong shape.
             #[track_caller]
             pub fn $op(
                 &self,

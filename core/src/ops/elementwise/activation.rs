@@ -1,21 +1,13 @@
 //! Activation functions: elementwise operations, each with its gradient.
 
-use forebay_shaders::KernelSpec;
-
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::elementwise::pointwise::GradRule::Expr;
 use crate::ops::elementwise::pointwise::GradVar::{A, B, Y};
-use crate::ops::elementwise::pointwise::{
-    Operand, PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace,
-};
+use crate::ops::elementwise::pointwise::pointwise_ops;
+use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
 use crate::ops::elementwise::unary::unary;
-use crate::ops::kernel::heuristics::{self, VEC4_WIDTH};
-use crate::ops::kernel::launch::{self, KernelParams};
+use crate::ops::kernel::heuristics;
+use crate::ops::prelude::*;
 use crate::ops::reduce;
-use crate::scalar::Scalar;
-use crate::tensor::Tensor;
 
 // Compilers turn a selection between a and the bound that a is compared with into the hardware's max or min,
 // which may lose NaN. `m_max` and `m_min` therefore compare bits. Gradients at NaN follow PyTorch: only
@@ -80,23 +72,12 @@ unary! {
         Expr("select(g, T(0), a <= threshold)", &[A]);
 }
 
-static PRELU: PointwiseOp = PointwiseOp {
-    name: "prelu",
-    expr: "select(a * b, a, a > 0.0)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &[],
-    grads: &[Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])],
-};
-
-static GLU: PointwiseOp = PointwiseOp {
-    name: "glu",
-    expr: "a * m_sigmoid(b)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base", "exp"],
-    grads: &[Expr("g * m_sigmoid(b)", &[B]), Expr("g * a * m_sigmoid(b) * m_sigmoid(-b)", &[A, B])],
-};
+pointwise_ops! {
+    PRELU "prelu": Float, "select(a * b, a, a > 0.0)", [], [
+        Expr("select(g * b, g, a > 0.0)", &[A, B]), Expr("select(g * a, 0.0, a > 0.0)", &[A])];
+    GLU "glu": Float, "a * m_sigmoid(b)", ["base", "exp"], [
+        Expr("g * m_sigmoid(b)", &[B]), Expr("g * a * m_sigmoid(b) * m_sigmoid(-b)", &[A, B])];
+}
 
 /// Computes the backward pass of [`gelu_tanh`](Tensor::gelu_tanh) and the products next to it, in one pass
 /// over x \[rows, extent\]. Multiplies g, the gradient of the result, by the derivative in place. Returns
@@ -113,13 +94,12 @@ pub(crate) fn gelu_tanh_backward_recompute(x: &Tensor, g: &Tensor) -> Result<(Te
     let tiles = extent.div_ceil(64 * width);
     let strip = heuristics::rows_per_strip(rows, tiles, 16);
     let strips = rows.div_ceil(strip);
-    let partial = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[strips, 1, extent], DType::F32, x.device())?
-    };
-    let spec = KernelSpec::new("gelu_recompute_grad").def("dtype", x.dtype().name()).def("width", width);
-    let params = KernelParams::new().size(rows).size(extent).size(strip).size(tiles).size(strips * tiles);
-    let params = params.loop_iterations(strip / 16 + 1);
+    let partial = empty_workspace(&[strips, 1, extent], DType::F32, x.device())?;
+    let spec = kernel_spec! { "gelu_recompute_grad", dtype: x.dtype().name(), width };
+    let params = kernel_params! {
+        rows, extent, strip, tiles, groups: strips * tiles,
+    }
+    .loop_iterations(strip / 16 + 1);
     launch::launch(&spec, &[x, &again, g, &partial], params, strips * tiles)?;
     // One section gives one tensor.
     let sums = reduce::sum_parts(&partial)?.remove(0);
@@ -133,14 +113,9 @@ impl Tensor {
     /// `weight` has neither one element nor as many as dimension 1.
     #[track_caller]
     pub fn prelu(&self, weight: &Tensor) -> Result<Tensor> {
-        let channels = self.shape().get(1).copied().unwrap_or(1);
-        if weight.rank() > 1 || (weight.numel() != 1 && weight.numel() != channels) {
-            return Err(Error::shape(
-                "prelu",
-                format!("takes 1 or {channels} weights"),
-                &[self.shape(), weight.shape()],
-            ));
-        }
+        let channels = extent_or_one(self, 1);
+        fail_if!(weight.rank() > 1 || (weight.numel() != 1 && weight.numel() != channels);
+            shape("prelu", [self, weight]), "takes 1 or {channels} weights");
         let mut shape = vec![1; self.rank()];
         if weight.numel() != 1 {
             shape[1] = channels;
@@ -155,9 +130,7 @@ impl Tensor {
     #[track_caller]
     pub fn glu(&self, dim: isize) -> Result<Tensor> {
         let n = self.dim(dim)?;
-        if n % 2 != 0 {
-            return Err(Error::shape("glu", "takes a dimension of even extent", &[self.shape()]));
-        }
+        fail_if!(n % 2 != 0; shape("glu", [self]), "takes a dimension of even extent");
         let (first, second) = (self.narrow(dim, 0, n / 2)?, self.narrow(dim, n / 2, n / 2)?);
         run_pointwise(&GLU, &[Operand::Tensor(&first), Operand::Tensor(&second)], &[])
     }
@@ -178,12 +151,8 @@ impl Tensor {
     /// `lower` is above `upper`, or the dtype is not a float.
     #[track_caller]
     pub fn rrelu(&self, lower: f64, upper: f64, training: bool) -> Result<Tensor> {
-        if lower > upper {
-            return Err(Error::argument(
-                "rrelu",
-                format!("takes a lower bound that is not above {upper}, got {lower}"),
-            ));
-        }
+        fail_if!(lower > upper;
+            argument("rrelu"), "takes a lower bound that is not above {upper}, got {lower}");
         if !training {
             return self.leaky_relu((lower + upper) / 2.0);
         }

@@ -1,17 +1,12 @@
 //! Elementwise operations of two and three operands, with broadcasting. All operands but the first may be
 //! scalars.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
 use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
-use crate::ops::elementwise::pointwise::{
-    Operand, PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace,
-};
-use crate::ops::kernel::launch;
-use crate::scalar::Scalar;
+use crate::ops::elementwise::pointwise::pointwise_ops;
+use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
+use crate::ops::prelude::*;
 use crate::scalar::ScalarConversion;
-use crate::tensor::Tensor;
 
 /// Declares operations. An entry has documentation, name, type rule, expression (and one for integers and
 /// f64), math files and gradients.
@@ -112,10 +107,10 @@ binary! {
     fmod / fmod_: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * trunc(a / b)", &[A, B])];
     /// Remainder of a / b rounded down, with the sign of b.
-    remainder / remainder_: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
+    remainder / remainder_: Number, "m_remainder(a, b)" | "int_remainder(a, b)", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
-    floor_divide: Number, "m_floor_div(a, b)" | "(a - ((a % b) + b) % b) / b", ["base", "mod"], [Zero, Zero];
+    floor_divide: Number, "m_floor_div(a, b)" | "int_floor_div(a, b)", ["base", "mod"], [Zero, Zero];
     /// a / b rounded towards zero.
     trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
     /// |a| with the sign of b.
@@ -176,47 +171,20 @@ pub(crate) fn comparison_op(name: &str) -> &'static PointwiseOp {
     }
 }
 
-static WHERE: PointwiseOp = PointwiseOp {
-    name: "where",
-    expr: "select(c, b, a != T(0))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Any,
-    math_files: &[],
-    grads: &[NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])],
-};
-
-// In place, the tensor is the first operand.
-static MASKED_FILL_: PointwiseOp = PointwiseOp {
-    name: "masked_fill_",
-    expr: "select(a, c, b != T(0))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Any,
-    math_files: &[],
-    grads: &[Expr("select(g, T(0), b != T(0))", &[B]), NoGrad, Expr("select(T(0), g, b != T(0))", &[B])],
-};
-
-static FILL_: PointwiseOp = PointwiseOp {
-    name: "fill_",
-    expr: "b",
-    int_f64_expr: "",
-    type_rule: TypeRule::Any,
-    math_files: &[],
-    grads: &[Zero, Expr("g", &[])],
-};
-
-static CLAMP: PointwiseOp = PointwiseOp {
-    name: "clamp",
-    expr: "m_min(m_max(a, b), c)",
-    int_f64_expr: "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))",
-    type_rule: TypeRule::Number,
-    math_files: &["base"],
+pointwise_ops! {
+    WHERE "where": Any, "select(c, b, a != T(0))", [], [
+        NoGrad, Expr("select(T(0), g, a != T(0))", &[A]), Expr("select(g, T(0), a != T(0))", &[A])];
+    // In place, the tensor is the first operand.
+    MASKED_FILL_ "masked_fill_": Any, "select(a, c, b != T(0))", [], [
+        Expr("select(g, T(0), b != T(0))", &[B]), NoGrad, Expr("select(T(0), g, b != T(0))", &[B])];
+    FILL_ "fill_": Any, "b", [], [Zero, Expr("g", &[])];
     // Equal operands share the gradient.
-    grads: &[
+    CLAMP "clamp": Number, "m_min(m_max(a, b), c)"
+        | "select(select(select(min(max(a, b), c), c, m_isnan(f32(c))), b, m_isnan(f32(b))), a, m_isnan(f32(a)))", ["base"], [
         Expr("select(select(g, g * 0.5, (a == b || a == c) && b < c), T(0), a < b || a > c)", &[A, B, C]),
         Expr("select(select(T(0), g * 0.5, a == b && b < c), g, a < b && b <= c)", &[A, B, C]),
-        Expr("select(select(T(0), g * 0.5, a == c && b < c), g, b > c || (a > c && b <= c))", &[A, B, C]),
-    ],
-};
+        Expr("select(select(T(0), g * 0.5, a == c && b < c), g, b > c || (a > c && b <= c))", &[A, B, C])];
+}
 
 /// Clamp by scalars. The gradient is zero at a bound, unless the bound is infinite and so clamps nothing.
 static CLAMP_SCALARS: PointwiseOp = PointwiseOp {
@@ -235,32 +203,14 @@ fn select_clamp_op(min: &Operand<'_>, max: &Operand<'_>) -> &'static PointwiseOp
     if matches!((min, max), (Operand::Scalar(_), Operand::Scalar(_))) { &CLAMP_SCALARS } else { &CLAMP }
 }
 
-static ADDCMUL: PointwiseOp = PointwiseOp {
-    name: "addcmul",
-    expr: "a + value * b * c",
-    int_f64_expr: "",
-    type_rule: TypeRule::Number,
-    math_files: &[],
-    grads: &[Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])],
-};
-
-static ADDCDIV: PointwiseOp = PointwiseOp {
-    name: "addcdiv",
-    expr: "a + value * b / c",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &[],
-    grads: &[Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])],
-};
-
-static LERP: PointwiseOp = PointwiseOp {
-    name: "lerp",
-    expr: "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &[],
-    grads: &[Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])],
-};
+pointwise_ops! {
+    ADDCMUL "addcmul": Number, "a + value * b * c", [], [
+        Expr("g", &[]), Expr("g * value * c", &[C]), Expr("g * value * b", &[B])];
+    ADDCDIV "addcdiv": Float, "a + value * b / c", [], [
+        Expr("g", &[]), Expr("g * value / c", &[C]), Expr("-g * value * b / (c * c)", &[B, C])];
+    LERP "lerp": Float, "select(b - (b - a) * (1.0 - c), a + c * (b - a), abs(c) < 0.5)", [], [
+        Expr("g * (1.0 - c)", &[C]), Expr("g * c", &[C]), Expr("g * (b - a)", &[A, B])];
+}
 
 /// Fails for a factor that integer operands would truncate.
 fn check_integer_value(operands: &[Operand<'_>], value: f64) -> Result<()> {
@@ -268,15 +218,9 @@ fn check_integer_value(operands: &[Operand<'_>], value: f64) -> Result<()> {
         Operand::Tensor(t) => t.dtype().is_float(),
         Operand::Scalar(s) => matches!(s, Scalar::Float(_)),
     };
-    if value.fract() == 0.0 || operands.iter().any(float) {
-        return Ok(());
-    }
-    Err(Error::argument(
-        "addcmul",
-        format!(
-            "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`"
-        ),
-    ))
+    fail_if!(!(value.fract() == 0.0 || operands.iter().any(float)); argument("addcmul"),
+        "the value {value} is no integer, and the tensors are integers; cast one to a float with `to_dtype`");
+    Ok(())
 }
 
 impl Tensor {
@@ -307,13 +251,11 @@ impl Tensor {
         match number.convert_to(self.dtype()) {
             ScalarConversion::Exact(number) => Ok(Operand::Scalar(number)),
             _ if self.dtype().is_float() => number.checked_cast(op, self.dtype()).map(Operand::Scalar),
-            _ => Err(Error::argument(
-                op,
-                format!(
-                    "{} does not hold the value {number:?}; cast the tensor with `to_dtype`",
-                    self.dtype()
-                ),
-            )),
+            _ => fail!(
+                argument(op),
+                "{} does not hold the value {number:?}; cast the tensor with `to_dtype`",
+                self.dtype()
+            ),
         }
     }
 

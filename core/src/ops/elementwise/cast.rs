@@ -1,19 +1,11 @@
 //! Conversions between element types, and copies between layouts.
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::autograd;
 use crate::backend::Command;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::elementwise::pointwise;
-use crate::ops::kernel::launch::{self, KernelParams, VECTOR_BYTES, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::VECTOR_BYTES;
+use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
-use crate::tensor::Tensor;
-use crate::tensor::layout::collapse_dims;
 
 impl Tensor {
     /// Casts to another type, or returns `self` if it has the type. Floats become integers by truncation.
@@ -29,7 +21,7 @@ impl Tensor {
         if dtype == self.dtype() {
             return Ok(self.clone());
         }
-        let _op = memory::scope::enter_op("to_dtype");
+        operation!("to_dtype");
         if self.dtype().is_storage_only() || dtype.is_storage_only() {
             // An 8-bit gradient would need its own scale.
             autograd::check_no_grad_inputs("to_dtype", &[self])?;
@@ -49,10 +41,9 @@ impl Tensor {
     #[track_caller]
     #[doc(hidden)]
     pub fn copy_into(&self, target: &Tensor) -> Result<()> {
-        let _op = memory::scope::enter_op("copy");
-        if self.shape() != target.shape() || self.dtype() != target.dtype() {
-            return Err(Error::shape("copy", "takes one shape and type", &[self.shape(), target.shape()]));
-        }
+        operation!("copy");
+        fail_if!(self.shape() != target.shape() || self.dtype() != target.dtype();
+            shape("copy", [self, target]), "takes one shape and type");
         self.check_same_device("copy", target)?;
         let n = self.numel();
         if n == 0 {
@@ -71,7 +62,7 @@ impl Tensor {
         launch::check_rank("copy", shape.len())?;
         // Whole output vectors are written if the input's elements are adjacent.
         let runs = fresh && strides[1].last() == Some(&1) && (n * size).is_multiple_of(VECTOR_BYTES);
-        let spec = KernelSpec::new("copy").def("size", size);
+        let spec = kernel_spec! { "copy", size };
         let spec = match (runs, fresh) {
             (true, _) => {
                 let lines = n / shape.last().copied().unwrap_or(1);
@@ -80,14 +71,10 @@ impl Tensor {
             (_, true) => spec.def("mode", "packed"),
             (..) => spec.def("mode", "scattered"),
         };
-        let params = KernelParams::new()
-            .size(n)
-            .size(shape.len())
-            .size(self.layout().offset())
-            .size(target.layout().offset())
-            .dims(&shape)
-            .dims(&strides[1])
-            .dims(&strides[0]);
+        let params = kernel_params! {
+            n, rank: shape.len(), in_offset: self.layout().offset(), out_offset: target.layout().offset(),
+            shape: &shape, in_strides: &strides[1], out_strides: &strides[0],
+        };
         let lanes = if runs { VECTOR_BYTES / size } else { (4 / size).max(1) };
         launch::launch(&spec, &[self, target], params, n.div_ceil(lanes * WORKGROUP_SIZE))
     }
@@ -99,13 +86,9 @@ impl Tensor {
     /// recording.
     #[track_caller]
     pub fn copy_(&self, source: &Tensor) -> Result<()> {
-        let _op = memory::scope::enter_op("copy_");
-        if self.layout().has_internal_overlap() {
-            return Err(Error::argument(
-                "copy_",
-                "the tensor repeats elements (it was expanded); copy it first",
-            ));
-        }
+        operation!("copy_");
+        fail_if!(self.layout().has_internal_overlap();
+            argument("copy_"), "the tensor repeats elements (it was expanded); copy it first");
         let recorded = autograd::check_inplace("copy_", self, &[source])?;
         // Copy first, since overlapping views would be read while they are written.
         let source = if source.shares_storage(self) { source.copy()? } else { source.clone() };

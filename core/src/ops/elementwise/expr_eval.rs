@@ -3,14 +3,7 @@
 //!
 //! The parser evaluates an expression as it reads it, so there is no second set of formulas.
 
-use smallvec::SmallVec;
-
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::ops::elementwise::pointwise::Operand;
-use crate::runtime::device::Device;
-use crate::scalar::Scalar;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Math functions without a tensor operation, as expressions of `x`: derivatives of activations.
 const FUNCTION_DEFINITIONS: &[(&str, &str)] = &[

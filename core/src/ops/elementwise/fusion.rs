@@ -12,19 +12,14 @@
 
 use std::fmt;
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
 use crate::backend::Slice;
-use crate::error::{Error, Result};
 use crate::memory::scope::{self, Scope};
-use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::MAX_RANK;
 use crate::ops::kernel::pointwise_kernel::PointwiseLaunch;
-use crate::runtime::device::Device;
+use crate::ops::prelude::*;
 use crate::runtime::dispatch::{DispatchGuard, FusionSlot, PendingLaunches};
 use crate::runtime::stream::Access;
-use crate::tensor::layout::collapse_dims;
-use crate::tensor::{Layout, Tensor, WeakStorage};
+use crate::tensor::WeakStorage;
 
 /// Limits of a group, set by `fused_pointwise.wgsl`: steps, tensors read, and scalars.
 const MAX_STEPS: usize = 16;
@@ -163,7 +158,7 @@ fn build_fused_kernel(
 ) -> Result<(KernelSpec, KernelParams, usize)> {
     type Words = SmallVec<[&'static str; 16]>;
     let Some(out) = steps.last().map(|step| &step.launch.layouts[0]) else {
-        return Err(Error::argument("fuse", "a chain of no operations"));
+        fail!(argument("fuse"), "a chain of no operations")
     };
     let n = out.numel();
     let mut math: Words = SmallVec::new();
@@ -194,21 +189,17 @@ fn build_fused_kernel(
     let counts = |of: fn(&PointwiseLaunch) -> usize| {
         calls().map(|call| of(call) as u8).collect::<SmallVec<[u8; 16]>>()
     };
-    let spec = KernelSpec::new("fused_pointwise")
-        .def("ops", &words(&mut calls().map(|call| call.op))[..])
-        .def("math", &math[..])
-        .def("inputs", &words(&mut inputs.iter().map(|input| input.dtype))[..])
-        .def("strided", &strided[..])
-        .def("exprs", &words(&mut calls().map(|call| call.expr))[..])
-        .def("outs", &words(&mut calls().map(|call| call.out_dtype))[..])
-        .def("written", written)
-        .def("arities", &counts(|call| call.input_names.len())[..])
-        .def("counts", &counts(|call| call.scalars.len())[..])
-        .def("args", &words(&mut calls().flat_map(|call| call.input_names.iter().copied()))[..])
-        .def("sources", &words(&mut steps.iter().flat_map(|step| step.operands.iter().map(source)))[..])
-        .def("numbers", &words(&mut calls().flat_map(|call| call.scalars.iter().map(|(name, _)| *name)))[..])
-        .def("layout", if vec4 { "vec4" } else { "each" })
-        .def("width", each);
+    let spec = kernel_spec! {
+        "fused_pointwise", ops: &words(&mut calls().map(|call| call.op))[..], math: &math[..],
+        inputs: &words(&mut inputs.iter().map(|input| input.dtype))[..], strided: &strided[..],
+        exprs: &words(&mut calls().map(|call| call.expr))[..],
+        outs: &words(&mut calls().map(|call| call.out_dtype))[..], written,
+        arities: &counts(|call| call.input_names.len())[..], counts: &counts(|call| call.scalars.len())[..],
+        args: &words(&mut calls().flat_map(|call| call.input_names.iter().copied()))[..],
+        sources: &words(&mut steps.iter().flat_map(|step| step.operands.iter().map(source)))[..],
+        numbers: &words(&mut calls().flat_map(|call| call.scalars.iter().map(|(name, _)| *name)))[..],
+        layout: if vec4 { "vec4" } else { "each" }, width: each,
+    };
     let numbers = calls().flat_map(|call| &call.scalars).map(|(_, words)| words[0]);
     let mut params = KernelParams::new().size(n).size(shape.len()).u32(0).u32(0);
     for word in numbers.chain(std::iter::repeat(0)).take(MAX_SCALARS) {

@@ -15,9 +15,7 @@
 
 use std::ops::{Add, Div, Mul, Neg, Sub};
 
-use crate::error::Result;
-use crate::ops::elementwise::pointwise::Operand;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Implements an operator of a tensor, owned or borrowed, with a tensor or a scalar.
 macro_rules! impl_tensor_lhs_ops {

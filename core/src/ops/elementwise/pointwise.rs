@@ -4,20 +4,12 @@
 //! gradient of each input. In gradients, `g` is the gradient of the result and `y` the result. Inputs
 //! broadcast, may have any strides, and may be scalars.
 
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::{AutocastOperand, dispatch_autocast};
-use crate::autograd::{self, InputGrads, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
+use crate::amp::AutocastOperand;
 use crate::ops::elementwise::binary;
 use crate::ops::elementwise::expr_eval::{ExprEnv, ExprValue};
-use crate::ops::kernel::launch;
 use crate::ops::kernel::pointwise_kernel::{self, PointwiseInput, PointwiseSpec};
-use crate::scalar::{Scalar, ScalarConversion};
-use crate::tensor::layout::broadcast_shapes;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
+use crate::scalar::ScalarConversion;
 
 /// Tensor or scalar operand.
 #[derive(Clone, Copy, Debug)]
@@ -129,6 +121,22 @@ pub(crate) struct PointwiseOp {
     pub(crate) grads: &'static [GradRule],
 }
 
+/// Declares operations: `NAME "name": TypeRule, "expr" | "expression for integers and f64", [math files], [gradients];`.
+macro_rules! pointwise_ops {
+    ($($(#[$attr:meta])* $id:ident $name:literal: $types:ident, $expr:literal $(| $plain:literal)?, [$($math:literal),*], [$($grad:expr),* $(,)?];)*) => {$(
+        $(#[$attr])*
+        pub(super) static $id: PointwiseOp = PointwiseOp {
+            name: $name,
+            expr: $expr,
+            int_f64_expr: concat!($($plain)?),
+            type_rule: TypeRule::$types,
+            math_files: &[$($math),*],
+            grads: &[$($grad),*],
+        };
+    )*};
+}
+pub(crate) use pointwise_ops;
+
 const INPUT_NAMES: [&str; 3] = ["a", "b", "c"];
 
 fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DType)> {
@@ -158,32 +166,30 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
             }
         }
     }
-    let Some(mut dtype) = dtype else {
-        return Err(Error::argument(op.name, "takes at least one tensor"));
-    };
+    let Some(mut dtype) = dtype else { fail!(argument(op.name), "takes at least one tensor") };
     for arg in args {
         if let Operand::Tensor(t) = arg {
             launch::check_computable(op.name, t)?;
         }
     }
-    if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(power)))) =
-        (op.type_rule, op.name, dtype.is_int(), args.get(1))
-        && Scalar::Int(*power).convert_to(dtype) == ScalarConversion::AboveRange
+    // Powers and divisors would wrap around, which in a sum is the result modulo the range, but not here.
+    if let (true, &[_, Operand::Scalar(number @ Scalar::Int(value)), ..]) = (dtype.is_int(), args)
+        && let Some(role) = match (op.name, number.convert_to(dtype)) {
+            ("pow", ScalarConversion::AboveRange) => Some("power"),
+            (
+                "floor_divide" | "trunc_divide" | "remainder" | "fmod",
+                ScalarConversion::AboveRange | ScalarConversion::BelowRange,
+            ) => Some("divisor"),
+            _ => None,
+        }
     {
-        return Err(Error::argument(
-            op.name,
-            format!(
-                "the power {power} is no number of {dtype}; cast the tensor to a wider type with `to_dtype`"
-            ),
-        ));
+        let rule = "cast the tensor to a wider type with `to_dtype`";
+        fail!(argument(op.name), "the {role} {value} is no number of {dtype}; {rule}");
     }
     if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(..0)))) =
         (op.type_rule, op.name, dtype.is_int(), args.get(1))
     {
-        return Err(Error::argument(
-            op.name,
-            "integers have no negative powers; cast them to a float with `to_dtype`",
-        ));
+        fail!(argument(op.name), "integers have no negative powers; cast them to a float with `to_dtype`");
     }
     for arg in args {
         match arg {
@@ -268,7 +274,7 @@ pub(crate) fn run_pointwise(
             args.iter().zip(&cast).map(|(arg, t)| t.as_ref().map_or(*arg, Operand::Tensor)).collect();
         run_pointwise(op, &args, attrs)
     });
-    let _op = memory::scope::enter_op(op.name);
+    operation!(op.name);
     let (compute, result) = resolve_dtypes(op, args)?;
     check_replacements(op, compute, attrs)?;
     // An integer tensor with a scalar out of the type's range: use an equivalent comparison.
@@ -471,10 +477,9 @@ pub(crate) fn run_pointwise_inplace(
     rest: &[Operand<'_>],
     attrs: &[(&'static str, Scalar)],
 ) -> Result<()> {
-    let _op = memory::scope::enter_op(op.name);
-    if target.layout().has_internal_overlap() {
-        return Err(Error::argument(op.name, "the tensor repeats elements (it was expanded); copy it first"));
-    }
+    operation!(op.name);
+    fail_if!(target.layout().has_internal_overlap();
+        argument(op.name), "the tensor repeats elements (it was expanded); copy it first");
     // Another view of the same memory would be read while it is written.
     let others: SmallVec<[&Tensor; 3]> = rest.iter().filter_map(Operand::as_tensor).collect();
     let recorded = autograd::check_inplace(op.name, target, &others)?;
@@ -506,9 +511,8 @@ pub(crate) fn run_pointwise_inplace(
     }
     let (compute, _) = resolve_dtypes(op, &args)?;
     check_replacements(op, compute, attrs)?;
-    if compute.is_float() && !target.dtype().is_float() {
-        return Err(Error::dtype(op.name, target.dtype(), "the result is a float and does not fit in place"));
-    }
+    fail_if!(compute.is_float() && !target.dtype().is_float();
+        dtype(op.name, target.dtype()), "the result is a float and does not fit in place");
     let recipe = op.build_spec(&args, attrs, compute, compute)?;
     pointwise_kernel::run(&recipe, target, true)?;
     if !recorded {

@@ -1,14 +1,10 @@
 //! Elementwise operations of one tensor.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
 use crate::ops::elementwise::pointwise::GradRule::{Expr, None as NoGrad, Zero};
 use crate::ops::elementwise::pointwise::GradVar::{A, Y};
-use crate::ops::elementwise::pointwise::{
-    Operand, PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace,
-};
-use crate::scalar::Scalar;
-use crate::tensor::Tensor;
+use crate::ops::elementwise::pointwise::pointwise_ops;
+use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise, run_pointwise_inplace};
+use crate::ops::prelude::*;
 
 /// Declares operations. An entry has documentation, name (and in-place name), constraint on its attributes,
 /// type rule, expression (and one for integers and f64), math files and gradient.
@@ -38,10 +34,7 @@ macro_rules! unary {
                 /// The operation does not support the dtype.
                 #[track_caller]
                 pub fn $name(&self $(, $attr: f64)*) -> Result<Tensor> {
-                    $(let holds = $holds;
-                    if !holds {
-                        return Err(Error::argument(stringify!($name), $rule));
-                    })?
+                    $(fail_if!(!$holds; argument(stringify!($name)), "{}", $rule);)?
                     run_pointwise(&records::$name, &[Operand::Tensor(self)], &[$((stringify!($attr), Scalar::Float($attr))),*])
                 }
                 unary!(@inplace $($inplace)?, $name, [$($holds, $rule)?], $($attr),*);
@@ -56,10 +49,7 @@ macro_rules! unary {
         /// The result is a float and the tensor is not, or a leaf that requires a gradient is changed.
         #[track_caller]
         pub fn $inplace(&self $(, $attr: f64)*) -> Result<()> {
-            $(let holds = $holds;
-            if !holds {
-                return Err(Error::argument(stringify!($inplace), $rule));
-            })?
+            $(fail_if!(!$holds; argument(stringify!($inplace)), "{}", $rule);)?
             run_pointwise_inplace(&records::$name, self, &[], &[$((stringify!($attr), Scalar::Float($attr))),*])
         }
     };
@@ -190,52 +180,20 @@ unary! {
     logical_not(): Logic, "!a", [], NoGrad;
 }
 
-/// Polygamma function, where `factor` is (-1)ⁿ⁺¹ n!.
-static POLYGAMMA: PointwiseOp = PointwiseOp {
-    name: "polygamma",
-    expr: "m_polygamma(a, n, factor)",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base", "exp", "pow", "polygamma"],
-    grads: &[Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])],
-};
-
-static NAN_TO_NUM: PointwiseOp = PointwiseOp {
-    name: "nan_to_num_with",
-    expr: "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base"],
-    grads: &[Expr("select(0.0, g, m_isfinite(a))", &[A])],
-};
-
-/// Rounding to decimals. At least one of `up` and `down` is 1.
-static ROUND_DECIMALS: PointwiseOp = PointwiseOp {
-    name: "round_decimals",
-    expr: "round(a * up / down) / up * down",
-    int_f64_expr: "near(a * up / down) / up * down",
-    type_rule: TypeRule::Float,
-    math_files: &["base"],
-    grads: &[Zero],
-};
-
-static LOGIT: PointwiseOp = PointwiseOp {
-    name: "logit",
-    expr: "m_log(a / (1.0 - a))",
-    int_f64_expr: "",
-    type_rule: TypeRule::Float,
-    math_files: &["base", "log"],
-    grads: &[Expr("select(m_nan(), g / (a * (1.0 - a)), a >= 0.0 && a <= 1.0)", &[A])],
-};
-
-static BITWISE_NOT: PointwiseOp = PointwiseOp {
-    name: "bitwise_not",
-    expr: "~a",
-    int_f64_expr: "",
-    type_rule: TypeRule::Bits,
-    math_files: &[],
-    grads: &[NoGrad],
-};
+pointwise_ops! {
+    /// Polygamma function, where `factor` is (-1)ⁿ⁺¹ n!.
+    POLYGAMMA "polygamma": Float, "m_polygamma(a, n, factor)", ["base", "exp", "pow", "polygamma"], [
+        Expr("g * m_polygamma(a, n + 1.0, factor * -(n + 1.0))", &[A])];
+    NAN_TO_NUM "nan_to_num_with": Float, "select(select(select(a, neginf, m_isinf(a)), posinf, m_isinf(a) && a > 0.0), nan, m_isnan(a))", ["base"], [
+        Expr("select(0.0, g, m_isfinite(a))", &[A])];
+    /// Rounding to decimals. At least one of `up` and `down` is 1.
+    ROUND_DECIMALS "round_decimals": Float, "round(a * up / down) / up * down"
+        | "near(a * up / down) / up * down", ["base"], [
+        Zero];
+    LOGIT "logit": Float, "m_log(a / (1.0 - a))", ["base", "log"], [
+        Expr("select(m_nan(), g / (a * (1.0 - a)), a >= 0.0 && a <= 1.0)", &[A])];
+    BITWISE_NOT "bitwise_not": Bits, "~a", [], [NoGrad];
+}
 
 impl Tensor {
     /// Computes the derivative of order `n` of [`digamma`](Self::digamma): (-1)ⁿ⁺¹ n! ζ(n + 1, a), with
@@ -248,12 +206,7 @@ impl Tensor {
         if n == 0 {
             return self.digamma();
         }
-        if n > 170 {
-            return Err(Error::argument(
-                "polygamma",
-                format!("order {n}; that of more than 170 is no number of f64"),
-            ));
-        }
+        fail_if!(n > 170; argument("polygamma"), "order {n}; that of more than 170 is no number of f64");
         let factorial: f64 = (1..=n).map(|k| k as f64).product();
         let factor = if n.is_multiple_of(2) { -factorial } else { factorial };
         let numbers = [("n", Scalar::Float(n as f64)), ("factor", Scalar::Float(factor))];
@@ -284,9 +237,8 @@ impl Tensor {
         if decimals == 0 {
             return self.round();
         }
-        if !self.dtype().is_float() {
-            return Err(Error::dtype("round_decimals", self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float();
+            dtype("round_decimals", self.dtype()), "takes floats; cast with `to_dtype`");
         let power = |of: i32| Scalar::Float(10f64.powi(of.max(0)));
         let numbers = [("up", power(decimals)), ("down", power(decimals.saturating_neg()))];
         run_pointwise(&ROUND_DECIMALS, &[Operand::Tensor(self)], &numbers)
@@ -317,13 +269,9 @@ impl Tensor {
     #[track_caller]
     pub fn mvlgamma(&self, p: usize) -> Result<Tensor> {
         const OP: &str = "mvlgamma";
-        if p == 0 {
-            return Err(Error::argument(OP, "takes a dimension of at least 1, got 0"));
-        }
+        fail_if!(p == 0; argument(OP), "takes a dimension of at least 1, got 0");
         // Each dimension launches a separate operation.
-        if p > 10_000 {
-            return Err(Error::argument(OP, format!("takes a dimension of at most 10,000, got {p}")));
-        }
+        fail_if!(p > 10_000; argument(OP), "takes a dimension of at most 10,000, got {p}");
         let _op = crate::memory::scope::enter_op(OP);
         let mut sum = self.lgamma()?;
         for k in 1..p {

@@ -1,69 +1,61 @@
-//! Sums, means and maxima over bags of rows of a table, without the rows in memory.
+//! Sums, means and maxima over bags of table rows, without a gathered copy of the rows.
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
-use crate::amp;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::index::embedding::{check_padding_idx, inverse_frequencies};
 use crate::ops::index::{gather_backward, index_dtype_name, select_rows_backward};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
+use crate::ops::prelude::*;
 
-/// What becomes of the rows of a bag.
+/// Reduction of the rows of a bag.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EmbeddingBagMode {
-    /// Their sum.
+    /// Sum.
     Sum,
-    /// Their mean.
+    /// Mean.
     #[default]
     Mean,
-    /// The largest of each column.
+    /// Maximum of each column.
     Max,
 }
 
-/// Where the bags of [`embedding_bag`](Tensor::embedding_bag) begin, and what becomes of them. Fields are PyTorch's arguments.
+/// Options of [`embedding_bag`](Tensor::embedding_bag), named after PyTorch's arguments.
 ///
 /// ```
 /// use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions};
-/// let sums = EmbeddingBagOptions { mode: EmbeddingBagMode::Sum, padding_idx: Some(0), ..EmbeddingBagOptions::default() };
+/// let mode = EmbeddingBagMode::Sum;
+/// let sums = EmbeddingBagOptions { mode, padding_idx: Some(0), ..Default::default() };
 /// assert!(sums.offsets.is_none());
 /// ```
 #[derive(Clone, Copy, Debug, Default)]
 pub struct EmbeddingBagOptions<'a> {
-    /// Where each bag begins in an index of one dimension, the first at 0; not for an index of two, whose rows are the bags.
+    /// Start of each bag in a one-dimensional index, the first at 0. Not for a two-dimensional index.
     pub offsets: Option<&'a Tensor>,
-    /// What becomes of a bag's rows; the mean.
+    /// Reduction of a bag's rows; by default the mean.
     pub mode: EmbeddingBagMode,
-    /// A factor for each sample, in the shape of the index and the type of the table; for sums.
+    /// Weight of each sample, in the shape of the index and the type of the table. For sums only.
     pub per_sample_weights: Option<&'a Tensor>,
-    /// Whether `offsets` ends with the number of samples.
+    /// If true, `offsets` ends with the number of samples.
     pub include_last_offset: bool,
-    /// A row that counts in no bag, and gets no gradient.
+    /// Index of a row that is excluded from every bag and gets no gradient.
     pub padding_idx: Option<usize>,
-    /// Whether the gradient of a row is divided by how often the index names it; not for maxima.
+    /// If true, divides a row's gradient by the row's number of occurrences in the index. Not for maxima.
     pub scale_grad_by_freq: bool,
 }
 
 const OP: &str = "embedding_bag";
 
-/// Samples of a bag that are reduced one after the other.
+/// Largest number of samples of a bag that one thread reduces.
 const MAX_SEQUENTIAL_SAMPLES: usize = 4096;
 
-/// What the kernel makes.
+/// Outputs of the kernel.
 struct EmbeddingBagOutput {
     out: Tensor,
-    /// The bag of each sample; their number where it counts in none.
+    /// Bag of each sample, or the number of bags if the sample belongs to none.
     offset2bag: Tensor,
-    /// How many samples each bag has, or which row gave each element.
+    /// Number of samples of each bag for means, or the row that gave each element for maxima.
     bag_sizes_or_max_indices: Option<Tensor>,
 }
 
-/// Number of bags, and samples of each where all have as many.
+/// Returns the number of bags, and the number of samples of each bag if the bags are rows of the index.
 fn bag_count_and_length(
     table: &Tensor,
     index: &Tensor,
@@ -77,11 +69,10 @@ fn bag_count_and_length(
                 Error::argument(OP, "include_last_offset takes offsets that end with the number of samples")
             })
         }
-        _ => Err(Error::shape(
-            OP,
-            "takes an index of one dimension with offsets of one, or an index of two dimensions without",
-            &[table.shape(), index.shape(), bags.offsets.map_or(&[][..], Tensor::shape)],
-        )),
+        _ => fail!(
+            shape(OP, &[table.shape(), index.shape(), bags.offsets.map_or(&[][..], Tensor::shape)]),
+            "takes an index of one dimension with offsets of one, or an index of two dimensions without"
+        ),
     }
 }
 
@@ -106,7 +97,7 @@ fn run_embedding_bag(
         EmbeddingBagMode::Mean => Some(Tensor::empty(&[count], wide, device)?),
         EmbeddingBagMode::Max => Some(Tensor::empty(&[count, width], DType::I32, device)?),
     };
-    // Samples before the first bag or behind the last count in none.
+    // Samples before the first bag or after the last belong to no bag.
     let bag_of = Tensor::full(&[samples], count as f64, DType::I32, device)?;
     let offsets = bags.offsets.map(Tensor::contiguous).transpose()?;
     let (index_name, offsets_name) = (
@@ -119,32 +110,21 @@ fn run_embedding_bag(
             EmbeddingBagMode::Mean => "mean",
             EmbeddingBagMode::Max => "max",
         };
-        KernelSpec::new("embedding_bag")
-            .def("dtype", launch::shader_dtype_name(dtype, device))
-            .def("index", index_name)
-            .def("offsets", offsets_name)
-            .def("scaled", factors.is_some())
-            .def("mode", mode)
-            .def("stage", stage)
+        kernel_spec! {
+            "embedding_bag", dtype: launch::shader_dtype_name(dtype, device), index: index_name,
+            offsets: offsets_name, scaled: factors.is_some(), mode, stage,
+        }
     };
-    // How long bags of offsets are is known to the device alone.
+    // With offsets, only the device knows the lengths of bags.
     let longest = if offsets.is_some() { samples } else { length };
     let chunk = (longest.isqrt() / 2).next_power_of_two().max(512);
     let start = |t: Option<&Tensor>| t.map_or(0, |t| t.layout().offset());
-    let params = KernelParams::new()
-        .size(count)
-        .size(width)
-        .size(samples)
-        .size(entries)
-        .size(length)
-        .size(offsets.as_ref().map_or(0, Tensor::numel))
-        .u32(bags.padding_idx.map_or(u32::MAX, |skip| skip as u32))
-        .size(table.layout().offset())
-        .size(index.layout().offset())
-        .size(start(offsets.as_ref()))
-        .size(start(factors))
-        .size(chunk)
-        .size(MAX_SEQUENTIAL_SAMPLES);
+    let params = kernel_params! {
+        bags: count, width, samples, entries, length, offset_count: offsets.as_ref().map_or(0, Tensor::numel),
+        skip: bags.padding_idx.map_or(u32::MAX, |skip| skip as u32), weight_offset: table.layout().offset(),
+        index_offset: index.layout().offset(), bag_offset: start(offsets.as_ref()),
+        scale_offset: start(factors), chunk, long: MAX_SEQUENTIAL_SAMPLES,
+    };
     let lanes = if dtype.size() == 2 { 4 } else { 1 };
     let groups = (count * width).div_ceil(lanes * WORKGROUP_SIZE);
     let inputs: SmallVec<[&Tensor; 8]> =
@@ -177,40 +157,41 @@ fn run_embedding_bag(
 }
 
 impl Tensor {
-    /// Bags of rows of `self`, a table \[entries, width\], each reduced to one row: \[bags, width\], PyTorch's
-    /// `nn.functional.embedding_bag`. A bag is a row of an index of two dimensions, or what lies between two of `offsets` in an index
-    /// of one. A bag without samples gives zeros. Indices are i64, i32 or u32; those outside the table count as no sample.
+    /// Reduces each bag of rows of the table `self` \[entries, width\] to one row: PyTorch's
+    /// `nn.functional.embedding_bag`. Returns \[bags, width\].
+    ///
+    /// The bags are the rows of a two-dimensional index, or the ranges between `offsets` of a one-dimensional
+    /// index. An empty bag gives zeros. Indices are i64, i32 or u32.
     ///
     /// ```
-    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::{EmbeddingBagMode, EmbeddingBagOptions}};
+    /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+    /// # use forebay_core::ops::{EmbeddingBagMode, EmbeddingBagOptions};
     /// # let device = Device::null(Default::default());
     /// let table = Tensor::zeros(&[10, 4], DType::F32, &device)?;
     /// let words = Tensor::from_slice(&[1i32, 5, 5, 2], &[4], &device)?;
     /// let starts = Tensor::from_slice(&[0i32, 3], &[2], &device)?;
-    /// let bags = EmbeddingBagOptions { offsets: Some(&starts), mode: EmbeddingBagMode::Sum, ..EmbeddingBagOptions::default() };
+    /// let offsets = Some(&starts);
+    /// let bags = EmbeddingBagOptions { offsets, mode: EmbeddingBagMode::Sum, ..Default::default() };
     /// assert_eq!(table.embedding_bag(&words, &bags)?.shape(), [2, 4]);
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is no sample: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// The table has not two dimensions, or is of no floats; index and offsets do not go together; there are factors of another
-    /// shape or type, or in another mode than the sum; `scale_grad_by_freq` goes with maxima; memory runs out.
+    /// The table does not have two dimensions or is not of floats. Index and offsets do not fit. Weights have
+    /// another shape or type, or the mode is not the sum. `scale_grad_by_freq` is set for maxima.
     #[track_caller]
     pub fn embedding_bag(&self, index: &Tensor, bags: &EmbeddingBagOptions<'_>) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let &[entries, width] = self.shape() else {
-            return Err(Error::shape(OP, "the table is [entries, width]", &[self.shape()]));
+            fail!(shape(OP, [self]), "the table is [entries, width]")
         };
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes a table of floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float();
+            dtype(OP, self.dtype()), "takes a table of floats; cast with `to_dtype`");
         launch::check_device_dtype(OP, self.dtype(), self.device())?;
-        if bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max {
-            let rule = "scale_grad_by_freq goes with the modes Sum and Mean";
-            return Err(Error::argument(OP, rule));
-        }
+        fail_if!(bags.scale_grad_by_freq && bags.mode == EmbeddingBagMode::Max;
+            argument(OP), "scale_grad_by_freq goes with the modes Sum and Mean");
         check_padding_idx(OP, bags.padding_idx, entries)?;
         let counts = bag_count_and_length(self, index, bags)?;
         for t in [Some(index), bags.offsets, bags.per_sample_weights].into_iter().flatten() {
@@ -232,13 +213,16 @@ impl Tensor {
             Some(f) => Some(f.reshape([-1isize])?),
         };
         check_in_range(OP, index, IndexRange::from_dim(self, 0))?;
+        if let Some(offsets) = bags.offsets {
+            check_lengths(OP, ("offset", "`offsets`"), offsets, 0..=index.numel())?;
+        }
         let flat = index.detach().reshape([index.numel()])?.contiguous()?;
         let table = self.detach().contiguous()?;
         let plain = factors.as_ref().map(Tensor::detach).map(|f| f.contiguous()).transpose()?;
         let EmbeddingBagOutput { out, offset2bag: bag_of, bag_sizes_or_max_indices: more } =
             run_embedding_bag(&table, &flat, plain.as_ref(), bags, counts)?;
         let inputs: SmallVec<[&Tensor; 2]> = [self].into_iter().chain(factors.as_ref()).collect();
-        // The table is kept for the factors' gradient alone.
+        // Only the gradient of the weights needs the table.
         let kept =
             factors.as_ref().filter(|f| f.requires_grad()).map(|_| SavedTensor::substitute(&table, self));
         let plain =
@@ -260,7 +244,7 @@ impl Tensor {
                     Some(gather_backward(OP, g, &shape, 0, (places, places.strides()), None)?)
                 }
                 (counts, true) => {
-                    // Factors are multiplied in f32: what is summed is not rounded before.
+                    // Multiply by the factors in f32, so that terms are not rounded before the sum.
                     let exact = counts.is_some() || plain.is_some() || shares.is_some();
                     let mut rows = if exact { amp::half_to_f32(g)? } else { g.clone() };
                     if let Some(counts) = counts {
@@ -279,7 +263,7 @@ impl Tensor {
             let others = match &kept {
                 Some(table) if wants.get(1) == Some(&true) => {
                     let table = table.unpack(wants)?;
-                    // In f32: a product of halves would be rounded before it is summed.
+                    // In f32, because 16-bit products would be rounded before the sum.
                     let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
                     let rows = g.index_select(0, &bag_of)?.to_dtype(wide)?;
                     let products = rows.mul(&table.index_select(0, &flat)?.to_dtype(wide)?)?;

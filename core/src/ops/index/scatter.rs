@@ -1,34 +1,27 @@
-//! Reducing into places: PyTorch's `scatter_reduce`, `index_put` and its reading twin `index`.
+//! Scatter with reduction (PyTorch's `scatter_reduce`) and indexing by tensors (`index_put` and `index`).
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, BackwardCtx, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
+use crate::autograd::BackwardCtx;
 use crate::ops::ScatterOp;
 use crate::ops::index::select;
 use crate::ops::index::{ScatterSource, scatter_into, split_dim_stride};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
 use crate::ops::sort;
-use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim, numel};
-use crate::tensor::{Dims, Layout, Tensor};
 
-/// Equal indices that one thread walks alone.
+/// Length of a run of equal indices up to which one thread reduces the run.
 const MAX_SEQUENTIAL_RUN: usize = 512;
 
-/// Elements of a sorted line of which one thread walks those of a longer run.
+/// Number of sorted elements for which one thread computes the partial result of a longer run.
 const RUN_CHUNK: usize = 128;
 
-/// Scatters into `out` in place, for lines too long to be walked by each of many threads: the indices are sorted, and
-/// runs of equal ones reduced in their order. A long run is reduced in parts, which a second kernel combines, so that it may be all of a line.
-/// The host does not know whether there are such runs. Where there are none, that kernel ends after two reads for each 512 elements.
-/// Bits are those of the walk for runs up to [`MAX_SEQUENTIAL_RUN`], but that halves are rounded once.
+/// Scatters into `out` in place, for rows too long for every thread to scan all indices.
+///
+/// The indices are sorted, and runs of equal indices are reduced in order. A long run is reduced in chunks,
+/// and a second kernel combines the chunks. The host does not know whether long runs exist. Without them, the
+/// second kernel ends after two reads for each 512 elements. For runs up to [`MAX_SEQUENTIAL_RUN`], results
+/// equal those of the scanning kernel bit by bit, except that 16-bit floats are rounded once.
 pub(crate) fn scatter_sorted_runs(
     op: &'static str,
     out: &Tensor,
@@ -39,8 +32,8 @@ pub(crate) fn scatter_sorted_runs(
     (how, skip): (ScatterOp, Option<usize>),
 ) -> Result<()> {
     let _tag = memory::scope::enter_tag(Tag::Workspace);
-    let extent = out.shape().get(dim).copied().unwrap_or(1);
-    // Lines that share their indices share their order.
+    let extent = extent_or_one(out, dim);
+    // Rows that share their indices also share their order.
     let once = |(k, &n): (usize, &usize)| if k != dim && index_strides.get(k) == Some(&0) { 1 } else { n };
     let own: Dims = shape.iter().enumerate().map(once).collect();
     let seen = index.with_layout(Layout::new(own.clone(), index_strides, index.layout().offset()));
@@ -56,23 +49,24 @@ pub(crate) fn scatter_sorted_runs(
     let (line_shape, strides) = collapse_dims(&lines, &[&out_rest, &own_rest, &src_rest]);
     launch::check_rank(op, line_shape.len())?;
     let lines = numel(&lines);
-    // Chunks of more elements where parts of these would be too many for one workgroup's loops.
+    // Larger chunks for very long rows, so that one workgroup can combine all chunks.
     let scale = length.div_ceil(1 << 30);
     let (chunk, short) = (RUN_CHUNK * scale, MAX_SEQUENTIAL_RUN * scale);
     let long = length > short && how != ScatterOp::Set;
     let (chunks, candidates) = (length.div_ceil(chunk), length.saturating_sub(1) / short);
     let spec = |stage: &'static str| {
-        let spec = KernelSpec::new("scatter_sorted")
-            .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
+        let spec = kernel_spec! {
+            "scatter_sorted", dtype: launch::shader_dtype_name(out.dtype(), out.device()),
+        };
         spec.def("op", how.name()).def("long", long).def("stage", stage)
     };
     let params = || {
-        let params = KernelParams::new().size(lines).size(line_shape.len()).size(length).size(extent);
-        let params = params.u32(skip.map_or(u32::MAX, |s| s as u32));
-        let params = params.size(out.layout().offset()).size(src.layout().offset());
-        let params = params.size(chunk).size(short).size(candidates).align();
-        let params = params.size(out_dim).size(own_dim).size(src_dim).align();
-        params.dims(&line_shape).dims(&strides[0]).dims(&strides[1]).dims(&strides[2])
+        kernel_params! {
+            lines, rank: line_shape.len(), length, extent, skip: skip.map_or(u32::MAX, |s| s as u32),
+            out_offset: out.layout().offset(), src_offset: src.layout().offset(), chunk, short, candidates,
+            dim_strides: [out_dim, own_dim, src_dim], shape: &line_shape, out_strides: &strides[0],
+            index_strides: &strides[1], src_strides: &strides[2],
+        }
     };
     let part = match out.dtype() {
         DType::F16 | DType::BF16 => DType::F32,
@@ -82,11 +76,11 @@ pub(crate) fn scatter_sorted_runs(
     let parts = long.then(|| Tensor::empty(&[chunks, 2, lines], part, out.device())).transpose()?;
     let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![&to, &order, src, out];
     tensors.extend(&parts);
-    // Besides a run, the search for where it begins.
+    // The loop over a run, and the search for its start.
     let walk = params().loop_iterations((short + chunk).min(length) + 64);
     launch::launch(&spec("walk"), &tensors, walk, (lines * length).div_ceil(WORKGROUP_SIZE))?;
     if let Some(parts) = &parts {
-        // Of the runs that a workgroup stands for, 17 at most have more parts than a thread combines alone.
+        // At most 17 runs of a workgroup have more chunks than one thread combines alone.
         let join = params().loop_iterations(chunks.div_ceil(WORKGROUP_SIZE) + 17 * 10 + 256);
         let groups = (lines * candidates).div_ceil(WORKGROUP_SIZE);
         launch::launch(&spec("join"), &[&to, &order, parts, out], join, groups)?;
@@ -94,18 +88,18 @@ pub(crate) fn scatter_sorted_runs(
     Ok(())
 }
 
-/// How [`Tensor::scatter_reduce`] reduces the elements that meet in one place.
+/// Reduction of [`Tensor::scatter_reduce`] for elements with the same index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ScatterReduce {
-    /// To their sum.
+    /// Sum.
     Sum,
-    /// To their product.
+    /// Product.
     Prod,
-    /// To their mean; of integers rounded down.
+    /// Mean, rounded down for integers.
     Mean,
-    /// To the largest.
+    /// Maximum.
     Amax,
-    /// To the smallest.
+    /// Minimum.
     Amin,
 }
 
@@ -122,7 +116,7 @@ impl ScatterReduce {
 
 const OP: &str = "scatter_reduce";
 
-/// One call: where its elements go, and what becomes of them.
+/// Parameters of one `scatter_reduce` call.
 #[derive(Clone)]
 struct ScatterReduction {
     dim: usize,
@@ -143,10 +137,10 @@ impl ScatterReduction {
         Ok(out)
     }
 
-    /// How many elements meet in each place; 1 where there are none.
+    /// Counts the elements that each position receives, or returns 1 for positions without any.
     fn count_contributions(&self, like: &Tensor) -> Result<Tensor> {
         let dtype = match like.dtype() {
-            // What it divides, or what divides that without 64-bit integers.
+            // The type of the divided values, or a type that converts without 64-bit integers.
             dtype if dtype.is_float() || dtype == DType::U32 => dtype,
             _ => DType::I32,
         };
@@ -164,7 +158,7 @@ impl ScatterReduction {
                     self.scatter(&out, &ScatterSource::Scalar(0.0), ScatterOp::Set)?;
                 }
                 ScatterReduce::Prod => self.scatter(&out, &ScatterSource::Scalar(1.0), ScatterOp::Set)?,
-                // One of them instead of the number that was there: it may be counted twice.
+                // Any element of the source replaces the old value: an extremum may count it twice.
                 ScatterReduce::Amax | ScatterReduce::Amin => self.scatter(&out, &source, ScatterOp::Set)?,
             }
         }
@@ -176,8 +170,8 @@ impl ScatterReduction {
         if x.dtype().is_float() { out.div(&counts) } else { out.floor_divide(&counts)?.to_dtype(x.dtype()) }
     }
 
-    /// A product of products, differentiable as often as they are, zeros among the factors included. It takes the memory of every
-    /// element of `src` beside every place along the dimension.
+    /// Computes the product with differentiable products, so that gradients of any order exist, also with
+    /// zero factors. Takes the memory of every element of `src` times the extent of the dimension.
     fn prod_composite(&self, x: &Tensor, src: &Tensor) -> Result<Tensor> {
         if x.rank() == 0 {
             let one = Self { index: self.index.reshape([1])?, ..self.clone() };
@@ -194,7 +188,7 @@ impl ScatterReduction {
         let here = index.unsqueeze(d)?.eq(&places)?;
         let factors = src.unsqueeze(d)?.where_(&here, 1.0)?;
         let product = factors.prod_pairwise(d + 1)?.squeeze(d + 1)?;
-        // Beyond the index nothing is multiplied.
+        // The factor is 1 beyond the extents of the index.
         let ends = x.shape().iter().zip(product.shape()).rev();
         let pads: Vec<isize> = ends.flat_map(|(&n, &k)| [0, (n - k) as isize]).collect();
         let product = product.pad(&pads, PadMode::Constant(1.0))?;
@@ -208,8 +202,8 @@ impl ScatterReduction {
         }
     }
 
-    /// The gradients of `x` and of `src`, which has the index's shape. Sums and means need neither; what was reduced and
-    /// what came out are kept for the others.
+    /// Returns the gradients of `x` and of `src`, which has the shape of the index. Products and extrema need
+    /// the saved operands and result; sums and means do not.
     fn backward(&self, g: &Tensor, kept: Option<&SavedReduction>) -> Result<(Tensor, Tensor)> {
         let picked = |t: &Tensor| t.gather(self.dim as isize, &self.index);
         let (own, other) = match kept {
@@ -223,7 +217,7 @@ impl ScatterReduction {
                 (share, other)
             }
             Some(SavedReduction { x, src, out }) if self.reduce == ScatterReduce::Prod => {
-                // The product of the others: a factor of zero is left out, not divided by.
+                // The product of the other factors: a zero factor is left out instead of divided by.
                 let filled = x.masked_fill(&x.eq(0.0)?, 1.0)?;
                 let own = g.mul(&self.run(&filled, src)?)?.div(&filled)?;
                 let zero = src.eq(0.0)?;
@@ -234,12 +228,12 @@ impl ScatterReduction {
                 (own, picked(&g.mul(&rest)?)?.where_(&only, &plain)?)
             }
             Some(SavedReduction { x, src, out }) => {
-                // A number that is not among the reduced but equal to the result takes its share of the gradient, which is lost:
-                // so it is in PyTorch.
+                // As in PyTorch, an old value equal to the result counts as a tie even if it was not reduced.
+                // Its share of the gradient is lost.
                 let (mine, theirs) = (x.eq(out)?, src.eq(&picked(out)?)?);
                 let ties = self.scatter_add(&mine.to_dtype(x.dtype())?, &theirs.to_dtype(x.dtype())?)?;
                 let share = g.div(&ties)?;
-                // What nobody reached, or no number did, is no tie.
+                // Positions without any tie get no gradient: the division gave infinity or NaN there.
                 (share.where_(&mine, 0.0)?, picked(&share)?.where_(&theirs, 0.0)?)
             }
         };
@@ -251,27 +245,27 @@ impl ScatterReduction {
     }
 }
 
-/// What gradients of products and extremes need.
+/// Operands and result that gradients of products and extrema need.
 struct SavedReduction {
     x: Tensor,
     src: Tensor,
     out: Tensor,
 }
 
-/// A choice of elements by index tensors, one for each of some dimensions, as rows of a matrix.
+/// Selection of elements by index tensors for some dimensions, as rows of a matrix.
 struct IndexSelection {
-    /// Of all dimensions: the indexed ones first.
+    /// Permutation of the dimensions that puts the indexed ones first.
     dim_order: SmallVec<[isize; 6]>,
-    /// The extents in that order.
+    /// Extents in that order.
     shape: Dims,
-    /// Rows, and elements of a row.
+    /// Number of rows, and elements of a row.
     matrix_shape: [usize; 2],
-    /// The row of each choice, of one dimension.
+    /// Row of each selected element, one-dimensional.
     rows: Tensor,
-    /// The shape of the indices, and that of the result.
+    /// Broadcast shape of the indices, and shape of the result.
     index_shape: Dims,
     result_shape: Dims,
-    /// Which dimensions of the result are the indices', put first.
+    /// Permutation of the result's dimensions that puts those of the indices first.
     result_order: SmallVec<[isize; 6]>,
 }
 
@@ -285,10 +279,11 @@ fn invert_permutation(order: &[isize]) -> SmallVec<[isize; 6]> {
     back
 }
 
-/// A tensor, indices of it, and a dimension.
+/// A tensor, indices into the tensor, and a dimension.
 type ExpandedIndex = (Tensor, Vec<Option<Tensor>>, isize);
 
-/// With a mask of rank 0 as one of a new dimension of extent 1: the tensor with that, the indices, and where it is.
+/// Replaces a mask of rank 0 by a mask of a new dimension of extent 1. Returns the unsqueezed tensor, the
+/// indices and the new dimension.
 fn expand_scalar_mask(x: &Tensor, indices: &[Option<&Tensor>]) -> Result<Option<ExpandedIndex>> {
     let flat = |t: &Tensor| t.dtype() == DType::Bool && t.rank() == 0;
     let Some(at) = indices.iter().position(|index| index.is_some_and(flat)) else { return Ok(None) };
@@ -322,29 +317,16 @@ impl IndexSelection {
                 continue;
             }
             let covered = x.shape().get(d..d + index.rank());
-            if covered != Some(index.shape()) {
-                return Err(Error::shape(
-                    op,
-                    format!("a mask has the extents of the dimensions that it stands for, here from {d} on"),
-                    &[x.shape(), index.shape()],
-                ));
-            }
+            fail_if!(covered != Some(index.shape()); shape(op, [x, index]),
+                "a mask has the extents of the dimensions that it stands for, here from {d} on");
             let places = select::nonzero_coordinates(op, index)?;
             for k in 0..index.rank() {
                 found.push((d + k, places.select(1, k as isize)?));
             }
             d += index.rank();
         }
-        if found.is_empty() || d > x.rank() {
-            return Err(Error::argument(
-                op,
-                format!(
-                    "{} indices for {} dimensions; it takes one at least, and no more than there are",
-                    d,
-                    x.rank()
-                ),
-            ));
-        }
+        fail_if!(found.is_empty() || d > x.rank(); argument(op),
+            "{} indices for {} dimensions; it takes one at least, and no more than there are", d, x.rank());
         let shapes: Vec<&[usize]> = found.iter().map(|(_, t)| t.shape()).collect();
         let index = broadcast_shapes(op, &shapes)?;
         let mut rows: Option<Tensor> = None;
@@ -358,7 +340,7 @@ impl IndexSelection {
             )?);
         }
         let Some(rows) = rows else {
-            return Err(Error::argument(op, "takes indices")); // invariant: there is one
+            return Err(Error::argument(op, "takes indices")); // invariant: an index exists
         };
         let is_indexed = |d: usize| found.iter().any(|(k, _)| *k == d);
         let indexed: Vec<usize> = found.iter().map(|(d, _)| *d).collect();
@@ -366,7 +348,7 @@ impl IndexSelection {
         let order: SmallVec<[isize; 6]> = indexed.iter().chain(&rest).map(|&d| d as isize).collect();
         let shape: Dims = indexed.iter().chain(&rest).map(|&d| x.shape()[d]).collect();
         let matrix = [numel(&shape[..indexed.len()]), numel(&shape[indexed.len()..])];
-        // Indices that stand side by side are replaced by the dimensions of the choice; else those come first.
+        // The result's index dimensions replace adjacent indexed dimensions, and otherwise come first.
         let side_by_side = indexed.windows(2).all(|w| w[1] == w[0] + 1);
         let before = if side_by_side { indexed[0] } else { 0 };
         let extents: Dims = rest.iter().map(|&d| x.shape()[d]).collect();
@@ -387,17 +369,17 @@ impl IndexSelection {
         })
     }
 
-    /// A tensor of the indexed one's shape as a matrix of rows; a view where its strides allow it.
+    /// Returns a tensor of the indexed shape as a matrix of rows: a view if the strides allow it.
     fn to_matrix(&self, t: &Tensor) -> Result<Tensor> {
         t.permute(&self.dim_order)?.reshape(self.matrix_shape)
     }
 
-    /// The other way round, without gaps.
+    /// Undoes [`to_matrix`](Self::to_matrix). The result is contiguous.
     fn restore_from_matrix(&self, t: &Tensor) -> Result<Tensor> {
         t.reshape(&self.shape[..])?.permute(&invert_permutation(&self.dim_order))?.contiguous()
     }
 
-    /// What is chosen, from its matrix; recorded.
+    /// Arranges selected rows in the shape of the result. Recorded.
     fn rows_to_result(&self, rows: &Tensor) -> Result<Tensor> {
         let mut shape = self.index_shape.clone();
         let own = self.index_shape.len();
@@ -405,7 +387,7 @@ impl IndexSelection {
         rows.reshape(&shape[..])?.permute(&invert_permutation(&self.result_order))
     }
 
-    /// What is put, as its matrix; recorded.
+    /// Arranges values of the result's shape as rows of the matrix. Recorded.
     fn values_to_matrix(&self, op: &'static str, values: &Tensor) -> Result<Tensor> {
         values.layout().broadcast_to(op, &self.result_shape)?;
         let whole = values.broadcast_to(&self.result_shape)?.permute(&self.result_order)?;
@@ -425,15 +407,15 @@ impl IndexSelection {
 }
 
 impl Tensor {
-    /// A copy of `self` in which the elements of `src` are reduced into the places of `index`, together with what was there,
-    /// or without it: PyTorch's `scatter_reduce`. Places that `index` does not name stay as they are.
+    /// Returns a copy with `src` reduced into the positions of `index`: PyTorch's `scatter_reduce`.
     ///
-    /// Of several largest or smallest each gets the same share of the gradient.
+    /// With `include_self`, the reduction includes the old value of the position. Positions that `index` does
+    /// not contain keep their value. Equal extrema share the gradient equally.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// As [`scatter`](Self::scatter); integers on a device without 64-bit ones, for i64.
+    /// The type is i64, and the device lacks 64-bit integers. See also [`scatter`](Self::scatter).
     #[track_caller]
     pub fn scatter_reduce(
         &self,
@@ -443,11 +425,11 @@ impl Tensor {
         reduce: ScatterReduce,
         include_self: bool,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let d = normalize_dim(OP, dim, self.rank())?;
         self.check_scatter(OP, d, index, src)?;
         if self.dtype().size() == 2 {
-            // Halves are reduced in f32, and rounded once.
+            // Reduce 16-bit floats in f32, and round once.
             let (x, src) = (self.to_dtype(DType::F32)?, src.to_dtype(DType::F32)?);
             return x.scatter_reduce(dim, index, &src, reduce, include_self)?.to_dtype(self.dtype());
         }
@@ -467,7 +449,7 @@ impl Tensor {
         let again = call.clone();
         let backward = move |g: &Tensor, wants: &BackwardCtx<'_>| {
             index.unpack(wants)?;
-            // Which are the largest does not change.
+            // The positions of the extrema are constant.
             let kept = match &kept {
                 Some([x, src, out]) => Some(SavedReduction {
                     x: x.unpack_detached(wants)?,
@@ -480,7 +462,7 @@ impl Tensor {
             Ok(smallvec![Some(own), Some(other)])
         };
         Ok(match reduce {
-            // The product of the others does change with them.
+            // The product of the other factors depends on the operands.
             ScatterReduce::Prod => {
                 let saved = [self, &part, &again.index].into_iter().map(SavedTensor::input).collect();
                 let composed = move |t: &[Tensor]| again.prod_composite(&t[0], &t[1]);
@@ -490,19 +472,20 @@ impl Tensor {
         })
     }
 
-    /// The elements that index tensors choose: PyTorch's `x[indices]`. An index (i64, i32, u32) stands for one dimension,
-    /// a mask (bool) for as many as it has (of rank 0 for a new one, of extent 1 or 0), `None` for one that is taken whole; dimensions
-    /// beyond them are. Indices
-    /// broadcast; their dimensions replace the indexed ones if those lie side by side, else they come first. The host reads how
-    /// many elements of a mask are true.
+    /// Selects elements by index tensors: PyTorch's `x[indices]`.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An integer index (i64, i32, u32) replaces one dimension. A bool mask replaces as many dimensions as
+    /// its rank; a mask of rank 0 adds a dimension of extent 1 or 0. `None` keeps a dimension, and so do
+    /// dimensions after the last index. Indices broadcast. Their dimensions replace the indexed ones if those
+    /// are adjacent, and otherwise come first. For a mask, the host reads the number of true elements.
+    ///
+    /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// There are more indices than dimensions, or none; they do not broadcast; a mask has other extents.
+    /// There are no indices or too many, they do not broadcast, or a mask has other extents.
     #[track_caller]
     pub fn index(&self, indices: &[Option<&Tensor>]) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("index");
+        operation!("index");
         if let Some((x, indices, _)) = expand_scalar_mask(self, indices)? {
             return x.index(&indices.iter().map(Option::as_ref).collect::<Vec<_>>());
         }
@@ -510,14 +493,16 @@ impl Tensor {
         chosen.rows_to_result(&chosen.to_matrix(self)?.index_select(0, &chosen.rows)?)
     }
 
-    /// A copy of `self` in which the elements that `indices` choose, as in [`index`](Self::index), are replaced by
-    /// `values`, or increased by them (`accumulate`): PyTorch's `index_put`. `values` broadcast. Of several for one place
-    /// the last in order stays; sums are made in an order that is the same in every run.
+    /// Returns a copy of `self` with `values` written to the elements that `indices` select, or added to them
+    /// with `accumulate`: PyTorch's `index_put`.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// Indices work as in [`index`](Self::index), and `values` broadcast. Of repeated indices, the last one
+    /// in order wins. Sums have a fixed order.
+    ///
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// As [`index`](Self::index); `values` have another type, or do not broadcast to what is chosen.
+    /// `values` have another type, or do not broadcast to the selection. See also [`index`](Self::index).
     #[track_caller]
     pub fn index_put(
         &self,
@@ -525,13 +510,10 @@ impl Tensor {
         values: &Tensor,
         accumulate: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "index_put";
-        dispatch_autocast!(OP, [self, values], |x, values| x.index_put(indices, &values, accumulate));
-        let _op = memory::scope::enter_op(OP);
-        if values.dtype() != self.dtype() {
-            let rule = format!("the values have the type of the tensor, {}", self.dtype());
-            return Err(Error::dtype(OP, values.dtype(), rule));
-        }
+        operation!(OP = "index_put", autocast [self, values], |x, values|
+            x.index_put(indices, &values, accumulate));
+        fail_if!(values.dtype() != self.dtype();
+            dtype(OP, values.dtype()), "the values have the type of the tensor, {}", self.dtype());
         self.check_same_device(OP, values)?;
         if let Some((x, indices, d)) = expand_scalar_mask(self, indices)? {
             let indices = indices.iter().map(Option::as_ref).collect::<Vec<_>>();
@@ -563,7 +545,7 @@ impl Tensor {
                         Ok(kept)
                     };
                     let kept = clear(&rows.detach())?;
-                    // It is its own transpose.
+                    // The function is its own transpose.
                     let kept = autograd::linear_differentiable(OP, kept, &rows, clear.clone(), clear);
                     Some(chosen.restore_from_matrix(&kept)?)
                 }

@@ -1,25 +1,17 @@
-//! What a condition selects, and where values belong in a sorted line. The host reads how many there are, and nothing else.
+//! Selection by condition, and search in sorted rows. The host reads only the number of selected elements.
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
+use crate::ops::prelude::*;
 use crate::ops::reduce::contiguous_zero_offset;
 use crate::ops::reduce::scan;
 use crate::ops::sort::sort_key_type;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, collapse_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
-/// Elements of one workgroup.
+/// Number of elements for one workgroup.
 const TILE: usize = 2048;
 
-/// Where elements are not zero, in row-major order: coordinates as i64 [count, rank], or one number each as u32 [count].
+/// Finds nonzero elements in row-major order: as coordinates (i64 [count, rank]) or indices (u32 [count]).
 #[track_caller]
 fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tensor> {
     let n = x.numel();
@@ -37,22 +29,20 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
     };
     launch::check_rank(op, shape.len())?;
     let params = || {
-        let params = KernelParams::new().size(n).size(shape.len()).size(x.layout().offset()).align();
-        params.dims(&shape).dims(&strides[0])
+        kernel_params! {
+            n, rank: shape.len(), offset: x.layout().offset(), shape: &shape, strides: &strides[0],
+        }
     };
     let spec = |stage: &'static str, coordinates: bool| {
-        let spec = KernelSpec::new("nonzero").def("kind", sort_key_type(x.dtype())).def("stage", stage);
+        let spec = kernel_spec! { "nonzero", kind: sort_key_type(x.dtype()), stage };
         spec.def("coordinates", coordinates)
     };
     let tiles = n.div_ceil(TILE);
-    let counts = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[tiles], DType::U32, x.device())?
-    };
+    let counts = empty_workspace(&[tiles], DType::U32, x.device())?;
     launch::launch(&spec("count", false), &[x, &counts], params(), tiles)?;
     let totals = scan::cumsum_counts(&counts)?;
     let count = totals.narrow(0, tiles - 1, 1)?.item()? as usize;
-    // One at least, though none may be there: what is launched does not depend on what is read.
+    // At least one element, because what is launched must not depend on the value that the host read.
     let places = out(count.max(1))?;
     if places.numel() > 0 {
         launch::launch(&spec("write", coordinates), &[x, &totals, &places], params(), tiles)?;
@@ -60,14 +50,14 @@ fn find_nonzero(op: &'static str, x: &Tensor, coordinates: bool) -> Result<Tenso
     places.narrow(0, 0, count)
 }
 
-/// The coordinates of what is not zero.
+/// Returns the coordinates of nonzero elements.
 #[track_caller]
 pub(crate) fn nonzero_coordinates(op: &'static str, x: &Tensor) -> Result<Tensor> {
     find_nonzero(op, x, true)
 }
 
-/// The rows that an index names in a dimension, as u32 of one dimension; inside the rows that `before` names, if it does. With `wraps`
-/// those of -extent to -1 count from the end. Those outside are `u32::MAX`.
+/// Converts an index of one dimension to u32 rows, and combines it with the rows in `before`, if any. With
+/// `wraps`, negative indices count from the end. An index out of range becomes `u32::MAX`.
 #[track_caller]
 pub(crate) fn linearize_index(
     op: &'static str,
@@ -81,13 +71,14 @@ pub(crate) fn linearize_index(
     let rows = Tensor::empty(&[n], DType::U32, index.device())?;
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
-    let spec = KernelSpec::new("resolve_indices")
-        .def("index", index_dtype_name(op, index)?)
-        .def("chained", before.is_some())
-        .def("wraps", wraps)
-        .def("narrow", false);
-    let params = KernelParams::new().size(n).size(shape.len()).size(index.layout().offset()).size(extent);
-    let params = params.dims(&shape).dims(&strides[0]).u32(0).align();
+    let spec = kernel_spec! {
+        "resolve_indices", index: index_dtype_name(op, index)?, chained: before.is_some(), wraps,
+        narrow: false,
+    };
+    let params = kernel_params! {
+        n, rank: shape.len(), offset: index.layout().offset(), extent, shape: &shape, strides: &strides[0],
+        ignored: [0u32],
+    };
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![index];
     tensors.extend(before);
     tensors.push(&rows);
@@ -96,8 +87,8 @@ pub(crate) fn linearize_index(
     Ok(rows)
 }
 
-/// Indices, classes or lengths of any integer type as i32. Those that an i32 does not hold become the nearest one but its lowest, which
-/// stands for `ignored` where that is no i32 either.
+/// Converts indices, classes or lengths of any integer type to i32. Values out of range saturate, but never
+/// at the lowest i32, which replaces an `ignored` class that is itself out of range.
 #[track_caller]
 pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>) -> Result<Tensor> {
     if index.dtype() == DType::U8 {
@@ -109,35 +100,32 @@ pub fn cast_index_to_i32(op: &'static str, index: &Tensor, ignored: Option<i64>)
     let out = Tensor::empty(index.shape(), DType::I32, index.device())?;
     let (shape, strides) = collapse_dims(index.shape(), &[index.strides()]);
     launch::check_rank(op, shape.len())?;
-    let spec = KernelSpec::new("resolve_indices")
-        .def("index", index_dtype_name(op, index)?)
-        .def("chained", false)
-        .def("wraps", false)
-        .def("narrow", true);
+    let spec = kernel_spec! {
+        "resolve_indices", index: index_dtype_name(op, index)?, chained: false, wraps: false, narrow: true,
+    };
     let ignored = ignored.unwrap_or(0);
-    let params =
-        KernelParams::new().size(index.numel()).size(shape.len()).size(index.layout().offset()).size(0);
-    let params = params.dims(&shape).dims(&strides[0]);
-    let params = params.u32(ignored as u32).u32((ignored >> 32) as u32).align();
+    let params = kernel_params! {
+        n: index.numel(), rank: shape.len(), offset: index.layout().offset(), extent: 0usize, shape: &shape,
+        strides: &strides[0], ignored: [ignored as u32, (ignored >> 32) as u32],
+    };
     launch::launch(&spec, &[index, &out], params, index.numel().div_ceil(WORKGROUP_SIZE))?;
     Ok(out)
 }
 
-/// The number that stands for an ignored class among those that [`narrowed`] gives.
+/// Returns the i32 that [`cast_index_to_i32`] uses for an ignored class.
 pub fn ignore_index_to_i32(ignored: i64) -> i32 {
     i32::try_from(ignored).unwrap_or(i32::MIN)
 }
 
 impl Tensor {
-    /// The elements where `mask` (bool; both broadcast) is true, in row-major order, as one dimension: PyTorch's
-    /// `masked_select`. The host reads how many there are.
+    /// Selects the elements for which the bool `mask` is true, as one dimension in row-major order: PyTorch's
+    /// `masked_select`. Both tensors broadcast. The host reads the number of elements.
     ///
     /// # Errors
-    /// `mask` is no bool; the shapes do not broadcast; the step is being captured; memory runs out.
+    /// `mask` is not bool, the shapes do not broadcast, or a capture is active.
     #[track_caller]
     pub fn masked_select(&self, mask: &Tensor) -> Result<Tensor> {
-        const OP: &str = "masked_select";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "masked_select");
         launch::check_bool_mask(OP, mask)?;
         self.check_same_device(OP, mask)?;
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
@@ -159,40 +147,40 @@ impl Tensor {
         }))
     }
 
-    /// The indices of the elements that are not zero, one row each, as i64 [count, rank]: PyTorch's `nonzero`. The host reads
-    /// how many there are.
+    /// Returns the indices of nonzero elements as i64 [count, rank]: `torch.nonzero`. The host reads count.
     ///
     /// # Errors
-    /// The step is being captured; memory runs out.
+    /// A capture is active.
     #[track_caller]
     pub fn nonzero(&self) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("nonzero");
+        operation!("nonzero");
         nonzero_coordinates("nonzero", self)
     }
 
-    /// As [`nonzero`](Self::nonzero): PyTorch's `argwhere`.
+    /// Returns [`nonzero`](Self::nonzero): PyTorch's `argwhere`.
     ///
     /// # Errors
-    /// As [`nonzero`](Self::nonzero).
+    /// See [`nonzero`](Self::nonzero).
     #[track_caller]
     pub fn argwhere(&self) -> Result<Tensor> {
         self.nonzero()
     }
 
-    /// The indices of the elements that are not zero, one tensor for each dimension (for none as for one): PyTorch's
-    /// `nonzero(as_tuple=True)` and `where` of one argument.
+    /// Returns the indices of nonzero elements as one tensor for each dimension: PyTorch's
+    /// `nonzero(as_tuple=True)`, and `where` of one argument. A tensor of rank 0 counts as rank 1.
     ///
     /// # Errors
-    /// As [`nonzero`](Self::nonzero).
+    /// See [`nonzero`](Self::nonzero).
     #[track_caller]
     pub fn nonzero_tuple(&self) -> Result<Vec<Tensor>> {
         let places = if self.rank() == 0 { self.reshape([1])?.nonzero()? } else { self.nonzero()? };
         (0..places.shape()[1]).map(|d| places.select(1, d as isize)?.contiguous()).collect()
     }
 
-    /// Each index of a dimension as often as `repeats` says, an integer for each or one for all: PyTorch's `repeat_interleave` of a
-    /// tensor. How many there are in all is read from the device, unless it is given; then it is not checked, and the last index fills
-    /// what is missing.
+    /// Repeats each index of a dimension `repeats` times: PyTorch's `repeat_interleave` with a tensor.
+    ///
+    /// `repeats` has one integer for each index, or one for all. Without `output_size`, the host reads the
+    /// total. A passed `output_size` is not checked; the last index fills missing elements.
     ///
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
@@ -204,7 +192,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `dim` is out of range; `repeats` are no integers, are negative, or are not as many as the dimension's extent.
+    /// `dim` is out of range, or `repeats` are not integers, are negative or do not match the extent.
     #[track_caller]
     pub fn repeat_interleave_by(
         &self,
@@ -212,50 +200,42 @@ impl Tensor {
         dim: isize,
         output_size: Option<usize>,
     ) -> Result<Tensor> {
-        const OP: &str = "repeat_interleave_by";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "repeat_interleave_by");
         let d = normalize_dim(OP, dim, self.rank())?;
-        let n = self.shape().get(d).copied().unwrap_or(1);
+        let n = extent_or_one(self, d);
         self.check_same_device(OP, repeats)?;
-        if !repeats.dtype().is_int() {
-            return Err(Error::dtype(OP, repeats.dtype(), "repeats are integers; cast with `to_dtype`"));
-        }
-        if repeats.rank() > 1 || !matches!(repeats.numel(), 1) && repeats.numel() != n {
-            let rule = "there is one number of repeats for each index of the dimension, or one for all";
-            return Err(Error::shape(OP, rule, &[self.shape(), repeats.shape()]));
-        }
+        fail_if!(!repeats.dtype().is_int();
+            dtype(OP, repeats.dtype()), "repeats are integers; cast with `to_dtype`");
+        fail_if!(repeats.rank() > 1 || !matches!(repeats.numel(), 1) && repeats.numel() != n;
+            shape(OP, [self, repeats]),
+            "there is one number of repeats for each index of the dimension, or one for all");
         let line = if self.rank() == 0 { self.reshape([1])? } else { self.clone() };
         if n == 0 {
             return Ok(line);
         }
         let repeats = repeats.detach();
         if output_size.is_none() {
-            // An exact sum, by words of the host: on the device it would be one of 32 bits.
+            // The host sums exactly; the device would sum in 32 bits.
             let listed = repeats.to_integers()?;
             if let Some(least) = listed.iter().find(|&&n| n < 0) {
-                return Err(Error::argument(
-                    OP,
-                    format!("{least} is no number of repeats; none is negative"),
-                ));
+                fail!(argument(OP), "{least} is no number of repeats; none is negative");
             }
             let total = listed.iter().map(|&n| n as i128).sum::<i128>()
                 * if listed.len() == 1 { n as i128 } else { 1 };
             let elements = total * (line.numel() / n) as i128;
-            if elements > MAX_TENSOR_NUMEL as i128 {
-                return Err(Error::argument(
-                    OP,
-                    format!(
-                        "{total} repeats of {n} indices make {elements} elements; a tensor has at most 4,294,967,295"
-                    ),
-                ));
-            }
+            fail_if!(elements > MAX_TENSOR_NUMEL as i128; argument(OP),
+                "{total} repeats of {n} indices make {elements} elements; a tensor has at most 4,294,967,295");
         }
         let ends = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             scan::cumsum_counts(&repeats.to_dtype(DType::U32)?.broadcast_to(&[n])?.contiguous()?)?
         };
         let total = match output_size {
-            Some(total) => total,
+            Some(total) => {
+                check_lengths(OP, ("repeat", "`repeats`"), &repeats, 0..=total)?;
+                check_lengths(OP, ("sum", "the running sums"), &ends.narrow(0, n - 1, 1)?, total..=total)?;
+                total
+            }
             None => ends.narrow(0, n - 1, 1)?.item()? as usize,
         };
         let places = Tensor::arange(0.0, total as f64, 1.0, DType::U32, self.device())?;
@@ -263,13 +243,15 @@ impl Tensor {
         line.index_select(d as isize, &index)
     }
 
-    /// Where `values` would keep `self`, sorted along its last dimension, in order: how many elements are less, or with `right`
-    /// not greater. PyTorch's `searchsorted`, as i64, or as i32 with `out_int32`. A `self` of one dimension serves all
-    /// values; else all dimensions but the last agree. With `sorter` (as of [`argsort`](Self::argsort)) `self` need not be
-    /// sorted. NaN is never found: a search that meets one goes on to the right of it, as PyTorch's does.
+    /// Returns the positions in the sorted `self` at which `values` keep the order: PyTorch's `searchsorted`.
+    ///
+    /// The position is the number of smaller elements, or with `right` of elements that are not greater. The
+    /// result is i64, or i32 with `out_int32`. A one-dimensional `self` serves all values. Otherwise all
+    /// dimensions but the last agree. With `sorter` (see [`argsort`](Self::argsort)), `self` need not be
+    /// sorted. As in PyTorch, a search continues to the right of NaN.
     ///
     /// # Errors
-    /// The types differ; the shapes do not fit; an input requires a gradient, which there is none of.
+    /// The types differ, the shapes do not fit, or an input requires a gradient: none exists.
     #[track_caller]
     pub fn searchsorted(
         &self,
@@ -281,20 +263,15 @@ impl Tensor {
         self.run_searchsorted("searchsorted", values, out_int32, right, sorter)
     }
 
-    /// The numbers of the buckets, whose limits are `boundaries` (sorted, of one dimension), that the elements fall into:
-    /// PyTorch's `bucketize`; see [`searchsorted`](Self::searchsorted).
+    /// Returns the index of the bucket of each element: PyTorch's `bucketize`. `boundaries` are sorted and
+    /// one-dimensional. See [`searchsorted`](Self::searchsorted).
     ///
     /// # Errors
-    /// As [`searchsorted`](Self::searchsorted); `boundaries` has not one dimension.
+    /// `boundaries` is not one-dimensional. See also [`searchsorted`](Self::searchsorted).
     #[track_caller]
     pub fn bucketize(&self, boundaries: &Tensor, out_int32: bool, right: bool) -> Result<Tensor> {
-        if boundaries.rank() != 1 {
-            return Err(Error::shape(
-                "bucketize",
-                "the boundaries have one dimension",
-                &[boundaries.shape()],
-            ));
-        }
+        fail_if!(boundaries.rank() != 1;
+            shape("bucketize", [boundaries]), "the boundaries have one dimension");
         boundaries.run_searchsorted("bucketize", self, out_int32, right, None)
     }
 
@@ -307,25 +284,15 @@ impl Tensor {
         right: bool,
         sorter: Option<&Tensor>,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         self.check_same_device(op, values)?;
-        if values.dtype() != self.dtype() {
-            let rule = format!(
-                "values and what is searched have one type, here {}; cast with `to_dtype`",
-                self.dtype()
-            );
-            return Err(Error::dtype(op, values.dtype(), rule));
-        }
+        fail_if!(values.dtype() != self.dtype(); dtype(op, values.dtype()),
+            "values and what is searched have one type, here {}; cast with `to_dtype`", self.dtype());
         let lines =
             |t: &Tensor| -> Dims { t.shape().iter().take(t.rank().saturating_sub(1)).copied().collect() };
         let fits = self.rank() == 1 || (self.rank() == values.rank() && lines(self) == lines(values));
-        if self.rank() == 0 || !fits {
-            return Err(Error::shape(
-                op,
-                "what is searched has one dimension, or all but the last agree with those of the values",
-                &[self.shape(), values.shape()],
-            ));
-        }
+        fail_if!(self.rank() == 0 || !fits; shape(op, [self, values]),
+            "what is searched has one dimension, or all but the last agree with those of the values");
         let dtype = if out_int32 { DType::I32 } else { DType::I64 };
         let out = Tensor::empty(values.shape(), dtype, self.device())?;
         let sorter = match sorter {
@@ -335,6 +302,7 @@ impl Tensor {
             }
             Some(sorter) => {
                 self.check_same_device(op, sorter)?;
+                check_in_range(op, sorter, IndexRange::from_dim(self, self.rank() - 1))?;
                 Some(contiguous_zero_offset(sorter)?)
             }
             None => None,
@@ -346,12 +314,14 @@ impl Tensor {
             return Tensor::zeros(values.shape(), dtype, self.device());
         }
         let per_line = if self.rank() == 1 { n } else { values.shape()[last] };
-        let spec = KernelSpec::new("searchsorted")
-            .def("kind", sort_key_type(self.dtype()))
-            .def("sorter", sorter.as_ref().map_or(Ok(""), |s| index_dtype_name(op, s))?)
-            .def("out", if out_int32 { "i32" } else { "i64w" });
-        let params = KernelParams::new().size(n).size(extent).size(per_line).u32(u32::from(right));
-        let params = params.u32(0).u32(u32::MAX);
+        let spec = kernel_spec! {
+            "searchsorted", kind: sort_key_type(self.dtype()),
+            sorter: sorter.as_ref().map_or(Ok(""), |s| index_dtype_name(op, s))?,
+            out: if out_int32 { "i32" } else { "i64w" },
+        };
+        let params = kernel_params! {
+            n, extent, per_line, right: u32::from(right), flip: 0u32, nan: u32::MAX,
+        };
         let (lines, values) = (contiguous_zero_offset(self)?, contiguous_zero_offset(values)?);
         let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![&lines, &values];
         tensors.extend(sorter.as_ref());

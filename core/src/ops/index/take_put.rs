@@ -1,15 +1,10 @@
-//! Copies of a tensor with a part of it replaced, and parts taken out by number: PyTorch's `*_scatter`, `take` and `put`, diagonals.
+//! Copies with a replaced part, and linear indices: PyTorch's `*_scatter`, `take`, `put` and diagonals.
 
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::index::select;
-use crate::ops::kernel::launch;
+use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
-use crate::tensor::layout::{broadcast_shapes, normalize_dim};
-use crate::tensor::{Dims, Tensor};
 
-/// A copy of `x` with `src` where `part` says.
+/// Returns a copy of `x` with `src` in the view that `part` returns.
 #[track_caller]
 fn copy_and_replace(
     op: &'static str,
@@ -17,25 +12,20 @@ fn copy_and_replace(
     src: &Tensor,
     part: impl Fn(&Tensor) -> Result<Tensor>,
 ) -> Result<Tensor> {
-    let _op = memory::scope::enter_op(op);
+    operation!(op);
     let out = x.copy()?;
     let place = part(&out)?;
-    if place.shape() != src.shape() {
-        return Err(Error::shape(
-            op,
-            "the source has the shape of what it replaces",
-            &[place.shape(), src.shape()],
-        ));
-    }
+    fail_if!(place.shape() != src.shape();
+        shape(op, [place, src]), "the source has the shape of what it replaces");
     place.copy_(src)?;
     Ok(out)
 }
 
 impl Tensor {
-    /// A copy with `src` in place of [`slice_dim`](Self::slice_dim) of the same arguments.
+    /// Returns a copy with `src` in place of the [`slice_dim`](Self::slice_dim) of the same arguments.
     ///
     /// # Errors
-    /// As [`slice_dim`](Self::slice_dim); `src` has another shape; memory runs out.
+    /// `src` has another shape. See also [`slice_dim`](Self::slice_dim).
     #[track_caller]
     pub fn slice_scatter(
         &self,
@@ -48,41 +38,37 @@ impl Tensor {
         copy_and_replace("slice_scatter", self, src, |x| x.slice_dim(dim, start, stop, step))
     }
 
-    /// A copy with `src` in place of [`select`](Self::select) of the same arguments.
+    /// Returns a copy with `src` in place of the [`select`](Self::select) of the same arguments.
     ///
     /// # Errors
-    /// As [`select`](Self::select); `src` has another shape; memory runs out.
+    /// `src` has another shape. See also [`select`](Self::select).
     #[track_caller]
     pub fn select_scatter(&self, src: &Tensor, dim: isize, index: isize) -> Result<Tensor> {
         copy_and_replace("select_scatter", self, src, |x| x.select(dim, index))
     }
 
-    /// A copy with `src` in place of [`diagonal`](Self::diagonal) of the same arguments.
+    /// Returns a copy with `src` in place of the [`diagonal`](Self::diagonal) of the same arguments.
     ///
     /// # Errors
-    /// As [`diagonal`](Self::diagonal); `src` has another shape; memory runs out.
+    /// `src` has another shape. See also [`diagonal`](Self::diagonal).
     #[track_caller]
     pub fn diagonal_scatter(&self, src: &Tensor, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         copy_and_replace("diagonal_scatter", self, src, |x| x.diagonal(offset, dim1, dim2))
     }
 
-    /// Zeros with the last dimension along the diagonal of the dimensions `dim1` and `dim2` of the result.
+    /// Returns zeros with the last dimension on the diagonal of the result's dimensions `dim1` and `dim2`.
     ///
     /// # Errors
-    /// There are no dimensions; `dim1` and `dim2` are the same, or out of range; memory runs out.
+    /// The rank is 0, or `dim1` and `dim2` are equal or out of range.
     #[track_caller]
     pub fn diag_embed(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
-        const OP: &str = "diag_embed";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "diag_embed");
         let Some((&n, before)) = self.shape().split_last() else {
-            return Err(Error::shape(OP, "takes at least one dimension", &[self.shape()]));
+            fail!(shape(OP, [self]), "takes at least one dimension")
         };
         let side = n.checked_add(offset.unsigned_abs()).filter(|&side| side <= u32::MAX as usize);
         let Some(side) = side else {
-            return Err(Error::argument(
-                OP,
-                format!("offset {offset} leaves every matrix that a tensor can hold"),
-            ));
+            fail!(argument(OP), "offset {offset} leaves every matrix that a tensor can hold")
         };
         let shape = [before, &[side, side]].concat();
         let out = Tensor::zeros(&shape, self.dtype(), self.device())?;
@@ -90,10 +76,10 @@ impl Tensor {
         out.movedim(&[-2, -1], &[dim1, dim2])
     }
 
-    /// Of a vector the matrix with it along a diagonal, of a matrix a copy of that diagonal.
+    /// Returns a matrix with the vector `self` on a diagonal, or a copy of a matrix's diagonal.
     ///
     /// # Errors
-    /// There are neither one nor two dimensions; memory runs out.
+    /// The rank is neither 1 nor 2.
     #[track_caller]
     pub fn diag(&self, diagonal: isize) -> Result<Tensor> {
         match self.rank() {
@@ -103,54 +89,52 @@ impl Tensor {
         }
     }
 
-    /// The elements whose numbers, row by row, `index` names, in its shape; negative ones count from the end.
+    /// Reads elements by linear index in row-major order, in the shape of `index`: PyTorch's `take`. Negative
+    /// indices count from the end.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range reads as 0: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// As [`index_select`](Self::index_select).
+    /// See [`index_select`](Self::index_select).
     #[track_caller]
     pub fn take(&self, index: &Tensor) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("take");
+        operation!("take");
         let line = self.reshape([-1])?;
         let rows = select::linearize_index("take", index, line.numel(), None, true)?;
         line.index_select(0, &rows)?.reshape(index.shape())
     }
 
-    /// A copy with the elements of `source` at the numbers, row by row, that `index` names, which are as many: put there, or added
-    /// with `accumulate`.
+    /// Returns a copy with the elements of `source` written at the linear indices in `index`, or added with
+    /// `accumulate`: PyTorch's `put`. `index` and `source` have the same number of elements.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// As [`index_put`](Self::index_put).
+    /// See [`index_put`](Self::index_put).
     #[track_caller]
     pub fn put(&self, index: &Tensor, source: &Tensor, accumulate: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("put");
-        if index.numel() != source.numel() {
-            let rule = "takes as many elements as numbers of them";
-            return Err(Error::shape("put", rule, &[index.shape(), source.shape()]));
-        }
+        operation!("put");
+        fail_if!(index.numel() != source.numel();
+            shape("put", [index, source]), "takes as many elements as numbers of them");
         let (index, source) = (index.reshape([-1])?, source.reshape([-1])?);
         self.reshape([-1])?.index_put(&[Some(&index)], &source, accumulate)?.reshape(self.shape())
     }
 
-    /// A copy with the lines of `source` along a dimension at the places that `index` (of one dimension) names.
+    /// Returns a copy with slices of `source` written along `dim` at the one-dimensional `index`.
     ///
-    /// An index outside its range names nothing: see [`check_indices`](crate::ops::check_indices).
+    /// An index out of range is skipped: see [`check_indices`](crate::ops::check_indices).
     ///
     /// # Errors
-    /// As [`scatter`](Self::scatter); `index` has more than one dimension, or not as many elements as `source` lines.
+    /// `index` has more than one dimension, or not one element for each slice. See also
+    /// [`scatter`](Self::scatter).
     #[track_caller]
     pub fn index_copy(&self, dim: isize, index: &Tensor, source: &Tensor) -> Result<Tensor> {
-        const OP: &str = "index_copy";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "index_copy");
         let d = normalize_dim(OP, dim, self.rank())?;
         let lines = source.shape().get(d).copied().unwrap_or(1);
-        if index.rank() > 1 || index.numel() != lines || source.rank() != self.rank() {
-            let rule = "takes an index of one dimension, and a source of this rank with a line for each";
-            return Err(Error::shape(OP, rule, &[self.shape(), index.shape(), source.shape()]));
-        }
+        fail_if!(index.rank() > 1 || index.numel() != lines || source.rank() != self.rank();
+            shape(OP, [self, index, source]),
+            "takes an index of one dimension, and a source of this rank with a line for each");
         if self.rank() == 0 {
             return self.reshape([1])?.index_copy(0, index, &source.reshape([1])?)?.reshape([0usize; 0]);
         }
@@ -159,32 +143,28 @@ impl Tensor {
         self.scatter(dim, &index.reshape(&shape[..])?.broadcast_to(source.shape())?, source)
     }
 
-    /// A copy with the elements of `source`, in order, where `mask` (bool; both broadcast) holds. That `source` has enough of them is not checked: its last one
-    /// is taken for those that are missing.
+    /// Returns a copy with elements of `source` where `mask` is true: PyTorch's `masked_scatter`.
+    ///
+    /// Both tensors broadcast. The length of `source` is not checked: its last element replaces missing ones.
     ///
     /// # Errors
-    /// `mask` is no bool; the shapes do not broadcast; `source` is empty, or of another type; memory runs out.
+    /// `mask` is not bool, the shapes do not broadcast, or `source` is empty or of another type.
     #[track_caller]
     pub fn masked_scatter(&self, mask: &Tensor, source: &Tensor) -> Result<Tensor> {
-        const OP: &str = "masked_scatter";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "masked_scatter");
         launch::check_bool_mask(OP, mask)?;
-        if source.dtype() != self.dtype() {
-            let rule = format!("the source has the type of the tensor, {}", self.dtype());
-            return Err(Error::dtype(OP, source.dtype(), rule));
-        }
+        fail_if!(source.dtype() != self.dtype();
+            dtype(OP, source.dtype()), "the source has the type of the tensor, {}", self.dtype());
         let shape = broadcast_shapes(OP, &[self.shape(), mask.shape()])?;
         let (x, mask) = (self.broadcast_to(&shape)?, mask.broadcast_to(&shape)?);
         if x.numel() == 0 {
             return x.copy();
         }
-        if source.numel() == 0 {
-            return Err(Error::shape(OP, "takes a source that is not empty", &[source.shape()]));
-        }
+        fail_if!(source.numel() == 0; shape(OP, [source]), "takes a source that is not empty");
         let place = {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             let counts = mask.to_dtype(DType::U32)?.reshape([-1])?.contiguous()?;
-            // The first one that holds has place 0.
+            // The first true element has position 0.
             scan::cumsum_counts(&counts)?.to_dtype(DType::I32)?.sub(1)?.clamp(0, source.numel() as i64 - 1)?
         };
         let picked = source.reshape([-1])?.index_select(0, &place)?.reshape(&shape[..])?;

@@ -31,7 +31,7 @@ use smallvec::SmallVec;
 
 use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail, fail_if};
 use crate::memory;
 use crate::ops::kernel::launch;
 use crate::tensor::shape::Extents;
@@ -164,10 +164,7 @@ impl CustomOpCall<'_> {
         let inputs: SmallVec<[&Tensor; 4]> = self.inputs.clone();
         let mut outputs = self.launch()?;
         let (Some(output), true) = (outputs.pop(), outputs.is_empty()) else {
-            return Err(Error::argument(
-                name,
-                "`run` gives one output; use `run_all`, which has no gradient",
-            ));
+            fail!(argument(name), "`run` gives one output; use `run_all`, which has no gradient");
         };
         let Some(gradient) = gradient.filter(|_| autograd::compute_requires_grad(&inputs)) else {
             return Ok(output);
@@ -189,9 +186,8 @@ impl CustomOpCall<'_> {
     /// See [`run`](Self::run). A gradient function is also an error.
     #[track_caller]
     pub fn run_all(self) -> Result<Vec<Tensor>> {
-        if self.gradient.is_some() {
-            return Err(Error::argument(self.op.name, "`run_all` has no gradient; use `run` for one output"));
-        }
+        fail_if!(self.gradient.is_some();
+            argument(self.op.name), "`run_all` has no gradient; use `run` for one output");
         autograd::check_no_grad_inputs(self.op.name, &self.inputs)?;
         self.launch()
     }
@@ -230,32 +226,23 @@ impl CustomOpCall<'_> {
             && size.iter().map(|&n| u64::from(n)).product::<u64>() > limits.max_workgroup_size.into()
         {
             let most = limits.max_workgroup_size;
-            return Err(Error::argument(
-                name,
-                format!("workgroups of {size:?} invocations; {device} takes at most {most}"),
-            ));
+            fail!(argument(name), "workgroups of {size:?} invocations; {device} takes at most {most}");
         }
         let Some(groups) = self.workgroups else {
             let [x, y, z] = interface.workgroup_size.unwrap_or([1; 3]);
-            return Err(Error::argument(
-                name,
-                format!(
-                    "the call does not say how many workgroups run; each has {x} x {y} x {z} invocations: add \
+            fail!(
+                argument(name),
+                "the call does not say how many workgroups run; each has {x} x {y} x {z} invocations: add \
                      `.groups([n.div_ceil({x}), 1, 1])` for n invocations in x"
-                ),
-            ));
+            );
         };
         if groups.contains(&0) {
             return Ok(outputs);
         }
         let max = limits.max_workgroups_per_dim as usize;
         let [x, y, z] = groups;
-        if x.max(y).max(z) > max {
-            return Err(Error::argument(
-                name,
-                format!("a grid of {groups:?} workgroups; {device} takes at most {max} along each dimension"),
-            ));
-        }
+        fail_if!(x.max(y).max(z) > max; argument(name),
+            "a grid of {groups:?} workgroups; {device} takes at most {max} along each dimension");
         // The size of a uniform block is a multiple of 16 bytes.
         let mut params = self.params;
         params.resize(params.len().next_multiple_of(16), 0);
@@ -276,15 +263,13 @@ fn check_interface(
     if module.buffers.len() != inputs + outputs || !numbered {
         let bindings: Vec<_> =
             module.buffers.iter().map(|b| format!("`{}` at {}", b.name, b.binding)).collect();
-        return Err(Error::argument(
-            op,
-            format!(
-                "the module declares the storage buffers {} of @group(0); the call has {inputs} inputs and {outputs} outputs, which are \
+        fail!(
+            argument(op),
+            "the module declares the storage buffers {} of @group(0); the call has {inputs} inputs and {outputs} outputs, which are \
                  bindings 0 to {}",
-                if bindings.is_empty() { "none".to_owned() } else { bindings.join(", ") },
-                (inputs + outputs).saturating_sub(1)
-            ),
-        ));
+            if bindings.is_empty() { "none".to_owned() } else { bindings.join(", ") },
+            (inputs + outputs).saturating_sub(1)
+        );
     }
     for (k, StorageBuffer { name, binding, is_writable: writable, .. }) in module.buffers.iter().enumerate() {
         let rule = match k.checked_sub(inputs) {

@@ -3,7 +3,7 @@
 use forebay_shaders::KernelSpec;
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, fail_if};
 use crate::memory::scope;
 use crate::runtime::capture::replay_params::ReplayCtx;
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
@@ -19,7 +19,41 @@ pub(crate) const VECTOR_BYTES: usize = 16;
 
 #[doc(hidden)]
 pub use crate::runtime::kernel_params::KernelParams;
-pub(crate) use crate::runtime::kernel_params::MAX_RANK;
+pub(crate) use crate::runtime::kernel_params::{MAX_RANK, kernel_params};
+
+/// Builds a [`KernelSpec`] from the template's name and its definitions: `kernel_spec! { "scan", stage, lanes }`.
+/// Definitions after `..spec;` extend another spec.
+macro_rules! kernel_spec {
+    (..$base:expr; $($name:ident $(: $value:expr)?),* $(,)?) => {
+        $base$(.def(stringify!($name), $crate::runtime::kernel_params::param_value!($name $($value)?)))*
+    };
+    ($template:literal $(, $($defs:tt)*)?) => {
+        $crate::ops::kernel::launch::kernel_spec!(..forebay_shaders::KernelSpec::new($template); $($($defs)*)?)
+    };
+}
+pub(crate) use kernel_spec;
+
+/// Fails if the names or offsets of the parameters differ from the kernel's struct. Each set of names is checked
+/// once.
+#[cfg(debug_assertions)]
+fn check_param_fields(spec: &KernelSpec, params: &KernelParams) {
+    use std::collections::HashSet;
+    use std::sync::{LazyLock, Mutex, PoisonError};
+
+    type Fields = Vec<(&'static str, usize)>;
+    static CHECKED: LazyLock<Mutex<HashSet<(&'static str, Fields)>>> = LazyLock::new(Mutex::default);
+    let fields = &params.fields;
+    let key = (spec.template, fields.clone());
+    if fields.is_empty() || !CHECKED.lock().unwrap_or_else(PoisonError::into_inner).insert(key) {
+        return;
+    }
+    let wgsl = forebay_shaders::render(spec).unwrap_or_else(|error| panic!("{error}"));
+    let declared =
+        forebay_shaders::reflection::uniform_fields(&wgsl).unwrap_or_else(|error| panic!("{error}"));
+    let declared = declared.iter().map(|(name, at)| (name.as_str(), *at));
+    let declared: Vec<(&str, usize)> = declared.filter(|(name, _)| !name.starts_with("unused")).collect();
+    assert_eq!(fields, &declared, "parameters of `{}`", spec.template);
+}
 
 /// Returns the name of the dtype in shaders on this device.
 pub(crate) fn shader_dtype_name(dtype: DType, device: &Device) -> &'static str {
@@ -36,33 +70,21 @@ pub(crate) fn check_device_dtype(op: &'static str, dtype: DType, device: &Device
 }
 
 pub(crate) fn check_computable(op: &'static str, t: &Tensor) -> Result<()> {
-    if !t.dtype().is_storage_only() {
-        return Ok(());
-    }
-    Err(Error::dtype(
-        op,
-        t.dtype(),
-        "is only stored and multiplied by `scaled_mm`; cast with `to_dtype` first",
-    ))
+    fail_if!(t.dtype().is_storage_only();
+        dtype(op, t.dtype()), "is only stored and multiplied by `scaled_mm`; cast with `to_dtype` first");
+    Ok(())
 }
 
 pub(crate) fn check_bool_mask(op: &'static str, mask: &Tensor) -> Result<()> {
-    if mask.dtype() == DType::Bool {
-        return Ok(());
-    }
-    Err(Error::dtype(op, mask.dtype(), "the mask is bool; compare, or cast with `to_dtype`"))
+    fail_if!(mask.dtype() != DType::Bool;
+        dtype(op, mask.dtype()), "the mask is bool; compare, or cast with `to_dtype`");
+    Ok(())
 }
 
 pub(crate) fn check_rank(op: &'static str, rank: usize) -> Result<()> {
-    if rank <= MAX_RANK {
-        return Ok(());
-    }
-    Err(Error::argument(
-        op,
-        format!(
-            "{rank} dimensions that do not merge; kernels index by at most {MAX_RANK}: make it contiguous first"
-        ),
-    ))
+    fail_if!(rank > MAX_RANK; argument(op),
+        "{rank} dimensions that do not merge; kernels index by at most {MAX_RANK}: make it contiguous first");
+    Ok(())
 }
 
 /// Runs a kernel with `groups` workgroups over the storages of `tensors`, in the order of its bindings.
@@ -83,7 +105,15 @@ pub(crate) fn launch_by_key(
     tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     match groups {
         0 => Ok(()),
-        _ => enqueue(first.device().kernel_by_key(identity, spec)?, tensors, params, [groups, 1, 1]),
+        _ => {
+            #[cfg(debug_assertions)]
+            let spec = || {
+                let spec = spec();
+                check_param_fields(&spec, &params);
+                spec
+            };
+            enqueue(first.device().kernel_by_key(identity, spec)?, tensors, params, [groups, 1, 1])
+        }
     }
 }
 
@@ -119,6 +149,8 @@ pub(crate) fn launch_3d(
     if spec.template != "copy" {
         tensors.iter().try_for_each(|t| check_computable(scope::current().op, t))?;
     }
+    #[cfg(debug_assertions)]
+    check_param_fields(spec, &params);
     enqueue(first.device().kernel_for_spec(spec)?, tensors, params, groups)
 }
 
@@ -156,10 +188,8 @@ pub(crate) fn enqueue(
     params: KernelParams,
     groups: [usize; 3],
 ) -> Result<()> {
-    if params.exceeds_u32 {
-        let why = "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts";
-        return Err(Error::argument(scope::current().op, why));
-    }
+    fail_if!(params.exceeds_u32; argument(scope::current().op),
+        "a view of it repeats elements 2^32 times or more, and kernels count in 32 bits: go through it in parts");
     if let Some(first) = tensors.first()
         && params.loop_iterations > first.device().info().limits.max_loop_iterations as usize
     {
@@ -173,7 +203,7 @@ pub(crate) fn enqueue(
 fn too_many_iterations_error(device: &Device, turns: usize) -> Error {
     let most = device.info().limits.max_loop_iterations;
     let reason = format!(
-        "a loop would take {turns} turns, and its driver ends loops after {most}: use smaller extents, or a GPU"
+        "a loop would take {turns} iterations, and its driver ends loops after {most}: use smaller extents, or a GPU"
     );
     Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
 }
@@ -214,7 +244,7 @@ fn fold_grid(groups: [usize; 3], max: usize) -> Option<[u32; 3]> {
 
 #[cfg(test)]
 mod tests {
-    use super::{KernelParams, fold_grid, launch, launch_in_parts};
+    use super::{KernelParams, fold_grid, kernel_params, launch, launch_in_parts};
     use crate::backend::null::CardProfile;
     use crate::dtype::DType;
     use crate::error::{Error, Result};
@@ -231,6 +261,22 @@ mod tests {
     }
 
     #[test]
+    fn parameters_have_the_names_and_places_of_the_kernels_struct() {
+        let device = impatient();
+        let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
+        let result = Tensor::empty(&[8], DType::F32, &device).expect("memory");
+        let spec = kernel_spec! { "splitk_reduce", T: "f32", dtype: "f32" };
+        let run = |params| launch(&spec, &[&sums, &result], params, 1);
+        assert!(run(kernel_params! { n: 8usize, splits: 2usize }).is_ok());
+        let swapped = || drop(run(kernel_params! { splits: 2usize, n: 8usize }));
+        assert!(std::panic::catch_unwind(std::panic::AssertUnwindSafe(swapped)).is_err());
+        // Vectors and arrays start at multiples of four words, as in WGSL.
+        let params = kernel_params! { a: 1u32, b: [2u32, 3], c: [4u32, 5, 6], d: &[7usize][..] };
+        assert_eq!(params.words, [1, 0, 2, 3, 4, 5, 6, 0, 7, 0, 0, 0, 0, 0, 0, 0]);
+        assert_eq!(params.fields, [("a", 0), ("b", 2), ("c", 4), ("d", 8)]);
+    }
+
+    #[test]
     fn more_turns_than_a_driver_finishes_are_an_error_and_no_wrong_number() {
         let device = impatient();
         let sums = Tensor::zeros(&[2, 8], DType::F32, &device).expect("memory");
@@ -242,7 +288,7 @@ mod tests {
         assert!(run(1000).is_ok());
         let error = run(1001).expect_err("too many").to_string();
         assert!(
-            error.contains("a loop would take 1001 turns, and its driver ends loops after 1000"),
+            error.contains("a loop would take 1001 iterations, and its driver ends loops after 1000"),
             "{error}"
         );
     }

@@ -6,4 +6,5 @@ pub(crate) mod heuristics;
 pub(crate) mod index_check;
 #[doc(hidden)]
 pub mod launch;
+pub(crate) mod operation;
 pub(crate) mod pointwise_kernel;

@@ -5,10 +5,10 @@ use half::{bf16, f16};
 use smallvec::{SmallVec, smallvec};
 
 use crate::dtype::DType;
-use crate::error::{Error, Result};
+use crate::error::{Result, fail_if};
 use crate::ops::elementwise::fusion;
 use crate::ops::elementwise::pointwise::{Operand, TypeRule};
-use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE};
+use crate::ops::kernel::launch::{self, KernelParams, MAX_RANK, WORKGROUP_SIZE, kernel_spec};
 use crate::runtime::device::{CompiledKernel, Device, KernelKey};
 use crate::scalar::Scalar;
 use crate::tensor::layout::{collapse_dims, is_row_major};
@@ -167,19 +167,12 @@ impl PointwiseLaunch {
             (false, true) => "dense",
             (false, false) => "strided",
         };
-        KernelSpec::new("pointwise")
-            .def("expr", self.expr)
-            .def("names", &self.input_names[..])
-            .def("inputs", &self.input_dtypes[..])
-            .def("compute", self.compute)
-            .def("result", self.result)
-            .def("out", self.out_dtype)
-            .def("math", self.math_files)
-            .def("scalars", &scalars[..])
-            .def("layout", layout)
-            .def("width", form.elements_per_thread(self.vector_width))
-            .def("mode", if form.packed { "packed" } else { "scattered" })
-            .def("inplace", self.inplace)
+        kernel_spec! {
+            "pointwise", expr: self.expr, names: &self.input_names[..], inputs: &self.input_dtypes[..],
+            compute: self.compute, result: self.result, out: self.out_dtype, math: self.math_files,
+            scalars: &scalars[..], layout, width: form.elements_per_thread(self.vector_width),
+            mode: if form.packed { "packed" } else { "scattered" }, inplace: self.inplace,
+        }
     }
 }
 
@@ -328,9 +321,8 @@ pub(crate) fn run(recipe: &PointwiseSpec<'_>, out: &Tensor, inplace: bool) -> Re
                 tensors.push(t);
             }
             Operand::Scalar(number) => {
-                if call.scalars.len() >= MAX_SCALARS {
-                    return Err(Error::argument(recipe.op, "takes at most four numbers"));
-                }
+                fail_if!(call.scalars.len() >= MAX_SCALARS;
+                    argument(recipe.op), "takes at most four numbers");
                 call.scalars.push((input.name, recipe.encode_input(number)));
             }
         }

@@ -1,25 +1,15 @@
-//! Distances between all rows of two matrices.
+//! Pairwise distances between the rows of two matrices.
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::tensor::layout::broadcast_shapes;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 const OP: &str = "cdist";
 
-/// Distances in a tile of one workgroup, along each side.
+/// Number of distances along each side of a workgroup's tile.
 const TILE_SIZE: usize = 16;
 
-/// Columns from which on several workgroups share a distance.
+/// Row width from which several workgroups share a distance.
 const SPLIT_ROW_MIN: usize = 1 << 13;
-/// Pairs of rows that the host lists.
+/// Largest number of row pairs that the host lists.
 const MAX_PDIST_PAIRS: u128 = 1 << 27;
 
 fn cdist_spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
@@ -30,32 +20,29 @@ fn cdist_spec(pass: &'static str, p: f64, dtype: DType) -> KernelSpec {
         f64::INFINITY => "max",
         _ => "power",
     };
-    KernelSpec::new("cdist").def("dtype", dtype.name()).def("norm", norm).def("pass", pass)
+    kernel_spec! { "cdist", dtype: dtype.name(), norm, pass }
 }
 
-/// What both passes are told about rows \[batch, rows, width\] of a and b, and about more matrices [batch, rows of a, rows of b].
+/// Returns the parameters of both passes: rows \[batch, rows, width\] of a and b, and further matrices
+/// \[batch, rows of a, rows of b\].
 fn cdist_params(p: f64, operands: &[&Tensor], (splits, chunk): (usize, usize)) -> KernelParams {
     let (a, b) = (operands[0].shape(), operands[1].shape());
-    let sizes = [a[0], a[1], b[1], a[2]];
-    let mut params = sizes
-        .into_iter()
-        .fold(KernelParams::new(), KernelParams::size)
-        .f32(p as f32)
-        .f32((p - f64::from(p as f32)) as f32)
-        .size(splits)
-        .size(chunk);
-    params = operands.iter().fold(params, |params, t| params.size(t.layout().offset())).align();
-    for d in 0..3 {
-        params = operands.iter().fold(params, |params, t| params.size(t.strides()[d])).align();
+    let each = |of: &dyn Fn(&Tensor) -> usize| {
+        std::array::from_fn::<_, 4, _>(|k| operands.get(k).map_or(0, |t| of(t)))
+    };
+    let strides = |d: usize| each(&|t| t.strides()[d]);
+    kernel_params! {
+        batch: a[0], a_rows: a[1], b_rows: b[1], width: a[2], power: p as f32,
+        power_rest: (p - f64::from(p as f32)) as f32, splits, chunk, offsets: each(&|t| t.layout().offset()),
+        batch_strides: strides(0), row_strides: strides(1), col_strides: strides(2),
     }
-    params
 }
 
 fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
     let (batch, rows, cols) = (a.shape()[0], a.shape()[1], b.shape()[1]);
     let width = a.shape()[2];
     let groups = batch * rows.div_ceil(TILE_SIZE) * cols.div_ceil(TILE_SIZE);
-    // Long rows in parts, for many workgroups, and of at most 2,048 tiles.
+    // Split long rows, to use more workgroups and to limit each to 2,048 tiles.
     let wanted =
         if width < SPLIT_ROW_MIN { 1 } else { (1024 / groups.max(1)).min(width / (SPLIT_ROW_MIN / 2)) };
     let splits = wanted.max(width.div_ceil(2048 * TILE_SIZE)).max(1);
@@ -69,10 +56,7 @@ fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
         launch::launch(&spec, &[a, b, &out], params, groups)?;
         return Ok(out);
     }
-    let parts = {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(&[splits, batch, rows, cols], a.dtype(), a.device())?
-    };
+    let parts = empty_workspace(&[splits, batch, rows, cols], a.dtype(), a.device())?;
     launch::launch(&spec, &[a, b, &parts], params, groups * splits)?;
     match p {
         0.0 | 1.0 => parts.sum(&[0], false),
@@ -82,13 +66,13 @@ fn run_cdist(a: &Tensor, b: &Tensor, p: f64) -> Result<Tensor> {
     }
 }
 
-/// The gradient of a, from that of the distances.
+/// Computes the gradient of a from that of the distances.
 fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: f64) -> Result<Tensor> {
     if p == 0.0 {
         return Tensor::zeros(a.shape(), a.dtype(), a.device());
     }
     let (rows, elements) = (b.shape()[1], a.numel());
-    // Many rows of b in parts, that loops end.
+    // Split many rows of b, so that loops stay within the device's limit.
     let splits = rows.div_ceil(2 * SPLIT_ROW_MIN).max(1);
     let chunk = rows.div_ceil(splits);
     let params = cdist_params(p, &[a, b, g, distance], (splits, chunk)).loop_iterations(chunk + 32);
@@ -113,21 +97,19 @@ fn run_cdist_backward(a: &Tensor, b: &Tensor, g: &Tensor, distance: &Tensor, p: 
 }
 
 impl Tensor {
-    /// The distances of all pairs of rows of a matrix, \[rows · (rows - 1) / 2\]: those of [`cdist`](Self::cdist) above its diagonal. PyTorch's `pdist`.
-    /// The rows of all pairs are in memory.
+    /// Computes the distances of all pairs of rows of a matrix, \[rows · (rows - 1) / 2\]: PyTorch's `pdist`.
+    ///
+    /// Equals [`cdist`](Self::cdist) above the diagonal. The rows of all pairs are in memory at once.
     ///
     /// # Errors
-    /// `self` is no matrix; as [`cdist`](Self::cdist).
+    /// `self` is not a matrix. See also [`cdist`](Self::cdist).
     #[track_caller]
     pub fn pdist(&self, p: f64) -> Result<Tensor> {
-        let &[rows, _] = self.shape() else {
-            return Err(Error::shape("pdist", "takes a matrix", &[self.shape()]));
-        };
-        // Pair by pair: half of the distances. The host lists the pairs.
-        if (rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS {
-            let rule = "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts";
-            return Err(Error::shape("pdist", rule, &[self.shape()]));
-        }
+        let &[rows, _] = self.shape() else { fail!(shape("pdist", [self]), "takes a matrix") };
+        // Gather pairs instead of computing both halves of the distance matrix. The host lists the pairs.
+        fail_if!((rows as u128) * (rows.saturating_sub(1) as u128) / 2 > MAX_PDIST_PAIRS;
+            shape("pdist", [self]),
+            "takes less than 2^14 rows, whose pairs the host lists; of more there is `cdist`, or take them in parts");
         let of = |first: bool| {
             let pairs = (0..rows).flat_map(|a| (a + 1..rows).map(move |b| if first { a } else { b } as i32));
             let numbers: Vec<i32> = pairs.collect();
@@ -137,10 +119,12 @@ impl Tensor {
         of(true)?.cdist(&of(false)?, p)?.flatten(0, -1)
     }
 
-    /// The p-norms of the differences between all rows of `self`, \[.., rows, width\], and all rows of `other`, \[.., others, width\]:
-    /// \[.., rows, others\], PyTorch's `cdist`. A `p` of 0 counts what differs, an infinite one takes the largest difference.
+    /// Computes the p-norms of the differences between all rows of `self` and of `other`: PyTorch's `cdist`.
     ///
-    /// Between rows that are the same no gradient flows. 16-bit floats are computed in f32.
+    /// The operands are \[.., rows, width\] and \[.., others, width\], and the result \[.., rows, others\]. A
+    /// `p` of 0 counts the differing elements, and an infinite `p` takes the largest difference.
+    ///
+    /// Equal rows get no gradient. 16-bit floats are computed in f32.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -152,33 +136,24 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `p` is negative or NaN; there are fewer than two dimensions; widths differ, or what comes before does not broadcast; the
-    /// types differ or are no floats; memory runs out.
+    /// `p` is negative or NaN. There are fewer than two dimensions, the widths differ, or the leading
+    /// dimensions do not broadcast. The types differ or are not floats.
     #[track_caller]
     pub fn cdist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
-        dispatch_autocast!(OP, [self, other], |x, y| x.cdist(&y, p));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast [self, other], |x, y| x.cdist(&y, p));
         self.check_same_device(OP, other)?;
-        if p.is_nan() || p < 0.0 {
-            return Err(Error::argument(OP, format!("p is {p}; it must be at least 0")));
-        }
+        fail_if!(p.is_nan() || p < 0.0; argument(OP), "p is {p}; it must be at least 0");
         let dtype = self.dtype();
-        if !dtype.is_float() {
-            return Err(Error::dtype(OP, dtype, "takes floats; cast with `to_dtype`"));
-        }
-        if other.dtype() != dtype {
-            let expected = format!("the first operand is {dtype}; cast one with `to_dtype`");
-            return Err(Error::dtype(OP, other.dtype(), expected));
-        }
+        fail_if!(!dtype.is_float(); dtype(OP, dtype), "takes floats; cast with `to_dtype`");
+        fail_if!(other.dtype() != dtype;
+            dtype(OP, other.dtype()), "the first operand is {dtype}; cast one with `to_dtype`");
         launch::check_device_dtype(OP, dtype, self.device())?;
         let shapes = [self.shape(), other.shape()];
         let (&[ref lead_a @ .., rows, width], &[ref lead_b @ .., cols, other_width]) = (shapes[0], shapes[1])
         else {
-            return Err(Error::shape(OP, "takes at least two dimensions", &shapes));
+            fail!(shape(OP, &shapes), "takes at least two dimensions")
         };
-        if width != other_width {
-            return Err(Error::shape(OP, "rows of both have one width", &shapes));
-        }
+        fail_if!(width != other_width; shape(OP, &shapes), "rows of both have one width");
         if dtype.size() == 2 {
             return self.to_dtype(DType::F32)?.cdist(&other.to_dtype(DType::F32)?, p)?.to_dtype(dtype);
         }
@@ -197,7 +172,7 @@ impl Tensor {
             if width == 0 {
                 return apart.norm(p, &[-1], false);
             }
-            // Where no gradient flows, none of it does.
+            // Equal rows get no gradient, and no gradient of a gradient.
             let same = apart.detach().abs()?.amax(&[-1], false)?.eq(0.0)?;
             apart.masked_fill(&same.unsqueeze(-1)?, 1.0)?.norm(p, &[-1], false)?.masked_fill(&same, 0.0)
         };

@@ -1,50 +1,42 @@
-//! Matrices as products of others: orthogonal and triangular ones, eigenvectors, permuted triangles; least squares by them.
+//! Matrix factorisations (QR, eigendecomposition, LU) and least squares.
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::linalg::svd::{
     MatrixShape, attach_factor_grads, check_matrices, empty_result_with_grad, jacobi_orthogonalize,
 };
 use crate::ops::linalg::{check_square, count_false, lu_decompose};
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::layout::broadcast_shapes;
-use crate::tensor::{Dims, Tensor};
 
-/// Columns of a workgroup that applies reflections.
+/// Number of columns for a workgroup that applies reflections.
 const WORKGROUP_COLUMNS: usize = 32;
 
-/// What [`lstsq`](Tensor::lstsq) finds for matrices \[.., m, n\] and right sides \[.., m, columns\].
+/// Result of [`lstsq`](Tensor::lstsq) for matrices \[.., m, n\] and right-hand sides \[.., m, columns\].
 #[derive(Clone, Debug)]
 pub struct LstsqResult {
-    /// \[.., n, columns\].
+    /// Solution, \[.., n, columns\].
     pub solution: Tensor,
-    /// The sums of the squares that are left, \[.., columns\].
+    /// Sums of the squared residuals, \[.., columns\].
     pub residuals: Tensor,
-    /// How many singular values count, \[..\] as i64.
+    /// Number of singular values that are not negligible, \[..\] as i64.
     pub rank: Tensor,
-    /// The singular values, largest first, \[.., min(m, n)\]; without a history.
+    /// Singular values in descending order, \[.., min(m, n)\]. Not recorded.
     pub singular_values: Tensor,
 }
 
-/// Turns of loops for a reflection of 32 columns, by as many `rows` below its first.
+/// Returns the loop iterations for a reflection of 32 columns with `rows` rows.
 fn reflection_loop_iterations(rows: usize) -> usize {
     2 * rows.div_ceil(WORKGROUP_SIZE / WORKGROUP_COLUMNS) + 16
 }
 
-/// `a` [batch, m, n] as the triangle with the reflections' vectors below, and what they are multiplied by. Not recorded.
+/// Factorises `a` \[batch, m, n\] by Householder reflections: LAPACK's `geqrf`. Not recorded.
+///
+/// Returns R with the reflection vectors below its diagonal, and the factors tau.
 fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
     let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
     let factors = a.detach().copy()?.contiguous()?;
     let count = m.min(n);
     let tau = Tensor::empty(&[batch, count], a.dtype(), a.device())?;
-    let spec = KernelSpec::new("qr").def("dtype", a.dtype().name()).def("form", "factor");
+    let spec = kernel_spec! { "qr", dtype: a.dtype().name(), form: "factor" };
     let turns_of = |j: usize| {
         let rows = m - j - 1;
         3 * rows.div_ceil(WORKGROUP_SIZE)
@@ -52,38 +44,39 @@ fn householder_factorize(a: &Tensor) -> Result<(Tensor, Tensor)> {
             + 24
     };
     launch::launch_in_parts(a.device(), 1, count, turns_of, |first, steps, turns| {
-        let sizes = [batch, m, n, count, 0, first, first + steps];
-        let params = sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+        let params = kernel_params! { batch, m, n, count, columns: 0usize, first, end: first + steps };
+        let params = params.loop_iterations(turns);
         launch::launch(&spec, &[&factors, &tau], params, batch)
     })?;
     Ok((factors, tau))
 }
 
-/// The first `columns` columns of the product of the reflections. Not recorded.
+/// Computes the first `columns` columns of the product of the reflections. Not recorded.
 fn householder_product(factors: &Tensor, tau: &Tensor, columns: usize) -> Result<Tensor> {
     let (batch, m, n) = (factors.shape()[0], factors.shape()[1], factors.shape()[2]);
     let eye = Tensor::eye(m, columns, factors.dtype(), factors.device())?;
     let q = eye.broadcast_to(&[batch, m, columns])?.copy()?;
-    let spec = KernelSpec::new("qr").def("dtype", factors.dtype().name()).def("form", "apply");
+    let spec = kernel_spec! { "qr", dtype: factors.dtype().name(), form: "apply" };
     let count = tau.shape()[1];
-    // The last reflection comes first.
+    // Apply the last reflection first.
     let turns_of = |step: usize| reflection_loop_iterations(m - count + step);
     launch::launch_in_parts(q.device(), 1, count, turns_of, |first, steps, turns| {
         let end = count - first;
-        let sizes = [batch, m, n, count, columns, end - steps, end];
-        let params = sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+        let params = kernel_params! { batch, m, n, count, columns, first: end - steps, end };
+        let params = params.loop_iterations(turns);
         launch::launch(&spec, &[factors, tau, &q], params, batch * columns.div_ceil(WORKGROUP_COLUMNS))
     })?;
     Ok(q)
 }
 
-/// The lower half of x and its mirror image.
+/// Mirrors the lower half of x to the upper half.
 fn symmetrize_lower(x: &Tensor) -> Result<Tensor> {
     x.tril(0)?.add(&x.tril(-1)?.transpose(-2, -1)?)
 }
 
-/// The gradient of matrices with the factors `q` [batch, m, n] and `r` [batch, n, n] by what that of a factor makes of both: [Q sym(M) + gQ] R⁻ᵀ with the
-/// upper half of M = gR Rᵀ - Qᵀ gQ mirrored. (Walter and Lehmann, 2018.)
+/// Computes the gradient of matrices from the gradients of `q` [batch, m, n] and `r` [batch, n, n].
+///
+/// With M = gR Rᵀ - Qᵀ gQ, upper half mirrored: [Q sym(M) + gQ] R⁻ᵀ (Walter and Lehmann, 2018).
 fn qr_backward(q: &Tensor, r: &Tensor, grad_q: Option<&Tensor>, grad_r: Option<&Tensor>) -> Result<Tensor> {
     let of_r = grad_r.map(|g| g.matmul(&r.transpose(1, 2)?)).transpose()?;
     let of_q = grad_q.map(|g| q.transpose(1, 2)?.matmul(g)).transpose()?;
@@ -102,12 +95,14 @@ fn qr_backward(q: &Tensor, r: &Tensor, grad_q: Option<&Tensor>, grad_r: Option<&
 }
 
 impl Tensor {
-    /// Orthogonal matrices Q and upper triangles R whose product the matrices \[.., m, n\] are, by Householder's reflections, with LAPACK's signs: with
-    /// k = min(m, n) \[.., m, k\] and \[.., k, n\], PyTorch's `linalg.qr` in the mode `reduced`; where `complete`, \[.., m, m\] and
-    /// \[.., m, n\]. (The mode `r` is the second one alone.)
+    /// Computes the QR decomposition of matrices \[.., m, n\] by Householder reflections, with LAPACK's
+    /// signs: PyTorch's `linalg.qr`.
     ///
-    /// The gradient is that of matrices whose first k columns are independent. Complete factors of more rows than columns have none, as in PyTorch:
-    /// what completes Q is arbitrary.
+    /// With k = min(m, n), Q is \[.., m, k\] and R is \[.., k, n\] (mode `reduced`). If `complete`, Q is
+    /// \[.., m, m\] and R is \[.., m, n\]. The mode `r` is the second result alone.
+    ///
+    /// The gradient assumes that the first k columns are independent. As in PyTorch, complete factors have no
+    /// gradient for m > n, because the completion of Q is arbitrary.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -118,12 +113,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals); complete factors of more rows than columns are to have a gradient.
+    /// A gradient of complete factors with m > n is required. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn qr(&self, complete: bool) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "qr";
-        dispatch_autocast!(OP, [self], |x| x.qr(complete));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "qr", autocast[self], |x| x.qr(complete));
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let batch = lead.iter().product::<usize>();
         if complete && m > n {
@@ -141,7 +134,7 @@ impl Tensor {
         }
         let a = self.reshape([batch, m, n])?;
         if m < n && autograd::compute_requires_grad(&[self]) {
-            // Columns beyond the square are what Q makes of them, which composes.
+            // Columns after the first m are Qᵀ times the input, which is differentiable by itself.
             let (q, r) = a.narrow(2, 0, m)?.qr(false)?;
             let rest = q.transpose(1, 2)?.matmul(&a.narrow(2, m, n - m)?)?;
             return Ok((q.reshape(&of_q[..])?, cat(&[&r, &rest], 2)?.reshape(&of_r[..])?));
@@ -170,11 +163,13 @@ impl Tensor {
         Ok((q.reshape(&of_q[..])?, r.reshape(&of_r[..])?))
     }
 
-    /// The eigenvalues of symmetric matrices \[.., n, n\], in ascending order, \[.., n\], and their eigenvectors as columns, \[.., n, n\]: PyTorch's
-    /// `linalg.eigh`. Only the lower half is read, or with `upper` the upper one (`UPLO="U"`). Of each vector the sign is arbitrary.
+    /// Computes the eigenvalues and eigenvectors of symmetric matrices \[.., n, n\]: PyTorch's `linalg.eigh`.
     ///
-    /// The gradient is that of symmetric matrices, and itself symmetric; that of the vectors divides by the differences of the values, and a
-    /// loss must not depend on signs.
+    /// Eigenvalues \[.., n\] are in ascending order, and eigenvectors are columns, \[.., n, n\], of arbitrary
+    /// sign. Only the lower half is read, or with `upper` the upper half (`UPLO="U"`).
+    ///
+    /// The gradient is symmetric, and assumes symmetric matrices. That of the vectors divides by the
+    /// differences of the eigenvalues. A loss must not depend on the signs.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -185,12 +180,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn eigh(&self, upper: bool) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "eigh";
-        dispatch_autocast!(OP, [self], |x| x.eigh(upper));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "eigh", autocast[self], |x| x.eigh(upper));
         let (lead, n) = check_square(OP, self)?;
         let of_values: Dims = lead.iter().copied().chain([n]).collect();
         if self.numel() == 0 {
@@ -214,7 +207,7 @@ impl Tensor {
                 if which == 0 {
                     return v.mul(&g.unsqueeze(1)?)?.matmul(&vt);
                 }
-                // V (skew(Vᵀ g) / E) Vᵀ with E of the column's value less the row's (Giles, 2008).
+                // V (skew(Vᵀ g) / E) Vᵀ, where E is the column's eigenvalue minus the row's (Giles, 2008).
                 let eye = Tensor::eye(n, n, g.dtype(), g.device())?;
                 let apart = values.unsqueeze(1)?.sub(&values.unsqueeze(2)?)?.add(&eye)?;
                 let along = vt.matmul(g)?;
@@ -225,29 +218,28 @@ impl Tensor {
         Ok((values.reshape(&of_values[..])?, vectors.reshape(self.shape())?))
     }
 
-    /// The eigenvalues of symmetric matrices, as of [`eigh`](Self::eigh).
+    /// Computes the eigenvalues of symmetric matrices: see [`eigh`](Self::eigh).
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn eigvalsh(&self, upper: bool) -> Result<Tensor> {
-        dispatch_autocast!("eigvalsh", [self], |x| x.eigvalsh(upper));
-        let _op = memory::scope::enter_op("eigvalsh");
+        operation!("eigvalsh", autocast[self], |x| x.eigvalsh(upper));
         check_square("eigvalsh", self)?;
         Ok(self.eigh(upper)?.0)
     }
 
-    /// Matrices \[.., m, n\] by elimination with pivots: in one matrix the upper triangle U and below it L, whose diagonal of ones is left out, and for each
-    /// row of their product which row of the matrix it is, \[.., m\] as i64. PyTorch's `linalg.lu_factor`, whose pivots are the exchanges in turn
-    /// that lead to this order; [`lu_solve`](Self::lu_solve) takes both.
+    /// Computes the LU factorisation of \[.., m, n\] with pivoting: PyTorch's `linalg.lu_factor`.
+    ///
+    /// Returns one matrix with U and, below the diagonal, L without its unit diagonal. Also returns the row
+    /// order as i64 \[.., m\]: for each row of L · U, the row of the input. PyTorch returns the sequence of
+    /// row swaps instead. [`lu_solve`](Self::lu_solve) takes both results.
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals).
+    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu_factor(&self) -> Result<(Tensor, Tensor)> {
-        const OP: &str = "lu_factor";
-        dispatch_autocast!(OP, [self], |x| x.lu_factor());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "lu_factor", autocast[self], |x| x.lu_factor());
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let of_order: Dims = lead.iter().copied().chain([m]).collect();
         if self.numel() == 0 {
@@ -260,7 +252,7 @@ impl Tensor {
         if !autograd::compute_requires_grad(&[self]) {
             return Ok((made.packed_lu.reshape(self.shape())?, order));
         }
-        // Of the rows in order, the square that has both diagonals, and what it makes of the rows or columns beyond it.
+        // Differentiate the leading square of the ordered rows. The other rows or columns follow from it.
         let rows = a.gather(1, &made.row_order.unsqueeze(2)?.broadcast_to(a.shape())?)?;
         let k = m.min(n);
         let square = made.packed_lu.narrow(1, 0, k)?.narrow(2, 0, k)?.contiguous()?;
@@ -277,15 +269,15 @@ impl Tensor {
         Ok((out.reshape(self.shape())?, order))
     }
 
-    /// Permutations P \[.., m, m\], lower triangles L \[.., m, k\] and upper triangles U \[.., k, n\] with k = min(m, n), whose product P L U the matrices
-    /// are: PyTorch's `linalg.lu`. P has no history.
+    /// Computes P, L and U with P · L · U equal to the matrices \[.., m, n\]: PyTorch's `linalg.lu`.
+    ///
+    /// With k = min(m, n), P is \[.., m, m\] and not recorded, L is \[.., m, k\], and U is \[.., k, n\].
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals).
+    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lu(&self) -> Result<(Tensor, Tensor, Tensor)> {
-        dispatch_autocast!("lu", [self], |x| x.lu());
-        let _op = memory::scope::enter_op("lu");
+        operation!("lu", autocast[self], |x| x.lu());
         let MatrixShape { m, n, .. } = check_matrices("lu", self)?;
         let (both, order) = self.lu_factor()?;
         let k = m.min(n);
@@ -296,33 +288,24 @@ impl Tensor {
         Ok((p, both.narrow(-1, 0, k)?.tril(-1)?.add(&eye)?, both.narrow(-2, 0, k)?.triu(0)?))
     }
 
-    /// x with a x = b, where `self` and `order` are what [`lu_factor`](Self::lu_factor) made of square matrices a, and b is \[.., n, columns\]; with x a = b
-    /// unless `left`, and with `adjoint` of the transpose of a. PyTorch's `linalg.lu_solve`.
+    /// Solves a x = b from the results of [`lu_factor`](Self::lu_factor): PyTorch's `linalg.lu_solve`.
+    ///
+    /// Unless `left`, solves x a = b; with `adjoint`, a is transposed. Square a, and b \[.., n, columns\].
     ///
     /// # Errors
-    /// As [`solve_triangular`](Self::solve_triangular); `order` is not one place for each row.
+    /// `order` does not have one element for each row. See also [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn lu_solve(&self, order: &Tensor, b: &Tensor, left: bool, adjoint: bool) -> Result<Tensor> {
-        const OP: &str = "lu_solve";
-        dispatch_autocast!(OP, [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "lu_solve", autocast [self, b], |a, b| a.lu_solve(order, &b, left, adjoint));
         let (lead, n) = check_square(OP, self)?;
-        if order.shape() != [lead, &[n]].concat() {
-            return Err(Error::shape(
-                OP,
-                "takes the order that `lu_factor` gave, a place for each row [.., n]",
-                &[self.shape(), order.shape()],
-            ));
-        }
+        fail_if!(order.shape() != [lead, &[n]].concat();
+            shape(OP, [self, order]), "takes the order that `lu_factor` gave, a place for each row [.., n]");
         if !left {
             check_matrices(OP, b)?;
             return self.lu_solve(order, &b.transpose(-2, -1)?, true, !adjoint)?.transpose(-2, -1);
         }
         let MatrixShape { batch_shape: others, m, n: columns } = check_matrices(OP, b)?;
-        if m != n {
-            let rule = "takes right sides with a row for each of the matrix";
-            return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
-        }
+        fail_if!(m != n; shape(OP, [self, b]), "takes right sides with a row for each of the matrix");
         let lead = broadcast_shapes(OP, &[lead, others])?;
         let whole: Dims = lead.iter().copied().chain([n, columns]).collect();
         let rows = order.unsqueeze(-1)?.broadcast_to(&whole)?;
@@ -336,21 +319,20 @@ impl Tensor {
         self.solve_triangular(&self.solve_triangular(&rows, false, true, true)?, true, true, false)
     }
 
-    /// The x of least length for which a x is nearest to b, for matrices a (`self`, \[.., m, n\]) and b \[.., m, columns\]: PyTorch's `linalg.lstsq`, by
-    /// [`pinv`](Self::pinv) with `rtol`, so matrices of any rank do. Residuals are there whatever the rank, and not only where it is full and m > n.
+    /// Computes the minimum-norm least-squares solution of a x = b: PyTorch's `linalg.lstsq`. The shape of a
+    /// (`self`) is \[.., m, n\], and that of b \[.., m, columns\].
+    ///
+    /// Uses [`pinv`](Self::pinv) with `rtol`, so matrices of any rank are valid. Unlike PyTorch, returns
+    /// residuals for every rank and shape.
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals); the rows of both are not as many.
+    /// The numbers of rows differ. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn lstsq(&self, b: &Tensor, rtol: Option<f64>) -> Result<LstsqResult> {
-        const OP: &str = "lstsq";
-        dispatch_autocast!(OP, [self, b], |a, b| a.lstsq(&b, rtol));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "lstsq", autocast [self, b], |a, b| a.lstsq(&b, rtol));
         let (of_a, of_b) = (check_matrices(OP, self)?, check_matrices(OP, b)?);
-        if of_a.m != of_b.m {
-            let rule = "takes right sides with a row for each of the matrix";
-            return Err(Error::shape(OP, rule, &[self.shape(), b.shape()]));
-        }
+        fail_if!(of_a.m != of_b.m;
+            shape(OP, [self, b]), "takes right sides with a row for each of the matrix");
         let (inverse, singular_values, none) = self.pinv_with_singular_values(OP, rtol)?;
         let solution = inverse.matmul(b)?;
         let residuals = self.matmul(&solution)?.sub(b)?.square()?.sum(&[-2], false)?;
@@ -359,7 +341,7 @@ impl Tensor {
     }
 }
 
-/// `out`, both triangles of `a` [batch, n, n] whose rows are in order, with its history.
+/// Attaches the gradient to `out`, the packed factors of `a` [batch, n, n], whose rows are in pivot order.
 fn attach_lu_grad(a: &Tensor, out: Tensor) -> Tensor {
     let result = SavedTensor::output(&out);
     autograd::differentiable("lu_factor", out, &[a], move |g, wants| {
@@ -375,24 +357,25 @@ fn attach_lu_grad(a: &Tensor, out: Tensor) -> Tensor {
     })
 }
 
-/// The eigenvalues [batch, n] in ascending order and the eigenvectors [batch, n, n] as columns, of one half of `a`.
+/// Computes ascending eigenvalues [batch, n] and eigenvectors [batch, n, n] as columns from one half of `a`.
 fn eigh_jacobi(a: &Tensor, upper: bool) -> Result<(Tensor, Tensor)> {
     let (batch, n) = (a.shape()[0], a.shape()[1]);
     let a = if upper { a.transpose(1, 2)? } else { a.clone() };
     let a = symmetrize_lower(&a)?;
-    // No eigenvalue is larger than the largest sum of magnitudes in a row (Gershgorin), or than the root of the sum of all squares. In units of
-    // that they lie in [-1, 1].
+    // Scale the eigenvalues to [-1, 1] by the smaller of two bounds: the largest row sum of magnitudes
+    // (Gershgorin), and the Frobenius norm.
     let sums = a.abs()?.sum(&[2], true)?.amax(&[1], true)?;
     let bound = sums.minimum(&a.div(&sums)?.nan_to_num()?.norm(2.0, &[1, 2], true)?.mul(&sums)?)?;
     let bound = bound.masked_fill(&bound.eq(0.0)?, 1.0)?;
     let a = a.div(&bound)?;
-    // With what puts them above zero, the rotations that make columns orthogonal are those to the eigenvectors; a larger one costs digits.
+    // Shifted by the identity, the matrix is positive semidefinite, so one-sided Jacobi rotations find the
+    // eigenvectors. A larger shift would lose precision.
     let eye = Tensor::eye(n, n, a.dtype(), a.device())?.broadcast_to(&[batch, n, n])?;
     let w = cat(&[&a.add(&eye)?, &eye], 2)?;
     jacobi_orthogonalize(&w, n)?;
     let rows = w.narrow(2, n, n)?;
     let rows = rows.div(&rows.norm(2.0, &[2], true)?)?;
-    // Rayleigh's quotients: their errors are the squares of the vectors'.
+    // Rayleigh quotients: their errors are quadratic in those of the vectors.
     let values = rows.matmul(&a)?.mul(&rows)?.sum(&[2], false)?;
     let (values, order) = values.sort(1, false)?;
     let rows = rows.gather(1, &order.unsqueeze(2)?.broadcast_to(rows.shape())?)?;

@@ -1,24 +1,19 @@
-//! Numbers of matrices (norms, condition), and what is made of them by products and solutions: PyTorch's `linalg`, composed.
+//! Matrix norms, condition numbers and other composite functions of PyTorch's `linalg`.
 
-use crate::amp::dispatch_autocast;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::linalg::check_square;
 use crate::ops::linalg::svd::MatrixDims;
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::layout::normalize_dim;
-use crate::tensor::shape::reduction_dims;
-use crate::tensor::{Dims, IntoDims, Tensor};
 
-/// A norm of matrices, as PyTorch's `ord`. A number is one of order ±1, ±2 or ±∞.
+/// Matrix norm: PyTorch's `ord`. A number converts to an order ±1, ±2 or ±∞.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum MatrixNorm {
-    /// The root of the sum of all squares.
+    /// Frobenius norm.
     Fro,
-    /// The sum of the singular values.
+    /// Nuclear norm: sum of the singular values.
     Nuc,
-    /// 1 the largest sum of magnitudes in a column, ∞ in a row, 2 the largest singular value; of -1, -∞ and -2 the smallest.
+    /// Order: for 1 the largest column sum of magnitudes, for ∞ the largest row sum, for 2 the largest
+    /// singular value. For -1, -∞ and -2 the smallest.
     Order(f64),
 }
 
@@ -28,17 +23,16 @@ impl From<f64> for MatrixNorm {
     }
 }
 
-/// The product of a chain of matrices in the order of the fewest multiplications; the first may be a row and the last a column, of one
-/// dimension. PyTorch's `linalg.multi_dot`.
+/// Multiplies a chain of matrices in the order with the fewest multiplications: PyTorch's `linalg.multi_dot`.
+/// The first tensor may be a vector (a row), and so may the last (a column).
 ///
 /// # Errors
-/// There are fewer than two; one in the middle is no matrix; the shapes or types do not fit; memory runs out.
+/// There are fewer than two tensors, an inner one is not a matrix, or the shapes or types do not fit.
 #[track_caller]
 pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
-    const OP: &str = "multi_dot";
-    let _op = memory::scope::enter_op(OP);
+    operation!(OP = "multi_dot");
     let [first, .., last] = tensors else {
-        return Err(Error::argument(OP, format!("takes at least two tensors, got {}", tensors.len())));
+        fail!(argument(OP), "takes at least two tensors, got {}", tensors.len())
     };
     let (row, column) = (first.rank() == 1, last.rank() == 1);
     let mut chain: Vec<Tensor> = tensors.iter().map(|t| (*t).clone()).collect();
@@ -49,16 +43,14 @@ pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
         *end = last.unsqueeze(1)?;
     }
     for t in &chain {
-        if t.rank() != 2 {
-            return Err(Error::shape(OP, "takes matrices, and vectors at both ends only", &[t.shape()]));
-        }
+        fail_if!(t.rank() != 2; shape(OP, [t]), "takes matrices, and vectors at both ends only");
     }
     if let Some(two) = chain.windows(2).find(|two| two[0].shape()[1] != two[1].shape()[0]) {
         let rule = "takes neighbours of which one has as many columns as the next one rows";
         return Err(Error::shape(OP, rule, &[two[0].shape(), two[1].shape()]));
     }
     let n = chain.len();
-    // Least multiplications of i..=j, and behind which matrix that is cut (Cormen et al., Introduction to Algorithms, 15.2).
+    // Fewest multiplications for i..=j, and the split (Cormen et al., Introduction to Algorithms, 15.2).
     let extent = |k: usize| chain[k.min(n - 1)].shape()[usize::from(k == n)] as f64;
     let mut cost = vec![vec![0.0f64; n]; n];
     let mut cut = vec![vec![0usize; n]; n];
@@ -83,7 +75,7 @@ pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
     }
 }
 
-/// The product of `chain[i..=j]`.
+/// Computes the product of `chain[i..=j]`.
 fn multiply_chain(chain: &[Tensor], cut: &[Vec<usize>], i: usize, j: usize) -> Result<Tensor> {
     if i == j {
         return Ok(chain[i].clone());
@@ -93,7 +85,8 @@ fn multiply_chain(chain: &[Tensor], cut: &[Vec<usize>], i: usize, j: usize) -> R
 }
 
 impl Tensor {
-    /// A norm of the matrices in two dimensions (PyTorch's default: those of order [`MatrixNorm::Fro`] in `[-2, -1]`): PyTorch's `linalg.matrix_norm`.
+    /// Computes a norm of the matrices in two dimensions: PyTorch's `linalg.matrix_norm`, whose defaults are
+    /// [`MatrixNorm::Fro`] and `[-2, -1]`.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::MatrixNorm};
@@ -105,8 +98,8 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// There are fewer than two dimensions, or `dims` are not two different ones; the order is none; the dtype is no float, or 16-bit where singular
-    /// values are asked for; memory runs out.
+    /// There are fewer than two dimensions, or `dims` are equal or out of range. The order is invalid. The
+    /// dtype is not a float, or 16-bit although singular values are needed.
     #[track_caller]
     pub fn matrix_norm(
         &self,
@@ -114,13 +107,10 @@ impl Tensor {
         dims: [isize; 2],
         keepdim: bool,
     ) -> Result<Tensor> {
-        const OP: &str = "matrix_norm";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matrix_norm");
         let order = order.into();
         let of = MatrixDims::new(OP, self, dims)?;
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let out = match order {
             MatrixNorm::Fro => of.move_to_last(self)?.norm(2.0, &[-2, -1], false)?,
             MatrixNorm::Nuc => of.move_to_last(self)?.nuclear_norm((), false)?,
@@ -141,17 +131,19 @@ impl Tensor {
         of.restore_keepdim(&out, self, keepdim)
     }
 
-    /// The condition of matrices, \[..\]: for the order 2 (PyTorch's default) the largest singular value of \[.., m, n\] over the smallest, for -2 the inverse of that; for
-    /// others the norm of square matrices times that of their inverses. Infinite, or not finite, where a matrix is singular. PyTorch's `linalg.cond`.
+    /// Computes the condition numbers of matrices \[.., m, n\] as \[..\]: PyTorch's `linalg.cond`.
+    ///
+    /// For order 2 (PyTorch's default), the largest singular value divided by the smallest; for -2, the
+    /// inverse. For others, the norm of a square matrix times that of its inverse. Not finite if singular.
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals); the order is none; the matrices are not square, and the order is not ±2.
+    /// The order is invalid, or the matrices are not square and the order is not ±2. See also
+    /// [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn cond(&self, order: impl Into<MatrixNorm>) -> Result<Tensor> {
         const OP: &str = "cond";
         let order = order.into();
-        dispatch_autocast!(OP, [self], |x| x.cond(order));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast[self], |x| x.cond(order));
         let MatrixNorm::Order(p @ (2.0 | -2.0)) = order else {
             let (lead, n) = check_square(OP, self)?;
             if n == 0 {
@@ -165,15 +157,11 @@ impl Tensor {
         if p > 0.0 { most.div(&least) } else { least.div(&most) }
     }
 
-    /// The powers 0 to `n` - 1 of each element, as many as there are elements along the last dimension if `n` is not given: \[.., count\] to \[.., count, n\].
-    /// PyTorch's `linalg.vander`.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns the powers 0 to `n` - 1 of each element, as \[.., count, n\]: PyTorch's `linalg.vander`. `n`
+    /// defaults to the last extent.
     #[track_caller]
     pub fn vander(&self, n: Option<usize>) -> Result<Tensor> {
-        const OP: &str = "vander";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "vander");
         if self.rank() == 0 {
             return self.unsqueeze(0)?.vander(n);
         }
@@ -186,22 +174,22 @@ impl Tensor {
         cat(&[&Tensor::ones(&first, powers.dtype(), x.device())?, &powers], -1)
     }
 
-    /// The exponentials of square matrices \[.., n, n\], by their series of matrices that are halved until they are small, and then squared as often.
-    /// PyTorch's `linalg.matrix_exp`. The host reads how often.
+    /// Computes exponentials of square matrices by scaling and squaring: PyTorch's `linalg.matrix_exp`.
+    ///
+    /// The matrices are halved until their series converges quickly, and the results squared as often. The
+    /// host reads the number of halvings.
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky); the step is being captured.
+    /// A capture is active. See also [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn matrix_exp(&self) -> Result<Tensor> {
-        const OP: &str = "matrix_exp";
-        dispatch_autocast!(OP, [self], |x| x.matrix_exp());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "matrix_exp", autocast[self], |x| x.matrix_exp());
         let (_, n) = check_square(OP, self)?;
         let eye = Tensor::eye(n, n, self.dtype(), self.device())?;
         if self.numel() == 0 {
             return self.mul(1.0);
         }
-        // Up to a norm of 1/2, or 2 in f32, what the series leaves out behind 15 powers is below the type's digits.
+        // Up to a norm of 1/2 (2 in f32), the remainder after 15 powers is below the type's precision.
         let norm = self.detach().abs()?.sum(&[-2], true)?.amax(&[-1], true)?;
         let more = if self.dtype() == DType::F64 { 1.0 } else { -1.0 };
         let halvings = norm.log2()?.ceil()?.add(more)?.clamp(0.0, 1100.0)?.nan_to_num()?;
@@ -214,7 +202,7 @@ impl Tensor {
         for k in 1..16 {
             factorial[k] = factorial[k - 1] * k as f64;
         }
-        // Four terms at a time, the last ones first (Paterson and Stockmeyer, 1973).
+        // Horner's scheme with four terms at a time (Paterson and Stockmeyer, 1973).
         let mut out: Option<Tensor> = None;
         for first in [12usize, 8, 4, 0] {
             let terms = eye
@@ -229,30 +217,31 @@ impl Tensor {
         }
         let mut out = out.unwrap_or(eye);
         for step in 0..most {
-            // Those that were halved less often are done.
+            // Matrices with fewer halvings are done.
             out = out.matmul(&out)?.where_(&halvings.gt(step as f64)?, &out)?;
         }
         Ok(out)
     }
 
-    /// x with a x = `self`, where `l` is the [Cholesky factor](Self::cholesky) of a, or with `upper` its transpose: PyTorch's `cholesky_solve`.
+    /// Solves a x = `self` for x, where `l` is the [Cholesky factor](Self::cholesky) of a, or with `upper`
+    /// its transpose: PyTorch's `cholesky_solve`.
     ///
     /// # Errors
-    /// As [`solve_triangular`](Self::solve_triangular).
+    /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn cholesky_solve(&self, l: &Tensor, upper: bool) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("cholesky_solve");
+        operation!("cholesky_solve");
         check_square("cholesky_solve", l)?;
         let (lower, lt) =
             if upper { (l.transpose(-2, -1)?, l.clone()) } else { (l.clone(), l.transpose(-2, -1)?) };
         lt.solve_triangular(&lower.solve_triangular(self, false, true, false)?, true, true, false)
     }
 
-    /// The inverse of the matrix whose [Cholesky factor](Self::cholesky) this is, or with `upper` the transpose of it: PyTorch's
-    /// `cholesky_inverse`.
+    /// Computes the inverse of a matrix from its [Cholesky factor](Self::cholesky) `self`, or with `upper`
+    /// from the transposed factor: PyTorch's `cholesky_inverse`.
     ///
     /// # Errors
-    /// As [`solve_triangular`](Self::solve_triangular).
+    /// See [`solve_triangular`](Self::solve_triangular).
     #[track_caller]
     pub fn cholesky_inverse(&self, upper: bool) -> Result<Tensor> {
         let (_, n) = check_square("cholesky_inverse", self)?;
@@ -260,57 +249,53 @@ impl Tensor {
         eye.broadcast_to(self.shape())?.cholesky_solve(self, upper)
     }
 
-    /// The logarithms of determinants, \[..\]; NaN where one is negative.
+    /// Computes the logarithms of determinants as \[..\]: NaN for a negative determinant.
     ///
     /// # Errors
-    /// As [`cholesky`](Self::cholesky).
+    /// See [`cholesky`](Self::cholesky).
     #[track_caller]
     pub fn logdet(&self) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("logdet");
+        operation!("logdet");
         let (sign, size) = self.slogdet()?;
         size.masked_fill(&sign.lt(0.0)?, f64::NAN)
     }
 
-    /// The sums of products along a dimension, of shapes that broadcast: PyTorch's `linalg.vecdot`.
+    /// Sums the products along `dim`, with broadcasting: PyTorch's `linalg.vecdot`.
     ///
     /// # Errors
-    /// The shapes do not broadcast; `dim` is out of range; memory runs out.
+    /// The shapes do not broadcast, or `dim` is out of range.
     #[track_caller]
     pub fn vecdot(&self, other: &Tensor, dim: isize) -> Result<Tensor> {
-        let _op = memory::scope::enter_op("vecdot");
+        operation!("vecdot");
         self.mul(other)?.sum(&[dim], false)
     }
 
-    /// The inverse of a tensor as a linear map to its first `ind` dimensions from the others, whose extents have the same product: PyTorch's `linalg.tensorinv`.
+    /// Inverts the linear map from the last dimensions to the first `ind` dimensions: PyTorch's
+    /// `linalg.tensorinv`. Both groups of extents have the same product.
     ///
     /// # Errors
-    /// As [`inv`](Self::inv); `ind` is not between 1 and the number of dimensions; the products differ.
+    /// `ind` is not between 1 and the rank, or the products differ. See also [`inv`](Self::inv).
     #[track_caller]
     pub fn tensorinv(&self, ind: usize) -> Result<Tensor> {
-        const OP: &str = "tensorinv";
-        let _op = memory::scope::enter_op(OP);
-        if ind == 0 || ind > self.rank() {
-            let rule = format!("takes a number of dimensions from 1 to {}, got {ind}", self.rank());
-            return Err(Error::argument(OP, rule));
-        }
+        operation!(OP = "tensorinv");
+        fail_if!(ind == 0 || ind > self.rank();
+            argument(OP), "takes a number of dimensions from 1 to {}, got {ind}", self.rank());
         let (to, from) = self.shape().split_at(ind);
         let n: usize = to.iter().product();
-        if n != from.iter().product::<usize>() {
-            let rule = format!("takes as many elements in the first {ind} dimensions as in the others");
-            return Err(Error::shape(OP, rule, &[to, from]));
-        }
+        fail_if!(n != from.iter().product::<usize>();
+            shape(OP, &[to, from]), "takes as many elements in the first {ind} dimensions as in the others");
         self.reshape([n, n])?.inv()?.reshape(&[from, to].concat()[..])
     }
 
-    /// x with `tensordot(self, x)` over all dimensions of x = b, where `dims` of `self` were moved behind the others: PyTorch's `linalg.tensorsolve`.
+    /// Solves `tensordot(self, x)` = b over all dimensions of x: PyTorch's `linalg.tensorsolve`. Moves `dims`
+    /// of `self` after the others first.
     ///
     /// # Errors
-    /// As [`solve`](Self::solve); a dimension is out of range; the extents' products differ.
+    /// A dimension is out of range, or the products of extents differ. See also [`solve`](Self::solve).
     #[track_caller]
     pub fn tensorsolve(&self, b: &Tensor, dims: impl IntoDims) -> Result<Tensor> {
-        const OP: &str = "tensorsolve";
+        operation!(OP = "tensorsolve");
         let dims = reduction_dims(dims);
-        let _op = memory::scope::enter_op(OP);
         let moved = dims.iter().map(|&d| normalize_dim(OP, d, self.rank())).collect::<Result<Vec<_>>>()?;
         let rest = (0..self.rank()).filter(|d| !moved.contains(d));
         let order: Vec<isize> = rest.chain(moved.iter().copied()).map(|d| d as isize).collect();

@@ -1,29 +1,18 @@
-//! Singular values and vectors, by one-sided Jacobi rotations on the device.
+//! Singular values and vectors by one-sided Jacobi rotations on the device.
 
-use forebay_shaders::KernelSpec;
-use smallvec::smallvec;
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::softmax::lanes_per_row;
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::layout::normalize_dim;
-use crate::tensor::shape::reduction_dims;
-use crate::tensor::{Dims, IntoDims, Tensor};
 
 const OP: &str = "svdvals";
 
-/// Columns up to which one workgroup has a whole matrix, and one launch a whole sweep.
+/// Largest number of columns for which one workgroup holds a whole matrix, and one launch runs a whole sweep.
 const MAX_WORKGROUP_COLUMNS: usize = 64;
 
-/// Turns the columns `w`, \[batch, n, height\], until their first `m` elements are orthogonal.
+/// Rotates the columns `w` \[batch, n, height\] until their first `m` elements are orthogonal.
 ///
-/// A matrix that was not turned in one sweep is left alone in those that follow: they are as many as always suffice (convergence is
-/// quadratic), and nobody waits for the device.
+/// The number of sweeps is fixed and always suffices, because convergence is quadratic; so the host never
+/// waits. Later sweeps skip a matrix that had no rotation in one sweep.
 pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     let (batch, n, height) = (w.shape()[0], w.shape()[1], w.shape()[2]);
     let players = n.next_multiple_of(2);
@@ -33,8 +22,8 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     let lanes = lanes_per_row(height, false).clamp(8, 128);
     let small = n <= MAX_WORKGROUP_COLUMNS;
     let groups = if small { 1 } else { (players / 2).div_ceil(WORKGROUP_SIZE / lanes) };
-    let spec = KernelSpec::new("svd").def("dtype", w.dtype().name()).def("lanes", lanes);
-    // Of a round: of each of its pairs the elements twice, and two sums over the threads of a pair.
+    let spec = kernel_spec! { "svd", dtype: w.dtype().name(), lanes };
+    // Iterations of a round: two passes over each pair's elements, and two sums over the threads of a pair.
     let pairs = (players / 2).div_ceil(WORKGROUP_SIZE / lanes).div_ceil(groups);
     let turns = pairs * (m.div_ceil(lanes) + height.div_ceil(lanes) + 64) + 2;
     let sweeps = if w.dtype() == DType::F64 { 20 } else { 15 };
@@ -42,9 +31,8 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     for _ in 0..sweeps {
         let now = Tensor::zeros(&[batch], DType::U32, w.device())?;
         let run = |first: usize, rounds: usize, turns: usize| {
-            let sizes = [batch, n, m, height, players, first, rounds, groups];
-            let params =
-                sizes.into_iter().fold(KernelParams::new(), KernelParams::size).loop_iterations(turns);
+            let params = kernel_params! { batch, n, m, height, players, first, rounds, groups };
+            let params = params.loop_iterations(turns);
             launch::launch(&spec, &[&before, &now, w], params, batch * groups)
         };
         if small {
@@ -57,11 +45,13 @@ pub(crate) fn jacobi_orthogonalize(w: &Tensor, m: usize) -> Result<()> {
     Ok(())
 }
 
-/// Matrices \[batch, m, n\] with m >= n as their singular values \[batch, n\], largest first, and if `vectors` the singular vectors
-/// of each as rows: \[batch, n, m\] of the left, where the value is zero zeros, and \[batch, n, n\] of the right.
+/// Computes the singular values \[batch, n\] of matrices \[batch, m, n\] with m >= n, in descending order.
+///
+/// With `vectors`, also computes the singular vectors as rows: left \[batch, n, m\], right \[batch, n, n\].
+/// The left vector of a zero value is zero.
 fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tensor)>)> {
     let (batch, m, n) = (a.shape()[0], a.shape()[1], a.shape()[2]);
-    // Squares must not overflow or vanish.
+    // Scale, so that squares neither overflow nor underflow.
     let scale = a.abs()?.amax(&[1, 2], true)?;
     let scale = scale.masked_fill(&scale.eq(0.0)?, 1.0)?;
     let columns = a.div(&scale)?.transpose(1, 2)?;
@@ -87,7 +77,7 @@ fn decompose(a: &Tensor, vectors: bool) -> Result<(Tensor, Option<(Tensor, Tenso
     Ok((values, Some((left, w.narrow(2, m, n)?))))
 }
 
-/// The extents of matrices \[lead.., m, n\].
+/// Shape of matrices \[lead.., m, n\].
 pub(crate) struct MatrixShape<'a> {
     pub(crate) batch_shape: &'a [usize],
     pub(crate) m: usize,
@@ -96,9 +86,8 @@ pub(crate) struct MatrixShape<'a> {
 
 #[track_caller]
 pub(crate) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<MatrixShape<'a>> {
-    if !matches!(x.dtype(), DType::F32 | DType::F64) {
-        return Err(Error::dtype(op, x.dtype(), "takes f32 and f64; cast with `to_dtype`"));
-    }
+    fail_if!(!matches!(x.dtype(), DType::F32 | DType::F64);
+        dtype(op, x.dtype()), "takes f32 and f64; cast with `to_dtype`");
     launch::check_device_dtype(op, x.dtype(), x.device())?;
     match x.shape() {
         &[ref lead @ .., m, n] => Ok(MatrixShape { batch_shape: lead, m, n }),
@@ -106,8 +95,10 @@ pub(crate) fn check_matrices<'a>(op: &'static str, x: &'a Tensor) -> Result<Matr
     }
 }
 
-/// What a change of the left singular vectors `u` \[batch, m, k\] by `g` is one of the matrix by: U (skew(Uᵀ g) / E) S Vᵀ + (1 - U Uᵀ) g S⁻¹ Vᵀ, with
-/// E of s² of the column less s² of the row, and V given as rows `vh`. (Townsend, 2016; PyTorch's `svd_backward`.)
+/// Computes the matrix's gradient from the gradient `g` of the left vectors `u` \[batch, m, k\].
+///
+/// The gradient is U (skew(Uᵀ g) / E) S Vᵀ + (1 - U Uᵀ) g S⁻¹ Vᵀ. E is the column's s² minus the row's, and
+/// `vh` holds V as rows (Townsend, 2016; PyTorch's `svd_backward`).
 fn left_vectors_backward(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -> Result<Tensor> {
     let k = values.shape()[1];
     let s = values.unsqueeze(1)?;
@@ -124,7 +115,7 @@ fn left_vectors_backward(g: &Tensor, u: &Tensor, values: &Tensor, vh: &Tensor) -
     change.matmul(vh)
 }
 
-/// What is made of no elements: zeros, whose history leads to the inputs.
+/// Returns a zero result for empty inputs, with a history that leads to the inputs.
 pub(crate) fn empty_result_with_grad(
     op: &'static str,
     inputs: &[&Tensor],
@@ -137,8 +128,11 @@ pub(crate) fn empty_result_with_grad(
     }))
 }
 
-/// The factors of `matrix` \[batch, m, n\] with their history. `gradient` says what that of one of them (by its number, beside all of them) is for the
-/// matrix; `again` makes the same bits, signs included, once more, with their history, where a walk is recorded: all depend on the matrix.
+/// Attaches gradients to the factors of `matrix` \[batch, m, n\].
+///
+/// `gradient` computes the matrix's gradient from the gradient of one factor (by its index) and all factors.
+/// Under `create_graph`, `again` recomputes the factors bit by bit, signs included, with a history, because
+/// all of them depend on the matrix.
 pub(crate) fn attach_factor_grads<const N: usize>(
     op: &'static str,
     matrix: &Tensor,
@@ -149,7 +143,7 @@ pub(crate) fn attach_factor_grads<const N: usize>(
     if !autograd::compute_requires_grad(&[matrix]) {
         return Ok(factors);
     }
-    // Copies: the results are the caller's, who may change them.
+    // Copies, because the caller may change the results in place.
     let mut kept = factors.clone();
     for factor in &mut kept {
         *factor = factor.copy()?;
@@ -167,12 +161,14 @@ pub(crate) fn attach_factor_grads<const N: usize>(
 }
 
 impl Tensor {
-    /// The singular value decomposition of matrices \[.., m, n\] with k = min(m, n): left vectors \[.., m, k\], values \[.., k\], largest first, and right
-    /// vectors as rows \[.., k, n\], whose product is `self`: PyTorch's `linalg.svd` with `full_matrices=False`. Of each pair of vectors the
-    /// sign is arbitrary. Where a value is zero, the vector of the longer side is zeros, and not one that completes the others.
+    /// Computes the thin SVD of matrices \[.., m, n\]: `torch.linalg.svd` with `full_matrices=False`.
     ///
-    /// Gradients of the vectors are those of matrices of full rank whose values differ: they divide by the values and by the differences of
-    /// their squares. A loss must not depend on signs.
+    /// With k = min(m, n), returns left vectors \[.., m, k\], values \[.., k\] in descending order, and right
+    /// vectors as rows \[.., k, n\]. The sign of each pair of vectors is arbitrary. For a zero value, the
+    /// vector of the longer side is zero instead of a completion of the basis.
+    ///
+    /// The gradients of the vectors assume full rank and distinct values: they divide by the values and by
+    /// differences of their squares. A loss must not depend on the signs.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -183,12 +179,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals).
+    /// See [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn svd(&self) -> Result<(Tensor, Tensor, Tensor)> {
-        const OP: &str = "svd";
-        dispatch_autocast!(OP, [self], |x| x.svd());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "svd", autocast[self], |x| x.svd());
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let (k, batch) = (m.min(n), lead.iter().product::<usize>());
         let shapes: [Dims; 3] =
@@ -201,11 +195,9 @@ impl Tensor {
         let (u, s, vh) = {
             let _no_grad = autograd::no_grad();
             let a = matrix.detach();
-            // The longer side is the height: what is left of a wide matrix is right of its transpose.
+            // Transpose wide matrices: their left vectors are the right vectors of the transpose.
             let (values, vectors) = decompose(&if m < n { a.transpose(1, 2)? } else { a }, true)?;
-            let Some((long, short)) = vectors else {
-                return Err(Error::argument(OP, "has no vectors"));
-            };
+            let Some((long, short)) = vectors else { fail!(argument(OP), "has no vectors") };
             if m < n {
                 (short.transpose(1, 2)?, values, long)
             } else {
@@ -220,7 +212,7 @@ impl Tensor {
             |which, g, [u, s, vh]| match which {
                 0 => left_vectors_backward(g, u, s, vh),
                 1 => u.matmul(&g.unsqueeze(2)?.mul(vh)?),
-                // Those of the right are the left ones of the transpose.
+                // The right vectors are the left vectors of the transpose.
                 _ => {
                     let (g, v, ut) = (g.transpose(1, 2)?, vh.transpose(1, 2)?, u.transpose(1, 2)?);
                     left_vectors_backward(&g, &v, s, &ut)?.transpose(1, 2)
@@ -230,9 +222,10 @@ impl Tensor {
         Ok((u.reshape(&*shapes[0])?, s.reshape(&*shapes[1])?, vh.reshape(&*shapes[2])?))
     }
 
-    /// The singular values of matrices \[.., m, n\], largest first: \[.., min(m, n)\]. PyTorch's `linalg.svdvals`.
+    /// Computes the singular values of matrices \[.., m, n\] in descending order, \[.., min(m, n)\]:
+    /// PyTorch's `linalg.svdvals`.
     ///
-    /// The gradient is that of each value, U diag(g) Vᵀ; to what is zero it is zero.
+    /// The gradient is U diag(g) Vᵀ, and zero for zero values.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -243,11 +236,10 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// There are fewer than two dimensions; the dtype is not f32, or f64 on a device that has it; memory runs out.
+    /// There are fewer than two dimensions. The dtype is not f32, or f64 on a device that supports it.
     #[track_caller]
     pub fn svdvals(&self) -> Result<Tensor> {
-        dispatch_autocast!(OP, [self], |x| x.svdvals());
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP, autocast[self], |x| x.svdvals());
         let MatrixShape { batch_shape: lead, m, n } = check_matrices(OP, self)?;
         let shape: Dims = lead.iter().copied().chain([m.min(n)]).collect();
         if self.numel() == 0 {
@@ -274,18 +266,17 @@ impl Tensor {
         }))
     }
 
-    /// The sum of the singular values of the matrices along two dimensions, the last ones where `dims` is empty: PyTorch's norm of
-    /// order `nuc`. Its gradient is U Vᵀ.
+    /// Computes the sum of singular values of the matrices in two dimensions, by default the last: PyTorch's
+    /// norm of order `nuc`. The gradient is U Vᵀ.
     ///
     /// # Errors
-    /// As [`svdvals`](Self::svdvals); `dims` are not two different ones.
+    /// `dims` are not two different dimensions. See also [`svdvals`](Self::svdvals).
     #[track_caller]
     pub fn nuclear_norm(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
-        const OP: &str = "nuclear_norm";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "nuclear_norm");
         let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {
-            return Err(Error::argument(OP, format!("takes two dimensions, got {dims:?}")));
+            fail!(argument(OP), "takes two dimensions, got {dims:?}")
         };
         let of = MatrixDims::new(OP, self, [row, col])?;
         of.restore_keepdim(&of.move_to_last(self)?.svdvals()?.sum(&[-1], false)?, self, keepdim)
@@ -301,25 +292,21 @@ pub(crate) struct MatrixDims {
 impl MatrixDims {
     #[track_caller]
     pub(crate) fn new(op: &'static str, x: &Tensor, dims: [isize; 2]) -> Result<Self> {
-        if x.rank() < 2 {
-            return Err(Error::shape(op, "takes matrices [.., m, n]", &[x.shape()]));
-        }
+        fail_if!(x.rank() < 2; shape(op, [x]), "takes matrices [.., m, n]");
         let [row, col] = dims;
         let (row, col) = (normalize_dim(op, row, x.rank())?, normalize_dim(op, col, x.rank())?);
-        if row == col {
-            return Err(Error::argument(op, format!("takes two different dimensions, got {dims:?}")));
-        }
+        fail_if!(row == col; argument(op), "takes two different dimensions, got {dims:?}");
         Ok(Self { row, col })
     }
 
-    /// The matrices in the last two dimensions.
+    /// Moves the matrices to the last two dimensions.
     pub(crate) fn move_to_last(&self, x: &Tensor) -> Result<Tensor> {
         let rest = (0..x.rank()).filter(|&d| d != self.row && d != self.col);
         let order: Vec<isize> = rest.chain([self.row, self.col]).map(|d| d as isize).collect();
         x.permute(&order)
     }
 
-    /// One number of each matrix of `x`, with extents of 1 in place of it if `keepdim`.
+    /// Restores extents of 1 for the matrix dimensions of `x` if `keepdim`. `numbers` has one value a matrix.
     pub(crate) fn restore_keepdim(&self, numbers: &Tensor, x: &Tensor, keepdim: bool) -> Result<Tensor> {
         if !keepdim {
             return Ok(numbers.clone());

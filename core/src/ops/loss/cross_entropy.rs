@@ -1,22 +1,13 @@
 //! Cross-entropy fused from logits. It saves one value for each example, and its gradient is one kernel.
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
 use crate::amp::OperandCast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::index::select;
-use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH};
+use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::kernel::index_check::{IndexRange, check_in_range};
-use crate::ops::kernel::launch::{self, WORKGROUP_SIZE};
 use crate::ops::loss::Reduction;
 use crate::ops::norm::softmax::{RowLayout, check_f32_f16_bf16};
 use crate::ops::norm::{check_is_f64, norm_compute_dtype};
-use crate::ops::reduce::contiguous_zero_offset;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 /// Options of [`Tensor::cross_entropy_with`]. The defaults are PyTorch's.
 ///
@@ -130,24 +121,18 @@ impl LogitsBatch {
             kept > 0 && self.x.device().info().limits.max_workgroup_size as usize >= 2 * WORKGROUP_SIZE;
         let (lanes, groups) =
             if wide { (2 * WORKGROUP_SIZE, rows.rows) } else { (held.lanes, held.workgroups(rows.rows)) };
-        let spec = KernelSpec::new("cross_entropy")
-            .def("pass", kind)
-            .def("held", kept)
-            .def("dtype", name(&self.x))
-            .def("goal", target_dtype_name(&self.target))
-            .def("weight", self.weight.as_ref().map_or("", name))
-            .def("soft", self.has_soft_targets)
-            .def("smooth", self.label_smoothing > 0.0)
-            .def("lanes", lanes)
-            .def("across", rows.across)
-            .def("width", held.width)
-            .def("ragged", ragged)
-            .def("inplace", inplace);
+        let spec = kernel_spec! {
+            "cross_entropy", pass: kind, held: kept, dtype: name(&self.x),
+            goal: target_dtype_name(&self.target), weight: self.weight.as_ref().map_or("", name),
+            soft: self.has_soft_targets, smooth: self.label_smoothing > 0.0, lanes, across: rows.across,
+            width: held.width, ragged, inplace,
+        };
         let share = self.label_smoothing / rows.extent as f64;
-        let params = rows
-            .params(&self.x, [self.first_row, self.total_rows])
-            .u32(self.ignore_index as u32)
-            .size(scale_stride);
+        let params = rows.params(&self.x, [("first", self.first_row), ("total", self.total_rows)]);
+        let params = kernel_params! {
+            ..params; ignore_class: self.ignore_index, scale_stride,
+            keep: (1.0 - self.label_smoothing) as f32, share: share as f32,
+        };
         // Logits are read at most twice in vectors of four, and one by one if each class has a share.
         let shares = if self.has_soft_targets || self.label_smoothing > 0.0 {
             2 * rows.extent.div_ceil(lanes)
@@ -155,8 +140,7 @@ impl LogitsBatch {
             0
         };
         let turns = 2 * rows.extent.div_ceil(4 * lanes * held.width) + shares + 128;
-        let params = params.f32((1.0 - self.label_smoothing) as f32).f32(share as f32).loop_iterations(turns);
-        launch::launch(&spec, &tensors, params, groups)
+        launch::launch(&spec, &tensors, params.loop_iterations(turns), groups)
     }
 
     /// Computes the gradient of probability targets: the loss that each class would have added.
@@ -262,59 +246,32 @@ pub(crate) fn check_targets(x: &Tensor, target: &Tensor, options: &CrossEntropyO
         [n, c, rest @ ..] => Some((c, std::iter::once(*n).chain(rest.iter().copied()).collect())),
         [] => None,
     }) else {
-        return Err(Error::shape(OP, "logits are [batch, classes, ...] or [classes]", &[x.shape()]));
+        fail!(shape(OP, [x]), "logits are [batch, classes, ...] or [classes]")
     };
-    if classes == 0 {
-        return Err(Error::shape(OP, "takes at least one class", &[x.shape()]));
-    }
-    if !(0.0..=1.0).contains(&options.label_smoothing) {
-        return Err(Error::argument(
-            OP,
-            format!("label_smoothing {} is not in 0 to 1", options.label_smoothing),
-        ));
-    }
+    fail_if!(classes == 0; shape(OP, [x]), "takes at least one class");
+    fail_if!(!(0.0..=1.0).contains(&options.label_smoothing);
+        argument(OP), "label_smoothing {} is not in 0 to 1", options.label_smoothing);
     if let Some(weight) = options.weight {
         check_second(weight)?;
         weight.check_same_device(OP, x)?;
         autograd::check_no_grad_inputs("cross_entropy (of the class weights)", &[weight])?;
-        if weight.shape() != [classes] {
-            return Err(Error::shape(
-                OP,
-                "there is one weight for each class",
-                &[weight.shape(), &[classes]],
-            ));
-        }
+        fail_if!(weight.shape() != [classes];
+            shape(OP, &[weight.shape(), &[classes]]), "there is one weight for each class");
     }
     if target.dtype().is_float() {
         check_second(target)?;
-        if target.shape() != x.shape() {
-            return Err(Error::shape(
-                OP,
-                "probabilities have the logits' shape",
-                &[x.shape(), target.shape()],
-            ));
-        }
+        fail_if!(target.shape() != x.shape(); shape(OP, [x, target]), "probabilities have the logits' shape");
         return Ok(true);
     }
-    if target.dtype() == DType::Bool {
-        return Err(Error::dtype(
-            OP,
-            DType::Bool,
-            "targets are classes (integers) or probabilities (floats)",
-        ));
-    }
+    fail_if!(target.dtype() == DType::Bool;
+        dtype(OP, DType::Bool), "targets are classes (integers) or probabilities (floats)");
     check_in_range(
         OP,
         target,
         IndexRange { extent: classes, allows_negative: false, ignored_index: Some(options.ignore_index) },
     )?;
-    if target.shape() != &examples[..] {
-        return Err(Error::shape(
-            OP,
-            "class targets have the logits' shape without the dimension of the classes",
-            &[x.shape(), target.shape()],
-        ));
-    }
+    fail_if!(target.shape() != &examples[..];
+        shape(OP, [x, target]), "class targets have the logits' shape without the dimension of the classes");
     Ok(false)
 }
 
@@ -388,7 +345,7 @@ impl Tensor {
     /// The class weights do not fit, or require a gradient. See also [`cross_entropy`](Self::cross_entropy).
     #[track_caller]
     pub fn cross_entropy_with(&self, target: &Tensor, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         // The kernels compute in f32 from any float. Under autocast only the loss is f32, and the logits are
         // not copied.
         let cast = OperandCast::for_op(OP, &[]);

@@ -3,16 +3,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
 use crate::amp::OperandCast;
-use crate::autograd::{self, InputGrads, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::VEC4_WIDTH;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::loss::Reduction;
 use crate::ops::loss::cross_entropy::{
     CrossEntropyOptions, CrossEntropyPass, LogitsBatch, check_targets, kernel_ignore_index,
@@ -20,10 +11,7 @@ use crate::ops::loss::cross_entropy::{
 };
 use crate::ops::matmul;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
-use crate::ops::reduce::contiguous_zero_offset;
-use crate::runtime::device::Device;
-use crate::tensor::layout::numel;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 const OP: &str = "linear_cross_entropy";
 
@@ -51,32 +39,30 @@ fn scale_in_place(x: &Tensor, scale: &Tensor) -> Result<()> {
     let width = if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
     let steps = x.numel() / width;
     const EACH: usize = 8;
-    let spec =
-        KernelSpec::new("scale_inplace").def("dtype", x.dtype().name()).def("width", width).def("each", EACH);
-    launch::launch(&spec, &[scale, x], KernelParams::new().size(steps), steps.div_ceil(WORKGROUP_SIZE * EACH))
+    let spec = kernel_spec! { "scale_inplace", dtype: x.dtype().name(), width, each: EACH };
+    launch::launch(&spec, &[scale, x], kernel_params! { steps }, steps.div_ceil(WORKGROUP_SIZE * EACH))
 }
 
 /// Returns the divisor of the losses as a tensor on the device: 1 for their sum.
 fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'_>) -> Result<Tensor> {
     let device = target.device();
     match options.reduction {
-        Reduction::None => Err(Error::argument(
-            OP,
-            "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait",
-        )),
+        Reduction::None => fail!(
+            argument(OP),
+            "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait"
+        ),
         Reduction::Sum => Tensor::ones((), DType::F32, device),
         Reduction::BatchMean => Tensor::full((), target.numel() as f64, DType::F32, device),
         Reduction::Mean => {
             let weights = Tensor::empty(&[target.numel()], DType::F32, device)?;
             let weight = options.weight.map(contiguous_zero_offset).transpose()?;
             let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), t.device());
-            let spec = KernelSpec::new("class_weights")
-                .def("goal", target_dtype_name(target))
-                .def("weight", weight.as_ref().map_or("", name));
-            let params = KernelParams::new()
-                .size(target.numel())
-                .size(classes)
-                .u32(kernel_ignore_index(options) as u32);
+            let spec = kernel_spec! {
+                "class_weights", goal: target_dtype_name(target), weight: weight.as_ref().map_or("", name),
+            };
+            let params = kernel_params! {
+                n: target.numel(), classes, ignore_class: kernel_ignore_index(options),
+            };
             let tensors: SmallVec<[&Tensor; 3]> =
                 std::iter::once(target).chain(&weight).chain([&weights]).collect();
             launch::launch(&spec, &tensors, params, target.numel().div_ceil(WORKGROUP_SIZE))?;
@@ -101,7 +87,7 @@ impl LinearCrossEntropy<'_> {
     fn compute_loss_and_grads(&self, wants: [bool; 2], weight_type: DType) -> Result<(Tensor, HeadGrads)> {
         let Self { x, weight, target, options } = self;
         let (&[n, features], &[classes, _]) = (x.shape(), weight.shape()) else {
-            return Err(Error::shape(OP, "takes rows of x and a weight of [classes, in]", &[x.shape()]));
+            fail!(shape(OP, [x]), "takes rows of x and a weight of [classes, in]")
         };
         let (device, dtype) = (x.device(), x.dtype());
         let divisor = loss_divisor(target, classes, options)?;
@@ -114,10 +100,7 @@ impl LinearCrossEntropy<'_> {
         let dw = wants[1].then(|| Tensor::empty(&[classes, features], DType::F32, device)).transpose()?;
         let row = classes.next_multiple_of(ROW_ALIGNMENT);
         let chunk = chunk_rows(n, chunk_bytes(device) / (row * dtype.size()));
-        let buffer = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[chunk, row], dtype, device)?
-        };
+        let buffer = empty_workspace(&[chunk, row], dtype, device)?;
         for first in (0..n).step_by(chunk) {
             let rows = chunk.min(n - first);
             let part = x.narrow(0, first, rows)?;
@@ -191,23 +174,16 @@ impl Tensor {
         target: &Tensor,
         options: &CrossEntropyOptions<'_>,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         let (&[classes, features], Some((&given, before))) = (weight.shape(), self.shape().split_last())
         else {
             let rule = "takes x of [.., in] and a weight of [classes, in]";
             return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
         };
-        if features != given || target.shape() != before {
-            let rule = "takes x of [.., in], a weight of [classes, in] and targets of [..]";
-            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape(), target.shape()]));
-        }
-        if target.dtype().is_float() {
-            return Err(Error::dtype(
-                OP,
-                target.dtype(),
-                "takes classes; of probabilities there is `cross_entropy`",
-            ));
-        }
+        fail_if!(features != given || target.shape() != before; shape(OP, [self, weight, target]),
+            "takes x of [.., in], a weight of [classes, in] and targets of [..]");
+        fail_if!(target.dtype().is_float();
+            dtype(OP, target.dtype()), "takes classes; of probabilities there is `cross_entropy`");
         check_f32_f16_bf16(OP, self)?;
         check_f32_f16_bf16(OP, weight)?;
         // The operation consists of a linear layer, so autocast treats it like one.

@@ -1,11 +1,6 @@
 //! Einsum: views, one batched product for each further operand, and a sum.
 
-use smallvec::SmallVec;
-
-use crate::amp::dispatch_autocast;
-use crate::error::{Error, Result};
-use crate::memory;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
 
 const OP: &str = "einsum";
 
@@ -58,9 +53,7 @@ impl EinsumOperand {
         };
         while let Some((second, first)) = repeated(&term.labels) {
             let extents = (term.tensor.shape()[first], term.tensor.shape()[second]);
-            if extents.0 != extents.1 {
-                return Err(Error::shape(OP, "a repeated label has two extents", &[term.tensor.shape()]));
-            }
+            fail_if!(extents.0 != extents.1; shape(OP, [term.tensor]), "a repeated label has two extents");
             let label = term.labels[first];
             term.tensor = term.tensor.diagonal(0, first as isize, second as isize)?;
             term.labels.remove(second);
@@ -154,8 +147,7 @@ impl EinsumOperand {
 /// The equation is malformed or does not fit the operands, or the types differ.
 #[track_caller]
 pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
-    dispatch_autocast!(OP, [operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
-    let _op = memory::scope::enter_op(OP);
+    operation!(OP, autocast[operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
     let (left, right) = match equation.split_once("->") {
         Some((left, right)) => (left, Some(right)),
         None => (equation, None),

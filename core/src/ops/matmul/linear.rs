@@ -3,20 +3,14 @@
 //!
 //! Under autocast the products are of 16-bit values, while weights and their gradients stay in f32.
 
-use smallvec::smallvec;
-
-use crate::amp::{self, OperandCast, dispatch_in_f32};
-use crate::autograd::{self, BackwardCtx, InputGrads, SavedTensor};
+use crate::amp::OperandCast;
+use crate::autograd::BackwardCtx;
 use crate::backend::GELU_GRAD_SUM_ROWS;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::elementwise::activation;
 use crate::ops::matmul::linear_fp8;
 use crate::ops::matmul::{self, EpilogueTensors, add_scaled};
-use crate::ops::reduce::{contiguous_zero_offset, sum_columns, sum_parts};
-use crate::tensor::layout::numel;
-use crate::tensor::{Dims, Tensor};
+use crate::ops::prelude::*;
+use crate::ops::reduce::{sum_columns, sum_parts};
 
 /// Weight and optional bias of a linear layer.
 struct LinearOperands {
@@ -143,19 +137,10 @@ impl LinearOperands {
 
 fn check_shapes(op: &'static str, x: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<()> {
     let (&[outputs, features], Some(&given)) = (weight.shape(), x.shape().last()) else {
-        return Err(Error::shape(
-            op,
-            "takes x of [.., in] and a weight of [out, in]",
-            &[x.shape(), weight.shape()],
-        ));
+        fail!(shape(op, [x, weight]), "takes x of [.., in] and a weight of [out, in]")
     };
-    if features != given {
-        return Err(Error::shape(
-            op,
-            format!("the weight takes {features} features, the last extent of x is {given}"),
-            &[x.shape(), weight.shape()],
-        ));
-    }
+    fail_if!(features != given;
+        shape(op, [x, weight]), "the weight takes {features} features, the last extent of x is {given}");
     if let Some(bias) = bias.filter(|bias| bias.shape() != [outputs]) {
         let rule = format!("takes a bias of [{outputs}], one number for each output");
         return Err(Error::shape(op, rule, &[weight.shape(), bias.shape()]));
@@ -171,7 +156,7 @@ fn mlp_hidden_backward(
     weight: &Tensor,
     x: &Tensor,
 ) -> Result<(Tensor, Tensor, Tensor)> {
-    if x.device().info().features.gelu_grad_epilogue && x.dtype().size() == 2 {
+    if x.device().library_features().gelu_grad_epilogue && x.dtype().size() == 2 {
         let like = || Tensor::empty(x.shape(), x.dtype(), x.device());
         let (hidden, gelu) = (like()?, like()?);
         let sums = {
@@ -226,12 +211,9 @@ impl Tensor {
     /// The last extent of `self` is not the weight's, or the bias does not fit.
     #[track_caller]
     pub fn linear(&self, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        const OP: &str = "linear";
-        let _op = memory::scope::enter_op(OP);
-        if self.rank() == 0 || !matches!(weight.rank(), 1 | 2) {
-            let rule = "takes x of [.., in] and a weight of [out, in] or [in]";
-            return Err(Error::shape(OP, rule, &[self.shape(), weight.shape()]));
-        }
+        operation!(OP = "linear");
+        fail_if!(self.rank() == 0 || !matches!(weight.rank(), 1 | 2);
+            shape(OP, [self, weight]), "takes x of [.., in] and a weight of [out, in] or [in]");
         if weight.rank() == 1 {
             let out = self.linear(&weight.unsqueeze(0)?, None)?.squeeze(-1)?;
             return match bias {
@@ -299,8 +281,7 @@ impl Tensor {
     /// See [`linear`](Self::linear).
     #[track_caller]
     pub fn mlp(&self, up: &Tensor, up_bias: &Tensor, down: &Tensor, down_bias: &Tensor) -> Result<Tensor> {
-        const OP: &str = "mlp";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "mlp");
         if uses_fp8(self.dtype()) {
             return self.linear(up, Some(up_bias))?.gelu_tanh()?.linear(down, Some(down_bias));
         }
@@ -371,25 +352,18 @@ impl Tensor {
     /// The shapes do not fit, or the types differ.
     #[track_caller]
     pub fn bilinear(&self, x2: &Tensor, weight: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        const OP: &str = "bilinear";
-        dispatch_in_f32!(OP, [self, x2, weight, bias], |x1, x2, w, b| x1.bilinear(&x2, &w, b.as_ref()));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "bilinear", in_f32 [self, x2, weight, bias], |x1, x2, w, b|
+            x1.bilinear(&x2, &w, b.as_ref()));
         let (&[o, i, j], Some((&given1, batch)), Some((&given2, batch2))) =
             (weight.shape(), self.shape().split_last(), x2.shape().split_last())
         else {
-            return Err(Error::shape(
-                OP,
-                "takes x1 of [.., i], x2 of [.., j] and a weight of [out, i, j]",
-                &[self.shape(), x2.shape(), weight.shape()],
-            ));
+            fail!(
+                shape(OP, [self, x2, weight]),
+                "takes x1 of [.., i], x2 of [.., j] and a weight of [out, i, j]"
+            );
         };
-        if (given1, given2) != (i, j) || batch != batch2 {
-            return Err(Error::shape(
-                OP,
-                format!("the weight takes {i} and {j} features of one batch"),
-                &[self.shape(), x2.shape(), weight.shape()],
-            ));
-        }
+        fail_if!((given1, given2) != (i, j) || batch != batch2;
+            shape(OP, [self, x2, weight]), "the weight takes {i} and {j} features of one batch");
         // One product of x1 with the weights of all outputs, then one small product for each row.
         let rows = numel(batch);
         let left = self.reshape([rows, i])?.mm(&weight.transpose(0, 1)?.reshape([i, o * j])?)?;

@@ -1,19 +1,10 @@
 //! 8-bit linear layers: operands are scaled to the type's range, cast, and multiplied (current scaling).
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::autograd::{self, InputGrads};
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::VEC4_WIDTH;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::matmul::linear::flatten_to_rows;
 use crate::ops::matmul::scaled_mm::supports_fp8_extents;
+use crate::ops::prelude::*;
 use crate::ops::reduce::statistics::largest_magnitude;
-use crate::ops::reduce::{contiguous_zero_offset, sum_columns};
-use crate::tensor::{Dims, Tensor};
+use crate::ops::reduce::sum_columns;
 
 /// Matrix of 8-bit floats with its scale, by which the values were divided.
 struct ScaledFp8Matrix {
@@ -47,19 +38,18 @@ impl ScaledFp8Matrix {
             let _tag = memory::scope::enter_tag(Tag::Workspace);
             largest_magnitude(&x)?
         };
-        let spec = KernelSpec::new("fp8_quantize")
-            .def("dtype", x.dtype().name())
-            .def("to", dtype.name())
-            .def("width", if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 })
-            .def("turned", turned.is_some())
-            .def("each", EACH);
+        let spec = kernel_spec! {
+            "fp8_quantize", dtype: x.dtype().name(), to: dtype.name(),
+            width: if x.numel().is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 },
+            turned: turned.is_some(), each: EACH,
+        };
         let groups = match turned {
             Some(_) => rows.div_ceil(TILE) * across.div_ceil(TILE),
             None => x.numel().div_ceil(VEC4_WIDTH * EACH * WORKGROUP_SIZE),
         };
         let tensors: SmallVec<[&Tensor; 5]> =
             [&x, &largest, &scale, &bytes].into_iter().chain(&turned).collect();
-        let params = KernelParams::new().size(rows).size(across);
+        let params = kernel_params! { rows, columns: across };
         // `launch` would refuse storage-only types, so enqueue directly.
         launch::enqueue(device.kernel_for_spec(&spec)?, &tensors, params, [groups, 1, 1])?;
         drop(tensors);

@@ -1,14 +1,6 @@
 //! Tiling of matrix products: the variant of the `matmul_body` kernel, and the split of long sums (split-K).
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
-use crate::dtype::DType;
-use crate::error::Result;
-use crate::memory::{self, Tag};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::runtime::device::Device;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 /// Extents of `batch` products: c is m x n, and sums run over k.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -232,22 +224,18 @@ impl TilePlan {
     /// Adds the kernel's definitions. If `quads` is true, columns of c are in aligned groups of four.
     pub(crate) fn add_definitions(&self, spec: KernelSpec, along: KMajorOperands, quads: bool) -> KernelSpec {
         let order = |along: bool| if along { "k" } else { "line" };
-        let spec = spec
-            .def("split", self.split_k > 1)
-            .def("mode", if self.is_tiled() && quads { "packed" } else { "scattered" });
+        let mode = if self.is_tiled() && quads { "packed" } else { "scattered" };
+        let spec = kernel_spec! { ..spec; split: self.split_k > 1, mode };
         match self.variant {
-            MatmulVariant::Tiled(t) => spec
-                .def("way", "tiled")
-                .def("high", t.thread_rows)
-                .def("rows", t.rows_per_thread)
-                .def("cols", t.vec4_cols_per_thread)
-                .def("depth", t.k_depth)
-                .def("a_order", order(along.a))
-                .def("b_order", order(along.b)),
+            MatmulVariant::Tiled(t) => kernel_spec! {
+                ..spec; way: "tiled", high: t.thread_rows, rows: t.rows_per_thread,
+                cols: t.vec4_cols_per_thread, depth: t.k_depth, a_order: order(along.a),
+                b_order: order(along.b),
+            },
             MatmulVariant::Simple { lanes } => {
                 // Only the access order of the larger operand matters.
                 let along = if self.extents.n >= self.extents.m { along.b } else { along.a };
-                spec.def("way", "simple").def("lanes", lanes).def("order", order(lanes > 1 && along))
+                kernel_spec! { ..spec; way: "simple", lanes, order: order(lanes > 1 && along) }
             }
         }
     }
@@ -257,13 +245,7 @@ impl TilePlan {
         let MatmulExtents { m, n, k, batch } = self.extents;
         let (terms, turns) = self.variant.loop_iterations();
         let turns = self.k_per_split.div_ceil(terms) * turns + 16;
-        KernelParams::new()
-            .size(m)
-            .size(n)
-            .size(k)
-            .size(batch)
-            .size(self.k_per_split)
-            .size(self.split_k)
+        kernel_params! { m, n, k, batch, chunk: self.k_per_split, splits: self.split_k }
             .loop_iterations(turns)
     }
 
@@ -285,15 +267,12 @@ impl TilePlan {
             other => other,
         };
         let n = out.numel();
-        let parts = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[self.split_k, n], sums, out.device())?
-        };
+        let parts = empty_workspace(&[self.split_k, n], sums, out.device())?;
         launch::launch(spec, &with(&parts), params, self.workgroups_per_split * self.split_k)?;
-        let spec = KernelSpec::new("splitk_reduce")
-            .def("T", sums.name())
-            .def("dtype", launch::shader_dtype_name(out.dtype(), out.device()));
-        let params = KernelParams::new().size(n).size(self.split_k).loop_iterations(4 * (self.split_k + 1));
+        let spec = kernel_spec! {
+            "splitk_reduce", T: sums.name(), dtype: launch::shader_dtype_name(out.dtype(), out.device()),
+        };
+        let params = kernel_params! { n, splits: self.split_k }.loop_iterations(4 * (self.split_k + 1));
         launch::launch(&spec, &[&parts, out], params, n.div_ceil(4 * WORKGROUP_SIZE))
     }
 }

@@ -1,13 +1,7 @@
 //! Scaled products of 8-bit floats: by the vendor's library if it supports them, else as 16-bit products.
 
-use crate::autograd;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
 use crate::ops::matmul::{self, EpilogueTensors};
-use crate::ops::reduce::contiguous_zero_offset;
-use crate::runtime::device::Device;
-use crate::tensor::Tensor;
+use crate::ops::prelude::*;
 
 const OP: &str = "scaled_mm";
 /// Alignment that the libraries require of extents, row strides and addresses of 8-bit floats.
@@ -22,7 +16,7 @@ impl Tensor {
     /// Products are exact, and sums are f32. Matrix units that keep fewer bits within one instruction
     /// (Hopper's) have an error of at most 2^-11 of the sum of all |a · b|.
     ///
-    /// The library multiplies the bytes if [`Features::f8_matmul`](crate::backend::Features) is set (CUDA
+    /// The library multiplies the bytes if [`LibraryFeatures::f8_matmul`](crate::backend::LibraryFeatures) is set (CUDA
     /// from sm_89 on), at least one type is `f8_e4m3`, and the extents of b are multiples of 16. It takes
     /// `self` row-major and b column-major (the transpose of a weight \[n, k\]); other layouts are copied
     /// first. Otherwise both operands are cast to bf16, which represents all their values, in a workspace of
@@ -52,7 +46,7 @@ impl Tensor {
         bias: Option<&Tensor>,
         out_dtype: DType,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP);
         check_scaled_mm(self, b, [scale_a, scale_b], bias, out_dtype)?;
         let shape = [self.shape()[0], b.shape()[1]];
         let (a, b) = align_operands(self, b)?;
@@ -91,41 +85,26 @@ fn check_scaled_mm(
     out: DType,
 ) -> Result<()> {
     for t in [a, b] {
-        if !t.dtype().is_storage_only() {
-            return Err(Error::dtype(
-                OP,
-                t.dtype(),
-                "takes f8_e4m3 and f8_e5m2; scale, and cast with `to_dtype`",
-            ));
-        }
+        fail_if!(!t.dtype().is_storage_only();
+            dtype(OP, t.dtype()), "takes f8_e4m3 and f8_e5m2; scale, and cast with `to_dtype`");
     }
     let (&[m, k], &[rows, n]) = (a.shape(), b.shape()) else {
-        return Err(Error::shape(OP, "takes two matrices", &[a.shape(), b.shape()]));
+        fail!(shape(OP, [a, b]), "takes two matrices")
     };
-    if k != rows {
-        let rule = format!("the first has {k} columns, the second {rows} rows; they must be equal");
-        return Err(Error::shape(OP, rule, &[a.shape(), b.shape()]));
-    }
+    fail_if!(k != rows;
+        shape(OP, [a, b]), "the first has {k} columns, the second {rows} rows; they must be equal");
     for (scale, lines) in scales.into_iter().zip([[m, 1], [1, n]]) {
-        if scale.dtype() != DType::F32 {
-            return Err(Error::dtype(OP, scale.dtype(), "scales are f32"));
-        }
-        if scale.numel() != 1 && scale.shape() != lines {
-            let rule = format!("a scale is one number, or one for each line: {lines:?}");
-            return Err(Error::shape(OP, rule, &[scale.shape()]));
-        }
+        fail_if!(scale.dtype() != DType::F32; dtype(OP, scale.dtype()), "scales are f32");
+        fail_if!(scale.numel() != 1 && scale.shape() != lines;
+            shape(OP, [scale]), "a scale is one number, or one for each line: {lines:?}");
     }
     if let Some(bias) = bias {
-        if !matches!(bias.dtype(), DType::F32 | DType::F16 | DType::BF16) {
-            return Err(Error::dtype(OP, bias.dtype(), "a bias is f32, f16 or bf16"));
-        }
-        if bias.shape() != [n] {
-            return Err(Error::shape(OP, format!("takes a bias of [{n}]"), &[bias.shape()]));
-        }
+        fail_if!(!matches!(bias.dtype(), DType::F32 | DType::F16 | DType::BF16);
+            dtype(OP, bias.dtype()), "a bias is f32, f16 or bf16");
+        fail_if!(bias.shape() != [n]; shape(OP, [bias]), "takes a bias of [{n}]");
     }
-    if !matches!(out, DType::F32 | DType::F16 | DType::BF16) {
-        return Err(Error::dtype(OP, out, "gives f32, f16 and bf16"));
-    }
+    fail_if!(!matches!(out, DType::F32 | DType::F16 | DType::BF16);
+        dtype(OP, out), "gives f32, f16 and bf16");
     let all = [Some(a), Some(b), Some(scales[0]), Some(scales[1]), bias];
     all.into_iter().flatten().try_for_each(|t| a.check_same_device(OP, t))?;
     autograd::check_no_grad_inputs(OP, &all.into_iter().flatten().collect::<Vec<_>>())
@@ -133,7 +112,7 @@ fn check_scaled_mm(
 
 /// Returns true if the library multiplies 8-bit matrices of these extents.
 pub(crate) fn supports_fp8_extents(device: &Device, extents: &[usize]) -> bool {
-    device.info().features.f8_matmul && extents.iter().all(|extent| extent.is_multiple_of(FP8_ALIGNMENT))
+    device.library_features().f8_matmul && extents.iter().all(|extent| extent.is_multiple_of(FP8_ALIGNMENT))
 }
 
 /// Copies the operands to the library's layout if it is used: a row-major, b column-major, aligned to 16

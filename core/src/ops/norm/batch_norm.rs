@@ -3,24 +3,14 @@
 //! The forward pass reads the input once for the statistics, which are f32, and once for the result. The
 //! backward pass reads the gradient and the input twice.
 
-use forebay_shaders::KernelSpec;
-use smallvec::SmallVec;
-
-use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::VEC4_WIDTH;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
 use crate::ops::norm::softmax::lanes_per_row;
 use crate::ops::norm::{
     apply_weight_bias, cast_parameters, channel_dims, check_is_f64, check_running_stats, normalize_composite,
     prepare_parameter, update_running_stat,
 };
-use crate::ops::reduce::contiguous_zero_offset;
+use crate::ops::prelude::*;
 use crate::ops::shape::cat;
-use crate::tensor::{Dims, Tensor};
 
 /// Largest number of a channel's steps in the registers of a thread.
 const MAX_REGISTER_STEPS: usize = 8;
@@ -94,18 +84,12 @@ impl BatchNormalization {
         statistics: Option<&Tensor>,
     ) -> Result<(Tensor, ChannelSplit)> {
         let parts = self.split_channels(pass == "moments");
-        let partial = {
-            let _tag = memory::scope::enter_tag(Tag::Workspace);
-            Tensor::empty(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?
-        };
+        let partial = empty_workspace(&[parts.splits, 2, self.channels], DType::F32, self.x.device())?;
         let relu = self.fuses_relu && g.is_some();
-        let spec = self
-            .spec(pass, relu, relu)
-            .def("width", parts.width)
-            .def("hold", parts.register_steps)
-            .def("single", self.run_length == 1)
-            .def("lanes", parts.lanes)
-            .def("across", self.has_adjacent_channels());
+        let spec = kernel_spec! {
+            ..self.spec(pass, relu, relu); width: parts.width, hold: parts.register_steps,
+            single: self.run_length == 1, lanes: parts.lanes, across: self.has_adjacent_channels(),
+        };
         let tensors = self.kernel_tensors(g, statistics, relu, relu, &[&partial]);
         let groups = (self.channels * parts.splits).div_ceil(WORKGROUP_SIZE / parts.lanes);
         let turns = parts.chunk.div_ceil(parts.lanes * parts.width) + 128;
@@ -125,19 +109,14 @@ impl BatchNormalization {
         let n = out.numel();
         let width = if n.is_multiple_of(VEC4_WIDTH) { VEC4_WIDTH } else { 1 };
         let bias = g.is_none() || self.fuses_relu;
-        let spec = self
-            .spec(if g.is_some() { "backward" } else { "forward" }, true, bias)
-            .def("width", width)
-            .def("even", self.run_length.is_multiple_of(VEC4_WIDTH))
-            .def("fixed", sums.is_none());
+        let spec = kernel_spec! {
+            ..self.spec(if g.is_some() { "backward" } else { "forward" }, true, bias); width,
+            even: self.run_length.is_multiple_of(VEC4_WIDTH), fixed: sums.is_none(),
+        };
         let last: SmallVec<[&Tensor; 2]> = sums.into_iter().chain([&out]).collect();
         let tensors = self.kernel_tensors(g, Some(statistics), true, bias, &last);
-        launch::launch(
-            &spec,
-            &tensors,
-            self.params(1, self.elements_per_channel, 0.0),
-            n.div_ceil(width * WORKGROUP_SIZE),
-        )?;
+        let params = self.params(1, self.elements_per_channel, 0.0);
+        launch::launch(&spec, &tensors, params, n.div_ceil(width * WORKGROUP_SIZE))?;
         drop((tensors, last));
         Ok(out)
     }
@@ -152,12 +131,10 @@ impl BatchNormalization {
         let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), t.device()));
         let lanes =
             lanes_per_row(parts.splits, false).min(if parts.splits < 1 << 15 { 32 } else { WORKGROUP_SIZE });
-        let spec = KernelSpec::new("batch_norm")
-            .def("pass", "finish")
-            .def("mean", name(plain.as_ref().map(|p| &p.0)))
-            .def("var", name(plain.as_ref().map(|p| &p.1)))
-            .def("lanes", lanes)
-            .def("quick", false);
+        let spec = kernel_spec! {
+            "batch_norm", pass: "finish", mean: name(plain.as_ref().map(|p| &p.0)),
+            var: name(plain.as_ref().map(|p| &p.1)), lanes, quick: false,
+        };
         let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::from_slice(&[&partial, &statistics]);
         if let Some((mean, var)) = &plain {
             tensors.extend([mean, var]);
@@ -210,19 +187,20 @@ impl BatchNormalization {
         let name = |t: Option<&Tensor>| t.map_or("", |t| launch::shader_dtype_name(t.dtype(), t.device()));
         // Elements are divided by the run length first, so quotients count planes.
         let planes = self.x.numel() / self.run_length.max(1);
-        KernelSpec::new("batch_norm")
-            .def("pass", pass)
-            .def("dtype", name(Some(&self.x)))
-            .def("weight", name(self.weight.as_ref().filter(|_| weight)))
-            .def("bias", name(self.bias.as_ref().filter(|_| bias)))
-            .def("relu", self.fuses_relu)
-            .def("quick", planes < 1 << 20 && self.x.numel() < 1 << 31)
+        kernel_spec! {
+            "batch_norm", pass, dtype: name(Some(&self.x)),
+            weight: name(self.weight.as_ref().filter(|_| weight)),
+            bias: name(self.bias.as_ref().filter(|_| bias)), relu: self.fuses_relu,
+            quick: planes < 1 << 20 && self.x.numel() < 1 << 31,
+        }
     }
 
     fn params(&self, splits: usize, chunk: usize, momentum: f64) -> KernelParams {
         let Self { channels, run_length: run, elements_per_channel: extent, .. } = *self;
-        let params = KernelParams::new().size(self.x.numel()).size(channels).size(run).size(extent);
-        params.size(splits).size(chunk).f32(self.eps as f32).f32(momentum as f32)
+        kernel_params! {
+            n: self.x.numel(), channels, run, extent, splits, chunk, eps: self.eps as f32,
+            momentum: momentum as f32,
+        }
     }
 
     /// Returns the tensors that a kernel binds, in order.
@@ -304,7 +282,7 @@ impl Tensor {
         momentum: f64,
         eps: f64,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         check::finite(op, "momentum", momentum)?;
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
@@ -313,13 +291,8 @@ impl Tensor {
             check_running_stats(op, self, running, n)?;
         }
         let extent = batch * run;
-        if training && extent == 1 && n > 0 {
-            return Err(Error::shape(
-                op,
-                "training needs more than one element for each channel",
-                &[self.shape()],
-            ));
-        }
+        fail_if!(training && extent == 1 && n > 0;
+            shape(op, [self]), "training needs more than one element for each channel");
         if double {
             let x = self.reshape([batch, n, run])?;
             let x = match (training, running) {

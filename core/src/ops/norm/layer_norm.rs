@@ -3,22 +3,12 @@
 //!
 //! Longer rows and rows of other shapes use [`norm`](crate::ops::norm).
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp;
-use crate::autograd::{self, InputGrads, SavedTensor};
 use crate::check;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
 use crate::ops::norm::{apply_weight_bias, normalize_composite, prepare_parameter};
-use crate::ops::reduce::{contiguous_zero_offset, sum_parts};
-use crate::tensor::shape::new_shape;
-use crate::tensor::{IntoShape, Tensor};
+use crate::ops::prelude::*;
+use crate::ops::reduce::sum_parts;
 
 /// Largest number of vec4 steps in a thread's registers. Backward has three values for each element.
 const FORWARD_REGISTER_STEPS: usize = 8;
@@ -104,17 +94,14 @@ impl RowNorm {
 
     fn spec(&self, held: RowConfig) -> KernelSpec {
         let name = |t: &Option<Tensor>| t.as_ref().map_or("", |t| t.dtype().name());
-        KernelSpec::new("layer_norm")
-            .def("weight", name(&self.weight))
-            .def("bias", name(&self.bias))
-            .def("rms", self.is_rms)
-            .def("lanes", held.lanes)
-            .def("width", held.width)
-            .def("hold", held.register_steps)
+        kernel_spec! {
+            "layer_norm", weight: name(&self.weight), bias: name(&self.bias), rms: self.is_rms,
+            lanes: held.lanes, width: held.width, hold: held.register_steps,
+        }
     }
 
     fn params(&self, step: usize) -> KernelParams {
-        KernelParams::new().size(self.rows).size(self.extent).size(step).f32(self.eps as f32)
+        kernel_params! { rows: self.rows, extent: self.extent, step, eps: self.eps as f32 }
     }
 
     /// Computes the normalised x in type `result`, and the statistics. `added` is a residual and the sum's
@@ -133,15 +120,11 @@ impl RowNorm {
             return Ok((out, statistics));
         }
         let held = Self::row_config(self.extent, FORWARD_REGISTER_STEPS);
-        let spec = self
-            .spec(held)
-            .def("pass", "forward")
-            .def("x", x.dtype().name())
-            .def("residual", residual.map_or("", |t| t.dtype().name()))
-            .def("sum", sum.map_or("", |t| t.dtype().name()))
-            .def("result", result.name())
-            .def("low", "")
-            .def("partial", 0usize);
+        let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
+        let spec = kernel_spec! {
+            ..self.spec(held); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
+            result: result.name(), low: "", partial: 0usize,
+        };
         let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![x];
         tensors.extend(residual);
         tensors.extend(&self.weight);
@@ -197,17 +180,12 @@ impl RowNorm {
             others.extend(&partial);
             let most = g.device().info().limits.max_bindings as usize;
             let (x, residual) = kept.kernel_operands(most - others.len() - 1)?;
-            let spec = self
-                .spec(held)
-                .def("pass", "backward")
-                .def("x", x.dtype().name())
-                .def("residual", residual.map_or("", |t| t.dtype().name()))
-                .def("g", g.dtype().name())
-                .def("more", more.map_or("", |m| m.dtype().name()))
-                .def("inplace", inplace)
-                .def("result", out.dtype().name())
-                .def("low", low.as_ref().map_or("", |t| t.dtype().name()))
-                .def("partial", if sums { sections } else { 0 });
+            let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
+            let spec = kernel_spec! {
+                ..self.spec(held); pass: "backward", x: x.dtype().name(), residual: name(residual),
+                g: g.dtype().name(), more: name(more), inplace, result: out.dtype().name(),
+                low: name(low.as_ref()), partial: if sums { sections } else { 0 },
+            };
             let mut tensors: SmallVec<[&Tensor; 9]> = smallvec![&g, &x];
             tensors.extend(residual);
             tensors.extend(others.iter().copied());
@@ -300,21 +278,15 @@ impl Tensor {
         eps: Option<f64>,
         next: NormConsumer,
     ) -> Result<(Tensor, Tensor)> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         check::finite(op, "eps", eps.unwrap_or(0.0))?;
         check_f32_f16_bf16(op, self)?;
         check_f32_f16_bf16(op, residual)?;
         self.check_same_device(op, residual)?;
-        if self.shape() != residual.shape() {
-            return Err(Error::shape(
-                op,
-                "x and the residual have one shape",
-                &[self.shape(), residual.shape()],
-            ));
-        }
-        if shape.is_empty() || !self.shape().ends_with(shape) {
-            return Err(Error::shape(op, "the input ends with the normalised shape", &[self.shape(), shape]));
-        }
+        fail_if!(self.shape() != residual.shape();
+            shape(op, [self, residual]), "x and the residual have one shape");
+        fail_if!(shape.is_empty() || !self.shape().ends_with(shape);
+            shape(op, &[self.shape(), shape]), "the input ends with the normalised shape");
         let dtype = self.dtype().promote(residual.dtype());
         let rms = op == "add_rms_norm";
         let result = match next {

@@ -1,18 +1,9 @@
 //! Softmax and log-softmax: one kernel forward and one backward, for any strides.
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::dispatch_autocast;
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::kernel::heuristics::{RowConfig, VEC4_WIDTH, split_reduction, supports_vec4};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::kernel::heuristics::{RowConfig, split_reduction, supports_vec4};
+use crate::ops::prelude::*;
 use crate::runtime::device::KernelKey;
-use crate::tensor::layout::{collapse_tensor_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::layout::collapse_tensor_dims;
 
 /// Rows of a tensor along one dimension, and their distribution over threads.
 pub(crate) struct RowLayout {
@@ -32,7 +23,7 @@ impl RowLayout {
     #[track_caller]
     pub(crate) fn new(op: &'static str, x: &Tensor, dim: isize) -> Result<Self> {
         let d = normalize_dim(op, dim, x.rank())?;
-        let extent = x.shape().get(d).copied().unwrap_or(1);
+        let extent = extent_or_one(x, d);
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let dims = x.shape().iter().copied().zip(x.strides().iter().copied()).enumerate();
         let (shape, strides) = collapse_tensor_dims(dims.filter(|(k, _)| *k != d).map(|(_, dim)| dim));
@@ -49,12 +40,15 @@ impl RowLayout {
         })
     }
 
-    /// Returns the parameters that locate rows: six words, the two of `more`, then shape and strides.
-    pub(crate) fn params(&self, x: &Tensor, more: [usize; 2]) -> KernelParams {
-        let params =
-            KernelParams::new().size(self.rows).size(self.extent).size(self.inner).size(self.shape.len());
-        let params = params.size(x.layout().offset()).size(self.stride).size(more[0]).size(more[1]);
-        params.dims(&self.shape).dims(&self.strides)
+    /// Returns the parameters that locate rows: six words, the two fields of `more`, then shape and strides.
+    pub(crate) fn params(&self, x: &Tensor, more: [(&'static str, usize); 2]) -> KernelParams {
+        let [first, second] = more;
+        let params = kernel_params! {
+            rows: self.rows, extent: self.extent, inner: self.inner, rank: self.shape.len(),
+            offset: x.layout().offset(), stride: self.stride,
+        };
+        let params = params.field(first.0, first.1).field(second.0, second.1);
+        kernel_params! { ..params; shape: &self.shape, strides: &self.strides }
     }
 
     /// Returns the register layout for rows of `x`, with at most `most` vec4 steps for each thread.
@@ -130,15 +124,10 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
     identity.push_flags(&[y.is_some(), log, rows.across]);
     identity.push_number(held.lanes | held.width << 16 | held.register_steps << 32);
     let spec = || {
-        KernelSpec::new("softmax")
-            .def("stage", "whole")
-            .def("pass", if y.is_some() { "backward" } else { "forward" })
-            .def("log", log)
-            .def("dtype", dtype)
-            .def("lanes", held.lanes)
-            .def("across", rows.across)
-            .def("width", held.width)
-            .def("hold", held.register_steps)
+        kernel_spec! {
+            "softmax", stage: "whole", pass: if y.is_some() { "backward" } else { "forward" }, log, dtype,
+            lanes: held.lanes, across: rows.across, width: held.width, hold: held.register_steps,
+        }
     };
     let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
     if let Some(y) = y {
@@ -148,7 +137,7 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
     // Reads in vectors of four, scalar writes, and the loops of sums over the threads of a row.
     let turns =
         if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
-    let params = rows.params(input, [0, 0]).loop_iterations(turns);
+    let params = rows.params(input, [("splits", 0), ("chunk", 0)]).loop_iterations(turns);
     launch::launch_by_key(&identity, spec, &tensors, params, held.workgroups(rows.rows))?;
     drop(tensors);
     Ok(out)
@@ -169,22 +158,17 @@ fn run_split_rows(
 ) -> Result<Tensor> {
     let device = input.device();
     let sums = if input.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
-    let scratch = |shape: &[usize]| {
-        let _tag = memory::scope::enter_tag(Tag::Workspace);
-        Tensor::empty(shape, sums, device)
-    };
+    let scratch = |shape: &[usize]| empty_workspace(shape, sums, device);
     let spec = |stage: &'static str, held: RowConfig, across: bool| {
-        KernelSpec::new("softmax")
-            .def("stage", stage)
-            .def("pass", if backward { "backward" } else { "forward" })
-            .def("log", log)
-            .def("dtype", launch::shader_dtype_name(input.dtype(), device))
-            .def("lanes", held.lanes)
-            .def("across", across)
-            .def("width", held.width)
-            .def("hold", 0usize)
+        kernel_spec! {
+            "softmax", stage, pass: if backward { "backward" } else { "forward" }, log,
+            dtype: launch::shader_dtype_name(input.dtype(), device), lanes: held.lanes, across,
+            width: held.width, hold: 0usize,
+        }
     };
-    let params = |turns: usize| rows.params(input, [splits, chunk]).loop_iterations(turns + 128);
+    let params = |turns: usize| {
+        rows.params(input, [("splits", splits), ("chunk", chunk)]).loop_iterations(turns + 128)
+    };
     let step = held.lanes * held.width;
     let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
     let groups = held.workgroups(rows.rows * splits);
@@ -212,7 +196,7 @@ fn run_split_rows(
 
 #[track_caller]
 fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
-    let _op = memory::scope::enter_op(op);
+    operation!(op);
     check_softmax_dtype(op, x)?;
     normalize_dim(op, dim, x.rank())?;
     let out = run_softmax(op, x, None, dim)?;

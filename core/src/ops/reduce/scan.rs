@@ -1,20 +1,8 @@
 //! Scans (prefix sums and the like) along one dimension.
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::amp::{dispatch_autocast, dispatch_in_f32};
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory::{self, Tag};
-use crate::ops::elementwise::pointwise::Operand;
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
-use crate::ops::reduce::{contiguous_zero_offset, value_selecting_backward};
+use crate::ops::prelude::*;
+use crate::ops::reduce::value_selecting_backward;
 use crate::ops::shape::cat;
-use crate::runtime::device::Device;
-use crate::tensor::layout::{collapse_dims, normalize_dim};
-use crate::tensor::{Dims, Tensor};
 
 #[derive(Clone, Copy, Default)]
 struct Scan<'a> {
@@ -99,24 +87,15 @@ impl Scan<'_> {
         let (lanes, chunk) = split_chunk_totals(rows, extent);
         let chunks = extent.div_ceil(chunk);
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &ChunkTotals| {
-            let spec = KernelSpec::new("scan")
-                .def("source", "")
-                .def("compute", launch::shader_dtype_name(compute, device))
-                .def("out", "")
-                .def("index", "")
-                .def("combine", self.combine)
-                .def("exclusive", false)
-                .def("reverse", false)
-                .def("lanes", lanes)
-                .def("stage", stage)
-                .def("level", 1usize);
-            let params = KernelParams::new().size(rows).size(extent).u32(1).u32(0).u32(0).u32(1);
-            let params = params
-                .size(chunks)
-                .size(chunk)
-                .dims(&[])
-                .dims(&[])
-                .loop_iterations(loop_iterations(lanes, chunk));
+            let spec = kernel_spec! {
+                "scan", source: "", compute: launch::shader_dtype_name(compute, device), out: "", index: "",
+                combine: self.combine, exclusive: false, reverse: false, lanes, stage, level: 1usize,
+            };
+            let params = kernel_params! {
+                rows, extent, inner: 1u32, rank: 0u32, offset: 0u32, stride: 1u32, chunks, chunk,
+                shape: &[] as &[usize], strides: &[] as &[usize],
+            }
+            .loop_iterations(loop_iterations(lanes, chunk));
             let tensors: SmallVec<[&Tensor; 6]> =
                 [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
             let threads = rows * chunks;
@@ -141,7 +120,7 @@ impl Scan<'_> {
     /// Scans along `dim` into a new tensor, with a second tensor of indices for max and min. Not recorded.
     #[track_caller]
     fn run(&self, x: &Tensor, dim: isize) -> Result<(Tensor, Option<Tensor>)> {
-        let _op = memory::scope::enter_op(self.op);
+        operation!(self.op);
         launch::check_computable(self.op, x)?;
         let d = normalize_dim(self.op, dim, x.rank())?;
         let extreme = matches!(self.combine, "max" | "min");
@@ -164,7 +143,7 @@ impl Scan<'_> {
         let without = |of: &[usize]| -> Dims {
             of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
         };
-        let extent = x.shape().get(d).copied().unwrap_or(1);
+        let extent = extent_or_one(x, d);
         let inner: usize = x.shape().iter().skip(d + 1).product();
         let rows = x.numel() / extent;
         let (shape, strides) = collapse_dims(&without(x.shape()), &[&without(x.strides())]);
@@ -173,25 +152,18 @@ impl Scan<'_> {
         let chunks = extent.div_ceil(chunk);
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), x.device());
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &[&Tensor]| {
-            let spec = KernelSpec::new("scan")
-                .def("source", name(x))
-                .def("compute", launch::shader_dtype_name(compute, x.device()))
-                .def("out", name(&value))
-                .def("index", place.as_ref().map_or("", name))
-                .def("combine", self.combine)
-                .def("exclusive", self.exclusive && stage != "totals")
-                .def("reverse", self.reverse)
-                .def("lanes", lanes)
-                .def("stage", stage)
-                .def("level", 0usize);
-            let params = KernelParams::new().size(rows).size(extent).size(inner).size(shape.len());
-            let params = params.size(x.layout().offset()).size(x.strides().get(d).copied().unwrap_or(1));
-            let params = params
-                .size(chunks)
-                .size(chunk)
-                .dims(&shape)
-                .dims(&strides[0])
-                .loop_iterations(loop_iterations(lanes, chunk));
+            let spec = kernel_spec! {
+                "scan", source: name(x), compute: launch::shader_dtype_name(compute, x.device()),
+                out: name(&value), index: place.as_ref().map_or("", name), combine: self.combine,
+                exclusive: self.exclusive && stage != "totals", reverse: self.reverse, lanes, stage,
+                level: 0usize,
+            };
+            let params = kernel_params! {
+                rows, extent, inner, rank: shape.len(), offset: x.layout().offset(),
+                stride: x.strides().get(d).copied().unwrap_or(1), chunks, chunk, shape: &shape,
+                strides: &strides[0],
+            }
+            .loop_iterations(loop_iterations(lanes, chunk));
             let mut tensors: SmallVec<[&Tensor; 6]> = smallvec![x];
             tensors.extend(self.factor);
             tensors.extend(before.iter().flat_map(|totals| &totals.parts));
@@ -328,8 +300,7 @@ impl Tensor {
     /// `dim` is out of range.
     #[track_caller]
     pub fn logcumsumexp(&self, dim: isize) -> Result<Tensor> {
-        dispatch_in_f32!("logcumsumexp", [self], |x| x.logcumsumexp(dim));
-        let _op = memory::scope::enter_op("logcumsumexp");
+        operation!("logcumsumexp", in_f32[self], |x| x.logcumsumexp(dim));
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         x.scan_associative(dim, |a, b| a.logaddexp(b))
     }
@@ -337,23 +308,16 @@ impl Tensor {
     /// Returns twice the areas of the trapezoids between neighbours along `dim`. `spacing` is their distance,
     /// or a tensor of points; one-dimensional points apply along `dim`.
     fn doubled_trapezoid_areas(&self, op: &'static str, spacing: Operand<'_>, dim: isize) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op);
+        operation!(op);
         let d = normalize_dim(op, dim, self.rank())?;
-        if self.rank() == 0 {
-            return Err(Error::shape(op, "takes at least one dimension", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 0; shape(op, [self]), "takes at least one dimension");
         let y = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let n = y.shape()[d];
         let sums =
             y.narrow(dim, 1.min(n), n.saturating_sub(1))?.add(&y.narrow(dim, 0, n.saturating_sub(1))?)?;
         let Operand::Tensor(points) = spacing else { return sums.mul(spacing) };
-        if points.rank() == 0 {
-            return Err(Error::shape(
-                op,
-                "takes a number or points of at least one dimension",
-                &[points.shape()],
-            ));
-        }
+        fail_if!(points.rank() == 0;
+            shape(op, [points]), "takes a number or points of at least one dimension");
         let points = if points.rank() == 1 && self.rank() > 1 {
             let mut shape: Dims = std::iter::repeat_n(1, self.rank()).collect();
             shape[d] = points.numel();

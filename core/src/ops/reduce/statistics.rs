@@ -1,14 +1,7 @@
 //! Variance, norms and log-sum-exp: reductions in two passes, or of powers.
 
-use smallvec::smallvec;
-
-use crate::amp::{self, dispatch_autocast, dispatch_in_f32};
-use crate::autograd::{self, SavedTensor};
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
+use crate::ops::prelude::*;
 use crate::ops::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
-use crate::tensor::layout::normalize_dim;
 use crate::tensor::shape::reduction_dims;
 use crate::tensor::{IntoDims, Tensor};
 
@@ -80,10 +73,9 @@ impl Tensor {
         correction: f64,
         keepdim: bool,
     ) -> Result<Tensor> {
-        let _op = memory::scope::enter_op(op.name);
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(op.name, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        operation!(op.name);
+        fail_if!(!self.dtype().is_float();
+            dtype(op.name, self.dtype()), "takes floats; cast with `to_dtype`");
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
         let center = self.mean_keepdim(&over)?;
         let freedom = (over.elements_per_output as f64 - correction).max(0.0);
@@ -264,8 +256,7 @@ impl Tensor {
     #[track_caller]
     pub fn nanmean(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
-        dispatch_in_f32!("nanmean", [self], |x| x.nanmean(dims, keepdim));
-        let _op = memory::scope::enter_op("nanmean");
+        operation!("nanmean", in_f32[self], |x| x.nanmean(dims, keepdim));
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let there = x.detach().isnan()?.logical_not()?.to_dtype(x.dtype())?;
         x.nansum(dims, keepdim)?.div(&there.sum(dims, keepdim)?)
@@ -284,23 +275,14 @@ impl Tensor {
         fweights: Option<&Tensor>,
         aweights: Option<&Tensor>,
     ) -> Result<Tensor> {
-        const OP: &str = "cov";
-        dispatch_in_f32!(OP, [self], |x| x.cov(correction, fweights, aweights));
-        let _op = memory::scope::enter_op(OP);
-        if self.rank() > 2 {
-            return Err(Error::shape(OP, "takes at most two dimensions", &[self.shape()]));
-        }
+        operation!(OP = "cov", in_f32[self], |x| x.cov(correction, fweights, aweights));
+        fail_if!(self.rank() > 2; shape(OP, [self]), "takes at most two dimensions");
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let x = x.atleast_2d()?;
         let n = x.shape()[1];
         for w in [fweights, aweights].into_iter().flatten() {
-            if w.numel() != n || w.rank() > 1 {
-                return Err(Error::shape(
-                    OP,
-                    "takes a weight for each observation",
-                    &[self.shape(), w.shape()],
-                ));
-            }
+            fail_if!(w.numel() != n || w.rank() > 1;
+                shape(OP, [self, w]), "takes a weight for each observation");
         }
         let weight = |w: Option<&Tensor>| w.map(|w| w.to_dtype(x.dtype())?.reshape([n])).transpose();
         let (often, much) = (weight(fweights)?, weight(aweights)?);
@@ -332,8 +314,7 @@ impl Tensor {
     /// See [`cov`](Self::cov).
     #[track_caller]
     pub fn corrcoef(&self) -> Result<Tensor> {
-        dispatch_in_f32!("corrcoef", [self], |x| x.corrcoef());
-        let _op = memory::scope::enter_op("corrcoef");
+        operation!("corrcoef", in_f32[self], |x| x.corrcoef());
         let all = self.cov(1.0, None, None)?;
         if all.rank() == 0 {
             return all.div(&all);
@@ -348,19 +329,11 @@ impl Tensor {
     /// `self` has fewer than two dimensions or is not a float, or `dim`, `p` or `most` is out of range.
     #[track_caller]
     pub fn renorm(&self, p: f64, dim: isize, most: f64) -> Result<Tensor> {
-        const OP: &str = "renorm";
-        dispatch_in_f32!(OP, [self], |x| x.renorm(p, dim, most));
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "renorm", in_f32[self], |x| x.renorm(p, dim, most));
         let d = normalize_dim(OP, dim, self.rank())?;
-        if self.rank() < 2 {
-            return Err(Error::shape(OP, "takes at least two dimensions", &[self.shape()]));
-        }
-        if !(p > 0.0 && most >= 0.0) {
-            return Err(Error::argument(
-                OP,
-                format!("takes a p above 0 and a bound from 0 on, got {p} and {most}"),
-            ));
-        }
+        fail_if!(self.rank() < 2; shape(OP, [self]), "takes at least two dimensions");
+        fail_if!(!(p > 0.0 && most >= 0.0);
+            argument(OP), "takes a p above 0 and a bound from 0 on, got {p} and {most}");
         let others: Vec<isize> = (0..self.rank()).filter(|&k| k != d).map(|k| k as isize).collect();
         let norm = self.norm(p, &others, true)?;
         let long = norm.detach().gt(most)?;
@@ -375,8 +348,7 @@ impl Tensor {
     #[track_caller]
     pub fn logsumexp(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
         let dims = &reduction_dims(dims)[..];
-        dispatch_autocast!("logsumexp", [self], |x| x.logsumexp(dims, keepdim));
-        let _op = memory::scope::enter_op("logsumexp");
+        operation!("logsumexp", autocast[self], |x| x.logsumexp(dims, keepdim));
         if !self.dtype().is_float() {
             return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
         }

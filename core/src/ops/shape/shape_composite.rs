@@ -1,72 +1,65 @@
-//! Tensors put together: joined, crossed with each other, multiplied dimension by dimension.
+//! Joining, meshes, products of dimensions and other operations composed of views and copies.
 
-use crate::amp::dispatch_autocast;
-use crate::dtype::DType;
-use crate::error::{Error, Result};
-use crate::memory;
+use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, cat, stack};
-use crate::runtime::device::Device;
-use crate::tensor::layout::{MAX_TENSOR_NUMEL, broadcast_shapes, normalize_dim};
-use crate::tensor::shape::new_shape;
-use crate::tensor::{Dims, IntoDims, IntoShape, Tensor};
+use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
-/// Tensors, each made of the one given, joined along a dimension.
+/// Maps each tensor, and concatenates the results along a dimension.
 #[track_caller]
 fn map_and_cat(tensors: &[&Tensor], dim: isize, made: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     let tensors = tensors.iter().map(|t| made(t)).collect::<Result<Vec<_>>>()?;
     cat(&tensors.iter().collect::<Vec<_>>(), dim)
 }
 
-/// Tensors joined along dimension 1, those of fewer than two dimensions along dimension 0.
+/// Concatenates tensors along dimension 1, or along dimension 0 if they have fewer than two dimensions.
 ///
 /// # Errors
-/// As [`cat`].
+/// See [`cat`].
 #[track_caller]
 pub fn hstack(tensors: &[&Tensor]) -> Result<Tensor> {
     let flat = tensors.first().is_some_and(|t| t.rank() < 2);
     map_and_cat(tensors, if flat { 0 } else { 1 }, Tensor::atleast_1d)
 }
 
-/// Tensors joined along dimension 0, those of fewer than two dimensions as rows.
+/// Concatenates tensors along dimension 0. Tensors with fewer than two dimensions become rows.
 ///
 /// # Errors
-/// As [`cat`].
+/// See [`cat`].
 #[track_caller]
 pub fn vstack(tensors: &[&Tensor]) -> Result<Tensor> {
     map_and_cat(tensors, 0, Tensor::atleast_2d)
 }
 
-/// Tensors joined along dimension 2, those of fewer than three dimensions behind each other.
+/// Concatenates tensors along dimension 2. Tensors with fewer than three dimensions are stacked along it.
 ///
 /// # Errors
-/// As [`cat`].
+/// See [`cat`].
 #[track_caller]
 pub fn dstack(tensors: &[&Tensor]) -> Result<Tensor> {
     map_and_cat(tensors, 2, Tensor::atleast_3d)
 }
 
-/// Tensors joined along dimension 1, those of fewer than two dimensions as columns.
+/// Concatenates tensors along dimension 1. Tensors with fewer than two dimensions become columns.
 ///
 /// # Errors
-/// As [`cat`].
+/// See [`cat`].
 #[track_caller]
 pub fn column_stack(tensors: &[&Tensor]) -> Result<Tensor> {
     map_and_cat(tensors, 1, |t| if t.rank() < 2 { t.reshape([t.numel(), 1]) } else { Ok(t.clone()) })
 }
 
-/// The matrices, in their common type, along the diagonal of a matrix that is zero elsewhere; vectors are rows.
+/// Arranges matrices, in their common type, along the diagonal of a zero matrix. Vectors are rows.
 ///
 /// # Errors
-/// The list is empty; a tensor has more than two dimensions; memory runs out.
+/// The list is empty, or a tensor has more than two dimensions.
 #[track_caller]
 pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
-    const OP: &str = "block_diag";
-    let _op = memory::scope::enter_op(OP);
+    operation!(OP = "block_diag");
     if let Some(t) = tensors.iter().find(|t| t.rank() > 2) {
         return Err(Error::shape(OP, "takes tensors of at most two dimensions", &[t.shape()]));
     }
     let Some(dtype) = tensors.iter().map(|t| t.dtype()).reduce(DType::promote) else {
-        return Err(Error::argument(OP, "takes at least one tensor"));
+        fail!(argument(OP), "takes at least one tensor")
     };
     let blocks = tensors.iter().map(|t| t.to_dtype(dtype)?.atleast_2d()).collect::<Result<Vec<_>>>()?;
     let columns: usize = blocks.iter().map(|t| t.shape()[1]).sum();
@@ -81,8 +74,8 @@ pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
     cat(&rows.iter().collect::<Vec<_>>(), 0)
 }
 
-/// Views of lines (of one dimension, or of none as of one element), each repeated along the dimensions of the others: PyTorch's
-/// `meshgrid` with `indexing="ij"`, or with `xy` as there, where the first two dimensions change places.
+/// Expands vectors (or scalars) to views over the grid of all of them: PyTorch's `meshgrid` with
+/// `indexing="ij"`, or with `xy`, which swaps the first two dimensions.
 ///
 /// # Errors
 /// A tensor has more than one dimension.
@@ -103,7 +96,7 @@ pub fn meshgrid(lines: &[&Tensor], xy: bool) -> Result<Vec<Tensor>> {
     lines.iter().enumerate().map(view).collect()
 }
 
-/// Views of all tensors in the shape that they broadcast to.
+/// Returns views of all tensors in their common broadcast shape.
 ///
 /// # Errors
 /// The shapes do not broadcast.
@@ -114,13 +107,13 @@ pub fn broadcast_tensors(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
     tensors.iter().map(|t| t.broadcast_to(&shape)).collect()
 }
 
-/// All ways to take one element of each line, in order: \[ways, lines\]; of one line the line itself.
+/// Returns the Cartesian product of vectors in order, \[combinations, vectors\], or a single vector as is.
 ///
 /// # Errors
-/// The list is empty; a tensor has not one dimension; memory runs out.
+/// The list is empty, or a tensor is not one-dimensional.
 #[track_caller]
 pub fn cartesian_prod(lines: &[&Tensor]) -> Result<Tensor> {
-    let _op = memory::scope::enter_op("cartesian_prod");
+    operation!("cartesian_prod");
     if let Some(t) = lines.iter().find(|t| t.rank() != 1) {
         return Err(Error::shape("cartesian_prod", "takes tensors of one dimension", &[t.shape()]));
     }
@@ -136,28 +129,19 @@ pub fn cartesian_prod(lines: &[&Tensor]) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// The tensor, or of none dimensions a view with one.
-    ///
-    /// # Errors
-    /// None are known.
+    /// Returns the tensor, or a view with one dimension if there is none.
     #[track_caller]
     pub fn atleast_1d(&self) -> Result<Tensor> {
         if self.rank() == 0 { self.reshape([1]) } else { Ok(self.clone()) }
     }
 
-    /// The tensor, or of fewer dimensions a view with two: a row.
-    ///
-    /// # Errors
-    /// None are known.
+    /// Returns the tensor, or a view as a row if there are fewer than two dimensions.
     #[track_caller]
     pub fn atleast_2d(&self) -> Result<Tensor> {
         if self.rank() < 2 { self.reshape([1, self.numel()]) } else { Ok(self.clone()) }
     }
 
-    /// The tensor, or of fewer dimensions a view with three: \[1, n, 1\] of a vector, \[m, n, 1\] of a matrix.
-    ///
-    /// # Errors
-    /// None are known.
+    /// Returns the tensor, or a view as \[1, n, 1\] of a vector or \[m, n, 1\] of a matrix.
     #[track_caller]
     pub fn atleast_3d(&self) -> Result<Tensor> {
         match *self.shape() {
@@ -167,11 +151,10 @@ impl Tensor {
         }
     }
 
-    /// The tensor `counts` times along each dimension; missing counts, or missing dimensions, stand in front and are 1.
-    /// PyTorch's `tile`.
+    /// Repeats the tensor along each dimension: PyTorch's `tile`. Missing leading ones are 1.
     ///
     /// # Errors
-    /// As [`repeat`](Self::repeat).
+    /// See [`repeat`](Self::repeat).
     #[track_caller]
     pub fn tile(&self, counts: impl IntoShape) -> Result<Tensor> {
         let counts = &new_shape("tile", counts)?[..];
@@ -179,16 +162,15 @@ impl Tensor {
         self.repeat(&[&vec![1; missing][..], counts].concat())
     }
 
-    /// The plane of two dimensions turned by `k` quarters, from the first towards the second.
+    /// Rotates the plane of two dimensions by `k` quarter turns, from the first dimension towards the second.
     ///
     /// # Errors
-    /// The dimensions are the same, or out of range; memory runs out.
+    /// The dimensions are equal or out of range.
     #[track_caller]
     pub fn rot90(&self, k: isize, dims: [isize; 2]) -> Result<Tensor> {
         let [first, second] = dims;
-        if normalize_dim("rot90", first, self.rank())? == normalize_dim("rot90", second, self.rank())? {
-            return Err(Error::argument("rot90", format!("takes two dimensions, got {first} and {second}")));
-        }
+        fail_if!(normalize_dim("rot90", first, self.rank())? == normalize_dim("rot90", second, self.rank())?;
+            argument("rot90"), "takes two dimensions, got {first} and {second}");
         match k.rem_euclid(4) {
             0 => self.copy(),
             1 => self.flip(&[second])?.transpose(first, second),
@@ -197,30 +179,21 @@ impl Tensor {
         }
     }
 
-    /// All ways to take `r` elements of a line, in order, with or without repetition: \[ways, r\].
+    /// Returns the combinations of `r` elements, with or without replacement: \[combinations, r\].
     ///
     /// # Errors
-    /// There is more than one dimension; `r` is 0; memory runs out.
+    /// There is more than one dimension, or `r` is 0.
     #[track_caller]
     pub fn combinations(&self, r: usize, with_replacement: bool) -> Result<Tensor> {
-        const OP: &str = "combinations";
-        let _op = memory::scope::enter_op(OP);
-        let &[n] = self.shape() else {
-            return Err(Error::shape(OP, "takes a tensor of one dimension", &[self.shape()]));
-        };
-        if r == 0 {
-            return Err(Error::argument(OP, "takes at least one element at a time"));
-        }
-        // The flags of all tuples are one tensor.
+        operation!(OP = "combinations");
+        let &[n] = self.shape() else { fail!(shape(OP, [self]), "takes a tensor of one dimension") };
+        fail_if!(r == 0; argument(OP), "takes at least one element at a time");
+        // One tensor holds the flags of all tuples.
         let tuples = u32::try_from(r).ok().filter(|&r| r <= 64).and_then(|r| n.checked_pow(r));
-        if tuples.is_none_or(|tuples| tuples > MAX_TENSOR_NUMEL) {
-            return Err(Error::argument(
-                OP,
-                format!("{r} of {n} elements at a time are too many to go through"),
-            ));
-        }
+        fail_if!(tuples.is_none_or(|tuples| tuples > MAX_TENSOR_NUMEL);
+            argument(OP), "{r} of {n} elements at a time are too many to go through");
         let line = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?;
-        // Each place holds more than the one before it, or as much: the flags of all pairs of neighbours.
+        // Keep the tuples whose indices ascend, strictly or not: combine the flags of all neighbouring pairs.
         let places = meshgrid(&vec![&line; r], false)?;
         let mut rising = Tensor::ones(&vec![n; r], DType::Bool, self.device())?;
         for pair in places.windows(2) {
@@ -231,32 +204,32 @@ impl Tensor {
         self.index_select(0, &chosen.reshape([-1])?)?.reshape(chosen.shape())
     }
 
-    /// The places on and below a diagonal of a matrix, row by row: \[2, places\], as i64. PyTorch's `tril_indices`.
+    /// Returns the indices on and below a diagonal of a matrix in row-major order, as i64 \[2, count\]:
+    /// PyTorch's `tril_indices`.
     ///
     /// # Errors
-    /// The step is being captured; memory runs out.
+    /// A capture is active.
     #[track_caller]
     pub fn tril_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
         Self::ones(&[rows, columns], DType::I32, device)?.tril(diagonal)?.nonzero()?.t()?.contiguous()
     }
 
-    /// The places on and above a diagonal of a matrix, as [`tril_indices`](Self::tril_indices).
+    /// Returns the indices on and above a diagonal of a matrix: see [`tril_indices`](Self::tril_indices).
     ///
     /// # Errors
-    /// As [`tril_indices`](Self::tril_indices).
+    /// See [`tril_indices`](Self::tril_indices).
     #[track_caller]
     pub fn triu_indices(rows: usize, columns: usize, diagonal: isize, device: &Device) -> Result<Tensor> {
         Self::ones(&[rows, columns], DType::I32, device)?.triu(diagonal)?.nonzero()?.t()?.contiguous()
     }
 
-    /// Kronecker's product: each element of `self` times all of `other`, in its place. Missing dimensions stand in front.
+    /// Computes the Kronecker product: each element of `self` times `other`. Missing ones are 1.
     ///
     /// # Errors
-    /// The types are not taken; memory runs out.
+    /// The operation does not support the types.
     #[track_caller]
     pub fn kron(&self, other: &Tensor) -> Result<Tensor> {
-        dispatch_autocast!("kron", [self, other], |a, b| a.kron(&b));
-        let _op = memory::scope::enter_op("kron");
+        operation!("kron", autocast [self, other], |a, b| a.kron(&b));
         let rank = self.rank().max(other.rank());
         let padded = |t: &Tensor| -> Dims { [&vec![1; rank - t.rank()][..], t.shape()].concat().into() };
         let (a, b) = (padded(self), padded(other));
@@ -268,10 +241,11 @@ impl Tensor {
         out.reshape(&shape[..])
     }
 
-    /// The sum of products over dimensions of both, which are as many and as long: the other dimensions of `self`, then those of `other`.
+    /// Sums the products over `dims` of `self` and `other_dims` of `other`, which have the same extents:
+    /// PyTorch's `tensordot`. The result has the other dimensions of `self`, then those of `other`.
     ///
     /// # Errors
-    /// The dimensions do not fit, or are out of range, or named twice; the types are not taken; memory runs out.
+    /// The dimensions do not fit, are out of range or repeated, or the operation does not support the types.
     #[track_caller]
     pub fn tensordot(
         &self,
@@ -279,11 +253,10 @@ impl Tensor {
         dims: impl IntoDims,
         other_dims: impl IntoDims,
     ) -> Result<Tensor> {
-        const OP: &str = "tensordot";
+        operation!(OP = "tensordot");
         let all = |t: &Tensor| (0..t.rank() as isize).collect();
         let dims = &dims.to_dims().unwrap_or_else(|| all(self))[..];
         let other_dims = &other_dims.to_dims().unwrap_or_else(|| all(other))[..];
-        let _op = memory::scope::enter_op(OP);
         let places = |t: &Tensor, dims: &[isize]| -> Result<Dims> {
             let places = dims.iter().map(|&d| normalize_dim(OP, d, t.rank())).collect::<Result<Dims>>()?;
             match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
@@ -292,19 +265,15 @@ impl Tensor {
             }
         };
         for (t, dims) in [(self, dims), (other, other_dims)] {
-            if t.rank() == 0 && !dims.is_empty() {
-                let rule = format!("a tensor without dimensions has none of {dims:?} to sum over");
-                return Err(Error::shape(OP, rule, &[self.shape(), other.shape()]));
-            }
+            fail_if!(t.rank() == 0 && !dims.is_empty();
+                shape(OP, [self, other]), "a tensor without dimensions has none of {dims:?} to sum over");
         }
         let (mine, theirs) = (places(self, dims)?, places(other, other_dims)?);
         let extents =
             |t: &Tensor, places: &[usize]| -> Dims { places.iter().map(|&d| t.shape()[d]).collect() };
         let shared = extents(self, &mine);
-        if shared != extents(other, &theirs) {
-            let rule = format!("takes dimensions of the same extents, got {dims:?} and {other_dims:?}");
-            return Err(Error::shape(OP, rule, &[self.shape(), other.shape()]));
-        }
+        fail_if!(shared != extents(other, &theirs); shape(OP, [self, other]),
+            "takes dimensions of the same extents, got {dims:?} and {other_dims:?}");
         let rest = |t: &Tensor, places: &[usize]| -> Dims {
             (0..t.rank()).filter(|d| !places.contains(d)).collect()
         };

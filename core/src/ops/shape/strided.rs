@@ -1,31 +1,22 @@
-//! Views by strides of one's own choice, windows over a tensor, and the sums that undo them.
+//! Views with explicit strides, sliding windows, and the sums that are their gradients.
 //!
-//! A view that repeats elements and a sum of all that lies on one element are each other's gradients: `im2col` and `unfold` are
-//! views, `col2im` is the sum, and one kernel serves all of them without atomics.
+//! A view that repeats elements and a sum over the occurrences of each element are each other's gradients.
+//! `as_strided`, `unfold` and `im2col` are views, `col2im` is the sum, and one kernel sums without atomics.
 
 use std::sync::Arc;
 
-use forebay_shaders::KernelSpec;
-use smallvec::{SmallVec, smallvec};
-
-use crate::autograd;
-use crate::error::{Error, Result};
-use crate::memory;
 use crate::ops::conv::spatial::{self, IntoSpatial, check_at_least};
-use crate::ops::kernel::launch::{self, KernelParams, WORKGROUP_SIZE};
+use crate::ops::prelude::*;
 use crate::ops::shape::PadMode;
 use crate::tensor::layout::{
-    MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, collapse_dims, contiguous_strides,
-    normalize_dim, numel,
+    MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, contiguous_strides,
 };
-use crate::tensor::shape::new_shape;
-use crate::tensor::{Dims, IntoShape, Layout, Tensor};
 
-/// The sum of all elements of `g` that `layout`, of the shape of `g`, puts at each element from `start` of a storage on: `len` of
-/// them, in one dimension.
+/// Sums the elements of `g` that `layout` (of the same shape) maps to each of `len` storage elements from
+/// `start` on. Returns one dimension.
 fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len: usize) -> Result<Tensor> {
     launch::check_device_dtype(op, g.dtype(), g.device())?;
-    // What is repeated by strides of 0 is summed over rows, which takes fewer steps.
+    // Reduce dimensions of stride 0 first, as row sums, which takes fewer steps.
     let still: SmallVec<[isize; 6]> =
         (0..layout.rank()).filter(|&d| layout.strides()[d] == 0).map(|d| d as isize).collect();
     if still.iter().any(|&d| layout.shape()[d as usize] != 1) {
@@ -46,11 +37,11 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         dims.push([1, 1, 0]);
     }
     launch::check_rank(op, dims.len())?;
-    // The kernel finds the index of the longest stride first; of equal ones their order stays.
+    // The kernel resolves the longest stride first. Equal strides keep their order.
     dims.sort_by_key(|&[_, stride, _]| std::cmp::Reverse(stride));
     let reaches: Dims =
         (0..dims.len()).map(|d| dims[d + 1..].iter().map(|&[n, stride, _]| (n - 1) * stride).sum()).collect();
-    // Indices of a dimension that may lead to one element.
+    // Number of indices of a dimension that may map to the same element.
     let within = |d: usize| dims[d][0].min(reaches[d] / dims[d][1].max(1) + 2);
     let lanes = if g.dtype().size() == 2 { 4 } else { 1 };
     let (around, _) = (0..dims.len()).fold((0usize, 1usize), |(all, inner), d| {
@@ -62,7 +53,7 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
     if let Some(d) = longest
         && turns > g.device().info().limits.max_loop_iterations as usize
     {
-        // Half of the windows after the other.
+        // Sum the two halves of the windows one after the other.
         let half = layout.shape()[d] / 2;
         let part = |first: usize, count: usize| {
             let mut shape: Dims = layout.shape().into();
@@ -74,24 +65,21 @@ fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len:
         return part(0, half)?.add(&part(half, layout.shape()[d] - half)?);
     }
     let column = |k: usize| dims.iter().map(|d| d[k]).collect::<Dims>();
-    let spec = KernelSpec::new("as_strided_grad")
-        .def("dtype", launch::shader_dtype_name(g.dtype(), g.device()))
-        .def("rank", dims.len());
-    let params = KernelParams::new()
-        .size(len)
-        .size(layout.offset().saturating_sub(start))
-        .size(start.saturating_sub(layout.offset()))
-        .size(g.layout().offset())
-        .dims(&column(0))
-        .dims(&column(1))
-        .dims(&reaches)
-        .dims(&column(2))
-        .loop_iterations(turns);
+    let spec = kernel_spec! {
+        "as_strided_grad", dtype: launch::shader_dtype_name(g.dtype(), g.device()), rank: dims.len(),
+    };
+    let params = kernel_params! {
+        n: len, after: layout.offset().saturating_sub(start), before: start.saturating_sub(layout.offset()),
+        in_offset: g.layout().offset(), shape: &column(0), strides: &column(1), reach: &reaches,
+        in_strides: &column(2),
+    }
+    .loop_iterations(turns);
     launch::launch(&spec, &[g, &out], params, len.div_ceil(lanes * WORKGROUP_SIZE))?;
     Ok(out)
 }
 
-/// A view of `x` on the tape, made of its strides and offset in the same way whatever they are. It may repeat elements.
+/// Returns a recorded view of `x`, which may repeat elements. `make` computes the view's layout from strides
+/// and offset; the gradient calls `make` with contiguous strides.
 fn strided_view(
     op: &'static str,
     x: &Tensor,
@@ -108,7 +96,7 @@ fn strided_view(
     })
 }
 
-/// How blocks of an image lie: what `im2col` and `col2im` share.
+/// Geometry of image blocks, shared by `im2col` and `col2im`.
 #[derive(Clone, Copy)]
 struct Im2colGeometry {
     kernel: [usize; 2],
@@ -133,25 +121,21 @@ impl Im2colGeometry {
         })
     }
 
-    /// How many blocks there are along each axis of an image.
+    /// Returns the number of blocks along each axis of an image.
     fn block_counts(&self, op: &'static str, image: [usize; 2], shape: &[usize]) -> Result<[usize; 2]> {
         let mut counts = [0; 2];
         for d in 0..2 {
             let reach = self.dilation[d] * (self.kernel[d] - 1) + 1;
             let padded = image[d] + 2 * self.padding[d];
-            if image[d] == 0 || padded < reach {
-                return Err(Error::shape(
-                    op,
-                    format!("a block reaches over {reach} of axis {d}, the padded image has {padded}"),
-                    &[shape],
-                ));
-            }
+            fail_if!(image[d] == 0 || padded < reach; shape(op, &[shape]),
+                "a block reaches over {reach} of axis {d}, the padded image has {padded}");
             counts[d] = (padded - reach) / self.stride[d] + 1;
         }
         Ok(counts)
     }
 
-    /// The layout \[images, channels, kernel.., counts..\] over padded images \[images, channels, height, width\] of these strides.
+    /// Returns the layout \[images, channels, kernel.., counts..\] over padded images \[images, channels,
+    /// height, width\] with these strides.
     fn block_layout(
         &self,
         images: usize,
@@ -175,11 +159,13 @@ impl Im2colGeometry {
 }
 
 impl Tensor {
-    /// A view of any shape over the storage, by strides in elements from `offset` on (PyTorch's `storage_offset`; that of `self`
-    /// if there is none). It may repeat elements: their gradients add up. Operations in place refuse such a view.
+    /// Returns a view of the storage with any shape and element strides: PyTorch's `as_strided`.
     ///
-    /// The gradient reaches the elements of `self`, not others of its storage. Where `self` itself repeats an element, each of its
-    /// places gets an equal share, as in PyTorch.
+    /// `offset` counts from the start of the storage, and defaults to that of `self`. The view may repeat
+    /// elements; their gradients add up. In-place operations reject such a view.
+    ///
+    /// The gradient reaches only the elements of `self`. If `self` itself repeats an element, its occurrences
+    /// share the gradient equally, as in PyTorch.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -190,7 +176,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// There are not as many strides as extents; the view leaves the storage.
+    /// The numbers of strides and extents differ, or the view exceeds the storage.
     pub fn as_strided(
         &self,
         size: impl IntoShape,
@@ -199,28 +185,18 @@ impl Tensor {
     ) -> Result<Tensor> {
         const OP: &str = "as_strided";
         let (size, stride) = (&new_shape(OP, size)?[..], &new_shape(OP, stride)?[..]);
-        if size.len() != stride.len() {
-            return Err(Error::argument(
-                OP,
-                format!("takes one stride for each extent, got {stride:?} for {size:?}"),
-            ));
-        }
+        fail_if!(size.len() != stride.len();
+            argument(OP), "takes one stride for each extent, got {stride:?} for {size:?}");
         let layout = Layout::new(size, stride, offset.unwrap_or(self.layout().offset()));
-        // In u128: strides of a user's choice may be anything.
+        // In u128, because a user's strides may have any value.
         let reach: u128 =
             size.iter().zip(stride).map(|(&n, &s)| n.saturating_sub(1) as u128 * s as u128).sum();
         let (end, there) = (layout.offset() as u128 + reach, self.storage_len());
         let elements = checked_numel(size);
         let strides = stride.iter().all(|&s| s <= MAX_VIEW_NUMEL) && layout.offset() <= MAX_VIEW_NUMEL;
-        if !strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < there as u128)) {
-            return Err(Error::argument(
-                OP,
-                format!(
-                    "shape {size:?} with strides {stride:?} from {} on leaves the storage of {there} elements",
-                    layout.offset()
-                ),
-            ));
-        }
+        fail_if!(!strides || !elements.is_some_and(|n| n == 0 || (n <= MAX_TENSOR_NUMEL && end < there as u128));
+            argument(OP),
+            "shape {size:?} with strides {stride:?} from {} on leaves the storage of {there} elements", layout.offset());
         let own = self.layout().clone();
         let view = self.with_layout(layout.clone());
         let back = move |g: &Tensor, own: &Layout, layout: &Layout| {
@@ -228,14 +204,14 @@ impl Tensor {
             let sum = strided_sum(OP, g, layout, start, len)?;
             let sum = if own.has_internal_overlap() {
                 let one = Tensor::ones((), g.dtype(), g.device())?.broadcast_to(own.shape())?;
-                // Between elements of `self` nothing counts, and nothing is asked for.
+                // Storage elements between those of `self` have count 0 and are not read.
                 sum.div(&strided_sum(OP, &one, own, start, len)?.maximum(1.0)?)?
             } else {
                 sum
             };
             Ok(sum.with_layout(Layout::new(own.shape(), own.strides(), 0)))
         };
-        // What the view sees beside this tensor's elements is no function of them.
+        // Elements outside of this tensor are no function of it, so the gradient is not differentiable.
         let inside = !own.has_internal_overlap()
             && layout.offset() >= own.offset()
             && layout.storage_end() <= own.storage_end();
@@ -254,8 +230,10 @@ impl Tensor {
         Ok(autograd::linear_differentiable(OP, view, self, forward, move |g| back(g, &own, &layout)))
     }
 
-    /// All windows of `size` neighbours along a dimension, `step` apart, as a view: `dim` counts them, and their elements are a new
-    /// last dimension. PyTorch's `Tensor.unfold`; that of `nn.functional` is [`im2col`](Self::im2col).
+    /// Returns a view of all windows of `size` neighbours, `step` apart: PyTorch's `Tensor.unfold`.
+    ///
+    /// `dim` counts the windows, and a new last dimension their elements. `nn.functional.unfold` is
+    /// [`im2col`](Self::im2col).
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -266,43 +244,35 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// `dim` is out of range; `size` is larger than the extent; `step` is 0.
+    /// `dim` is out of range, `size` exceeds the extent, or `step` is 0.
     pub fn unfold(&self, dim: isize, size: usize, step: usize) -> Result<Tensor> {
         const OP: &str = "unfold";
         let d = normalize_dim(OP, dim, self.rank())?;
-        let extent = self.shape().get(d).copied().unwrap_or(1);
-        if step == 0 || size > extent {
-            return Err(Error::argument(
-                OP,
-                format!(
-                    "windows of {size}, {step} apart, do not fit dimension {d} of extent {extent}; the step is at least 1"
-                ),
-            ));
-        }
-        let mut shape: Dims = self.shape().into();
-        if let Some(n) = shape.get_mut(d) {
-            *n = (extent - size) / step + 1;
-        }
+        let extent = extent_or_one(self, d);
+        fail_if!(step == 0 || size > extent; argument(OP),
+            "windows of {size}, {step} apart, do not fit dimension {d} of extent {extent}; the step is at least 1");
+        let mut shape = with_extent(self.shape(), d, (extent - size) / step + 1);
         shape.push(size);
         check_view_numel(OP, &shape)?;
         Ok(strided_view(OP, self, move |strides, offset| {
             let mut to: Dims = strides.into();
             to.push(strides.get(d).copied().unwrap_or(1));
             if let Some(s) = to.get_mut(d).filter(|_| !strides.is_empty()) {
-                // Where there is one window, no step is taken.
+                // With a single window the stride is not used, and the clamp avoids an overflow.
                 *s *= step.min(extent.max(1));
             }
             Layout::new(shape.clone(), to, offset)
         }))
     }
 
-    /// The blocks of images \[batch, channels, height, width\], or without the batch, as columns \[batch, channels · kernel, blocks\]:
-    /// PyTorch's `nn.functional.unfold`. Each number is one for both axes, or an array.
+    /// Copies the blocks of images to columns \[batch, channels · kernel, blocks\]: PyTorch's
+    /// `nn.functional.unfold`.
     ///
-    /// Its gradient is [`col2im`](Self::col2im).
+    /// The images are \[batch, channels, height, width\], or without the batch. An argument is one value for
+    /// both axes, or an array. The gradient is [`col2im`](Self::col2im).
     ///
     /// # Errors
-    /// The rank is another one; a block does not fit the padded image; a number is out of range; memory runs out.
+    /// The rank is wrong, a block does not fit the padded image, or an argument is out of range.
     #[track_caller]
     pub fn im2col(
         &self,
@@ -311,8 +281,7 @@ impl Tensor {
         padding: impl IntoSpatial<2>,
         stride: impl IntoSpatial<2>,
     ) -> Result<Tensor> {
-        const OP: &str = "im2col";
-        let _op = memory::scope::enter_op(OP);
+        operation!(OP = "im2col");
         let blocks = Im2colGeometry::new(
             OP,
             kernel_size.spatial(),
@@ -332,11 +301,13 @@ impl Tensor {
         if unbatched { view.reshape(columns) } else { view.reshape([images, columns[0], columns[1]]) }
     }
 
-    /// Images of `output_size` (height and width) as sums of columns \[batch, channels · kernel, blocks\], or without the batch, that
-    /// are laid out as by [`im2col`](Self::im2col), whose gradient it is: PyTorch's `nn.functional.fold`.
+    /// Sums columns \[batch, channels · kernel, blocks\] into images of `output_size` (height and width):
+    /// PyTorch's `nn.functional.fold`.
+    ///
+    /// This is the gradient of [`im2col`](Self::im2col), and takes its layout. The batch is optional.
     ///
     /// # Errors
-    /// The type is no float; the columns do not fit the blocks of such images; a number is out of range; memory runs out.
+    /// The type is not a float, the columns do not fit the images, or an argument is out of range.
     #[track_caller]
     pub fn col2im(
         &self,
@@ -346,11 +317,8 @@ impl Tensor {
         padding: impl IntoSpatial<2>,
         stride: impl IntoSpatial<2>,
     ) -> Result<Tensor> {
-        const OP: &str = "col2im";
-        let _op = memory::scope::enter_op(OP);
-        if !self.dtype().is_float() {
-            return Err(Error::dtype(OP, self.dtype(), "takes floats; cast with `to_dtype`"));
-        }
+        operation!(OP = "col2im");
+        fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let blocks = Im2colGeometry::new(
             OP,
             kernel_size.spatial(),

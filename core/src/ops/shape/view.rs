@@ -1,33 +1,22 @@
-//! Views: other shapes and strides over the same memory, and the copy that makes one contiguous.
+//! Views: other shapes and strides over the same memory, and contiguous copies.
 
 use std::sync::Arc;
 
-use smallvec::smallvec;
+use crate::ops::prelude::*;
+use crate::tensor::shape::{IntoShape, infer_shape};
 
-use crate::autograd::{self, InputGrads};
-use crate::error::{Error, Result};
-use crate::tensor::layout::{normalize_dim, numel};
-use crate::tensor::shape::{IntoDims, IntoShape, infer_shape, new_shape};
-use crate::tensor::{Dims, Layout, Tensor};
-
-/// The most parts that a tensor is split into: each is a tensor of its own on the host.
+/// Largest number of parts of a split, because each part is a tensor on the host.
 const MAX_SPLITS: usize = 1 << 20;
 
-/// Fails for more parts than the host should make tensors of.
+/// Fails if a split has too many parts.
 fn check_split_count(op: &'static str, count: usize) -> Result<()> {
-    if count <= MAX_SPLITS {
-        return Ok(());
-    }
-    Err(Error::argument(
-        op,
-        format!(
-            "{count} parts, and at most 1,048,576 are made, each a tensor of its own; take larger ones, or `narrow` those that are needed"
-        ),
-    ))
+    fail_if!(count > MAX_SPLITS; argument(op),
+        "{count} parts, and at most 1,048,576 are made, each a tensor of its own; take larger ones, or `narrow` those that are needed");
+    Ok(())
 }
 
 impl Tensor {
-    /// A view recorded on the tape: its gradient is `back` of the gradient.
+    /// Returns a recorded view whose gradient is `back` of the result's gradient.
     fn differentiable_view(
         &self,
         op: &'static str,
@@ -39,7 +28,8 @@ impl Tensor {
         })
     }
 
-    /// A view of a part: its gradient is zero elsewhere. `part` takes the same part of a tensor of the same shape.
+    /// Returns a recorded view of a part. The gradient is zero elsewhere. `part` takes the same part of
+    /// another tensor of this shape.
     fn differentiable_subview(
         &self,
         op: &'static str,
@@ -66,7 +56,7 @@ impl Tensor {
         )
     }
 
-    /// The same elements in another shape: a view where the strides allow it, else a copy.
+    /// Returns the elements in another shape: a view if the strides allow it, else a copy.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -77,7 +67,7 @@ impl Tensor {
     /// ```
     ///
     /// # Errors
-    /// The numbers of elements differ; memory runs out for the copy.
+    /// The numbers of elements differ.
     pub fn reshape(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = infer_shape("reshape", self.shape(), &shape.to_extents())?;
         if let Some(strides) = self.layout().compute_view_strides(&shape) {
@@ -88,53 +78,39 @@ impl Tensor {
         self.contiguous()?.reshape(&shape[..])
     }
 
-    /// As [`reshape`](Self::reshape), but never copies.
+    /// Reshapes as [`reshape`](Self::reshape) does, but never copies.
     ///
     /// # Errors
     /// The strides do not allow a view of this shape; use [`reshape`](Self::reshape).
     pub fn view(&self, shape: impl IntoShape) -> Result<Tensor> {
         let shape = infer_shape("view", self.shape(), &shape.to_extents())?;
-        if self.layout().compute_view_strides(&shape).is_none() {
-            return Err(Error::shape(
-                "view",
-                "strides do not allow this without a copy; use `reshape`",
-                &[self.shape(), &shape],
-            ));
-        }
+        fail_if!(self.layout().compute_view_strides(&shape).is_none(); shape("view", &[self.shape(), &shape]),
+            "strides do not allow this without a copy; use `reshape`");
         self.reshape(&shape[..])
     }
 
-    /// Dimensions in another order: dimension `i` of the result is dimension `dims[i]` of `self`.
+    /// Permutes the dimensions: dimension `i` of the result is dimension `dims[i]` of `self`.
     ///
     /// # Errors
-    /// `dims` is no permutation of the dimensions.
+    /// `dims` is not a permutation of the dimensions.
     pub fn permute(&self, dims: impl IntoDims) -> Result<Tensor> {
         let rank = self.rank();
         let dims = dims.to_dims().unwrap_or_else(|| (0..rank as isize).collect());
         let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
         let mut inverse: Dims = Dims::from_elem(usize::MAX, rank);
         for (i, &d) in order.iter().enumerate() {
-            if order.len() != rank || inverse[d] != usize::MAX {
-                return Err(Error::argument(
-                    "permute",
-                    format!("{dims:?} is no permutation of {rank} dimensions"),
-                ));
-            }
+            fail_if!(order.len() != rank || inverse[d] != usize::MAX;
+                argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
             inverse[d] = i;
         }
-        if order.len() != rank {
-            return Err(Error::argument(
-                "permute",
-                format!("{dims:?} is no permutation of {rank} dimensions"),
-            ));
-        }
+        fail_if!(order.len() != rank; argument("permute"), "{dims:?} is no permutation of {rank} dimensions");
         let pick = |of: &[usize]| order.iter().map(|&d| of[d]).collect::<Dims>();
         let layout = Layout::new(pick(self.shape()), pick(self.strides()), self.layout().offset());
         let inverse: smallvec::SmallVec<[isize; 6]> = inverse.iter().map(|&d| d as isize).collect();
         Ok(self.differentiable_view("permute", layout, move |g| g.permute(&inverse)))
     }
 
-    /// Two dimensions exchanged.
+    /// Swaps two dimensions.
     ///
     /// # Errors
     /// A dimension is out of range.
@@ -148,7 +124,7 @@ impl Tensor {
         self.permute(&order)
     }
 
-    /// The transpose of a matrix; a vector stays as it is.
+    /// Transposes a matrix. A vector stays as it is.
     ///
     /// # Errors
     /// There are more than two dimensions.
@@ -160,7 +136,7 @@ impl Tensor {
         }
     }
 
-    /// Stretched to `shape` by repeating extents of 1, without a copy.
+    /// Expands extents of 1 to `shape` without a copy.
     ///
     /// # Errors
     /// An extent that is not 1 differs.
@@ -177,7 +153,7 @@ impl Tensor {
         Ok(self.differentiable_view("broadcast_to", layout, move |g| g.sum_to(&before)))
     }
 
-    /// As [`broadcast_to`](Self::broadcast_to); -1 keeps an extent.
+    /// Expands as [`broadcast_to`](Self::broadcast_to) does. An extent of -1 stays as it is.
     ///
     /// # Errors
     /// An extent that is not 1 differs.
@@ -196,7 +172,7 @@ impl Tensor {
         self.broadcast_to_shape(&target)
     }
 
-    /// A new dimension of extent 1 before `dim`.
+    /// Inserts a dimension of extent 1 before `dim`.
     ///
     /// # Errors
     /// `dim` is out of range.
@@ -207,7 +183,7 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// Without dimension `dim`, if its extent is 1.
+    /// Removes dimension `dim` if its extent is 1.
     ///
     /// # Errors
     /// `dim` is out of range.
@@ -221,16 +197,13 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// Without any dimension of extent 1.
-    ///
-    /// # Errors
-    /// None of its own.
+    /// Removes all dimensions of extent 1.
     pub fn squeeze_all(&self) -> Result<Tensor> {
         let shape: Dims = self.shape().iter().copied().filter(|&n| n != 1).collect();
         self.reshape(&shape[..])
     }
 
-    /// Dimensions `start..=end` merged into one.
+    /// Merges the dimensions `start..=end` into one.
     ///
     /// # Errors
     /// A dimension is out of range, or `end` comes before `start`.
@@ -240,28 +213,21 @@ impl Tensor {
         if self.rank() == 0 {
             return self.reshape([1usize]);
         }
-        if a > b {
-            return Err(Error::argument("flatten", format!("start {start} comes after end {end}")));
-        }
+        fail_if!(a > b; argument("flatten"), "start {start} comes after end {end}");
         let mut shape: Dims = self.shape()[..a].into();
         shape.push(numel(&self.shape()[a..=b]));
         shape.extend_from_slice(&self.shape()[b + 1..]);
         self.reshape(&shape[..])
     }
 
-    /// Dimension `dim` split into `sizes`, one of which may be -1.
+    /// Splits dimension `dim` into `sizes`, one of which may be -1.
     ///
     /// # Errors
-    /// The sizes do not multiply to the extent.
+    /// The product of the sizes is not the extent.
     pub fn unflatten(&self, dim: isize, sizes: impl IntoShape) -> Result<Tensor> {
         let at = normalize_dim("unflatten", dim, self.rank())?;
-        if self.rank() == 0 {
-            return Err(Error::shape(
-                "unflatten",
-                "takes at least one dimension; a tensor without dimensions is split by `reshape`",
-                &[self.shape()],
-            ));
-        }
+        fail_if!(self.rank() == 0; shape("unflatten", [self]),
+            "takes at least one dimension; a tensor without dimensions is split by `reshape`");
         let inner = infer_shape("unflatten", &self.shape()[at..=at], &sizes.to_extents())?;
         let mut shape: Dims = self.shape()[..at].into();
         shape.extend_from_slice(&inner);
@@ -269,33 +235,30 @@ impl Tensor {
         self.reshape(&shape[..])
     }
 
-    /// `length` indices of one dimension from `start` on.
+    /// Returns a view of `length` indices of one dimension from `start` on.
     ///
     /// # Errors
-    /// The range leaves the dimension.
+    /// The range exceeds the dimension.
     pub fn narrow(&self, dim: isize, start: usize, length: usize) -> Result<Tensor> {
         let d = normalize_dim("narrow", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
         let end = start.saturating_add(length);
-        if end > extent || self.rank() == 0 {
-            let rule = format!("{start}..{end} leaves dimension {d} of extent {extent}");
-            return Err(Error::argument("narrow", rule));
-        }
+        fail_if!(end > extent || self.rank() == 0;
+            argument("narrow"), "{start}..{end} leaves dimension {d} of extent {extent}");
         let mut shape: Dims = self.shape().into();
         shape[d] = length;
         let layout = Layout::new(shape, self.strides(), self.layout().offset() + start * self.strides()[d]);
         Ok(self.differentiable_subview("narrow", layout, move |t| t.narrow(dim, start, length)))
     }
 
-    /// Every `step`-th index of one dimension, from `start` to before `stop`, both clamped to the extent.
+    /// Returns a view of every `step`-th index from `start` to before `stop`, clamped to the extent.
     ///
     /// # Errors
-    /// `dim` is out of range; `step` is 0.
+    /// `dim` is out of range, or `step` is 0.
     pub fn slice_dim(&self, dim: isize, start: usize, stop: usize, step: usize) -> Result<Tensor> {
         let d = normalize_dim("slice", dim, self.rank())?;
-        if step == 0 || self.rank() == 0 {
-            return Err(Error::argument("slice", "takes a tensor with dimensions and a step of at least 1"));
-        }
+        fail_if!(step == 0 || self.rank() == 0;
+            argument("slice"), "takes a tensor with dimensions and a step of at least 1");
         let stop = stop.min(self.shape()[d]);
         let start = start.min(stop);
         let mut shape: Dims = self.shape().into();
@@ -308,7 +271,7 @@ impl Tensor {
         }))
     }
 
-    /// One index of one dimension, which disappears; a negative index counts from the end.
+    /// Selects one index of one dimension, and removes the dimension. A negative index counts from the end.
     ///
     /// # Errors
     /// `dim` or `index` is out of range.
@@ -316,12 +279,8 @@ impl Tensor {
         let d = normalize_dim("select", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0) as isize;
         let at = if index < 0 { index + extent } else { index };
-        if at < 0 || at >= extent {
-            return Err(Error::argument(
-                "select",
-                format!("index {index} leaves dimension {d} of extent {extent}"),
-            ));
-        }
+        fail_if!(at < 0 || at >= extent;
+            argument("select"), "index {index} leaves dimension {d} of extent {extent}");
         let mut shape: Dims = self.shape().into();
         let mut strides: Dims = self.strides().into();
         let offset = self.layout().offset() + at as usize * strides[d];
@@ -332,16 +291,15 @@ impl Tensor {
         }))
     }
 
-    /// The diagonal of two dimensions, `offset` above the main one, as the last dimension.
+    /// Returns the diagonal of two dimensions, `offset` above the main one, as the last dimension.
     ///
     /// # Errors
-    /// A dimension is out of range, or both are the same.
+    /// A dimension is out of range, or both are equal.
     pub fn diagonal(&self, offset: isize, dim1: isize, dim2: isize) -> Result<Tensor> {
         let (a, b) =
             (normalize_dim("diagonal", dim1, self.rank())?, normalize_dim("diagonal", dim2, self.rank())?);
-        if a == b || self.rank() < 2 {
-            return Err(Error::argument("diagonal", format!("takes two dimensions, got {dim1} and {dim2}")));
-        }
+        fail_if!(a == b || self.rank() < 2;
+            argument("diagonal"), "takes two dimensions, got {dim1} and {dim2}");
         let (rows, cols) = (self.shape()[a] as isize, self.shape()[b] as isize);
         let length = if offset >= 0 {
             rows.min(cols.saturating_sub(offset))
@@ -367,34 +325,29 @@ impl Tensor {
         }))
     }
 
-    /// Parts of at most `size` indices of one dimension; the last may be smaller.
+    /// Splits one dimension into parts of `size` indices. The last part may be smaller.
     ///
     /// # Errors
-    /// `dim` is out of range; `size` is 0.
+    /// `dim` is out of range, or `size` is 0.
     pub fn split(&self, size: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
-        if size == 0 && extent > 0 {
-            return Err(Error::argument("split", "takes parts of at least one index"));
-        }
+        fail_if!(size == 0 && extent > 0; argument("split"), "takes parts of at least one index");
         let count = if extent == 0 { 1 } else { extent.div_ceil(size) };
         check_split_count("split", count)?;
         (0..count).map(|i| self.narrow(dim, i * size, size.min(extent - i * size))).collect()
     }
 
-    /// Parts of the given sizes of one dimension.
+    /// Splits one dimension into parts of these sizes.
     ///
     /// # Errors
     /// The sizes do not add up to the extent.
     pub fn split_with_sizes(&self, sizes: &[usize], dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("split_with_sizes", dim, self.rank())?;
         let extent = self.shape().get(d).copied().unwrap_or(0);
-        if sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) != Some(extent) {
-            return Err(Error::argument(
-                "split_with_sizes",
-                format!("{sizes:?} does not add up to the extent {extent} of dimension {d}"),
-            ));
-        }
+        fail_if!(sizes.iter().try_fold(0usize, |sum, &n| sum.checked_add(n)) != Some(extent);
+            argument("split_with_sizes"),
+            "{sizes:?} does not add up to the extent {extent} of dimension {d}");
         let mut start = 0;
         sizes
             .iter()
@@ -406,43 +359,39 @@ impl Tensor {
             .collect()
     }
 
-    /// `chunks` parts of one dimension, as equal as can be with the last ones smaller, or fewer.
+    /// Splits one dimension into at most `chunks` parts of equal size. The last part may be smaller.
     ///
     /// # Errors
-    /// `dim` is out of range; `chunks` is 0.
+    /// `dim` is out of range, or `chunks` is 0.
     pub fn chunk(&self, chunks: usize, dim: isize) -> Result<Vec<Tensor>> {
         let d = normalize_dim("chunk", dim, self.rank())?;
-        if chunks == 0 {
-            return Err(Error::argument("chunk", "takes at least one chunk"));
-        }
+        fail_if!(chunks == 0; argument("chunk"), "takes at least one chunk");
         match self.shape().get(d) {
-            // Of nothing there are as many parts as were asked for, as in PyTorch.
+            // As in PyTorch, an empty dimension gives all `chunks` parts.
             Some(0) => check_split_count("chunk", chunks).map(|()| vec![self.clone(); chunks]),
             extent => self.split(extent.map_or(0, |n| n.div_ceil(chunks)).max(1), dim),
         }
     }
 
-    /// `sections` parts of one dimension, the first ones one index larger where they cannot be equal; empty ones where there are
-    /// more parts than indices.
+    /// Splits one dimension into `sections` parts. The first parts are one index larger if the extent is not
+    /// divisible, and parts may be empty.
     ///
     /// # Errors
-    /// `dim` is out of range, or there is none; `sections` is 0.
+    /// `dim` is out of range, the rank is 0, or `sections` is 0.
     pub fn tensor_split(&self, sections: usize, dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
-        if sections == 0 {
-            return Err(Error::argument("tensor_split", "takes at least one section"));
-        }
+        fail_if!(sections == 0; argument("tensor_split"), "takes at least one section");
         check_split_count("tensor_split", sections)?;
         let (size, larger) = (extent / sections, extent % sections);
         let start = |i: usize| i * size + i.min(larger);
         (0..sections).map(|i| self.narrow(dim, start(i), start(i + 1) - start(i))).collect()
     }
 
-    /// Parts of one dimension that are cut before the given indices: `tensor_split` with indices. Negative ones count from the end; a
-    /// part that would end before it starts is empty.
+    /// Splits one dimension before these indices: PyTorch's `tensor_split` with indices. Negative indices
+    /// count from the end, and a part that ends before its start is empty.
     ///
     /// # Errors
-    /// `dim` is out of range, or there is none.
+    /// `dim` is out of range, or the rank is 0.
     pub fn tensor_split_at(&self, indices: &[isize], dim: isize) -> Result<Vec<Tensor>> {
         let extent = self.checked_split_extent(dim)?;
         let place = |&i: &isize| match i {
@@ -454,26 +403,26 @@ impl Tensor {
         starts.zip(ends).map(|(start, end)| self.narrow(dim, start, end.saturating_sub(start))).collect()
     }
 
-    /// `sections` equal parts along dimension 1, or along the only one.
+    /// Splits along dimension 1, or the only dimension, into `sections` equal parts.
     ///
     /// # Errors
-    /// There are no dimensions; `sections` does not divide the extent.
+    /// The rank is 0, or `sections` does not divide the extent.
     pub fn hsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
         self.split_evenly("hsplit", sections, 1, isize::from(self.rank() > 1))
     }
 
-    /// `sections` equal parts along dimension 0 of two at least.
+    /// Splits along dimension 0 into `sections` equal parts. The rank is at least two.
     ///
     /// # Errors
-    /// There are fewer than two dimensions; `sections` does not divide the extent.
+    /// There are fewer than two dimensions, or `sections` does not divide the extent.
     pub fn vsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
         self.split_evenly("vsplit", sections, 2, 0)
     }
 
-    /// `sections` equal parts along dimension 2 of three at least.
+    /// Splits along dimension 2 into `sections` equal parts. The rank is at least three.
     ///
     /// # Errors
-    /// There are fewer than three dimensions; `sections` does not divide the extent.
+    /// There are fewer than three dimensions, or `sections` does not divide the extent.
     pub fn dsplit(&self, sections: usize) -> Result<Vec<Tensor>> {
         self.split_evenly("dsplit", sections, 3, 2)
     }
@@ -485,30 +434,21 @@ impl Tensor {
         least: usize,
         dim: isize,
     ) -> Result<Vec<Tensor>> {
-        if self.rank() < least {
-            let rule = format!("takes at least {least} dimensions");
-            return Err(Error::shape(op, rule, &[self.shape()]));
-        }
+        fail_if!(self.rank() < least; shape(op, [self]), "takes at least {least} dimensions");
         let extent = self.dim(dim)?;
-        if sections == 0 || !extent.is_multiple_of(sections) {
-            let rule = format!(
-                "{sections} sections do not divide the extent {extent} of dimension {dim}; `tensor_split_at` takes indices"
-            );
-            return Err(Error::argument(op, rule));
-        }
+        fail_if!(sections == 0 || !extent.is_multiple_of(sections); argument(op),
+            "{sections} sections do not divide the extent {extent} of dimension {dim}; `tensor_split_at` takes indices");
         self.tensor_split(sections, dim)
     }
 
-    /// The extent that is split.
+    /// Returns the extent of the dimension to split.
     fn checked_split_extent(&self, dim: isize) -> Result<usize> {
-        if self.rank() == 0 {
-            return Err(Error::shape("tensor_split", "takes at least one dimension", &[self.shape()]));
-        }
+        fail_if!(self.rank() == 0; shape("tensor_split", [self]), "takes at least one dimension");
         let d = normalize_dim("tensor_split", dim, self.rank())?;
         Ok(self.shape()[d])
     }
 
-    /// Every index of one dimension as a tensor of its own.
+    /// Returns each index of one dimension as a tensor.
     ///
     /// # Errors
     /// `dim` is out of range.
@@ -522,19 +462,13 @@ impl Tensor {
         (0..extent).map(|i| self.select(dim, i as isize)).collect()
     }
 
-    /// The same values, row-major: `self` if it is so already, else a copy.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns the values in row-major order: `self` if it is contiguous, else a copy.
     #[track_caller]
     pub fn contiguous(&self) -> Result<Tensor> {
         if self.is_contiguous() { Ok(self.clone()) } else { self.copy() }
     }
 
-    /// A row-major copy in memory of its own; PyTorch's `clone`.
-    ///
-    /// # Errors
-    /// Memory runs out.
+    /// Returns a contiguous copy: PyTorch's `clone`.
     #[track_caller]
     pub fn copy(&self) -> Result<Tensor> {
         let out = Tensor::empty(self.shape(), self.dtype(), self.device())?;
@@ -542,7 +476,7 @@ impl Tensor {
         Ok(autograd::differentiable("copy", out, &[self], |g, _| Ok(smallvec![Some(g.clone())])))
     }
 
-    /// Whether the strides repeat an element somewhere.
+    /// Reports whether the strides repeat an element.
     #[must_use]
     pub fn is_expanded(&self) -> bool {
         self.layout().has_internal_overlap()

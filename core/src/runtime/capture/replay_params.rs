@@ -35,6 +35,12 @@ impl PhiloxState {
         let seed = now.seed.unwrap_or(self.0.seed);
         [offset as u32, (offset >> 32) as u32, seed as u32, (seed >> 32) as u32]
     }
+
+    /// Returns the words of [`to_words`](Self::to_words) as two fields.
+    pub(crate) fn offset_and_seed(self, now: &ReplayCtx) -> ([u32; 2], [u32; 2]) {
+        let [a, b, c, d] = self.to_words(now);
+        ([a, b], [c, d])
+    }
 }
 
 /// Function that computes a command's parameters for each run.

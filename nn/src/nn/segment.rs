@@ -4,11 +4,10 @@ use std::cell::RefCell;
 use std::rc::Rc;
 use std::sync::{Arc, Weak};
 
+use crate::{Result, Tensor};
 use forebay_core::autograd::{self, checkpoint};
 use forebay_core::backend::null::NullBackend;
-use forebay_core::error::Result;
 use forebay_core::scoped_local::{NoDropCell, ScopedGuard, ScopedLocal, WithCurrent};
-use forebay_core::tensor::Tensor;
 use forebay_core::tensor::offload::OffloadSet;
 
 /// Policy for the activations that a segment saves for the backward pass.
@@ -39,11 +38,11 @@ struct SegmentPass {
 
 /// Cost of one segment.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub(super) struct SegmentCost {
+pub(crate) struct SegmentCost {
     /// Bytes that the segment saves for the backward pass, without its result.
-    pub(super) saved_bytes: u64,
+    pub(crate) saved_bytes: u64,
     /// Seconds that the segment takes, at the profile's speed.
-    pub(super) seconds: f64,
+    pub(crate) seconds: f64,
 }
 
 /// Measurement of segments.
@@ -70,14 +69,14 @@ impl SegmentGuard {
     }
 
     /// Applies the policies to segments, in the order of the forward pass, until the guard is dropped.
-    pub(super) fn apply_policies(saved: Arc<[ActivationPolicy]>) -> Self {
+    pub(crate) fn apply_policies(saved: Arc<[ActivationPolicy]>) -> Self {
         // The step may apply its configuration itself; the planner's measurement continues.
         let probe = CURRENT_PASS.with_current(|pass| pass.as_ref().and_then(|p| p.probe.clone()));
         Self::install_pass(Some(SegmentPass { policies: saved, probe, ..SegmentPass::default() }))
     }
 
     /// Measures segments, without recomputation, until the guard is dropped.
-    pub(super) fn start_measuring(backend: Arc<NullBackend>) -> Self {
+    pub(crate) fn start_measuring(backend: Arc<NullBackend>) -> Self {
         Self::install_pass(Some(SegmentPass {
             probe: Some(SegmentProbe { backend, costs: Rc::default() }),
             ..SegmentPass::default()
@@ -85,7 +84,7 @@ impl SegmentGuard {
     }
 
     /// Returns the costs measured since [`start_measuring`](Self::start_measuring) or the last call.
-    pub(super) fn take_costs(&self) -> Vec<SegmentCost> {
+    pub(crate) fn take_costs(&self) -> Vec<SegmentCost> {
         CURRENT_PASS.with_current(|pass| {
             let probe = pass.as_ref().and_then(|p| p.probe.as_ref());
             probe.map(|p| p.costs.take()).unwrap_or_default()
@@ -93,7 +92,7 @@ impl SegmentGuard {
     }
 }
 
-/// Runs `body` on `inputs` as a segment of a model. A [`StepPlan`](super::StepPlan) may recompute its
+/// Runs `body` on `inputs` as a segment of a model. A [`StepPlan`](crate::plan::StepPlan) may recompute its
 /// activations in the backward pass, like a [`checkpoint`], or offload them to the host. Without a plan, this
 /// is a plain call.
 ///
@@ -211,7 +210,7 @@ fn run_offloaded(inputs: &[&Tensor], body: impl FnOnce() -> Result<Tensor>) -> R
 ///
 /// Among equal segments, earlier ones are preferred. Their recomputation happens when later segments have
 /// already been freed, which lowers the peak.
-pub(super) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>> {
+pub(crate) fn pareto_sets(parts: &[SegmentCost], most: usize) -> Vec<Arc<[bool]>> {
     struct Set {
         bytes: u64,
         seconds: f64,
