@@ -188,7 +188,7 @@ pub(super) fn scatter_into(
             ScatterSource::Tensor(..) => None,
             ScatterSource::Scalar(v) => {
                 let _tag = memory::scope::enter_tag(Tag::Workspace);
-                Some(Tensor::full(&[], *v, out.dtype(), out.device())?)
+                Some(Tensor::full((), *v, out.dtype(), out.device())?)
             }
         };
         let none = Dims::from_elem(0, shape.len());
@@ -571,7 +571,7 @@ impl Tensor {
             let wide = match t.dtype() {
                 DType::F64 | DType::I32 | DType::U32 | DType::I64 => {
                     let _tag = memory::scope::enter_tag(Tag::Workspace);
-                    Some(Tensor::full(&[], v, t.dtype(), t.device())?)
+                    Some(Tensor::full((), v, t.dtype(), t.device())?)
                 }
                 _ => None,
             };

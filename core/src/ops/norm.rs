@@ -493,12 +493,17 @@ impl Tensor {
     #[track_caller]
     pub fn layer_norm(
         &self,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        self.normalize_rows(RowNormKind::Layer, normalized_shape, [weight, bias], eps)
+        self.normalize_rows(
+            RowNormKind::Layer,
+            &new_shape("layer_norm", normalized_shape)?,
+            [weight, bias],
+            eps,
+        )
     }
 
     /// Divides each row over the trailing dimensions `normalized_shape` by its root mean square, then
@@ -509,12 +514,12 @@ impl Tensor {
     #[track_caller]
     pub fn rms_norm(
         &self,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<Tensor> {
         let eps = eps.unwrap_or_else(|| machine_epsilon(self.dtype()));
-        self.normalize_rows(RowNormKind::Rms, normalized_shape, [weight, None], eps)
+        self.normalize_rows(RowNormKind::Rms, &new_shape("rms_norm", normalized_shape)?, [weight, None], eps)
     }
 
     #[track_caller]

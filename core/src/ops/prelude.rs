@@ -18,4 +18,5 @@ pub(crate) use crate::ops::reduce::contiguous_zero_offset;
 pub(crate) use crate::runtime::device::Device;
 pub(crate) use crate::scalar::Scalar;
 pub(crate) use crate::tensor::layout::{broadcast_shapes, collapse_dims, normalize_dim, numel};
-pub(crate) use crate::tensor::{Dims, Layout, Tensor};
+pub(crate) use crate::tensor::shape::{new_shape, reduction_dims, single_dim};
+pub(crate) use crate::tensor::{Dims, IntoDims, IntoShape, Layout, Tensor};

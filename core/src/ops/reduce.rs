@@ -385,7 +385,7 @@ pub(crate) fn contiguous_zero_offset(t: &Tensor) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// Sums over `dims`, or over all dimensions if there are none.
+    /// Sums over `dims`, or over all dimensions for `()` or an empty list.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -399,7 +399,8 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range or repeated. The tensor has integers and the device lacks 64-bit integers.
     #[track_caller]
-    pub fn sum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn sum(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         dispatch_autocast!("sum", [self], |x| x.sum(dims, keepdim));
         let over = ReduceDims::new("sum", self.shape(), dims)?;
         let out = sum_or_prod(&SUM, self, &over, keepdim)?;
@@ -412,7 +413,7 @@ impl Tensor {
     /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn sum_all(&self) -> Result<Tensor> {
-        self.sum(&[], false)
+        self.sum((), false)
     }
 
     /// Sums over the dimensions that broadcasting from `shape` expanded.
@@ -436,7 +437,8 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float. See also [`sum`](Self::sum).
     #[track_caller]
-    pub fn mean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn mean(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         let over = ReduceDims::new("mean", self.shape(), dims)?;
         let n = over.elements_per_output as f64;
         let extra = ReduceArgs { params: [n as f32, 0.0, 0.0, 0.0], ..ReduceArgs::default() };
@@ -450,15 +452,19 @@ impl Tensor {
     /// See [`mean`](Self::mean).
     #[track_caller]
     pub fn mean_all(&self) -> Result<Tensor> {
-        self.mean(&[], false)
+        self.mean((), false)
     }
 
-    /// Computes the product over `dim`.
+    /// Computes the product over one dimension, or over all for `()`.
     ///
     /// # Errors
-    /// See [`sum`](Self::sum).
+    /// Several dimensions are named. See also [`sum`](Self::sum).
     #[track_caller]
-    pub fn prod(&self, dim: isize, keepdim: bool) -> Result<Tensor> {
+    pub fn prod(&self, dim: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let Some(dim) = single_dim("prod", dim)? else {
+            let all = self.prod_all()?;
+            return if keepdim { all.reshape(&Dims::from_elem(1, self.rank())) } else { Ok(all) };
+        };
         dispatch_autocast!("prod", [self], |x| x.prod(dim, keepdim));
         let over = ReduceDims::new("prod", self.shape(), &[dim])?;
         let out = sum_or_prod(&PROD, self, &over, keepdim)?;
@@ -537,7 +543,8 @@ impl Tensor {
     /// # Errors
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
-    pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn amax(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.reduce_extreme(&AMAX, dims, keepdim, |x, y| x.eq(y))
     }
 
@@ -546,7 +553,8 @@ impl Tensor {
     /// # Errors
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
-    pub fn amin(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn amin(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.reduce_extreme(&AMIN, dims, keepdim, |x, y| x.eq(y))
     }
 
@@ -555,7 +563,8 @@ impl Tensor {
     /// # Errors
     /// See [`amax`](Self::amax).
     #[track_caller]
-    pub fn aminmax(&self, dims: &[isize], keepdim: bool) -> Result<(Tensor, Tensor)> {
+    pub fn aminmax(&self, dims: impl IntoDims, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let dims = &reduction_dims(dims)[..];
         Ok((self.amin(dims, keepdim)?, self.amax(dims, keepdim)?))
     }
 
@@ -639,22 +648,22 @@ impl Tensor {
         Ok(place)
     }
 
-    /// Returns the index (i64) of the first maximum along `dim`, or among all elements.
+    /// Returns the index (i64) of the first maximum along `dim`, or among all elements for `()`.
     ///
     /// # Errors
     /// See [`amax`](Self::amax).
     #[track_caller]
-    pub fn argmax(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
-        self.reduce_to_index(&ARGMAX, dim, keepdim)
+    pub fn argmax(&self, dim: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        self.reduce_to_index(&ARGMAX, single_dim("argmax", dim)?, keepdim)
     }
 
-    /// Returns the index (i64) of the first minimum along `dim`, or among all elements.
+    /// Returns the index (i64) of the first minimum along `dim`, or among all elements for `()`.
     ///
     /// # Errors
     /// See [`amax`](Self::amax).
     #[track_caller]
-    pub fn argmin(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
-        self.reduce_to_index(&ARGMIN, dim, keepdim)
+    pub fn argmin(&self, dim: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        self.reduce_to_index(&ARGMIN, single_dim("argmin", dim)?, keepdim)
     }
 
     fn reduce_to_bool(&self, op: &'static ReduceOp, dims: &[isize], keepdim: bool) -> Result<Tensor> {
@@ -668,7 +677,8 @@ impl Tensor {
     /// # Errors
     /// See [`sum`](Self::sum).
     #[track_caller]
-    pub fn any(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn any(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.reduce_to_bool(&ANY, dims, keepdim)
     }
 
@@ -678,7 +688,8 @@ impl Tensor {
     /// # Errors
     /// See [`sum`](Self::sum).
     #[track_caller]
-    pub fn all(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn all(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.reduce_to_bool(&ALL, dims, keepdim)
     }
 
@@ -687,7 +698,8 @@ impl Tensor {
     /// # Errors
     /// See [`sum`](Self::sum).
     #[track_caller]
-    pub fn count_nonzero(&self, dims: &[isize]) -> Result<Tensor> {
+    pub fn count_nonzero(&self, dims: impl IntoDims) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         let over = ReduceDims::new("count_nonzero", self.shape(), dims)?;
         reduce(&COUNT, self, &over, false, DType::I32, DType::I64, ReduceArgs::default())
     }

@@ -301,7 +301,7 @@ impl Tensor {
         operation!(op);
         let out = match self.numel() {
             // PyTorch's result, for types that have NaN.
-            0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
+            0 if self.dtype().is_float() => Tensor::full((), f64::NAN, self.dtype(), self.device())?,
             _ => median(&self.detach().reshape([-1])?)?.0,
         };
         Ok(self.share_grad_among_ties(op, out))
@@ -320,7 +320,7 @@ impl Tensor {
         })
     }
 
-    /// Computes quantiles along `dim`, or of all elements, at ranks q · (n - 1): PyTorch's `quantile`. A
+    /// Computes quantiles along `dim`, or of all elements for `()`, at ranks q · (n - 1): PyTorch's `quantile`. A
     /// vector `q` becomes the first dimension of the result. A row with NaN gives NaN, and so does a quantile
     /// outside of 0 to 1 in a tensor, which the host does not read.
     ///
@@ -331,11 +331,11 @@ impl Tensor {
     pub fn quantile<'a>(
         &self,
         q: impl Into<Operand<'a>>,
-        dim: Option<isize>,
+        dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.compute_quantiles("quantile", &q.into(), dim, keepdim, interpolation)
+        self.compute_quantiles("quantile", &q.into(), single_dim("quantile", dim)?, keepdim, interpolation)
     }
 
     /// Computes the [`quantile`](Self::quantile) of the elements that are not NaN, or NaN if all are NaN.
@@ -346,11 +346,17 @@ impl Tensor {
     pub fn nanquantile<'a>(
         &self,
         q: impl Into<Operand<'a>>,
-        dim: Option<isize>,
+        dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.compute_quantiles("nanquantile", &q.into(), dim, keepdim, interpolation)
+        self.compute_quantiles(
+            "nanquantile",
+            &q.into(),
+            single_dim("nanquantile", dim)?,
+            keepdim,
+            interpolation,
+        )
     }
 
     #[track_caller]

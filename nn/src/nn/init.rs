@@ -118,7 +118,7 @@ pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
 /// Fills the tensor with one value.
 #[track_caller]
 pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
-    overwrite_with(t, |_, to, device| Tensor::full(&[], value, to, device))
+    overwrite_with(t, |_, to, device| Tensor::full((), value, to, device))
 }
 
 /// Fills the tensor with zeros.

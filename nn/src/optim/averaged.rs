@@ -192,7 +192,7 @@ impl AveragedModel {
         if let Some(device) = self.averages.values().next().map(Tensor::device) {
             state.insert(
                 N_AVERAGED_KEY.to_owned(),
-                Tensor::from_slice(&[self.n_averaged as i64], &[], device)?,
+                Tensor::from_slice(&[self.n_averaged as i64], (), device)?,
             );
         }
         Ok(state)

@@ -335,7 +335,7 @@ fn passes_before_a_backward_pass_keep_their_own_singular_vectors(device: &Device
 
 fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
-    let (seen, sum) = (Tensor::zeros(&[], DType::F32, device)?, Tensor::zeros(&[2], DType::F32, device)?);
+    let (seen, sum) = (Tensor::zeros((), DType::F32, device)?, Tensor::zeros(&[2], DType::F32, device)?);
     let (counts, sums) = (seen.clone(), sum.clone());
     let ran = Arc::new(AtomicUsize::new(0));
     let runs = ran.clone();

@@ -519,7 +519,7 @@ fn the_mean_is_kept_by_every_probability(device: &Device) -> Result<()> {
         let ones = Tensor::ones(&[1, 1, keys, 8], dtype, device)?;
         let out = zeros(queries)?.scaled_dot_product_attention(&zeros(keys)?, &ones, &options)?;
         let out = out.to_dtype(DType::F32)?.select(3, 0)?;
-        Ok((out.mean_all()?.item()?, out.amax(&[], false)?.item()?))
+        Ok((out.mean_all()?.item()?, out.amax((), false)?.item()?))
     };
     let draws = (queries * keys) as f64;
     for dtype in [DType::F32, DType::F64] {

@@ -55,7 +55,7 @@ fn operations_without_a_gradient(device: &Device) -> Result<()> {
          is wanted",
     )?;
     // Results of type bool and integer have no gradients: as in PyTorch, they have no history.
-    for result in [x.gt(0.5)?, x.isnan()?, x.argmax(None, false)?, x.argsort(0, false)?, x.nonzero()?] {
+    for result in [x.gt(0.5)?, x.isnan()?, x.argmax((), false)?, x.argsort(0, false)?, x.nonzero()?] {
         ensure!(!result.requires_grad(), "{result:?} has a history");
     }
     // Both ways that the error suggests work.

@@ -196,7 +196,7 @@ fn rates_out_of_range_are_refused_before_the_step(device: &Device) -> Result<()>
 }
 
 fn scalers_refuse_factors_out_of_range(device: &Device) -> Result<()> {
-    let loss = Tensor::ones(&[], DType::F32, device)?;
+    let loss = Tensor::ones((), DType::F32, device)?;
     for (name, scaler) in [
         ("init_scale", GradScaler::new().init_scale(0.0)),
         ("init_scale", GradScaler::new().init_scale(-2.0)),
@@ -321,7 +321,7 @@ fn gradients_that_do_not_fit_their_parameters_are_refused(device: &Device) -> Re
         for (name, make) in ALL {
             let mut optimizer = make(all.clone())?;
             expect_error(optimizer.step(), &format!("{name}: {what}"))?;
-            let skip = Tensor::zeros(&[], f32, device)?;
+            let skip = Tensor::zeros((), f32, device)?;
             expect_error(optimizer.step_unless(&skip), &format!("{name}: {what}"))?;
             ensure!(bits(&all)? == before, "{name}: a gradient of another {what} changed parameters");
         }
@@ -455,7 +455,7 @@ fn loaded_states_out_of_range_are_refused(device: &Device) -> Result<()> {
     set_gradients(&all, &first, 1)?;
     first.step()?;
     let good = first.state_dict()?;
-    let number = |x: f32| Tensor::from_slice(&[x], &[], device);
+    let number = |x: f32| Tensor::from_slice(&[x], (), device);
     let wrong = [
         ("0.step", number(-1.0)?, "whole number of 0 or more"),
         ("0.step", number(f32::NAN)?, "whole number of 0 or more"),
@@ -476,7 +476,7 @@ fn loaded_states_out_of_range_are_refused(device: &Device) -> Result<()> {
     let state = average.state_dict()?;
     for bad in [-1i64, i64::MIN] {
         let mut state = state.clone();
-        state.insert("n_averaged".into(), Tensor::from_slice(&[bad], &[], device)?);
+        state.insert("n_averaged".into(), Tensor::from_slice(&[bad], (), device)?);
         let error = expect_error(average.load_state_dict(&state), "n_averaged")?;
         ensure!(error.contains("n_averaged"), "{error}");
     }
@@ -509,7 +509,7 @@ fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()>
             set_gradients(&all, &*optimizer, 7)?;
             Ok((all, optimizer))
         };
-        let flag = Tensor::zeros(&[], DType::F32, &device)?;
+        let flag = Tensor::zeros((), DType::F32, &device)?;
         let step = |optimizer: &mut dyn Optimizer| {
             clip_grad_norm_(optimizer.parameters(), 1e6)?;
             if skips { optimizer.step_unless(&flag) } else { optimizer.step() }

@@ -144,7 +144,7 @@ impl ScatterReduction {
             _ => DType::I32,
         };
         let own = Tensor::full(like.shape(), f64::from(u8::from(self.include_self)), dtype, like.device())?;
-        let one = Tensor::ones(&[], dtype, like.device())?.broadcast_to(self.index.shape())?;
+        let one = Tensor::ones((), dtype, like.device())?.broadcast_to(self.index.shape())?;
         self.scatter_add(&own, &one)?.clamp(1, i64::from(i32::MAX))
     }
 

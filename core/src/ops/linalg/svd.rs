@@ -272,7 +272,8 @@ impl Tensor {
     /// # Errors
     /// `dims` are not two different dimensions. See also [`svdvals`](Self::svdvals).
     #[track_caller]
-    pub fn nuclear_norm(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn nuclear_norm(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         operation!(OP = "nuclear_norm");
         let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {
             fail!(argument(OP), "takes two dimensions, got {dims:?}")

@@ -28,10 +28,10 @@ impl ScaledFp8Matrix {
         let ([rows, across], device) = ([x.shape()[0], x.shape()[1]], x.device());
         let bytes = Tensor::empty(&[rows, across], dtype, device)?;
         if x.numel() == 0 {
-            let scale = Tensor::ones(&[], DType::F32, device)?;
+            let scale = Tensor::ones((), DType::F32, device)?;
             return Ok(Self { column_major: bytes.clone(), fp8_values: bytes, scale });
         }
-        let scale = Tensor::empty(&[], DType::F32, device)?;
+        let scale = Tensor::empty((), DType::F32, device)?;
         let turned = columns && supports_fp8_extents(device, x.shape());
         let turned = turned.then(|| Tensor::empty(&[across, rows], dtype, device)).transpose()?;
         let largest = {

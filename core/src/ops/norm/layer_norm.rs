@@ -348,7 +348,7 @@ impl Tensor {
     pub fn add_layer_norm(
         &self,
         residual: &Tensor,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         eps: f64,
@@ -356,7 +356,7 @@ impl Tensor {
         self.add_norm_impl(
             RowNormKind::Layer,
             residual,
-            normalized_shape,
+            &new_shape("add_layer_norm", normalized_shape)?,
             [weight, bias],
             Some(eps),
             NormConsumer::Any,
@@ -372,14 +372,14 @@ impl Tensor {
     pub fn add_rms_norm(
         &self,
         residual: &Tensor,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
         self.add_norm_impl(
             RowNormKind::Rms,
             residual,
-            normalized_shape,
+            &new_shape("add_rms_norm", normalized_shape)?,
             [weight, None],
             eps,
             NormConsumer::Any,

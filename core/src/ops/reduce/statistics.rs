@@ -2,6 +2,8 @@
 
 use crate::ops::prelude::*;
 use crate::ops::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
+use crate::tensor::shape::reduction_dims;
+use crate::tensor::{IntoDims, Tensor};
 
 const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'static str]) -> ReduceOp {
     ReduceOp { name: "norm", map, combine: "sum", post, math_files: math, empty_value: Some(0.0) }
@@ -133,7 +135,8 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range or repeated, or the dtype is not a float.
     #[track_caller]
-    pub fn var(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+    pub fn var(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.var_or_std(&VAR, dims, correction, keepdim)
     }
 
@@ -142,7 +145,8 @@ impl Tensor {
     /// # Errors
     /// See [`var`](Self::var).
     #[track_caller]
-    pub fn std(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+    pub fn std(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.var_or_std(&STD, dims, correction, keepdim)
     }
 
@@ -151,7 +155,8 @@ impl Tensor {
     /// # Errors
     /// See [`var`](Self::var).
     #[track_caller]
-    pub fn var_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+    pub fn var_mean(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let dims = &reduction_dims(dims)[..];
         // Compute in f32, so that the two gradients are added before they are rounded.
         let x = amp::half_to_f32(self)?;
         let (var, mean) = (x.var(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
@@ -164,7 +169,8 @@ impl Tensor {
     /// # Errors
     /// `p` is -inf and there are no elements. See also [`var`](Self::var).
     #[track_caller]
-    pub fn norm(&self, p: f64, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn norm(&self, p: f64, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         if autograd::compute_requires_grad(&[self]) {
             // The gradient consists of powers of the norm, which must not be rounded first.
             dispatch_in_f32!("norm", [self], |x| x.norm(p, dims, keepdim));
@@ -222,7 +228,8 @@ impl Tensor {
     /// # Errors
     /// See [`var`](Self::var).
     #[track_caller]
-    pub fn std_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+    pub fn std_mean(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let dims = &reduction_dims(dims)[..];
         // Compute in f32, because the input receives two gradients.
         let x = amp::half_to_f32(self)?;
         let (std, mean) = (x.std(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
@@ -234,7 +241,8 @@ impl Tensor {
     /// # Errors
     /// See [`sum`](Self::sum).
     #[track_caller]
-    pub fn nansum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn nansum(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         if !self.dtype().is_float() {
             return self.sum(dims, keepdim);
         }
@@ -246,7 +254,8 @@ impl Tensor {
     /// # Errors
     /// See [`mean`](Self::mean).
     #[track_caller]
-    pub fn nanmean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn nanmean(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         operation!("nanmean", in_f32[self], |x| x.nanmean(dims, keepdim));
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let there = x.detach().isnan()?.logical_not()?.to_dtype(x.dtype())?;
@@ -343,7 +352,8 @@ impl Tensor {
     /// # Errors
     /// See [`var`](Self::var).
     #[track_caller]
-    pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn logsumexp(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         operation!("logsumexp", autocast[self], |x| x.logsumexp(dims, keepdim));
         if !self.dtype().is_float() {
             return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
