@@ -272,11 +272,12 @@ fn a_sequence_is_asked_for_by_the_line_that_called_it() -> Result<()> {
 #[test]
 fn sizes_that_no_model_has_are_errors_before_anything_is_made() -> Result<()> {
     let device = device();
-    let before = device.memory().allocated.current;
+    let before = device.memory().allocated();
     let options = |num_layers| RecurrentOptions { num_layers, ..RecurrentOptions::default() };
     let transformer = TransformerOptions::default;
     let bert = |n: usize| BertOptions { num_hidden_layers: n, ..BertOptions::default() };
-    let gpt = |layers: usize| GptOptions { layers, ..GptOptions::default() };
+    let gpt =
+        |layers: usize| GptOptions { vocabulary: 9, context: 4, layers, heads: 2, width: 4, dropout: 0.0 };
     for n in [usize::MAX, 99_999_999_999, 70_000] {
         let made: [(&str, Option<Error>); 7] = [
             ("Lstm", Lstm::new(4, 4, options(n), &device).err()),
@@ -309,9 +310,27 @@ fn sizes_that_no_model_has_are_errors_before_anything_is_made() -> Result<()> {
     let error = MultiheadAttention::new(0, 1, Default::default(), &device).err().map(|e| e.to_string());
     assert_eq!(error.as_deref(), Some("MultiheadAttention: 0 features do not divide by 1 heads"));
     drop((rotary, x));
-    assert_eq!(device.memory().allocated.current, before);
+    assert_eq!(device.memory().allocated(), before);
     // Weights of no inputs are drawn from a finite range.
     let empty = Tensor::zeros(&[0, 0], DType::F32, &device)?;
     init::xavier_uniform_(&empty, 1.0)?;
     init::kaiming_uniform_(&empty, 0.0)
+}
+
+#[test]
+fn sequences_nest_as_deep_as_is_said() -> Result<()> {
+    let run = || -> Result<()> {
+        let device = device();
+        let x = Tensor::ones(&[2, 4], DType::F32, &device)?;
+        let mut net = Sequential::new().add(Linear::new(4, 4, &device)?);
+        for _ in 0..500 {
+            net = Sequential::new().add(net);
+        }
+        assert_eq!((net.forward(&x)?.shape(), net.parameters().len()), (x.shape(), 2));
+        Ok(())
+    };
+    std::thread::scope(|threads| {
+        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn_scoped(threads, run);
+        thread.map_err(|e| Error::argument("test", e.to_string()))?.join().expect("no panic")
+    })
 }
