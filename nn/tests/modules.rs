@@ -316,3 +316,21 @@ fn sizes_that_no_model_has_are_errors_before_anything_is_made() -> Result<()> {
     init::xavier_uniform_(&empty, 1.0)?;
     init::kaiming_uniform_(&empty, 0.0)
 }
+
+#[test]
+fn sequences_nest_as_deep_as_is_said() -> Result<()> {
+    let run = || -> Result<()> {
+        let device = device();
+        let x = Tensor::ones(&[2, 4], DType::F32, &device)?;
+        let mut net = Sequential::new().add(Linear::new(4, 4, &device)?);
+        for _ in 0..500 {
+            net = Sequential::new().add(net);
+        }
+        assert_eq!((net.forward(&x)?.shape(), net.parameters().len()), (x.shape(), 2));
+        Ok(())
+    };
+    std::thread::scope(|threads| {
+        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn_scoped(threads, run);
+        thread.map_err(|e| Error::argument("test", e.to_string()))?.join().expect("no panic")
+    })
+}

@@ -276,7 +276,7 @@ impl<M: Module> Module for ModuleDict<M> {
 /// ```
 ///
 /// A sequence may contain sequences. Each level of nesting is a recursive call of forward passes, of visits
-/// and of the drop, and takes stack: a thread of 2 MiB holds about a thousand levels.
+/// and of the drop, and takes stack: 500 levels fit the 2 MiB of a thread without optimisation.
 #[derive(Default)]
 pub struct Sequential {
     layers: ModuleDict<Box<dyn Layer>>,
