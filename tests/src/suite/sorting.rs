@@ -219,7 +219,7 @@ fn quantiles_outside_are_nan(device: &Device) -> Result<()> {
         ensure_values(&x.quantile(&q, (), false, how)?, &[1.0, nan, nan, nan, nan, 4.0])?;
         let rows = [1.0, 3.0, nan, nan, nan, nan, nan, nan, nan, nan, 2.0, 4.0];
         ensure_values(&x.nanquantile(&q, 1, false, how)?, &rows)?;
-        let one = Tensor::full(&[], 2.0, DType::F32, device)?;
+        let one = Tensor::full((), 2.0, DType::F32, device)?;
         ensure_values(&x.quantile(&one, (), false, how)?, &[nan])?;
         ensure!(x.quantile(1.5, (), false, how).is_err());
     }
