@@ -153,9 +153,6 @@ impl PoolState {
         if self.is_compaction_enabled() {
             // Compaction joins small remainders again.
             self.heap.rules.min_large_remainder = 0;
-            if self.virtual_memory.is_none() {
-                self.migration_budget = MigrationBudget::for_copies();
-            }
         }
     }
 
