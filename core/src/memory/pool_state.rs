@@ -77,8 +77,6 @@ pub(super) struct PoolState {
     /// Slots of pinned blocks, once for each pin.
     pub(super) pinned_slots: Vec<u32>,
     pub(super) has_mover: bool,
-    /// Heaps whose memory planners reuse.
-    pub(super) spare_heaps: Vec<Heap>,
     pub(super) num_compactions: u64,
     pub(super) compacted_bytes: u64,
     num_device_free: u64,
@@ -139,7 +137,6 @@ impl PoolState {
             num_invalid_frees: 0,
             pinned_slots: Vec::new(),
             has_mover: false,
-            spare_heaps: Vec::new(),
             num_compactions: 0,
             compacted_bytes: 0,
         };
