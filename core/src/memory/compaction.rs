@@ -306,7 +306,7 @@ impl PoolState {
         if pieces.is_empty() || self.exceeds_limit(new) {
             return Ok(false);
         }
-        self.num_device_alloc += 1;
+        self.totals.num_device_alloc += 1;
         match source.remap(&pieces) {
             Ok(()) => {}
             Err(SourceError::OutOfMemory { .. }) => return Ok(false),
@@ -344,8 +344,8 @@ impl PoolState {
         for (slot, from) in &plan.moved {
             self.heap.record_move(*slot, *from);
         }
-        self.num_compactions += 1;
-        self.compacted_bytes += plan.bytes;
+        self.totals.num_compactions += 1;
+        self.totals.compacted_bytes += plan.bytes;
         self.migration_budget
             .add(self.heap.counters.total_allocated(), plan.bytes + COPY_COST * plan.copies.len() as u64);
         done
@@ -423,19 +423,19 @@ impl Pool {
         drop(state);
         let _gate = mover.lock_dispatch();
         let mut state = shared.lock();
-        state.reclaim_stats.compact.tried += 1;
+        state.totals.reclaim_stats.compact.tried += 1;
         // Another thread may have freed a fitting block.
         let (mut done, mut served) =
             (CompactOutcome::NotPossible, state.take_free_block(&*shared.source, need)?);
         if served.is_none() {
-            let before = state.num_compactions;
+            let before = state.totals.num_compactions;
             let moved = state.compact_and_take(&*shared.source, &**mover, need, full, first);
-            if state.num_compactions != before {
+            if state.totals.num_compactions != before {
                 shared.move_count.fetch_add(1, Ordering::Release);
             }
             (done, served) = moved?;
         }
-        state.reclaim_stats.compact.served += u64::from(served.is_some());
+        state.totals.reclaim_stats.compact.served += u64::from(served.is_some());
         Ok((done, served, state))
     }
 
@@ -458,7 +458,7 @@ impl Pool {
                 state.release_largest_idle(source, u64::MAX)?;
                 state = self.wait_pending_fences(state)?;
                 if let GrowOutcome::Served(block) = state.grow(source, need, None, 0)? {
-                    state.reclaim_stats.release.served += 1;
+                    state.totals.reclaim_stats.release.served += 1;
                     served = Some(block);
                 }
             }

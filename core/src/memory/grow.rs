@@ -195,7 +195,7 @@ impl PoolState {
         if idle.is_empty() && alike.is_none() {
             return Ok(None);
         }
-        self.reclaim_stats.reclaim.tried += 1;
+        self.totals.reclaim_stats.reclaim.tried += 1;
         if let Some((chosen, size)) = alike {
             self.release_idle(source, &chosen, false)?;
             return Ok(Some(size));
@@ -328,7 +328,7 @@ impl PoolState {
         if self.exceeds_limit(size) {
             return Ok(false);
         }
-        self.num_device_alloc += 1;
+        self.totals.num_device_alloc += 1;
         match source.alloc_segment(size) {
             Ok(id) => self.heap.add_segment(id, size, need.arena),
             Err(SourceError::OutOfMemory { .. }) => return Ok(false),
@@ -346,7 +346,7 @@ impl PoolState {
         if self.exceeds_limit(size) {
             return Ok(GrowOutcome::Full(String::new()));
         }
-        self.num_device_alloc += 1;
+        self.totals.num_device_alloc += 1;
         match source.alloc_segment(size) {
             Ok(id) => {
                 self.heap.add_segment(id, size, need.arena);
@@ -475,7 +475,7 @@ impl PoolState {
             }
         }
         self.consume_migration_sources(moved);
-        self.num_device_alloc += 1;
+        self.totals.num_device_alloc += 1;
         let arranged = if in_use { source.remap_after_submitted(&pieces) } else { source.remap(&pieces) };
         match arranged {
             Ok(()) => {}
