@@ -136,11 +136,8 @@ impl PoolState {
         if first && over > 0 && self.idle_memory().iter().any(|i| matches!(i.kind, IdleKind::Segment(_))) {
             return Ok(CompactOutcome::ReleaseFirst(over));
         }
-        Ok(if self.add_free_segment(source, need, size)? {
-            CompactOutcome::Moved
-        } else {
-            CompactOutcome::NotPossible
-        })
+        let added = self.add_free_segment(source, need, size)?;
+        Ok(if added.is_ok() { CompactOutcome::Moved } else { CompactOutcome::NotPossible })
     }
 
     /// Grows by less than the request: the blocks of a gap large enough for the request move to a smaller new
@@ -184,7 +181,9 @@ impl PoolState {
         need: &AllocRequest,
         gap: &Gap,
     ) -> Result<CompactOutcome> {
-        let made = self.execute_plan(mover, need, |planner| planner.save_and_open_gap(gap))?;
+        let made = self.execute_plan(mover, need, |planner| {
+            planner.try_or_restore(|planner| planner.open_gap(gap, false))
+        })?;
         Ok(if made { CompactOutcome::Moved } else { CompactOutcome::NotPossible })
     }
 

@@ -364,14 +364,8 @@ impl<'a> CompactionPlanner<'a> {
         false
     }
 
-    /// Saves the heap and opens a gap. If it fails, the caller must restore the saved heap.
-    pub(super) fn save_and_open_gap(&mut self, gap: &Gap) -> bool {
-        self.heap_before = Some(self.heap.clone());
-        self.open_gap(gap, false)
-    }
-
     /// Opens a gap in a heap that has been saved.
-    fn open_gap(&mut self, gap: &Gap, nest: bool) -> bool {
+    pub(super) fn open_gap(&mut self, gap: &Gap, nest: bool) -> bool {
         match gap.method {
             GapMethod::Slide => self.slide_together(&gap.blocks),
             _ => self.evict_gap(gap, nest),

@@ -17,6 +17,8 @@ const MAP_AHEAD_DIVISOR: u64 = 36;
 const UNBOUNDED_AHEAD_BYTES: u64 = 512 * MIB;
 /// Extents are this part of the peak usage, since they move only as a whole.
 const EXTENT_DIVISOR: u64 = 512;
+/// Without compaction, plain segments that requests share are at least this part of the peak usage.
+const SHARED_SEGMENT_DIVISOR: u64 = 32;
 /// With compaction, plain segments are at least this part of the peak usage: fewer calls, and larger gaps.
 /// They are also at least twice `large_segment_size`, for programs that use as much.
 const COMPACT_SEGMENT_DIVISOR: u64 = 18;
@@ -121,10 +123,14 @@ impl PoolState {
     /// Returns the size of a plain segment that large requests share. PyTorch's rules have a single size, and
     /// blocks that are never split would occupy whole segments.
     fn shared_segment_size(&self, need: &AllocRequest) -> u64 {
-        match self.config.release_before_growth && self.is_compaction_enabled() {
-            true => self.min_segment_size(need),
-            false => self.config.large_segment_size,
+        let least = self.config.large_segment_size;
+        if !self.config.release_before_growth || self.config.max_split_size.is_some() {
+            return least;
         }
+        if self.is_compaction_enabled() {
+            return self.min_segment_size(need);
+        }
+        least.max((self.peak_active_with(need) / SHARED_SEGMENT_DIVISOR).next_multiple_of(SEGMENT_UNIT))
     }
 
     /// Returns the smallest plain segment where compaction is enabled.
@@ -318,23 +324,23 @@ impl PoolState {
         }
     }
 
-    /// Adds a free segment of `size` bytes; returns false if there is no room.
+    /// Adds a free segment of `size` bytes. Returns the source's message if there is no room.
     pub(super) fn add_free_segment(
         &mut self,
         source: &dyn SegmentSource,
         need: &AllocRequest,
         size: u64,
-    ) -> Result<bool> {
+    ) -> Result<Result<(), String>> {
         if self.exceeds_limit(size) {
-            return Ok(false);
+            return Ok(Err(String::new()));
         }
         self.totals.num_device_alloc += 1;
         match source.alloc_segment(size) {
             Ok(id) => self.heap.add_segment(id, size, need.arena),
-            Err(SourceError::OutOfMemory { .. }) => return Ok(false),
+            Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Err(full.to_string())),
             Err(other) => return Err(other.into()),
         }
-        Ok(true)
+        Ok(Ok(()))
     }
 
     fn add_segment_and_take(
@@ -343,20 +349,9 @@ impl PoolState {
         need: &AllocRequest,
         size: u64,
     ) -> Result<GrowOutcome> {
-        if self.exceeds_limit(size) {
-            return Ok(GrowOutcome::Full(String::new()));
-        }
-        self.totals.num_device_alloc += 1;
-        match source.alloc_segment(size) {
-            Ok(id) => {
-                self.heap.add_segment(id, size, need.arena);
-                Ok(self
-                    .take_free_block(source, need)?
-                    .map_or_else(|| GrowOutcome::Full(String::new()), GrowOutcome::Served))
-            }
-            Err(full @ SourceError::OutOfMemory { .. }) => Ok(GrowOutcome::Full(full.to_string())),
-            Err(other) => Err(other.into()),
-        }
+        let added = self.add_free_segment(source, need, size)?;
+        let served = if added.is_ok() { self.take_free_block(source, need)? } else { None };
+        Ok(served.map_or_else(|| GrowOutcome::Full(added.err().unwrap_or_default()), GrowOutcome::Served))
     }
 
     /// Reserves the virtual range of an arena. If that fails, the pool logs a warning and continues with
