@@ -62,7 +62,7 @@ fn power(x: {{ T }}, y: {{ T }}) -> {{ T }} {
     var left = y;
     {% if T in ["i32", "i64"] %}
     if y < {{ T }}(0) {
-        if x * x != {{ T }}(1) { return {{ T }}(0); }
+        if (x != {{ T }}(1)) & (x != {{ T }}(-1)) { return {{ T }}(0); }
         left = {{ T }}(0) - y;
     }
     {% endif %}
@@ -74,6 +74,22 @@ fn power(x: {{ T }}, y: {{ T }}) -> {{ T }} {
     }
     return result;
 }
+{% endif %}
+{% endif %}
+{% if "int_remainder(" in expr or "int_floor_div(" in expr %}
+// Rounded down. No step overflows: a sum of the remainder and the divisor is formed only for opposite signs.
+{% if T in ["i32", "i64"] %}
+fn rounds_down(rest: {{ T }}, y: {{ T }}) -> bool { return (rest != {{ T }}(0)) & ((rest ^ y) < {{ T }}(0)); }
+fn int_remainder(x: {{ T }}, y: {{ T }}) -> {{ T }} {
+    let rest = x % y;
+    return select(rest, rest + y, rounds_down(rest, y));
+}
+fn int_floor_div(x: {{ T }}, y: {{ T }}) -> {{ T }} {
+    return x / y - select({{ T }}(0), {{ T }}(1), rounds_down(x % y, y));
+}
+{% else %}
+fn int_remainder(x: {{ T }}, y: {{ T }}) -> {{ T }} { return x % y; }
+fn int_floor_div(x: {{ T }}, y: {{ T }}) -> {{ T }} { return x / y; }
 {% endif %}
 {% endif %}
 {% if "gcd(" in expr or "lcm(" in expr %}

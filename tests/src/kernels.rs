@@ -196,7 +196,7 @@ fn exercise_storage_dtypes(device: &Device, types: &[DType]) -> Result<()> {
             drop((x.to_dtype(other)?, x.t()?.to_dtype(other)?, y.to_dtype(dtype)?, y.t()?.to_dtype(dtype)?));
         }
         x.t()?.copy()?.narrow(1, 1, 3)?.copy_(&x.t()?.narrow(1, 0, 3)?)?;
-        let one = Tensor::ones(&[], DType::F32, device)?;
+        let one = Tensor::ones((), DType::F32, device)?;
         x.scaled_mm(&x.t()?, &one, &one, None, DType::BF16)?;
     }
     Ok(())
@@ -318,7 +318,7 @@ fn exercise_optimizers(device: &Device) -> Result<()> {
         Box::new(Adafactor::new(few(), 0.1)),
         Box::new(Lamb::new(few(), 0.1)),
     ];
-    let skip = Tensor::zeros(&[], DType::F32, device)?;
+    let skip = Tensor::zeros((), DType::F32, device)?;
     for mut optimizer in optimizers {
         optimizer.step()?;
         optimizer.step_unless(&skip)?;
@@ -347,7 +347,7 @@ fn exercise_low_precision_copies(device: &Device) -> Result<()> {
         }
         let mut optimizer = AdamW::new(weights, 0.1).low_precision_copies(true);
         optimizer.step()?;
-        optimizer.step_unless(&Tensor::zeros(&[], DType::F32, device)?)?;
+        optimizer.step_unless(&Tensor::zeros((), DType::F32, device)?)?;
         optimizer.step()?;
     }
     Ok(())

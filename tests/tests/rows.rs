@@ -93,18 +93,13 @@ fn sums_and_extremes_of_every_form() {
             close(&turned.sum_all().expect("sums"), &[total], (2e-5, 2e-6), "sum of all");
             let mean = total / wide.len() as f64;
             let var = wide.iter().map(|v| (v - mean) * (v - mean)).sum::<f64>() / wide.len() as f64;
-            close(&x.var(&[], 0.0, false).expect("var"), &[var], F32, "variance of all");
+            close(&x.var((), 0.0, false).expect("var"), &[var], F32, "variance of all");
             let positive = wide.iter().filter(|v| **v > 0.0).count() as f64;
             let count = x.gt(0.0).and_then(|m| m.sum_all()).expect("counts");
             close(&count, &[positive], (0.0, 0.0), "count");
             let first =
                 host.iter().enumerate().fold(0, |best, (i, v)| if *v < host[best] { i } else { best });
-            close(
-                &x.argmin(None, false).expect("finds"),
-                &[first as f64],
-                (0.0, 0.0),
-                "place of the smallest",
-            );
+            close(&x.argmin((), false).expect("finds"), &[first as f64], (0.0, 0.0), "place of the smallest");
         }
     }
 }

@@ -84,7 +84,7 @@ fn clear_first_nonfinite() {
 
 fn any_element(t: &Tensor, what: impl Fn(&Tensor) -> Result<Tensor>) -> Result<bool> {
     let _no_grad = no_grad();
-    Ok(t.numel() > 0 && what(&t.detach())?.any(&[], false)?.item()? != 0.0)
+    Ok(t.numel() > 0 && what(&t.detach())?.any((), false)?.item()? != 0.0)
 }
 
 /// Checks the result of an operation of the forward pass.

@@ -408,9 +408,9 @@ impl<'a> BackwardFnGuard<'a> {
                 return Ok(Self { backward_fn: backward, node_to_free: (!kept).then_some(node), is_shared });
             }
             BackwardFnState::Running => {
-                "is being walked by another pass (of another thread, or around this one), which frees what it saved"
+                "is in use by another pass (of another thread, or around this one), which frees what it saved"
             }
-            BackwardFnState::Freed => "was already walked, and what it saved is freed",
+            BackwardFnState::Freed => "has already run backward, and its saved tensors are freed",
         };
         Err(Error::Backward(format!(
             "`{}` {why}; every pass but the last one uses `backward_retain` or `retain_graph`, and the last one comes after the others",
@@ -488,7 +488,7 @@ pub(super) fn run_backward_until(
             return Err(Error::Backward("the tensor does not require a gradient: it is made of none that does, or under `no_grad`, or of a `detach`ed one".into()));
         };
         if !root.is_current() {
-            return Err(inplace::stale_history_error("a walk back from it"));
+            return Err(inplace::stale_history_error("a backward pass from it"));
         }
         if walk.should_visit(&meta) {
             walk.add_edge_grad(&meta, seed.clone(), false)?;

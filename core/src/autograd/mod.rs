@@ -417,6 +417,18 @@ pub fn differentiable(
     record_node(op, out, inputs, BackwardKind::Differentiable, backward)
 }
 
+/// Records an operation like [`differentiable`] with one input, whose gradient `backward` returns.
+#[must_use]
+#[track_caller]
+pub fn differentiable_unary(
+    op: &'static str,
+    out: Tensor,
+    x: &Tensor,
+    backward: impl Fn(&Tensor, &BackwardCtx<'_>) -> Result<Tensor> + Send + Sync + 'static,
+) -> Tensor {
+    differentiable(op, out, &[x], move |g, wants| Ok(smallvec::smallvec![Some(backward(g, wants)?)]))
+}
+
 #[track_caller]
 fn record_node(
     op: &'static str,

@@ -30,7 +30,7 @@
 //! let weight = Tensor::randn(&[1, 8], DType::F32, &device)?.requires_grad_()?;
 //! let x = Tensor::randn(&[32, 8], DType::F32, &device)?;
 //! let mut step = device.capture_with(&[&x], |inputs| {
-//!     let loss = inputs[0].linear(&weight, None)?.square()?.mean(&[], false)?;
+//!     let loss = inputs[0].linear(&weight, None)?.square()?.mean((), false)?;
 //!     loss.backward()?;
 //!     let _no_grad = no_grad();
 //!     if let Some(grad) = weight.grad() {
@@ -719,7 +719,7 @@ mod tests {
         let x = Tensor::ones(&[128, 64], DType::F32, device)?;
         let mut step = device.capture(|| {
             let h = x.linear(&weights[0], None)?.gelu()?.mul(2.0)?.tanh()?;
-            let loss = h.linear(&weights[1], None)?.square()?.mean(&[], false)?;
+            let loss = h.linear(&weights[1], None)?.square()?.mean((), false)?;
             loss.backward()?;
             let _no_grad = autograd::no_grad();
             for weight in &weights {

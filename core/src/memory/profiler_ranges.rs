@@ -116,7 +116,7 @@ mod tests {
         let y = {
             let _net = scope::enter_module("fc1");
             let _tag = scope::enter_tag(Tag::Activation);
-            x.exp().unwrap().sum(&[], false).unwrap()
+            x.exp().unwrap().sum((), false).unwrap()
         };
         y.backward().unwrap();
         let last = scope::enter_module("last");

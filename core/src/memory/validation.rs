@@ -54,7 +54,7 @@ pub fn deserialize_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u6
 fn checked_end(name: &str, address: u64, size: u64) -> Result<u64, String> {
     check_bytes(&format!("the size of {name}"), size)?;
     let end = address.checked_add(size).filter(|end| *end <= MAX_CUMULATIVE);
-    end.ok_or_else(|| format!("{name} starts at {address:#x}, which is behind the last address"))
+    end.ok_or_else(|| format!("{name} starts at {address:#x}, which is after the last address"))
 }
 
 /// Adds to a sum of memory.

@@ -44,8 +44,8 @@ pub struct AttentionOptions<'a> {
     /// Mask that broadcasts to \[.., queries, keys\]: true in a bool mask admits a key, floats add to the
     /// scores.
     pub attn_mask: Option<&'a Tensor>,
-    /// Dropout probability of the weights, in steps of 2⁻¹⁶. The kept weights are scaled by 1 / (1 - p). As
-    /// in PyTorch, dropout always applies: pass 0 for inference.
+    /// Dropout probability p of the weights, rounded to a multiple of 2⁻¹⁶ that is 1 only for 1. The kept
+    /// weights are scaled by 1 / (1 - p). As in PyTorch, dropout always applies: pass 0 for inference.
     pub dropout_p: f64,
     /// If true, query i attends to keys up to i.
     pub is_causal: bool,
@@ -360,23 +360,21 @@ impl AttentionDropoutState {
     fn new(p: f64, words: bool, device: &Device) -> Result<Self> {
         let drawn = device.draw_random(1);
         let words = words.then(|| write_philox_state(drawn, device)).transpose()?;
-        let threshold = (p * 65_536.0).round().min(65_535.0) as u32;
-        Ok(Self {
-            philox_state: drawn,
-            philox_buffer: words,
-            threshold,
-            keep_scale: (1.0 / (1.0 - p)) as f32,
-        })
+        const OUTCOMES: f64 = 65_536.0;
+        let threshold = (p * OUTCOMES).round().min(OUTCOMES - 1.0);
+        // The inverse of the probability of 16 bits, not of 1 - p, so that the mean is exact for every p.
+        let keep_scale = (OUTCOMES / (OUTCOMES - threshold)) as f32;
+        Ok(Self { philox_state: drawn, philox_buffer: words, threshold: threshold as u32, keep_scale })
     }
 
-    /// Applies the kernels' dropout mask to weights \[.., queries, keys\] with drop probability `p`.
-    fn apply(&self, weights: &Tensor, p: f64) -> Result<Tensor> {
+    /// Applies the kernels' dropout mask to weights \[.., queries, keys\].
+    fn apply(&self, weights: &Tensor) -> Result<Tensor> {
         let (n, keys) = (weights.numel(), weights.shape()[weights.rank() - 1]);
         if n == 0 {
             return Ok(weights.clone());
         }
         let kept = Tensor::empty(weights.shape(), DType::F32, weights.device())?;
-        let &Self { philox_state: drawn, threshold, .. } = self;
+        let &Self { philox_state: drawn, threshold, keep_scale, .. } = self;
         let params = move |now: &ReplayCtx| {
             let (offset, seed) = drawn.offset_and_seed(now);
             kernel_params! { n, keys, threshold, kept: 1.0f32, offset, seed }
@@ -387,7 +385,7 @@ impl AttentionDropoutState {
             params,
             n.div_ceil(WORKGROUP_SIZE),
         )?;
-        weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(1.0 / (1.0 - p))
+        weights.mul(&kept.to_dtype(weights.dtype())?)?.mul(keep_scale)
     }
 }
 
@@ -583,10 +581,8 @@ impl AttentionRun {
             mask: four_strides(mask), scale: self.scale, kept, threshold,
         };
         let params = params.loop_iterations(self.loop_iterations(pass, whole));
-        let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
-        tensors.extend(mask);
         // Forward, the result precedes the log-sum-exp; backward, the results come last.
-        tensors.extend_from_slice(others);
+        let tensors = bindings![q, k, v, mask, others];
         let groups = tiles * heads * q.shape()[0];
         let Some(drawn) = self.dropout.as_ref().map(|drop| drop.philox_state) else {
             return launch::launch(&spec, &tensors, params, groups);
@@ -706,11 +702,11 @@ fn attention_composite(
     };
     let weights = match options.dropout_p {
         0.0 => weights,
-        1.0 => weights.mul(0.0)?,
+        1.0 => weights.dropout(1.0, true)?,
         p => match dropped {
-            Some(dropped) => dropped.apply(&weights, p)?,
+            Some(dropped) => dropped.apply(&weights)?,
             // Draw the same random values as the kernels.
-            None => AttentionDropoutState::new(p, false, q.device())?.apply(&weights, p)?,
+            None => AttentionDropoutState::new(p, false, q.device())?.apply(&weights)?,
         },
     };
     weights.matmul(v)

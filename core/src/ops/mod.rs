@@ -42,6 +42,8 @@ pub use index::scatter::ScatterReduce;
 #[doc(hidden)]
 pub use index::select::{cast_index_to_i32, ignore_index_to_i32};
 pub use kernel::custom::{CustomOp, CustomOpCall, SavedForBackward};
+#[doc(hidden)]
+pub use kernel::index_check::check_lengths;
 pub use kernel::index_check::{CheckIndicesGuard, check_indices, set_check_indices};
 pub use linalg::factorizations::LstsqResult;
 pub use linalg::linalg_composite::{MatrixNorm, multi_dot};

@@ -83,8 +83,15 @@ fn bernoulli_threshold(p: f64) -> (u32, bool) {
     if bound >= 4_294_967_296.0 { (u32::MAX, true) } else { (bound as u32, false) }
 }
 
+/// Returns the inverse of the probability that 32 random bits keep an element, so that a mean is exact for
+/// every `p`.
+fn dropout_keep_scale(p: f64) -> f64 {
+    const OUTCOMES: f64 = 4_294_967_296.0;
+    OUTCOMES / (OUTCOMES - f64::from(bernoulli_threshold(p).0))
+}
+
 #[track_caller]
-fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
+fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
     operation!("random");
     // Bounds of types that round.
     let bounds = match kind {
@@ -146,7 +153,7 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float.
     #[track_caller]
-    pub fn rand(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn rand(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
         Self::uniform(shape, 0.0, 1.0, dtype, device)
     }
 
@@ -155,7 +162,14 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float, `low` is above `high`, or the type has no value between the bounds.
     #[track_caller]
-    pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn uniform(
+        shape: impl IntoShape,
+        low: f64,
+        high: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let shape = &new_shape("rand", shape)?;
         check_float_dtype("rand", dtype)?;
         fail_if!(!(low <= high && low.is_finite() && high.is_finite());
             argument("rand"), "{low}..{high} is no range of numbers");
@@ -180,7 +194,7 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float.
     #[track_caller]
-    pub fn randn(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn randn(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
         Self::normal(shape, 0.0, 1.0, dtype, device)
     }
 
@@ -189,7 +203,13 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float, or `std` is negative.
     #[track_caller]
-    pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn normal(
+        shape: impl IntoShape,
+        mean: f64,
+        std: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         check_float_dtype("randn", dtype)?;
         fail_if!(std < 0.0 || std.is_nan();
             argument("randn"), "a standard deviation is 0 or more, not {std}");
@@ -220,7 +240,13 @@ impl Tensor {
     /// # Errors
     /// The range is empty, too wide, or exceeds the type's range, or the type has no value in the range.
     #[track_caller]
-    pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn randint(
+        low: i64,
+        high: i64,
+        shape: impl IntoShape,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
         fail_if!(low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err();
             argument("randint"), "{low}..{high} is no range of 32-bit integers");
@@ -265,7 +291,7 @@ impl Tensor {
     /// # Errors
     /// `p` is not a probability.
     #[track_caller]
-    pub fn bernoulli(shape: &[usize], p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn bernoulli(shape: impl IntoShape, p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         fail_if!(!(0.0..=1.0).contains(&p); argument("bernoulli"), "{p} is no probability");
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
@@ -325,7 +351,7 @@ impl Tensor {
         if !hard {
             return Ok(soft);
         }
-        let chosen = soft.detach().argmax(Some(dim), true)?;
+        let chosen = soft.detach().argmax(dim, true)?;
         let one = Tensor::ones(chosen.shape(), soft.dtype(), soft.device())?;
         let one_hot =
             Tensor::zeros(soft.shape(), soft.dtype(), soft.device())?.scatter(dim, &chosen, &one)?;
@@ -423,6 +449,7 @@ impl Tensor {
         }
         let ones = if by_channel { self.ones_per_channel(OP)? } else { self.detach().ones_like()? };
         let dropped = ones.dropout(p, true)?.eq(0.0)?;
+        let p = 1.0 - 1.0 / dropout_keep_scale(p);
         let scale = 1.0 / ((1.0 - p) * (1.0 + p * SELU_MIN * SELU_MIN)).sqrt();
         self.masked_fill(&dropped, SELU_MIN)?.mul(scale)?.add(-scale * p * SELU_MIN)
     }
@@ -469,8 +496,9 @@ fn apply_dropout(x: &Tensor, p: f64, drawn: PhiloxState) -> Result<Tensor> {
     let spec = kernel_spec! { "dropout", dtype: launch::shader_dtype_name(x.dtype(), x.device()) };
     let in_offset = x.layout().offset();
     let params = move |now: &ReplayCtx| {
-        let ((offset, seed), scale) = (drawn.offset_and_seed(now), (1.0 / (1.0 - p)) as f32);
-        kernel_params! { n, in_offset, scale, threshold: bernoulli_threshold(p).0, offset, seed }
+        let (offset, seed) = drawn.offset_and_seed(now);
+        let (scale, threshold) = (dropout_keep_scale(p) as f32, bernoulli_threshold(p).0);
+        kernel_params! { n, in_offset, scale, threshold, offset, seed }
     };
     launch::launch_dynamic(&spec, &[&x, &out], params, n.div_ceil(4 * WORKGROUP_SIZE))?;
     Ok(out)

@@ -12,8 +12,19 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 use forebay_core::autograd;
+
+/// Implements [`Module`] for layers that wrap one module, whose entries are the layer's.
+macro_rules! delegate_module {
+    ($($layer:ident)+) => {$(
+        impl $crate::nn::Module for $layer {
+            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, $crate::nn::ModuleEntry<'_>)) {
+                self.0.visit(path, f);
+            }
+        }
+    )+};
+}
 
 mod activation;
 mod adaptive_softmax;
@@ -455,4 +466,13 @@ impl_module_for_values!(
 
 impl<T: ?Sized> Module for PhantomData<T> {
     fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
+}
+
+/// Fails for a number of layers that no model has, before the first of them is made.
+pub(crate) fn check_layer_count(op: &'static str, layers: usize) -> Result<()> {
+    const MAX_LAYERS: usize = 1 << 16;
+    if layers <= MAX_LAYERS {
+        return Ok(());
+    }
+    Err(Error::argument(op, format!("a model has at most {MAX_LAYERS} layers, not {layers}")))
 }

@@ -162,6 +162,7 @@ impl RecurrentStack {
                 format!("{num_layers} layers of {hidden} features compute nothing"),
             ));
         }
+        super::check_layer_count(name, num_layers)?;
         if proj_size > 0 && (kind != RecurrentKind::Lstm || proj_size >= hidden) {
             let why = format!(
                 "proj_size is {proj_size}; it is for an Lstm, and below the {hidden} hidden features"
@@ -281,6 +282,7 @@ fn ended_mask(name: &'static str, lengths: &Tensor, steps: usize, batch: usize) 
         let rule = format!("lengths are integers, [{batch}]; got {} of them", lengths.dtype());
         return Err(Error::shape(name, rule, &[lengths.shape()]));
     }
+    forebay_core::ops::check_lengths(name, ("length", "the lengths"), lengths, 1..=steps)?;
     let lengths = forebay_core::ops::cast_index_to_i32(name, lengths, None)?;
     let steps = Tensor::arange(0.0, steps as f64, 1.0, DType::I32, lengths.device())?.unsqueeze(1)?;
     let ended = steps.ge(&lengths)?.unsqueeze(2)?;
@@ -299,15 +301,6 @@ impl Module for RecurrentStack {
     }
 }
 
-macro_rules! delegate_module {
-    ($($layer:ident)*) => {$(
-        impl Module for $layer {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {
-                self.0.visit(path, f);
-            }
-        }
-    )*};
-}
 delegate_module!(Rnn Lstm Gru RnnCell LstmCell GruCell);
 
 macro_rules! recurrent_layers {
@@ -406,7 +399,7 @@ macro_rules! single_state_forward {
             /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to
             /// the number of steps. Equals PyTorch's packed sequences, but without sorting. The last states
             /// are those at each sequence's end, where the second direction begins. Outputs after the end are
-            /// zero.
+            /// zero. [`check_indices`](forebay_core::ops::check_indices) checks the lengths.
             ///
             /// # Errors
             /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each
@@ -441,6 +434,7 @@ impl Lstm {
     /// Runs [`forward`](Self::forward) on sequences of the given `lengths`, \[batch\], each from 1 to the
     /// number of steps. Equals PyTorch's packed sequences, but without sorting. The last states are those at
     /// each sequence's end, where the second direction begins. Outputs after the end are zero.
+    /// [`check_indices`](forebay_core::ops::check_indices) checks the lengths.
     ///
     /// # Errors
     /// Same errors as [`forward`](Self::forward), or the lengths are not one integer for each sequence.

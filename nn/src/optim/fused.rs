@@ -299,13 +299,8 @@ fn padded_numel(shape: &[usize]) -> usize {
 }
 
 impl FusedOptimizer {
-    /// Creates an optimiser, with each parameter once. PyTorch warns about duplicates in the list.
+    /// Creates an optimiser. The first step checks the parameters.
     pub(super) fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let mut seen = FxHashSet::default();
-        let parameters: Vec<Tensor> = parameters
-            .into_iter()
-            .filter(|p| autograd::leaf_id(p).is_none_or(|leaf| seen.insert(leaf)))
-            .collect();
         Self {
             group_overrides: smallvec![(0, GroupOverrides::default())],
             lr,
@@ -405,10 +400,17 @@ impl FusedOptimizer {
             let why = "got an empty parameter list; pass `model.parameters()`";
             return Err(Error::argument(OP, why));
         }
+        let mut seen = FxHashSet::default();
         for (k, p) in self.parameters.iter().enumerate() {
             let refuse =
                 |why: &str| Err(Error::argument(OP, format!("parameter {k} of shape {:?} {why}", p.shape())));
-            if autograd::leaf_id(p).is_none() {
+            let leaf = autograd::leaf_id(p);
+            if leaf.is_some_and(|leaf| !seen.insert(leaf)) {
+                return refuse(
+                    "is in the list twice; pass each parameter once, as `model.parameters()` does",
+                );
+            }
+            if leaf.is_none() {
                 return refuse(if p.requires_grad() {
                     "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
                 } else {

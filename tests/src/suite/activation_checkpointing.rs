@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
@@ -20,6 +20,8 @@ use super::tests;
 
 tests![
     a_captured_tensor_that_changed_is_an_error,
+    a_captured_tensor_that_was_replaced_is_an_error,
+    replaced_values_that_are_made_anew_are_no_error,
     a_captured_weight_that_changed_under_autocast_is_an_error,
     captured_tensors_may_change_after_the_backward_pass,
     a_checkpoint_leaves_statistics_as_a_plain_pass_does,
@@ -91,6 +93,87 @@ fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
         w.fill_(5.0)?;
     }
     ensure!(y.sum_all()?.backward().is_err(), "the inner one read something else");
+    Ok(())
+}
+
+fn a_captured_tensor_that_was_replaced_is_an_error(device: &Device) -> Result<()> {
+    type Slot = Arc<Mutex<Option<Tensor>>>;
+    let made = |v: f64| Tensor::full(&[1], v, DType::F32, device);
+    let older = made(3.0)?;
+    type Replacement<'a> = (&'a str, &'a dyn Fn() -> CoreResult<Option<Tensor>>);
+    let ways: [Replacement<'_>; 4] = [
+        ("a new tensor", &|| made(3.0).map(Some)),
+        ("an older tensor", &|| Ok(Some(older.clone()))),
+        ("a leaf", &|| made(3.0)?.requires_grad_().map(Some)),
+        ("nothing", &|| Ok(None)),
+    ];
+    for (name, replacement) in ways {
+        for held in [false, true] {
+            for nested in [false, true] {
+                let (x, first) = (leaf(&[1.0], device)?, made(2.0)?);
+                let slot: Slot = Arc::new(Mutex::new(Some(first.clone())));
+                // Memory of the first tensor is freed with it, or still held.
+                let kept = held.then_some(first);
+                let captured = slot.clone();
+                let body = move |x: &[Tensor]| {
+                    let factor = captured.lock().map_err(|e| Error::argument("test", e.to_string()))?.clone();
+                    factor.map_or_else(|| Ok(x[0].clone()), |factor| x[0].mul(&factor))?.exp()
+                };
+                let body = Arc::new(body);
+                let y = match nested {
+                    false => checkpoint(&[&x], move |x| body(x)),
+                    true => checkpoint(&[&x], move |x| {
+                        let body = body.clone();
+                        checkpoint(&[&x[0]], move |x| body(x))?.mul(2.0)
+                    }),
+                }?;
+                *slot.lock().map_err(|e| anyhow::anyhow!("{e}"))? = replacement()?;
+                let error = y.sum_all()?.backward().err();
+                let error = error.with_context(|| format!("{name}, {held}, {nested}: no error"))?;
+                ensure!(error.to_string().contains("captures a tensor"), "{name}: {error}");
+                ensure!(x.grad().is_none(), "{name}: a gradient came all the same");
+                drop(kept);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn replaced_values_that_are_made_anew_are_no_error(device: &Device) -> Result<()> {
+    // The body keeps a tensor of its first run, and an input is freed by the program.
+    let cache: Arc<Mutex<Option<Tensor>>> = Arc::default();
+    let captured = cache.clone();
+    let w = leaf(&[2.0, 3.0], device)?;
+    let x = leaf(&[1.0, 2.0], device)?.mul(1.0)?;
+    let own = w.clone();
+    let y = checkpoint(&[&x], move |x| {
+        let mut slot = captured.lock().map_err(|e| Error::argument("test", e.to_string()))?;
+        let mask = match &*slot {
+            Some(mask) => mask.clone(),
+            None => slot.insert(Tensor::full(&[2], 0.5, DType::F32, x[0].device())?).clone(),
+        };
+        x[0].mul(&own)?.mul(&mask)
+    })?;
+    drop(x);
+    y.sum_all()?.backward()?;
+    ensure_values(&w.grad().context("no gradient")?, &[0.5, 1.0])?;
+    // 16-bit copies that an optimiser wrote are read in place of their parameters, and may be freed.
+    let layer = Arc::new(Linear::new(4, 4, device)?);
+    let mut opt = AdamW::new(layer.parameters(), 0.1);
+    let x = Tensor::ones(&[2, 4], DType::F32, device)?.requires_grad_()?;
+    let pass = |dtype: DType| -> Result<Tensor> {
+        let (_autocast, layer) = (autocast(dtype)?, layer.clone());
+        Ok(checkpoint(&[&x], move |x| layer.forward(&x[0]))?)
+    };
+    for _ in 0..3 {
+        pass(DType::BF16)?.sum_all()?.backward()?;
+        opt.step()?;
+        let y = pass(DType::BF16)?;
+        // Another type takes the place of the copy.
+        pass(DType::F16)?;
+        y.sum_all()?.backward()?;
+        opt.step()?;
+    }
     Ok(())
 }
 
@@ -252,7 +335,7 @@ fn passes_before_a_backward_pass_keep_their_own_singular_vectors(device: &Device
 
 fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
-    let (seen, sum) = (Tensor::zeros(&[], DType::F32, device)?, Tensor::zeros(&[2], DType::F32, device)?);
+    let (seen, sum) = (Tensor::zeros((), DType::F32, device)?, Tensor::zeros(&[2], DType::F32, device)?);
     let (counts, sums) = (seen.clone(), sum.clone());
     let ran = Arc::new(AtomicUsize::new(0));
     let runs = ran.clone();

@@ -510,7 +510,7 @@ fn steps(
         seen.push(loss.detach());
         match skips {
             true => {
-                optimizer.step_unless(&Tensor::full(&[], f64::from(k % 3 == 0), DType::F32, device)?)?;
+                optimizer.step_unless(&Tensor::full((), f64::from(k % 3 == 0), DType::F32, device)?)?;
             }
             false => optimizer.step()?,
         }

@@ -24,6 +24,7 @@ tests![
     nothing_of_the_size_of_the_matrix_is_kept,
     dropped_weights_come_again,
     dropped_weights_have_their_gradient,
+    the_mean_is_kept_by_every_probability,
     replays_drop_what_eager_steps_drop,
     a_mask_may_have_a_gradient,
     what_attention_refuses,
@@ -103,6 +104,8 @@ fn next_dropout_mask([batch, heads, queries, keys]: [usize; 4], p: f64, device: 
     let options = AttentionOptions { dropout_p: p, ..AttentionOptions::default() };
     let weights = zeros(queries)?.scaled_dot_product_attention(&zeros(keys)?, &units, &options)?;
     device.set_random_state(state);
+    // Probabilities are multiples of 2^-16.
+    let p = (p * 65536.0).round() / 65536.0;
     Ok(weights.gt(0.0)?.to_dtype(DType::F32)?.mul(1.0 / (1.0 - p))?)
 }
 
@@ -505,6 +508,43 @@ fn dropped_weights_have_their_gradient(device: &Device) -> Result<()> {
     let g = normal(&shape(queries), DType::F32, device)?;
     let expected = outcome(&wides, &expected, &g)?;
     same_outcome(&outcome(&inputs, &result, &g)?, &expected, 2e-5)
+}
+
+fn the_mean_is_kept_by_every_probability(device: &Device) -> Result<()> {
+    // Uniform attention over ones, so that a result is a mean of the dropout factors.
+    let (queries, keys) = (256, 4096);
+    let mean = |p: f64, dtype: DType| -> Result<(f64, f64)> {
+        let options = AttentionOptions { dropout_p: p, ..AttentionOptions::default() };
+        let zeros = |rows: usize| Tensor::zeros(&[1, 1, rows, 8], dtype, device);
+        let ones = Tensor::ones(&[1, 1, keys, 8], dtype, device)?;
+        let out = zeros(queries)?.scaled_dot_product_attention(&zeros(keys)?, &ones, &options)?;
+        let out = out.to_dtype(DType::F32)?.select(3, 0)?;
+        Ok((out.mean_all()?.item()?, out.amax((), false)?.item()?))
+    };
+    let draws = (queries * keys) as f64;
+    for dtype in [DType::F32, DType::F64] {
+        if !device.supports_dtype(dtype) {
+            continue;
+        }
+        device.manual_seed(9);
+        // 16 bits round the last of these probabilities below 1.
+        for p in [1e-6, 0.1, 0.999, 0.9999, 0.99999] {
+            let kept = 1.0 - ((p * 65536.0_f64).round() / 65536.0).min(1.0 - 1.0 / 65536.0);
+            let deviation = ((1.0 - kept) / kept / draws).sqrt();
+            let (got, _) = mean(p, dtype)?;
+            ensure!((got - 1.0).abs() < 5.0 * deviation + 1e-5, "{p}: {got}, deviation {deviation}");
+        }
+        let (got, most) = mean(1.0 - 1e-9, dtype)?;
+        ensure!(got < 3.0 && most < 100.0, "{got}, {most}");
+        ensure!(mean(1.0, dtype)? == (0.0, 0.0));
+    }
+    // As of `dropout`, nothing that is dropped is a factor.
+    let infinite = Tensor::full(&[1, 1, 2, 8], f64::INFINITY, DType::F32, device)?;
+    let options = AttentionOptions { dropout_p: 1.0, ..AttentionOptions::default() };
+    let one = Tensor::ones(&[1, 1, 2, 8], DType::F32, device)?;
+    let out = infinite.scaled_dot_product_attention(&infinite, &one, &options)?;
+    ensure!(out.to_f64s()?.iter().all(|&v| v == 0.0));
+    Ok(())
 }
 
 fn replays_drop_what_eager_steps_drop(device: &Device) -> Result<()> {

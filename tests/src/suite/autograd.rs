@@ -202,7 +202,7 @@ fn one_leaf_in_several_places_gets_the_gradients_of_all(device: &Device) -> Resu
             checkpoint(&inputs.iter().collect::<Vec<_>>(), again)?.backward()?;
         }
         check("inputs of checkpoints", 2.0, &|k| x[k].grad())?;
-        let (captured, one) = (all(&x), Tensor::ones(&[], DType::F32, device)?);
+        let (captured, one) = (all(&x), Tensor::ones((), DType::F32, device)?);
         checkpoint(&[&one], move |_| again(&captured))?.backward()?;
         check("captured by a checkpoint", 3.0, &|k| x[k].grad())?;
         let captured = all(&x);
@@ -465,7 +465,7 @@ fn what_a_checkpoint_captures_is_walked_with_all_else(device: &Device) -> Result
     // A leaf with a hook that is reachable only through the captured tensor.
     let x = leaf()?;
     x.register_hook(|g| g.mul(2.0).map(Some))?;
-    let (h, one) = (x.exp()?, Tensor::ones(&[], DType::F32, device)?);
+    let (h, one) = (x.exp()?, Tensor::ones((), DType::F32, device)?);
     checkpoint(&[&one], move |one| h.mul(&one[0])?.mul(&h)?.sum_all())?.backward()?;
     let expected: Vec<f64> = values.iter().map(|&v| 4.0 * (2.0 * f64::from(v)).exp()).collect();
     ensure_close(&x.grad().context("no gradient")?.to_f64s()?, &expected, 1e-5, 1e-5)?;

@@ -290,7 +290,7 @@ fn dropout_in_a_checkpoint_comes_again(device: &Device) -> Result<()> {
         let mut once = || {
             let v = w.clone();
             let h = checkpoint(&[&x], move |t| t[0].matmul(&v)?.tanh()?.dropout(0.5, true))?;
-            let loss = h.matmul(&w)?.dropout(0.5, true)?.square()?.mean(&[], false)?;
+            let loss = h.matmul(&w)?.dropout(0.5, true)?.square()?.mean((), false)?;
             loss.backward()?;
             optimizer.step()?;
             optimizer.zero_grad();
@@ -376,7 +376,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
             Ok(_) => anyhow::bail!("{what} was captured"),
         }
     };
-    refused("read", &mut || x.mul(x.add(1.0)?.sum(&[], false)?.item()?))?;
+    refused("read", &mut || x.mul(x.add(1.0)?.sum((), false)?.item()?))?;
     refused("upload", &mut || x.mul(&Tensor::from_slice(&[2_f32], &[1], device)?))?;
     refused("set_random_state", &mut || {
         device.manual_seed(1);
@@ -449,7 +449,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
         if tries == 1 { x.add(1.0) } else { x.reshape([3, 3]) }
     });
     ensure!(matches!(failed, Err(Error::Shape { .. })), "{failed:?}");
-    ensure!(x.sum(&[], false)?.item()? == 16.0 && inner.replay()?.to_vec::<f32>()? == [2.0; 16]);
+    ensure!(x.sum((), false)?.item()? == 16.0 && inner.replay()?.to_vec::<f32>()? == [2.0; 16]);
     Ok(())
 }
 
@@ -460,7 +460,7 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
     // At most two results are live at a time, and one result is unused.
     let chain = || {
         let _for_nobody = kib.cumsum(0)?;
-        kib.softmax(0)?.cumsum(0)?.softmax(0)?.sum(&[], false)
+        kib.softmax(0)?.cumsum(0)?.softmax(0)?.sum((), false)
     };
     let mut step = device.capture(chain)?;
     let stats = step.stats();

@@ -84,7 +84,7 @@ fn eigenvectors_of_every_extent(device: &Device) -> Result<()> {
             // The other triangle is not read.
             let lower = x
                 .tril(0)?
-                .add(&Tensor::full(&[], f64::NAN, dtype, device)?.broadcast_to(x.shape())?.triu(1)?)?;
+                .add(&Tensor::full((), f64::NAN, dtype, device)?.broadcast_to(x.shape())?.triu(1)?)?;
             ensure_near(&name, &lower.eigvalsh(false)?, &values, 0.0)?;
             ensure_near(&name, &x.triu(0)?.eigvalsh(true)?, &values, within)?;
         }
@@ -201,9 +201,9 @@ const FUNCTIONS: &[(&str, SpecialFn)] = &[
     ("erfcx", Tensor::erfcx),
     ("log_ndtr", Tensor::log_ndtr),
     ("ndtri", Tensor::ndtri),
-    ("zeta of 2.5", |q| Tensor::full(&[], 2.5, q.dtype(), q.device())?.zeta(q)),
-    ("zeta of 1.0625", |q| Tensor::full(&[], 1.0625, q.dtype(), q.device())?.zeta(q)),
-    ("zeta of 30", |q| Tensor::full(&[], 30.0, q.dtype(), q.device())?.zeta(q)),
+    ("zeta of 2.5", |q| Tensor::full((), 2.5, q.dtype(), q.device())?.zeta(q)),
+    ("zeta of 1.0625", |q| Tensor::full((), 1.0625, q.dtype(), q.device())?.zeta(q)),
+    ("zeta of 30", |q| Tensor::full((), 30.0, q.dtype(), q.device())?.zeta(q)),
 ];
 
 fn special_functions_are_right_far_out(device: &Device) -> Result<()> {

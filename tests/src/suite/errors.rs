@@ -55,7 +55,7 @@ fn operations_without_a_gradient(device: &Device) -> Result<()> {
          is wanted",
     )?;
     // Results of type bool and integer have no gradients: as in PyTorch, they have no history.
-    for result in [x.gt(0.5)?, x.isnan()?, x.argmax(None, false)?, x.argsort(0, false)?, x.nonzero()?] {
+    for result in [x.gt(0.5)?, x.isnan()?, x.argmax((), false)?, x.argsort(0, false)?, x.nonzero()?] {
         ensure!(!result.requires_grad(), "{result:?} has a history");
     }
     // Both ways that the error suggests work.
@@ -336,7 +336,7 @@ fn backward_that_cannot_run(device: &Device) -> Result<()> {
     y.backward_with(&y.ones_like()?)?;
     ensure_message(
         y.backward_with(&y.ones_like()?),
-        "backward: `exp` was already walked, and what it saved is freed; every pass but the last one uses `backward_retain` or \
+        "backward: `exp` has already run backward, and its saved tensors are freed; every pass but the last one uses `backward_retain` or \
          `retain_graph`, and the last one comes after the others",
     )
 }

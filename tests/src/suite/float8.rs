@@ -185,7 +185,7 @@ fn close(got: &Tensor, expected: &[(f64, f64)]) -> Result<()> {
 
 fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
     use DType::{BF16, F8E4M3, F8E5M2, F16, F32};
-    let number = |v: f64| Tensor::full(&[], v, F32, device);
+    let number = |v: f64| Tensor::full((), v, F32, device);
     let (one, two) = (number(0.25)?, Tensor::full(&[1, 1], 3.0, F32, device)?);
     // Multiples of 16, which the vendor's library supports, and other sizes; each pair of types.
     let sizes = [[32, 64, 48], [5, 32, 16], [7, 9, 3], [1, 1, 1]];
@@ -243,7 +243,7 @@ fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
 fn products_are_captured(device: &Device) -> Result<()> {
     let x = Tensor::uniform(&[32, 64], -1.0, 1.0, DType::F32, device)?;
     let weight = matrix([16, 64], DType::F8E4M3, device)?;
-    let scale = Tensor::full(&[], 0.5, DType::F32, device)?;
+    let scale = Tensor::full((), 0.5, DType::F32, device)?;
     let bias = Tensor::uniform(&[16], -1.0, 1.0, DType::BF16, device)?;
     let step = || -> forebay::error::Result<Tensor> {
         let low = x.div(&scale)?.to_dtype(DType::F8E4M3)?;
@@ -273,7 +273,7 @@ fn other_operations_refuse_them(device: &Device) -> Result<()> {
             ("exp", x.exp()),
             ("matmul", x.matmul(&x)),
             ("matmul", wide.matmul(&x)),
-            ("sum", x.sum(&[], false)),
+            ("sum", x.sum((), false)),
             ("max", x.amax(&[0], false)),
             ("softmax", x.softmax(-1)),
             ("sort", x.sort(0, false).map(|(sorted, _)| sorted)),
@@ -302,7 +302,7 @@ fn other_operations_refuse_them(device: &Device) -> Result<()> {
 fn wrong_operands_are_named(device: &Device) -> Result<()> {
     let x = matrix([4, 16], DType::F8E4M3, device)?;
     let b = matrix([16, 8], DType::F8E5M2, device)?;
-    let one = Tensor::ones(&[], DType::F32, device)?;
+    let one = Tensor::ones((), DType::F32, device)?;
     let row = |n: usize| Tensor::ones(&[n, 1], DType::F32, device);
     let wide = x.to_dtype(DType::F32)?;
     let cases = [
@@ -370,7 +370,7 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
         let dtype = if t.dtype() == DType::F32 { DType::F32 } else { DType::U32 };
         Ok(Tensor::from_bytes(&bytes, &[bytes.len() / 4], dtype, t.device())?)
     };
-    let largest = words(&x.norm(f64::INFINITY, &[], false)?)?;
+    let largest = words(&x.norm(f64::INFINITY, (), false)?)?;
     let groups = if turns { rows.div_ceil(64) * columns.div_ceil(64) } else { n.div_ceil(4096) };
     let x = words(x)?;
     let mut call =

@@ -71,7 +71,7 @@ fn the_scale_follows_pytorchs_rule(device: &Device) -> Result<()> {
     let mut optimizer = Sgd::new(parameters.clone(), 0.1);
     let mut scaler = GradScaler::new();
     ensure!(scaler.get_scale()? == 65536.0, "it begins at {}", scaler.get_scale()?);
-    let loss = Tensor::ones(&[], DType::F32, device)?;
+    let loss = Tensor::ones((), DType::F32, device)?;
     ensure!(scaler.scale(&loss)?.item()? == 65536.0);
     scaler = GradScaler::new().growth_interval(3).growth_factor(4.0).backoff_factor(0.25);
     let (mut scale, mut tracker) = (65536.0, 0);

@@ -222,7 +222,7 @@ fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
             ensure_close("scaled", &a.svdvals()?, &exact, within * scale)?;
         }
         let norm = with_values(&[3.0, 2.0, 0.5], 3, 4, dtype, device)?.reshape([1, 3, 4])?;
-        let kept = norm.nuclear_norm(&[], true)?;
+        let kept = norm.nuclear_norm((), true)?;
         ensure!(kept.shape() == [1, 1, 1], "{:?}", kept.shape());
         ensure_close("nuclear norm", &kept, &[5.5], within * 10.0)?;
         ensure_close(
@@ -260,7 +260,7 @@ fn what_svdvals_refuses(device: &Device) -> Result<()> {
     let error = x.svdvals().err().context("bf16")?.to_string();
     ensure!(error.contains("svdvals: does not take bf16"), "{error}");
     let x = Tensor::ones(&[3], DType::F32, device)?;
-    ensure!(x.svdvals().is_err() && x.nuclear_norm(&[], false).is_err());
+    ensure!(x.svdvals().is_err() && x.nuclear_norm((), false).is_err());
     let x = Tensor::ones(&[3, 3], DType::F32, device)?;
     let error = x.nuclear_norm(&[0, -2], false).err().context("the same twice")?.to_string();
     ensure!(error.contains("two different dimensions"), "{error}");

@@ -144,8 +144,8 @@ fn special_numbers_in_long_rows_are_those_of_short_ones(device: &Device) -> Resu
         ensure_values(&value, &[-inf, nan, inf, 2.0, 2.0])?;
         let places = [0, n / 2, n - 1, n / 3, 3].map(|at| at as f64);
         ensure_values(&place, &places)?;
-        ensure_values(&x.argmax(Some(1), false)?, &places)?;
-        ensure_values(&x.argmin(Some(1), false)?, &[0.0, (n / 2) as f64, 0.0, 0.0, 0.0])?;
+        ensure_values(&x.argmax(1, false)?, &places)?;
+        ensure_values(&x.argmin(1, false)?, &[0.0, (n / 2) as f64, 0.0, 0.0, 0.0])?;
         let sums = x.logsumexp(&[1], false)?.to_f64s()?;
         ensure!(sums[0] == -inf && sums[1].is_nan() && sums[2] == inf, "{sums:?}");
     }
@@ -274,15 +274,15 @@ fn reductions_of_long_rows_and_columns(device: &Device) -> Result<()> {
             &x.gt(0.0)?.any(&[dim], false)?.to_dtype(DType::F32)?.sum_all()?,
             &[if transposed { 1.0 } else { kept as f64 }],
         )?;
-        ensure_values(&x.gt(0.0)?.count_nonzero(&[])?, &[(n / 4) as f64])?;
+        ensure_values(&x.gt(0.0)?.count_nonzero(())?, &[(n / 4) as f64])?;
     }
     // Column sums of a row-major matrix.
     let x = Tensor::ones(&[3, 100_000, 40], DType::F32, device)?;
     ensure_values(&x.sum(&[1], false)?, &[100_000.0; 120])?;
     ensure_values(&x.narrow(2, 0, 3)?.sum(&[0, 1], false)?, &[300_000.0; 3])?;
-    ensure_close(&x.norm(2.0, &[], false)?.to_f64s()?, &[12_000_000.0f64.sqrt()], 1e-5, 0.0)?;
+    ensure_close(&x.norm(2.0, (), false)?.to_f64s()?, &[12_000_000.0f64.sqrt()], 1e-5, 0.0)?;
     x.narrow(1, 99_999, 1)?.fill_(2.0)?;
-    ensure_values(&x.argmax(Some(1), false)?, &[99_999.0; 120])?;
+    ensure_values(&x.argmax(1, false)?, &[99_999.0; 120])?;
     ensure_values(&x.amax(&[0, 1], false)?, &[2.0; 40])
 }
 

@@ -4,7 +4,11 @@ use anyhow::{Result, ensure};
 use forebay::device::Device;
 use forebay::dtype::DType;
 use forebay::error::Result as ForebayResult;
-use forebay::ops::{self, CrossEntropyOptions, EmbeddingBagMode, EmbeddingBagOptions, PadMode, Reduction};
+use forebay::nn::{RecurrentOptions, Rnn};
+use forebay::ops::{
+    self, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions, Operand, PadMode,
+    Reduction,
+};
 use forebay::tensor::Tensor;
 
 use super::host_reference::{SplitMix64, ensure_values};
@@ -14,10 +18,16 @@ tests![
     an_index_outside_names_nothing,
     an_index_outside_is_no_class,
     an_index_outside_is_found_where_that_is_asked_for,
+    lengths_outside_are_found_where_that_is_asked_for,
+    a_class_outside_has_no_margin,
+    lengths_and_labels_outside_have_no_likelihood,
     numbers_outside_a_type_compare_as_they_are,
     numbers_outside_a_type_are_not_written,
     floats_outside_a_type_are_not_written,
     bits_that_are_shifted_by_any_number,
+    integers_are_divided_in_their_whole_range,
+    integers_beyond_a_type_divide_nothing,
+    integer_powers_and_sums_at_the_limits,
     diagonals_beyond_the_corners,
     counts_beyond_32_bits_are_errors,
     views_beyond_all_measure_are_errors,
@@ -110,6 +120,10 @@ fn an_index_outside_is_no_class(device: &Device) -> Result<()> {
             ensure!(got.iter().zip(&losses).all(same), "{ignored}: {got:?}, expected {losses:?}");
         }
     }
+    let Err(error) = Tensor::from_slice(&[3, i64::MIN], &[2], device)?.bincount(None, 0) else {
+        anyhow::bail!("a negative number is counted")
+    };
+    ensure!(error.to_string().contains("got -9223372036854775808"), "{error}");
     ensure!(
         target.bincount(None, 0).is_err()
             && Tensor::from_slice(&[1i64 << 32], &[1], device)?.bincount(None, 0).is_err()
@@ -140,6 +154,13 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
         ("cross_entropy", &|at| logits.cross_entropy(at)),
         ("nll_loss", &|at| logits.nll_loss(at, None, -100, Reduction::Mean)),
         ("one_hot", &|at| at.one_hot(3)),
+        ("multi_margin_loss", &|at| logits.multi_margin_loss(at, 1, 1.0, None, Reduction::Mean)),
+        ("multilabel_margin_loss", &|at| {
+            line.multilabel_margin_loss(&at.pad(&[0, 1], PadMode::Constant(-1.0))?, Reduction::Mean)
+        }),
+        ("searchsorted", &|at| {
+            line.searchsorted(&one, false, false, Some(&at.pad(&[1, 0], PadMode::Constant(1.0))?))
+        }),
     ];
     for (name, call) in calls {
         call(&wrong)?;
@@ -148,11 +169,173 @@ fn an_index_outside_is_found_where_that_is_asked_for(device: &Device) -> Result<
         let Err(error) = call(&wrong) else { anyhow::bail!("{name} takes an index of 2^32") };
         drop(guard);
         let text = error.to_string();
-        let told = ["index 4294967296", "number 1 ", "..3", "numeric_ranges.rs:"]
-            .iter()
-            .all(|part| text.contains(part));
+        let place = if *name == "searchsorted" { "number 2 " } else { "number 1 " };
+        let told =
+            ["index 4294967296", place, "..3", "numeric_ranges.rs:"].iter().all(|part| text.contains(part));
         ensure!(told, "{name}: {text}");
         call(&wrong)?;
+    }
+    Ok(())
+}
+
+fn lengths_outside_are_found_where_that_is_asked_for(device: &Device) -> Result<()> {
+    let table = Tensor::ones(&[3, 2], DType::F32, device)?;
+    let ints = |values: [i64; 2]| Tensor::from_slice(&values, &[2], device);
+    let log = Tensor::zeros(&[4, 2, 3], DType::F32, device)?.log_softmax(-1)?;
+    let labels = Tensor::from_slice(&[1i64, 2, 2, 7], &[2, 2], device)?;
+    let (steps, counts) = (ints([4, 0])?, ints([2, 1])?);
+    let rnn = Rnn::new(3, 2, RecurrentOptions::default(), device)?;
+    let x = Tensor::zeros(&[4, 2, 3], DType::F32, device)?;
+    type Call<'a> = (&'a str, [i64; 2], [i64; 2], &'a str, &'a dyn Fn(&Tensor) -> ForebayResult<Tensor>);
+    let calls: &[Call<'_>] = &[
+        ("ctc_loss", [4, 0], [4, 5], "length 5, number 1 of `input_lengths`, is outside 0..=4", &|n| {
+            log.ctc_loss(&CtcLossOptions::new(&labels, n, &counts))
+        }),
+        ("ctc_loss", [2, 1], [-1, 1], "length -1, number 0 of `target_lengths`, is outside 0..=2", &|n| {
+            log.ctc_loss(&CtcLossOptions::new(&labels, &steps, n))
+        }),
+        ("ctc_loss", [0, 1], [1, 2], "label 7, number 3 of `targets`, is outside 0..3", &|n| {
+            log.ctc_loss(&CtcLossOptions::new(&labels, &steps, n))
+        }),
+        (
+            "embedding_bag",
+            [0, 2],
+            [0, 1 << 32],
+            "offset 4294967296, number 1 of `offsets`, is outside 0..=2",
+            &|n| {
+                let options = EmbeddingBagOptions { offsets: Some(n), ..EmbeddingBagOptions::default() };
+                table.embedding_bag(&ints([0, 1])?, &options)
+            },
+        ),
+        ("repeat_interleave_by", [1, 1], [1, 3], "repeat 3, number 1 of `repeats`, is outside 0..=2", &|n| {
+            table.narrow(0, 0, 2)?.repeat_interleave_by(n, 0, Some(2))
+        }),
+        (
+            "repeat_interleave_by",
+            [2, 0],
+            [1, 2],
+            "sum 3, number 0 of the running sums, is outside 2..=2",
+            &|n| table.narrow(0, 0, 2)?.repeat_interleave_by(n, 0, Some(2)),
+        ),
+        ("Rnn", [1, 4], [9, -1], "length 9, number 0 of the lengths, is outside 1..=4", &|n| {
+            Ok(rnn.forward_lengths(&x, n, None)?.0)
+        }),
+    ];
+    for (name, right, wrong, text, call) in calls {
+        let (right, wrong) = (ints(*right)?, ints(*wrong)?);
+        call(&wrong)?;
+        let guard = ops::check_indices();
+        call(&right)?;
+        let Err(error) = call(&wrong) else { anyhow::bail!("{name} takes what is outside") };
+        drop(guard);
+        let error = error.to_string();
+        ensure!(error.contains(text) && error.contains("numeric_ranges.rs:"), "{name}: {error}");
+    }
+    Ok(())
+}
+
+fn a_class_outside_has_no_margin(device: &Device) -> Result<()> {
+    let scores = || -> ForebayResult<Tensor> {
+        Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0, 5.0, 6.0], &[2, 3], device)?.requires_grad_()
+    };
+    for outside in [1i64 << 32, 3, -1, i64::MIN, i64::MAX, (1 << 32) + 1] {
+        let x = scores()?;
+        let target = Tensor::from_slice(&[outside, 1], &[2], device)?;
+        for (p, second) in [(1, 2.0 / 3.0), (2, 4.0 / 3.0)] {
+            let weight = Tensor::ones(&[3], DType::F32, device)?;
+            for weight in [None, Some(&weight)] {
+                let losses = x.multi_margin_loss(&target, p, 1.0, weight, Reduction::None)?;
+                let got = losses.to_f64s()?;
+                ensure!(got[0].is_nan() && (got[1] - second).abs() < 1e-6, "{outside}: {got:?}");
+            }
+        }
+        x.multi_margin_loss(&target, 1, 1.0, None, Reduction::Sum)?.backward()?;
+        let grad = x.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?.to_f64s()?;
+        ensure!(grad[..3] == [0.0; 3] && grad.iter().all(|g| g.is_finite()), "{outside}: {grad:?}");
+    }
+    // Negative entries end the list; what follows is not read.
+    for (list, missing) in [
+        ([1i64 << 32, -1, 0], true),
+        ([0, (1 << 32) - 1, 0], true),
+        ([0, 3, -1], true),
+        ([0, i64::MAX, -1], true),
+        ([0, -1, 7], false),
+        ([0, i64::MIN, 1 << 32], false),
+    ] {
+        let x = scores()?;
+        let target = Tensor::from_slice(&[list, [0, -1, -1]].concat(), &[2, 3], device)?;
+        let guard = ops::check_indices();
+        ensure!(x.multilabel_margin_loss(&target, Reduction::None).is_err() == missing, "{list:?}");
+        drop(guard);
+        let losses = x.multilabel_margin_loss(&target, Reduction::None)?;
+        let got = losses.to_f64s()?;
+        ensure!(got[0].is_nan() == missing && (got[1] - 5.0 / 3.0).abs() < 1e-6, "{list:?}: {got:?}");
+        losses.sum_all()?.backward()?;
+        let grad = x.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?.to_f64s()?;
+        ensure!(
+            grad.iter().all(|g| g.is_finite()) && (grad[..3] == [0.0; 3]) == missing,
+            "{list:?}: {grad:?}"
+        );
+    }
+    Ok(())
+}
+
+fn lengths_and_labels_outside_have_no_likelihood(device: &Device) -> Result<()> {
+    let scores =
+        Tensor::from_slice(&(0..24).map(|i| (i % 7) as f32).collect::<Vec<_>>(), &[4, 2, 3], device)?;
+    type Arguments = ([i64; 2], i64, i64);
+    let run = |(labels, steps, count): Arguments,
+               reduction: Reduction,
+               zero_infinity: bool|
+     -> Result<(Vec<f64>, Vec<f64>)> {
+        let x = scores.copy()?.requires_grad_()?;
+        let targets = Tensor::from_slice(&[[1, 2], labels].concat(), &[2, 2], device)?;
+        let steps = Tensor::from_slice(&[4, steps], &[2], device)?;
+        let counts = Tensor::from_slice(&[2, count], &[2], device)?;
+        let options =
+            CtcLossOptions { reduction, zero_infinity, ..CtcLossOptions::new(&targets, &steps, &counts) };
+        let losses = x.log_softmax(-1)?.ctc_loss(&options)?;
+        losses.sum_all()?.backward()?;
+        let grad = x.grad().ok_or_else(|| anyhow::anyhow!("no gradient"))?;
+        Ok((losses.to_f64s()?, grad.to_f64s()?))
+    };
+    // What the padding holds is not read.
+    let (right, gradient) = run(([1, 7], 4, 1), Reduction::None, false)?;
+    ensure!(right.iter().chain(&gradient).all(|v| v.is_finite()));
+    ensure!(right == run(([1, 0], 4, 1), Reduction::None, false)?.0);
+    const FAR: i64 = 1 << 32;
+    let wrong: [Arguments; 14] = [
+        ([1, 2], 5, 2),
+        ([1, 2], FAR, 2),
+        ([1, 2], -1, 2),
+        ([1, 2], i64::MIN, 2),
+        ([1, 2], FAR + 4, 2),
+        ([1, 2], 4, 3),
+        ([1, 2], 4, -2),
+        ([1, 2], 4, FAR),
+        ([1, 2], 4, i64::MAX),
+        ([1, 2], -1, 0),
+        ([1, 7], 4, 2),
+        ([FAR + 2, 1], 4, 1),
+        ([-1, 1], 4, 2),
+        ([1, 3], 4, 2),
+    ];
+    for arguments in wrong {
+        for zero_infinity in [false, true] {
+            let (losses, grad) = run(arguments, Reduction::None, zero_infinity)?;
+            ensure!(losses[1].is_nan() && losses[0] == right[0], "{arguments:?}: {losses:?}");
+            for (i, (&got, &expected)) in grad.iter().zip(&gradient).enumerate() {
+                // Steps hold three classes of either example in turn.
+                let expected = if i / 3 % 2 == 1 { 0.0 } else { expected };
+                ensure!(
+                    (got - expected).abs() < 1e-6,
+                    "{arguments:?}: gradient {i} is {got}, expected {expected}"
+                );
+            }
+            for reduction in [Reduction::Mean, Reduction::Sum] {
+                ensure!(run(arguments, reduction, zero_infinity)?.0[0].is_nan());
+            }
+        }
     }
     Ok(())
 }
@@ -218,6 +401,15 @@ fn numbers_outside_a_type_are_not_written(device: &Device) -> Result<()> {
         );
     }
     ensure_values(&Tensor::full(&[2], 2.9, DType::U8, device)?, &[2.0, 2.0])?;
+    let wide = Tensor::zeros(&[2], DType::I32, device)?;
+    for (x, n) in [(&x, 300i64), (&x, -1), (&wide, 1 << 40), (&wide, i64::MIN)] {
+        let Err(error) = x.where_(&all, n) else { anyhow::bail!("{n} is chosen") };
+        ensure!(
+            error.to_string().starts_with("where: ") && error.to_string().contains("to_dtype"),
+            "{error}"
+        );
+    }
+    ensure!(x.where_(&all, 255)?.dtype() == DType::U8 && x.where_(&all, 0.5)?.dtype() == DType::F32);
     ensure!(x.full_like(256.0).is_err() && x.fill_(256).is_err() && x.masked_fill(&all, -1).is_err());
     ensure!(Tensor::arange(0.0, 257.0, 1.0, DType::U8, device).is_err());
     let at = Tensor::from_slice(&[0i64], &[1], device)?;
@@ -298,6 +490,158 @@ fn bits_that_are_shifted_by_any_number(device: &Device) -> Result<()> {
         ensure_values(&x.bitwise_left_shift(n)?, &[0.0; 2])?;
         ensure_values(&x.bitwise_right_shift(n)?, &[0.0; 2])?;
     }
+    Ok(())
+}
+
+/// Divides all pairs of edge values of an integer type, with tensors, scalars and in place.
+macro_rules! ensure_divisions {
+    ($t:ty, $device:expr, $edges:expr) => {{
+        let edges: Vec<$t> = $edges;
+        let n = edges.len();
+        let (rows, columns): (Vec<$t>, Vec<$t>) =
+            (edges.iter().flat_map(|&a| vec![a; n]).collect(), edges.repeat(n));
+        let (x, y) =
+            (Tensor::from_slice(&rows, &[n * n], $device)?, Tensor::from_slice(&columns, &[n * n], $device)?);
+        let column = Tensor::from_slice(&edges, &[n], $device)?;
+        type Exact = fn(i128, i128) -> i128;
+        type Run = fn(&Tensor, Operand<'_>) -> ForebayResult<Tensor>;
+        // As of WGSL, a division by zero has the dividend as its quotient and 0 as its remainder.
+        let floor: Exact =
+            |a, b| if b == 0 { a } else { a.div_euclid(b) - i128::from(b < 0 && a.rem_euclid(b) != 0) };
+        let below: Exact = |a, b| {
+            if b == 0 { 0 } else { a.rem_euclid(b) + if b < 0 && a.rem_euclid(b) != 0 { b } else { 0 } }
+        };
+        let calls: [(&str, Run, Exact); 6] = [
+            ("floor_divide", |x, y| x.floor_divide(y), floor),
+            ("remainder", |x, y| x.remainder(y), below),
+            (
+                "remainder_",
+                |x, y| {
+                    let x = x.copy()?;
+                    x.remainder_(y)?;
+                    Ok(x)
+                },
+                below,
+            ),
+            ("trunc_divide", |x, y| x.trunc_divide(y), |a, b| if b == 0 { a } else { a / b }),
+            ("fmod", |x, y| x.fmod(y), |a, b| if b == 0 { 0 } else { a % b }),
+            (
+                "fmod_",
+                |x, y| {
+                    let x = x.copy()?;
+                    x.fmod_(y)?;
+                    Ok(x)
+                },
+                |a, b| if b == 0 { 0 } else { a % b },
+            ),
+        ];
+        for (name, run, exact) in calls {
+            let same = |got: &[$t], pairs: &mut dyn Iterator<Item = ($t, $t)>| -> Result<()> {
+                for (&got, (a, b)) in got.iter().zip(pairs) {
+                    // The only quotient outside the type, of its lowest value and -1, wraps around.
+                    let want = exact(a.into(), b.into()) as $t;
+                    ensure!(got == want, "{name} of {a} and {b}: {got}, expected {want}");
+                }
+                Ok(())
+            };
+            let got = run(&x, (&y).into())?;
+            ensure!(got.dtype() == x.dtype());
+            same(&got.to_vec::<$t>()?, &mut rows.iter().copied().zip(columns.iter().copied()))?;
+            for &b in &edges {
+                let got = run(&column, i64::try_from(b)?.into())?.to_vec::<$t>()?;
+                same(&got, &mut edges.iter().map(|&a| (a, b)))?;
+            }
+        }
+    }};
+}
+
+/// Edge values of an integer type in i128, and random ones of every magnitude.
+fn edge_values(least: i128, most: i128) -> impl Iterator<Item = i128> {
+    let mut random = SplitMix64(11);
+    let mut all = vec![least, least + 1, most, most - 1, most / 2, most / 2 + 1, least / 2, least / 2 - 1];
+    all.extend([
+        0,
+        1,
+        -1,
+        2,
+        -2,
+        3,
+        -3,
+        7,
+        10,
+        46341,
+        -46341,
+        65536,
+        1_000_000_007,
+        1_500_000_000,
+        -1_500_000_000,
+    ]);
+    all.extend([1 << 53, (1 << 53) + 1, -(1 << 53), 1 << 31, 1 << 32, -(1 << 32)]);
+    all.extend((0..12).map(|_| ((random.below(1 << 31) as i128) - (1 << 30)) << random.below(33)));
+    all.into_iter().filter(move |v| (least..=most).contains(v))
+}
+
+fn integers_are_divided_in_their_whole_range(device: &Device) -> Result<()> {
+    ensure_divisions!(i32, device, edge_values(i32::MIN.into(), i32::MAX.into()).map(|v| v as i32).collect());
+    ensure_divisions!(u32, device, edge_values(0, u32::MAX.into()).map(|v| v as u32).collect());
+    ensure_divisions!(u8, device, (0..=255).collect());
+    require_dtype(device, DType::I64)?;
+    ensure_divisions!(i64, device, edge_values(i64::MIN.into(), i64::MAX.into()).map(|v| v as i64).collect());
+    Ok(())
+}
+
+fn integers_beyond_a_type_divide_nothing(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[5i32, -5], &[2], device)?;
+    let bytes = Tensor::from_slice(&[5u8, 200], &[2], device)?;
+    for (x, n) in
+        [(&x, 1i64 << 40), (&x, -(1 << 40)), (&x, 1 << 31), (&bytes, 256), (&bytes, 300), (&bytes, -1)]
+    {
+        type Run = fn(&Tensor, i64) -> ForebayResult<Tensor>;
+        let calls: [(&str, Run); 5] = [
+            ("floor_divide", |x, n| x.floor_divide(n)),
+            ("trunc_divide", |x, n| x.trunc_divide(n)),
+            ("remainder", |x, n| x.remainder(n)),
+            ("fmod", |x, n| x.fmod(n)),
+            ("remainder", |x, n| {
+                x.remainder_(n)?;
+                Ok(x.clone())
+            }),
+        ];
+        for (name, call) in calls {
+            let Err(error) = call(x, n) else { anyhow::bail!("{name}: {} is divided by {n}", x.dtype()) };
+            let text = error.to_string();
+            ensure!(
+                text.starts_with(name) && text.contains(&n.to_string()) && text.contains("to_dtype"),
+                "{text}"
+            );
+        }
+    }
+    ensure_values(&x, &[5.0, -5.0])
+}
+
+fn integer_powers_and_sums_at_the_limits(device: &Device) -> Result<()> {
+    // The square of the largest number is 1 modulo the type's range.
+    let x = Tensor::from_slice(&[i32::MAX, -i32::MAX, 1, -1, -1, 2], &[6], device)?;
+    let y = Tensor::from_slice(&[-1, -3, -7, -7, i32::MIN, -1], &[6], device)?;
+    ensure!(x.pow(&y)?.to_vec::<i32>()? == [0, 0, 1, -1, 1, 0]);
+    let x = Tensor::from_slice(&[i32::MIN, i32::MAX, 0, i32::MIN], &[4], device)?;
+    let y = Tensor::from_slice(&[-1i32, i32::MIN, i32::MIN, 6], &[4], device)?;
+    ensure!(x.gcd(&y)?.to_vec::<i32>()? == [1, 1, i32::MIN, 2]);
+    let ends = Tensor::arange(2_147_483_640.0, 2_147_483_647.0, 3.0, DType::I32, device)?;
+    ensure!(ends.to_vec::<i32>()? == [2_147_483_640, 2_147_483_643, 2_147_483_646]);
+    let line = Tensor::linspace(f64::from(i32::MIN), f64::from(i32::MAX), 4, DType::I32, device)?;
+    ensure!(
+        line.to_vec::<i32>()? == [i32::MIN, -715_827_883, 715_827_882, i32::MAX],
+        "{:?}",
+        line.to_vec::<i32>()?
+    );
+    require_dtype(device, DType::I64)?;
+    // Sums and products of integers are i64, as in PyTorch.
+    let x = Tensor::from_slice(&[i32::MAX, i32::MAX, i32::MIN, 3], &[4], device)?;
+    let (most, least) = (i64::from(i32::MAX), i64::from(i32::MIN));
+    ensure!(x.sum_all()?.to_vec::<i64>()? == [2 * most + least + 3]);
+    ensure!(x.cumsum(0)?.to_vec::<i64>()? == [most, 2 * most, 2 * most + least, 2 * most + least + 3]);
+    ensure!(x.narrow(0, 2, 2)?.prod_all()?.to_vec::<i64>()? == [3 * least]);
     Ok(())
 }
 

@@ -206,7 +206,7 @@ fn twenty_steps_are_pytorchs(device: &Device) -> Result<()> {
 }
 
 fn a_device_that_counts_makes_the_same_steps(device: &Device) -> Result<()> {
-    let skip = Tensor::zeros(&[], DType::F32, device)?;
+    let skip = Tensor::zeros((), DType::F32, device)?;
     compare(device, |optimizer| Ok(optimizer.step_unless(&skip)?))
 }
 
@@ -215,7 +215,7 @@ fn values(all: &[Tensor]) -> Result<Vec<Vec<f64>>> {
 }
 
 fn skipped_steps_change_nothing(device: &Device) -> Result<()> {
-    let (make_it, leave) = (Tensor::zeros(&[], DType::F32, device)?, Tensor::ones(&[], DType::F32, device)?);
+    let (make_it, leave) = (Tensor::zeros((), DType::F32, device)?, Tensor::ones((), DType::F32, device)?);
     for (name, make) in ALL {
         let run = |with_skips: bool| -> Result<Vec<Vec<f64>>> {
             let all = initial_parameters(device)?;
@@ -269,7 +269,7 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
             let error = resumed.load_state_dict(&wrong).err().context("it was taken")?.to_string();
             ensure!(error.contains(last.as_str()), "{name}: {error}");
         }
-        other.insert("9.nothing".into(), Tensor::zeros(&[], DType::F32, device)?);
+        other.insert("9.nothing".into(), Tensor::zeros((), DType::F32, device)?);
         let error = resumed.load_state_dict(&other).err().context("it was taken")?.to_string();
         ensure!(error.contains("unexpected: 9.nothing"), "{name}: {error}");
         ensure!(ends(&resumed.state_dict()?)? == before, "{name}: a state that was refused is there");

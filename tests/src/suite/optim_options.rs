@@ -196,7 +196,7 @@ fn rates_out_of_range_are_refused_before_the_step(device: &Device) -> Result<()>
 }
 
 fn scalers_refuse_factors_out_of_range(device: &Device) -> Result<()> {
-    let loss = Tensor::ones(&[], DType::F32, device)?;
+    let loss = Tensor::ones((), DType::F32, device)?;
     for (name, scaler) in [
         ("init_scale", GradScaler::new().init_scale(0.0)),
         ("init_scale", GradScaler::new().init_scale(-2.0)),
@@ -262,12 +262,21 @@ fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
         (vec![p[0].clone(), plain], "parameter 1 of shape [4, 6] requires no gradient"),
         (vec![result], "parameter 0 of shape [4, 6] is no leaf"),
         (vec![view], "is no leaf"),
+        (vec![p[0].clone(), p[1].clone(), p[0].detach().requires_grad_()?, p[1].clone()], "parameter 3 of"),
+        (vec![p[0].clone(), p[0].clone()], "parameter 1 of shape [4, 6] is in the list twice"),
     ] {
         let error = expect_error(Sgd::new(list.clone(), 0.1).step(), what)?;
         ensure!(error.contains(what), "{error}");
         let mut optimizer = Adam::new(list, 0.1);
         let error = expect_error(optimizer.load_state_dict(&std::collections::BTreeMap::new()), what)?;
         ensure!(error.contains(what), "{error}");
+    }
+    for (name, make) in ALL {
+        // Muon makes groups of its own.
+        let made = make(vec![p[0].clone(), p[0].clone()]);
+        let refused = made.and_then(|mut optimizer| Ok(optimizer.step()?));
+        let error = refused.err().with_context(|| format!("{name}: not refused"))?.to_string();
+        ensure!(error.contains("twice"), "{name}: {error}");
     }
     // A frozen leaf is accepted.
     p[2].set_requires_grad(false)?;
@@ -312,7 +321,7 @@ fn gradients_that_do_not_fit_their_parameters_are_refused(device: &Device) -> Re
         for (name, make) in ALL {
             let mut optimizer = make(all.clone())?;
             expect_error(optimizer.step(), &format!("{name}: {what}"))?;
-            let skip = Tensor::zeros(&[], f32, device)?;
+            let skip = Tensor::zeros((), f32, device)?;
             expect_error(optimizer.step_unless(&skip), &format!("{name}: {what}"))?;
             ensure!(bits(&all)? == before, "{name}: a gradient of another {what} changed parameters");
         }
@@ -446,7 +455,7 @@ fn loaded_states_out_of_range_are_refused(device: &Device) -> Result<()> {
     set_gradients(&all, &first, 1)?;
     first.step()?;
     let good = first.state_dict()?;
-    let number = |x: f32| Tensor::from_slice(&[x], &[], device);
+    let number = |x: f32| Tensor::from_slice(&[x], (), device);
     let wrong = [
         ("0.step", number(-1.0)?, "whole number of 0 or more"),
         ("0.step", number(f32::NAN)?, "whole number of 0 or more"),
@@ -467,7 +476,7 @@ fn loaded_states_out_of_range_are_refused(device: &Device) -> Result<()> {
     let state = average.state_dict()?;
     for bad in [-1i64, i64::MIN] {
         let mut state = state.clone();
-        state.insert("n_averaged".into(), Tensor::from_slice(&[bad], &[], device)?);
+        state.insert("n_averaged".into(), Tensor::from_slice(&[bad], (), device)?);
         let error = expect_error(average.load_state_dict(&state), "n_averaged")?;
         ensure!(error.contains("n_averaged"), "{error}");
     }
@@ -500,7 +509,7 @@ fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()>
             set_gradients(&all, &*optimizer, 7)?;
             Ok((all, optimizer))
         };
-        let flag = Tensor::zeros(&[], DType::F32, &device)?;
+        let flag = Tensor::zeros((), DType::F32, &device)?;
         let step = |optimizer: &mut dyn Optimizer| {
             clip_grad_norm_(optimizer.parameters(), 1e6)?;
             if skips { optimizer.step_unless(&flag) } else { optimizer.step() }

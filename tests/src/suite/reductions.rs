@@ -377,12 +377,12 @@ fn residuals_under_autocast(device: &Device) -> Result<()> {
     };
     let types = (sum.dtype(), normed.dtype(), plain.dtype());
     ensure!(types == (DType::F32, DType::F32, DType::F32), "types: {types:?}");
-    let same = plain.detach().eq(&normed.detach())?.all(&[], false)?.item()? == 1.0;
+    let same = plain.detach().eq(&normed.detach())?.all((), false)?.item()? == 1.0;
     ensure!(same, "the norm of the sum is that of the two operations");
     normed.to_dtype(DType::F32)?.square()?.add(&sum)?.sum_all()?.backward()?;
     for t in [&x, &r, &w] {
         let g = t.grad().context("there is a gradient")?;
-        ensure!(g.dtype() == t.dtype() && g.isfinite()?.all(&[], false)?.item()? == 1.0, "{g:?}");
+        ensure!(g.dtype() == t.dtype() && g.isfinite()?.all((), false)?.item()? == 1.0, "{g:?}");
     }
     Ok(())
 }

@@ -104,8 +104,8 @@ fn more_workgroups_than_a_dimension_of_a_grid_has(device: &Device) -> Result<()>
     let wide = x.interpolate(&twice)?;
     ensure_same_bits(&wide.slice_dim(2, 1, 4200, 2)?.slice_dim(3, 1, 4200, 2)?.contiguous()?, &x)?;
     let counts = gradient(&x, |x| x.interpolate(&twice))?;
-    ensure_values(&counts.amin(&[], false)?, &[4.0])?;
-    ensure_values(&counts.amax(&[], false)?, &[4.0])
+    ensure_values(&counts.amin((), false)?, &[4.0])?;
+    ensure_values(&counts.amax((), false)?, &[4.0])
 }
 
 fn gradients_of_repeated_elements_add_up(device: &Device) -> Result<()> {

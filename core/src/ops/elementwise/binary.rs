@@ -107,10 +107,10 @@ binary! {
     fmod / fmod_: Number, "m_fmod(a, b)" | "a % b", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * trunc(a / b)", &[A, B])];
     /// Remainder of a / b rounded down, with the sign of b.
-    remainder / remainder_: Number, "m_remainder(a, b)" | "((a % b) + b) % b", ["base", "mod"], [
+    remainder / remainder_: Number, "m_remainder(a, b)" | "int_remainder(a, b)", ["base", "mod"], [
         Expr("g", &[]), Expr("-g * floor(a / b)", &[A, B])];
     /// a / b rounded down.
-    floor_divide: Number, "m_floor_div(a, b)" | "(a - ((a % b) + b) % b) / b", ["base", "mod"], [Zero, Zero];
+    floor_divide: Number, "m_floor_div(a, b)" | "int_floor_div(a, b)", ["base", "mod"], [Zero, Zero];
     /// a / b rounded towards zero.
     trunc_divide: Number, "m_trunc_div(a, b)" | "a / b", ["base", "mod"], [Zero, Zero];
     /// |a| with the sign of b.
@@ -227,11 +227,17 @@ impl Tensor {
     /// Selects `self` where `condition` is true, else `other`. All three broadcast.
     ///
     /// # Errors
-    /// `condition` is not bool, or the shapes do not broadcast.
+    /// `condition` is not bool, the shapes do not broadcast, or an integer is outside the integer dtype.
     #[track_caller]
     pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         launch::check_bool_mask("where", condition)?;
-        run_pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
+        let other = match other.into() {
+            other @ Operand::Scalar(Scalar::Int(_)) if self.dtype().is_int() => {
+                self.fill_operand("where", other)?
+            }
+            other => other,
+        };
+        run_pointwise(&WHERE, &[condition.into(), self.into(), other], &[])
     }
 
     /// Selects `value` where `mask` is true, else `self`. A scalar takes the type of `self`.

@@ -172,14 +172,19 @@ fn resolve_dtypes(op: &PointwiseOp, args: &[Operand<'_>]) -> Result<(DType, DTyp
             launch::check_computable(op.name, t)?;
         }
     }
-    if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(power)))) =
-        (op.type_rule, op.name, dtype.is_int(), args.get(1))
-        && Scalar::Int(*power).convert_to(dtype) == ScalarConversion::AboveRange
+    // Powers and divisors would wrap around, which in a sum is the result modulo the range, but not here.
+    if let (true, &[_, Operand::Scalar(number @ Scalar::Int(value)), ..]) = (dtype.is_int(), args)
+        && let Some(role) = match (op.name, number.convert_to(dtype)) {
+            ("pow", ScalarConversion::AboveRange) => Some("power"),
+            (
+                "floor_divide" | "trunc_divide" | "remainder" | "fmod",
+                ScalarConversion::AboveRange | ScalarConversion::BelowRange,
+            ) => Some("divisor"),
+            _ => None,
+        }
     {
-        fail!(
-            argument(op.name),
-            "the power {power} is no number of {dtype}; cast the tensor to a wider type with `to_dtype`"
-        );
+        let rule = "cast the tensor to a wider type with `to_dtype`";
+        fail!(argument(op.name), "the {role} {value} is no number of {dtype}; {rule}");
     }
     if let (TypeRule::Number, "pow", true, Some(Operand::Scalar(Scalar::Int(..0)))) =
         (op.type_rule, op.name, dtype.is_int(), args.get(1))

@@ -2,7 +2,7 @@
 
 use crate::ops::index::embedding::{check_padding_idx, inverse_frequencies};
 use crate::ops::index::{gather_backward, index_dtype_name, select_rows_backward};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
+use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
 use crate::ops::prelude::*;
 
 /// Reduction of the rows of a bag.
@@ -213,6 +213,9 @@ impl Tensor {
             Some(f) => Some(f.reshape([-1isize])?),
         };
         check_in_range(OP, index, IndexRange::from_dim(self, 0))?;
+        if let Some(offsets) = bags.offsets {
+            check_lengths(OP, ("offset", "`offsets`"), offsets, 0..=index.numel())?;
+        }
         let flat = index.detach().reshape([index.numel()])?.contiguous()?;
         let table = self.detach().contiguous()?;
         let plain = factors.as_ref().map(Tensor::detach).map(|f| f.contiguous()).transpose()?;

@@ -1,7 +1,7 @@
 //! Selection by condition, and search in sorted rows. The host reads only the number of selected elements.
 
 use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
-use crate::ops::kernel::index_check::{IndexRange, check_in_range};
+use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
 use crate::ops::prelude::*;
 use crate::ops::reduce::scan;
 use crate::ops::sort::sort_key_type;
@@ -78,11 +78,7 @@ pub(crate) fn linearize_index(
         n, rank: shape.len(), offset: index.layout().offset(), extent, shape: &shape, strides: &strides[0],
         ignored: [0u32],
     };
-    let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![index];
-    tensors.extend(before);
-    tensors.push(&rows);
-    launch::launch(&spec, &tensors, params, n.div_ceil(WORKGROUP_SIZE))?;
-    drop(tensors);
+    launch::launch(&spec, &bindings![index, before, &rows], params, n.div_ceil(WORKGROUP_SIZE))?;
     Ok(rows)
 }
 
@@ -230,7 +226,11 @@ impl Tensor {
             scan::cumsum_counts(&repeats.to_dtype(DType::U32)?.broadcast_to(&[n])?.contiguous()?)?
         };
         let total = match output_size {
-            Some(total) => total,
+            Some(total) => {
+                check_lengths(OP, ("repeat", "`repeats`"), &repeats, 0..=total)?;
+                check_lengths(OP, ("sum", "the running sums"), &ends.narrow(0, n - 1, 1)?, total..=total)?;
+                total
+            }
             None => ends.narrow(0, n - 1, 1)?.item()? as usize,
         };
         let places = Tensor::arange(0.0, total as f64, 1.0, DType::U32, self.device())?;
@@ -297,6 +297,7 @@ impl Tensor {
             }
             Some(sorter) => {
                 self.check_same_device(op, sorter)?;
+                check_in_range(op, sorter, IndexRange::from_dim(self, self.rank() - 1))?;
                 Some(contiguous_zero_offset(sorter)?)
             }
             None => None,
@@ -317,9 +318,7 @@ impl Tensor {
             n, extent, per_line, right: u32::from(right), flip: 0u32, nan: u32::MAX,
         };
         let (lines, values) = (contiguous_zero_offset(self)?, contiguous_zero_offset(values)?);
-        let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![&lines, &values];
-        tensors.extend(sorter.as_ref());
-        tensors.push(&out);
+        let tensors = bindings![&lines, &values, &sorter, &out];
         launch::launch(&spec, &tensors, params, n.div_ceil(WORKGROUP_SIZE))?;
         drop(tensors);
         Ok(out)

@@ -5,6 +5,7 @@
 //! with the device at each operation, so the check is opt-in.
 
 use std::cell::Cell;
+use std::ops::RangeInclusive;
 use std::panic::Location;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -81,26 +82,55 @@ impl IndexRange {
     }
 }
 
+/// Reports whether operations of this thread check their indices.
+pub(crate) fn is_enabled() -> Result<bool> {
+    Ok(THREAD_ENABLED.current() || ALL_THREADS_ENABLED.load(Ordering::Relaxed) || is_enabled_by_env()?)
+}
+
 /// Fails for an out-of-range index if the check is enabled.
 #[track_caller]
 pub(crate) fn check_in_range(op: &'static str, index: &Tensor, range: IndexRange) -> Result<()> {
-    if !THREAD_ENABLED.current() && !ALL_THREADS_ENABLED.load(Ordering::Relaxed) && !is_enabled_by_env()? {
+    if !is_enabled()? {
         return Ok(());
     }
     let IndexRange { extent, allows_negative: wraps, ignored_index: skipped } = range;
     let least = if wraps { -(extent as i128) } else { 0 };
-    let inside = |i: i64| (least..extent as i128).contains(&i128::from(i)) || skipped == Some(i);
-    let found = index.to_integers()?.into_iter().enumerate().find(|&(_, i)| !inside(i));
+    let inside = |_, i: i64| (least..extent as i128).contains(&i128::from(i)) || skipped == Some(i);
+    find_outside(op, ("index", "the index tensor"), index, inside, &format!("{least}..{extent}"))
+}
+
+/// Fails for an element outside `range` if the check is enabled, for lengths and offsets. `names` are those of
+/// an element and of the tensor.
+#[track_caller]
+pub fn check_lengths(
+    op: &'static str,
+    names: (&str, &str),
+    lengths: &Tensor,
+    range: RangeInclusive<usize>,
+) -> Result<()> {
+    if !is_enabled()? {
+        return Ok(());
+    }
+    let inside = |_, i: i64| usize::try_from(i).is_ok_and(|i| range.contains(&i));
+    find_outside(op, names, lengths, inside, &format!("{range:?}"))
+}
+
+/// Fails for the first element, by position and value, that is not `inside` the `range`. Waits for the device.
+#[track_caller]
+pub(crate) fn find_outside(
+    op: &'static str,
+    (element, tensor): (&str, &str),
+    values: &Tensor,
+    inside: impl Fn(usize, i64) -> bool,
+    range: &str,
+) -> Result<()> {
+    let found = values.to_integers()?.into_iter().enumerate().find(|&(at, i)| !inside(at, i));
     let Some((at, i)) = found else { return Ok(()) };
     let site = scope::current().site.unwrap_or(Location::caller());
     let scope_op = scope::current().op;
     let op = if scope_op.is_empty() { op } else { scope_op };
-    Err(Error::argument(
-        op,
-        format!(
-            "index {i}, number {at} of the index tensor, is outside {least}..{extent}; asked for at {site}"
-        ),
-    ))
+    let text = format!("{element} {i}, number {at} of {tensor}, is outside {range}; asked for at {site}");
+    Err(Error::argument(op, text))
 }
 
 impl Tensor {

@@ -5,6 +5,7 @@ use crate::ops::elementwise::pointwise::GradVar::{A, B, C, Y};
 use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{PointwiseOp, TypeRule, run_pointwise};
 use crate::ops::index::select;
+use crate::ops::kernel::index_check::{self, check_lengths, find_outside};
 use crate::ops::loss::Reduction;
 use crate::ops::prelude::*;
 use crate::ops::shape::{PadMode, cat, stack};
@@ -71,6 +72,9 @@ impl Tensor {
     /// classes\]. The likelihood sums over all alignments with blanks and repetitions. The gradient is exact.
     /// PyTorch's gradient assumes a preceding `log_softmax`, with which both agree.
     ///
+    /// The host does not read lengths and labels. A length or a label out of range, which PyTorch refuses,
+    /// gives a loss of NaN without a gradient; [`check_indices`](crate::ops::check_indices) makes it an error.
+    ///
     /// # Errors
     /// The shapes or types do not fit, or the blank is not a class.
     #[track_caller]
@@ -96,10 +100,27 @@ impl Tensor {
             return Err(Error::dtype(OP, other.dtype(), "targets and lengths are integers"));
         }
         fail_if!(blank >= classes; argument(OP), "the blank is class {blank} of {classes}");
+        check_lengths(OP, ("length", "`input_lengths`"), input_lengths, 0..=steps)?;
+        check_lengths(OP, ("length", "`target_lengths`"), target_lengths, 0..=longest)?;
+        if index_check::is_enabled()? {
+            let counts = target_lengths.to_integers()?;
+            let label = |at: usize, i: i64| {
+                (at % longest) as i64 >= counts[at / longest] || usize::try_from(i).is_ok_and(|i| i < classes)
+            };
+            find_outside(OP, ("label", "`targets`"), targets, label, &format!("0..{classes}"))?;
+        }
         let ints = |t: &Tensor| select::cast_index_to_i32(OP, t, None);
         let (inputs, counts) = (ints(input_lengths)?.unsqueeze(1)?, ints(target_lengths)?.unsqueeze(1)?);
         // A blank before each label and after the last.
         let labels = ints(targets)?;
+        let outside = |t: &Tensor, most: usize| t.lt(0)?.logical_or(&t.gt(most as i64)?);
+        let mut invalid = outside(&inputs, steps)?.logical_or(&outside(&counts, longest)?)?.squeeze(1)?;
+        if longest > 0 {
+            let place = Tensor::arange(0.0, longest as f64, 1.0, DType::I32, self.device())?;
+            let read = place.lt(&counts)?;
+            let used = labels.masked_fill(&read.logical_not()?, blank as i64)?;
+            invalid = invalid.logical_or(&outside(&used, classes - 1)?.any(&[1], false)?)?;
+        }
         let blanks = labels.full_like(blank as f64)?;
         let pairs = stack(&[&blanks, &labels], 2)?.reshape([batch, 2 * longest])?;
         let last = Tensor::full(&[batch, 1], blank as f64, DType::I32, self.device())?;
@@ -138,7 +159,7 @@ impl Tensor {
         let labelled = none.logical_and(&counts.squeeze(1)?.gt(0)?)?;
         let impossible = losses.detach().gt(-LOG_ZERO / 2.0)?.logical_or(&labelled)?;
         let instead = if options.zero_infinity { 0.0 } else { f64::INFINITY };
-        let losses = losses.masked_fill(&impossible, instead)?;
+        let losses = losses.masked_fill(&impossible, instead)?.masked_fill(&invalid, f64::NAN)?;
         match options.reduction {
             Reduction::Mean => {
                 let counts = counts.squeeze(1)?.maximum(1)?.to_dtype(losses.dtype())?;

@@ -51,8 +51,8 @@ fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'
             argument(OP),
             "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait"
         ),
-        Reduction::Sum => Tensor::ones(&[], DType::F32, device),
-        Reduction::BatchMean => Tensor::full(&[], target.numel() as f64, DType::F32, device),
+        Reduction::Sum => Tensor::ones((), DType::F32, device),
+        Reduction::BatchMean => Tensor::full((), target.numel() as f64, DType::F32, device),
         Reduction::Mean => {
             let weights = Tensor::empty(&[target.numel()], DType::F32, device)?;
             let weight = options.weight.map(contiguous_zero_offset).transpose()?;
@@ -63,8 +63,7 @@ fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'
             let params = kernel_params! {
                 n: target.numel(), classes, ignore_class: kernel_ignore_index(options),
             };
-            let tensors: SmallVec<[&Tensor; 3]> =
-                std::iter::once(target).chain(&weight).chain([&weights]).collect();
+            let tensors = bindings![target, &weight, &weights];
             launch::launch(&spec, &tensors, params, target.numel().div_ceil(WORKGROUP_SIZE))?;
             weights.sum_all()
         }

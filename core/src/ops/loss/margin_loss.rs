@@ -1,6 +1,7 @@
 //! PyTorch's losses of counts, of pairs and of several labels. The other losses are in `loss.rs`.
 
 use crate::ops::index::select;
+use crate::ops::kernel::index_check::{self, IndexRange};
 use crate::ops::loss::{Reduction, apply_weight_and_reduce};
 use crate::ops::prelude::*;
 
@@ -23,6 +24,21 @@ fn batch_scores_and_targets(
     }
     let batch = if x.rank() == 1 { 1 } else { x.shape()[0] };
     let classes = x.shape()[x.rank() - 1];
+    if several && index_check::is_enabled()? {
+        let all = target.to_integers()?;
+        let ended = |at: usize| all[at - at % classes..=at].iter().any(|&label| label < 0);
+        let label = |at: usize, i: i64| ended(at) || i < classes as i64;
+        index_check::find_outside(
+            op,
+            ("index", "the index tensor"),
+            target,
+            label,
+            &format!("0..{classes}"),
+        )?;
+    } else if !several {
+        let range = IndexRange { extent: classes, allows_negative: false, ignored_index: None };
+        index_check::check_in_range(op, target, range)?;
+    }
     let y =
         select::cast_index_to_i32(op, target, None)?.reshape([batch, if several { classes } else { 1 }])?;
     Ok((x.reshape([batch, classes])?, y))
@@ -112,7 +128,7 @@ impl Tensor {
 
     /// Computes the mean of max(0, margin - x\[target\] + x\[i\])^p over the classes i except the target,
     /// scaled by the target's `weight`. Shapes are \[batch, classes\] with targets \[batch\], or both without
-    /// the batch.
+    /// the batch. A class out of range gives NaN, as in [`cross_entropy`](Self::cross_entropy).
     ///
     /// # Errors
     /// The shapes or types do not fit, or p is neither 1 nor 2.
@@ -132,14 +148,15 @@ impl Tensor {
         let missed = x.sub(&x.gather(1, &y)?)?.add(margin)?.relu()?;
         let missed = if p == 2 { missed.square()? } else { missed };
         let own = Tensor::arange(0.0, x.shape()[1] as f64, 1.0, DType::I32, x.device())?.eq(&y)?;
-        let losses = missed.masked_fill(&own, 0.0)?.mean(&[1], false)?;
+        let missing = y.lt(0)?.logical_or(&y.ge(x.shape()[1] as i64)?)?.squeeze(1)?;
+        let losses = missed.masked_fill(&own, 0.0)?.mean(&[1], false)?.masked_fill(&missing, f64::NAN)?;
         let weight = weight.map(|w| w.index_select(0, &y.reshape([-1])?)).transpose()?;
         squeeze_unbatched(apply_weight_and_reduce(losses, weight.as_ref(), reduction)?, self, reduction)
     }
 
     /// Computes the sum of max(0, 1 - x\[j\] + x\[i\]) over labels j and other classes i of an example,
     /// divided by the number of classes. A row of `target` lists labels up to the first negative entry. Both
-    /// are \[batch, classes\], or without the batch.
+    /// are \[batch, classes\], or without the batch. A label out of range gives NaN.
     ///
     /// # Errors
     /// The shapes or types do not fit.
@@ -150,11 +167,13 @@ impl Tensor {
         let (x, y) = batch_scores_and_targets(OP, self, target, true)?;
         let classes = x.shape()[1];
         let listed = y.ge(0)?.to_dtype(DType::F32)?.cumprod(1)?;
-        let labels = y.masked_fill(&y.lt(0)?, 0)?;
+        let labels = y.masked_fill(&listed.eq(0.0)?, 0)?;
+        let missing = labels.ge(classes as i64)?.any(&[1], false)?;
         let labelled = Tensor::zeros(x.shape(), DType::F32, x.device())?.scatter_add(1, &labels, &listed)?;
         let between = x.unsqueeze(1)?.sub(&x.gather(1, &labels)?.unsqueeze(2)?)?.add(1.0)?.relu()?;
         let counts = listed.unsqueeze(2)?.mul(&labelled.eq(0.0)?.unsqueeze(1)?)?.to_dtype(x.dtype())?;
         let losses = between.mul(&counts)?.sum(&[1, 2], false)?.div(classes as f64)?;
+        let losses = losses.masked_fill(&missing, f64::NAN)?;
         squeeze_unbatched(reduction.apply(&losses)?, self, reduction)
     }
 

@@ -59,7 +59,7 @@ pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
     let before = to.words.weight.to_f64s()?;
     let mut other = from.state_dict();
     // PyTorch counts in i64.
-    other.insert("norm.num_batches_tracked".into(), Tensor::from_slice(&[7i64], &[], device)?);
+    other.insert("norm.num_batches_tracked".into(), Tensor::from_slice(&[7i64], (), device)?);
     to.load_state_dict(&other)?;
     ensure!(to.state_dict()["norm.num_batches_tracked"].to_f64s()? == [7.0], "the count of batches");
     to.load_state_dict(&state)?;
