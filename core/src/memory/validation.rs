@@ -223,16 +223,8 @@ impl Snapshot {
 
 /// Undoes an event's change of a sum.
 fn undo_event_checked(name: &str, sum: &mut u64, event: &EventInfo) -> Result<(), String> {
-    match event.action {
-        Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => {
-            *sum = sum.saturating_sub(event.size);
-            Ok(())
-        }
-        Action::Free | Action::FreeRequested | Action::SegmentFree | Action::SegmentUnmap => {
-            checked_add(name, sum, event.size)
-        }
-        Action::FreeCompleted | Action::MovedFrom | Action::MovedTo | Action::Oom => Ok(()),
-    }
+    event.action.undo(sum, event.size);
+    check_bytes(name, *sum)
 }
 
 impl SegmentInfo {
