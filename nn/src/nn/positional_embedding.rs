@@ -1,7 +1,7 @@
 //! Positional embeddings: sinusoidal and rotary.
 
 use super::{Module, ModuleScope, init};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, Result, Tensor, fail_if};
 
 /// Returns the frequencies of features: base^(-2k / features) for k below features / 2.
 fn rotary_frequencies(features: usize, base: f64) -> impl Iterator<Item = f64> + Clone {
@@ -122,12 +122,7 @@ impl RotaryEmbedding {
     /// The number of features is odd.
     #[track_caller]
     pub fn with_base(positions: usize, features: usize, base: f64, device: &Device) -> Result<Self> {
-        if !features.is_multiple_of(2) {
-            return Err(Error::argument(
-                "RotaryEmbedding",
-                format!("{features} features do not go into pairs"),
-            ));
-        }
+        fail_if!(!features.is_multiple_of(2); argument("RotaryEmbedding"), "{features} features do not go into pairs");
         let table = |f: fn(f64) -> f64| {
             let numbers: Vec<f32> = position_angles(positions, features, base).map(|a| f(a) as f32).collect();
             init::create_buffer(|| Tensor::from_slice(&numbers, &[positions, features / 2], device))
