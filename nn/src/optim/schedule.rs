@@ -16,7 +16,7 @@
 use std::f64::consts::PI;
 
 use crate::optim::Optimizer;
-use crate::{Error, Result};
+use crate::{Result, fail, fail_if};
 use forebay_core::check;
 
 pub use super::plateau::{PlateauState, ReduceLrOnPlateau};
@@ -340,10 +340,10 @@ impl<'a> SequentialLr<'a> {
     pub fn new(schedules: Vec<Box<dyn LrSchedule + 'a>>, milestones: &[u64]) -> Result<Self> {
         if milestones.len() + 1 != schedules.len() || !milestones.is_sorted() {
             let (given, wanted) = (schedules.len(), schedules.len().saturating_sub(1));
-            return Err(Error::argument(
-                "SequentialLr",
-                format!("{given} schedules take {wanted} rising milestones, got {milestones:?}"),
-            ));
+            fail!(
+                argument("SequentialLr"),
+                "{given} schedules take {wanted} rising milestones, got {milestones:?}"
+            );
         }
         Ok(Self { schedules, milestones: milestones.to_vec() })
     }
@@ -373,12 +373,10 @@ impl<'a> ChainedScheduler<'a> {
     /// # Errors
     /// `base` is 0 or not finite, which leaves the factors undefined.
     pub fn new(base: f64, schedules: Vec<Box<dyn LrSchedule + 'a>>) -> Result<Self> {
-        if base == 0.0 || !base.is_finite() {
-            return Err(Error::argument(
-                "ChainedScheduler",
-                format!("takes a rate other than 0, got {base}"),
-            ));
-        }
+        fail_if!(
+            base == 0.0 || !base.is_finite();
+            argument("ChainedScheduler"), "takes a rate other than 0, got {base}"
+        );
         Ok(Self { base_lr: base, schedules })
     }
 }
