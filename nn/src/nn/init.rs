@@ -60,7 +60,7 @@ pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor>
             _ => Ok(made),
         }
     })?;
-    made.requires_grad_()
+    made.to_leaf()
 }
 
 /// Creates a buffer: a tensor of a module that is saved but not trained.

@@ -412,7 +412,7 @@ impl FusedOptimizer {
                 return refuse(if p.requires_grad() {
                     "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
                 } else {
-                    "requires no gradient and never did; pass the leaf that `requires_grad_` returns"
+                    "requires no gradient and never did; pass the leaf that `to_leaf` returns"
                 });
             }
             check_dtype("step", p)?;
