@@ -104,7 +104,7 @@ fn a_captured_tensor_that_was_replaced_is_an_error(device: &Device) -> Result<()
     let ways: [Replacement<'_>; 4] = [
         ("a new tensor", &|| made(3.0).map(Some)),
         ("an older tensor", &|| Ok(Some(older.clone()))),
-        ("a leaf", &|| made(3.0)?.requires_grad_().map(Some)),
+        ("a leaf", &|| made(3.0)?.to_leaf().map(Some)),
         ("nothing", &|| Ok(None)),
     ];
     for (name, replacement) in ways {
@@ -160,7 +160,7 @@ fn replaced_values_that_are_made_anew_are_no_error(device: &Device) -> Result<()
     // 16-bit copies that an optimiser wrote are read in place of their parameters, and may be freed.
     let layer = Arc::new(Linear::new(4, 4, device)?);
     let mut opt = AdamW::new(layer.parameters(), 0.1);
-    let x = Tensor::ones(&[2, 4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[2, 4], DType::F32, device)?.to_leaf()?;
     let pass = |dtype: DType| -> Result<Tensor> {
         let (_autocast, layer) = (autocast(dtype)?, layer.clone());
         Ok(checkpoint(&[&x], move |x| layer.forward(&x[0]))?)

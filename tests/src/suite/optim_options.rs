@@ -262,7 +262,7 @@ fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
         (vec![p[0].clone(), plain], "parameter 1 of shape [4, 6] requires no gradient"),
         (vec![result], "parameter 0 of shape [4, 6] is no leaf"),
         (vec![view], "is no leaf"),
-        (vec![p[0].clone(), p[1].clone(), p[0].detach().requires_grad_()?, p[1].clone()], "parameter 3 of"),
+        (vec![p[0].clone(), p[1].clone(), p[0].detach().to_leaf()?, p[1].clone()], "parameter 3 of"),
         (vec![p[0].clone(), p[0].clone()], "parameter 1 of shape [4, 6] is in the list twice"),
     ] {
         let error = expect_error(Sgd::new(list.clone(), 0.1).step(), what)?;
