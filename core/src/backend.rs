@@ -19,6 +19,7 @@ pub use crate::memory::source::{
 
 pub mod cards;
 pub(crate) mod command;
+mod forward;
 pub(crate) mod host_memory;
 pub mod library;
 pub mod null;

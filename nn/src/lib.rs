@@ -9,6 +9,7 @@ use forebay_core::{
     device::Device,
     dtype::DType,
     error::{Error, Result},
+    fail, fail_if,
     tensor::Tensor,
 };
 
@@ -35,10 +36,10 @@ macro_rules! with_defaults {
 
 /// Defines methods that return the value with some fields replaced.
 macro_rules! setters {
-    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),+) { $($field:ident $(: $value:expr)?),+ })+) => {$(
+    ($($(#[$doc:meta])* fn $name:ident($($arg:ident: $ty:ty),*) { $($field:ident $(: $value:expr)?),+ })+) => {$(
         $(#[$doc])*
         #[must_use = "the method returns the changed value"]
-        pub fn $name(self, $($arg: $ty),+) -> Self {
+        pub fn $name(self $(, $arg: $ty)*) -> Self {
             Self { $($field $(: $value)?,)+ ..self }
         }
     )+};

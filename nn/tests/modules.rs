@@ -226,7 +226,7 @@ fn steps_keep_no_memory() -> Result<()> {
 #[test]
 fn doubles_are_refused_with_a_reason() -> Result<()> {
     let device = device();
-    let p = Tensor::ones(&[4], DType::F64, &device)?.requires_grad_()?;
+    let p = Tensor::ones(&[4], DType::F64, &device)?.to_leaf()?;
     let error = Sgd::new(vec![p], 0.1).step().expect_err("no f64");
     assert_eq!(error.to_string(), "step: does not take f64; takes parameters of f32, f16 and bf16");
     Ok(())

@@ -11,6 +11,7 @@ use forebay_core::backend::{
 use forebay_core::device::Device;
 use forebay_core::dtype::DType;
 use forebay_core::error::Result;
+use forebay_core::forward_backend;
 use forebay_core::memory::Config;
 use forebay_core::stream::Stream;
 use forebay_core::tensor::Tensor;
@@ -52,6 +53,10 @@ struct RaceCheckBackend {
 }
 
 impl RaceCheckBackend {
+    fn inner(&self) -> &NullBackend {
+        &self.inner
+    }
+
     fn lock_log(&self) -> MutexGuard<'_, AccessLog> {
         self.log.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -86,32 +91,9 @@ impl RaceCheckBackend {
 }
 
 impl SegmentSource for RaceCheckBackend {
-    fn limits(&self) -> SourceLimits {
-        self.inner.limits()
-    }
-    fn device_memory(&self) -> DeviceMemory {
-        self.inner.device_memory()
-    }
-    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.alloc_segment(bytes)
-    }
-    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.free_segment(segment)
-    }
-    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.reserve_addresses(bytes)
-    }
-    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.free_addresses(segment)
-    }
-    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.inner.map(segment, offset, bytes)
-    }
-    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.inner.unmap(segment, offset, bytes)
-    }
-    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
-        self.inner.remap(pieces)
+    forward_backend! {
+        inner: limits device_memory alloc_segment free_segment reserve_addresses free_addresses map unmap
+            remap record_fence
     }
     fn queue_count(&self) -> u8 {
         MAX_QUEUES
@@ -131,9 +113,6 @@ impl SegmentSource for RaceCheckBackend {
         }
         Ok(())
     }
-    fn record_fence(&self) -> Result<Fence, SourceError> {
-        self.inner.record_fence()
-    }
     fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
         self.wait_fence(fence).map(|()| true)
     }
@@ -147,8 +126,8 @@ impl SegmentSource for RaceCheckBackend {
 }
 
 impl Backend for RaceCheckBackend {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+    forward_backend! {
+        inner: info alloc_host free_host
     }
     fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
         let id = self.inner.compile(source)?;
@@ -198,12 +177,6 @@ impl Backend for RaceCheckBackend {
     }
     fn supports_pinned_host(&self) -> bool {
         true
-    }
-    fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.alloc_host(bytes)
-    }
-    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.free_host(segment)
     }
     fn library(&self) -> Option<&dyn KernelLibrary> {
         // The kernel that follows a declined call reports its accesses.

@@ -108,7 +108,7 @@ pub fn checkpoint(
                 composite::create_aliases(&saved, &all).into_vec()
             }
             false => {
-                let leaf = |(t, &w): (&Tensor, &bool)| if w { t.requires_grad_() } else { Ok(t.detach()) };
+                let leaf = |(t, &w): (&Tensor, &bool)| if w { t.to_leaf() } else { Ok(t.detach()) };
                 saved.iter().zip(wants.iter()).map(leaf).collect::<Result<_>>()?
             }
         };
@@ -159,7 +159,7 @@ pub fn checkpoint(
             grads
         };
         if anchored {
-            grads.push(Some(Tensor::zeros(&[], grad.dtype(), grad.device())?));
+            grads.push(Some(Tensor::zeros((), grad.dtype(), grad.device())?));
         }
         Ok(grads)
     }))
@@ -176,7 +176,7 @@ fn hand_over_outer_grads(wants: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<
 }
 
 fn create_anchor(out: &Tensor) -> Result<Tensor> {
-    Tensor::zeros(&[], out.dtype(), out.device())?.requires_grad_()
+    Tensor::zeros((), out.dtype(), out.device())?.to_leaf()
 }
 
 #[cfg(test)]

@@ -203,7 +203,7 @@ pub fn is_recomputing() -> bool {
 /// ```
 /// # use forebay_core::{autograd, device::Device, dtype::DType, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// # let (x, seen) = (Tensor::ones(&[3], DType::F32, &device)?, Tensor::zeros(&[], DType::F32, &device)?);
+/// # let (x, seen) = (Tensor::ones(&[3], DType::F32, &device)?, Tensor::zeros((), DType::F32, &device)?);
 /// autograd::update_state(|| seen.add_(&x.detach().sum_all()?))?;
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```

@@ -4,13 +4,12 @@
 use std::sync::Arc;
 
 use crate::backend::{
-    AttentionCall, Backend, Command, CommandSequence, DeviceInfo, Event, Fence, KernelId, KernelLibrary,
-    KernelSource, Launch, LibraryFeatures, MatmulCall, SegmentId, Slice, TimestampId,
+    AttentionCall, Backend, Command, CommandSequence, DeviceInfo, DeviceMemory, DeviceProcess, Event, Fence,
+    KernelId, KernelLibrary, KernelSource, Launch, LibraryFeatures, MatmulCall, PageRemap, SegmentId,
+    SegmentSource, Slice, SourceError, SourceLimits, TimestampId,
 };
 use crate::error::Result;
-use crate::memory::source::{
-    DeviceMemory, DeviceProcess, PageRemap, SegmentSource, SourceError, SourceLimits,
-};
+use crate::forward_backend;
 use crate::runtime::device::WeakDevice;
 
 /// Wrapper of a backend, or of one of its queues, that first launches the device's pending operations.
@@ -25,6 +24,10 @@ impl FlushingBackend {
         Self { device, inner }
     }
 
+    fn inner(&self) -> &dyn Backend {
+        &*self.inner
+    }
+
     /// Launches pending operations and returns the backend.
     fn flushed_inner(&self) -> &dyn Backend {
         if let Some(device) = self.device.upgrade() {
@@ -36,123 +39,27 @@ impl FlushingBackend {
 }
 
 impl SegmentSource for FlushingBackend {
-    fn limits(&self) -> SourceLimits {
-        self.inner.limits()
+    forward_backend! {
+        inner: limits device_memory library_bytes is_device_memory processes alloc_segment free_segment
+            reserve_addresses free_addresses map unmap unmap_extents remap has_deferred_work queue_count
+            is_fence_signaled wait_fence
     }
-    fn device_memory(&self) -> DeviceMemory {
-        self.inner.device_memory()
-    }
-    fn library_bytes(&self) -> u64 {
-        self.inner.library_bytes()
-    }
-    fn is_device_memory(&self) -> bool {
-        self.inner.is_device_memory()
-    }
-    fn processes(&self) -> Vec<DeviceProcess> {
-        self.inner.processes()
-    }
-    fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.alloc_segment(bytes)
-    }
-    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.free_segment(segment)
-    }
-    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.reserve_addresses(bytes)
-    }
-    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.free_addresses(segment)
-    }
-    fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.inner.map(segment, offset, bytes)
-    }
-    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.inner.unmap(segment, offset, bytes)
-    }
-    fn unmap_extents(&self, segment: SegmentId, offset: u64, pieces: &[u64]) -> Result<(), SourceError> {
-        self.inner.unmap_extents(segment, offset, pieces)
-    }
-    fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
-        self.inner.remap(pieces)
-    }
-    fn remap_after_submitted(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
-        self.flushed_inner().remap_after_submitted(pieces)
-    }
-    fn has_deferred_work(&self) -> bool {
-        self.inner.has_deferred_work()
-    }
-    fn queue_count(&self) -> u8 {
-        self.inner.queue_count()
-    }
-    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
-        self.flushed_inner().record_event(queue)
-    }
-    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
-        self.flushed_inner().wait_event(queue, event)
-    }
-    fn record_fence(&self) -> Result<Fence, SourceError> {
-        self.flushed_inner().record_fence()
-    }
-    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
-        self.inner.is_fence_signaled(fence)
-    }
-    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
-        self.inner.wait_fence(fence)
-    }
+    forward_backend! { flushed_inner: remap_after_submitted record_event wait_event record_fence }
 }
 
 impl Backend for FlushingBackend {
-    fn info(&self) -> &DeviceInfo {
-        self.inner.info()
+    forward_backend! {
+        inner: info compile wait_compiled supports_pinned_host alloc_host free_host prepare_commands
     }
-    fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
-        self.inner.compile(source)
-    }
-    fn wait_compiled(&self, kernel: KernelId) -> Result<()> {
-        self.inner.wait_compiled(kernel)
-    }
-    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.flushed_inner().launch(launch)
-    }
-    fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
-        self.flushed_inner().upload(dst, data)
-    }
-    fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
-        self.flushed_inner().download(src, data)
-    }
-    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        self.flushed_inner().copy(dst, src)
-    }
-    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
-        self.flushed_inner().fill(dst, word)
-    }
-    fn flush(&self) -> Result<()> {
-        self.flushed_inner().flush()
-    }
-    fn record_timestamp(&self) -> Result<Option<TimestampId>> {
-        self.flushed_inner().record_timestamp()
-    }
-    fn read_timestamps(&self) -> Result<Vec<f64>> {
-        self.flushed_inner().read_timestamps()
+    forward_backend! {
+        flushed_inner: launch upload download copy fill flush record_timestamp read_timestamps
     }
     fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         let queue = self.inner.open_queue(number)?;
         Ok(queue.map(|inner| Arc::new(Self::new(self.device.clone(), inner)) as Arc<dyn Backend>))
     }
-    fn supports_pinned_host(&self) -> bool {
-        self.inner.supports_pinned_host()
-    }
-    fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.alloc_host(bytes)
-    }
-    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.free_host(segment)
-    }
     fn library(&self) -> Option<&dyn KernelLibrary> {
         self.inner.library().map(|_| self as &dyn KernelLibrary)
-    }
-    fn prepare_commands(&self, commands: &[Command<'_>]) -> Result<Option<Box<dyn CommandSequence>>> {
-        self.inner.prepare_commands(commands)
     }
 }
 

@@ -149,10 +149,9 @@ impl FashionMnist {
         })
     }
 
-    /// Changes the shape of inputs from `[784]` to `[1, 28, 28]`, for convolutions.
-    #[must_use]
-    pub fn with_image_shape(self) -> Self {
-        Self { sample_shape: vec![1, SIDE, SIDE], ..self }
+    setters! {
+        /// Changes the shape of inputs from `[784]` to `[1, 28, 28]`, for convolutions.
+        fn with_image_shape() { sample_shape: vec![1, SIDE, SIDE] }
     }
 
     /// Returns the folder of the files, or `<built into forebay>` for the embedded subset.

@@ -14,7 +14,7 @@ use std::thread::{self, JoinHandle};
 use serde::{Deserialize, Serialize};
 
 use super::Dataset;
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, Result, Tensor, fail_if};
 use forebay_core::memory::{self, Tag};
 use forebay_core::tensor::layout::{numel, tensor_numel};
 
@@ -71,28 +71,14 @@ impl<D: Dataset> DataLoader<D> {
         fn shuffle(seed: u64) { seed: Some(seed) }
         /// Sets the batch size.
         fn batches(n: usize) { batch_size: n }
-    }
-
-    /// Drops the last batch of an epoch if it is incomplete.
-    #[must_use]
-    pub fn drop_last(self) -> Self {
-        Self { drop_last: true, ..self }
-    }
-
-    setters! {
+        /// Drops the last batch of an epoch if it is incomplete.
+        fn drop_last() { drop_last: true }
         /// Sets the maximum number of batches that are prefetched on the host, from 1 to 65,536.
         fn ahead(n: usize) { ahead: n.max(1) }
         /// Sets the number of epochs; one by default.
         fn epochs(n: u64) { epochs: Some(n) }
-    }
-
-    /// Removes the limit of epochs.
-    #[must_use]
-    pub fn forever(self) -> Self {
-        Self { epochs: None, ..self }
-    }
-
-    setters! {
+        /// Removes the limit of epochs.
+        fn forever() { epochs: None }
         /// Starts at the position of another run ([`BatchIter::cursor`]). The following batches are equal.
         fn start_at(cursor: LoaderCursor) { start: cursor }
     }
@@ -192,23 +178,16 @@ impl<D: Dataset> DataLoader<D> {
     /// Rejects settings that would make the loop meaningless or endless.
     pub(crate) fn check_sizes(&self, sizes: &DatasetSizes) -> Result<()> {
         let (n, batch) = (sizes.samples, self.batch_size);
-        if batch == 0 {
-            return Err(Error::argument("batches", "a batch has at least one sample, not 0"));
-        }
-        if self.ahead > MAX_PREFETCH {
-            let why = format!(
-                "{} batches are too many to wait on the host; take at most {MAX_PREFETCH}",
-                self.ahead
-            );
-            return Err(Error::argument("ahead", why));
-        }
-        if self.seed.is_some() && u32::try_from(n).is_err() {
-            let why = format!(
-                "the data set has {n} samples; at most {} are shuffled: take them in order",
-                u32::MAX
-            );
-            return Err(Error::argument("shuffle", why));
-        }
+        fail_if!(batch == 0; argument("batches"), "a batch has at least one sample, not 0");
+        fail_if!(
+            self.ahead > MAX_PREFETCH;
+            argument("ahead"), "{} batches are too many to wait on the host; take at most {MAX_PREFETCH}", self.ahead
+        );
+        fail_if!(
+            self.seed.is_some() && u32::try_from(n).is_err();
+            argument("shuffle"),
+            "the data set has {n} samples; at most {} are shuffled: take them in order", u32::MAX
+        );
         if let Some(shape) = [&sizes.input, &sizes.target]
             .into_iter()
             .find(|shape| tensor_numel(&[&[batch.min(n)], &shape[..]].concat()).is_none())

@@ -1,7 +1,7 @@
 //! Adaptive softmax for many classes with skewed frequencies (Grave et al., 2017).
 
 use super::{Linear, Module, ModuleScope, Sequential};
-use crate::{Device, Error, Result, Tensor};
+use crate::{Device, Error, Result, Tensor, fail_if};
 
 /// Softmax over classes sorted by falling frequency, PyTorch's module of the same name. The head scores the
 /// frequent classes and the clusters. Each cluster scores its rarer classes from fewer features, and only for
@@ -46,13 +46,11 @@ impl AdaptiveLogSoftmaxWithLoss {
         device: &Device,
     ) -> Result<Self> {
         let cutoffs = [cutoffs, &[classes]].concat();
-        if cutoffs.len() < 2 || cutoffs[0] == 0 || cutoffs.windows(2).any(|pair| pair[0] >= pair[1]) {
-            let why = format!(
-                "cutoffs rise, are above 0 and below the {classes} classes; got {:?}",
-                &cutoffs[..cutoffs.len() - 1]
-            );
-            return Err(Error::argument("AdaptiveLogSoftmaxWithLoss", why));
-        }
+        fail_if!(
+            cutoffs.len() < 2 || cutoffs[0] == 0 || cutoffs.windows(2).any(|pair| pair[0] >= pair[1]);
+            argument("AdaptiveLogSoftmaxWithLoss"),
+            "cutoffs rise, are above 0 and below the {classes} classes; got {:?}", &cutoffs[..cutoffs.len() - 1]
+        );
         if !(div_value.is_finite() && div_value > 0.0) {
             let why = format!("div_value is a number above 0, not {div_value}");
             return Err(Error::argument("AdaptiveLogSoftmaxWithLoss", why));
@@ -82,9 +80,7 @@ impl AdaptiveLogSoftmaxWithLoss {
     pub fn forward(&self, x: &Tensor, target: &Tensor) -> Result<(Tensor, Tensor)> {
         self.scope.run(|| {
             const OP: &str = "AdaptiveLogSoftmaxWithLoss";
-            if !target.dtype().is_int() {
-                return Err(Error::dtype(OP, target.dtype(), "targets are integers, the classes"));
-            }
+            fail_if!(!target.dtype().is_int(); dtype(OP, target.dtype()), "targets are integers, the classes");
             if x.rank() == 1 && target.rank() == 0 {
                 let (out, loss) = self.forward_batch(OP, &x.unsqueeze(0)?, &target.unsqueeze(0)?)?;
                 return Ok((out.squeeze(0)?, loss));
@@ -103,7 +99,7 @@ impl AdaptiveLogSoftmaxWithLoss {
         let mut of_head = target.clone();
         let mut parts: Vec<(Tensor, Tensor)> = Vec::new();
         let mut found =
-            target.ge(0)?.logical_and(&target.lt(self.cutoffs[0] as i64)?)?.count_nonzero(&[])?.item()?;
+            target.ge(0)?.logical_and(&target.lt(self.cutoffs[0] as i64)?)?.count_nonzero(())?.item()?;
         for (k, (pair, tail)) in self.cutoffs.windows(2).zip(&self.tail).enumerate() {
             let inside = target.ge(pair[0] as i64)?.logical_and(&target.lt(pair[1] as i64)?)?;
             of_head = of_head.masked_fill(&inside, (self.cutoffs[0] + k) as i64)?;
@@ -151,6 +147,6 @@ impl AdaptiveLogSoftmaxWithLoss {
     /// Same errors as [`log_prob`](Self::log_prob).
     #[track_caller]
     pub fn predict(&self, x: &Tensor) -> Result<Tensor> {
-        self.log_prob(x)?.argmax(Some(-1), false)
+        self.log_prob(x)?.argmax(-1, false)
     }
 }

@@ -3,16 +3,17 @@
 use std::sync::atomic::AtomicBool;
 
 use super::{Module, ModuleScope, init};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail_if};
 use forebay_core::autograd;
+use forebay_core::tensor::IntoShape;
 
 #[track_caller]
-fn create_ones_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+fn create_ones_parameter(shape: impl IntoShape, device: &Device) -> Result<Tensor> {
     init::create_parameter(|| Tensor::ones(shape, DType::F32, device))
 }
 
 #[track_caller]
-fn create_zeros_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+fn create_zeros_parameter(shape: impl IntoShape, device: &Device) -> Result<Tensor> {
     init::create_parameter(|| Tensor::zeros(shape, DType::F32, device))
 }
 
@@ -31,9 +32,10 @@ pub struct LayerNorm {
 impl LayerNorm {
     /// Creates a layer over the last dimensions, which have these extents.
     #[track_caller]
-    pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
+    pub fn new(shape: impl IntoShape, device: &Device) -> Result<Self> {
+        let shape = shape.to_extents();
         let (weight, bias) =
-            (create_ones_parameter(shape, device)?, Some(create_zeros_parameter(shape, device)?));
+            (create_ones_parameter(&shape, device)?, Some(create_zeros_parameter(&shape, device)?));
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
@@ -97,7 +99,7 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// Creates a layer over the last dimensions, which have these extents.
     #[track_caller]
-    pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
+    pub fn new(shape: impl IntoShape, device: &Device) -> Result<Self> {
         Ok(Self { weight: create_ones_parameter(shape, device)?, eps: None, scope: ModuleScope::new() })
     }
 
@@ -157,12 +159,10 @@ impl GroupNorm {
     /// `groups` does not divide the channels.
     #[track_caller]
     pub fn new(groups: usize, channels: usize, device: &Device) -> Result<Self> {
-        if groups == 0 || !channels.is_multiple_of(groups) {
-            return Err(Error::argument(
-                "GroupNorm",
-                format!("{channels} channels do not divide by {groups}"),
-            ));
-        }
+        fail_if!(
+            groups == 0 || !channels.is_multiple_of(groups);
+            argument("GroupNorm"), "{channels} channels do not divide by {groups}"
+        );
         let (weight, bias) =
             (create_ones_parameter(&[channels], device)?, create_zeros_parameter(&[channels], device)?);
         Ok(Self { groups, weight, bias, eps: 1e-5, scope: ModuleScope::new() })
@@ -183,39 +183,57 @@ impl GroupNorm {
     }
 }
 
-/// Shared implementation of the batch norms. The layers expose its fields as their own, so names match
-/// PyTorch's.
+/// Shared implementation of the batch and instance norms. The layers expose its fields as their own, so names
+/// match PyTorch's.
 #[derive(Debug, Module)]
-struct BatchNorm {
+struct ChannelNorm {
     weight: Option<Tensor>,
     bias: Option<Tensor>,
     running_mean: Option<Tensor>,
     running_var: Option<Tensor>,
     // An i32, because every device supports i32 arithmetic; PyTorch's i64 counters load too.
     num_batches_tracked: Option<Tensor>,
+    channels: usize,
     momentum: f64,
     eps: f64,
     training: AtomicBool,
     scope: ModuleScope,
 }
 
-impl BatchNorm {
-    fn new(channels: usize, device: &Device) -> Result<Self> {
-        let buffer = |value| init::create_buffer(|| Tensor::full(&[channels], value, DType::F32, device));
-        Ok(Self {
-            weight: Some(create_ones_parameter(&[channels], device)?),
-            bias: Some(create_zeros_parameter(&[channels], device)?),
-            running_mean: Some(buffer(0.0)?),
-            running_var: Some(buffer(1.0)?),
-            num_batches_tracked: Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?),
+impl ChannelNorm {
+    /// Creates a norm without parameters and running statistics.
+    fn new(channels: usize) -> Self {
+        Self {
+            weight: None,
+            bias: None,
+            running_mean: None,
+            running_var: None,
+            num_batches_tracked: None,
+            channels,
             momentum: 0.1,
             eps: 1e-5,
             training: AtomicBool::new(true),
             scope: ModuleScope::new(),
-        })
+        }
     }
 
-    fn forward(&self, x: &Tensor, relu: bool) -> Result<Tensor> {
+    #[track_caller]
+    fn add_affine(&mut self, device: &Device) -> Result<()> {
+        self.weight = Some(create_ones_parameter(&[self.channels], device)?);
+        self.bias = Some(create_zeros_parameter(&[self.channels], device)?);
+        Ok(())
+    }
+
+    #[track_caller]
+    fn add_running_stats(&mut self, device: &Device) -> Result<()> {
+        let shape = [self.channels];
+        self.running_mean = Some(init::create_buffer(|| Tensor::full(&shape, 0.0, DType::F32, device))?);
+        self.running_var = Some(init::create_buffer(|| Tensor::full(&shape, 1.0, DType::F32, device))?);
+        self.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros((), DType::I32, device))?);
+        Ok(())
+    }
+
+    fn batch_norm(&self, x: &Tensor, relu: bool) -> Result<Tensor> {
         self.scope.run(|| {
             let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
             let training = super::is_training(&self.training) || running.is_none();
@@ -230,23 +248,32 @@ impl BatchNorm {
             Ok(out)
         })
     }
+
+    fn instance_norm(&self, name: &'static str, x: &Tensor, rank: usize) -> Result<Tensor> {
+        self.scope.run(|| {
+            let unbatched = x.rank() + 1 == rank;
+            let channels = x.shape().get(usize::from(!unbatched)).copied();
+            fail_if!(
+                !(unbatched || x.rank() == rank) || channels != Some(self.channels);
+                shape(name, [x]), "takes {} channels, with {} dimensions after them", self.channels, rank - 2
+            );
+            let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
+            let training = super::is_training(&self.training);
+            let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
+            let space: usize = x.shape()[2..].iter().product();
+            let own = training || running.is_none();
+            fail_if!(own && space == 1; shape(name, [x]), "an instance of one element has no deviation");
+            let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
+            let out = x.instance_norm(running, weight, bias, own, self.momentum, self.eps)?;
+            if unbatched { out.squeeze(0) } else { Ok(out) }
+        })
+    }
 }
 
-macro_rules! batch_norm {
-    ($(#[$doc:meta])* $name:ident, $ranks:pat, $takes:literal) => {
-        $(#[$doc])*
-        /// In training, uses the statistics of the batch and updates the running statistics. In evaluation,
-        /// uses the running statistics.
-        #[derive(Debug)]
-        pub struct $name(BatchNorm);
-
+/// Implements the setters and [`Module`] of a layer that wraps a [`ChannelNorm`].
+macro_rules! impl_channel_norm {
+    ($name:ident) => {
         impl $name {
-            /// Creates a layer with weight 1, bias 0, momentum 0.1 and eps 1e-5.
-            #[track_caller]
-            pub fn new(channels: usize, device: &Device) -> Result<Self> {
-                Ok(Self(BatchNorm::new(channels, device)?))
-            }
-
             /// Sets the weight of the batch's statistics in the update of the running statistics.
             #[must_use]
             pub fn momentum(mut self, momentum: f64) -> Self {
@@ -259,6 +286,28 @@ macro_rules! batch_norm {
             pub fn eps(mut self, eps: f64) -> Self {
                 self.0.eps = eps;
                 self
+            }
+        }
+        delegate_module!($name);
+    };
+}
+
+macro_rules! batch_norm {
+    ($(#[$doc:meta])* $name:ident, $ranks:pat, $takes:literal) => {
+        $(#[$doc])*
+        /// In training, uses the statistics of the batch and updates the running statistics. In evaluation,
+        /// uses the running statistics.
+        #[derive(Debug)]
+        pub struct $name(ChannelNorm);
+
+        impl $name {
+            /// Creates a layer with weight 1, bias 0, momentum 0.1 and eps 1e-5.
+            #[track_caller]
+            pub fn new(channels: usize, device: &Device) -> Result<Self> {
+                let mut norm = ChannelNorm::new(channels);
+                norm.add_affine(device)?;
+                norm.add_running_stats(device)?;
+                Ok(Self(norm))
             }
 
             /// Removes scale and shift: PyTorch's `affine=False`.
@@ -283,7 +332,7 @@ macro_rules! batch_norm {
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
-                self.0.forward(x, false)
+                self.0.batch_norm(x, false)
             }
 
             /// Normalises `x` and applies a ReLU in one pass: see [`Tensor::batch_norm_relu`].
@@ -293,7 +342,7 @@ macro_rules! batch_norm {
             #[track_caller]
             pub fn forward_relu(&self, x: &Tensor) -> Result<Tensor> {
                 Self::check(x)?;
-                self.0.forward(x, true)
+                self.0.batch_norm(x, true)
             }
 
             fn check(x: &Tensor) -> Result<()> {
@@ -304,11 +353,7 @@ macro_rules! batch_norm {
             }
         }
 
-        impl Module for $name {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, super::ModuleEntry<'_>)) {
-                self.0.visit(path, f);
-            }
-        }
+        impl_channel_norm!($name);
     };
 }
 batch_norm!(
@@ -331,102 +376,33 @@ batch_norm!(
     "[batch, channels, depth, height, width]"
 );
 
-/// Shared implementation of the instance norms. The layers expose its fields as their own, so names match
-/// PyTorch's.
-#[derive(Debug, Module)]
-struct InstanceNorm {
-    weight: Option<Tensor>,
-    bias: Option<Tensor>,
-    running_mean: Option<Tensor>,
-    running_var: Option<Tensor>,
-    num_batches_tracked: Option<Tensor>,
-    channels: usize,
-    momentum: f64,
-    eps: f64,
-    training: AtomicBool,
-    scope: ModuleScope,
-}
-
-impl InstanceNorm {
-    fn forward(&self, name: &'static str, x: &Tensor, rank: usize) -> Result<Tensor> {
-        self.scope.run(|| {
-            let unbatched = x.rank() + 1 == rank;
-            let channels = x.shape().get(usize::from(!unbatched)).copied();
-            if !(unbatched || x.rank() == rank) || channels != Some(self.channels) {
-                let rule =
-                    format!("takes {} channels, with {} dimensions behind them", self.channels, rank - 2);
-                return Err(Error::shape(name, rule, &[x.shape()]));
-            }
-            let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
-            let training = super::is_training(&self.training);
-            let running = self.running_mean.as_ref().zip(self.running_var.as_ref());
-            let space: usize = x.shape()[2..].iter().product();
-            let own = training || running.is_none();
-            if own && space == 1 {
-                return Err(Error::shape(name, "an instance of one element has no deviation", &[x.shape()]));
-            }
-            let (weight, bias) = (self.weight.as_ref(), self.bias.as_ref());
-            let out = x.instance_norm(running, weight, bias, own, self.momentum, self.eps)?;
-            if unbatched { out.squeeze(0) } else { Ok(out) }
-        })
-    }
-}
-
 macro_rules! instance_norm {
     ($($(#[$doc:meta])* $name:ident $rank:literal;)*) => {$(
         $(#[$doc])*
         /// By default, has neither parameters nor running statistics, as in PyTorch.
         #[derive(Debug)]
-        pub struct $name(InstanceNorm);
+        pub struct $name(ChannelNorm);
 
         impl $name {
             /// Creates a layer with momentum 0.1 and eps 1e-5.
             #[must_use]
             pub fn new(channels: usize) -> Self {
-                Self(InstanceNorm {
-                    weight: None,
-                    bias: None,
-                    running_mean: None,
-                    running_var: None,
-                    num_batches_tracked: None,
-                    channels,
-                    momentum: 0.1,
-                    eps: 1e-5,
-                    training: AtomicBool::new(true),
-                    scope: ModuleScope::new(),
-                })
+                Self(ChannelNorm::new(channels))
             }
 
             /// Adds a scale (initially 1) and a shift (initially 0) for each channel: PyTorch's `affine`.
             #[track_caller]
             pub fn affine(mut self, device: &Device) -> Result<Self> {
-                self.0.weight = Some(create_ones_parameter(&[self.0.channels], device)?);
-                self.0.bias = Some(create_zeros_parameter(&[self.0.channels], device)?);
+                self.0.add_affine(device)?;
                 Ok(self)
             }
 
             /// Updates running statistics in training and uses them in evaluation.
             #[track_caller]
             pub fn track_running_stats(mut self, device: &Device) -> Result<Self> {
-                let buffer = |value| init::create_buffer(|| Tensor::full(&[self.0.channels], value, DType::F32, device));
-                (self.0.running_mean, self.0.running_var) = (Some(buffer(0.0)?), Some(buffer(1.0)?));
-                // PyTorch has this counter too, but never increments it.
-                self.0.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?);
+                // PyTorch has the counter of batches too, but never increments it.
+                self.0.add_running_stats(device)?;
                 Ok(self)
-            }
-
-            /// Sets the weight of the batch's statistics in the update of the running statistics.
-            #[must_use]
-            pub fn momentum(mut self, momentum: f64) -> Self {
-                self.0.momentum = momentum;
-                self
-            }
-
-            /// Sets the term added to the variance.
-            #[must_use]
-            pub fn eps(mut self, eps: f64) -> Self {
-                self.0.eps = eps;
-                self
             }
 
             /// Normalises `x`, with or without a batch.
@@ -435,15 +411,11 @@ macro_rules! instance_norm {
             /// The number of channels of `x` differs from the layer's, or an instance has a single element.
             #[track_caller]
             pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-                self.0.forward(stringify!($name), x, $rank)
+                self.0.instance_norm(stringify!($name), x, $rank)
             }
         }
 
-        impl Module for $name {
-            fn visit(&self, path: &str, f: &mut dyn FnMut(&str, super::ModuleEntry<'_>)) {
-                self.0.visit(path, f);
-            }
-        }
+        impl_channel_norm!($name);
     )*};
 }
 instance_norm! {

@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use smallvec::smallvec;
 
 use super::{Module, ModuleEntry, init, join_path};
-use crate::{DType, Error, Result, Tensor};
+use crate::{DType, Error, Result, Tensor, fail};
 use forebay_core::autograd;
 
 /// A layer with one weight that can be replaced.
@@ -78,8 +78,7 @@ impl<L: HasWeight> WeightNorm<L> {
         if let Some(dim) = dim
             && dim >= weight.rank()
         {
-            let rule = format!("the weight has no dimension {dim}");
-            return Err(Error::shape("WeightNorm", rule, &[weight.shape()]));
+            fail!(shape("WeightNorm", [weight]), "the weight has no dimension {dim}");
         }
         let length = init::create_parameter(|| norm_except_dim(&weight.detach(), dim))?;
         let direction = init::create_parameter(|| weight.detach().copy())?;
@@ -114,7 +113,7 @@ impl<L: HasWeight> WeightNorm<L> {
 #[track_caller]
 fn norm_except_dim(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
     match dim {
-        None => weight.norm(2.0, &[], false),
+        None => weight.norm(2.0, (), false),
         Some(dim) => {
             let others: Vec<isize> = (0..weight.rank()).filter(|&d| d != dim).map(|d| d as isize).collect();
             if others.is_empty() { weight.abs() } else { weight.norm(2.0, &others, true) }

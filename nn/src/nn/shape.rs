@@ -1,8 +1,9 @@
 //! Layers that only rearrange elements: padding, flattening, shuffling, unfolding.
 
 use super::Module;
-use crate::{Error, Result, Tensor};
+use crate::{Result, Tensor, fail};
 use forebay_core::ops::PadMode;
+use forebay_core::tensor::IntoShape;
 
 /// Layer that returns its input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
@@ -58,8 +59,8 @@ pub struct Unflatten {
 impl Unflatten {
     /// Creates a layer that splits `dim` into these extents, one of which may be -1.
     #[must_use]
-    pub fn new(dim: isize, sizes: &[isize]) -> Self {
-        Self { dim, sizes: sizes.to_vec() }
+    pub fn new(dim: isize, sizes: impl IntoShape) -> Self {
+        Self { dim, sizes: sizes.to_extents().to_vec() }
     }
 
     /// Returns `x` with the dimension split.
@@ -229,8 +230,11 @@ impl<const N: usize> ConstantPad<N> {
             [all] => vec![*all; 2 * N],
             each if each.len() == 2 * N => each.to_vec(),
             other => {
-                let why = format!("takes one number or {}, two for each dimension; got {other:?}", 2 * N);
-                return Err(Error::argument("ConstantPad", why));
+                fail!(
+                    argument("ConstantPad"),
+                    "takes one number or {}, two for each dimension; got {other:?}",
+                    2 * N
+                );
             }
         };
         Ok(Self { padding, value })

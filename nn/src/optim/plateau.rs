@@ -70,13 +70,9 @@ impl ReduceLrOnPlateau {
         Self::default()
     }
 
-    /// Makes larger values better.
-    #[must_use]
-    pub fn maximize(self) -> Self {
-        Self { is_max_mode: true, ..self }
-    }
-
     setters! {
+        /// Makes larger values better.
+        fn maximize() { is_max_mode: true }
         /// Sets the factor of a reduction.
         fn factor(factor: f64) { factor }
         /// Sets the number of values in a row that may bring no improvement.

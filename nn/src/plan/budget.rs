@@ -64,10 +64,9 @@ impl StepConfig {
         self.with_policy(away.as_ref(), ActivationPolicy::Offload)
     }
 
-    /// Offloads the optimiser's state between steps.
-    #[must_use]
-    pub fn with_offloaded_state(self) -> Self {
-        Self { offload_state: true, ..self }
+    setters! {
+        /// Offloads the optimiser's state between steps.
+        fn with_offloaded_state() { offload_state: true }
     }
 
     fn with_policy(self, which: &[bool], what: ActivationPolicy) -> Self {
@@ -227,16 +226,11 @@ impl Budget {
         self
     }
 
-    /// Disables offloading to host memory.
-    #[must_use]
-    pub fn without_offload(self) -> Self {
-        Self { allows_offload: false, ..self }
-    }
-
-    /// Measures the peaks of all configurations. By default, measurement stops at the first one that fits.
-    #[must_use]
-    pub fn measure_all(self) -> Self {
-        Self { measures_all: true, ..self }
+    setters! {
+        /// Disables offloading to host memory.
+        fn without_offload() { allows_offload: false }
+        /// Measures the peaks of all configurations. By default, measurement stops at the first one that fits.
+        fn measure_all() { measures_all: true }
     }
 
     /// Finds the fastest configuration that fits. `setup` creates the model and everything that stays

@@ -11,7 +11,7 @@ use crate::data::{DataLoader, Dataset, LoaderCursor};
 use crate::nn::{self, Module};
 use crate::optim::{GradScaler, LrSchedule, Optimizer, clip_grad_norm_};
 use crate::plan::{StepConfig, StepPlan};
-use crate::{DType, Device, Error, Result, Tensor};
+use crate::{DType, Device, Error, Result, Tensor, fail};
 use forebay_core::amp;
 use forebay_core::autograd;
 use forebay_core::memory::BytesOf;
@@ -191,11 +191,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
         /// progress then shows tokens per second. It also shows the model-FLOPs utilisation (MFU) if the device's
         /// [peak](crate::backend::PeakRates) is known.
         fn tokens(per_step: u64, flops: f64) { token_throughput: Some(TokenThroughput { per_step, flops, peak: None }) }
-    }
-
-    /// Disables the progress display.
-    pub fn quiet(self) -> Self {
-        Self { quiet: true, ..self }
+        /// Disables the progress display.
+        fn quiet() { quiet: true }
     }
 
     /// Resumes from a checkpoint, with bitwise the results of an uninterrupted run.
@@ -378,11 +375,11 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             && !same
             && done.cursor != zero
         {
-            let why = format!(
+            fail!(
+                argument("fit"),
                 "resumed from batches of {}, but the loader makes {batches}; use the same",
                 done.loader_description
             );
-            return Err(Error::argument("fit", why));
         }
         let (cursor, first_epoch) = match self.fit_state {
             FitState::Resumed if done.cursor != zero => (done.cursor, done.first_epoch),

@@ -8,6 +8,7 @@ use forebay::backend::{
     Launch, PageRemap, SegmentId, SegmentSource, Slice, SourceError, SourceLimits,
 };
 use forebay::error::Result;
+use forebay::forward_backend;
 
 /// Backend described in the module's documentation.
 #[derive(Debug)]
@@ -35,6 +36,10 @@ impl FaultyBackend {
         self.remaining_calls.store(calls, Ordering::Relaxed);
     }
 
+    fn inner(&self) -> &dyn Backend {
+        &*self.inner
+    }
+
     fn take_call(&self, bytes: u64) -> Result<(), SourceError> {
         let less = |left: u64| left.checked_sub(1);
         match self.remaining_calls.fetch_update(Ordering::Relaxed, Ordering::Relaxed, less) {
@@ -45,37 +50,18 @@ impl FaultyBackend {
 }
 
 impl SegmentSource for FaultyBackend {
-    fn limits(&self) -> SourceLimits {
-        self.inner.limits()
-    }
-    fn device_memory(&self) -> DeviceMemory {
-        self.inner.device_memory()
-    }
-    fn is_device_memory(&self) -> bool {
-        self.inner.is_device_memory()
-    }
-    fn processes(&self) -> Vec<DeviceProcess> {
-        self.inner.processes()
+    forward_backend! {
+        inner: limits device_memory is_device_memory processes free_segment reserve_addresses
+            free_addresses unmap queue_count record_event wait_event record_fence is_fence_signaled
+            wait_fence
     }
     fn alloc_segment(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.take_call(bytes)?;
         self.inner.alloc_segment(bytes)
     }
-    fn free_segment(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.free_segment(segment)
-    }
-    fn reserve_addresses(&self, bytes: u64) -> Result<SegmentId, SourceError> {
-        self.inner.reserve_addresses(bytes)
-    }
-    fn free_addresses(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.free_addresses(segment)
-    }
     fn map(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
         self.take_call(bytes)?;
         self.inner.map(segment, offset, bytes)
-    }
-    fn unmap(&self, segment: SegmentId, offset: u64, bytes: u64) -> Result<(), SourceError> {
-        self.inner.unmap(segment, offset, bytes)
     }
     fn remap(&self, pieces: &[PageRemap]) -> Result<(), SourceError> {
         self.take_call(pieces.iter().map(|p| p.bytes).sum()).or_else(|full| {
@@ -89,65 +75,20 @@ impl SegmentSource for FaultyBackend {
         })?;
         self.inner.remap(pieces)
     }
-    fn queue_count(&self) -> u8 {
-        self.inner.queue_count()
-    }
-    fn record_event(&self, queue: u8) -> Result<Event, SourceError> {
-        self.inner.record_event(queue)
-    }
-    fn wait_event(&self, queue: u8, event: Event) -> Result<(), SourceError> {
-        self.inner.wait_event(queue, event)
-    }
-    fn record_fence(&self) -> Result<Fence, SourceError> {
-        self.inner.record_fence()
-    }
-    fn is_fence_signaled(&self, fence: Fence) -> Result<bool, SourceError> {
-        self.inner.is_fence_signaled(fence)
-    }
-    fn wait_fence(&self, fence: Fence) -> Result<(), SourceError> {
-        self.inner.wait_fence(fence)
-    }
 }
 
 impl Backend for FaultyBackend {
+    forward_backend! {
+        inner: compile launch upload download copy fill flush supports_pinned_host free_host library
+    }
     fn info(&self) -> &DeviceInfo {
         &self.info
-    }
-    fn compile(&self, source: &KernelSource<'_>) -> Result<KernelId> {
-        self.inner.compile(source)
-    }
-    fn launch(&self, launch: &Launch<'_>) -> Result<()> {
-        self.inner.launch(launch)
-    }
-    fn upload(&self, dst: Slice, data: &[u8]) -> Result<()> {
-        self.inner.upload(dst, data)
-    }
-    fn download(&self, src: Slice, data: &mut [u8]) -> Result<()> {
-        self.inner.download(src, data)
-    }
-    fn copy(&self, dst: Slice, src: Slice) -> Result<()> {
-        self.inner.copy(dst, src)
-    }
-    fn fill(&self, dst: Slice, word: u32) -> Result<()> {
-        self.inner.fill(dst, word)
-    }
-    fn flush(&self) -> Result<()> {
-        self.inner.flush()
     }
     fn open_queue(&self, number: u8) -> Result<Option<Arc<dyn Backend>>> {
         self.inner.open_queue(number)
     }
-    fn supports_pinned_host(&self) -> bool {
-        self.inner.supports_pinned_host()
-    }
     fn alloc_host(&self, bytes: u64) -> Result<SegmentId, SourceError> {
         self.take_call(bytes)?;
         self.inner.alloc_host(bytes)
-    }
-    fn free_host(&self, segment: SegmentId) -> Result<(), SourceError> {
-        self.inner.free_host(segment)
-    }
-    fn library(&self) -> Option<&dyn KernelLibrary> {
-        self.inner.library()
     }
 }

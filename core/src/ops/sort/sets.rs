@@ -109,7 +109,7 @@ impl Tensor {
     /// A capture is active. See also [`isclose`](Self::isclose).
     #[track_caller]
     pub fn allclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<bool> {
-        Ok(self.isclose(other, rtol, atol, equal_nan)?.all(&[], false)?.item()? != 0.0)
+        Ok(self.isclose(other, rtol, atol, equal_nan)?.all((), false)?.item()? != 0.0)
     }
 
     /// Reports whether the shapes and all elements are equal. The host reads the result.
@@ -119,7 +119,7 @@ impl Tensor {
     #[track_caller]
     pub fn equal(&self, other: &Tensor) -> Result<bool> {
         self.check_same_device("equal", other)?;
-        Ok(self.shape() == other.shape() && self.eq(other)?.all(&[], false)?.item()? != 0.0)
+        Ok(self.shape() == other.shape() && self.eq(other)?.all((), false)?.item()? != 0.0)
     }
 
     /// Tests whether each element is in `elements`, or with `invert` is not.
@@ -249,7 +249,7 @@ impl Tensor {
         operation!(OP = "mode");
         let d = normalize_dim(OP, dim, self.rank())?;
         if self.rank() == 0 {
-            return Ok((self.clone(), Tensor::zeros(&[], DType::I64, self.device())?));
+            return Ok((self.clone(), Tensor::zeros((), DType::I64, self.device())?));
         }
         let n = self.shape()[d];
         fail_if!(n == 0; shape(OP, [self]), "dimension {d} has no elements to choose from");
@@ -264,7 +264,7 @@ impl Tensor {
         let place = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?.reshape(&line[..])?;
         let begins = place.narrow(d, 1, n - 1)?.broadcast_to(same.shape())?.masked_fill(&same, 0)?;
         let begins = begins.prepend_zero(d)?.cummax(d)?.0;
-        let at = place.sub(&begins)?.argmax(Some(d), true)?;
+        let at = place.sub(&begins)?.argmax(d, true)?;
         let index = order.gather(d, &at)?;
         let values = self.gather(d, &index)?;
         if keepdim { Ok((values, index)) } else { Ok((values.squeeze(d)?, index.squeeze(d)?)) }
