@@ -574,7 +574,7 @@ impl Backend for CudaBackend {
         let gone = lock(&self.device.host_allocations).remove(&segment.0);
         given.and(gone.map(drop).ok_or_else(|| SourceError::Driver {
             call: "cuMemFreeHost",
-            detail: format!("no memory of the host was lent at {:#x}", segment.0),
+            detail: format!("no host memory is allocated at {:#x}", segment.0),
         }))
     }
 

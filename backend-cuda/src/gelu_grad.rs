@@ -33,7 +33,7 @@ pub struct GeluGradKernel {
 
 impl NativeKernel for GeluGradKernel {
     const FALLBACK_MESSAGE: &'static str =
-        "GELU's gradient is a pass of its own behind the product, which takes longer";
+        "GELU's gradient is a pass of its own after the product, which takes longer";
 
     fn source(&self) -> String {
         use forebay_shaders::cuda::{GELU_GRAD, PACKED_HALVES};

@@ -35,7 +35,7 @@ fn bench_forward_backward(
     op: impl Fn(&Tensor) -> Result<Tensor>,
 ) -> Result<()> {
     bench_forward(b, name, x, bytes, || op(x))?;
-    let leaf = x.requires_grad_()?;
+    let leaf = x.to_leaf()?;
     let seed = op(x)?.ones_like()?;
     let t = b.time(b.max_inner(2 * bytes), || {
         leaf.set_grad(None);
@@ -77,7 +77,7 @@ pub(crate) fn long_reductions(b: &Bench<'_>) -> Result<()> {
     let x = b.random_tensor(&[n], dtype)?;
     bench_forward(b, "sum to a scalar", &x, 4 * n, || Ok(x.sum_all()?))?;
     bench_forward(b, "var to a scalar", &x, 4 * n, || Ok(x.var(&[0], 1.0, false)?))?;
-    bench_forward(b, "argmax to a scalar", &x, 4 * n, || Ok(x.argmax(None, false)?))?;
+    bench_forward(b, "argmax to a scalar", &x, 4 * n, || Ok(x.argmax((), false)?))?;
     bench_forward(b, "norm to a scalar", &x, 4 * n, || Ok(x.norm(2.0, &[0], false)?))?;
     let y = b.random_tensor(&[n], dtype)?;
     bench_forward(b, "dot", &x, 8 * n, || Ok(x.dot(&y)?))?;

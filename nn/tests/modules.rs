@@ -9,8 +9,10 @@ use forebay_core::error::{Error, Result};
 use forebay_core::memory::Tag;
 use forebay_core::tensor::Tensor;
 use forebay_nn::nn::{
-    BatchNorm2d, Dropout, Embedding, LayerNorm, Linear, Module, ModuleEntry, ModuleScope, SelfAttention,
-    Sequential,
+    BatchNorm2d, Bert, BertOptions, Dropout, Embedding, Gpt, GptOptions, Gru, LayerNorm, Linear, Lstm,
+    Module, ModuleEntry, ModuleScope, MultiheadAttention, RecurrentOptions, Rnn, RotaryEmbedding,
+    SelfAttention, Sequential, SinusoidalEmbedding, TransformerDecoder, TransformerEncoder,
+    TransformerOptions, init,
 };
 use forebay_nn::optim::{Adam, AdamW, Optimizer, RmsProp, Sgd, clip_grad_norm_};
 
@@ -224,7 +226,7 @@ fn steps_keep_no_memory() -> Result<()> {
 #[test]
 fn doubles_are_refused_with_a_reason() -> Result<()> {
     let device = device();
-    let p = Tensor::ones(&[4], DType::F64, &device)?.requires_grad_()?;
+    let p = Tensor::ones(&[4], DType::F64, &device)?.to_leaf()?;
     let error = Sgd::new(vec![p], 0.1).step().expect_err("no f64");
     assert_eq!(error.to_string(), "step: does not take f64; takes parameters of f32, f16 and bf16");
     Ok(())
@@ -265,4 +267,70 @@ fn a_sequence_is_asked_for_by_the_line_that_called_it() -> Result<()> {
     let Err(Error::OutOfMemory(error)) = asked else { panic!("there is no room: {asked:?}") };
     assert_eq!((error.op, error.site.map(|site| site.line())), ("tanh", Some(line)));
     Ok(())
+}
+
+#[test]
+fn sizes_that_no_model_has_are_errors_before_anything_is_made() -> Result<()> {
+    let device = device();
+    let before = device.memory().allocated();
+    let options = |num_layers| RecurrentOptions { num_layers, ..RecurrentOptions::default() };
+    let transformer = TransformerOptions::default;
+    let bert = |n: usize| BertOptions { num_hidden_layers: n, ..BertOptions::default() };
+    let gpt =
+        |layers: usize| GptOptions { vocabulary: 9, context: 4, layers, heads: 2, width: 4, dropout: 0.0 };
+    for n in [usize::MAX, 99_999_999_999, 70_000] {
+        let made: [(&str, Option<Error>); 7] = [
+            ("Lstm", Lstm::new(4, 4, options(n), &device).err()),
+            ("Rnn", Rnn::new(4, 4, options(n), &device).err()),
+            ("Gru", Gru::new(4, 4, options(n), &device).err()),
+            ("TransformerEncoder", TransformerEncoder::new(4, 2, n, transformer(), &device).err()),
+            ("TransformerDecoder", TransformerDecoder::new(4, 2, n, transformer(), &device).err()),
+            ("Gpt", Gpt::new(&gpt(n), &device).err()),
+            ("Bert", Bert::new(&bert(n), &device).err()),
+        ];
+        for (name, error) in made {
+            let text = error.map(|e| e.to_string()).unwrap_or_default();
+            assert_eq!(text, format!("{name}: a model has at most 65536 layers, not {n}"));
+        }
+    }
+    for [positions, features] in
+        [[usize::MAX, 4], [1 << 47, 4], [usize::MAX, 0], [1 << 40, 0], [0, 4], [4, usize::MAX - 1]]
+    {
+        let rotary = RotaryEmbedding::new(positions, features, &device);
+        assert!(rotary.is_err_and(|e| e.to_string().contains("no table holds")), "{positions} {features}");
+        assert!(SinusoidalEmbedding::new(positions, features, &device).is_err());
+    }
+    for base in [-1.0, 0.0, f64::NAN, f64::INFINITY] {
+        let rotary = RotaryEmbedding::with_base(4, 4, base, &device);
+        assert!(rotary.is_err_and(|e| e.to_string().contains("it must be above 0 and finite")));
+    }
+    let rotary = RotaryEmbedding::new(4, 4, &device)?;
+    let x = Tensor::zeros(&[2, 4], DType::F32, &device)?;
+    assert!(rotary.forward_at(&x, usize::MAX).is_err() && rotary.forward_at(&x, 2).is_ok());
+    let error = MultiheadAttention::new(0, 1, Default::default(), &device).err().map(|e| e.to_string());
+    assert_eq!(error.as_deref(), Some("MultiheadAttention: 0 features do not divide by 1 heads"));
+    drop((rotary, x));
+    assert_eq!(device.memory().allocated(), before);
+    // Weights of no inputs are drawn from a finite range.
+    let empty = Tensor::zeros(&[0, 0], DType::F32, &device)?;
+    init::xavier_uniform_(&empty, 1.0)?;
+    init::kaiming_uniform_(&empty, 0.0)
+}
+
+#[test]
+fn sequences_nest_as_deep_as_is_said() -> Result<()> {
+    let run = || -> Result<()> {
+        let device = device();
+        let x = Tensor::ones(&[2, 4], DType::F32, &device)?;
+        let mut net = Sequential::new().add(Linear::new(4, 4, &device)?);
+        for _ in 0..500 {
+            net = Sequential::new().add(net);
+        }
+        assert_eq!((net.forward(&x)?.shape(), net.parameters().len()), (x.shape(), 2));
+        Ok(())
+    };
+    std::thread::scope(|threads| {
+        let thread = std::thread::Builder::new().stack_size(2 << 20).spawn_scoped(threads, run);
+        thread.map_err(|e| Error::argument("test", e.to_string()))?.join().expect("no panic")
+    })
 }

@@ -57,7 +57,7 @@ const GROUPS: &[&[OpCase]] = &[
         smooth("ndtri", &[Positive(S)], |x| x[0].mul(0.25)?.ndtri()).elementwise(),
         smooth("mvlgamma", &[Positive(S)], |x| x[0].add(1.5)?.mvlgamma(3))
             .with_tolerances(case::ONE_ROUNDING_NEAR_4),
-        smooth("zeta", &[Positive(S)], |x| Tensor::full(&[], 2.5, x[0].dtype(), x[0].device())?.zeta(&x[0])),
+        smooth("zeta", &[Positive(S)], |x| Tensor::full((), 2.5, x[0].dtype(), x[0].device())?.zeta(&x[0])),
     ],
     &[nonsmooth("logit of held numbers", &[Bounded(S)], |x| x[0].logit(Some(0.1)))],
     unary!(nondifferentiable, Signed: isnan, isinf, isfinite, isposinf, isneginf, signbit, logical_not),
@@ -69,7 +69,7 @@ const GROUPS: &[&[OpCase]] = &[
     &[
         smooth("add a number", &[Signed(S)], |x| x[0].add(1.5)),
         smooth("div of a number", &[Positive(S)], |x| {
-            Tensor::full(&[], 2.0, x[0].dtype(), x[0].device())?.div(&x[0])
+            Tensor::full((), 2.0, x[0].dtype(), x[0].device())?.div(&x[0])
         }),
         smooth("prelu", &[Signed(&[2, 3, 4]), Positive(&[3])], |x| x[0].prelu(&x[1])).with_batched_inputs(1),
         smooth("glu", &[Signed(&[2, 6])], |x| x[0].glu(-1)).with_batched_inputs(1),
@@ -170,10 +170,10 @@ const GROUPS: &[&[OpCase]] = &[
             .with_bench_inputs(&[Signed(&[4096, 4096])]),
         smooth("nanmedian", &[Signed(&[4, 6])], |x| Ok(x[0].nanmedian(1, false)?.0)).with_batched_inputs(1),
         smooth("median_all", &[Signed(S)], |x| x[0].median_all()),
-        smooth("quantile", &[Signed(&[4, 6])], |x| x[0].quantile(0.3, Some(1), false, Interpolation::Linear)),
+        smooth("quantile", &[Signed(&[4, 6])], |x| x[0].quantile(0.3, 1, false, Interpolation::Linear)),
         smooth("nanquantile", &[Signed(&[4, 6])], |x| {
             let q = Tensor::from_slice(&[0.1f32, 0.5, 0.9], &[3], x[0].device())?;
-            x[0].nanquantile(&q, None, true, Interpolation::Midpoint)
+            x[0].nanquantile(&q, (), true, Interpolation::Midpoint)
         }),
     ],
     &[

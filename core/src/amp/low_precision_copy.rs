@@ -28,7 +28,7 @@ pub(super) fn find_or_request(leaf: &Tensor, to: DType) -> Option<Tensor> {
                     .capture_recorder()
                     .add_note(note, |known: &CapturedCastRead| known.leaf.is_same_view(leaf));
             }
-            good.then(|| numbers.clone())
+            good.then(|| numbers.clone()).inspect(Tensor::record_derived)
         }
         // A recorded step relies on the state that it has read.
         LowPrecisionCopy::Ready { .. } if leaf.device().capture_recorder().is_recording_here() => None,

@@ -61,7 +61,7 @@ impl Drop for DetectAnomalyGuard {
 /// ```
 /// # use forebay_core::{autograd, device::Device, dtype::DType, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// # let x = Tensor::zeros(&[3], DType::F32, &device)?.requires_grad_()?;
+/// # let x = Tensor::zeros(&[3], DType::F32, &device)?.to_leaf()?;
 /// let guard = autograd::detect_anomaly();
 /// x.sqrt()?.sum_all()?.backward()?;
 /// drop(guard);
@@ -84,7 +84,7 @@ fn clear_first_nonfinite() {
 
 fn any_element(t: &Tensor, what: impl Fn(&Tensor) -> Result<Tensor>) -> Result<bool> {
     let _no_grad = no_grad();
-    Ok(t.numel() > 0 && what(&t.detach())?.any(&[], false)?.item()? != 0.0)
+    Ok(t.numel() > 0 && what(&t.detach())?.any((), false)?.item()? != 0.0)
 }
 
 /// Checks the result of an operation of the forward pass.

@@ -2,6 +2,7 @@
 //! backward pass recomputes them with the same random numbers (Chen et al., "Training deep nets with
 //! sublinear memory cost", 2016).
 
+use std::cell::Cell;
 use std::sync::Arc;
 
 use smallvec::SmallVec;
@@ -17,13 +18,43 @@ use crate::memory;
 use crate::storage::next_id;
 use crate::tensor::Tensor;
 
+/// Number of checkpoints that may be inside each other. Each level takes stack in both passes: 128 levels fit
+/// the 2 MiB of a thread without optimisation.
+const MAX_NESTING: usize = 128;
+
+thread_local! {
+    /// Number of checkpoints of this thread whose body or backward function runs.
+    static NESTING: Cell<usize> = const { Cell::new(0) };
+}
+
+/// Guard that counts a checkpoint while its body or backward function runs.
+struct NestingGuard;
+
+impl NestingGuard {
+    fn enter() -> Result<Self> {
+        let depth = NESTING.get() + 1;
+        if depth > MAX_NESTING {
+            let why = format!("more than {MAX_NESTING} checkpoints are inside each other; put them in a row");
+            return Err(Error::argument("checkpoint", why));
+        }
+        NESTING.set(depth);
+        Ok(Self)
+    }
+}
+
+impl Drop for NestingGuard {
+    fn drop(&mut self) {
+        NESTING.set(NESTING.get() - 1);
+    }
+}
+
 /// Runs `body` on `inputs` and keeps only the inputs and the result for the backward pass.
 ///
 /// Parameters and results that `body` captures get their gradients too. `body` must give the same result when
 /// it runs again. Random numbers and the [`autocast`](crate::amp::autocast) state are those of the first run.
-/// A captured tensor that has changed since then is an error. The recomputation does not update the state of
+/// A captured tensor that was changed or replaced since then is an error. The recomputation does not update the state of
 /// modules, such as running statistics; custom modules use [`update_state`](super::update_state). Checkpoints
-/// nest: recomputing the outer one records the inner one.
+/// nest, up to 128 deep: recomputing the outer one records the inner one.
 ///
 /// ```no_run
 /// # use forebay_core::{autograd::checkpoint, tensor::Tensor, error::Result};
@@ -34,7 +65,7 @@ use crate::tensor::Tensor;
 /// ```
 ///
 /// # Errors
-/// Those of `body`.
+/// Those of `body`. There is no input, or more than 128 checkpoints are inside each other.
 pub fn checkpoint(
     inputs: &[&Tensor],
     body: impl Fn(&[Tensor]) -> Result<Tensor> + Send + Sync + 'static,
@@ -42,6 +73,7 @@ pub fn checkpoint(
     if inputs.is_empty() {
         return Err(Error::argument("checkpoint", "takes at least one input"));
     }
+    let _nesting = NestingGuard::enter()?;
     if !super::is_grad_enabled() {
         return body(&inputs.iter().map(|t| (*t).clone()).collect::<Vec<_>>());
     }
@@ -51,7 +83,7 @@ pub fn checkpoint(
         let _no_grad = no_grad();
         // Casts of parameters are repeated in the backward pass, and not kept until then.
         let _mode = mode.enter();
-        recompute::run_forward(|| body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>()))?
+        recompute::run_forward(inputs, || body(&inputs.iter().map(|t| t.detach()).collect::<Vec<_>>()))?
     };
     // Captured parameters are unknown here, so the result is recorded even if no listed input requires a
     // gradient: a private leaf stands for them.
@@ -61,6 +93,7 @@ pub fn checkpoint(
     let first = Arc::new(first);
     let anchored = anchor.is_some();
     Ok(record_node("checkpoint", out.detach(), &edges, BackwardKind::Checkpoint, move |grad, wants| {
+        let _nesting = NestingGuard::enter()?;
         let _grad = enable_grad();
         let saved = saved.iter().map(|t| t.unpack(wants)).collect::<Result<Vec<_>>>()?;
         if !first.is_current() {
@@ -75,16 +108,19 @@ pub fn checkpoint(
                 composite::create_aliases(&saved, &all).into_vec()
             }
             false => {
-                let leaf = |(t, &w): (&Tensor, &bool)| if w { t.requires_grad_() } else { Ok(t.detach()) };
+                let leaf = |(t, &w): (&Tensor, &bool)| if w { t.to_leaf() } else { Ok(t.detach()) };
                 saved.iter().zip(wants.iter()).map(leaf).collect::<Result<_>>()?
             }
         };
-        let again = {
+        let (again, reads_the_same) = {
             // Recomputed activations are attributed to the module of the first run.
             let _scope = memory::scope::enter_scope(scope);
             let _mode = mode.enter();
-            recompute::run_recompute(&first, || body(&leaves))?
+            recompute::run_recompute(&first, &leaves, || body(&leaves))?
         };
+        if !reads_the_same {
+            return Err(inplace::changed_capture_error(&wants.node.describe()));
+        }
         let mut grads: InputGrads = if wants.create_graph() {
             let targets = GradTargets::stop_at(&leaves.iter().collect::<Vec<_>>());
             let options = BackwardOptions { retain_graph: true, create_graph: true };
@@ -123,7 +159,7 @@ pub fn checkpoint(
             grads
         };
         if anchored {
-            grads.push(Some(Tensor::zeros(&[], grad.dtype(), grad.device())?));
+            grads.push(Some(Tensor::zeros((), grad.dtype(), grad.device())?));
         }
         Ok(grads)
     }))
@@ -140,5 +176,41 @@ fn hand_over_outer_grads(wants: &BackwardCtx<'_>, beyond: OuterGrads) -> Result<
 }
 
 fn create_anchor(out: &Tensor) -> Result<Tensor> {
-    Tensor::zeros(&[], out.dtype(), out.device())?.requires_grad_()
+    Tensor::zeros((), out.dtype(), out.device())?.to_leaf()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::dtype::DType;
+    use crate::runtime::device::Device;
+
+    fn nested(x: &Tensor, depth: usize) -> Result<Tensor> {
+        match depth {
+            0 => x.exp(),
+            _ => checkpoint(&[x], move |x| nested(&x[0], depth - 1)),
+        }
+    }
+
+    #[test]
+    fn checkpoints_nest_as_deep_as_is_said_and_fit_a_small_stack() -> Result<()> {
+        let run = || -> Result<()> {
+            let device = Device::null(Default::default());
+            let x = Tensor::ones(&[2], DType::F32, &device)?.requires_grad_()?;
+            nested(&x, MAX_NESTING)?.sum_all()?.backward()?;
+            assert!(x.grad().is_some());
+            for depth in [MAX_NESTING + 1, 300, 100_000] {
+                let error = nested(&x, depth).err().map(|e| e.to_string()).unwrap_or_default();
+                assert!(error.contains("more than 128 checkpoints"), "{depth}: {error}");
+                let _no_grad = no_grad();
+                assert!(nested(&x, depth).is_err());
+            }
+            // The guards are gone again.
+            nested(&x, MAX_NESTING)?.sum_all()?.backward()
+        };
+        std::thread::scope(|threads| {
+            let thread = std::thread::Builder::new().stack_size(2 << 20).spawn_scoped(threads, run);
+            thread.map_err(|e| Error::argument("test", e.to_string()))?.join().expect("no panic")
+        })
+    }
 }

@@ -3,11 +3,12 @@
 //!
 //! The record of a forward run has its random draws, the module state values and modes that it used, and the
 //! versions of older tensors that it read. A recomputation replays the draws, values and modes, and leaves
-//! the state of modules alone. It is refused if a tensor that it reads has changed. It does not touch the
-//! device's random state, so other threads, panics and errors cannot disturb that state.
+//! the state of modules alone. It is refused if a tensor that the forward run read has changed or is gone, or if
+//! it reads another older tensor than the forward run did. It does not touch the device's random state, so other threads, panics and errors cannot disturb that state.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
+use std::ops::Range;
 use std::sync::{Arc, Weak};
 
 use rustc_hash::FxHashMap;
@@ -24,13 +25,17 @@ use crate::tensor::Tensor;
 
 type StateValues = SmallVec<[Tensor; 2]>;
 
-/// Storage that a forward run has read, with its version at the time.
-struct TrackedRead {
+/// Storage that a run has accessed, with its version at the time.
+struct TrackedAccess {
     storage: Weak<Storage>,
     version: u64,
-    /// If true, the run has also written to the storage, so its version is not checked.
+    /// If true, the run has also written to the storage, or its contents derive from another tracked storage,
+    /// so it is not checked.
     is_written: bool,
 }
+
+/// Accesses by storage id.
+type AccessMap = FxHashMap<u64, TrackedAccess>;
 
 /// Record of a forward run.
 #[derive(Default)]
@@ -40,8 +45,12 @@ pub(super) struct ForwardRecord {
     values: Vec<StateValues>,
     /// Modes of modules, training or evaluation.
     modes: Vec<bool>,
-    /// Storages that the run read but did not write, with their versions. Empty until the run ends.
-    reads: Vec<(Weak<Storage>, u64)>,
+    /// Older storages that the run accessed, without the inputs. Empty until the run ends.
+    accesses: AccessMap,
+    /// Ids of the storages of the inputs.
+    inputs: SmallVec<[u64; 4]>,
+    /// Ids of storages that were made during the run.
+    made: Range<u64>,
 }
 
 enum CheckpointFrame {
@@ -49,13 +58,16 @@ enum CheckpointFrame {
         run: ForwardRecord,
         /// Storages with a smaller id are older than the run.
         start: u64,
-        reads: FxHashMap<u64, TrackedRead>,
+        accesses: AccessMap,
     },
     Recompute {
         run: Arc<ForwardRecord>,
         draws: usize,
         values: usize,
         modes: usize,
+        /// Storages with a smaller id are older than the recomputation.
+        start: u64,
+        accesses: AccessMap,
     },
     /// Update of module state, which is not part of the run.
     StateUpdate,
@@ -109,37 +121,66 @@ impl Drop for FrameGuard {
 }
 
 /// Runs the body of a checkpoint for the first time and records the run.
-pub(super) fn run_forward<R>(body: impl FnOnce() -> Result<R>) -> Result<(R, ForwardRecord)> {
-    let entered = FrameGuard::new(CheckpointFrame::Forward {
-        run: ForwardRecord::default(),
-        start: next_id(),
-        reads: FxHashMap::default(),
-    });
+pub(super) fn run_forward<R>(
+    inputs: &[&Tensor],
+    body: impl FnOnce() -> Result<R>,
+) -> Result<(R, ForwardRecord)> {
+    let start = next_id();
+    let run = ForwardRecord::default();
+    let entered = FrameGuard::new(CheckpointFrame::Forward { run, start, accesses: AccessMap::default() });
     let out = body()?;
-    let Some(CheckpointFrame::Forward { mut run, reads, .. }) = entered.pop_early() else {
-        return Err(Error::argument(
-            "checkpoint",
-            "a checkpoint's body ended on another thread than it began",
-        ));
+    let Some(CheckpointFrame::Forward { mut run, accesses, .. }) = entered.pop_early() else {
+        return Err(other_thread_error());
     };
-    let unwritten = reads.into_values().filter(|read| !read.is_written);
-    run.reads = unwritten.map(|read| (read.storage, read.version)).collect();
+    run.made = start..next_id();
+    run.inputs = inputs.iter().map(|t| t.storage_id()).collect();
+    // The versions of the inputs are checked where they are saved.
+    run.accesses = accesses.into_iter().filter(|(id, _)| !run.inputs.contains(id)).collect();
     Ok((out, run))
 }
 
-/// Runs the body of a checkpoint again and replays the record.
-pub(super) fn run_recompute<R>(run: &Arc<ForwardRecord>, body: impl FnOnce() -> Result<R>) -> Result<R> {
-    let _entered =
-        FrameGuard::new(CheckpointFrame::Recompute { run: Arc::clone(run), draws: 0, values: 0, modes: 0 });
-    body()
+/// Runs the body of a checkpoint again on `inputs` and replays the record. Also reports whether the run read
+/// the older storages that the forward run read, and no others.
+pub(super) fn run_recompute<R>(
+    run: &Arc<ForwardRecord>,
+    inputs: &[Tensor],
+    body: impl FnOnce() -> Result<R>,
+) -> Result<(R, bool)> {
+    let entered = FrameGuard::new(CheckpointFrame::Recompute {
+        run: Arc::clone(run),
+        draws: 0,
+        values: 0,
+        modes: 0,
+        start: next_id(),
+        accesses: AccessMap::default(),
+    });
+    let out = body()?;
+    let Some(CheckpointFrame::Recompute { accesses, .. }) = entered.pop_early() else {
+        return Err(other_thread_error());
+    };
+    let is_known = |id: &u64| {
+        run.accesses.contains_key(id)
+            || run.inputs.contains(id)
+            || run.made.contains(id)
+            || inputs.iter().any(|t| t.storage_id() == *id)
+    };
+    let none_is_new = accesses.iter().all(|(id, access)| access.is_written || is_known(id));
+    let none_is_missing =
+        run.accesses.iter().all(|(id, access)| access.is_written || accesses.contains_key(id));
+    Ok((out, none_is_new && none_is_missing))
+}
+
+fn other_thread_error() -> Error {
+    Error::argument("checkpoint", "a checkpoint's body ended on another thread than it began")
 }
 
 impl ForwardRecord {
-    /// Reports whether everything that the run has read is unchanged.
+    /// Reports whether everything that the run has read is there and unchanged.
     pub(super) fn is_current(&self) -> bool {
-        self.reads
-            .iter()
-            .all(|(memory, version)| memory.upgrade().is_none_or(|memory| memory.version() == *version))
+        let same = |storage: Arc<Storage>, version| storage.version() == version;
+        self.accesses.values().all(|access| {
+            access.is_written || access.storage.upgrade().is_some_and(|storage| same(storage, access.version))
+        })
     }
 }
 
@@ -162,7 +203,7 @@ pub fn is_recomputing() -> bool {
 /// ```
 /// # use forebay_core::{autograd, device::Device, dtype::DType, tensor::Tensor};
 /// # let device = Device::null(Default::default());
-/// # let (x, seen) = (Tensor::ones(&[3], DType::F32, &device)?, Tensor::zeros(&[], DType::F32, &device)?);
+/// # let (x, seen) = (Tensor::ones(&[3], DType::F32, &device)?, Tensor::zeros((), DType::F32, &device)?);
 /// autograd::update_state(|| seen.add_(&x.detach().sum_all()?))?;
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
@@ -280,17 +321,18 @@ impl OperationObserver for CheckpointObserver {
         let _ = FRAME_STACK.try_with(|stack| {
             let Ok(mut stack) = stack.try_borrow_mut() else { return };
             for frame in stack.iter_mut().rev() {
-                match frame {
+                let (start, accesses) = match frame {
                     CheckpointFrame::StateUpdate => break,
-                    CheckpointFrame::Forward { start, reads, .. } if storage.id < *start => {
-                        let seen = || TrackedRead {
-                            storage: Arc::downgrade(&storage),
-                            version: storage.version(),
-                            is_written: false,
-                        };
-                        reads.entry(storage.id).or_insert_with(seen).is_written |= access == Access::Write;
-                    }
-                    CheckpointFrame::Forward { .. } | CheckpointFrame::Recompute { .. } => {}
+                    CheckpointFrame::Forward { start, accesses, .. }
+                    | CheckpointFrame::Recompute { start, accesses, .. } => (*start, accesses),
+                };
+                if storage.id < start {
+                    let seen = || TrackedAccess {
+                        storage: Arc::downgrade(&storage),
+                        version: storage.version(),
+                        is_written: false,
+                    };
+                    accesses.entry(storage.id).or_insert_with(seen).is_written |= access == Access::Write;
                 }
             }
         });

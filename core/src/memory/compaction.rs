@@ -17,6 +17,7 @@ use std::sync::{Arc, MutexGuard};
 
 use super::compaction_planner::{CompactionPlanner, Gap, GapCandidate, MovableRuns};
 use super::free_list::FreeBlock;
+use super::grow::SEGMENT_UNIT;
 use super::heap::{AllocRequest, NO_BLOCK, SHARED_OWNER, Segment};
 use super::pool::{Block, Pool, Request};
 use super::pool_state::{GrowOutcome, IdleKind, PoolState};
@@ -25,17 +26,12 @@ use crate::memory::error::Result;
 
 /// Cost of enqueuing a copy, in bytes that could be copied meanwhile.
 pub(super) const COPY_COST: u64 = 1 << 20;
-/// Depth to which gaps are made for blocks that are evicted from a gap.
-const MAX_NESTED_GAPS: usize = 2;
 /// Most rounds of filling holes for one request; each round leaves fewer.
 const MAX_DEFRAGMENT_ROUNDS: usize = 4;
 /// Segments are also evacuated for less than the surplus, if that returns this part of the peak usage.
-const MIN_GAIN_DIVISOR: u64 = 16;
-/// A new segment for the evicted blocks is worthwhile if it is smaller than these tenths of the request...
+const MIN_GAIN_DIVISOR: u64 = 32;
+/// A new segment for the evicted blocks is worthwhile if it is smaller than these tenths of the request.
 const SMALLER_GROWTH_TENTHS: u64 = 8;
-/// ... and if at least this part of the request is free.
-const MIN_FREE_DIVISOR: u64 = 10;
-const SEGMENT_ROUNDING: u64 = 2 << 20;
 
 /// Move of a block or of a part of it. Source and destination do not overlap.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,6 +81,10 @@ impl PoolState {
             && counters.reserved() > counters.active() + counters.releasing_bytes
     }
 
+    fn planner(&mut self, need: &AllocRequest) -> CompactionPlanner<'_> {
+        CompactionPlanner::new(&mut self.heap, &self.pinned_slots, need.arena)
+    }
+
     /// Moves blocks to serve a request. If that fails, it may have evacuated segments, up to `surplus` bytes.
     /// With `first`, it may ask for idle segments to be released first.
     fn try_compact(
@@ -95,41 +95,26 @@ impl PoolState {
         surplus: u64,
         first: bool,
     ) -> Result<CompactOutcome> {
-        let free =
-            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena)
-                .free_blocks();
+        let free = self.planner(need).free_blocks();
         let sum = free.iter().map(|e| e.size).sum::<u64>();
         let (enough, emptier) = (sum >= need.size, sum >= self.min_evacuation_gain(surplus));
-        let less = sum >= need.size / MIN_FREE_DIVISOR && self.has_own_segment(need);
+        let less = self.has_own_segment(need);
         if !enough && !less && !emptier {
             return Ok(CompactOutcome::NotPossible);
         }
         // The heap changes only if a plan succeeds, so what one search found is valid for the next.
-        let runs =
-            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena)
-                .find_movable_runs();
-        if enough || less {
-            let planner =
-                CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
-            let found = planner.find_gaps(need.size, &runs);
-            if enough
-                && self.execute_plan(mover, need, |planner| {
-                    planner.open_any_gap(need.size, &found, &runs, &free, MAX_NESTED_GAPS)
-                })?
-            {
-                return Ok(CompactOutcome::Moved);
-            }
-            if enough
-                && self
-                    .execute_plan(mover, need, |planner| planner.partial_evict_any(need.size, &runs, &free))?
-            {
-                return Ok(CompactOutcome::Moved);
-            }
-            if less {
-                match self.grow_smaller_and_evict(source, mover, need, &found, &free, first)? {
-                    CompactOutcome::NotPossible => {}
-                    done => return Ok(done),
-                }
+        let runs = self.planner(need).find_movable_runs();
+        let found = self.planner(need).find_gaps(need.size, &runs);
+        if enough
+            && (self.execute_plan(mover, need, |p| p.open_any_gap(need.size, &found, &runs, &free, true))?
+                || self.execute_plan(mover, need, |p| p.partial_evict_any(need.size, &runs, &free))?)
+        {
+            return Ok(CompactOutcome::Moved);
+        }
+        if less {
+            match self.grow_smaller_and_evict(source, mover, need, &found, &free, first)? {
+                CompactOutcome::NotPossible => {}
+                done => return Ok(done),
             }
         }
         if emptier {
@@ -151,11 +136,8 @@ impl PoolState {
         if first && over > 0 && self.idle_memory().iter().any(|i| matches!(i.kind, IdleKind::Segment(_))) {
             return Ok(CompactOutcome::ReleaseFirst(over));
         }
-        Ok(if self.add_free_segment(source, need, size)? {
-            CompactOutcome::Moved
-        } else {
-            CompactOutcome::NotPossible
-        })
+        let added = self.add_free_segment(source, need, size)?;
+        Ok(if added.is_ok() { CompactOutcome::Moved } else { CompactOutcome::NotPossible })
     }
 
     /// Grows by less than the request: the blocks of a gap large enough for the request move to a smaller new
@@ -173,11 +155,10 @@ impl PoolState {
         if least >= most {
             return Ok(CompactOutcome::NotPossible);
         }
-        let planner =
-            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
+        let planner = self.planner(need);
         let mut best: Option<(u64, Gap)> = None;
         for gap in found.iter().map(|found| planner.build_gap(need.size, *found)).filter(Gap::is_eviction) {
-            let size = planner.unplaced_bytes(&gap, free, 0).next_multiple_of(SEGMENT_ROUNDING).max(least);
+            let size = planner.unplaced_bytes(&gap, free, 0).next_multiple_of(SEGMENT_UNIT).max(least);
             if best.as_ref().is_none_or(|best| size < best.0) {
                 best = Some((size, gap));
             }
@@ -200,7 +181,9 @@ impl PoolState {
         need: &AllocRequest,
         gap: &Gap,
     ) -> Result<CompactOutcome> {
-        let made = self.execute_plan(mover, need, |planner| planner.save_and_open_gap(gap, 0))?;
+        let made = self.execute_plan(mover, need, |planner| {
+            planner.try_or_restore(|planner| planner.open_gap(gap, false))
+        })?;
         Ok(if made { CompactOutcome::Moved } else { CompactOutcome::NotPossible })
     }
 
@@ -222,14 +205,13 @@ impl PoolState {
         first: bool,
     ) -> Result<CompactOutcome> {
         let worth = self.min_evacuation_gain(surplus);
-        let planner =
-            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
+        let planner = self.planner(need);
         let segments = planner.segments_by_evacuation_cost(surplus, runs);
         let emptied = planner.select_evacuations(&segments, free, surplus, worth).map(|gap| (gap, 0));
         let enough = emptied.as_ref().is_some_and(|(gap, _)| gap.size >= surplus);
         let refilled = segments.get(..1).filter(|_| !enough).and_then(|segment| {
             let gap = planner.whole_segments_gap(segment);
-            let missing = planner.unplaced_bytes(&gap, free, 0).next_multiple_of(SEGMENT_ROUNDING);
+            let missing = planner.unplaced_bytes(&gap, free, 0).next_multiple_of(SEGMENT_UNIT);
             let gain = gap.size.saturating_sub(missing);
             (gain >= worth.max(missing) && planner.fits(&gap, free, missing)).then_some((gap, missing))
         });
@@ -323,7 +305,7 @@ impl PoolState {
         if pieces.is_empty() || self.exceeds_limit(new) {
             return Ok(false);
         }
-        self.num_device_alloc += 1;
+        self.totals.num_device_alloc += 1;
         match source.remap(&pieces) {
             Ok(()) => {}
             Err(SourceError::OutOfMemory { .. }) => return Ok(false),
@@ -343,16 +325,16 @@ impl PoolState {
         plan: impl FnOnce(&mut CompactionPlanner<'_>) -> bool,
     ) -> Result<bool> {
         let recorder = self.heap.recorder.take();
-        let mut planner =
-            CompactionPlanner::new(&mut self.heap, &mut self.spare_heaps, &self.pinned_slots, need.arena);
+        let mut planner = self.planner(need);
         let found = plan(&mut planner);
         let (plan, before) = planner.finish();
         let queue = self.heap.arenas[usize::from(need.arena)].queue;
         let done = if found { mover.enqueue_copies(queue, &plan.copies).map(|()| true) } else { Ok(false) };
         let moved = matches!(done, Ok(true));
         if let Some(before) = before {
-            let gone = if moved { before } else { std::mem::replace(&mut self.heap, before) };
-            self.spare_heaps.push(gone);
+            if !moved {
+                self.heap = before;
+            }
         }
         self.heap.recorder = recorder;
         if !moved {
@@ -361,8 +343,8 @@ impl PoolState {
         for (slot, from) in &plan.moved {
             self.heap.record_move(*slot, *from);
         }
-        self.num_compactions += 1;
-        self.compacted_bytes += plan.bytes;
+        self.totals.num_compactions += 1;
+        self.totals.compacted_bytes += plan.bytes;
         self.migration_budget
             .add(self.heap.counters.total_allocated(), plan.bytes + COPY_COST * plan.copies.len() as u64);
         done
@@ -440,19 +422,19 @@ impl Pool {
         drop(state);
         let _gate = mover.lock_dispatch();
         let mut state = shared.lock();
-        state.reclaim_stats.compact.tried += 1;
+        state.totals.reclaim_stats.compact.tried += 1;
         // Another thread may have freed a fitting block.
         let (mut done, mut served) =
             (CompactOutcome::NotPossible, state.take_free_block(&*shared.source, need)?);
         if served.is_none() {
-            let before = state.num_compactions;
+            let before = state.totals.num_compactions;
             let moved = state.compact_and_take(&*shared.source, &**mover, need, full, first);
-            if state.num_compactions != before {
+            if state.totals.num_compactions != before {
                 shared.move_count.fetch_add(1, Ordering::Release);
             }
             (done, served) = moved?;
         }
-        state.reclaim_stats.compact.served += u64::from(served.is_some());
+        state.totals.reclaim_stats.compact.served += u64::from(served.is_some());
         Ok((done, served, state))
     }
 
@@ -475,7 +457,7 @@ impl Pool {
                 state.release_largest_idle(source, u64::MAX)?;
                 state = self.wait_pending_fences(state)?;
                 if let GrowOutcome::Served(block) = state.grow(source, need, None, 0)? {
-                    state.reclaim_stats.release.served += 1;
+                    state.totals.reclaim_stats.release.served += 1;
                     served = Some(block);
                 }
             }

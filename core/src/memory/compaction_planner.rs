@@ -9,19 +9,11 @@ use super::source::SegmentId;
 const MAX_COPIES: usize = 256;
 /// Most gaps tried for a request.
 const MAX_GAPS: usize = 16;
-/// Most gaps tried although their blocks do not fit elsewhere yet, so that room is made for them first. If
-/// the cheapest one fails, hardly any other succeeds.
-const MAX_NESTED_ATTEMPTS: usize = 1;
 /// Most copies to slide one block: each copies at most the sliding distance, so that source and destination
 /// do not overlap.
-const MAX_SLIDE_STEPS: u64 = 32;
-/// Most copies to slide one block in [`compact_all`](CompactionPlanner::compact_all), the last resort.
-const MAX_FULL_SLIDE_STEPS: u64 = 1024;
+const MAX_SLIDE_STEPS: u64 = 1024;
 /// Cost of releasing a segment, in bytes that could be copied meanwhile.
 const RELEASE_COST: u64 = 32 << 20;
-/// Most segments evacuated together, the cheapest ones first.
-const MAX_EVACUATED_SEGMENTS: usize = 32;
-
 /// Neighbouring blocks that can become one free block.
 #[derive(Clone, Debug)]
 pub(super) struct Gap {
@@ -38,6 +30,8 @@ pub(super) enum GapMethod {
     Slide,
     /// Moves the blocks in use elsewhere.
     Evict,
+    /// Moves some blocks elsewhere and slides the others together.
+    Partial,
 }
 
 /// A block as seen by the search for gaps.
@@ -90,59 +84,43 @@ impl MovableRuns {
     }
 }
 
-/// Finds the shortest parts of a run that can become a free block of `size` bytes.
-fn find_gaps_in_run((of, run): (&MovableRun, &[RunBlock]), size: u64, found: &mut CheapestGaps) {
-    for how in [GapMethod::Slide, GapMethod::Evict] {
-        if how == GapMethod::Slide && of.free < size {
-            continue;
-        }
-        let gives = |block: &RunBlock| if how == GapMethod::Evict || block.is_free { block.size } else { 0 };
-        let (mut end, mut sum, mut cost) = (0, 0, 0);
-        for (start, first) in run.iter().enumerate() {
-            while sum < size {
-                let Some(next) = run.get(end) else { break };
-                (sum, cost, end) = (sum + gives(next), cost + next.cost, end + 1);
-            }
-            if sum < size {
-                break;
-            }
-            if end - start <= MAX_COPIES && (how == GapMethod::Evict || first.is_free) {
-                found.push((cost, first.slot, end - start, how));
-            }
-            (sum, cost) = (sum - gives(first), cost - first.cost);
-        }
-    }
-}
+/// Candidate for a gap: cost, first block, number of blocks, method.
+pub(super) type GapCandidate = (u64, u32, usize, GapMethod);
 
-/// Collects the cheapest [`MAX_GAPS`] gaps.
+/// Collects the cheapest [`MAX_GAPS`] gaps of at most a cost.
 struct CheapestGaps {
     candidates: Vec<GapCandidate>,
-    /// Cost above which a gap is not among the cheapest.
     cost_limit: u64,
 }
 
 impl CheapestGaps {
-    fn new() -> Self {
-        Self { candidates: Vec::with_capacity(4 * MAX_GAPS), cost_limit: u64::MAX }
-    }
-
-    #[inline]
-    fn push(&mut self, gap: GapCandidate) {
-        if gap.0 > self.cost_limit {
-            return;
+    /// Adds the shortest parts of a run that can become a free block of `size` bytes. Partial eviction counts
+    /// on blocks of at most `largest` bytes to fit elsewhere.
+    fn search(&mut self, run: &[RunBlock], size: u64, method: GapMethod, largest: u64) {
+        let gives = |block: &RunBlock| match method {
+            _ if block.is_free => block.size,
+            GapMethod::Evict => block.size,
+            GapMethod::Partial if block.size <= largest => block.size,
+            GapMethod::Partial | GapMethod::Slide => 0,
+        };
+        let (mut end, mut sum, mut cost) = (0, 0, 0);
+        for (start, first) in run.iter().enumerate() {
+            while sum < size {
+                let Some(next) = run.get(end) else { return };
+                (sum, cost, end) = (sum + gives(next), cost + next.cost, end + 1);
+            }
+            if cost <= self.cost_limit
+                && end - start <= MAX_COPIES
+                && (first.is_free || method != GapMethod::Slide)
+            {
+                if self.candidates.len() == 4 * MAX_GAPS {
+                    self.cost_limit = self.candidates.select_nth_unstable(MAX_GAPS - 1).1.0;
+                    self.candidates.truncate(MAX_GAPS);
+                }
+                self.candidates.push((cost, first.slot, end - start, method));
+            }
+            (sum, cost) = (sum - gives(first), cost - first.cost);
         }
-        if self.candidates.len() == 4 * MAX_GAPS {
-            self.cost_limit = self.candidates.select_nth_unstable(MAX_GAPS - 1).1.0;
-            self.candidates.truncate(MAX_GAPS);
-        }
-        self.candidates.push(gap);
-    }
-
-    /// Returns the gaps, the cheapest first.
-    fn into_sorted(mut self) -> Vec<GapCandidate> {
-        self.candidates.sort_unstable();
-        self.candidates.truncate(MAX_GAPS);
-        self.candidates
     }
 }
 
@@ -160,9 +138,6 @@ pub(super) fn take_best_fit_size(places: &mut [u64], size: u64) -> bool {
     places[to] = rest;
     true
 }
-
-/// Candidate for a gap: cost, first block, number of blocks, method.
-pub(super) type GapCandidate = (u64, u32, usize, GapMethod);
 
 impl Gap {
     /// Reports whether the gap's blocks move elsewhere.
@@ -185,8 +160,6 @@ pub(super) struct CompactionPlan {
 /// its requests too.
 pub(super) struct CompactionPlanner<'a> {
     heap: &'a mut Heap,
-    /// Heaps whose memory is reused for saved copies.
-    spare_heaps: &'a mut Vec<Heap>,
     /// The heap before the first move, if blocks have moved.
     heap_before: Option<Heap>,
     pinned: &'a [u32],
@@ -194,7 +167,9 @@ pub(super) struct CompactionPlanner<'a> {
     plan: CompactionPlan,
     /// Blocks that must not move: they are about to move, or have moved.
     frozen: Vec<u32>,
-    nested_attempts_left: usize,
+    /// If true, room may still be made for a gap whose blocks do not fit elsewhere yet. If that fails for the
+    /// cheapest such gap, hardly any other succeeds.
+    can_nest: bool,
 }
 
 /// Returns an arena, and those whose free blocks its requests may use: of the same size class, without
@@ -208,19 +183,10 @@ fn compatible_arenas(heap: &Heap, arena: u16) -> Vec<u16> {
 }
 
 impl<'a> CompactionPlanner<'a> {
-    pub(super) fn new(heap: &'a mut Heap, spare: &'a mut Vec<Heap>, pinned: &'a [u32], arena: u16) -> Self {
-        let (plan, frozen) = (CompactionPlan::default(), Vec::new());
+    pub(super) fn new(heap: &'a mut Heap, pinned: &'a [u32], arena: u16) -> Self {
         let arenas = compatible_arenas(heap, arena);
-        Self {
-            heap,
-            spare_heaps: spare,
-            heap_before: None,
-            pinned,
-            arenas,
-            plan,
-            frozen,
-            nested_attempts_left: MAX_NESTED_ATTEMPTS,
-        }
+        let (plan, frozen) = (CompactionPlan::default(), Vec::new());
+        Self { heap, heap_before: None, pinned, arenas, plan, frozen, can_nest: true }
     }
 
     /// Returns the plan and the heap before it; `None` if no block has moved.
@@ -229,26 +195,6 @@ impl<'a> CompactionPlanner<'a> {
             self.heap.slot_mut(at).state = Is::Movable;
         }
         (self.plan, self.heap_before)
-    }
-
-    fn copy_heap(&mut self) -> Heap {
-        let mut copy = self.spare_heaps.pop().unwrap_or_else(|| Heap::new(self.heap.rules));
-        copy.copy_from(self.heap);
-        copy
-    }
-
-    fn save(&mut self) -> (Heap, usize, usize, usize, u64) {
-        let heap = self.copy_heap();
-        let CompactionPlan { copies, moved, bytes } = &self.plan;
-        (heap, self.frozen.len(), copies.len(), moved.len(), *bytes)
-    }
-
-    fn restore(&mut self, (heap, frozen, copies, moved, bytes): (Heap, usize, usize, usize, u64)) {
-        self.spare_heaps.push(std::mem::replace(self.heap, heap));
-        self.frozen.truncate(frozen);
-        self.plan.copies.truncate(copies);
-        self.plan.moved.truncate(moved);
-        self.plan.bytes = bytes;
     }
 
     /// Returns the free blocks, by size.
@@ -329,51 +275,65 @@ impl<'a> CompactionPlanner<'a> {
 
     /// Finds gaps for a free block of `size` bytes, the cheapest first.
     pub(super) fn find_gaps(&self, size: u64, runs: &MovableRuns) -> Vec<GapCandidate> {
-        let mut found = CheapestGaps::new();
-        runs.iter_at_least(size).for_each(|run| find_gaps_in_run(run, size, &mut found));
-        found.into_sorted()
+        self.find_gaps_by(&[GapMethod::Slide, GapMethod::Evict], size, runs, 0, u64::MAX)
+    }
+
+    /// Finds the cheapest gaps that these methods open, at a cost of at most `cost_limit`.
+    pub(super) fn find_gaps_by(
+        &self,
+        methods: &[GapMethod],
+        size: u64,
+        runs: &MovableRuns,
+        largest: u64,
+        cost_limit: u64,
+    ) -> Vec<GapCandidate> {
+        let mut found = CheapestGaps { candidates: Vec::with_capacity(4 * MAX_GAPS), cost_limit };
+        for (_, run) in runs.iter_at_least(size) {
+            methods.iter().for_each(|method| found.search(run, size, *method, largest));
+        }
+        found.candidates.sort_unstable();
+        found.candidates.truncate(MAX_GAPS);
+        found.candidates
     }
 
     /// Creates a free block of at least `size` bytes. If it fails, the heap is restored.
-    fn create_free_block(&mut self, size: u64, depth: usize) -> bool {
-        let free = self.free_blocks();
-        free.iter().map(|e| e.size).sum::<u64>() >= size && {
-            let runs = self.find_movable_runs();
-            self.open_any_gap(size, &self.find_gaps(size, &runs), &runs, &free, depth)
+    fn create_free_block(&mut self, size: u64) -> bool {
+        let (free, runs) = (self.free_blocks(), self.find_movable_runs());
+        self.open_any_gap(size, &self.find_gaps(size, &runs), &runs, &free, false)
+    }
+
+    /// Reports whether all blocks of a gap have a place now.
+    fn can_open(&self, gap: &Gap, free: &[FreeBlock]) -> bool {
+        match gap.method {
+            GapMethod::Slide => self.can_slide(&gap.blocks, |_| false),
+            _ => self.fits(gap, free, 0),
         }
     }
 
     /// Opens the first candidate of [`find_gaps`](Self::find_gaps) that can be opened. `free` are the free
-    /// blocks. If it fails, the heap is restored.
+    /// blocks. If `nest`, room may be made first for the blocks to evict. If it fails, the heap is restored.
     pub(super) fn open_any_gap(
         &mut self,
         size: u64,
         found: &[GapCandidate],
         runs: &MovableRuns,
         free: &[FreeBlock],
-        depth: usize,
+        nest: bool,
     ) -> bool {
         let sum = free.iter().map(|e| e.size).sum::<u64>();
-        let largest = free.last().map_or(0, |e| e.size);
         for &found in found {
             let gap = self.build_gap(size, found);
-            let fits = match gap.method {
-                GapMethod::Slide => self.can_slide(&gap.blocks, |_| false),
-                GapMethod::Evict => self.evictions_fit_within(&gap, largest) && self.fits(&gap, free, 0),
-            };
-            // A block without a fitting place needs a gap of its own, for which as much must be free.
-            let nested = gap.method == GapMethod::Evict
-                && depth > 0
-                && self.nested_attempts_left > 0
-                && gap.cost <= sum + size;
-            if !fits && !nested {
-                continue;
+            if !self.can_open(&gap, free) {
+                // A block without a fitting place needs a gap of its own, for which as much must be free.
+                if !gap.is_eviction() || !nest || !self.can_nest || gap.cost > sum + size {
+                    continue;
+                }
+                self.can_nest = false;
+                if !self.may_open_gap(&gap, runs, free) {
+                    continue;
+                }
             }
-            self.nested_attempts_left = self.nested_attempts_left.saturating_sub(usize::from(!fits));
-            if !fits && !self.may_open_gap(&gap, runs, free) {
-                continue;
-            }
-            if self.try_or_restore(|planner| planner.open_gap(&gap, depth)) {
+            if self.try_or_restore(|planner| planner.open_gap(&gap, nest)) {
                 return true;
             }
         }
@@ -384,51 +344,31 @@ impl<'a> CompactionPlanner<'a> {
     /// no copy of the heap, which few such gaps are worth.
     fn may_open_gap(&self, gap: &Gap, runs: &MovableRuns, free: &[FreeBlock]) -> bool {
         let Some(size) = self.unplaced_sizes(gap, free, 0).next() else { return true };
-        let largest = free.last().map_or(0, |e| e.size);
         // A free block at an end of the gap may not be needed for it.
-        let mut there: Vec<u32> = gap.blocks.iter().copied().filter(|at| !self.is_free(*at)).collect();
-        there.sort_unstable();
-        self.find_gaps(size, runs).into_iter().map(|found| self.build_gap(size, found)).any(|gap| {
-            gap.blocks.iter().all(|at| there.binary_search(at).is_err())
-                && match gap.method {
-                    GapMethod::Slide => self.can_slide(&gap.blocks, |_| false),
-                    GapMethod::Evict => self.evictions_fit_within(&gap, largest) && self.fits(&gap, free, 0),
-                }
-        })
-    }
-
-    /// Reports whether no block to evict from a gap is larger than `largest`.
-    fn evictions_fit_within(&self, gap: &Gap, largest: u64) -> bool {
-        gap.blocks.iter().all(|at| self.is_free(*at) || self.size(*at) <= largest)
+        let held = |at: &u32| gap.blocks.contains(at) && !self.is_free(*at);
+        let mut gaps = self.find_gaps(size, runs).into_iter().map(|found| self.build_gap(size, found));
+        gaps.any(|gap| !gap.blocks.iter().any(held) && self.can_open(&gap, free))
     }
 
     /// Runs `moves` and reports whether it succeeded; if not, the heap is restored.
     pub(super) fn try_or_restore(&mut self, moves: impl FnOnce(&mut Self) -> bool) -> bool {
-        let saved = self.save();
-        // Blocks are frozen while another gap is being opened.
-        let first = self.frozen.is_empty();
+        let (heap, plan, frozen) = (self.heap.clone(), self.plan.clone(), self.frozen.clone());
         if moves(self) && self.plan.copies.len() <= MAX_COPIES {
-            match first {
-                true => self.heap_before = Some(saved.0),
-                false => self.spare_heaps.push(saved.0),
+            // Blocks are frozen while another gap is being opened.
+            if frozen.is_empty() {
+                self.heap_before = Some(heap);
             }
             return true;
         }
-        self.restore(saved);
+        (*self.heap, self.plan, self.frozen) = (heap, plan, frozen);
         false
     }
 
-    /// Saves the heap and opens a gap. If it fails, the caller must restore the saved heap.
-    pub(super) fn save_and_open_gap(&mut self, gap: &Gap, depth: usize) -> bool {
-        self.heap_before = Some(self.copy_heap());
-        self.open_gap(gap, depth)
-    }
-
     /// Opens a gap in a heap that has been saved.
-    fn open_gap(&mut self, gap: &Gap, depth: usize) -> bool {
+    pub(super) fn open_gap(&mut self, gap: &Gap, nest: bool) -> bool {
         match gap.method {
             GapMethod::Slide => self.slide_together(&gap.blocks),
-            GapMethod::Evict => self.evict_gap(gap, depth),
+            _ => self.evict_gap(gap, nest),
         }
     }
 
@@ -484,7 +424,7 @@ impl<'a> CompactionPlanner<'a> {
     /// Slides all movable blocks together, so that the free memory between two fixed blocks is one block.
     /// Returns true if blocks moved; the heap was saved then.
     pub(super) fn compact_all(&mut self) -> bool {
-        let saved = self.copy_heap();
+        let saved = self.heap.clone();
         let segments = self.heap.live_segments().filter(|s| self.arenas.contains(&s.arena));
         let blocks: Vec<Vec<u32>> =
             segments.map(|s| self.heap.blocks(s).map(|(at, _)| at).collect()).collect();
@@ -496,11 +436,9 @@ impl<'a> CompactionPlanner<'a> {
         {
             self.compact_run(&run);
         }
-        match self.plan.copies.is_empty() {
-            true => self.spare_heaps.push(saved),
-            false => self.heap_before = Some(saved),
-        }
-        !self.plan.copies.is_empty()
+        let moved = !self.plan.copies.is_empty();
+        self.heap_before = moved.then_some(saved);
+        moved
     }
 
     /// Slides the blocks of a movable run together.
@@ -509,7 +447,7 @@ impl<'a> CompactionPlanner<'a> {
         for &at in run {
             let is_free = self.is_free(at);
             // A large block is not slid by a small distance: the free memory before it stays there.
-            if !is_free && way > 0 && self.size(at).div_ceil(way) > MAX_FULL_SLIDE_STEPS {
+            if !is_free && way > 0 && self.size(at).div_ceil(way) > MAX_SLIDE_STEPS {
                 self.slide_if_split(&part);
                 (part, way) = (Vec::new(), 0);
             }
@@ -586,10 +524,10 @@ impl<'a> CompactionPlanner<'a> {
     }
 
     /// Moves the blocks in use of a gap elsewhere.
-    fn evict_gap(&mut self, gap: &Gap, depth: usize) -> bool {
+    fn evict_gap(&mut self, gap: &Gap, nest: bool) -> bool {
         let (mut free, held) = self.freeze_gap(gap);
         for at in held {
-            match self.relocate(at, depth) {
+            match self.relocate(at, nest) {
                 Some(left) => free.push(left),
                 None => return false,
             }
@@ -629,11 +567,11 @@ impl<'a> CompactionPlanner<'a> {
     }
 
     /// Moves a block elsewhere. Returns the block it left, which is withdrawn and in no free list.
-    pub(super) fn relocate(&mut self, at: u32, depth: usize) -> Option<u32> {
+    pub(super) fn relocate(&mut self, at: u32, nest: bool) -> Option<u32> {
         let size = self.size(at);
         let to = match self.find_best_fit(size) {
             Some(to) => to,
-            None if depth > 0 && self.create_free_block(size, depth - 1) => self.find_best_fit(size)?,
+            None if nest && self.create_free_block(size) => self.find_best_fit(size)?,
             None => return None,
         };
         self.heap.remove_from_free_list(to);
@@ -712,15 +650,10 @@ impl<'a> CompactionPlanner<'a> {
         surplus: u64,
         worth: u64,
     ) -> Option<Gap> {
-        let largest = free.last().map_or(0, |e| e.size);
-        let small = |(_, slot): (u32, &Slot)| slot.state == Is::Free || slot.size <= largest;
-        let alone = |at: &&u32| {
-            self.heap.blocks(self.heap.segment(**at)).all(small)
-                && self.fits(&self.whole_segments_gap(&[**at]), free, 0)
-        };
+        let alone = |at: &&u32| self.fits(&self.whole_segments_gap(&[**at]), free, 0);
         let (mut chosen, mut found) = (Vec::new(), None);
         // Blocks that do not fit alone do not fit together with others.
-        for segment in segments.iter().filter(alone).take(MAX_EVACUATED_SEGMENTS) {
+        for segment in segments.iter().filter(alone) {
             chosen.push(*segment);
             let gap = self.whole_segments_gap(&chosen);
             if !self.fits(&gap, free, 0) {

@@ -394,12 +394,12 @@ impl PoolCounters {
         self.reserved_bytes.peak[2] = marks.reserved;
     }
 
-    /// Returns statistics with the values counted here; all others are zero.
-    pub(super) fn to_stats(&self) -> Stats {
+    /// Returns statistics with the values counted here; all others are those of `totals`.
+    pub(super) fn to_stats(&self, totals: Stats) -> Stats {
         if let Some(outer) = &self.outer_peaks {
             let mut all = Self { outer_peaks: None, ..self.clone() };
             all.set_peaks(&outer.merge_max(&self.current_peaks()));
-            return all.to_stats();
+            return all.to_stats(totals);
         }
         let blocks = |h: &HeldCounters| h.blocks;
         let bytes = |h: &HeldCounters| h.bytes;
@@ -419,7 +419,7 @@ impl PoolCounters {
             oversize_segments: self.oversize_segments.to_pool_stat().all,
             pending_bytes: self.pending_bytes(),
             tags: self.tags.map(|t| t.to_stat()),
-            ..Stats::default()
+            ..totals
         }
     }
 

@@ -55,29 +55,12 @@ struct KeyLanes {
 const EMPTY_LANES: KeyLanes = KeyLanes { size_keys: [-1; LANES], address_keys: [0; LANES] };
 
 /// The free blocks of one arena.
-#[derive(Debug, Default)]
+#[derive(Clone, Debug, Default)]
 pub(super) struct FreeList {
     key_lanes: Vec<KeyLanes>,
     blocks: Vec<FreeBlock>,
     /// Index of a slot's block.
     positions: Vec<u32>,
-}
-
-impl Clone for FreeList {
-    fn clone(&self) -> Self {
-        Self {
-            key_lanes: self.key_lanes.clone(),
-            blocks: self.blocks.clone(),
-            positions: self.positions.clone(),
-        }
-    }
-
-    /// Reuses this list's memory, since planners save heaps often.
-    fn clone_from(&mut self, other: &Self) {
-        self.key_lanes.clone_from(&other.key_lanes);
-        self.blocks.clone_from(&other.blocks);
-        self.positions.clone_from(&other.positions);
-    }
 }
 
 impl FreeList {

@@ -7,59 +7,38 @@ use super::source::{PageRemap, SegmentSource, SourceError};
 use crate::memory::error::Result;
 
 const MIB: u64 = 1 << 20;
-/// Growth for small requests: the size of a plain segment, or of one mapping (PyTorch's kSmallBuffer).
-const SMALL_BUFFER: u64 = 2 * MIB;
-/// Small requests grow by up to this part of all their memory, while the pool may hold as much: fewer calls.
-const SMALL_AHEAD_DIVISOR: u64 = 8;
-/// Plain segments for small requests may hold this part of the peak usage ahead in any case.
-const SMALL_SLACK_DIVISOR: u64 = 64;
+/// Rounding of plain segments, and growth for small requests (PyTorch's kRoundLarge and kSmallBuffer).
+pub(super) const SEGMENT_UNIT: u64 = 2 * MIB;
 /// Requests from this size on get a segment, or a mapping, of their own size (PyTorch's kMinLargeAlloc).
 const MIN_LARGE_ALLOC: u64 = 10 * MIB;
 /// For smaller requests the pool maps ahead, up to this part more than the peak usage. Below
 /// [`UNBOUNDED_AHEAD_BYTES`] of peak usage, mapping ahead is not bounded.
 const MAP_AHEAD_DIVISOR: u64 = 36;
 const UNBOUNDED_AHEAD_BYTES: u64 = 512 * MIB;
-/// Rounding of plain segments for a single request (PyTorch's kRoundLarge).
-const ROUND_LARGE: u64 = 2 * MIB;
-/// Shared plain segments are this part of the peak usage, and at least `large_segment_size`: fewer calls.
-const SHARED_SEGMENT_DIVISOR: u64 = 32;
-const MAX_SHARED_SEGMENT: u64 = 256 * MIB;
-/// Extents are this part of the peak usage, since they move only as a whole, and at most PyTorch's size.
+/// Extents are this part of the peak usage, since they move only as a whole.
 const EXTENT_DIVISOR: u64 = 512;
-const MAX_EXTENT: u64 = 20 * MIB;
-/// Idle segments are worth releasing for growth if their size is between these parts of the missing bytes.
-/// Smaller ones are not worth the calls, and larger ones would soon be missed.
-const MIN_RECLAIM_DIVISOR: u64 = 32;
-const MAX_RECLAIM_FACTOR: u64 = 8;
+/// Without compaction, plain segments that requests share are at least this part of the peak usage.
+const SHARED_SEGMENT_DIVISOR: u64 = 32;
 /// With compaction, plain segments are at least this part of the peak usage: fewer calls, and larger gaps.
 /// They are also at least twice `large_segment_size`, for programs that use as much.
 const COMPACT_SEGMENT_DIVISOR: u64 = 18;
-/// Programs with a peak usage below this get segments of a quarter of the peak: their budget has no room for
-/// more.
-const SMALL_PROGRAM_BYTES: u64 = 32 * MIB;
-const SMALL_PROGRAM_DIVISOR: u64 = 4;
 /// A segment for several requests like the first one is cut down to whole requests, if it would leave this
 /// part of itself unused.
 const MAX_TAIL_DIVISOR: u64 = 8;
-/// Idle segments of at least this part of a request are replaced by one segment for as many such requests as
-/// possible: the next ones are often alike. [`SPARE_DIVISOR`] of one more request is added, for requests that
-/// are slightly larger.
-const MIN_REPLACED_DIVISOR: u64 = 2;
 /// Requests of more than this part of the peak usage get a segment of their own. Two such blocks in one
 /// segment would leave no place for a third, slightly larger one.
 const DOMINANT_DIVISOR: u64 = 3;
+/// Segments that replace idle ones get this part of one more request, for requests that are slightly larger.
 const SPARE_DIVISOR: u64 = 8;
 /// Additional slack with compaction of plain segments, where each step closer to the target costs copies and
 /// calls.
 const COMPACT_SLACK: f64 = 0.045;
-/// A step has ended once the usage fell below this part of the peak. Migration of up to 1 /
-/// `STEP_MOVES_DIVISOR` of the peak in each step does not indicate a program that fails to settle.
-const STEP_END_DIVISOR: u64 = 2;
-const STEP_MOVES_DIVISOR: u64 = 4;
-/// Requested bytes after which one migrated byte no longer counts: remapped (host and device wait for each
-/// other) or copied. `WAIT_COST_EXTENTS`: extents that one wait for the device counts as.
-const REMAP_DECAY: u64 = 40;
-const COPY_DECAY: u64 = 8;
+/// A step has ended once the usage fell below this part of the peak. Migration of up to that part in each
+/// step does not indicate a program that fails to settle.
+const STEP_DIVISOR: u64 = 2;
+/// Allocated bytes after which one migrated byte no longer counts.
+const MIGRATION_DECAY: u64 = 40;
+/// Extents that one wait of host and device for each other counts as.
 const WAIT_COST_EXTENTS: u64 = 4;
 /// Growth of the peak usage by at least this part of the migrated bytes excuses the migration.
 const MIN_GROWTH_DIVISOR: u64 = 8;
@@ -69,38 +48,26 @@ const CREEP_FREE_FACTOR: u64 = 8;
 const CREEP_BLOCKS: u64 = 4;
 const CREEP_DIVISOR: u64 = 8;
 
-/// Bytes that migrated lately; the sum decays by one for every `requested_per_byte` bytes that the program
+/// Bytes that migrated lately; the sum decays by one for every [`MIGRATION_DECAY`] bytes that the program
 /// allocates.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct MigrationBudget {
-    requested_per_byte: u64,
     bytes: u64,
     /// Time of `bytes`, in bytes ever allocated.
     updated_at: u64,
 }
 
-impl Default for MigrationBudget {
-    fn default() -> Self {
-        Self { requested_per_byte: REMAP_DECAY, bytes: 0, updated_at: 0 }
-    }
-}
-
 impl MigrationBudget {
-    /// Creates the budget of migration by copies.
-    pub(super) fn for_copies() -> Self {
-        Self { requested_per_byte: COPY_DECAY, ..Self::default() }
+    fn current(&self, allocated: u64) -> u64 {
+        self.bytes.saturating_sub((allocated - self.updated_at) / MIGRATION_DECAY)
     }
 
-    fn current(&self, lent: u64) -> u64 {
-        self.bytes.saturating_sub((lent - self.updated_at) / self.requested_per_byte)
+    pub(super) fn add(&mut self, allocated: u64, bytes: u64) {
+        *self = Self { bytes: self.current(allocated) + bytes, updated_at: allocated };
     }
 
-    pub(super) fn add(&mut self, lent: u64, bytes: u64) {
-        *self = Self { bytes: self.current(lent) + bytes, updated_at: lent, ..*self };
-    }
-
-    fn subtract(&mut self, lent: u64, bytes: u64) {
-        *self = Self { bytes: self.current(lent).saturating_sub(bytes), updated_at: lent, ..*self };
+    fn subtract(&mut self, allocated: u64, bytes: u64) {
+        *self = Self { bytes: self.current(allocated).saturating_sub(bytes), updated_at: allocated };
     }
 }
 
@@ -147,32 +114,30 @@ impl PoolState {
     pub(super) fn detect_step_end(&mut self, need: &AllocRequest) {
         let most = self.peak_active_with(need);
         let counters = &mut self.heap.counters;
-        if counters.min_active_bytes < most / STEP_END_DIVISOR {
+        if counters.min_active_bytes < most / STEP_DIVISOR {
             counters.min_active_bytes = u64::MAX;
-            self.migration_budget.subtract(counters.total_allocated(), most / STEP_MOVES_DIVISOR);
+            self.migration_budget.subtract(counters.total_allocated(), most / STEP_DIVISOR);
         }
     }
 
-    /// Returns the size of a plain segment that large requests share.
+    /// Returns the size of a plain segment that large requests share. PyTorch's rules have a single size, and
+    /// blocks that are never split would occupy whole segments.
     fn shared_segment_size(&self, need: &AllocRequest) -> u64 {
         let least = self.config.large_segment_size;
-        // PyTorch's rules have a single size, and blocks that are never split would occupy whole segments.
         if !self.config.release_before_growth || self.config.max_split_size.is_some() {
             return least;
         }
         if self.is_compaction_enabled() {
-            return self.min_segment_size(need).min(MAX_SHARED_SEGMENT.max(least));
+            return self.min_segment_size(need);
         }
-        let part = (self.peak_active_with(need) / SHARED_SEGMENT_DIVISOR).next_multiple_of(ROUND_LARGE);
-        least.max(part.min(MAX_SHARED_SEGMENT))
+        least.max((self.peak_active_with(need) / SHARED_SEGMENT_DIVISOR).next_multiple_of(SEGMENT_UNIT))
     }
 
     /// Returns the smallest plain segment where compaction is enabled.
     pub(super) fn min_segment_size(&self, need: &AllocRequest) -> u64 {
         let (most, least) = (self.peak_active_with(need), self.config.large_segment_size);
-        let part = if most < SMALL_PROGRAM_BYTES { most / SMALL_PROGRAM_DIVISOR } else { most };
-        let small = part.next_multiple_of(ROUND_LARGE).clamp(least, least.saturating_mul(2));
-        small.max((most / COMPACT_SEGMENT_DIVISOR).next_multiple_of(ROUND_LARGE))
+        let small = most.next_multiple_of(SEGMENT_UNIT).clamp(least, least.saturating_mul(2));
+        small.max((most / COMPACT_SEGMENT_DIVISOR).next_multiple_of(SEGMENT_UNIT))
     }
 
     /// Reports whether a request gets a plain segment of its own.
@@ -183,35 +148,20 @@ impl PoolState {
     /// Returns the size of the plain segment to allocate for a request.
     pub(super) fn segment_size(&self, need: &AllocRequest) -> u64 {
         let size = if self.is_small_request(need) {
-            self.small_segment_size(need)
+            SEGMENT_UNIT
         } else if need.size < MIN_LARGE_ALLOC {
             self.shared_segment_size(need)
         } else {
-            let own = need.size.checked_next_multiple_of(ROUND_LARGE).unwrap_or(need.size);
+            let own = need.size.checked_next_multiple_of(SEGMENT_UNIT).unwrap_or(need.size);
             let slab = if self.is_compaction_enabled() { self.min_segment_size(need) } else { 0 };
-            // A pool above its target takes no more than it must, unless the excess is small.
-            let over = self.heap.counters.reserved() > self.target_reserved(need);
             let odd = slab % own >= slab / MAX_TAIL_DIVISOR;
             match slab / own {
                 0 => own,
-                1 if over => own,
                 several if odd => several * own,
                 _ => slab,
             }
         };
         size.min(self.max_segment).max(need.size)
-    }
-
-    /// Returns the size of a plain segment for small requests, which grows with their number.
-    fn small_segment_size(&self, need: &AllocRequest) -> u64 {
-        if !self.is_compaction_enabled() {
-            return SMALL_BUFFER;
-        }
-        let ours = self.heap.live_segments().filter(|s| s.arena == need.arena);
-        let ahead = ours.map(|s| s.size).sum::<u64>() / SMALL_AHEAD_DIVISOR;
-        let slack = self.target_reserved(need).saturating_sub(self.heap.counters.reserved());
-        let most = slack.max(self.peak_active_with(need) / SMALL_SLACK_DIVISOR);
-        SMALL_BUFFER.max(most.min(ahead) / ROUND_LARGE * ROUND_LARGE)
     }
 
     /// Releases idle memory, or prepares its migration, if the pool would otherwise exceed its target by
@@ -248,13 +198,10 @@ impl PoolState {
         if let Some(place) = place {
             idle = idle.into_iter().filter_map(|i| self.exclude_placement(i, place, need.size)).collect();
         }
-        // Extents can be released in part, and only to where memory is missing.
-        let sizes = surplus / MIN_RECLAIM_DIVISOR..=surplus.saturating_mul(MAX_RECLAIM_FACTOR);
-        idle.retain(|i| matches!(i.kind, IdleKind::Extents { .. }) || sizes.contains(&i.size));
         if idle.is_empty() && alike.is_none() {
             return Ok(None);
         }
-        self.reclaim_stats.reclaim.tried += 1;
+        self.totals.reclaim_stats.reclaim.tried += 1;
         if let Some((chosen, size)) = alike {
             self.release_idle(source, &chosen, false)?;
             return Ok(Some(size));
@@ -286,14 +233,13 @@ impl PoolState {
         if !shared || alone || !self.is_compaction_enabled() || !self.has_own_segment(need) {
             return None;
         }
-        let mut idle: Vec<IdleMemory> =
-            idle.iter().copied().filter(|i| i.size >= need.size / MIN_REPLACED_DIVISOR).collect();
+        let mut idle = idle.to_vec();
         idle.sort_by_key(|i| std::cmp::Reverse(i.size));
-        let one = need.size.checked_next_multiple_of(ROUND_LARGE)?;
+        let one = need.size.checked_next_multiple_of(SEGMENT_UNIT)?;
         let room = self.target_reserved(need).saturating_sub(self.heap.counters.reserved());
         let most = idle.iter().map(|i| i.size).sum::<u64>().saturating_add(room).min(self.max_segment);
         let all = most / one * one;
-        let size = most.min(all + one / SPARE_DIVISOR) / ROUND_LARGE * ROUND_LARGE;
+        let size = most.min(all + one / SPARE_DIVISOR) / SEGMENT_UNIT * SEGMENT_UNIT;
         (all > one).then(|| (self.select_idle(idle, self.surplus_after_growth(need, size)), size))
     }
 
@@ -378,23 +324,23 @@ impl PoolState {
         }
     }
 
-    /// Adds a free segment of `size` bytes; returns false if there is no room.
+    /// Adds a free segment of `size` bytes. Returns the source's message if there is no room.
     pub(super) fn add_free_segment(
         &mut self,
         source: &dyn SegmentSource,
         need: &AllocRequest,
         size: u64,
-    ) -> Result<bool> {
+    ) -> Result<Result<(), String>> {
         if self.exceeds_limit(size) {
-            return Ok(false);
+            return Ok(Err(String::new()));
         }
-        self.num_device_alloc += 1;
+        self.totals.num_device_alloc += 1;
         match source.alloc_segment(size) {
             Ok(id) => self.heap.add_segment(id, size, need.arena),
-            Err(SourceError::OutOfMemory { .. }) => return Ok(false),
+            Err(full @ SourceError::OutOfMemory { .. }) => return Ok(Err(full.to_string())),
             Err(other) => return Err(other.into()),
         }
-        Ok(true)
+        Ok(Ok(()))
     }
 
     fn add_segment_and_take(
@@ -403,20 +349,9 @@ impl PoolState {
         need: &AllocRequest,
         size: u64,
     ) -> Result<GrowOutcome> {
-        if self.exceeds_limit(size) {
-            return Ok(GrowOutcome::Full(String::new()));
-        }
-        self.num_device_alloc += 1;
-        match source.alloc_segment(size) {
-            Ok(id) => {
-                self.heap.add_segment(id, size, need.arena);
-                Ok(self
-                    .take_free_block(source, need)?
-                    .map_or_else(|| GrowOutcome::Full(String::new()), GrowOutcome::Served))
-            }
-            Err(full @ SourceError::OutOfMemory { .. }) => Ok(GrowOutcome::Full(full.to_string())),
-            Err(other) => Err(other.into()),
-        }
+        let added = self.add_free_segment(source, need, size)?;
+        let served = if added.is_ok() { self.take_free_block(source, need)? } else { None };
+        Ok(served.map_or_else(|| GrowOutcome::Full(added.err().unwrap_or_default()), GrowOutcome::Served))
     }
 
     /// Reserves the virtual range of an arena. If that fails, the pool logs a warning and continues with
@@ -535,7 +470,7 @@ impl PoolState {
             }
         }
         self.consume_migration_sources(moved);
-        self.num_device_alloc += 1;
+        self.totals.num_device_alloc += 1;
         let arranged = if in_use { source.remap_after_submitted(&pieces) } else { source.remap(&pieces) };
         match arranged {
             Ok(()) => {}
@@ -577,7 +512,7 @@ impl PoolState {
         let reserved = self.heap.counters.reserved();
         let slack = self.target_reserved(need).saturating_sub(reserved);
         let more = if self.is_small_request(need) {
-            SMALL_BUFFER.max(page).max(slack.min(self.mapped_bytes(need) / SMALL_AHEAD_DIVISOR))
+            SEGMENT_UNIT.max(page)
         } else {
             let rounded = missing.next_multiple_of(self.config.large_segment_size.max(1));
             let most = self.peak_active_with(need);
@@ -591,16 +526,9 @@ impl PoolState {
         more / page * page
     }
 
-    /// Returns the bytes mapped in the range of a request's arena.
-    fn mapped_bytes(&self, need: &AllocRequest) -> u64 {
-        let range = self.heap.arenas[usize::from(need.arena)].virtual_range;
-        let range = range.and_then(|segment| self.heap.segment(segment).virtual_range.as_ref());
-        range.map_or(0, |range| range.extents.iter().map(|extent| extent.1).sum())
-    }
-
     /// Returns the size of new extents: small enough that the pool has hundreds.
     pub(super) fn extent_size(&self, need: &AllocRequest, page: u64) -> u64 {
-        (self.peak_active_with(need) / EXTENT_DIVISOR / page * page).clamp(page, MAX_EXTENT.max(page))
+        (self.peak_active_with(need) / EXTENT_DIVISOR / page * page).max(page)
     }
 
     /// Returns the bytes that the pool should hold at most while idle memory can be reclaimed: somewhat more

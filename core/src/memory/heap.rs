@@ -177,26 +177,6 @@ impl Heap {
         }
     }
 
-    /// Copies another heap without its recorder, reusing this one's memory.
-    pub(super) fn copy_from(&mut self, other: &Self) {
-        self.slab.copy_from(&other.slab);
-        self.segments.clone_from(&other.segments);
-        let mut old = std::mem::take(&mut self.arenas).into_iter();
-        let copy = |arena: &Arena| {
-            let Some(Arena { free_list: mut bins, cross_stream_uses: mut uses, .. }) = old.next() else {
-                return arena.clone();
-            };
-            bins.clone_from(&arena.free_list);
-            uses.clone_from(&arena.cross_stream_uses);
-            Arena { free_list: bins, cross_stream_uses: uses, ..*arena }
-        };
-        self.arenas = other.arenas.iter().map(copy).collect();
-        (self.clock, self.last_use) = (other.clock, other.last_use);
-        (self.arena_ids, self.pending_waits) = (other.arena_ids, other.pending_waits);
-        self.counters = other.counters.clone();
-        self.recorder = None;
-    }
-
     /// Returns the arena of a queue and size class.
     #[inline]
     pub(super) fn get_or_create_arena(&mut self, queue: u8, small: bool) -> u16 {

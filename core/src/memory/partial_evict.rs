@@ -3,57 +3,20 @@
 //! This helps where a segment's free blocks do not suffice and no run of neighbours fits elsewhere as a
 //! whole. Often a single small block has to go.
 
-use super::compaction_planner::{
-    CompactionPlanner, Gap, GapMethod, MovableRuns, RunBlock, take_best_fit_size,
-};
+use super::compaction_planner::{CompactionPlanner, Gap, GapMethod, MovableRuns, take_best_fit_size};
 use super::free_list::FreeBlock;
 
-/// Most runs of neighbours tried for a request.
-const MAX_PARTIAL_EVICTIONS: usize = 16;
 /// Most bytes copied for a request, in halves of its size. More would exhaust the migration budget.
 const MAX_COPIED_HALVES: u64 = 3;
-
-/// Candidate: upper bound of the cost, first block, number of blocks.
-type PartialEviction = (u64, u32, usize);
-
-/// Finds the shortest parts of runs with enough bytes in free blocks and in blocks that fit elsewhere one by
-/// one. The cheapest come first.
-fn find_partial_evictions(size: u64, runs: &MovableRuns, free: &[FreeBlock]) -> Vec<PartialEviction> {
-    let (largest, mut most) = (free.last().map_or(0, |e| e.size), size.saturating_mul(MAX_COPIED_HALVES) / 2);
-    let mut found: Vec<PartialEviction> = Vec::with_capacity(4 * MAX_PARTIAL_EVICTIONS);
-    for (_, run) in runs.iter_at_least(size) {
-        let gives = |block: &RunBlock| if block.is_free || block.size <= largest { block.size } else { 0 };
-        let mut ahead = run.iter();
-        let (mut count, mut sum, mut cost) = (0, 0, 0);
-        for first in run {
-            while sum < size {
-                let Some(block) = ahead.next() else { break };
-                (sum, cost, count) = (sum + gives(block), cost + block.cost, count + 1);
-            }
-            if sum < size {
-                break;
-            }
-            if cost <= most {
-                if found.len() == 4 * MAX_PARTIAL_EVICTIONS {
-                    most = found.select_nth_unstable(MAX_PARTIAL_EVICTIONS - 1).1.0;
-                    found.truncate(MAX_PARTIAL_EVICTIONS);
-                }
-                found.push((cost, first.slot, count));
-            }
-            (sum, cost, count) = (sum - gives(first), cost - first.cost, count - 1);
-        }
-    }
-    found.sort_unstable();
-    found.truncate(MAX_PARTIAL_EVICTIONS);
-    found
-}
 
 impl CompactionPlanner<'_> {
     /// Makes a free block of `size` bytes by partial eviction into the `free` blocks. If it fails, the heap
     /// is restored.
     pub(super) fn partial_evict_any(&mut self, size: u64, runs: &MovableRuns, free: &[FreeBlock]) -> bool {
-        for (cost, first, count) in find_partial_evictions(size, runs, free) {
-            let gap = self.build_gap(size, (cost, first, count, GapMethod::Slide));
+        let largest = free.last().map_or(0, |e| e.size);
+        let cost_limit = size.saturating_mul(MAX_COPIED_HALVES) / 2;
+        for found in self.find_gaps_by(&[GapMethod::Partial], size, runs, largest, cost_limit) {
+            let gap = self.build_gap(size, found);
             let Some(sent) = self.select_evicted_blocks(&gap, free) else { continue };
             if self.can_slide(&gap.blocks, |at| sent.contains(at))
                 && self.try_or_restore(|planner| planner.partial_evict(&gap, &sent))
@@ -94,7 +57,7 @@ impl CompactionPlanner<'_> {
         let mut left = free;
         for at in sent {
             self.freeze(*at);
-            match self.relocate(*at, 0) {
+            match self.relocate(*at, false) {
                 Some(place) => left.push(place),
                 None => return false,
             }

@@ -386,7 +386,7 @@ impl Pool {
     ) -> Error {
         let source = &*self.shared.source;
         let memory = source.device_memory();
-        state.num_ooms += 1;
+        state.totals.num_ooms += 1;
         state.heap.record_oom(need, memory.free.unwrap_or(0));
         let mut error: OutOfMemory = state.out_of_memory(need, memory, detail);
         // The lock is released before the driver looks up the names of processes.

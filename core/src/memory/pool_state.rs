@@ -12,7 +12,7 @@ use super::hysteresis::GrowthHysteresis;
 use super::pool::{Block, Request, stream_bit};
 use super::process::{ProcessShare, process_reserved};
 use super::source::{DeviceMemory, Fence, MAX_QUEUES, SegmentSource, VirtualMemory};
-use super::stats::{ReclaimStats, Stats};
+use super::stats::Stats;
 use super::{OutOfMemory, Tag};
 use crate::memory::error::Result;
 
@@ -69,20 +69,11 @@ pub(super) struct PoolState {
     pub(super) hysteresis: GrowthHysteresis,
     pub(super) process_share: ProcessShare,
     pub(super) batch_memory: BatchMemory,
-    pub(super) reclaim_stats: ReclaimStats,
-    pub(super) num_alloc_retries: u64,
-    pub(super) num_ooms: u64,
-    pub(super) num_sync_all_streams: u64,
-    pub(super) num_device_alloc: u64,
+    /// Statistics of the slow path and of calls; the heap counts the others.
+    pub(super) totals: Stats,
     /// Slots of pinned blocks, once for each pin.
     pub(super) pinned_slots: Vec<u32>,
     pub(super) has_mover: bool,
-    /// Heaps whose memory planners reuse.
-    pub(super) spare_heaps: Vec<Heap>,
-    pub(super) num_compactions: u64,
-    pub(super) compacted_bytes: u64,
-    num_device_free: u64,
-    num_invalid_frees: u64,
 }
 
 /// Idle memory that could return to the device.
@@ -130,18 +121,9 @@ impl PoolState {
             hysteresis: GrowthHysteresis::default(),
             process_share: ProcessShare::new(source.is_device_memory()),
             batch_memory: BatchMemory::default(),
-            reclaim_stats: ReclaimStats::default(),
-            num_alloc_retries: 0,
-            num_ooms: 0,
-            num_sync_all_streams: 0,
-            num_device_alloc: 0,
-            num_device_free: 0,
-            num_invalid_frees: 0,
+            totals: Stats::default(),
             pinned_slots: Vec::new(),
             has_mover: false,
-            spare_heaps: Vec::new(),
-            num_compactions: 0,
-            compacted_bytes: 0,
         };
         state.set_limit(source);
         state
@@ -153,9 +135,6 @@ impl PoolState {
         if self.is_compaction_enabled() {
             // Compaction joins small remainders again.
             self.heap.rules.min_large_remainder = 0;
-            if self.virtual_memory.is_none() {
-                self.migration_budget = MigrationBudget::for_copies();
-            }
         }
     }
 
@@ -306,7 +285,7 @@ impl PoolState {
 
     #[cold]
     pub(super) fn report_invalid_free(&mut self, block: &Block) {
-        self.num_invalid_frees += 1;
+        self.totals.num_invalid_frees += 1;
         log::error!("a block was freed that is not held: {block:?}; nothing was freed");
     }
 
@@ -346,12 +325,12 @@ impl PoolState {
             PendingRelease::Block(slot) => self.heap.complete_pending(slot),
             PendingRelease::Segment(segment) => {
                 if let Some(gone) = self.heap.remove_segment(segment) {
-                    self.num_device_free += 1;
+                    self.totals.num_device_free += 1;
                     source.free_segment(gone.id)?;
                 }
             }
             PendingRelease::Extents(slot) => {
-                self.num_device_free += 1;
+                self.totals.num_device_free += 1;
                 let extents = self.heap.extents_in_block(slot);
                 self.heap.mark_unmapped(slot);
                 let pieces = extents.iter().map(|e| e.1).collect::<Vec<_>>();
@@ -472,7 +451,7 @@ impl PoolState {
         if surplus == 0 {
             return Ok(false);
         }
-        self.reclaim_stats.collect.tried += 1;
+        self.totals.reclaim_stats.collect.tried += 1;
         // Age of a large idle segment, in requests.
         let age = |i: &IdleMemory| match i.kind {
             IdleKind::Segment(segment) => {
@@ -496,34 +475,17 @@ impl PoolState {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        Stats {
+        self.heap.counters.to_stats(Stats {
             largest_free: self.largest_free(),
-            num_alloc_retries: self.num_alloc_retries,
-            num_ooms: self.num_ooms,
-            num_sync_all_streams: self.num_sync_all_streams,
-            num_device_alloc: self.num_device_alloc,
-            num_device_free: self.num_device_free,
-            num_invalid_frees: self.num_invalid_frees,
-            num_compactions: self.num_compactions,
-            compacted_bytes: self.compacted_bytes,
             max_split_size: self.config.max_split_size,
             expandable_segments: self.virtual_memory.is_some(),
-            reclaim_stats: self.reclaim_stats,
-            ..self.heap.counters.to_stats()
-        }
+            ..self.totals.clone()
+        })
     }
 
     pub(super) fn reset_accumulated(&mut self) {
         self.heap.counters.reset_accumulated();
-        self.reclaim_stats = ReclaimStats::default();
-        self.num_alloc_retries = 0;
-        self.num_ooms = 0;
-        self.num_sync_all_streams = 0;
-        self.num_device_alloc = 0;
-        self.num_device_free = 0;
-        self.num_invalid_frees = 0;
-        self.num_compactions = 0;
-        self.compacted_bytes = 0;
+        self.totals = Stats::default();
     }
 
     pub(super) fn out_of_memory(

@@ -82,19 +82,6 @@ impl<W: Write> PickleWriter<W> {
         self.out.write_all(&[0][..usize::from(length) - 8])
     }
 
-    fn write_bool(&mut self, value: bool) -> io::Result<()> {
-        self.out.write_all(if value { b"\x88" } else { b"\x89" })
-    }
-
-    fn write_none(&mut self) -> io::Result<()> {
-        self.out.write_all(b"N")
-    }
-
-    fn write_float(&mut self, value: f64) -> io::Result<()> {
-        self.out.write_all(b"G")?;
-        self.out.write_all(&value.to_be_bytes())
-    }
-
     fn write_dict(&mut self, items: impl FnOnce(&mut Self) -> io::Result<()>) -> io::Result<()> {
         self.out.write_all(b"}(")?;
         items(self)?;
@@ -116,22 +103,41 @@ impl<W: Write> PickleWriter<W> {
         self.out.write_all(b"e")
     }
 
-    fn write_int_field(&mut self, key: &str, value: u64) -> io::Result<()> {
-        self.write_text(key)?;
-        self.write_int(value)
-    }
-
-    fn write_text_field(&mut self, key: &str, value: &str) -> io::Result<()> {
-        self.write_text(key)?;
-        self.write_text(value)
-    }
-
-    /// Writes `(0, 0)`, the id of the pool that is not private.
-    fn write_default_pool_id(&mut self, key: &str) -> io::Result<()> {
-        self.write_text(key)?;
-        self.out.write_all(b"K\x00K\x00\x86")
+    /// Writes keys and values of a dictionary.
+    fn write_fields(&mut self, fields: &[(&str, PickleValue<'_>)]) -> io::Result<()> {
+        for (key, value) in fields {
+            self.write_text(key)?;
+            match *value {
+                PickleValue::Int(value) => self.write_int(value)?,
+                PickleValue::Text(text) => self.write_text(text)?,
+                PickleValue::Bool(value) => self.out.write_all(if value { b"\x88" } else { b"\x89" })?,
+                PickleValue::Float(value) => {
+                    self.out.write_all(b"G")?;
+                    self.out.write_all(&value.to_be_bytes())?;
+                }
+                PickleValue::Opcodes(bytes) => self.out.write_all(bytes)?,
+            }
+        }
+        Ok(())
     }
 }
+
+/// Value of a field.
+enum PickleValue<'a> {
+    Int(u64),
+    Text(&'a str),
+    Bool(bool),
+    Float(f64),
+    Opcodes(&'static [u8]),
+}
+
+use PickleValue::{Bool, Float, Int, Opcodes, Text};
+
+const NONE: PickleValue<'_> = Opcodes(b"N");
+/// PyTorch's -1 for no limit.
+const NO_LIMIT: PickleValue<'_> = Opcodes(b"J\xff\xff\xff\xff");
+/// `(0, 0)`, the id of the pool that is not private.
+const DEFAULT_POOL_ID: PickleValue<'_> = Opcodes(b"K\x00K\x00\x86");
 
 /// Memo indices of each holder's frames.
 type FrameRefs = FxHashMap<Option<usize>, u32>;
@@ -149,25 +155,28 @@ impl Snapshot {
             p.write_text("segments")?;
             p.write_list(&self.segments, |p, s| {
                 p.write_dict(|p| {
-                    p.write_int_field("device", 0)?;
-                    p.write_int_field("address", s.address)?;
-                    p.write_int_field("total_size", s.total_size)?;
-                    p.write_int_field("allocated_size", s.allocated_size)?;
-                    p.write_int_field("active_size", s.active_size)?;
-                    p.write_int_field("requested_size", s.requested_size)?;
-                    p.write_int_field("stream", s.stream.into())?;
-                    p.write_text_field("segment_type", if s.small { "small" } else { "large" })?;
-                    p.write_default_pool_id("segment_pool_id")?;
-                    p.write_text("is_expandable")?;
-                    p.write_bool(s.is_expandable)?;
+                    p.write_fields(&[
+                        ("device", Int(0)),
+                        ("address", Int(s.address)),
+                        ("total_size", Int(s.total_size)),
+                        ("allocated_size", Int(s.allocated_size)),
+                        ("active_size", Int(s.active_size)),
+                        ("requested_size", Int(s.requested_size)),
+                        ("stream", Int(s.stream.into())),
+                        ("segment_type", Text(if s.small { "small" } else { "large" })),
+                        ("segment_pool_id", DEFAULT_POOL_ID),
+                        ("is_expandable", Bool(s.is_expandable)),
+                    ])?;
                     self.write_frames(p, &mut frames, None)?;
                     p.write_text("blocks")?;
                     p.write_list(&s.blocks, |p, b| {
                         p.write_dict(|p| {
-                            p.write_int_field("address", b.address)?;
-                            p.write_int_field("size", b.size)?;
-                            p.write_int_field("requested_size", b.requested_size)?;
-                            p.write_text_field("state", pytorch_block_state(b.state))?;
+                            p.write_fields(&[
+                                ("address", Int(b.address)),
+                                ("size", Int(b.size)),
+                                ("requested_size", Int(b.requested_size)),
+                                ("state", Text(pytorch_block_state(b.state))),
+                            ])?;
                             self.write_frames(p, &mut frames, b.holder)
                         })
                     })
@@ -179,23 +188,21 @@ impl Snapshot {
             p.write_list([events], |p, events| {
                 p.write_list(events, |p, (action, e)| {
                     p.write_dict(|p| {
-                        p.write_text_field("action", action)?;
-                        p.write_int_field(
-                            if action == "oom" { "device_free" } else { "addr" },
-                            match action {
-                                "oom" => e.requested_size,
-                                _ => e.address,
-                            },
-                        )?;
-                        p.write_int_field("size", e.size)?;
-                        p.write_int_field("stream", e.stream.into())?;
-                        p.write_int_field("time_us", e.time_us)?;
-                        p.write_default_pool_id("pool_id")?;
-                        p.write_text_field("compile_context", "N/A")?;
-                        p.write_text_field(
-                            "user_metadata",
-                            &self.holder(e.holder).map_or(String::new(), |w| w.to_string()),
-                        )?;
+                        let place = match action {
+                            "oom" => ("device_free", Int(e.requested_size)),
+                            _ => ("addr", Int(e.address)),
+                        };
+                        let holder = self.holder(e.holder).map_or(String::new(), |w| w.to_string());
+                        p.write_fields(&[
+                            ("action", Text(action)),
+                            place,
+                            ("size", Int(e.size)),
+                            ("stream", Int(e.stream.into())),
+                            ("time_us", Int(e.time_us)),
+                            ("pool_id", DEFAULT_POOL_ID),
+                            ("compile_context", Text("N/A")),
+                            ("user_metadata", Text(&holder)),
+                        ])?;
                         self.write_frames(p, &mut frames, e.holder)
                     })
                 })
@@ -222,9 +229,11 @@ impl Snapshot {
         let lines = self.holder(who).map(holder_frames).unwrap_or_default();
         p.write_list(lines, |p, (name, filename, line)| {
             p.write_dict(|p| {
-                p.write_text_field("name", &name)?;
-                p.write_text_field("filename", &filename)?;
-                p.write_int_field("line", line.into())
+                p.write_fields(&[
+                    ("name", Text(&name)),
+                    ("filename", Text(&filename)),
+                    ("line", Int(line.into())),
+                ])
             })
         })?;
         known.insert(who, p.memoize()?);
@@ -235,33 +244,25 @@ impl Snapshot {
         // A snapshot that was read may hold any text.
         let config = Config::parse(&self.config).unwrap_or_default();
         p.write_dict(|p| {
-            p.write_text_field("PYTORCH_CUDA_ALLOC_CONF", &self.config)?;
-            p.write_text("max_split_size")?;
-            match config.max_split_size {
-                Some(size) => p.write_int(size)?,
-                // PyTorch writes -1 for no limit.
-                None => p.out.write_all(b"J\xff\xff\xff\xff")?,
-            }
-            p.write_text("garbage_collection_threshold")?;
-            p.write_float(config.garbage_collection_threshold)?;
-            p.write_text("expandable_segments")?;
-            p.write_bool(config.expandable_segments)?;
-            p.write_int_field("pinned_num_register_threads", 1)?;
-            p.write_text("release_lock_on_cudamalloc")?;
-            p.write_bool(false)?;
-            p.write_text("pinned_use_cuda_host_register")?;
-            p.write_bool(false)?;
+            p.write_fields(&[
+                ("PYTORCH_CUDA_ALLOC_CONF", Text(&self.config)),
+                ("max_split_size", config.max_split_size.map_or(NO_LIMIT, Int)),
+                ("garbage_collection_threshold", Float(config.garbage_collection_threshold)),
+                ("expandable_segments", Bool(config.expandable_segments)),
+                ("pinned_num_register_threads", Int(1)),
+                ("release_lock_on_cudamalloc", Bool(false)),
+                ("pinned_use_cuda_host_register", Bool(false)),
+            ])?;
             p.write_text("roundup_power2_divisions")?;
             let steps =
                 (0..16).map(|power| (power, config.roundup_power2_divisions.steps_for(1 << (20 + power))));
             p.write_dict(|p| {
                 for (power, steps) in steps {
-                    p.write_int_field(&(1u64 << power).to_string(), steps)?;
+                    p.write_fields(&[(&(1u64 << power).to_string(), Int(steps))])?;
                 }
                 Ok(())
             })?;
-            p.write_text("graph_capture_record_stream_reuse")?;
-            p.write_none()
+            p.write_fields(&[("graph_capture_record_stream_reuse", NONE)])
         })
     }
 }

@@ -9,6 +9,16 @@ use super::pool_state::{GrowOutcome, PoolState};
 use super::validation::MAX_MEMORY_BYTES;
 use crate::memory::error::Result;
 
+/// Serves the request from free blocks, and counts it for a step of the slow path.
+macro_rules! search_after {
+    ($state:ident, $source:ident, $need:ident, $step:ident) => {
+        if let Some(block) = $state.take_free_block($source, &$need)? {
+            $state.totals.reclaim_stats.$step.served += 1;
+            return Ok(block);
+        }
+    };
+}
+
 impl Pool {
     /// Serves a request that no free block fits, by the steps that the module's documentation lists.
     #[cold]
@@ -28,34 +38,25 @@ impl Pool {
         }
 
         if !state.pending_releases.is_empty() {
-            state.reclaim_stats.poll.tried += 1;
+            state.totals.reclaim_stats.poll.tried += 1;
             state.poll_fences(source)?;
-            if let Some(block) = state.take_free_block(source, &need)? {
-                state.reclaim_stats.poll.served += 1;
-                return Ok(block);
-            }
+            search_after!(state, source, need, poll);
         }
 
         let callbacks = self.callbacks();
         if !callbacks.is_empty() {
-            state.reclaim_stats.callbacks.tried += 1;
+            state.totals.reclaim_stats.callbacks.tried += 1;
             drop(state);
             for callback in callbacks {
                 callback(need.size);
             }
             state = self.shared.lock();
-            if let Some(block) = state.take_free_block(source, &need)? {
-                state.reclaim_stats.callbacks.served += 1;
-                return Ok(block);
-            }
+            search_after!(state, source, need, callbacks);
         }
 
         if state.collect_garbage(source)? {
             state = self.wait_pending_fences(state)?;
-            if let Some(block) = state.take_free_block(source, &need)? {
-                state.reclaim_stats.collect.served += 1;
-                return Ok(block);
-            }
+            search_after!(state, source, need, collect);
         }
 
         state.detect_step_end(&need);
@@ -74,15 +75,15 @@ impl Pool {
             state = self.wait_pending_fences(state)?;
             if let Some(block) = state.take_free_block(source, &need)? {
                 state.return_migration_sources();
-                state.reclaim_stats.reclaim.served += 1;
+                state.totals.reclaim_stats.reclaim.served += 1;
                 return Ok(block);
             }
         }
 
-        state.reclaim_stats.grow.tried += 1;
+        state.totals.reclaim_stats.grow.tried += 1;
         let mut detail = match state.grow(source, &need, place, least)? {
             GrowOutcome::Served(block) => {
-                state.reclaim_stats.grow.served += 1;
+                state.totals.reclaim_stats.grow.served += 1;
                 return Ok(block);
             }
             GrowOutcome::Full(detail) => detail,
@@ -95,25 +96,19 @@ impl Pool {
             }
             state = next;
             if !state.pending_releases.is_empty() {
-                state.reclaim_stats.wait.tried += 1;
+                state.totals.reclaim_stats.wait.tried += 1;
                 state = self.wait_pending_fences(state)?;
-                if let Some(block) = state.take_free_block(source, &need)? {
-                    state.reclaim_stats.wait.served += 1;
-                    return Ok(block);
-                }
+                search_after!(state, source, need, wait);
             }
-            state.reclaim_stats.release.tried += 1;
-            state.num_alloc_retries += 1;
+            state.totals.reclaim_stats.release.tried += 1;
+            state.totals.num_alloc_retries += 1;
             state.release_largest_idle(source, u64::MAX)?;
             state = self.wait_pending_fences(state)?;
             // Another thread may have freed a fitting block while this one waited.
-            if let Some(block) = state.take_free_block(source, &need)? {
-                state.reclaim_stats.release.served += 1;
-                return Ok(block);
-            }
+            search_after!(state, source, need, release);
             detail = match state.grow(source, &need, None, 0)? {
                 GrowOutcome::Served(block) => {
-                    state.reclaim_stats.release.served += 1;
+                    state.totals.reclaim_stats.release.served += 1;
                     return Ok(block);
                 }
                 GrowOutcome::Full(detail) => detail,
@@ -143,7 +138,7 @@ impl Pool {
         let source = &*self.shared.source;
         state.poll_fences(source)?;
         if let Some(fence) = state.pending_releases.back().map(|w| w.0) {
-            state.num_sync_all_streams += 1;
+            state.totals.num_sync_all_streams += 1;
             drop(state);
             source.wait_fence(fence)?;
             state = self.shared.lock();

@@ -47,6 +47,32 @@ pub enum Action {
     Oom,
 }
 
+impl Action {
+    /// Returns the change of allocated or reserved bytes by an event of this kind and size.
+    fn change(self, size: u64) -> i64 {
+        let size = size as i64;
+        match self {
+            Self::Alloc | Self::SegmentAlloc | Self::SegmentMap => size,
+            Self::Free | Self::FreeRequested | Self::SegmentFree | Self::SegmentUnmap => -size,
+            Self::FreeCompleted | Self::MovedFrom | Self::MovedTo | Self::Oom => 0,
+        }
+    }
+
+    /// Undoes the change of a sum by an event.
+    pub(super) fn undo(self, sum: &mut u64, size: u64) {
+        match self.change(1) {
+            1 => *sum = sum.saturating_sub(size),
+            -1 => *sum = sum.saturating_add(size),
+            _ => {}
+        }
+    }
+
+    /// Reports whether the event has a holder, as all but events of segments do.
+    pub(super) fn has_holder(self) -> bool {
+        !matches!(self, Self::SegmentAlloc | Self::SegmentFree | Self::SegmentMap | Self::SegmentUnmap)
+    }
+}
+
 /// Recording options of a pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RecordingOptions {
@@ -314,20 +340,13 @@ impl PoolState {
         let (mut allocated, mut reserved) = (counters.allocated(), counters.reserved());
         let mut changes = Vec::new();
         for record in recorder.events().rev() {
-            let size = record.size as i64;
-            let bytes = match record.action {
-                Action::Alloc => size,
-                Action::Free | Action::FreeRequested => -size,
-                Action::SegmentAlloc | Action::SegmentMap => {
-                    reserved = reserved.saturating_sub(record.size);
-                    continue;
-                }
-                Action::SegmentFree | Action::SegmentUnmap => {
-                    reserved += record.size;
-                    continue;
-                }
-                Action::FreeCompleted | Action::MovedFrom | Action::MovedTo | Action::Oom => continue,
-            };
+            let bytes = record.action.change(record.size);
+            if !record.action.has_holder() {
+                reserved = reserved.saturating_add_signed(-bytes);
+            }
+            if !record.action.has_holder() || bytes == 0 {
+                continue;
+            }
             let RecordedScope { tag, module, op, call_site: ref site } = record.scope;
             let scope = Scope { tag, module, op, site: site.location };
             changes.push(AllocationChange { bytes, allocated, reserved, scope });

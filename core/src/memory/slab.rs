@@ -141,12 +141,6 @@ impl Slab {
         self.slots.iter().filter(|s| s.state != SlotState::Vacant)
     }
 
-    /// Copies another slab, reusing this one's memory.
-    pub(super) fn copy_from(&mut self, other: &Self) {
-        self.slots.clone_from(&other.slots);
-        self.first_vacant = other.first_vacant;
-    }
-
     /// Returns the size of a block if it is free.
     #[inline]
     pub(super) fn free_size(&self, at: u32) -> Option<u64> {

@@ -158,13 +158,6 @@ pub struct EventInfo {
     pub holder: Option<usize>,
 }
 
-impl Action {
-    /// Reports whether the event has a holder, as all but events of segments do.
-    pub(super) fn has_holder(self) -> bool {
-        !matches!(self, Self::SegmentAlloc | Self::SegmentFree | Self::SegmentMap | Self::SegmentUnmap)
-    }
-}
-
 impl Pool {
     /// Returns the state of the pool now, with the events since [`start_recording`](Pool::start_recording).
     #[must_use]

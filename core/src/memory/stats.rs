@@ -314,7 +314,7 @@ impl fmt::Display for Stats {
         }
         writeln!(f, "{:<24}{:>12}", "pending", Bytes(self.pending_bytes))?;
         if self.library_bytes > 0 {
-            writeln!(f, "{:<24}{:>12}", "library, beside the pool", Bytes(self.library_bytes))?;
+            writeln!(f, "{:<24}{:>12}", "vendor library", Bytes(self.library_bytes))?;
         }
         let counts = [
             ("allocations", &self.allocation),

@@ -1,8 +1,7 @@
 //! Memory over time, reconstructed backwards: the current state is known, and each event can be undone.
 
 use super::Tag;
-use super::recorder::Action;
-use super::snapshot::{AllocationSite, EventInfo, Snapshot};
+use super::snapshot::{AllocationSite, Snapshot};
 
 /// Memory after an event.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -25,17 +24,6 @@ impl TimelinePoint {
     }
 }
 
-/// Undoes an event's change of a sum.
-fn undo_event(sum: &mut u64, event: &EventInfo) {
-    *sum = match event.action {
-        Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => sum.saturating_sub(event.size),
-        Action::Free | Action::FreeRequested | Action::SegmentFree | Action::SegmentUnmap => {
-            sum.saturating_add(event.size)
-        }
-        Action::FreeCompleted | Action::MovedFrom | Action::MovedTo | Action::Oom => *sum,
-    };
-}
-
 impl Snapshot {
     /// Returns the memory after each recorded event.
     #[must_use]
@@ -52,8 +40,8 @@ impl Snapshot {
         for (at, (event, moment)) in self.events.iter().zip(&mut moments).enumerate().rev() {
             *moment = TimelinePoint { event: at, time_us: event.time_us, ..now };
             match self.holder(event.holder) {
-                Some(who) => undo_event(&mut now.by_tag[who.tag as usize], event),
-                None => undo_event(&mut now.reserved, event),
+                Some(who) => event.action.undo(&mut now.by_tag[who.tag as usize], event.size),
+                None => event.action.undo(&mut now.reserved, event.size),
             }
         }
         moments
@@ -77,7 +65,7 @@ impl Snapshot {
         }
         for event in self.events.iter().skip(event + 1).rev() {
             if let Some(sum) = event.holder.and_then(|who| sums.get_mut(who)) {
-                undo_event(sum, event);
+                event.action.undo(sum, event.size);
             }
         }
         let mut held: Vec<_> = self.holders.iter().zip(sums).filter(|(_, bytes)| *bytes > 0).collect();

@@ -54,7 +54,7 @@ pub fn deserialize_count<'de, D: serde::Deserializer<'de>>(from: D) -> Result<u6
 fn checked_end(name: &str, address: u64, size: u64) -> Result<u64, String> {
     check_bytes(&format!("the size of {name}"), size)?;
     let end = address.checked_add(size).filter(|end| *end <= MAX_CUMULATIVE);
-    end.ok_or_else(|| format!("{name} starts at {address:#x}, which is behind the last address"))
+    end.ok_or_else(|| format!("{name} starts at {address:#x}, which is after the last address"))
 }
 
 /// Adds to a sum of memory.
@@ -223,16 +223,8 @@ impl Snapshot {
 
 /// Undoes an event's change of a sum.
 fn undo_event_checked(name: &str, sum: &mut u64, event: &EventInfo) -> Result<(), String> {
-    match event.action {
-        Action::Alloc | Action::SegmentAlloc | Action::SegmentMap => {
-            *sum = sum.saturating_sub(event.size);
-            Ok(())
-        }
-        Action::Free | Action::FreeRequested | Action::SegmentFree | Action::SegmentUnmap => {
-            checked_add(name, sum, event.size)
-        }
-        Action::FreeCompleted | Action::MovedFrom | Action::MovedTo | Action::Oom => Ok(()),
-    }
+    event.action.undo(sum, event.size);
+    check_bytes(name, *sum)
 }
 
 impl SegmentInfo {

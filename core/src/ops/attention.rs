@@ -581,10 +581,8 @@ impl AttentionRun {
             mask: four_strides(mask), scale: self.scale, kept, threshold,
         };
         let params = params.loop_iterations(self.loop_iterations(pass, whole));
-        let mut tensors: SmallVec<[&Tensor; 8]> = smallvec![q, k, v];
-        tensors.extend(mask);
         // Forward, the result precedes the log-sum-exp; backward, the results come last.
-        tensors.extend_from_slice(others);
+        let tensors = bindings![q, k, v, mask, others];
         let groups = tiles * heads * q.shape()[0];
         let Some(drawn) = self.dropout.as_ref().map(|drop| drop.philox_state) else {
             return launch::launch(&spec, &tensors, params, groups);

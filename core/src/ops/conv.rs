@@ -64,16 +64,10 @@ impl ConvGeometry {
 
     /// Computes y from x and w.
     fn forward(&self, x: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        if self.uses_im2col(x) {
-            return self.im2col_forward(x, w, bias);
+        match self.uses_im2col(x) {
+            true => self.im2col_forward(x, w, bias),
+            false => self.run_kernel(ConvKind::Forward, w, x, bias),
         }
-        let extents = MatmulExtents {
-            m: self.y_channels / self.groups,
-            n: self.batch * spatial_numel(&self.y_extents),
-            k: self.x_channels / self.groups * spatial_numel(&self.kernel),
-            batch: self.groups,
-        };
-        self.run_kernel("forward", extents, spatial_numel(&self.y_extents), w, x, bias, &self.y_shape())
     }
 
     fn backward(&self, dy: &Tensor, w: &Tensor, x: &Tensor) -> Result<[Tensor; 2]> {
@@ -85,68 +79,58 @@ impl ConvGeometry {
 
     /// Computes the gradient of x. A transposed convolution is this operation, with an optional bias.
     fn input_grad(&self, dy: &Tensor, w: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
-        if self.uses_im2col(dy) {
-            return self.im2col_input_grad(dy, w, bias);
+        match self.uses_im2col(dy) {
+            true => self.im2col_input_grad(dy, w, bias),
+            false => self.run_kernel(ConvKind::InputGrad, w, dy, bias),
         }
-        let extents = MatmulExtents {
-            m: self.x_channels / self.groups,
-            n: self.batch * spatial_numel(&self.x_extents),
-            k: self.y_channels / self.groups * spatial_numel(&self.kernel),
-            batch: self.groups,
-        };
-        self.run_kernel("input", extents, spatial_numel(&self.x_extents), w, dy, bias, &self.x_shape())
     }
 
     fn weight_grad(&self, dy: &Tensor, x: &Tensor) -> Result<Tensor> {
-        if self.uses_im2col(dy) {
-            return self.im2col_weight_grad(dy, x);
+        match self.uses_im2col(dy) {
+            true => self.im2col_weight_grad(dy, x),
+            false => self.run_kernel(ConvKind::WeightGrad, dy, x, None),
         }
-        let n = self.x_channels / self.groups * spatial_numel(&self.kernel);
-        let extents = MatmulExtents {
-            m: self.y_channels / self.groups,
-            n,
-            k: self.batch * spatial_numel(&self.y_extents),
-            batch: self.groups,
-        };
-        self.run_kernel("weight", extents, n, dy, x, None, &self.w_shape())
     }
 
-    /// Runs one of the products, of `a` with elements gathered from `b`. `run_of` columns are adjacent.
-    #[expect(clippy::too_many_arguments, reason = "private; the three callers above name them")]
-    fn run_kernel(
-        &self,
-        kind: &'static str,
-        extents: MatmulExtents,
-        run_of: usize,
-        a: &Tensor,
-        b: &Tensor,
-        bias: Option<&Tensor>,
-        shape: &[usize],
-    ) -> Result<Tensor> {
+    /// Runs one of the products, of `a` and elements gathered from `b`.
+    fn run_kernel(&self, kind: ConvKind, a: &Tensor, b: &Tensor, bias: Option<&Tensor>) -> Result<Tensor> {
+        let [x_group, y_group] = [self.x_channels, self.y_channels].map(|channels| channels / self.groups);
+        let [x_places, y_places, taps] = [&self.x_extents, &self.y_extents, &self.kernel].map(spatial_numel);
+        // The product's extents, the number of adjacent columns, and the shape of the result.
+        let (name, m, n, k, columns, shape) = match kind {
+            ConvKind::Forward => {
+                ("forward", y_group, self.batch * y_places, x_group * taps, y_places, self.y_shape())
+            }
+            ConvKind::InputGrad => {
+                ("input", x_group, self.batch * x_places, y_group * taps, x_places, self.x_shape())
+            }
+            ConvKind::WeightGrad => {
+                ("weight", y_group, x_group * taps, self.batch * y_places, x_group * taps, self.w_shape())
+            }
+        };
         // The kernel computes addresses from indices, so the operands must be contiguous.
         let (a, b) = (a.contiguous()?, b.contiguous()?);
         let bias = bias.map(Tensor::contiguous).transpose()?;
-        let MatmulExtents { m, n, k, batch } = extents;
-        if m * n * batch == 0 || k == 0 {
-            let zeros = Tensor::zeros(shape, a.dtype(), a.device())?;
+        if m * n * self.groups == 0 || k == 0 {
+            let zeros = Tensor::zeros(&shape, a.dtype(), a.device())?;
             let Some(bias) = bias else { return Ok(zeros) };
             let mut channels: Dims = smallvec![1; shape.len()];
             channels[1] = bias.numel();
             return zeros.add(&bias.reshape(&channels[..])?);
         }
-        let out = Tensor::empty(shape, a.dtype(), a.device())?;
+        let out = Tensor::empty(&shape, a.dtype(), a.device())?;
+        let extents = MatmulExtents { m, n, k, batch: self.groups };
         let plan = TilePlan::new(extents, a.dtype(), CostModel::new(a.device(), true));
         let spec = kernel_spec! {
-            "conv", kind, dtype: launch::shader_dtype_name(a.dtype(), a.device()), rank: self.rank,
+            "conv", kind: name, dtype: launch::shader_dtype_name(a.dtype(), a.device()), rank: self.rank,
             quick: self.supports_f32_division(), bias: bias.is_some(),
         };
-        let along = KMajorOperands { a: true, b: kind == "weight" };
-        let spec = plan.add_definitions(spec, along, run_of.is_multiple_of(4));
+        let along = KMajorOperands { a: true, b: kind == ConvKind::WeightGrad };
+        let spec = plan.add_definitions(spec, along, columns.is_multiple_of(4));
         let params = kernel_params! {
             ..plan.params(); a_offset: a.layout().offset(), b_offset: b.layout().offset(),
-            x_channels: self.x_channels, x_group: self.x_channels / self.groups, y_channels: self.y_channels,
-            y_group: self.y_channels / self.groups, x_places: spatial_numel(&self.x_extents),
-            y_places: spatial_numel(&self.y_extents), taps: spatial_numel(&self.kernel), total: out.numel(),
+            x_channels: self.x_channels, x_group, y_channels: self.y_channels,
+            y_group, x_places, y_places, taps, total: out.numel(),
             bias_offset: bias.as_ref().map_or(0, |b| b.layout().offset()), x_size: self.x_extents,
             y_size: self.y_extents, kernel: self.kernel, stride: self.stride, padding: self.padding,
             dilation: self.dilation,

@@ -7,21 +7,22 @@ use crate::ops::prelude::*;
 use crate::runtime::profile::WorkItem;
 use crate::runtime::stream::Access;
 use crate::tensor::float8;
+use crate::tensor::shape::Extents;
 
 impl Tensor {
-    /// Creates a tensor filled with one value. Integer types drop the fraction.
+    /// Creates a tensor of `shape` that holds one value everywhere. Integer types drop its fraction.
     ///
     /// # Errors
-    /// The value is out of range of the dtype; infinities are valid for floats.
+    /// The value is outside the range of the dtype (infinities of floats are allowed), or an extent is negative.
     #[track_caller]
-    pub fn full(shape: &[usize], value: f64, dtype: DType, device: &Device) -> Result<Self> {
-        Self::create_filled("full", shape, value, dtype, device)
+    pub fn full(shape: impl IntoShape, value: f64, dtype: DType, device: &Device) -> Result<Self> {
+        Self::create_filled("full", shape.to_extents(), value, dtype, device)
     }
 
     #[track_caller]
     fn create_filled(
         name: &'static str,
-        shape: &[usize],
+        shape: Extents,
         value: f64,
         dtype: DType,
         device: &Device,
@@ -86,15 +87,21 @@ impl Tensor {
     }
 
     /// Creates a tensor of zeros.
+    ///
+    /// # Errors
+    /// An extent is negative, or the device lacks the dtype.
     #[track_caller]
-    pub fn zeros(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::create_filled("zeros", shape, 0.0, dtype, device)
+    pub fn zeros(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
+        Self::create_filled("zeros", shape.to_extents(), 0.0, dtype, device)
     }
 
     /// Creates a tensor of ones.
+    ///
+    /// # Errors
+    /// An extent is negative, or the device lacks the dtype.
     #[track_caller]
-    pub fn ones(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        Self::create_filled("ones", shape, 1.0, dtype, device)
+    pub fn ones(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
+        Self::create_filled("ones", shape.to_extents(), 1.0, dtype, device)
     }
 
     /// Creates zeros with the shape, dtype and device of `self`.

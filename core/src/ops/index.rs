@@ -73,6 +73,15 @@ pub(super) fn split_dim_stride(strides: &[usize], dim: usize) -> (Dims, usize) {
     (rest, own)
 }
 
+/// Returns the strides of a one-dimensional index that selects along dimension `d` of `rank`.
+fn index_strides(index: &Tensor, rank: usize, d: usize) -> Dims {
+    let mut strides = Dims::from_elem(0, rank);
+    if let Some(s) = strides.get_mut(d) {
+        *s = index.strides().first().copied().unwrap_or(0);
+    }
+    strides
+}
+
 /// Gathers elements of `x` into `out`. `index_strides` locate the index of each element of the result.
 pub(super) fn gather_into(
     op: &'static str,
@@ -179,7 +188,7 @@ pub(super) fn scatter_into(
             ScatterSource::Tensor(..) => None,
             ScatterSource::Scalar(v) => {
                 let _tag = memory::scope::enter_tag(Tag::Workspace);
-                Some(Tensor::full(&[], *v, out.dtype(), out.device())?)
+                Some(Tensor::full((), *v, out.dtype(), out.device())?)
             }
         };
         let none = Dims::from_elem(0, shape.len());
@@ -325,10 +334,7 @@ pub(super) fn select_rows_backward(
     skip: Option<usize>,
     sum: Option<Tensor>,
 ) -> Result<Tensor> {
-    let mut strides = Dims::from_elem(0, shape.len());
-    if let Some(s) = strides.first_mut() {
-        *s = index.strides().first().copied().unwrap_or(0);
-    }
+    let strides = index_strides(index, shape.len(), 0);
     // Every row scans all indices, so sorting is cheaper above the limit.
     if matches!(g.dtype(), DType::F32 | DType::F16 | DType::BF16) && index.numel() <= ROW_GRAD_MAX_INDICES {
         let back = run_row_grad_kernel(op, g, shape, index, skip, sum)?;
@@ -358,22 +364,22 @@ impl Tensor {
         let shape: Dims = self.shape().into();
         if out.numel() == 0 {
             // PyTorch accepts an empty index of any type and shape.
-            return Ok(autograd::differentiable("gather", out, &[self], move |g, _| {
-                Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
+            return Ok(autograd::differentiable_unary("gather", out, self, move |g, _| {
+                Tensor::zeros(&shape, g.dtype(), g.device())
             }));
         }
         gather_into("gather", self, d, index, index.strides(), &out)?;
         let index = SavedTensor::input(index);
-        Ok(autograd::differentiable("gather", out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary("gather", out, self, move |g, wants| {
             let index = index.unpack(wants)?;
-            Ok(smallvec![Some(gather_backward("gather", g, &shape, d, (&index, index.strides()), None)?)])
+            gather_backward("gather", g, &shape, d, (&index, index.strides()), None)
         }))
     }
 
     fn check_index(&self, op: &'static str, d: usize, index: &Tensor) -> Result<()> {
         let fits = |k: usize| k == d || index.shape()[k] <= self.shape()[k];
         fail_if!(index.rank() != self.rank() || !(0..self.rank()).all(fits); shape(op, [self, index]),
-            "the index has the rank of the tensor, and no larger extents beside dimension {d}");
+            "the index has the rank of the tensor, and no larger extents except in dimension {d}");
         Ok(())
     }
 
@@ -424,25 +430,22 @@ impl Tensor {
         shares: Option<Tensor>,
     ) -> Result<Tensor> {
         let out = Tensor::empty(shape, self.dtype(), self.device())?;
-        let mut strides = Dims::from_elem(0, shape.len());
-        if let Some(s) = strides.get_mut(d) {
-            *s = index.strides().first().copied().unwrap_or(0);
-        }
+        let strides = index_strides(index, shape.len(), d);
         gather_into(op, self, d, index, &strides, &out)?;
         let (before, index): (Dims, _) = (self.shape().into(), SavedTensor::input(index));
-        Ok(autograd::differentiable(op, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary(op, out, self, move |g, wants| {
             let index = index.unpack(wants)?;
             if let Some(shares) = &shares {
                 // Do not round before the sum.
                 let rows = amp::half_to_f32(g)?.mul(shares)?;
                 let back = select_rows_backward(op, &rows, &before, &index, skip, None)?;
-                return Ok(smallvec![Some(back.to_dtype(g.dtype())?)]);
+                return back.to_dtype(g.dtype());
             }
             if d == 0 {
                 let sum = wants.leaf_grad_to_accumulate(0);
-                return Ok(smallvec![Some(select_rows_backward(op, g, &before, &index, skip, sum)?)]);
+                return select_rows_backward(op, g, &before, &index, skip, sum);
             }
-            Ok(smallvec![Some(gather_backward(op, g, &before, d, (&index, &strides), skip)?)])
+            gather_backward(op, g, &before, d, (&index, &strides), skip)
         }))
     }
 
@@ -568,7 +571,7 @@ impl Tensor {
             let wide = match t.dtype() {
                 DType::F64 | DType::I32 | DType::U32 | DType::I64 => {
                     let _tag = memory::scope::enter_tag(Tag::Workspace);
-                    Some(Tensor::full(&[], v, t.dtype(), t.device())?)
+                    Some(Tensor::full((), v, t.dtype(), t.device())?)
                 }
                 _ => None,
             };
@@ -588,9 +591,9 @@ impl Tensor {
         };
         put(&out, index, value)?;
         let index = SavedTensor::input(index);
-        Ok(autograd::differentiable("scatter", out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary("scatter", out, self, move |g, wants| {
             let index = index.unpack(wants)?;
-            Ok(smallvec![Some(g.scatter_value(dim, &index, 0.0)?)])
+            g.scatter_value(dim, &index, 0.0)
         }))
     }
 
@@ -673,10 +676,7 @@ impl Tensor {
         let expected = with_extent(self.shape(), d, index.numel());
         fail_if!(index.rank() > 1 || src != &expected[..]; shape(op, &[self.shape(), index.shape(), src]),
             "the index has one dimension, and the source the shape {expected:?}");
-        let mut strides = Dims::from_elem(0, src.len());
-        if let Some(s) = strides.get_mut(d) {
-            *s = index.strides().first().copied().unwrap_or(0);
-        }
+        let strides = index_strides(index, src.len(), d);
         Ok((expected, strides))
     }
 }

@@ -131,7 +131,7 @@ impl Tensor {
         run_elimination(&spec, &[&triangles])?;
         let out = triangles.tril(0)?.reshape(self.shape())?;
         let l = SavedTensor::output(&out);
-        Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary(OP, out, self, move |g, wants| {
             // L⁻ᵀ Φ(Lᵀ g) L⁻¹, symmetrised; Φ is the lower half with half of the diagonal (Murray, 2016).
             let l = l.unpack(wants)?;
             let inner = l.transpose(-2, -1)?.matmul(g)?;
@@ -139,7 +139,7 @@ impl Tensor {
             let lt = l.transpose(-2, -1)?;
             let left = lt.solve_triangular(&phi, true, true, false)?;
             let whole = lt.solve_triangular(&left.transpose(-2, -1)?, true, true, false)?;
-            Ok(smallvec![Some(whole.add(&whole.transpose(-2, -1)?)?.mul(0.5)?)])
+            whole.add(&whole.transpose(-2, -1)?)?.mul(0.5)
         }))
     }
 
@@ -253,10 +253,10 @@ impl Tensor {
         let LuFactors { packed_lu: triangles, permutation_sign: sign, .. } = lu_decompose(self, n, n)?;
         let out = triangles.diagonal(0, 1, 2)?.prod(1, false)?.mul(&sign)?.reshape(lead)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        Ok(autograd::differentiable(OP, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary(OP, out, self, move |g, wants| {
             let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let scale = g.mul(&y)?.unsqueeze(-1)?.unsqueeze(-1)?;
-            Ok(smallvec![Some(x.inv()?.transpose(-2, -1)?.mul(&scale)?)])
+            x.inv()?.transpose(-2, -1)?.mul(&scale)
         }))
     }
 
@@ -279,13 +279,13 @@ impl Tensor {
         let size = diagonal.abs()?.log()?.sum(&[1], false)?.reshape(lead)?;
         // As in PyTorch, the sign has a history with a zero gradient.
         let shape: Dims = self.shape().into();
-        let sign = autograd::differentiable(OP, sign, &[self], move |g, _| {
-            Ok(smallvec![Some(Tensor::zeros(&shape, g.dtype(), g.device())?)])
+        let sign = autograd::differentiable_unary(OP, sign, self, move |g, _| {
+            Tensor::zeros(&shape, g.dtype(), g.device())
         });
         let x = SavedTensor::input(self);
-        let size = autograd::differentiable(OP, size, &[self], move |g, wants| {
+        let size = autograd::differentiable_unary(OP, size, self, move |g, wants| {
             let scale = g.unsqueeze(-1)?.unsqueeze(-1)?;
-            Ok(smallvec![Some(x.unpack(wants)?.inv()?.transpose(-2, -1)?.mul(&scale)?)])
+            x.unpack(wants)?.inv()?.transpose(-2, -1)?.mul(&scale)
         });
         Ok((sign, size))
     }
@@ -348,14 +348,14 @@ impl Tensor {
         let inverse = s.masked_fill(&none, 1.0)?.reciprocal()?.masked_fill(&none, 0.0)?;
         let out = vh.transpose(-2, -1)?.mul(&inverse.unsqueeze(-2)?)?.matmul(&u.transpose(-2, -1)?)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        let out = autograd::differentiable(op, out, &[self], move |g, wants| {
+        let out = autograd::differentiable_unary(op, out, self, move |g, wants| {
             // For p = a⁺: -pᵀ g pᵀ + (1 - a p) gᵀ p pᵀ + pᵀ p gᵀ (1 - p a) (Golub and Pereyra, 1973).
             let (a, p) = (x.unpack(wants)?, y.unpack(wants)?);
             let (pt, gt) = (p.transpose(-2, -1)?, g.transpose(-2, -1)?);
             let long = gt.matmul(&p)?.matmul(&pt)?;
             let wide = pt.matmul(&p)?.matmul(&gt)?;
             let grad = long.sub(&pt.matmul(g)?.matmul(&pt)?)?.sub(&a.matmul(&p.matmul(&long)?)?)?;
-            Ok(smallvec![Some(grad.add(&wide.sub(&wide.matmul(&p)?.matmul(&a)?)?)?)])
+            grad.add(&wide.sub(&wide.matmul(&p)?.matmul(&a)?)?)
         });
         Ok((out, s, none))
     }

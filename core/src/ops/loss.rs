@@ -347,7 +347,7 @@ impl Tensor {
     #[track_caller]
     pub fn dist(&self, other: &Tensor, p: f64) -> Result<Tensor> {
         dispatch_in_f32!("dist", [self, other], |x, y| x.dist(&y, p));
-        self.sub(other)?.norm(p, &[], false)
+        self.sub(other)?.norm(p, (), false)
     }
 
     /// Computes max(0, d(a, p) - d(a, n) + `margin`), with p-norm distances of these anchors to `positive`

@@ -10,6 +10,7 @@ pub(crate) mod linear_fp8;
 pub(crate) mod matmul_tiling;
 pub(crate) mod scaled_mm;
 
+use crate::autograd::BackwardCtx;
 use crate::backend::{Command, Epilogue, MatmulCall, MatrixOperand};
 use crate::ops::elementwise::pointwise::pointwise_ops;
 use crate::ops::elementwise::pointwise::{GradRule, PointwiseOp, TypeRule, run_pointwise};
@@ -35,10 +36,6 @@ fn last_two(shape: &[usize]) -> (usize, usize) {
     (shape[rank - 2], shape[rank - 1])
 }
 
-fn transpose_matrix(t: &Tensor) -> Result<Tensor> {
-    t.transpose(-2, -1)
-}
-
 /// Checks that the operands are on one device and have the same type, which must support products.
 pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) -> Result<()> {
     a.check_same_device(op, b)?;
@@ -48,6 +45,15 @@ pub(super) fn check_matmul_operands(op: &'static str, a: &Tensor, b: &Tensor) ->
         dtype(op, b.dtype()), "the other operand is {}; cast one with `to_dtype`", a.dtype());
     fail_if!(a.dtype() == DType::Bool; dtype(op, DType::Bool), "takes numbers; cast with `to_dtype`");
     launch::check_device_dtype(op, a.dtype(), a.device())
+}
+
+/// Returns the transpose of a saved operand if input `k` wants a gradient.
+fn unpack_transposed(
+    kept: &Option<SavedTensor>,
+    wants: &BackwardCtx<'_>,
+    k: usize,
+) -> Result<Option<Tensor>> {
+    kept.as_ref().filter(|_| wants[k]).map(|kept| kept.unpack(wants)?.transpose(-2, -1)).transpose()
 }
 
 /// Computes a · b with its gradient. Operands have at least two dimensions, and batch dimensions broadcast.
@@ -66,10 +72,7 @@ fn matmul_with_grad_as(op: &'static str, a: &Tensor, b: &Tensor, dtype: DType) -
     let right = a.requires_grad().then(|| SavedTensor::input(b));
     let (a_shape, b_shape): (Dims, Dims) = (a.shape().into(), b.shape().into());
     Ok(autograd::differentiable(op, out, &[a, b], move |g, wants| {
-        let of = |kept: &Option<SavedTensor>, k: usize| match kept.as_ref().filter(|_| wants[k]) {
-            Some(kept) => transpose_matrix(&kept.unpack(wants)?).map(Some),
-            None => Ok(None),
-        };
+        let of = |kept, k| unpack_transposed(kept, wants, k);
         // The gradient of an f32 result of 16-bit operands is cast to the operands' type for its products.
         let da =
             of(&right, 0)?.map(|b| matmul_sum_to(op, &g.to_dtype(b.dtype())?, &b, &a_shape)).transpose()?;
@@ -479,10 +482,7 @@ fn add_matmul(
             (true, true) => Some(g.sum_to(&shape)?.to_dtype(dtype)?),
             (true, false) => Some(amp::half_to_f32(g)?.mul(beta)?.sum_to(&shape)?.to_dtype(dtype)?),
         };
-        let of = |kept: &Option<SavedTensor>, k: usize| match kept.as_ref().filter(|_| wants[k]) {
-            Some(kept) => transpose_matrix(&kept.unpack(wants)?).map(Some),
-            None => Ok(None),
-        };
+        let of = |kept, k| unpack_transposed(kept, wants, k);
         // Scale after the product, because its sums may cancel.
         let scaled = |a: &Tensor, b: &Tensor| match alpha == 1.0 {
             true => matmul_with_grad(op, a, b),

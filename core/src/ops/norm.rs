@@ -96,6 +96,27 @@ impl NormGeometry {
     }
 }
 
+/// Kind of a normalisation of rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum RowNormKind {
+    /// Layer normalisation, with a mean.
+    Layer,
+    /// Root mean square, without a mean.
+    Rms,
+}
+
+impl RowNormKind {
+    /// Returns the name of the operation, which may add a residual first.
+    fn op_name(self, adds: bool) -> &'static str {
+        match (self, adds) {
+            (Self::Layer, false) => "layer_norm",
+            (Self::Layer, true) => "add_layer_norm",
+            (Self::Rms, false) => "rms_norm",
+            (Self::Rms, true) => "add_rms_norm",
+        }
+    }
+}
+
 /// Statistics of the rows. RMS has no mean.
 #[derive(Clone)]
 struct NormStatistics {
@@ -219,23 +240,12 @@ impl Normalization {
             eps: self.eps as f32, splits, chunk,
         }
         .loop_iterations(turns);
-        let mut tensors: SmallVec<[&Tensor; 8]> = SmallVec::new();
-        if finish {
-            tensors.extend(more);
-        } else {
-            tensors.extend(g);
-            tensors.push(x);
-        }
-        tensors.extend(weight);
-        tensors.extend(bias);
-        if let Some(statistics) = statistics {
-            tensors.extend(statistics.mean.as_ref());
-            tensors.push(&statistics.rstd);
-        }
-        if !finish {
-            tensors.extend(more);
-            tensors.push(out);
-        }
+        let mean = statistics.and_then(|statistics| statistics.mean.as_ref());
+        let rstd = statistics.map(|statistics| &statistics.rstd);
+        let tensors = match finish {
+            true => bindings![more, mean, rstd],
+            false => bindings![g, x, weight, bias, mean, rstd, more, out],
+        };
         let rows = if finish { at.rows } else { at.rows * splits };
         launch::launch(&spec, &tensors, params, rows.div_ceil(WORKGROUP_SIZE / lanes))
     }
@@ -261,9 +271,7 @@ impl Normalization {
             splits, chunk,
         }
         .loop_iterations(chunk.div_ceil(lanes) + 128);
-        let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![g, x, &statistics.rstd];
-        tensors.extend(statistics.mean.as_ref());
-        tensors.push(&partial);
+        let tensors = bindings![g, x, &statistics.rstd, &statistics.mean, &partial];
         launch::launch(&spec, &tensors, params, (at.weights * splits).div_ceil(WORKGROUP_SIZE / lanes))?;
         partial.sum(&[0], false)
     }
@@ -349,20 +357,25 @@ pub(super) fn check_is_f64(op: &'static str, x: &Tensor) -> Result<bool> {
     }
 }
 
-/// Checks the optional weight and bias of an f64 input, and casts them to f64.
-pub(super) fn cast_parameters(
+/// Returns an f64 input with its optional weight and bias, which are checked and cast to f64.
+pub(super) fn f64_inputs(
     op: &'static str,
     x: &Tensor,
     parameters: [Option<&Tensor>; 2],
     shape: &[usize],
-) -> Result<SmallVec<[Tensor; 2]>> {
+) -> Result<SmallVec<[Tensor; 3]>> {
     let check = |t: &Tensor| {
         t.check_same_device(op, x)?;
-        fail_if!(t.shape() != shape;
-            shape(op, &[t.shape(), shape]), "weight and bias have the shape of what is normalised");
+        check_parameter_shape(op, t, shape)?;
         t.to_dtype(x.dtype())
     };
-    parameters.into_iter().flatten().map(check).collect()
+    std::iter::once(Ok(x.clone())).chain(parameters.into_iter().flatten().map(check)).collect()
+}
+
+fn check_parameter_shape(op: &'static str, t: &Tensor, shape: &[usize]) -> Result<()> {
+    fail_if!(t.shape() != shape;
+        shape(op, &[t.shape(), shape]), "weight and bias have the shape of what is normalised");
+    Ok(())
 }
 
 /// Checks weight or bias and makes it contiguous for the kernels.
@@ -373,8 +386,7 @@ pub(super) fn prepare_parameter(
     shape: &[usize],
 ) -> Result<Option<Tensor>> {
     let Some(t) = t else { return Ok(None) };
-    fail_if!(t.shape() != shape;
-        shape(op, &[t.shape(), shape]), "weight and bias have the shape of what is normalised");
+    check_parameter_shape(op, t, shape)?;
     check_f32_f16_bf16(op, t)?;
     t.check_same_device(op, x)?;
     contiguous_zero_offset(t).map(Some)
@@ -417,11 +429,12 @@ impl Tensor {
     #[track_caller]
     fn normalize_rows(
         &self,
-        op: &'static str,
+        kind: RowNormKind,
         shape: &[usize],
         parameters: [Option<&Tensor>; 2],
         eps: f64,
     ) -> Result<Tensor> {
+        let (op, rms) = (kind.op_name(false), kind == RowNormKind::Rms);
         operation!(op);
         check::finite(op, "eps", eps)?;
         let double = check_is_f64(op, self)?;
@@ -430,13 +443,15 @@ impl Tensor {
         let extent: usize = shape.iter().product();
         let rows = self.numel() / extent.max(1);
         let [weight, bias] = parameters;
+        let weighs = weight.is_some();
+        let composed = move |t: &[Tensor]| {
+            let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
+            apply_weight_bias(&x, &t[1..], weighs, &[extent])?.reshape(t[0].shape())
+        };
         if double {
-            let x = normalize_composite(&self.reshape([rows, extent])?, &[1], op == "rms_norm", eps)?;
-            let given = cast_parameters(op, self, parameters, shape)?;
-            return apply_weight_bias(&x, &given, weight.is_some(), &[extent])?.reshape(self.shape());
+            return composed(&f64_inputs(op, self, parameters, shape)?);
         }
         let made = [prepare_parameter(op, weight, self, shape)?, prepare_parameter(op, bias, self, shape)?];
-        let rms = op == "rms_norm";
         if let Some(norm) = RowNorm::new(op, (rows, extent), rms, eps, made.clone()) {
             // The kernel reads any float. Under autocast only the result is f32, and the input is not copied.
             let cast = OperandCast::for_op(op, &[]);
@@ -445,7 +460,7 @@ impl Tensor {
             return norm.forward_with_grad(contiguous_zero_offset(self)?, result, &inputs);
         }
         dispatch_autocast!(op, [self, weight, bias], |x, w, b| {
-            x.normalize_rows(op, shape, [w.as_ref(), b.as_ref()], eps)
+            x.normalize_rows(kind, shape, [w.as_ref(), b.as_ref()], eps)
         });
         let [made_weight, made_bias] = made;
         let norm = Normalization {
@@ -457,11 +472,7 @@ impl Tensor {
             weight: made_weight,
             bias: made_bias,
         };
-        let (whole, weighs): (Dims, _) = (self.shape().into(), weight.is_some());
-        norm.forward_with_grad(self, weight, bias, move |t| {
-            let x = normalize_composite(&t[0].reshape([rows, extent])?, &[1], rms, eps)?;
-            apply_weight_bias(&x, &t[1..], weighs, &[extent])?.reshape(&whole[..])
-        })
+        norm.forward_with_grad(self, weight, bias, composed)
     }
 
     /// Normalises each row over the trailing dimensions `normalized_shape` to mean 0 and variance 1, then
@@ -482,12 +493,17 @@ impl Tensor {
     #[track_caller]
     pub fn layer_norm(
         &self,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<Tensor> {
-        self.normalize_rows("layer_norm", normalized_shape, [weight, bias], eps)
+        self.normalize_rows(
+            RowNormKind::Layer,
+            &new_shape("layer_norm", normalized_shape)?,
+            [weight, bias],
+            eps,
+        )
     }
 
     /// Divides each row over the trailing dimensions `normalized_shape` by its root mean square, then
@@ -498,12 +514,12 @@ impl Tensor {
     #[track_caller]
     pub fn rms_norm(
         &self,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<Tensor> {
         let eps = eps.unwrap_or_else(|| machine_epsilon(self.dtype()));
-        self.normalize_rows("rms_norm", normalized_shape, [weight, None], eps)
+        self.normalize_rows(RowNormKind::Rms, &new_shape("rms_norm", normalized_shape)?, [weight, None], eps)
     }
 
     #[track_caller]
@@ -521,11 +537,14 @@ impl Tensor {
         fail_if!(groups == 0 || !channels.is_multiple_of(groups);
             argument(op), "{channels} channels do not divide into {groups} groups");
         let [weight, bias] = parameters;
-        if double {
-            let x = self.reshape([batch * groups, channels / groups * space])?;
+        let weighs = weight.is_some();
+        let composed = move |t: &[Tensor]| {
+            let x = t[0].reshape([batch * groups, channels / groups * space])?;
             let x = normalize_composite(&x, &[1], false, eps)?.reshape([batch, channels, space])?;
-            let given = cast_parameters(op, self, parameters, &[channels])?;
-            return apply_weight_bias(&x, &given, weight.is_some(), &[channels, 1])?.reshape(self.shape());
+            apply_weight_bias(&x, &t[1..], weighs, &[channels, 1])?.reshape(t[0].shape())
+        };
+        if double {
+            return composed(&f64_inputs(op, self, parameters, &[channels])?);
         }
         let norm = Normalization {
             op,
@@ -536,17 +555,7 @@ impl Tensor {
             weight: prepare_parameter(op, weight, self, &[channels])?,
             bias: prepare_parameter(op, bias, self, &[channels])?,
         };
-        let (whole, weighs): (Dims, _) = (self.shape().into(), weight.is_some());
-        norm.forward_with_grad(self, weight, bias, move |t| {
-            let x = normalize_composite(
-                &t[0].reshape([batch * groups, channels / groups * space])?,
-                &[1],
-                false,
-                eps,
-            )?;
-            apply_weight_bias(&x.reshape([batch, channels, space])?, &t[1..], weighs, &[channels, 1])?
-                .reshape(&whole[..])
-        })
+        norm.forward_with_grad(self, weight, bias, composed)
     }
 
     /// Normalises each of `groups` channel groups of each entry of [batch, channels, ...]. Weight and bias

@@ -91,7 +91,7 @@ fn dropout_keep_scale(p: f64) -> f64 {
 }
 
 #[track_caller]
-fn fill_random(shape: &[usize], kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
+fn fill_random(shape: impl IntoShape, kind: Distribution, dtype: DType, device: &Device) -> Result<Tensor> {
     operation!("random");
     // Bounds of types that round.
     let bounds = match kind {
@@ -153,7 +153,7 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float.
     #[track_caller]
-    pub fn rand(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn rand(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
         Self::uniform(shape, 0.0, 1.0, dtype, device)
     }
 
@@ -162,7 +162,14 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float, `low` is above `high`, or the type has no value between the bounds.
     #[track_caller]
-    pub fn uniform(shape: &[usize], low: f64, high: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn uniform(
+        shape: impl IntoShape,
+        low: f64,
+        high: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
+        let shape = &new_shape("rand", shape)?;
         check_float_dtype("rand", dtype)?;
         fail_if!(!(low <= high && low.is_finite() && high.is_finite());
             argument("rand"), "{low}..{high} is no range of numbers");
@@ -187,7 +194,7 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float.
     #[track_caller]
-    pub fn randn(shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn randn(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Tensor> {
         Self::normal(shape, 0.0, 1.0, dtype, device)
     }
 
@@ -196,7 +203,13 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float, or `std` is negative.
     #[track_caller]
-    pub fn normal(shape: &[usize], mean: f64, std: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn normal(
+        shape: impl IntoShape,
+        mean: f64,
+        std: f64,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         check_float_dtype("randn", dtype)?;
         fail_if!(std < 0.0 || std.is_nan();
             argument("randn"), "a standard deviation is 0 or more, not {std}");
@@ -227,7 +240,13 @@ impl Tensor {
     /// # Errors
     /// The range is empty, too wide, or exceeds the type's range, or the type has no value in the range.
     #[track_caller]
-    pub fn randint(low: i64, high: i64, shape: &[usize], dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn randint(
+        low: i64,
+        high: i64,
+        shape: impl IntoShape,
+        dtype: DType,
+        device: &Device,
+    ) -> Result<Tensor> {
         let ends = [i32::try_from(low), i32::try_from(high.saturating_sub(1))];
         fail_if!(low >= high || ends.iter().any(Result::is_err) || u32::try_from(high - low).is_err();
             argument("randint"), "{low}..{high} is no range of 32-bit integers");
@@ -272,7 +291,7 @@ impl Tensor {
     /// # Errors
     /// `p` is not a probability.
     #[track_caller]
-    pub fn bernoulli(shape: &[usize], p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
+    pub fn bernoulli(shape: impl IntoShape, p: f64, dtype: DType, device: &Device) -> Result<Tensor> {
         fail_if!(!(0.0..=1.0).contains(&p); argument("bernoulli"), "{p} is no probability");
         fill_random(shape, Distribution::Bernoulli { p }, dtype, device)
     }
@@ -332,7 +351,7 @@ impl Tensor {
         if !hard {
             return Ok(soft);
         }
-        let chosen = soft.detach().argmax(Some(dim), true)?;
+        let chosen = soft.detach().argmax(dim, true)?;
         let one = Tensor::ones(chosen.shape(), soft.dtype(), soft.device())?;
         let one_hot =
             Tensor::zeros(soft.shape(), soft.dtype(), soft.device())?.scatter(dim, &chosen, &one)?;

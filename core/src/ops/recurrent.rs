@@ -162,11 +162,7 @@ impl RecurrentRun {
                 input_stride: input.strides()[1], carry_offset: fed.layout().offset(), out_offset: out,
                 saved_offset: t * batch * hidden * 5, lengths_offset: self.lengths_offset(), gates_offset: 0usize,
             };
-            let bound: SmallVec<[&Tensor; 6]> = [input, &fed, running, &self.states]
-                .into_iter()
-                .chain(&self.saved_gates)
-                .chain(&self.lengths)
-                .collect();
+            let bound = bindings![input, &fed, running, &self.states, &self.saved_gates, &self.lengths];
             launch::launch(&spec, &bound, params, (batch * hidden).div_ceil(WORKGROUP_SIZE))?;
             state = self.states.select(0, self.state_slot(t) as isize)?;
         }
@@ -204,11 +200,7 @@ impl RecurrentRun {
                 saved_offset: saved.layout().offset() + kept, lengths_offset: self.lengths_offset(),
                 gates_offset: t * batch * wide,
             };
-            let bound: SmallVec<[&Tensor; 7]> = [&g, &carry, &running, saved, &gates]
-                .into_iter()
-                .chain(&inner)
-                .chain(&self.lengths)
-                .collect();
+            let bound = bindings![&g, &carry, &running, saved, &gates, &inner, &self.lengths];
             launch::launch(&spec, &bound, params, plane.div_ceil(WORKGROUP_SIZE))?;
             drop(bound);
             carry =
@@ -240,9 +232,7 @@ fn attach_gate_grad(
     slope: fn(&Tensor) -> Result<Tensor>,
 ) -> Tensor {
     let kept = SavedTensor::output(&value);
-    autograd::differentiable(op, value, &[sum], move |g, wants| {
-        Ok(smallvec![Some(g.mul(&slope(&kept.unpack(wants)?)?)?)])
-    })
+    autograd::differentiable_unary(op, value, sum, move |g, wants| g.mul(&slope(&kept.unpack(wants)?)?))
 }
 
 fn sigmoid_derivative(y: &Tensor) -> Result<Tensor> {

@@ -201,10 +201,7 @@ impl ReduceStage<'_> {
         let reads = plan.chunk.min(extent).div_ceil(plan.lanes);
         let walks = if flags[2] { 0 } else { reads * self.reduced.0.len() };
         let params = params.loop_iterations(reads.div_ceil(plan.unroll) + plan.unroll + walks + 16);
-        let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![self.input];
-        for t in [self.args.center, self.args.partial_indices, value, place].into_iter().flatten() {
-            tensors.push(t);
-        }
+        let tensors = bindings![self.input, self.args.center, self.args.partial_indices, value, place];
         let groups = (outputs * plan.splits).div_ceil(WORKGROUP_SIZE / plan.lanes);
         launch::launch_by_key(&identity, spec, &tensors, params, groups)
     }
@@ -360,8 +357,7 @@ pub(super) fn sum_parts(partial: &Tensor) -> Result<SmallVec<[Tensor; 3]>> {
             parts, extent, tiles, groups: sections * tiles,
         }
         .loop_iterations(parts.div_ceil(512) + 32);
-        let tensors: SmallVec<[&Tensor; 4]> = std::iter::once(partial).chain(&outs).collect();
-        launch::launch(&spec, &tensors, params, sections * tiles)?;
+        launch::launch(&spec, &bindings![partial, &outs[..]], params, sections * tiles)?;
     }
     Ok(outs)
 }
@@ -389,7 +385,7 @@ pub(crate) fn contiguous_zero_offset(t: &Tensor) -> Result<Tensor> {
 }
 
 impl Tensor {
-    /// Sums over `dims`, or over all dimensions if there are none.
+    /// Sums over `dims`, or over all dimensions for `()` or an empty list.
     ///
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
@@ -403,13 +399,12 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range or repeated. The tensor has integers and the device lacks 64-bit integers.
     #[track_caller]
-    pub fn sum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn sum(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         dispatch_autocast!("sum", [self], |x| x.sum(dims, keepdim));
         let over = ReduceDims::new("sum", self.shape(), dims)?;
         let out = sum_or_prod(&SUM, self, &over, keepdim)?;
-        Ok(autograd::differentiable("sum", out, &[self], move |g, _| {
-            Ok(smallvec![Some(over.expand_to_input(g)?)])
-        }))
+        Ok(autograd::differentiable_unary("sum", out, self, move |g, _| over.expand_to_input(g)))
     }
 
     /// Sums all elements.
@@ -418,7 +413,7 @@ impl Tensor {
     /// See [`sum`](Self::sum).
     #[track_caller]
     pub fn sum_all(&self) -> Result<Tensor> {
-        self.sum(&[], false)
+        self.sum((), false)
     }
 
     /// Sums over the dimensions that broadcasting from `shape` expanded.
@@ -434,9 +429,7 @@ impl Tensor {
         let over = ReduceDims::from_mask(self.shape(), reduced.collect());
         let out = sum_or_prod(&SUM, self, &over, true)?;
         let out = out.with_layout(Layout::new(shape, contiguous_strides(shape), 0));
-        Ok(autograd::differentiable("sum_to", out, &[self], move |g, _| {
-            Ok(smallvec![Some(over.expand_to_input(g)?)])
-        }))
+        Ok(autograd::differentiable_unary("sum_to", out, self, move |g, _| over.expand_to_input(g)))
     }
 
     /// Computes the mean over `dims`, or over all dimensions if there are none.
@@ -444,14 +437,13 @@ impl Tensor {
     /// # Errors
     /// The dtype is not a float. See also [`sum`](Self::sum).
     #[track_caller]
-    pub fn mean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn mean(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         let over = ReduceDims::new("mean", self.shape(), dims)?;
         let n = over.elements_per_output as f64;
         let extra = ReduceArgs { params: [n as f32, 0.0, 0.0, 0.0], ..ReduceArgs::default() };
         let out = reduce_float(&MEAN, self, &over, keepdim, extra)?;
-        Ok(autograd::differentiable("mean", out, &[self], move |g, _| {
-            Ok(smallvec![Some(over.expand_to_input(&g.div(n)?)?)])
-        }))
+        Ok(autograd::differentiable_unary("mean", out, self, move |g, _| over.expand_to_input(&g.div(n)?)))
     }
 
     /// Computes the mean of all elements.
@@ -460,15 +452,19 @@ impl Tensor {
     /// See [`mean`](Self::mean).
     #[track_caller]
     pub fn mean_all(&self) -> Result<Tensor> {
-        self.mean(&[], false)
+        self.mean((), false)
     }
 
-    /// Computes the product over `dim`.
+    /// Computes the product over one dimension, or over all for `()`.
     ///
     /// # Errors
-    /// See [`sum`](Self::sum).
+    /// Several dimensions are named. See also [`sum`](Self::sum).
     #[track_caller]
-    pub fn prod(&self, dim: isize, keepdim: bool) -> Result<Tensor> {
+    pub fn prod(&self, dim: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let Some(dim) = single_dim("prod", dim)? else {
+            let all = self.prod_all()?;
+            return if keepdim { all.reshape(&Dims::from_elem(1, self.rank())) } else { Ok(all) };
+        };
         dispatch_autocast!("prod", [self], |x| x.prod(dim, keepdim));
         let over = ReduceDims::new("prod", self.shape(), &[dim])?;
         let out = sum_or_prod(&PROD, self, &over, keepdim)?;
@@ -523,12 +519,12 @@ impl Tensor {
         let over = ReduceDims::new(op.name, self.shape(), dims)?;
         let out = reduce(op, self, &over, keepdim, self.dtype(), self.dtype(), ReduceArgs::default())?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary(op.name, out, self, move |g, wants| {
             let (x, y) = (x.unpack_detached(wants)?, y.unpack_detached(wants)?);
             let mask = sharing(&x, &over.expand_to_input(&y)?)?;
             let ties = mask.count_true_keepdim(&over)?.to_dtype(g.dtype())?;
             let share = g.reshape(&over.keepdim_shape[..])?.div(&ties)?;
-            Ok(smallvec![Some(over.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)?)])
+            over.expand_to_input(&share)?.mul(&mask.to_dtype(g.dtype())?)
         }))
     }
 
@@ -547,7 +543,8 @@ impl Tensor {
     /// # Errors
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
-    pub fn amax(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn amax(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.reduce_extreme(&AMAX, dims, keepdim, |x, y| x.eq(y))
     }
 
@@ -556,7 +553,8 @@ impl Tensor {
     /// # Errors
     /// There are no elements. See also [`sum`](Self::sum).
     #[track_caller]
-    pub fn amin(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn amin(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.reduce_extreme(&AMIN, dims, keepdim, |x, y| x.eq(y))
     }
 
@@ -565,7 +563,8 @@ impl Tensor {
     /// # Errors
     /// See [`amax`](Self::amax).
     #[track_caller]
-    pub fn aminmax(&self, dims: &[isize], keepdim: bool) -> Result<(Tensor, Tensor)> {
+    pub fn aminmax(&self, dims: impl IntoDims, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let dims = &reduction_dims(dims)[..];
         Ok((self.amin(dims, keepdim)?, self.amax(dims, keepdim)?))
     }
 
@@ -608,14 +607,8 @@ impl Tensor {
             run_reduction(op, self, &over, self.dtype(), ReduceArgs::default(), Some(&value), Some(&place))?;
         }
         let at = SavedTensor::input(&place);
-        let value = autograd::differentiable(name, value, &[self], move |g, wants| {
-            Ok(smallvec![Some(value_selecting_backward(
-                g,
-                &at.unpack(wants)?,
-                &over.input_shape,
-                dim,
-                keepdim
-            )?)])
+        let value = autograd::differentiable_unary(name, value, self, move |g, wants| {
+            value_selecting_backward(g, &at.unpack(wants)?, &over.input_shape, dim, keepdim)
         });
         Ok((value, place))
     }
@@ -655,22 +648,22 @@ impl Tensor {
         Ok(place)
     }
 
-    /// Returns the index (i64) of the first maximum along `dim`, or among all elements.
+    /// Returns the index (i64) of the first maximum along `dim`, or among all elements for `()`.
     ///
     /// # Errors
     /// See [`amax`](Self::amax).
     #[track_caller]
-    pub fn argmax(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
-        self.reduce_to_index(&ARGMAX, dim, keepdim)
+    pub fn argmax(&self, dim: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        self.reduce_to_index(&ARGMAX, single_dim("argmax", dim)?, keepdim)
     }
 
-    /// Returns the index (i64) of the first minimum along `dim`, or among all elements.
+    /// Returns the index (i64) of the first minimum along `dim`, or among all elements for `()`.
     ///
     /// # Errors
     /// See [`amax`](Self::amax).
     #[track_caller]
-    pub fn argmin(&self, dim: Option<isize>, keepdim: bool) -> Result<Tensor> {
-        self.reduce_to_index(&ARGMIN, dim, keepdim)
+    pub fn argmin(&self, dim: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        self.reduce_to_index(&ARGMIN, single_dim("argmin", dim)?, keepdim)
     }
 
     fn reduce_to_bool(&self, op: &'static ReduceOp, dims: &[isize], keepdim: bool) -> Result<Tensor> {
@@ -684,7 +677,8 @@ impl Tensor {
     /// # Errors
     /// See [`sum`](Self::sum).
     #[track_caller]
-    pub fn any(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn any(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.reduce_to_bool(&ANY, dims, keepdim)
     }
 
@@ -694,7 +688,8 @@ impl Tensor {
     /// # Errors
     /// See [`sum`](Self::sum).
     #[track_caller]
-    pub fn all(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn all(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.reduce_to_bool(&ALL, dims, keepdim)
     }
 
@@ -703,7 +698,8 @@ impl Tensor {
     /// # Errors
     /// See [`sum`](Self::sum).
     #[track_caller]
-    pub fn count_nonzero(&self, dims: &[isize]) -> Result<Tensor> {
+    pub fn count_nonzero(&self, dims: impl IntoDims) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         let over = ReduceDims::new("count_nonzero", self.shape(), dims)?;
         reduce(&COUNT, self, &over, false, DType::I32, DType::I64, ReduceArgs::default())
     }

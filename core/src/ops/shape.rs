@@ -46,7 +46,7 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
         let fits =
             t.rank() == first.rank() && (0..t.rank()).all(|k| k == d || t.shape()[k] == first.shape()[k]);
         fail_if!(!fits || t.rank() == 0; shape("cat", [first, t]),
-            "tensors have one rank of at least 1, and equal extents beside dimension {d}");
+            "tensors have one rank of at least 1, and equal extents except in dimension {d}");
         dtype = dtype.promote(t.dtype());
         extent += t.shape()[d];
     }
@@ -236,12 +236,13 @@ impl Tensor {
         Ok(out)
     }
 
-    /// Reverses the order of elements along `dims`.
+    /// Reverses the order of elements along `dims`, or along all dimensions for `()`. An empty list reverses none.
     ///
     /// # Errors
     /// A dimension is out of range or repeated.
     #[track_caller]
-    pub fn flip(&self, dims: &[isize]) -> Result<Tensor> {
+    pub fn flip(&self, dims: impl IntoDims) -> Result<Tensor> {
+        let dims = &dims.to_dims().unwrap_or_else(|| (0..self.rank() as isize).collect())[..];
         let mut out = self.clone();
         let places = dims.iter().map(|&d| normalize_dim("flip", d, self.rank())).collect::<Result<Dims>>()?;
         fail_if!(places.iter().enumerate().any(|(k, d)| places[..k].contains(d));
@@ -279,9 +280,12 @@ impl Tensor {
     /// # Errors
     /// The lists have different lengths, or a dimension is out of range or repeated.
     #[track_caller]
-    pub fn movedim(&self, source: &[isize], destination: &[isize]) -> Result<Tensor> {
+    pub fn movedim(&self, source: impl IntoDims, destination: impl IntoDims) -> Result<Tensor> {
         const OP: &str = "movedim";
         let rank = self.rank();
+        let all = || (0..rank as isize).collect();
+        let source = &source.to_dims().unwrap_or_else(all)[..];
+        let destination = &destination.to_dims().unwrap_or_else(all)[..];
         let places = |dims: &[isize]| -> Result<Dims> {
             let places = dims.iter().map(|&d| normalize_dim(OP, d, rank)).collect::<Result<Dims>>()?;
             match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {
@@ -304,7 +308,8 @@ impl Tensor {
     /// # Errors
     /// There are fewer counts than dimensions.
     #[track_caller]
-    pub fn repeat(&self, counts: &[usize]) -> Result<Tensor> {
+    pub fn repeat(&self, counts: impl IntoShape) -> Result<Tensor> {
+        let counts = new_shape("repeat", counts)?;
         fail_if!(counts.len() < self.rank();
             argument("repeat"), "{} counts for {} dimensions", counts.len(), self.rank());
         let skip = counts.len() - self.rank();
@@ -599,12 +604,12 @@ fn pad_constant(x: &Tensor, d: usize, before: isize, after: isize, value: f64) -
     if kept > 0 {
         x.detach().narrow(dim, start, kept)?.copy_into(&out.narrow(dim, to, kept)?)?;
     }
-    Ok(autograd::differentiable("pad", out, &[x], move |g, _| {
+    Ok(autograd::differentiable_unary("pad", out, x, move |g, _| {
         let own = g.narrow(dim, to, kept)?;
         if n == kept as isize {
-            return Ok(smallvec![Some(own)]);
+            return Ok(own);
         }
         // Cropped elements have zero gradients.
-        Ok(smallvec![Some(pad_constant(&own, d, start as isize, n - (start + kept) as isize, 0.0)?)])
+        pad_constant(&own, d, start as isize, n - (start + kept) as isize, 0.0)
     }))
 }

@@ -8,6 +8,7 @@
 pub(crate) mod sets;
 
 use super::index::{gather_into, scatter_unique_into};
+use crate::ops::norm::softmax::RowLayout;
 use crate::ops::prelude::*;
 
 /// Rule by which [`Tensor::quantile`] chooses between two elements.
@@ -69,12 +70,20 @@ impl Sorter {
         let wide = x.dtype().size() == 8;
         let tile = Self::tile_size(wide);
         let size = extent.next_power_of_two().min(tile);
-        let (rows, tiles) = (x.numel() / extent, extent.div_ceil(size));
+        let layout = RowLayout::new(self.op, x, d as isize)?;
+        let (rows, inner, tiles) = (layout.rows, layout.inner, extent.div_ceil(size));
         // Short rows share a workgroup, so that all of its threads compare elements.
         let room = size.max(2 * WORKGROUP_SIZE);
         let groups = (rows * tiles).div_ceil(room / size);
         let spec = kernel_spec! { "sort", kind: sort_key_type(x.dtype()), tiled: tiles > 1 };
-        let params = self.params(x, d, [rows, extent, tiles, size, room])?;
+        let keep = self.needed_prefix(extent);
+        let (first, pick) = self.pick_params();
+        let params = layout.params(x, |params| {
+            kernel_params! {
+                ..params; flip: if self.descending { u32::MAX } else { 0 }, nan: self.nan_key(), first,
+                count: self.count, pick, tiles, shift: size.ilog2(), room: room.ilog2(), keep,
+            }
+        });
         if tiles == 1 {
             launch::launch(&spec, &[x, &place], params, groups)?;
             return Ok(place);
@@ -87,7 +96,6 @@ impl Sorter {
         };
         let (mut from, mut to) = (scratch()?, scratch()?);
         launch::launch(&spec, &[x, &from.0, &from.1], params, groups)?;
-        let keep = self.needed_prefix(extent);
         let merge = kernel_spec! { "sort_merge", wide };
         let mut run = size;
         while run < extent {
@@ -97,8 +105,6 @@ impl Sorter {
             std::mem::swap(&mut from, &mut to);
             run *= 2;
         }
-        let (first, pick) = self.pick_params();
-        let inner: usize = x.shape().iter().skip(d + 1).product();
         let params = kernel_params! {
             rows, extent, inner, nan: self.nan_key(), first, count: self.count, pick,
         };
@@ -106,27 +112,6 @@ impl Sorter {
         let groups = (rows * self.count).div_ceil(WORKGROUP_SIZE);
         launch::launch(&spec, &[&from.0, &from.1, &place], params, groups)?;
         Ok(place)
-    }
-
-    fn params(
-        self,
-        x: &Tensor,
-        d: usize,
-        [rows, extent, tiles, size, room]: [usize; 5],
-    ) -> Result<KernelParams> {
-        let without = |of: &[usize]| -> Dims {
-            of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
-        };
-        let (shape, strides) = collapse_dims(&without(x.shape()), &[&without(x.strides())]);
-        launch::check_rank(self.op, shape.len())?;
-        let inner: usize = x.shape().iter().skip(d + 1).product();
-        let (first, pick) = self.pick_params();
-        Ok(kernel_params! {
-            rows, extent, inner, rank: shape.len(), offset: x.layout().offset(),
-            stride: x.strides().get(d).copied().unwrap_or(1), flip: if self.descending { u32::MAX } else { 0 },
-            nan: self.nan_key(), first, count: self.count, pick, tiles, shift: size.ilog2(), room: room.ilog2(),
-            keep: self.needed_prefix(extent), shape: &shape, strides: &strides[0],
-        })
     }
 
     /// Returns the length of the sorted prefix that the result depends on.
@@ -316,7 +301,7 @@ impl Tensor {
         operation!(op);
         let out = match self.numel() {
             // PyTorch's result, for types that have NaN.
-            0 if self.dtype().is_float() => Tensor::full(&[], f64::NAN, self.dtype(), self.device())?,
+            0 if self.dtype().is_float() => Tensor::full((), f64::NAN, self.dtype(), self.device())?,
             _ => median(&self.detach().reshape([-1])?)?.0,
         };
         Ok(self.share_grad_among_ties(op, out))
@@ -326,17 +311,18 @@ impl Tensor {
     #[track_caller]
     fn share_grad_among_ties(&self, op: &'static str, out: Tensor) -> Tensor {
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        autograd::differentiable(op, out, &[self], move |g, wants| {
+        autograd::differentiable_unary(op, out, self, move |g, wants| {
             let (x, y) = (x.unpack_detached(wants)?, y.unpack_detached(wants)?);
             let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
             let equal = x.eq(&y)?.logical_or(&x.isnan()?.logical_and(&y.isnan()?)?)?.to_dtype(wide)?;
             let share = g.to_dtype(wide)?.div(&equal.sum_all()?)?;
-            Ok(smallvec![Some(equal.mul(&share)?.to_dtype(g.dtype())?)])
+            equal.mul(&share)?.to_dtype(g.dtype())
         })
     }
 
-    /// Computes quantiles along `dim`, or of all elements, at ranks q · (n - 1): PyTorch's `quantile`. A
-    /// vector `q` becomes the first dimension of the result. A row with NaN gives NaN.
+    /// Computes quantiles along `dim`, or of all elements for `()`, at ranks q · (n - 1): PyTorch's `quantile`. A
+    /// vector `q` becomes the first dimension of the result. A row with NaN gives NaN, and so does a quantile
+    /// outside of 0 to 1 in a tensor, which the host does not read.
     ///
     /// # Errors
     /// The dtype is not a float. `q` is a scalar outside of 0 to 1, or a tensor of higher rank. `dim` is out
@@ -345,11 +331,11 @@ impl Tensor {
     pub fn quantile<'a>(
         &self,
         q: impl Into<Operand<'a>>,
-        dim: Option<isize>,
+        dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.compute_quantiles("quantile", &q.into(), dim, keepdim, interpolation)
+        self.compute_quantiles("quantile", &q.into(), single_dim("quantile", dim)?, keepdim, interpolation)
     }
 
     /// Computes the [`quantile`](Self::quantile) of the elements that are not NaN, or NaN if all are NaN.
@@ -360,11 +346,17 @@ impl Tensor {
     pub fn nanquantile<'a>(
         &self,
         q: impl Into<Operand<'a>>,
-        dim: Option<isize>,
+        dim: impl IntoDims,
         keepdim: bool,
         interpolation: Interpolation,
     ) -> Result<Tensor> {
-        self.compute_quantiles("nanquantile", &q.into(), dim, keepdim, interpolation)
+        self.compute_quantiles(
+            "nanquantile",
+            &q.into(),
+            single_dim("nanquantile", dim)?,
+            keepdim,
+            interpolation,
+        )
     }
 
     #[track_caller]
@@ -379,6 +371,7 @@ impl Tensor {
         operation!(op);
         fail_if!(!self.dtype().is_float(); dtype(op, self.dtype()), "takes floats; cast with `to_dtype`");
         let d = normalize_dim(op, dim.unwrap_or(0), self.rank())?;
+        let may_be_outside = q.as_tensor().is_some();
         let (several, q) = quantile_vector(op, q, self)?;
         // The result depends smoothly on the rank only with linear interpolation.
         let q = if interpolation == Interpolation::Linear { q } else { q.detach() };
@@ -419,6 +412,7 @@ impl Tensor {
             }
             _ => below,
         };
+        let out = if may_be_outside { out.masked_fill(&places.isnan()?, f64::NAN)? } else { out };
         let mut order: Vec<isize> = (0..last as isize).collect();
         order.insert(0, last as isize);
         let mut shape: Dims = if several { smallvec![q.numel()] } else { smallvec![] };
@@ -440,7 +434,10 @@ fn quantile_vector(op: &'static str, q: &Operand<'_>, x: &Tensor) -> Result<(boo
         }
         Operand::Tensor(t) => {
             x.check_same_device(op, t)?;
-            return Ok((t.rank() == 1, t.reshape([-1])?.to_dtype(dtype)?));
+            let q = t.reshape([-1])?.to_dtype(dtype)?;
+            let seen = q.detach();
+            let outside = seen.ge(0.0)?.logical_and(&seen.le(1.0)?)?.logical_not()?;
+            return Ok((t.rank() == 1, q.masked_fill(&outside, f64::NAN)?));
         }
         Operand::Scalar(Scalar::Float(q)) => *q,
         Operand::Scalar(Scalar::Int(q)) => *q as f64,

@@ -3,7 +3,8 @@
 use half::{bf16, f16};
 
 use super::layout::checked_numel;
-use super::{Tensor, float8};
+use super::shape::{infer_shape, new_shape};
+use super::{IntoShape, Tensor, float8};
 use crate::backend::Slice;
 use crate::dtype::{DType, Element};
 use crate::error::{Error, Result};
@@ -16,32 +17,37 @@ use crate::runtime::stream::Access;
 pub(crate) struct CapturedConstant(pub(crate) Tensor);
 
 impl Tensor {
-    /// Creates a tensor from row-major elements.
+    /// Creates a tensor of `shape` from row-major elements. One extent may be -1.
     ///
     /// # Errors
-    /// The number of elements does not match `shape`.
+    /// `data` has another number of elements than `shape`.
     #[track_caller]
-    pub fn from_slice<T: Element>(data: &[T], shape: &[usize], device: &Device) -> Result<Self> {
+    pub fn from_slice<T: Element>(data: &[T], shape: impl IntoShape, device: &Device) -> Result<Self> {
         Self::from_bytes(bytemuck::cast_slice(data), shape, T::DTYPE, device)
     }
 
-    /// Creates a bool tensor from row-major elements.
+    /// Creates a boolean tensor of `shape` from row-major elements. One extent may be -1.
     ///
     /// # Errors
     /// See [`from_slice`](Self::from_slice).
     #[track_caller]
-    pub fn from_bools(data: &[bool], shape: &[usize], device: &Device) -> Result<Self> {
+    pub fn from_bools(data: &[bool], shape: impl IntoShape, device: &Device) -> Result<Self> {
         let bytes: Vec<u8> = data.iter().map(|&b| u8::from(b)).collect();
         Self::from_bytes(&bytes, shape, DType::Bool, device)
     }
 
-    /// Creates a tensor from the little-endian bytes of row-major elements.
+    /// Creates a tensor of `shape` from the little-endian bytes of its row-major elements. One extent may be -1.
     ///
     /// # Errors
-    /// The length of `data` does not match shape and dtype, or bool bytes are neither 0 nor 1.
+    /// `data` has another length than shape and dtype say, or a bool has a byte other than 0 and 1.
     #[track_caller]
-    pub fn from_bytes(data: &[u8], shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
-        let elements = checked_numel(shape);
+    pub fn from_bytes(data: &[u8], shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
+        let extents = shape.to_extents();
+        let shape = match extents.contains(&-1) {
+            true => infer_shape("from_slice", &[data.len() / dtype.size()], &extents)?,
+            false => new_shape("from_slice", &extents)?,
+        };
+        let elements = checked_numel(&shape);
         if elements.and_then(|n| n.checked_mul(dtype.size())) != Some(data.len()) {
             let takes = elements.map_or_else(|| "more than 2^64".to_owned(), |n| n.to_string());
             return Err(Error::argument(
@@ -58,7 +64,7 @@ impl Tensor {
                 "the bytes of a bool tensor are 0 and 1; compare others with `ne(0)`",
             ));
         }
-        let out = Self::empty(shape, dtype, device)?;
+        let out = Self::empty(&shape, dtype, device)?;
         out.upload_bytes(data)?;
         Ok(out)
     }
@@ -111,7 +117,7 @@ impl Tensor {
         }
         self.device().capture_recorder().check_not_recording(
             "read",
-            "the host would wait for what a replay has not made; return the tensor, and read it behind the replay",
+            "the host would wait for values that a replay has not computed; return the tensor, and read it after the replay",
         )?;
         let _tag = memory::scope::enter_tag(Tag::Workspace);
         // Copies start at word boundaries.

@@ -59,12 +59,12 @@ impl Tensor {
     pub(crate) fn take_low_precision(&self, dtype: DType) -> Option<Tensor> {
         let (low, version) =
             self.with_current_extras(|made| made.low_precision.take_if(|(low, _)| low.dtype() == dtype))?;
-        (low.version() == version).then_some(low)
+        (low.version() == version).then_some(low).inspect(Tensor::record_derived)
     }
 
     /// Returns the sums over all dimensions but the last, if they are valid.
     pub(crate) fn cached_column_sums(&self) -> Option<Tensor> {
         let (sums, version) = self.with_current_extras(|made| made.column_sums.clone())?;
-        (sums.version() == version).then_some(sums)
+        (sums.version() == version).then_some(sums).inspect(Tensor::record_derived)
     }
 }

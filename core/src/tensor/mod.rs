@@ -30,7 +30,7 @@ pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
 use grad_meta::GradMeta;
 pub use layout::{Dims, Layout};
-pub use shape::IntoShape;
+pub use shape::{Extents, IntoDims, IntoShape};
 
 /// Tensor: a view of device memory. A clone is another handle to the same memory.
 ///
@@ -106,12 +106,17 @@ impl WeakStorage {
 }
 
 impl Tensor {
-    /// Creates a contiguous tensor with undefined contents, which must be written before they are read.
+    /// Creates a contiguous tensor of `shape` without clearing its memory: write it before it is read.
     ///
     /// # Errors
-    /// The device lacks the type, or cannot bind that many bytes at once.
+    /// An extent is negative, the device lacks the dtype, or the tensor exceeds what the device binds at once.
     #[track_caller]
-    pub fn empty(shape: &[usize], dtype: DType, device: &Device) -> Result<Self> {
+    pub fn empty(shape: impl IntoShape, dtype: DType, device: &Device) -> Result<Self> {
+        Self::create_empty(&shape.to_extents(), dtype, device)
+    }
+
+    #[track_caller]
+    fn create_empty(extents: &[isize], dtype: DType, device: &Device) -> Result<Self> {
         // Errors name the operation that the user called.
         let op = || match crate::memory::scope::current().op {
             "" => "empty",
@@ -124,6 +129,7 @@ impl Tensor {
                 reason: format!("the adapter has no {dtype}; use f32"),
             });
         }
+        let shape = &shape::new_shape(op(), extents)?[..];
         layout::check_view_numel(op(), shape)?;
         let Some(numel) = layout::tensor_numel(shape) else {
             return Err(Error::argument(
@@ -380,6 +386,11 @@ impl Tensor {
         self.record_access(access);
         self.record_binding(slice);
         Ok(slice)
+    }
+
+    /// Tells the observer that the contents derive from a tensor that is read in their place.
+    pub(crate) fn record_derived(&self) {
+        self.record_access(Access::Write);
     }
 
     /// Reports an access to the observer, if one is active.

@@ -1,42 +1,194 @@
-//! Shape arguments.
+//! Arguments that name shapes and dimensions.
+
+use smallvec::{Array, SmallVec};
 
 use super::Dims;
 use super::layout::{checked_numel, numel};
 use crate::error::{Error, Result};
 
-/// Argument of `reshape`: extents, one of which may be -1 and is then inferred.
-pub trait IntoShape {
-    /// Returns the extents, with -1 for the inferred one.
-    fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]>;
+/// Extents or dimensions as signed integers, inline up to six.
+pub type Extents = SmallVec<[isize; 6]>;
+
+/// Integer type of an extent or a dimension: `usize`, `isize` or `i32`.
+pub trait Extent: Copy {
+    /// Returns the value; one that no dimension can have stays so large that it is refused.
+    fn to_isize(self) -> isize;
 }
 
-/// Converts an extent. Values out of range saturate, so that they are rejected later.
-fn to_extent<T: TryInto<isize>>(n: T) -> isize {
-    n.try_into().unwrap_or(isize::MAX)
-}
-
-macro_rules! impl_into_shape {
+macro_rules! impl_extent {
     ($($t:ty),*) => {$(
-        impl<const N: usize> IntoShape for [$t; N] {
-            fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| to_extent(n)).collect() }
-        }
-        impl IntoShape for &[$t] {
-            fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]> { self.iter().map(|&n| to_extent(n)).collect() }
+        impl Extent for $t {
+            fn to_isize(self) -> isize { isize::try_from(self).unwrap_or(isize::MAX) }
         }
     )*};
 }
-impl_into_shape!(isize, usize);
+impl_extent!(usize, isize, i32);
 
-impl<const N: usize> IntoShape for [i32; N] {
-    fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]> {
-        self.iter().map(|&n| n as isize).collect()
+/// Shape argument: an array, a slice, a `Vec` or a [`Dims`] of `usize`, `isize` or `i32`, or a reference to
+/// one. `()` is the shape of a scalar.
+///
+/// One extent may be -1 where the operation can infer it: [`reshape`](super::Tensor::reshape),
+/// [`view`](super::Tensor::view), [`unflatten`](super::Tensor::unflatten) and
+/// [`from_slice`](super::Tensor::from_slice) infer it from the number of elements, and
+/// [`expand`](super::Tensor::expand) keeps the extent. Elsewhere a negative extent is an error.
+///
+/// ```
+/// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+/// # let device = Device::null(Default::default());
+/// let (rows, columns) = (2, 3);
+/// let x = Tensor::zeros([rows, columns], DType::F32, &device)?;
+/// let y = Tensor::zeros(x.shape(), DType::F32, &device)?;
+/// let z = Tensor::zeros(vec![2, 3], DType::F32, &device)?;
+/// assert_eq!(y.reshape([3, -1])?.shape(), [3, 2]);
+/// assert_eq!(Tensor::from_slice(&[1.0f32; 6], [-1, 3], &device)?.shape(), z.shape());
+/// assert_eq!(Tensor::ones((), DType::F32, &device)?.rank(), 0);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no shape",
+    note = "take an array, a slice or a `Vec` of usize, isize or i32, or `()` for a scalar"
+)]
+pub trait IntoShape {
+    /// Returns the extents, -1 where one is inferred.
+    fn to_extents(&self) -> Extents;
+}
+
+impl<S: IntoShape + ?Sized> IntoShape for &S {
+    fn to_extents(&self) -> Extents {
+        (**self).to_extents()
     }
 }
 
-impl IntoShape for &[i32] {
-    fn to_extents(&self) -> smallvec::SmallVec<[isize; 6]> {
-        self.iter().map(|&n| n as isize).collect()
+impl<T: Extent> IntoShape for [T] {
+    fn to_extents(&self) -> Extents {
+        self.iter().map(|&n| n.to_isize()).collect()
     }
+}
+
+impl<T: Extent, const N: usize> IntoShape for [T; N] {
+    fn to_extents(&self) -> Extents {
+        self[..].to_extents()
+    }
+}
+
+impl<T: Extent> IntoShape for Vec<T> {
+    fn to_extents(&self) -> Extents {
+        self[..].to_extents()
+    }
+}
+
+impl<A: Array<Item: Extent>> IntoShape for SmallVec<A> {
+    fn to_extents(&self) -> Extents {
+        self[..].to_extents()
+    }
+}
+
+impl IntoShape for () {
+    fn to_extents(&self) -> Extents {
+        Extents::new()
+    }
+}
+
+/// Dimension argument: `1`, `-1`, `[0, 1]`, `&[0, 1]`, a slice or a `Vec` of `usize`, `isize` or `i32`.
+/// `()` and `..` mean all dimensions. Negative dimensions count from the end.
+///
+/// ```
+/// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType};
+/// # let device = Device::null(Default::default());
+/// let x = Tensor::ones([2, 3, 4], DType::F32, &device)?;
+/// assert_eq!(x.sum(-1, false)?.shape(), [2, 3]);
+/// assert_eq!(x.mean([0, -1], true)?.shape(), [1, 3, 1]);
+/// assert_eq!(x.amax((), false)?.rank(), 0);
+/// assert_eq!(x.norm(2.0, .., false)?.rank(), 0);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` names no dimensions",
+    note = "take an integer, an array, a slice or a `Vec` of usize, isize or i32, or `()` for all dimensions"
+)]
+pub trait IntoDims {
+    /// Returns the dimensions; `None` for all of them.
+    fn to_dims(&self) -> Option<Extents>;
+}
+
+macro_rules! impl_into_dims {
+    ($($t:ty),*) => {$(
+        impl IntoDims for $t {
+            fn to_dims(&self) -> Option<Extents> { Some(Extents::from_slice(&[self.to_isize()])) }
+        }
+    )*};
+}
+impl_into_dims!(usize, isize, i32);
+
+impl<D: IntoDims + ?Sized> IntoDims for &D {
+    fn to_dims(&self) -> Option<Extents> {
+        (**self).to_dims()
+    }
+}
+
+impl<T: Extent> IntoDims for [T] {
+    fn to_dims(&self) -> Option<Extents> {
+        Some(self.to_extents())
+    }
+}
+
+impl<T: Extent, const N: usize> IntoDims for [T; N] {
+    fn to_dims(&self) -> Option<Extents> {
+        Some(self.to_extents())
+    }
+}
+
+impl<T: Extent> IntoDims for Vec<T> {
+    fn to_dims(&self) -> Option<Extents> {
+        Some(self.to_extents())
+    }
+}
+
+impl<A: Array<Item: Extent>> IntoDims for SmallVec<A> {
+    fn to_dims(&self) -> Option<Extents> {
+        Some(self.to_extents())
+    }
+}
+
+impl IntoDims for () {
+    fn to_dims(&self) -> Option<Extents> {
+        None
+    }
+}
+
+impl IntoDims for std::ops::RangeFull {
+    fn to_dims(&self) -> Option<Extents> {
+        None
+    }
+}
+
+/// Returns the dimensions of a reduction, for which an empty list means all.
+pub(crate) fn reduction_dims(dims: impl IntoDims) -> Extents {
+    dims.to_dims().unwrap_or_default()
+}
+
+/// Returns the dimension of an operation that takes one, or `None` for all.
+///
+/// # Errors
+/// Several dimensions are named.
+pub(crate) fn single_dim(op: &'static str, dims: impl IntoDims) -> Result<Option<isize>> {
+    match &reduction_dims(dims)[..] {
+        [] => Ok(None),
+        &[dim] => Ok(Some(dim)),
+        several => Err(Error::argument(op, format!("takes one dimension, or `()` for all, got {several:?}"))),
+    }
+}
+
+/// Returns the shape of a new tensor, for which no extent can be inferred.
+///
+/// # Errors
+/// An extent is negative.
+pub(crate) fn new_shape(op: &'static str, shape: impl IntoShape) -> Result<Dims> {
+    let extents = shape.to_extents();
+    if extents.iter().any(|&n| n < 0) {
+        return Err(Error::argument(op, format!("shape {extents:?} has a negative extent")));
+    }
+    Ok(extents.iter().map(|&n| n as usize).collect())
 }
 
 pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Result<Dims> {

@@ -20,6 +20,8 @@ use forebay_core::tensor::layout::{numel, tensor_numel};
 
 /// Number of prefetched batches, unless [`DataLoader::ahead`] changes it.
 const DEFAULT_PREFETCH: usize = 4;
+/// Largest number of prefetched batches. The queue has a slot for each.
+const MAX_PREFETCH: usize = 1 << 16;
 
 /// Position of a loader: the next batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -71,7 +73,7 @@ impl<D: Dataset> DataLoader<D> {
         fn batches(n: usize) { batch_size: n }
         /// Drops the last batch of an epoch if it is incomplete.
         fn drop_last() { drop_last: true }
-        /// Sets the maximum number of batches that are prefetched on the host.
+        /// Sets the maximum number of batches that are prefetched on the host, from 1 to 65,536.
         fn ahead(n: usize) { ahead: n.max(1) }
         /// Sets the number of epochs; one by default.
         fn epochs(n: u64) { epochs: Some(n) }
@@ -141,7 +143,7 @@ impl<D: Dataset> DataLoader<D> {
     /// are fixed at this call. A change of its length is an error in the next epoch, and requires a new loop.
     #[must_use]
     pub fn prefetch(&self, device: &Device) -> BatchIter<D> {
-        let (ready, batches) = sync_channel(self.ahead);
+        let (ready, batches) = sync_channel(self.ahead.min(MAX_PREFETCH));
         let (recycle, used) = channel();
         let checked = self.query_sizes().and_then(|sizes| self.check_sizes(&sizes).map(|()| sizes));
         let (sizes, problem) = match checked {
@@ -174,9 +176,13 @@ impl<D: Dataset> DataLoader<D> {
     }
 
     /// Rejects settings that would make the loop meaningless or endless.
-    fn check_sizes(&self, sizes: &DatasetSizes) -> Result<()> {
+    pub(crate) fn check_sizes(&self, sizes: &DatasetSizes) -> Result<()> {
         let (n, batch) = (sizes.samples, self.batch_size);
         fail_if!(batch == 0; argument("batches"), "a batch has at least one sample, not 0");
+        fail_if!(
+            self.ahead > MAX_PREFETCH;
+            argument("ahead"), "{} batches are too many to wait on the host; take at most {MAX_PREFETCH}", self.ahead
+        );
         fail_if!(
             self.seed.is_some() && u32::try_from(n).is_err();
             argument("shuffle"),
@@ -713,6 +719,14 @@ mod tests {
             first(DataLoader::new(Numbers(5_000_000_000)).batches(2).shuffle(1)),
             "shuffle: the data set has 5000000000 samples; at most 4294967295 are shuffled: take them in order"
         );
+        let ahead = |n| first(DataLoader::new(Numbers(5)).ahead(n).forever());
+        for n in [usize::MAX, 1 << 40, (1 << 16) + 1] {
+            assert_eq!(
+                ahead(n),
+                format!("ahead: {n} batches are too many to wait on the host; take at most 65536")
+            );
+        }
+        assert!(ahead(1 << 16).starts_with("Some(Ok(") && ahead(0).starts_with("Some(Ok("));
         let whole = DataLoader::new(Numbers(5_000_000_000)).batches(usize::MAX);
         assert!(first(whole).ends_with("of shape [2] has more elements than a tensor can"));
     }

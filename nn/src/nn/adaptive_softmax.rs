@@ -99,7 +99,7 @@ impl AdaptiveLogSoftmaxWithLoss {
         let mut of_head = target.clone();
         let mut parts: Vec<(Tensor, Tensor)> = Vec::new();
         let mut found =
-            target.ge(0)?.logical_and(&target.lt(self.cutoffs[0] as i64)?)?.count_nonzero(&[])?.item()?;
+            target.ge(0)?.logical_and(&target.lt(self.cutoffs[0] as i64)?)?.count_nonzero(())?.item()?;
         for (k, (pair, tail)) in self.cutoffs.windows(2).zip(&self.tail).enumerate() {
             let inside = target.ge(pair[0] as i64)?.logical_and(&target.lt(pair[1] as i64)?)?;
             of_head = of_head.masked_fill(&inside, (self.cutoffs[0] + k) as i64)?;
@@ -147,6 +147,6 @@ impl AdaptiveLogSoftmaxWithLoss {
     /// Same errors as [`log_prob`](Self::log_prob).
     #[track_caller]
     pub fn predict(&self, x: &Tensor) -> Result<Tensor> {
-        self.log_prob(x)?.argmax(Some(-1), false)
+        self.log_prob(x)?.argmax(-1, false)
     }
 }

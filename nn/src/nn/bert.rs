@@ -361,6 +361,7 @@ impl Bert {
             return Err(Error::argument("Bert", format!("{width} features do not divide by {heads} heads")));
         }
         options.validate()?;
+        super::check_layer_count("Bert", options.num_hidden_layers)?;
         let words = options.create_embedding(options.vocab_size, device)?;
         let embeddings = BertEmbeddings {
             word_embeddings: match options.pad_token_id {

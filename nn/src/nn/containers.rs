@@ -274,6 +274,9 @@ impl<M: Module> Module for ModuleDict<M> {
 /// assert!(net.state_dict().contains_key("2.weight"));
 /// # Ok::<(), forebay_core::error::Error>(())
 /// ```
+///
+/// A sequence may contain sequences. Each level of nesting is a recursive call of forward passes, of visits
+/// and of the drop, and takes stack: 500 levels fit the 2 MiB of a thread without optimisation.
 #[derive(Default)]
 pub struct Sequential {
     layers: ModuleDict<Box<dyn Layer>>,

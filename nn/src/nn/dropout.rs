@@ -66,6 +66,6 @@ fn channel_dropout(layer: &'static str, x: &Tensor, rank: usize, p: f64, trainin
         return x.unsqueeze(0)?.feature_dropout(p, training)?.squeeze(0);
     }
     let rule =
-        format!("takes [batch, channels] and {} dimensions behind them, or without the batch", rank - 2);
+        format!("takes [batch, channels] and {} dimensions after them, or without the batch", rank - 2);
     Err(Error::shape(layer, rule, &[x.shape()]))
 }

@@ -223,6 +223,7 @@ impl Gpt {
     /// The number of heads does not divide `width`.
     pub fn new(options: &GptOptions, device: &Device) -> Result<Self> {
         let &GptOptions { vocabulary, context, layers, width, .. } = options;
+        super::check_layer_count("Gpt", layers)?;
         let block = |_| GptBlock::new(options, device).map(Arc::new);
         Ok(Self {
             wte: create_embedding(vocabulary, width, device)?,

@@ -60,7 +60,7 @@ pub fn create_parameter(make: impl FnOnce() -> Result<Tensor>) -> Result<Tensor>
             _ => Ok(made),
         }
     })?;
-    made.requires_grad_()
+    made.to_leaf()
 }
 
 /// Creates a buffer: a tensor of a module that is saved but not trained.
@@ -118,7 +118,7 @@ pub fn normal_(t: &Tensor, mean: f64, std: f64) -> Result<()> {
 /// Fills the tensor with one value.
 #[track_caller]
 pub fn constant_(t: &Tensor, value: f64) -> Result<()> {
-    overwrite_with(t, |_, to, device| Tensor::full(&[], value, to, device))
+    overwrite_with(t, |_, to, device| Tensor::full((), value, to, device))
 }
 
 /// Fills the tensor with zeros.
@@ -140,7 +140,7 @@ pub fn ones_(t: &Tensor) -> Result<()> {
 /// The weight has fewer than two dimensions, or its dtype is not a floating-point type.
 #[track_caller]
 pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
-    let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt();
+    let bound = (6.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt();
     uniform_(t, -bound, bound)
 }
 
@@ -150,7 +150,7 @@ pub fn kaiming_uniform_(t: &Tensor, a: f64) -> Result<()> {
 /// Same errors as [`kaiming_uniform_`].
 #[track_caller]
 pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
-    normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0 as f64)).sqrt())
+    normal_(t, 0.0, (2.0 / ((1.0 + a * a) * calculate_fan_in_and_fan_out(t)?.0.max(1) as f64)).sqrt())
 }
 
 /// Fills the tensor with uniform values that preserve the variance forward and backward (Glorot).
@@ -161,7 +161,7 @@ pub fn kaiming_normal_(t: &Tensor, a: f64) -> Result<()> {
 pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_uniform_", "gain", gain)?;
     let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
-    let bound = gain * (6.0 / (fan_in + fan_out) as f64).sqrt();
+    let bound = gain * (6.0 / (fan_in + fan_out).max(1) as f64).sqrt();
     uniform_(t, -bound, bound)
 }
 
@@ -173,7 +173,7 @@ pub fn xavier_uniform_(t: &Tensor, gain: f64) -> Result<()> {
 pub fn xavier_normal_(t: &Tensor, gain: f64) -> Result<()> {
     check::non_negative("xavier_normal_", "gain", gain)?;
     let (fan_in, fan_out) = calculate_fan_in_and_fan_out(t)?;
-    normal_(t, 0.0, gain * (2.0 / (fan_in + fan_out) as f64).sqrt())
+    normal_(t, 0.0, gain * (2.0 / (fan_in + fan_out).max(1) as f64).sqrt())
 }
 
 /// Activation after a weight, for [`calculate_gain`].

@@ -12,7 +12,7 @@ use std::marker::PhantomData;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::{Result, Tensor};
+use crate::{Error, Result, Tensor};
 use forebay_core::autograd;
 
 /// Implements [`Module`] for layers that wrap one module, whose entries are the layer's.
@@ -255,7 +255,7 @@ pub trait Module {
     }
 
     /// Freezes all parameters, or unfreezes them, like PyTorch's method of this name. Parameters that other
-    /// modules share change too. See [`Tensor::set_requires_grad`].
+    /// modules share change too. See [`Tensor::requires_grad_`].
     ///
     /// ```
     /// # use forebay_core::device::Device;
@@ -270,7 +270,7 @@ pub trait Module {
     /// ```
     fn requires_grad_(&self, on: bool) {
         // Cannot fail, because parameters are leaves.
-        self.parameters().iter().for_each(|t| drop(t.set_requires_grad(on)));
+        self.parameters().iter().for_each(|t| drop(t.requires_grad_(on)));
     }
 
     /// Counts the elements of the parameters, each once, frozen ones included: PyTorch's `sum(p.numel() for p
@@ -466,4 +466,13 @@ impl_module_for_values!(
 
 impl<T: ?Sized> Module for PhantomData<T> {
     fn visit(&self, _path: &str, _f: &mut dyn FnMut(&str, ModuleEntry<'_>)) {}
+}
+
+/// Fails for a number of layers that no model has, before the first of them is made.
+pub(crate) fn check_layer_count(op: &'static str, layers: usize) -> Result<()> {
+    const MAX_LAYERS: usize = 1 << 16;
+    if layers <= MAX_LAYERS {
+        return Ok(());
+    }
+    Err(Error::argument(op, format!("a model has at most {MAX_LAYERS} layers, not {layers}")))
 }

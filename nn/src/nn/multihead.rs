@@ -113,7 +113,7 @@ impl MultiheadAttention {
     /// Creates a layer with projections uniform by Xavier's rule and biases of 0, as in PyTorch.
     ///
     /// # Errors
-    /// `heads` is 0 or does not divide the number of features.
+    /// There are no features, or `heads` is 0 or does not divide their number.
     #[track_caller]
     pub fn new(
         features: usize,
@@ -121,7 +121,7 @@ impl MultiheadAttention {
         options: MultiheadAttentionOptions,
         device: &Device,
     ) -> Result<Self> {
-        if heads == 0 || !features.is_multiple_of(heads) {
+        if features == 0 || heads == 0 || !features.is_multiple_of(heads) {
             return Err(Error::argument(OP, format!("{features} features do not divide by {heads} heads")));
         }
         let (kdim, vdim) = (options.kdim.unwrap_or(features), options.vdim.unwrap_or(features));

@@ -5,14 +5,15 @@ use std::sync::atomic::AtomicBool;
 use super::{Module, ModuleScope, init};
 use crate::{DType, Device, Error, Result, Tensor, fail_if};
 use forebay_core::autograd;
+use forebay_core::tensor::IntoShape;
 
 #[track_caller]
-fn create_ones_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+fn create_ones_parameter(shape: impl IntoShape, device: &Device) -> Result<Tensor> {
     init::create_parameter(|| Tensor::ones(shape, DType::F32, device))
 }
 
 #[track_caller]
-fn create_zeros_parameter(shape: &[usize], device: &Device) -> Result<Tensor> {
+fn create_zeros_parameter(shape: impl IntoShape, device: &Device) -> Result<Tensor> {
     init::create_parameter(|| Tensor::zeros(shape, DType::F32, device))
 }
 
@@ -31,9 +32,10 @@ pub struct LayerNorm {
 impl LayerNorm {
     /// Creates a layer over the last dimensions, which have these extents.
     #[track_caller]
-    pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
+    pub fn new(shape: impl IntoShape, device: &Device) -> Result<Self> {
+        let shape = shape.to_extents();
         let (weight, bias) =
-            (create_ones_parameter(shape, device)?, Some(create_zeros_parameter(shape, device)?));
+            (create_ones_parameter(&shape, device)?, Some(create_zeros_parameter(&shape, device)?));
         Ok(Self { weight, bias, eps: 1e-5, scope: ModuleScope::new() })
     }
 
@@ -97,7 +99,7 @@ pub struct RmsNorm {
 impl RmsNorm {
     /// Creates a layer over the last dimensions, which have these extents.
     #[track_caller]
-    pub fn new(shape: &[usize], device: &Device) -> Result<Self> {
+    pub fn new(shape: impl IntoShape, device: &Device) -> Result<Self> {
         Ok(Self { weight: create_ones_parameter(shape, device)?, eps: None, scope: ModuleScope::new() })
     }
 
@@ -227,7 +229,7 @@ impl ChannelNorm {
         let shape = [self.channels];
         self.running_mean = Some(init::create_buffer(|| Tensor::full(&shape, 0.0, DType::F32, device))?);
         self.running_var = Some(init::create_buffer(|| Tensor::full(&shape, 1.0, DType::F32, device))?);
-        self.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros(&[], DType::I32, device))?);
+        self.num_batches_tracked = Some(init::create_buffer(|| Tensor::zeros((), DType::I32, device))?);
         Ok(())
     }
 
@@ -253,7 +255,7 @@ impl ChannelNorm {
             let channels = x.shape().get(usize::from(!unbatched)).copied();
             fail_if!(
                 !(unbatched || x.rank() == rank) || channels != Some(self.channels);
-                shape(name, [x]), "takes {} channels, with {} dimensions behind them", self.channels, rank - 2
+                shape(name, [x]), "takes {} channels, with {} dimensions after them", self.channels, rank - 2
             );
             let x = if unbatched { x.unsqueeze(0)? } else { x.clone() };
             let training = super::is_training(&self.training);

@@ -113,7 +113,7 @@ impl<L: HasWeight> WeightNorm<L> {
 #[track_caller]
 fn norm_except_dim(weight: &Tensor, dim: Option<usize>) -> Result<Tensor> {
     match dim {
-        None => weight.norm(2.0, &[], false),
+        None => weight.norm(2.0, (), false),
         Some(dim) => {
             let others: Vec<isize> = (0..weight.rank()).filter(|&d| d != dim).map(|d| d as isize).collect();
             if others.is_empty() { weight.abs() } else { weight.norm(2.0, &others, true) }

@@ -1,17 +1,42 @@
 //! Positional embeddings: sinusoidal and rotary.
 
 use super::{Module, ModuleScope, init};
-use crate::{Device, Error, Result, Tensor, fail_if};
+use crate::{Device, Error, Result, Tensor};
+use forebay_core::tensor::layout::tensor_numel;
 
 /// Returns the frequencies of features: base^(-2k / features) for k below features / 2.
 fn rotary_frequencies(features: usize, base: f64) -> impl Iterator<Item = f64> + Clone {
     (0..features / 2).map(move |k| base.powf(-2.0 * k as f64 / features as f64))
 }
 
-/// Returns the angle of each position and frequency, row by row, in f64, because f32 is too imprecise for
-/// late positions.
-fn position_angles(positions: usize, features: usize, base: f64) -> impl Iterator<Item = f64> {
-    (0..positions).flat_map(move |p| rotary_frequencies(features, base).map(move |f| p as f64 * f))
+/// Returns a table of `columns` values of each position and frequency, \[positions, ..\]. Angles are in f64,
+/// because f32 is too imprecise for late positions.
+fn position_table<const N: usize>(
+    op: &'static str,
+    [positions, features]: [usize; 2],
+    base: f64,
+    values: impl Fn(f64) -> [f32; N],
+    device: &Device,
+) -> Result<Tensor> {
+    if !features.is_multiple_of(2) {
+        return Err(Error::argument(op, format!("{features} features do not go into pairs")));
+    }
+    if !(base > 0.0 && base.is_finite()) {
+        return Err(Error::argument(op, format!("the base is {base}; it must be above 0 and finite")));
+    }
+    let width = features / 2 * N;
+    let Some(elements) = tensor_numel(&[positions, width]).filter(|&n| n > 0) else {
+        let why = format!("no table holds {positions} positions of {features} features");
+        return Err(Error::argument(op, why));
+    };
+    let mut table: Vec<f32> = Vec::new();
+    table.try_reserve_exact(elements).map_err(|e| {
+        Error::argument(op, format!("a table of {elements} values does not fit the host's memory: {e}"))
+    })?;
+    for position in 0..positions {
+        table.extend(rotary_frequencies(features, base).flat_map(|f| values(position as f64 * f)));
+    }
+    init::create_buffer(|| Tensor::from_slice(&table, &[positions, width], device))
 }
 
 /// Adds sines and cosines of the positions to sequences (Vaswani et al., 2017). Feature 2k is sin(p /
@@ -38,17 +63,11 @@ impl SinusoidalEmbedding {
     /// Creates a layer for up to `positions` vectors of `features`.
     ///
     /// # Errors
-    /// The number of features is odd.
+    /// The number of features is 0 or odd, or there are no positions or more than a tensor holds.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
-        if !features.is_multiple_of(2) {
-            let why = format!("{features} features do not go into pairs of a sine and a cosine");
-            return Err(Error::argument("SinusoidalEmbedding", why));
-        }
-        let pairs =
-            position_angles(positions, features, 10_000.0).flat_map(|a| [a.sin() as f32, a.cos() as f32]);
-        let numbers: Vec<f32> = pairs.collect();
-        let table = init::create_buffer(|| Tensor::from_slice(&numbers, &[positions, features], device))?;
+        let pair = |angle: f64| [angle.sin() as f32, angle.cos() as f32];
+        let table = position_table("SinusoidalEmbedding", [positions, features], 10_000.0, pair, device)?;
         Ok(Self { table, scope: ModuleScope::new() })
     }
 
@@ -110,7 +129,7 @@ impl RotaryEmbedding {
     /// rotated, all or fewer.
     ///
     /// # Errors
-    /// The number of features is odd.
+    /// The number of features is 0 or odd, or there are no positions or more than a tensor holds.
     #[track_caller]
     pub fn new(positions: usize, features: usize, device: &Device) -> Result<Self> {
         Self::with_base(positions, features, 10_000.0, device)
@@ -119,13 +138,11 @@ impl RotaryEmbedding {
     /// Creates a layer with frequencies from 1 to 1 / base; Llama 3 has a base of 500,000.
     ///
     /// # Errors
-    /// The number of features is odd.
+    /// Same errors as [`new`](Self::new), or the base is not above 0 and finite.
     #[track_caller]
     pub fn with_base(positions: usize, features: usize, base: f64, device: &Device) -> Result<Self> {
-        fail_if!(!features.is_multiple_of(2); argument("RotaryEmbedding"), "{features} features do not go into pairs");
         let table = |f: fn(f64) -> f64| {
-            let numbers: Vec<f32> = position_angles(positions, features, base).map(|a| f(a) as f32).collect();
-            init::create_buffer(|| Tensor::from_slice(&numbers, &[positions, features / 2], device))
+            position_table("RotaryEmbedding", [positions, features], base, |angle| [f(angle) as f32], device)
         };
         Ok(Self {
             cos: table(f64::cos)?,
@@ -161,9 +178,9 @@ impl RotaryEmbedding {
         self.scope.run(|| {
             let most = self.cos.shape()[0];
             let length = x.dim(-2)?;
-            if start + length > most {
-                let why =
-                    format!("positions {start} to {} are asked for, the table has {most}", start + length);
+            let end = start.saturating_add(length);
+            if end > most {
+                let why = format!("positions {start} to {end} are asked for, the table has {most}");
                 return Err(Error::argument("RotaryEmbedding", why));
             }
             let part = |t: &Tensor| t.narrow(0, start, length);

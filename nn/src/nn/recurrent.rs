@@ -160,6 +160,7 @@ impl RecurrentStack {
             hidden == 0 || num_layers == 0;
             argument(name), "{num_layers} layers of {hidden} features compute nothing"
         );
+        super::check_layer_count(name, num_layers)?;
         fail_if!(
             proj_size > 0 && (kind != RecurrentKind::Lstm || proj_size >= hidden);
             argument(name), "proj_size is {proj_size}; it is for an Lstm, and below the {hidden} hidden features"

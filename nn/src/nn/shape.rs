@@ -3,6 +3,7 @@
 use super::Module;
 use crate::{Result, Tensor, fail};
 use forebay_core::ops::PadMode;
+use forebay_core::tensor::IntoShape;
 
 /// Layer that returns its input.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Module)]
@@ -58,8 +59,8 @@ pub struct Unflatten {
 impl Unflatten {
     /// Creates a layer that splits `dim` into these extents, one of which may be -1.
     #[must_use]
-    pub fn new(dim: isize, sizes: &[isize]) -> Self {
-        Self { dim, sizes: sizes.to_vec() }
+    pub fn new(dim: isize, sizes: impl IntoShape) -> Self {
+        Self { dim, sizes: sizes.to_extents().to_vec() }
     }
 
     /// Returns `x` with the dimension split.

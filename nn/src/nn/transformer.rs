@@ -288,6 +288,7 @@ macro_rules! transformer_stack {
                 options: TransformerOptions,
                 device: &Device,
             ) -> Result<Self> {
+                super::check_layer_count(stringify!($stack), layers)?;
                 let layer = |_| $layer::new(features, heads, options, device);
                 let layers = (0..layers).map(layer).collect::<Result<_>>()?;
                 Ok(Self { layers, norm: None, scope: ModuleScope::new() })

@@ -124,9 +124,7 @@ impl AveragedModel {
         for (NamedTensor { tensor, is_parameter: parameter, .. }, average) in
             self.zip_with_averages(OP, model)?
         {
-            tensor
-                .device()
-                .check_not_recording(OP, "updates are counted by the program; call it behind the step")?;
+            tensor.device().check_not_recording(OP, "the program counts updates; call it after the step")?;
             let averaged = (parameter || self.use_buffers) && tensor.dtype().is_float();
             if averaged && self.n_averaged > 0 {
                 average.lerp_(&tensor, weight)?;
@@ -194,7 +192,7 @@ impl AveragedModel {
         if let Some(device) = self.averages.values().next().map(Tensor::device) {
             state.insert(
                 N_AVERAGED_KEY.to_owned(),
-                Tensor::from_slice(&[self.n_averaged as i64], &[], device)?,
+                Tensor::from_slice(&[self.n_averaged as i64], (), device)?,
             );
         }
         Ok(state)

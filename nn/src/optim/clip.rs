@@ -88,7 +88,7 @@ pub fn clip_grad_norm_with(
     for grad in &grads {
         parameters[0].check_same_device(OP, grad)?;
     }
-    let norm = Tensor::empty(&[], DType::F32, device)?;
+    let norm = Tensor::empty((), DType::F32, device)?;
     let _tag = memory::scope::enter_tag(Tag::Workspace);
     let count = grads.iter().map(|g| g.numel().div_ceil(ELEMENTS_PER_PARTIAL)).sum::<usize>();
     let parts = Tensor::empty(&[count], DType::F32, device)?;

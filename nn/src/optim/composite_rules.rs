@@ -35,7 +35,7 @@ impl UpdateRule for LambRule {
         let short = |beta: f64| step.mul(beta.ln().max(-1e3))?.expm1()?.neg();
         let root = square.div(&short(self.betas.1)?)?.sqrt()?.add(self.eps)?;
         let turn = mean.div(&short(self.betas.0)?)?.div(&root)?.add(&p.mul(weight_decay)?)?;
-        let (length, of_turn) = (p.norm(2.0, &[], false)?, turn.norm(2.0, &[], false)?);
+        let (length, of_turn) = (p.norm(2.0, (), false)?, turn.norm(2.0, (), false)?);
         // If a norm is zero, the trust ratio is 1.
         let none = length.mul(&of_turn)?.eq(0.0)?;
         let trust = length.div(&of_turn)?.masked_fill(&none, 1.0)?;
@@ -143,7 +143,7 @@ impl MuonRule {
         let tall = turn.shape()[0] > turn.shape()[1];
         let turn = turn.to_dtype(DType::BF16)?;
         let turn = if tall { turn.t()? } else { turn };
-        let mut x = turn.div(&turn.norm(2.0, &[], false)?.maximum(self.eps)?)?;
+        let mut x = turn.div(&turn.norm(2.0, (), false)?.maximum(self.eps)?)?;
         for _ in 0..self.ns_steps {
             let gram = x.mm(&x.t()?)?;
             x = x.addmm(&gram.addmm(&gram, &gram, b, c)?, &x, a, 1.0)?;

@@ -299,13 +299,8 @@ fn padded_numel(shape: &[usize]) -> usize {
 }
 
 impl FusedOptimizer {
-    /// Creates an optimiser, with each parameter once. PyTorch warns about duplicates in the list.
+    /// Creates an optimiser. The first step checks the parameters.
     pub(super) fn new(parameters: Vec<Tensor>, lr: f64) -> Self {
-        let mut seen = FxHashSet::default();
-        let parameters: Vec<Tensor> = parameters
-            .into_iter()
-            .filter(|p| autograd::leaf_id(p).is_none_or(|leaf| seen.insert(leaf)))
-            .collect();
         Self {
             group_overrides: smallvec![(0, GroupOverrides::default())],
             lr,
@@ -403,14 +398,21 @@ impl FusedOptimizer {
     fn check_parameters(&self, rule: &impl UpdateRule) -> Result<()> {
         const OP: &str = "optimizer";
         fail_if!(self.parameters.is_empty(); argument(OP), "got an empty parameter list; pass `model.parameters()`");
+        let mut seen = FxHashSet::default();
         for (k, p) in self.parameters.iter().enumerate() {
             let refuse =
                 |why: &str| Err(Error::argument(OP, format!("parameter {k} of shape {:?} {why}", p.shape())));
-            if autograd::leaf_id(p).is_none() {
+            let leaf = autograd::leaf_id(p);
+            if leaf.is_some_and(|leaf| !seen.insert(leaf)) {
+                return refuse(
+                    "is in the list twice; pass each parameter once, as `model.parameters()` does",
+                );
+            }
+            if leaf.is_none() {
                 return refuse(if p.requires_grad() {
                     "is no leaf but the result of an operation, so it gets no gradient; pass the leaf that it was made from"
                 } else {
-                    "requires no gradient and never did; pass the leaf that `requires_grad_` returns"
+                    "requires no gradient and never did; pass the leaf that `to_leaf` returns"
                 });
             }
             check_dtype("step", p)?;

@@ -422,7 +422,7 @@ impl<S: LrSchedule> LrSchedule for Warmup<S> {
 /// # use forebay_nn::optim::{Optimizer, Sgd, schedule::{ExponentialLr, LrScheduler}};
 /// # fn main() -> Result<()> {
 /// # let device = Device::null(Default::default());
-/// # let mut optimizer = Sgd::new(vec![Tensor::zeros(&[2], DType::F32, &device)?.requires_grad_()?], 0.1);
+/// # let mut optimizer = Sgd::new(vec![Tensor::zeros(&[2], DType::F32, &device)?.to_leaf()?], 0.1);
 /// let mut scheduler = LrScheduler::new(ExponentialLr { base_lr: 0.1, gamma: 0.5 }, &mut optimizer);
 /// // After each step of the optimiser, or each epoch:
 /// scheduler.step(&mut optimizer);

@@ -40,7 +40,7 @@ impl FusedOptimizer {
                         let at = FusedGroup::count_index(member, steps);
                         counts.select(0, at as isize)?.to_dtype(DType::I64)?
                     }
-                    None => Tensor::from_slice(&[steps as i64], &[], p.device())?,
+                    None => Tensor::from_slice(&[steps as i64], (), p.device())?,
                 };
                 found.insert(format!("{k}.step"), step);
                 let views = group.state_views(rule, member, p.shape());

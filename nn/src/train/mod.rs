@@ -44,7 +44,7 @@ pub use trainer::{FitStatus, LossOutput, Trainer};
 /// The shapes do not match.
 pub fn accuracy(logits: &Tensor, target: &Tensor) -> Result<Tensor> {
     let _no_grad = autograd::no_grad();
-    logits.argmax(Some(-1), false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()
+    logits.argmax(-1, false)?.eq(target)?.to_dtype(DType::F32)?.mean_all()
 }
 
 /// Computes the [`accuracy`] of a model in evaluation mode over all samples of a loader. Restores the mode of

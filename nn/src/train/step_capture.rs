@@ -54,7 +54,7 @@ impl StepCapture {
     pub(super) fn release_memory(&mut self) -> bool {
         let held = matches!(self, Self::Active(_) | Self::WarmedUp);
         if held {
-            log::warn!("memory ran out beside a captured step: steps are made eagerly");
+            log::warn!("memory ran out next to a captured step; steps run eagerly from now on");
             *self = Self::Disabled;
         }
         held

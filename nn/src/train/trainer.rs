@@ -266,7 +266,8 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
     /// The loader, `loss`, the optimiser or saving fails; the error names the step. Also fails in these
     /// cases:
     ///
-    /// - No step is left: the loader has no batches, or an earlier call has done all [`steps`](Self::steps).
+    /// - No step is left: the loader has no batches, no epochs or starts after them, or an earlier call has
+    ///   done all [`steps`](Self::steps). A resumed run that had ended is no error.
     /// - The batches are made differently than those of the resumed checkpoint.
     /// - A loss is NaN or infinite. With a scaler, which skips such steps, fifty consecutive losses are. The
     ///   check happens when losses are read, and before a checkpoint is written.
@@ -418,6 +419,18 @@ impl<'a, M: Module + ?Sized, O: Optimizer> Trainer<'a, M, O> {
             }
             _ if sizes.samples == 0 => {
                 return Err(Error::argument("fit", "the loader has no batches: its data set has no samples"));
+            }
+            // A call that ended early may have done all its steps.
+            Some(n) if n <= done.step && !(self.fit_state == FitState::Unfinished && same) => {
+                loader.check_sizes(&sizes)?;
+                let epochs =
+                    loader.epoch_limit().map_or_else(|| "any number of".to_owned(), |n| n.to_string());
+                let why = format!(
+                    "no step is to be made: the loader makes {per_epoch} batches in each of {epochs} epochs, from batch {} of \
+                     epoch {} on, and the run has {n} steps, of which {} are made",
+                    cursor.batch, cursor.epoch, done.step
+                );
+                return Err(Error::argument("fit", why));
             }
             _ => {}
         }

@@ -166,8 +166,8 @@ pub(super) const REMAINING: &[OpCase] = &[
         let (least, most) = x[0].aminmax(&[1], false)?;
         most.mul(2.0)?.sub(&least)
     }),
-    nondifferentiable("argmax", &[Signed(S)], |x| x[0].argmax(Some(1), false)),
-    nondifferentiable("argmin", &[Signed(S)], |x| x[0].argmin(None, false)),
+    nondifferentiable("argmax", &[Signed(S)], |x| x[0].argmax(1, false)),
+    nondifferentiable("argmin", &[Signed(S)], |x| x[0].argmin((), false)),
     nondifferentiable("any", &[Signed(S)], |x| x[0].any(&[0], false)),
     nondifferentiable("all", &[Signed(S)], |x| x[0].all(&[1], true)),
     nondifferentiable("count_nonzero", &[Signed(S)], |x| x[0].count_nonzero(&[1])),
@@ -235,7 +235,7 @@ pub(super) const REMAINING: &[OpCase] = &[
     .with_flops(cost::conv_transpose_flops),
     nondifferentiable("scaled_mm", &[Bounded(&[32, 16]), Bounded(&[32, 16])], |x| {
         let (a, b) = (x[0].to_dtype(DType::F8E4M3)?, x[1].to_dtype(DType::F8E4M3)?.t()?);
-        let scale = Tensor::full(&[], 0.5, DType::F32, x[0].device())?;
+        let scale = Tensor::full((), 0.5, DType::F32, x[0].device())?;
         a.scaled_mm(&b, &scale, &scale, None, DType::BF16)
     })
     .with_flops(cost::matmul_flops)

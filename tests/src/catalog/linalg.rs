@@ -143,7 +143,7 @@ pub(super) const LINALG: &[OpCase] = &[
     })
     .without_half(),
     smooth("tensorsolve", &[Bounded(&[6, 6]), Signed(&[2, 3])], |x| {
-        to_well_conditioned(&x[0])?.reshape([2, 3, 6])?.tensorsolve(&x[1], &[])
+        to_well_conditioned(&x[0])?.reshape([2, 3, 6])?.tensorsolve(&x[1], ())
     })
     .without_half(),
 ];

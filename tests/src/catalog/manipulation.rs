@@ -13,7 +13,7 @@ use super::cost;
 
 /// Makes a tensor from a bool that the host has read.
 fn bool_tensor(x: &[Tensor], found: bool) -> Result<Tensor> {
-    Tensor::from_bools(&[found], &[], x[0].device())
+    Tensor::from_bools(&[found], (), x[0].device())
 }
 
 /// Casts to an integer type that every device supports.

@@ -263,7 +263,7 @@ impl ArgGenerator {
                 x.strides()
             );
             shapes.push(other);
-            made.push(if kind.is_float() && self.one_in(2) { x.requires_grad_().unwrap_or(x) } else { x });
+            made.push(if kind.is_float() && self.one_in(2) { x.to_leaf().unwrap_or(x) } else { x });
         }
         self.log.push_str(" with");
         Ok(made)
@@ -292,9 +292,9 @@ impl ArgGenerator {
                 if let Some(n) = shape.first_mut() {
                     *n = self.pick(&[1 << 20, 1 << 31, 1 << 33, 1 << 45, 1 << 60, usize::MAX]);
                 }
-                Tensor::empty(&[], dtype, device)?.broadcast_to(&shape)
+                Tensor::empty((), dtype, device)?.broadcast_to(&shape)
             }
-            3 => Tensor::empty(&[], dtype, device)?.broadcast_to(shape),
+            3 => Tensor::empty((), dtype, device)?.broadcast_to(shape),
             _ => Tensor::empty(shape, dtype, device),
         }
     }

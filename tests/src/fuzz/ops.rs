@@ -279,7 +279,7 @@ const METHODS: &[FuzzOp] = methods! {
     diag_embed(int, int, int); diag(int); take(t1); put(t1, t2, flag); index_copy(int, t1, t2); masked_scatter(t1, t2); rand_like(); randn_like();
     dropout(float, flag); gumbel_softmax(float, flag, int); multinomial(count, flag); feature_dropout(float, flag); alpha_dropout(float, flag, flag);
     sum(ints, flag); sum_all(); mean(ints, flag); mean_all(); prod(int, flag); prod_all(); amax(ints, flag); amin(ints, flag); aminmax(ints, flag);
-    max_all(); min_all(); max(int, flag); min(int, flag); argmax(maybe_int, flag); argmin(maybe_int, flag); any(ints, flag); all(ints, flag);
+    max_all(); min_all(); max(int, flag); min(int, flag); argmax(ints, flag); argmin(ints, flag); any(ints, flag); all(ints, flag);
     count_nonzero(ints); rotary_embedding(t1, t2, flag); scaled_mm(t1, t2, t3, maybe4, dtype); cumsum(int); cumprod(int); logcumsumexp(int);
     trapezoid(operand1, int); cumulative_trapezoid(operand1, int); cummax(int); cummin(int); scatter_reduce(int, t1, t2, scatter, flag);
     index(indices); index_put(indices, t1, flag); masked_select(t1); nonzero(); argwhere(); nonzero_tuple(); repeat_interleave_by(t1, int,
@@ -289,7 +289,7 @@ const METHODS: &[FuzzOp] = methods! {
     pad_mode); pixel_shuffle(count); pixel_unshuffle(count); channel_shuffle(count); diff(count, int, maybe1, maybe2); trace(); tril(int); triu(int);
     one_hot(count); softmax(int); log_softmax(int); softmax_with_dtype(int, dtype); log_softmax_with_dtype(int, dtype); sort(int, flag); argsort(int,
     flag); topk(count, int, flag); kthvalue(count, int, flag); median(int, flag); nanmedian(int, flag); median_all(); nanmedian_all();
-    quantile(operand1, maybe_int, flag, interpolation); nanquantile(operand1, maybe_int, flag, interpolation); var(ints, float, flag); std(ints,
+    quantile(operand1, ints, flag, interpolation); nanquantile(operand1, ints, flag, interpolation); var(ints, float, flag); std(ints,
     float, flag); var_mean(ints, float, flag); norm(float, ints, flag); std_mean(ints, float, flag); nansum(ints, flag); nanmean(ints, flag);
     cov(float, maybe1, maybe2); corrcoef(); renorm(float, int, float); logsumexp(ints, flag); as_strided(counts, counts, maybe_count); unfold(int,
     count, count); im2col(int2, int2, int2, int2); col2im(int2, int2, int2, int2, int2); svd(); svdvals(); nuclear_norm(ints, flag); polygamma(count);

@@ -124,7 +124,7 @@ impl<'a> Args<'a> {
             Scalar::Int(v) => (v as f64, other.filter(|&d| d != DType::Bool).unwrap_or(DType::I64)),
             Scalar::Bool(v) => (f64::from(u8::from(v)), other.unwrap_or(DType::Bool)),
         };
-        Ok(Tensor::full(&[], value, dtype, self.device)?)
+        Ok(Tensor::full((), value, dtype, self.device)?)
     }
 
     /// Returns a tensor by position, cast to the type of the argument `dtype` if present.

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex};
 
 use anyhow::{Context, Result, ensure};
 use forebay::amp::autocast;
@@ -20,6 +20,8 @@ use super::tests;
 
 tests![
     a_captured_tensor_that_changed_is_an_error,
+    a_captured_tensor_that_was_replaced_is_an_error,
+    replaced_values_that_are_made_anew_are_no_error,
     a_captured_weight_that_changed_under_autocast_is_an_error,
     captured_tensors_may_change_after_the_backward_pass,
     a_checkpoint_leaves_statistics_as_a_plain_pass_does,
@@ -33,7 +35,7 @@ tests![
 ];
 
 fn leaf(values: &[f32], device: &Device) -> Result<Tensor> {
-    Ok(Tensor::from_slice(values, &[values.len()], device)?.requires_grad_()?)
+    Ok(Tensor::from_slice(values, &[values.len()], device)?.to_leaf()?)
 }
 
 type CheckpointMisuse = (&'static str, fn(&Tensor) -> CoreResult<()>);
@@ -56,7 +58,7 @@ fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
         for (name, change) in ways {
             let x = leaf(&[1.0, 2.0], device)?;
             let w = Tensor::from_slice(&[2.0f32, 3.0], &[2], device)?;
-            let w = if trains { w.requires_grad_()? } else { w };
+            let w = if trains { w.to_leaf()? } else { w };
             if !trains && name == "a step" {
                 continue;
             }
@@ -94,9 +96,90 @@ fn a_captured_tensor_that_changed_is_an_error(device: &Device) -> Result<()> {
     Ok(())
 }
 
+fn a_captured_tensor_that_was_replaced_is_an_error(device: &Device) -> Result<()> {
+    type Slot = Arc<Mutex<Option<Tensor>>>;
+    let made = |v: f64| Tensor::full(&[1], v, DType::F32, device);
+    let older = made(3.0)?;
+    type Replacement<'a> = (&'a str, &'a dyn Fn() -> CoreResult<Option<Tensor>>);
+    let ways: [Replacement<'_>; 4] = [
+        ("a new tensor", &|| made(3.0).map(Some)),
+        ("an older tensor", &|| Ok(Some(older.clone()))),
+        ("a leaf", &|| made(3.0)?.requires_grad_().map(Some)),
+        ("nothing", &|| Ok(None)),
+    ];
+    for (name, replacement) in ways {
+        for held in [false, true] {
+            for nested in [false, true] {
+                let (x, first) = (leaf(&[1.0], device)?, made(2.0)?);
+                let slot: Slot = Arc::new(Mutex::new(Some(first.clone())));
+                // Memory of the first tensor is freed with it, or still held.
+                let kept = held.then_some(first);
+                let captured = slot.clone();
+                let body = move |x: &[Tensor]| {
+                    let factor = captured.lock().map_err(|e| Error::argument("test", e.to_string()))?.clone();
+                    factor.map_or_else(|| Ok(x[0].clone()), |factor| x[0].mul(&factor))?.exp()
+                };
+                let body = Arc::new(body);
+                let y = match nested {
+                    false => checkpoint(&[&x], move |x| body(x)),
+                    true => checkpoint(&[&x], move |x| {
+                        let body = body.clone();
+                        checkpoint(&[&x[0]], move |x| body(x))?.mul(2.0)
+                    }),
+                }?;
+                *slot.lock().map_err(|e| anyhow::anyhow!("{e}"))? = replacement()?;
+                let error = y.sum_all()?.backward().err();
+                let error = error.with_context(|| format!("{name}, {held}, {nested}: no error"))?;
+                ensure!(error.to_string().contains("captures a tensor"), "{name}: {error}");
+                ensure!(x.grad().is_none(), "{name}: a gradient came all the same");
+                drop(kept);
+            }
+        }
+    }
+    Ok(())
+}
+
+fn replaced_values_that_are_made_anew_are_no_error(device: &Device) -> Result<()> {
+    // The body keeps a tensor of its first run, and an input is freed by the program.
+    let cache: Arc<Mutex<Option<Tensor>>> = Arc::default();
+    let captured = cache.clone();
+    let w = leaf(&[2.0, 3.0], device)?;
+    let x = leaf(&[1.0, 2.0], device)?.mul(1.0)?;
+    let own = w.clone();
+    let y = checkpoint(&[&x], move |x| {
+        let mut slot = captured.lock().map_err(|e| Error::argument("test", e.to_string()))?;
+        let mask = match &*slot {
+            Some(mask) => mask.clone(),
+            None => slot.insert(Tensor::full(&[2], 0.5, DType::F32, x[0].device())?).clone(),
+        };
+        x[0].mul(&own)?.mul(&mask)
+    })?;
+    drop(x);
+    y.sum_all()?.backward()?;
+    ensure_values(&w.grad().context("no gradient")?, &[0.5, 1.0])?;
+    // 16-bit copies that an optimiser wrote are read in place of their parameters, and may be freed.
+    let layer = Arc::new(Linear::new(4, 4, device)?);
+    let mut opt = AdamW::new(layer.parameters(), 0.1);
+    let x = Tensor::ones(&[2, 4], DType::F32, device)?.requires_grad_()?;
+    let pass = |dtype: DType| -> Result<Tensor> {
+        let (_autocast, layer) = (autocast(dtype)?, layer.clone());
+        Ok(checkpoint(&[&x], move |x| layer.forward(&x[0]))?)
+    };
+    for _ in 0..3 {
+        pass(DType::BF16)?.sum_all()?.backward()?;
+        opt.step()?;
+        let y = pass(DType::BF16)?;
+        // Another type takes the place of the copy.
+        pass(DType::F16)?;
+        y.sum_all()?.backward()?;
+        opt.step()?;
+    }
+    Ok(())
+}
+
 fn a_captured_weight_that_changed_under_autocast_is_an_error(device: &Device) -> Result<()> {
     let layer = Arc::new(Linear::new(4, 4, device)?);
-    let x = Tensor::ones(&[2, 4], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[2, 4], DType::F32, device)?.to_leaf()?;
     let mut opt = AdamW::new(layer.parameters(), 0.1);
     for _ in 0..2 {
         let _autocast = autocast(DType::BF16)?;
@@ -200,7 +283,7 @@ fn a_checkpoint_leaves_statistics_as_a_plain_pass_does(device: &Device) -> Resul
         let net = Arc::new(Net::new(device)?);
         for _ in 0..2 {
             let loss = nested_checkpoints(&net, &index, depth)?.square()?.sum_all()?;
-            loss.backward_retain_graph()?;
+            loss.backward_with(GradOptions::retain_graph())?;
             loss.backward()?;
         }
         Arc::into_inner(net).context("the tape still has the network")
@@ -252,7 +335,7 @@ fn passes_before_a_backward_pass_keep_their_own_singular_vectors(device: &Device
 
 fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
     let x = leaf(&[1.0, 2.0], device)?;
-    let (seen, sum) = (Tensor::zeros(&[], DType::F32, device)?, Tensor::zeros(&[2], DType::F32, device)?);
+    let (seen, sum) = (Tensor::zeros((), DType::F32, device)?, Tensor::zeros(&[2], DType::F32, device)?);
     let (counts, sums) = (seen.clone(), sum.clone());
     let ran = Arc::new(AtomicUsize::new(0));
     let runs = ran.clone();
@@ -279,7 +362,7 @@ fn state_that_a_users_module_updates_moves_once(device: &Device) -> Result<()> {
 }
 
 fn a_second_run_has_the_mode_of_the_first_one(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[32], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[32], DType::F32, device)?.to_leaf()?;
     for depth in [1, 2] {
         let drop = Arc::new(Dropout::new(0.5));
         fn run(drop: &Arc<Dropout>, x: &Tensor, depth: usize) -> CoreResult<Tensor> {
@@ -323,7 +406,7 @@ fn random_numbers_go_on_after_a_second_run_that_fails(device: &Device) -> Result
 }
 
 fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[64], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[64], DType::F32, device)?.to_leaf()?;
     let others = device.clone();
     let y = checkpoint(&[&x], move |x| {
         let first = x[0].dropout(0.5, true)?;
@@ -341,7 +424,7 @@ fn draws_of_other_threads_do_not_change_a_second_run(device: &Device) -> Result<
 }
 
 fn a_seed_inside_a_checkpoint_counts_once(device: &Device) -> Result<()> {
-    let x = Tensor::ones(&[32], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::ones(&[32], DType::F32, device)?.to_leaf()?;
     let seeded = device.clone();
     let y = checkpoint(&[&x], move |x| {
         seeded.manual_seed(5);
@@ -403,7 +486,7 @@ fn nested_checkpoints_of_random_depth_match_plain_passes(device: &Device) -> Res
             device.manual_seed(seed);
             let norm = Arc::new(BatchNorm1d::new(4, device)?);
             let w = leaf(&[0.5, -1.0, 2.0, 0.25], device)?;
-            let x = Tensor::randn(&[3, 4], DType::F32, device)?.requires_grad_()?;
+            let x = Tensor::randn(&[3, 4], DType::F32, device)?.to_leaf()?;
             let passes = [1.0, 2.0].map(|scale| {
                 let y = chain(&parts, &norm, &w, &x, checkpoints)?;
                 y.mul(scale)?.square()?.sum_all()

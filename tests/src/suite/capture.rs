@@ -284,13 +284,13 @@ fn gradients_stay_and_add_up(device: &Device) -> Result<()> {
 fn dropout_in_a_checkpoint_comes_again(device: &Device) -> Result<()> {
     let run = |captured: bool| -> Result<Vec<Tensor>> {
         device.manual_seed(5);
-        let w = Tensor::randn(&[16, 16], DType::F32, device)?.requires_grad_()?;
+        let w = Tensor::randn(&[16, 16], DType::F32, device)?.to_leaf()?;
         let x = Tensor::randn(&[8, 16], DType::F32, device)?;
         let mut optimizer = Sgd::new(vec![w.clone()], 0.1);
         let mut once = || {
             let v = w.clone();
             let h = checkpoint(&[&x], move |t| t[0].matmul(&v)?.tanh()?.dropout(0.5, true))?;
-            let loss = h.matmul(&w)?.dropout(0.5, true)?.square()?.mean(&[], false)?;
+            let loss = h.matmul(&w)?.dropout(0.5, true)?.square()?.mean((), false)?;
             loss.backward()?;
             optimizer.step()?;
             optimizer.zero_grad();
@@ -376,7 +376,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
             Ok(_) => anyhow::bail!("{what} was captured"),
         }
     };
-    refused("read", &mut || x.mul(x.add(1.0)?.sum(&[], false)?.item()?))?;
+    refused("read", &mut || x.mul(x.add(1.0)?.sum((), false)?.item()?))?;
     refused("upload", &mut || x.mul(&Tensor::from_slice(&[2_f32], &[1], device)?))?;
     refused("set_random_state", &mut || {
         device.manual_seed(1);
@@ -449,7 +449,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
         if tries == 1 { x.add(1.0) } else { x.reshape([3, 3]) }
     });
     ensure!(matches!(failed, Err(Error::Shape { .. })), "{failed:?}");
-    ensure!(x.sum(&[], false)?.item()? == 16.0 && inner.replay()?.to_vec::<f32>()? == [2.0; 16]);
+    ensure!(x.sum((), false)?.item()? == 16.0 && inner.replay()?.to_vec::<f32>()? == [2.0; 16]);
     Ok(())
 }
 
@@ -460,7 +460,7 @@ fn memory_is_planned_owned_and_given_back(device: &Device) -> Result<()> {
     // At most two results are live at a time, and one result is unused.
     let chain = || {
         let _for_nobody = kib.cumsum(0)?;
-        kib.softmax(0)?.cumsum(0)?.softmax(0)?.sum(&[], false)
+        kib.softmax(0)?.cumsum(0)?.softmax(0)?.sum((), false)
     };
     let mut step = device.capture(chain)?;
     let stats = step.stats();
@@ -669,7 +669,7 @@ fn a_state_that_is_changed_in_place_goes_on(device: &Device) -> Result<()> {
 }
 
 fn a_gradient_that_the_step_sets_is_there_after_each_replay(device: &Device) -> Result<()> {
-    let w = Tensor::ones(&[16], DType::F32, device)?.requires_grad_()?;
+    let w = Tensor::ones(&[16], DType::F32, device)?.to_leaf()?;
     let x = Tensor::full(&[16], 3.0, DType::F32, device)?;
     let mut step = device.capture(|| {
         w.set_grad(Some(x.mul(2.0)?));

@@ -185,7 +185,7 @@ fn close(got: &Tensor, expected: &[(f64, f64)]) -> Result<()> {
 
 fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
     use DType::{BF16, F8E4M3, F8E5M2, F16, F32};
-    let number = |v: f64| Tensor::full(&[], v, F32, device);
+    let number = |v: f64| Tensor::full((), v, F32, device);
     let (one, two) = (number(0.25)?, Tensor::full(&[1, 1], 3.0, F32, device)?);
     // Multiples of 16, which the vendor's library supports, and other sizes; each pair of types.
     let sizes = [[32, 64, 48], [5, 32, 16], [7, 9, 3], [1, 1, 1]];
@@ -243,7 +243,7 @@ fn products_are_scaled_and_within_their_bound(device: &Device) -> Result<()> {
 fn products_are_captured(device: &Device) -> Result<()> {
     let x = Tensor::uniform(&[32, 64], -1.0, 1.0, DType::F32, device)?;
     let weight = matrix([16, 64], DType::F8E4M3, device)?;
-    let scale = Tensor::full(&[], 0.5, DType::F32, device)?;
+    let scale = Tensor::full((), 0.5, DType::F32, device)?;
     let bias = Tensor::uniform(&[16], -1.0, 1.0, DType::BF16, device)?;
     let step = || -> forebay::error::Result<Tensor> {
         let low = x.div(&scale)?.to_dtype(DType::F8E4M3)?;
@@ -273,7 +273,7 @@ fn other_operations_refuse_them(device: &Device) -> Result<()> {
             ("exp", x.exp()),
             ("matmul", x.matmul(&x)),
             ("matmul", wide.matmul(&x)),
-            ("sum", x.sum(&[], false)),
+            ("sum", x.sum((), false)),
             ("max", x.amax(&[0], false)),
             ("softmax", x.softmax(-1)),
             ("sort", x.sort(0, false).map(|(sorted, _)| sorted)),
@@ -290,9 +290,9 @@ fn other_operations_refuse_them(device: &Device) -> Result<()> {
             }
         }
         ensure!(x.add_(&x).is_err() && wide.add_(&x).is_err() && x.mul_(2.0).is_err(), "in place");
-        ensure!(x.requires_grad_().is_err() && x.zeros_like()?.to_f64s()? == [0.0; 16]);
+        ensure!(x.to_leaf().is_err() && x.zeros_like()?.to_f64s()? == [0.0; 16]);
         // A cast that would lose the gradient is an error.
-        let leaf = wide.requires_grad_()?;
+        let leaf = wide.to_leaf()?;
         ensure!(matches!(leaf.to_dtype(dtype), Err(Error::NoGradient { op: "to_dtype" })));
         leaf.detach().to_dtype(dtype)?;
     }
@@ -302,7 +302,7 @@ fn other_operations_refuse_them(device: &Device) -> Result<()> {
 fn wrong_operands_are_named(device: &Device) -> Result<()> {
     let x = matrix([4, 16], DType::F8E4M3, device)?;
     let b = matrix([16, 8], DType::F8E5M2, device)?;
-    let one = Tensor::ones(&[], DType::F32, device)?;
+    let one = Tensor::ones((), DType::F32, device)?;
     let row = |n: usize| Tensor::ones(&[n, 1], DType::F32, device);
     let wide = x.to_dtype(DType::F32)?;
     let cases = [
@@ -313,7 +313,7 @@ fn wrong_operands_are_named(device: &Device) -> Result<()> {
         (x.scaled_mm(&b, &one.to_dtype(DType::BF16)?, &one, None, DType::F32), "scales are f32"),
         (x.scaled_mm(&b, &one, &one, Some(&row(8)?), DType::F32), "takes a bias of [8]"),
         (x.scaled_mm(&b, &one, &one, None, DType::F8E4M3), "gives f32, f16 and bf16"),
-        (x.scaled_mm(&b, &one.requires_grad_()?, &one, None, DType::F32), "has no gradient"),
+        (x.scaled_mm(&b, &one.to_leaf()?, &one, None, DType::F32), "has no gradient"),
     ];
     for (result, text) in cases {
         let Err(error) = result else { anyhow::bail!("`{text}` is not said") };
@@ -370,7 +370,7 @@ fn scaled_cast(x: &Tensor, to: DType, turns: bool) -> Result<(f32, Vec<u8>, Opti
         let dtype = if t.dtype() == DType::F32 { DType::F32 } else { DType::U32 };
         Ok(Tensor::from_bytes(&bytes, &[bytes.len() / 4], dtype, t.device())?)
     };
-    let largest = words(&x.norm(f64::INFINITY, &[], false)?)?;
+    let largest = words(&x.norm(f64::INFINITY, (), false)?)?;
     let groups = if turns { rows.div_ceil(64) * columns.div_ceil(64) } else { n.div_ceil(4096) };
     let x = words(x)?;
     let mut call =
@@ -442,8 +442,8 @@ fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
         let of = |shape: &[usize], size: f64| -> Result<Tensor> {
             Ok(Tensor::randn(shape, DType::F32, device)?.mul(size)?.to_dtype(dtype)?)
         };
-        let (x, weight) = (of(&[1, m, k], size)?.requires_grad_()?, of(&[n, k], 0.1)?.requires_grad_()?);
-        let (bias, g) = (of(&[n], 0.1)?.requires_grad_()?, of(&[1, m, n], size)?);
+        let (x, weight) = (of(&[1, m, k], size)?.to_leaf()?, of(&[n, k], 0.1)?.to_leaf()?);
+        let (bias, g) = (of(&[n], 0.1)?.to_leaf()?, of(&[1, m, n], size)?);
         let y = {
             let _fp8 = fp8();
             x.linear(&weight, Some(&bias))?
@@ -473,8 +473,8 @@ fn layers_are_products_of_their_bytes(device: &Device) -> Result<()> {
 }
 
 fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<()> {
-    let x = Tensor::randn(&[32, 16], DType::F32, device)?.requires_grad_()?;
-    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.3)?.requires_grad_();
+    let x = Tensor::randn(&[32, 16], DType::F32, device)?.to_leaf()?;
+    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.3)?.to_leaf();
     let (up, up_bias, down, down_bias) = (of(&[48, 16])?, of(&[48])?, of(&[16, 48])?, of(&[16])?);
     let all = [&x, &up, &up_bias, &down, &down_bias];
     let run = |again: bool| -> Result<Vec<Vec<f64>>> {
@@ -526,7 +526,7 @@ fn layers_in_8_bits_have_their_types_and_come_again(device: &Device) -> Result<(
 fn a_model_trains_in_8_bits(device: &Device) -> Result<()> {
     let x = Tensor::randn(&[64, 16], DType::F32, device)?;
     let goal = x.narrow(1, 0, 1)?.mul(&x.narrow(1, 1, 1)?)?;
-    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.25)?.requires_grad_();
+    let of = |shape: &[usize]| Tensor::randn(shape, DType::F32, device)?.mul(0.25)?.to_leaf();
     let (up, up_bias, down, down_bias) = (of(&[64, 16])?, of(&[64])?, of(&[16, 64])?, of(&[16])?);
     let all = vec![up.clone(), up_bias.clone(), down.clone(), down_bias.clone()];
     let mut optimizer = AdamW::new(all, 1e-2);

@@ -105,7 +105,7 @@ fn softmax_in_f64_keeps_its_digits(device: &Device) -> Result<()> {
         let x: Vec<f64> = (0..rows * extent).map(|i| ((i * 37 % 101) as f64 - 50.0) * 0.71).collect();
         let host = Tensor::from_slice(&x, &[rows, extent], device)?;
         let dim = if across { 0 } else { 1 };
-        let leaf = if across { host.transpose(0, 1)?.copy()? } else { host }.requires_grad_()?;
+        let leaf = if across { host.transpose(0, 1)?.copy()? } else { host }.to_leaf()?;
         for log in [false, true] {
             let y = if log { leaf.log_softmax(dim)? } else { leaf.softmax(dim)? };
             let seed = Tensor::from_slice(
@@ -222,7 +222,7 @@ fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
             ensure_close("scaled", &a.svdvals()?, &exact, within * scale)?;
         }
         let norm = with_values(&[3.0, 2.0, 0.5], 3, 4, dtype, device)?.reshape([1, 3, 4])?;
-        let kept = norm.nuclear_norm(&[], true)?;
+        let kept = norm.nuclear_norm((), true)?;
         ensure!(kept.shape() == [1, 1, 1], "{:?}", kept.shape());
         ensure_close("nuclear norm", &kept, &[5.5], within * 10.0)?;
         ensure_close(
@@ -239,7 +239,7 @@ fn singular_values_of_hard_matrices(device: &Device) -> Result<()> {
 fn the_gradient_of_singular_values(device: &Device) -> Result<()> {
     for (m, n) in [(4, 3), (3, 4), (5, 5)] {
         let values: Vec<f64> = (0..m.min(n)).map(|k| 2.0 - k as f64 * 0.4).collect();
-        let x = with_values(&values, m, n, DType::F32, device)?.requires_grad_()?;
+        let x = with_values(&values, m, n, DType::F32, device)?.to_leaf()?;
         let weights = [0.3, -1.0, 0.7, 0.2, 0.5];
         let g = tensor(&weights[..m.min(n)], &[m.min(n)], DType::F32, device)?;
         let seeds = [g];
@@ -260,7 +260,7 @@ fn what_svdvals_refuses(device: &Device) -> Result<()> {
     let error = x.svdvals().err().context("bf16")?.to_string();
     ensure!(error.contains("svdvals: does not take bf16"), "{error}");
     let x = Tensor::ones(&[3], DType::F32, device)?;
-    ensure!(x.svdvals().is_err() && x.nuclear_norm(&[], false).is_err());
+    ensure!(x.svdvals().is_err() && x.nuclear_norm((), false).is_err());
     let x = Tensor::ones(&[3, 3], DType::F32, device)?;
     let error = x.nuclear_norm(&[0, -2], false).err().context("the same twice")?.to_string();
     ensure!(error.contains("two different dimensions"), "{error}");
@@ -268,7 +268,7 @@ fn what_svdvals_refuses(device: &Device) -> Result<()> {
 }
 
 fn matrices_of_nothing_have_gradients(device: &Device) -> Result<()> {
-    let x = Tensor::zeros(&[0, 3, 2], DType::F32, device)?.requires_grad_()?;
+    let x = Tensor::zeros(&[0, 3, 2], DType::F32, device)?.to_leaf()?;
     let (u, s, vh) = x.svd()?;
     for made in [u, s, vh, x.svdvals()?] {
         ensure!(made.requires_grad(), "{made:?} has no history");

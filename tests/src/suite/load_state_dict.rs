@@ -241,7 +241,7 @@ fn a_refused_resume_changes_nothing(device: &Device) -> Result<()> {
         ("optimizer.0.step", -3.0),
         ("optimizer.1.step", 0.5),
     ] {
-        let right = tensors.insert(name.to_owned(), Tensor::from_slice(&[value], &[], device)?);
+        let right = tensors.insert(name.to_owned(), Tensor::from_slice(&[value], (), device)?);
         safetensors::save(&file.0, &tensors, &strings)?;
         check(name, OPTIMIZERS[0])?;
         tensors.extend(right.map(|right| (name.to_owned(), right)));

@@ -41,7 +41,7 @@ fn gradients(case: &OpCase, inputs: &[Tensor]) -> Result<(Tensor, Vec<Tensor>)> 
 }
 
 fn leaves(inputs: &[Tensor]) -> CoreResult<Vec<Tensor>> {
-    let leaf = |t: &Tensor| if t.dtype().is_float() { t.requires_grad_() } else { Ok(t.clone()) };
+    let leaf = |t: &Tensor| if t.dtype().is_float() { t.to_leaf() } else { Ok(t.clone()) };
     inputs.iter().map(leaf).collect()
 }
 
@@ -262,7 +262,7 @@ fn lines_do_not_know_how_many_there_are(device: &Device) -> Result<()> {
             let bound = b.abs()?.mul(1e-5)?.add(1e-5)?;
             let same = a.isnan()?.logical_and(&b.isnan()?)?;
             let same = same.logical_or(&a.sub(&b)?.abs()?.le(&bound)?)?.logical_or(&a.eq(&b)?)?;
-            let wrong = same.logical_not()?.count_nonzero(&[])?.to_f64s()?[0];
+            let wrong = same.logical_not()?.count_nonzero(())?.to_f64s()?[0];
             ensure!(wrong == 0.0, "{}: {wrong} elements differ", place());
         }
     }
@@ -284,7 +284,7 @@ fn wrong_inputs_are_refused_by_name(_: &Device) -> Result<()> {
                 ("one dimension more", t.unsqueeze(0)?),
                 ("two dimensions more", t.unsqueeze(0)?.unsqueeze(0)?),
                 ("flat", t.reshape([t.numel()])?),
-                ("no dimensions", Tensor::full(&[], 1.0, t.dtype(), &device)?),
+                ("no dimensions", Tensor::full((), 1.0, t.dtype(), &device)?),
                 ("no elements", Tensor::zeros(&[0], t.dtype(), &device)?),
                 ("no lines", t.narrow(0, 0, 0)?),
                 ("a longer last dimension", forebay::ops::cat(&[t, t], last)?),

@@ -85,7 +85,7 @@ pub(super) fn initial_parameters(device: &Device) -> Result<Vec<Tensor>> {
     let make = |(k, shape): (usize, &&[usize])| {
         let n = shape.iter().product::<usize>();
         let values: Vec<f32> = (0..n).map(|i| (0.5 * i as f64 + k as f64).cos() as f32).collect();
-        Ok(Tensor::from_slice(&values, shape, device)?.requires_grad_()?)
+        Ok(Tensor::from_slice(&values, shape, device)?.to_leaf()?)
     };
     SHAPES.iter().enumerate().map(make).collect()
 }
@@ -206,7 +206,7 @@ fn twenty_steps_are_pytorchs(device: &Device) -> Result<()> {
 }
 
 fn a_device_that_counts_makes_the_same_steps(device: &Device) -> Result<()> {
-    let skip = Tensor::zeros(&[], DType::F32, device)?;
+    let skip = Tensor::zeros((), DType::F32, device)?;
     compare(device, |optimizer| Ok(optimizer.step_unless(&skip)?))
 }
 
@@ -215,7 +215,7 @@ fn values(all: &[Tensor]) -> Result<Vec<Vec<f64>>> {
 }
 
 fn skipped_steps_change_nothing(device: &Device) -> Result<()> {
-    let (make_it, leave) = (Tensor::zeros(&[], DType::F32, device)?, Tensor::ones(&[], DType::F32, device)?);
+    let (make_it, leave) = (Tensor::zeros((), DType::F32, device)?, Tensor::ones((), DType::F32, device)?);
     for (name, make) in ALL {
         let run = |with_skips: bool| -> Result<Vec<Vec<f64>>> {
             let all = initial_parameters(device)?;
@@ -269,7 +269,7 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
             let error = resumed.load_state_dict(&wrong).err().context("it was taken")?.to_string();
             ensure!(error.contains(last.as_str()), "{name}: {error}");
         }
-        other.insert("9.nothing".into(), Tensor::zeros(&[], DType::F32, device)?);
+        other.insert("9.nothing".into(), Tensor::zeros((), DType::F32, device)?);
         let error = resumed.load_state_dict(&other).err().context("it was taken")?.to_string();
         ensure!(error.contains("unexpected: 9.nothing"), "{name}: {error}");
         ensure!(ends(&resumed.state_dict()?)? == before, "{name}: a state that was refused is there");
@@ -287,10 +287,8 @@ fn states_go_on_with_the_same_bits(device: &Device) -> Result<()> {
 fn halves_keep_their_type(device: &Device) -> Result<()> {
     for (name, make) in ALL {
         let full = initial_parameters(device)?;
-        let half: Vec<Tensor> = full
-            .iter()
-            .map(|p| Ok(p.detach().to_dtype(DType::BF16)?.requires_grad_()?))
-            .collect::<Result<_>>()?;
+        let half: Vec<Tensor> =
+            full.iter().map(|p| Ok(p.detach().to_dtype(DType::BF16)?.to_leaf()?)).collect::<Result<_>>()?;
         for all in [&full, &half] {
             let mut optimizer = make(all.clone())?;
             train(all, &mut *optimizer, 1..=1, |o| Ok(o.step()?))?;

@@ -196,7 +196,7 @@ fn rates_out_of_range_are_refused_before_the_step(device: &Device) -> Result<()>
 }
 
 fn scalers_refuse_factors_out_of_range(device: &Device) -> Result<()> {
-    let loss = Tensor::ones(&[], DType::F32, device)?;
+    let loss = Tensor::ones((), DType::F32, device)?;
     for (name, scaler) in [
         ("init_scale", GradScaler::new().init_scale(0.0)),
         ("init_scale", GradScaler::new().init_scale(-2.0)),
@@ -262,6 +262,8 @@ fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
         (vec![p[0].clone(), plain], "parameter 1 of shape [4, 6] requires no gradient"),
         (vec![result], "parameter 0 of shape [4, 6] is no leaf"),
         (vec![view], "is no leaf"),
+        (vec![p[0].clone(), p[1].clone(), p[0].detach().requires_grad_()?, p[1].clone()], "parameter 3 of"),
+        (vec![p[0].clone(), p[0].clone()], "parameter 1 of shape [4, 6] is in the list twice"),
     ] {
         let error = expect_error(Sgd::new(list.clone(), 0.1).step(), what)?;
         ensure!(error.contains(what), "{error}");
@@ -269,8 +271,15 @@ fn lists_of_parameters_are_checked_as_pytorchs(device: &Device) -> Result<()> {
         let error = expect_error(optimizer.load_state_dict(&std::collections::BTreeMap::new()), what)?;
         ensure!(error.contains(what), "{error}");
     }
+    for (name, make) in ALL {
+        // Muon makes groups of its own.
+        let made = make(vec![p[0].clone(), p[0].clone()]);
+        let refused = made.and_then(|mut optimizer| Ok(optimizer.step()?));
+        let error = refused.err().with_context(|| format!("{name}: not refused"))?.to_string();
+        ensure!(error.contains("twice"), "{name}: {error}");
+    }
     // A frozen leaf is accepted.
-    p[2].set_requires_grad(false)?;
+    p[2].requires_grad_(false)?;
     let mut optimizer = Sgd::new(p.clone(), 0.1);
     optimizer.step()?;
     let error =
@@ -312,7 +321,7 @@ fn gradients_that_do_not_fit_their_parameters_are_refused(device: &Device) -> Re
         for (name, make) in ALL {
             let mut optimizer = make(all.clone())?;
             expect_error(optimizer.step(), &format!("{name}: {what}"))?;
-            let skip = Tensor::zeros(&[], f32, device)?;
+            let skip = Tensor::zeros((), f32, device)?;
             expect_error(optimizer.step_unless(&skip), &format!("{name}: {what}"))?;
             ensure!(bits(&all)? == before, "{name}: a gradient of another {what} changed parameters");
         }
@@ -379,9 +388,9 @@ fn parameters_get_their_state_with_their_first_gradient(device: &Device) -> Resu
         for t in 1..=5 {
             set_gradients(&all, &*optimizer, t)?;
             for (k, p) in all.iter().enumerate() {
-                p.set_requires_grad(true)?;
+                p.requires_grad_(true)?;
                 if !trains(k, t) {
-                    p.set_requires_grad(false)?;
+                    p.requires_grad_(false)?;
                 }
             }
             for (p, q) in all.iter().zip(&alone) {
@@ -416,7 +425,7 @@ fn parameters_get_their_state_with_their_first_gradient(device: &Device) -> Resu
 fn states_of_some_parameters_are_loaded_as_they_are(device: &Device) -> Result<()> {
     let all = initial_parameters(device)?;
     let mut first = AdamW::new(all.clone(), 0.02);
-    all[1].set_requires_grad(false)?;
+    all[1].requires_grad_(false)?;
     set_gradients(&all, &first, 1)?;
     all[1].set_grad(None);
     first.step()?;
@@ -431,7 +440,7 @@ fn states_of_some_parameters_are_loaded_as_they_are(device: &Device) -> Result<(
         ensure_same_bits(&t, &state[&name]).context(name)?;
     }
     // Loading replaces all state: a parameter without loaded state starts again.
-    all[1].set_requires_grad(true)?;
+    all[1].requires_grad_(true)?;
     set_gradients(&all, &second, 2)?;
     second.step()?;
     ensure!(second.state_dict()?.len() == 9, "no state for what was unfrozen");
@@ -446,7 +455,7 @@ fn loaded_states_out_of_range_are_refused(device: &Device) -> Result<()> {
     set_gradients(&all, &first, 1)?;
     first.step()?;
     let good = first.state_dict()?;
-    let number = |x: f32| Tensor::from_slice(&[x], &[], device);
+    let number = |x: f32| Tensor::from_slice(&[x], (), device);
     let wrong = [
         ("0.step", number(-1.0)?, "whole number of 0 or more"),
         ("0.step", number(f32::NAN)?, "whole number of 0 or more"),
@@ -467,7 +476,7 @@ fn loaded_states_out_of_range_are_refused(device: &Device) -> Result<()> {
     let state = average.state_dict()?;
     for bad in [-1i64, i64::MIN] {
         let mut state = state.clone();
-        state.insert("n_averaged".into(), Tensor::from_slice(&[bad], &[], device)?);
+        state.insert("n_averaged".into(), Tensor::from_slice(&[bad], (), device)?);
         let error = expect_error(average.load_state_dict(&state), "n_averaged")?;
         ensure!(error.contains("n_averaged"), "{error}");
     }
@@ -500,7 +509,7 @@ fn steps_fail_at_every_request_and_are_made_again(device: &Device) -> Result<()>
             set_gradients(&all, &*optimizer, 7)?;
             Ok((all, optimizer))
         };
-        let flag = Tensor::zeros(&[], DType::F32, &device)?;
+        let flag = Tensor::zeros((), DType::F32, &device)?;
         let step = |optimizer: &mut dyn Optimizer| {
             clip_grad_norm_(optimizer.parameters(), 1e6)?;
             if skips { optimizer.step_unless(&flag) } else { optimizer.step() }
@@ -546,7 +555,7 @@ fn averages_fail_at_every_request(device: &Device) -> Result<()> {
         let start = || -> Result<(Vec<Tensor>, AveragedModel)> {
             // One parameter that does not fill vec4s, and one of another type.
             let mut model = initial_parameters(&device)?;
-            model.push(model[1].detach().to_dtype(DType::BF16)?.requires_grad_()?);
+            model.push(model[1].detach().to_dtype(DType::BF16)?.to_leaf()?);
             let mut average = AveragedModel::ema(&model, 0.75)?;
             for p in &model {
                 p.detach().copy_(&p.detach().mul(0.5)?)?;

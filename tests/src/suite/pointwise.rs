@@ -344,14 +344,14 @@ fn functions_of_doubles_are_near_the_hosts(device: &Device) -> Result<()> {
     }
     // High-precision references: erfc(2), lgamma(1/2), digamma(1), and π²/6 and π²/2 of trigamma.
     for (name, got, exact) in [
-        ("erfc", Tensor::full(&[], 2.0, DType::F64, device)?.erfc()?.item()?, 0.004677734981047266),
-        ("lgamma", Tensor::full(&[], 0.5, DType::F64, device)?.lgamma()?.item()?, 0.5723649429247001),
-        ("digamma", Tensor::full(&[], 1.0, DType::F64, device)?.digamma()?.item()?, -0.5772156649015329),
-        ("trigamma", Tensor::full(&[], 1.0, DType::F64, device)?.polygamma(1)?.item()?, 1.6449340668482264),
-        ("trigamma", Tensor::full(&[], 0.5, DType::F64, device)?.polygamma(1)?.item()?, 4.934802200544679),
+        ("erfc", Tensor::full((), 2.0, DType::F64, device)?.erfc()?.item()?, 0.004677734981047266),
+        ("lgamma", Tensor::full((), 0.5, DType::F64, device)?.lgamma()?.item()?, 0.5723649429247001),
+        ("digamma", Tensor::full((), 1.0, DType::F64, device)?.digamma()?.item()?, -0.5772156649015329),
+        ("trigamma", Tensor::full((), 1.0, DType::F64, device)?.polygamma(1)?.item()?, 1.6449340668482264),
+        ("trigamma", Tensor::full((), 0.5, DType::F64, device)?.polygamma(1)?.item()?, 4.934802200544679),
         (
             "polygamma(2)",
-            Tensor::full(&[], -1.7, DType::F64, device)?.polygamma(2)?.item()?,
+            Tensor::full((), -1.7, DType::F64, device)?.polygamma(2)?.item()?,
             -69.03454955011419,
         ),
     ] {
@@ -578,7 +578,7 @@ fn numbers_take_the_tensors_type(device: &Device) -> Result<()> {
     let half = int.to_dtype(DType::F16)?;
     ensure!(half.add(1.5)?.dtype() == DType::F16 && half.mul(2)?.dtype() == DType::F16);
     // A tensor without dimensions promotes only across categories.
-    let scalar = Tensor::full(&[], 2.0, DType::F32, device)?;
+    let scalar = Tensor::full((), 2.0, DType::F32, device)?;
     ensure!(half.add(&scalar)?.dtype() == DType::F16 && int.add(&scalar)?.dtype() == DType::F32);
     ensure_values(&int.rsub(10)?, &[9.0, 8.0])?;
     ensure_values(&int.pow(2)?, &[1.0, 4.0])

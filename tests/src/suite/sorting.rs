@@ -20,6 +20,9 @@ tests![
     the_largest_few,
     medians_and_ranks,
     quantiles_of_all_kinds,
+    quantiles_outside_are_nan,
+    histograms_of_the_widest_spans,
+    weights_of_observations_are_not_negative,
     a_million_in_a_line,
     more_lines_than_a_grid_has,
     what_is_not_zero,
@@ -197,38 +200,89 @@ fn medians_and_ranks(device: &Device) -> Result<()> {
     let whole = Tensor::from_slice(&[u32::MAX, 3, u32::MAX, 0], &[4], device)?;
     ensure_values(&whole.nanmedian(0, false)?.0, &[3.0])?;
     // Equal elements share the gradient.
-    let x = Tensor::from_slice(&[1.0f32, 2.0, 2.0, 5.0], &[4], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[1.0f32, 2.0, 2.0, 5.0], &[4], device)?.to_leaf()?;
     x.median_all()?.backward()?;
     ensure_values(&x.grad().context("no gradient")?, &[0.0, 0.5, 0.5, 0.0])
+}
+
+fn quantiles_outside_are_nan(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1f32, 2.0, 3.0, 4.0], &[2, 2], device)?.requires_grad_()?;
+    let q = Tensor::from_slice(&[0f32, 1.5, -1e-6, f32::NAN, f32::INFINITY, 1.0], &[6], device)?;
+    let nan = f64::NAN;
+    for how in [
+        Interpolation::Linear,
+        Interpolation::Lower,
+        Interpolation::Higher,
+        Interpolation::Nearest,
+        Interpolation::Midpoint,
+    ] {
+        ensure_values(&x.quantile(&q, (), false, how)?, &[1.0, nan, nan, nan, nan, 4.0])?;
+        let rows = [1.0, 3.0, nan, nan, nan, nan, nan, nan, nan, nan, 2.0, 4.0];
+        ensure_values(&x.nanquantile(&q, 1, false, how)?, &rows)?;
+        let one = Tensor::full((), 2.0, DType::F32, device)?;
+        ensure_values(&x.quantile(&one, (), false, how)?, &[nan])?;
+        ensure!(x.quantile(1.5, (), false, how).is_err());
+    }
+    Ok(())
+}
+
+fn histograms_of_the_widest_spans(device: &Device) -> Result<()> {
+    let histc = |values: &[f32], bins: usize, min: f64, max: f64| -> Result<Vec<f64>> {
+        Ok(Tensor::from_slice(values, &[values.len()], device)?.histc(bins, min, max)?.to_f64s()?)
+    };
+    ensure!(histc(&[3e38, -3e38], 2, 0.0, 0.0)? == [1.0, 1.0]);
+    ensure!(histc(&[3e38, -3e38, 1.0, -1e38, 2e38], 3, 0.0, 0.0)? == [1.0, 2.0, 2.0]);
+    // The product of a distance and the number of bins passes f32.
+    ensure!(
+        histc(&[1e37, 6e37, 9.6e37], 10, 0.0, 1e38)? == [0.0, 1.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0, 0.0, 1.0]
+    );
+    ensure!(histc(&[1.0, -3e38, 3e38], 2, -1e300, 1e300)? == [0.0, 3.0]);
+    ensure!(histc(&[1e-38, 2e-38, f32::INFINITY], 2, 0.0, 3e38)? == [2.0, 0.0]);
+    Ok(())
+}
+
+fn weights_of_observations_are_not_negative(device: &Device) -> Result<()> {
+    let x = Tensor::from_slice(&[1f32, 2.0, 4.0, 3.0, 5.0, 1.0], &[2, 3], device)?;
+    let counts = |values: [i64; 3]| Tensor::from_slice(&values, &[3], device);
+    let weights = |values: [f32; 3]| Tensor::from_slice(&values, &[3], device);
+    for (often, much) in [(Some(counts([1, -1, 2])?), None), (None, Some(weights([0.5, -0.25, 1.0])?))] {
+        let Err(error) = x.cov(1.0, often.as_ref(), much.as_ref()) else {
+            anyhow::bail!("a negative weight is taken")
+        };
+        ensure!(error.to_string().contains("none is negative"), "{error}");
+    }
+    let got = x.cov(1.0, Some(&counts([1, 0, 2])?), Some(&weights([0.5, 0.0, 1.0])?))?;
+    ensure!(got.to_f64s()?.iter().all(|v| v.is_finite()));
+    Ok(())
 }
 
 fn quantiles_of_all_kinds(device: &Device) -> Result<()> {
     // The rank changes by two times q, and the value by the slope of its interval.
     let line = Tensor::from_slice(&[4.0f32, 0.0, 1.0], &[3], device)?;
-    let q = Tensor::from_slice(&[0.25f32, 0.75], &[2], device)?.requires_grad_()?;
-    line.quantile(&q, None, false, Interpolation::Linear)?.sum_all()?.backward()?;
+    let q = Tensor::from_slice(&[0.25f32, 0.75], &[2], device)?.to_leaf()?;
+    line.quantile(&q, (), false, Interpolation::Linear)?.sum_all()?.backward()?;
     ensure_values(&q.grad().context("no gradient of q")?, &[2.0, 6.0])?;
     let x = Tensor::from_slice(&[4.0f32, 1.0, 3.0, 2.0, 8.0, f32::NAN, 6.0, 7.0], &[2, 4], device)?;
-    let q = |q: f64, how| -> Result<Vec<f64>> { Ok(x.nanquantile(q, Some(1), false, how)?.to_f64s()?) };
+    let q = |q: f64, how| -> Result<Vec<f64>> { Ok(x.nanquantile(q, 1, false, how)?.to_f64s()?) };
     // Ranks 0.75 and 0.5.
     ensure_close(&q(0.25, Interpolation::Linear)?, &[1.75, 6.5], 1e-6, 0.0)?;
     ensure_close(&q(0.25, Interpolation::Midpoint)?, &[1.5, 6.5], 1e-6, 0.0)?;
     ensure!(q(0.25, Interpolation::Lower)? == [1.0, 6.0] && q(0.25, Interpolation::Higher)? == [2.0, 7.0]);
     ensure!(q(0.25, Interpolation::Nearest)? == [2.0, 6.0], "half goes to the even rank");
-    let plain = x.quantile(0.5, Some(1), true, Interpolation::Linear)?;
+    let plain = x.quantile(0.5, 1, true, Interpolation::Linear)?;
     ensure!(plain.shape() == [2, 1] && plain.to_f64s()?[0] == 2.5 && plain.to_f64s()?[1].is_nan());
     let several = Tensor::from_slice(&[0.0f32, 0.5, 1.0], &[3], device)?;
     let y = iota(&[2, 3, 5], DType::F32, device)?;
     for (dim, shape) in [(0isize, [3, 3, 5]), (1, [3, 2, 5]), (-1, [3, 2, 3])] {
-        let got = y.quantile(&several, Some(dim), false, Interpolation::Linear)?;
+        let got = y.quantile(&several, dim, false, Interpolation::Linear)?;
         ensure!(got.shape() == shape, "{:?} along {dim}", got.shape());
         let ends = [y.amin(&[dim], false)?, y.mean(&[dim], false)?, y.amax(&[dim], false)?];
         for (k, end) in ends.iter().enumerate() {
             ensure_close(&got.select(0, k as isize)?.to_f64s()?, &end.to_f64s()?, 1e-6, 1e-6)?;
         }
-        ensure!(y.quantile(&several, Some(dim), true, Interpolation::Lower)?.rank() == 4);
+        ensure!(y.quantile(&several, dim, true, Interpolation::Lower)?.rank() == 4);
     }
-    let all = y.quantile(&several, None, true, Interpolation::Linear)?;
+    let all = y.quantile(&several, (), true, Interpolation::Linear)?;
     ensure!(all.shape() == [3, 1, 1, 1] && all.to_f64s()? == [0.0, 14.5, 29.0]);
     Ok(())
 }
@@ -392,8 +446,8 @@ fn elements_meet_in_every_way(device: &Device) -> Result<()> {
         }
     }
     // Zero factors have PyTorch's gradients.
-    let x = Tensor::from_slice(&[2.0f32, 0.0], &[2], device)?.requires_grad_()?;
-    let y = Tensor::from_slice(&[0.0f32, 3.0, 4.0, 5.0], &[4], device)?.requires_grad_()?;
+    let x = Tensor::from_slice(&[2.0f32, 0.0], &[2], device)?.to_leaf()?;
+    let y = Tensor::from_slice(&[0.0f32, 3.0, 4.0, 5.0], &[4], device)?.to_leaf()?;
     let at = Tensor::from_slice(&[0i32, 0, 1, 1], &[4], device)?;
     let out = x.scatter_reduce(0, &at, &y, Prod, true)?;
     out.backward_with(&out.ones_like()?)?;
@@ -470,7 +524,7 @@ fn indices_and_masks_choose(device: &Device) -> Result<()> {
         "repeat_interleave_by: -3 is no number of repeats; none is negative",
     )?;
     for accumulate in [false, true] {
-        let one = Tensor::full(&[], 100.0, DType::F32, device)?;
+        let one = Tensor::full((), 100.0, DType::F32, device)?;
         let put = x.index_put(&[None, Some(&i)], &one, accumulate)?;
         let expected: Vec<f64> = (0..60)
             .map(|k| match k / 5 % 4 {
@@ -491,7 +545,7 @@ fn captured_steps_sort(device: &Device) -> Result<()> {
     let at = Tensor::from_slice(&(0..5000).map(|i| i % 7).collect::<Vec<i32>>(), &[5000], device)?;
     let once = || {
         let (value, place) = x.sort(1, true)?;
-        let middle = x.quantile(0.3, Some(1), true, Interpolation::Linear)?;
+        let middle = x.quantile(0.3, 1, true, Interpolation::Linear)?;
         let sums = x.index_put(&[None, Some(&at)], &value, true)?;
         ForebayResult::Ok((value.sub(&middle)?, place, sums))
     };
@@ -524,12 +578,12 @@ fn nothing_and_rank_zero(device: &Device) -> Result<()> {
     ensure!(none.masked_select(&none.to_dtype(DType::Bool)?)?.shape() == [0]);
     let index = Tensor::zeros(&[2, 0, 3], DType::I64, device)?;
     ensure!(none.scatter_reduce(1, &index, &none, ScatterReduce::Mean, true)?.numel() == 0);
-    let one = Tensor::full(&[], 4.0, DType::F32, device)?;
+    let one = Tensor::full((), 4.0, DType::F32, device)?;
     let (value, place) = one.sort(0, true)?;
     ensure!(value.rank() == 0 && value.item()? == 4.0 && place.item()? == 0.0);
     ensure!(one.topk(1, -1, false)?.0.rank() == 0 && one.kthvalue(1, 0, false)?.0.item()? == 4.0);
     ensure!(one.median(0, true)?.1.rank() == 0 && one.median_all()?.item()? == 4.0);
-    ensure!(one.quantile(0.7, Some(0), true, Interpolation::Linear)?.rank() == 0);
+    ensure!(one.quantile(0.7, 0, true, Interpolation::Linear)?.rank() == 0);
     ensure!(one.nonzero()?.shape() == [1, 0] && one.nonzero_tuple()?.len() == 1);
     ensure_values(&one.masked_select(&one.gt(3.0)?)?, &[4.0])?;
     ensure_values(&Tensor::zeros(&[9], DType::Bool, device)?.nonzero()?, &[])
@@ -553,7 +607,7 @@ fn mistakes_are_told(device: &Device) -> Result<()> {
         "median: dimension 1 has no elements to choose from; got [2, 0]",
     )?;
     ensure_message(
-        x.quantile(1.5, None, false, Interpolation::Linear),
+        x.quantile(1.5, (), false, Interpolation::Linear),
         "quantile: 1.5 is no quantile; they lie between 0 and 1",
     )?;
     for (op, made) in [
@@ -587,7 +641,7 @@ fn mistakes_are_told(device: &Device) -> Result<()> {
         x.scatter_reduce(1, &index, &x, ScatterReduce::Sum, true),
         "scatter_reduce: the source is at least as large as the index; got [2, 3] and [2, 4]",
     )?;
-    let leaf = x.requires_grad_()?;
+    let leaf = x.to_leaf()?;
     for result in [leaf.argsort(0, false)?, leaf.nonzero()?, leaf.bucketize(&short, false, false)?] {
         ensure!(!result.requires_grad(), "{result:?} has a history");
     }

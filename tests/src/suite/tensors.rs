@@ -204,7 +204,7 @@ fn in_place_changes_only_its_view(device: &Device) -> Result<()> {
                 expected[y.layout().offset() + at] += 3.0;
             }
             ensure_values(&x, &expected).with_context(|| format!("{dtype} {name}"))?;
-            y.copy_(&Tensor::full(&[], 7.0, DType::F32, device)?)?;
+            y.copy_(&Tensor::full((), 7.0, DType::F32, device)?)?;
             for index in all_indices(y.shape()) {
                 let at = index.iter().zip(y.strides()).map(|(i, s)| i * s).sum::<usize>();
                 expected[y.layout().offset() + at] = 7.0;
@@ -291,7 +291,7 @@ fn nothing_is_a_tensor_too(device: &Device) -> Result<()> {
     ensure_values(&z, &[0.0; 9])?;
     let joined = cat(&[&x, &Tensor::ones(&[1, 4], DType::F32, device)?, &x], 0)?;
     ensure_values(&joined, &[1.0; 4])?;
-    let w = x.requires_grad_()?;
+    let w = x.to_leaf()?;
     let y = w.exp()?;
     y.backward_with(&y.ones_like()?)?;
     ensure!(w.grad().is_some_and(|g| g.shape() == [0, 4]), "the gradient of nothing is nothing, not absent");
@@ -299,7 +299,7 @@ fn nothing_is_a_tensor_too(device: &Device) -> Result<()> {
 }
 
 fn rank_zero(device: &Device) -> Result<()> {
-    let x = Tensor::full(&[], 3.0, DType::F32, device)?;
+    let x = Tensor::full((), 3.0, DType::F32, device)?;
     ensure!(x.rank() == 0 && x.numel() == 1 && x.item()? == 3.0);
     ensure!(x.exp()?.shape().is_empty() && x.add(&x)?.item()? == 6.0);
     ensure!(x.reshape([1, 1])?.shape() == [1, 1] && x.unsqueeze(0)?.shape() == [1]);

@@ -180,6 +180,32 @@ fn a_fit_without_anything_to_do_says_so(device: &Device) -> Result<()> {
     let empty = trainer(&net).fit(&PointDataset::new(0).batches(4), |x, y| net.loss(x, y));
     let text = empty.err().context("there are no batches")?.to_string();
     ensure!(text.starts_with("fit: the loader has no batches"), "{text}");
+    type Change = fn(DataLoader<PointDataset>) -> DataLoader<PointDataset>;
+    let none: [(Change, &str); 6] = [
+        (|loader| loader.batches(10).drop_last(), "the data set has 8 samples, too few for one batch of 10"),
+        (|loader| loader.epochs(0), "2 batches in each of 0 epochs"),
+        (|loader| loader.start_at(LoaderCursor { epoch: 1, batch: 0 }), "from batch 0 of epoch 1 on"),
+        (|loader| loader.start_at(LoaderCursor { epoch: 0, batch: 9 }), "from batch 0 of epoch 1 on"),
+        (|loader| loader.start_at(LoaderCursor { epoch: u64::MAX, batch: 0 }), "no step is to be made"),
+        (
+            |loader| loader.start_at(LoaderCursor { epoch: u64::MAX, batch: u64::MAX }),
+            "no step is to be made",
+        ),
+    ];
+    let before = net.weights()?;
+    for (change, text) in none {
+        let mut run = trainer(&net);
+        let loader = change(loader.clone());
+        for _ in 0..2 {
+            let ended = run.fit(&loader, |x, y| net.loss(x, y));
+            let error = ended.err().with_context(|| format!("{text}: no error"))?.to_string();
+            ensure!(error.contains(text), "{error}");
+        }
+        // Another loader is trained on.
+        run.fit(&PointDataset::new(4).batches(4), |_, _| net.layer.weight.mul(0.0)?.sum_all())?;
+        ensure!(run.steps_done() == 1);
+    }
+    ensure!(trainer(&net).steps(0).fit(&loader, |x, y| net.loss(x, y)).is_err() && before == net.weights()?);
     Ok(())
 }
 

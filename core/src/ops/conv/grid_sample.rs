@@ -228,8 +228,9 @@ impl Tensor {
     /// # Errors
     /// The shapes do not fit, or the type is not a float.
     #[track_caller]
-    pub fn affine_grid(&self, size: &[usize], align_corners: bool) -> Result<Tensor> {
+    pub fn affine_grid(&self, size: impl IntoShape, align_corners: bool) -> Result<Tensor> {
         operation!(OP = "affine_grid");
+        let size = &new_shape(OP, size)?[..];
         let n = size.len().wrapping_sub(2);
         fail_if!(!matches!(n, 2 | 3) || self.shape() != [size[0], n, n + 1]; shape(OP, &[self.shape(), size]),
             "takes maps of [batch, 2, 3] for a size of 4 extents, of [batch, 3, 4] for 5");

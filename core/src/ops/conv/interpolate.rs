@@ -56,8 +56,9 @@ pub struct InterpolateOptions {
 impl InterpolateOptions {
     /// Returns options with these output extents.
     #[must_use]
-    pub fn with_size(size: &[usize]) -> Self {
-        Self { size: size.into(), ..Self::default() }
+    pub fn with_size(size: impl IntoShape) -> Self {
+        let extent = |&n: &isize| usize::try_from(n).unwrap_or(usize::MAX);
+        Self { size: size.to_extents().iter().map(extent).collect(), ..Self::default() }
     }
 
     /// Returns options with one scale factor for all axes.

@@ -290,9 +290,7 @@ impl PoolPlan {
             kind: if self.kind.is_max() { "max" } else { "avg" }, adaptive: self.kind.is_adaptive(), large,
             pass, stage,
         };
-        let tensors: SmallVec<[&Tensor; 4]> =
-            [from, to].into_iter().chain(places).chain(part_places).collect();
-        launch::launch(&spec, &tensors, params, groups)
+        launch::launch(&spec, &bindings![from, to, places, part_places], params, groups)
     }
 
     /// Returns the result, and the indices of maxima.

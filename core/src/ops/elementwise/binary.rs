@@ -227,11 +227,17 @@ impl Tensor {
     /// Selects `self` where `condition` is true, else `other`. All three broadcast.
     ///
     /// # Errors
-    /// `condition` is not bool, or the shapes do not broadcast.
+    /// `condition` is not bool, the shapes do not broadcast, or an integer is outside the integer dtype.
     #[track_caller]
     pub fn where_<'a>(&self, condition: &Tensor, other: impl Into<Operand<'a>>) -> Result<Tensor> {
         launch::check_bool_mask("where", condition)?;
-        run_pointwise(&WHERE, &[condition.into(), self.into(), other.into()], &[])
+        let other = match other.into() {
+            other @ Operand::Scalar(Scalar::Int(_)) if self.dtype().is_int() => {
+                self.fill_operand("where", other)?
+            }
+            other => other,
+        };
+        run_pointwise(&WHERE, &[condition.into(), self.into(), other], &[])
     }
 
     /// Selects `value` where `mask` is true, else `self`. A scalar takes the type of `self`.

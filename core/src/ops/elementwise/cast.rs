@@ -32,9 +32,7 @@ impl Tensor {
             return Ok(out);
         }
         let from = self.dtype();
-        Ok(autograd::differentiable("to_dtype", out, &[self], move |g, _| {
-            Ok(smallvec![Some(g.to_dtype(from)?)])
-        }))
+        Ok(autograd::differentiable_unary("to_dtype", out, self, move |g, _| g.to_dtype(from)))
     }
 
     /// Copies the elements of `self` into `target`, of the same shape and type and any strides. Not recorded.

@@ -60,7 +60,7 @@ impl ExprEnv<'_> {
             ExprValue::Tensor(t) => Ok(t),
             ExprValue::Scalar(v) => {
                 let v = Scalar::Float(v).overflow_to_infinity(self.compute_dtype);
-                Tensor::full(&[], v, self.compute_dtype, self.device)
+                Tensor::full((), v, self.compute_dtype, self.device)
             }
             ExprValue::Bool(_) | ExprValue::Mask(_) => {
                 Err(self.not_differentiable_error("a truth value where a number is expected".into()))

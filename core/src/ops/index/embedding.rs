@@ -94,7 +94,7 @@ impl Tensor {
         // PyTorch's epsilon keeps scaled rows within the norm.
         let factor = norms.add(1e-7)?.reciprocal()?.mul(max_norm)?;
         let long = norms.gt(max_norm)?.logical_and(&named.ne(0)?)?;
-        let one = Tensor::ones(&[], table.dtype(), table.device())?;
+        let one = Tensor::ones((), table.dtype(), table.device())?;
         table.mul_(&one.where_(&long.logical_not()?, &factor)?)
     }
 }

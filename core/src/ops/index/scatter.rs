@@ -74,8 +74,7 @@ pub(crate) fn scatter_sorted_runs(
         own => own,
     };
     let parts = long.then(|| Tensor::empty(&[chunks, 2, lines], part, out.device())).transpose()?;
-    let mut tensors: SmallVec<[&Tensor; 5]> = smallvec![&to, &order, src, out];
-    tensors.extend(&parts);
+    let tensors = bindings![&to, &order, src, out, &parts];
     // The loop over a run, and the search for its start.
     let walk = params().loop_iterations((short + chunk).min(length) + 64);
     launch::launch(&spec("walk"), &tensors, walk, (lines * length).div_ceil(WORKGROUP_SIZE))?;
@@ -145,7 +144,7 @@ impl ScatterReduction {
             _ => DType::I32,
         };
         let own = Tensor::full(like.shape(), f64::from(u8::from(self.include_self)), dtype, like.device())?;
-        let one = Tensor::ones(&[], dtype, like.device())?.broadcast_to(self.index.shape())?;
+        let one = Tensor::ones((), dtype, like.device())?.broadcast_to(self.index.shape())?;
         self.scatter_add(&own, &one)?.clamp(1, i64::from(i32::MAX))
     }
 

@@ -3,7 +3,6 @@
 use crate::ops::index::{gather_into, index_dtype_name, scatter_unique_into};
 use crate::ops::kernel::index_check::{IndexRange, check_in_range, check_lengths};
 use crate::ops::prelude::*;
-use crate::ops::reduce::contiguous_zero_offset;
 use crate::ops::reduce::scan;
 use crate::ops::sort::sort_key_type;
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
@@ -79,11 +78,7 @@ pub(crate) fn linearize_index(
         n, rank: shape.len(), offset: index.layout().offset(), extent, shape: &shape, strides: &strides[0],
         ignored: [0u32],
     };
-    let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![index];
-    tensors.extend(before);
-    tensors.push(&rows);
-    launch::launch(&spec, &tensors, params, n.div_ceil(WORKGROUP_SIZE))?;
-    drop(tensors);
+    launch::launch(&spec, &bindings![index, before, &rows], params, n.div_ceil(WORKGROUP_SIZE))?;
     Ok(rows)
 }
 
@@ -323,9 +318,7 @@ impl Tensor {
             n, extent, per_line, right: u32::from(right), flip: 0u32, nan: u32::MAX,
         };
         let (lines, values) = (contiguous_zero_offset(self)?, contiguous_zero_offset(values)?);
-        let mut tensors: SmallVec<[&Tensor; 4]> = smallvec![&lines, &values];
-        tensors.extend(sorter.as_ref());
-        tensors.push(&out);
+        let tensors = bindings![&lines, &values, &sorter, &out];
         launch::launch(&spec, &tensors, params, n.div_ceil(WORKGROUP_SIZE))?;
         drop(tensors);
         Ok(out)

@@ -34,7 +34,8 @@ use crate::dtype::DType;
 use crate::error::{Error, Result, fail, fail_if};
 use crate::memory;
 use crate::ops::kernel::launch;
-use crate::tensor::{Dims, Tensor};
+use crate::tensor::shape::Extents;
+use crate::tensor::{IntoShape, Tensor};
 
 /// User-defined kernel: a name for messages and the WGSL of one module, usually a `static`.
 ///
@@ -80,7 +81,7 @@ type CustomGradFn = Box<dyn Fn(&SavedForBackward, &Tensor) -> Result<Vec<Option<
 pub struct CustomOpCall<'a> {
     op: CustomOp,
     inputs: SmallVec<[&'a Tensor; 4]>,
-    outputs: SmallVec<[(Dims, DType); 2]>,
+    outputs: SmallVec<[(Extents, DType); 2]>,
     params: Vec<u8>,
     workgroups: Option<[usize; 3]>,
     overrides: &'static [(&'static str, f64)],
@@ -110,8 +111,8 @@ impl CustomOp {
 
 impl CustomOpCall<'_> {
     /// Adds an output. Its memory is not cleared, so the kernel must write every element.
-    pub fn output(mut self, shape: &[usize], dtype: DType) -> Self {
-        self.outputs.push((shape.into(), dtype));
+    pub fn output(mut self, shape: impl IntoShape, dtype: DType) -> Self {
+        self.outputs.push((shape.to_extents(), dtype));
         self
     }
 

@@ -203,7 +203,7 @@ pub(crate) fn enqueue(
 fn too_many_iterations_error(device: &Device, turns: usize) -> Error {
     let most = device.info().limits.max_loop_iterations;
     let reason = format!(
-        "a loop would take {turns} turns, and its driver ends loops after {most}: use smaller extents, or a GPU"
+        "a loop would take {turns} iterations, and its driver ends loops after {most}: use smaller extents, or a GPU"
     );
     Error::Unsupported { op: scope::current().op, device: device.to_string(), reason }
 }
@@ -288,7 +288,7 @@ mod tests {
         assert!(run(1000).is_ok());
         let error = run(1001).expect_err("too many").to_string();
         assert!(
-            error.contains("a loop would take 1001 turns, and its driver ends loops after 1000"),
+            error.contains("a loop would take 1001 iterations, and its driver ends loops after 1000"),
             "{error}"
         );
     }
@@ -298,7 +298,7 @@ mod tests {
     }
 
     fn gradient(x: &Tensor, call: impl FnOnce(&Tensor) -> Result<Tensor>) -> Result<()> {
-        let y = call(&x.requires_grad_()?)?;
+        let y = call(&x.to_leaf()?)?;
         y.backward_with(&y.ones_like()?)
     }
 

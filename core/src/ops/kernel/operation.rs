@@ -1,5 +1,7 @@
 //! Prologue of operations, and small helpers that they share.
 
+use smallvec::SmallVec;
+
 use crate::dtype::DType;
 use crate::error::Result;
 use crate::memory::{self, Tag};
@@ -24,6 +26,43 @@ macro_rules! operation {
     };
 }
 pub(crate) use operation;
+
+/// Tensors that a kernel binds, in order.
+pub(crate) type TensorList<'a> = SmallVec<[&'a Tensor; 9]>;
+
+/// Tensors of some bindings: one, an optional one, or several.
+pub(crate) trait Bindings<'a> {
+    fn push_to(self, list: &mut TensorList<'a>);
+}
+
+macro_rules! impl_bindings {
+    ($($value:ident: $type:ty, $items:expr;)*) => {$(
+        impl<'a> Bindings<'a> for $type {
+            #[inline]
+            fn push_to($value, list: &mut TensorList<'a>) {
+                $items.into_iter().for_each(|t| list.push(t));
+            }
+        }
+    )*};
+}
+
+impl_bindings! {
+    self: &'a Tensor, [self];
+    self: Option<&'a Tensor>, self;
+    self: &'a Option<Tensor>, self;
+    self: &[&'a Tensor], self.iter().copied();
+    self: &'a [Tensor], self;
+}
+
+/// Lists tensors, optional tensors and slices of tensors: `bindings![x, residual, &self.weight, &out]`.
+macro_rules! bindings {
+    ($($t:expr),* $(,)?) => {{
+        let mut list = $crate::ops::kernel::operation::TensorList::new();
+        $($crate::ops::kernel::operation::Bindings::push_to($t, &mut list);)*
+        list
+    }};
+}
+pub(crate) use bindings;
 
 /// Allocates a tensor that is accounted as workspace.
 #[track_caller]

@@ -344,7 +344,7 @@ impl Tensor {
 /// Attaches the gradient to `out`, the packed factors of `a` [batch, n, n], whose rows are in pivot order.
 fn attach_lu_grad(a: &Tensor, out: Tensor) -> Tensor {
     let result = SavedTensor::output(&out);
-    autograd::differentiable("lu_factor", out, &[a], move |g, wants| {
+    autograd::differentiable_unary("lu_factor", out, a, move |g, wants| {
         // L⁻ᵀ (tril(Lᵀ gL, -1) + triu(gU Uᵀ)) U⁻ᵀ (PyTorch's `plu_backward`).
         let both = result.unpack(wants)?;
         let ones = Tensor::eye(g.shape()[1], g.shape()[1], g.dtype(), g.device())?;
@@ -353,7 +353,7 @@ fn attach_lu_grad(a: &Tensor, out: Tensor) -> Tensor {
         let of_lower = lower.matmul(&g.tril(-1)?)?.tril(-1)?;
         let inner = of_lower.add(&g.triu(0)?.matmul(&upper)?.triu(0)?)?;
         let right = upper.solve_triangular(&inner, false, false, false)?;
-        Ok(smallvec![Some(lower.solve_triangular(&right, true, true, true)?)])
+        lower.solve_triangular(&right, true, true, true)
     })
 }
 

@@ -113,7 +113,7 @@ impl Tensor {
         fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let out = match order {
             MatrixNorm::Fro => of.move_to_last(self)?.norm(2.0, &[-2, -1], false)?,
-            MatrixNorm::Nuc => of.move_to_last(self)?.nuclear_norm(&[], false)?,
+            MatrixNorm::Nuc => of.move_to_last(self)?.nuclear_norm((), false)?,
             MatrixNorm::Order(p) => {
                 let sums = match p.abs() {
                     1.0 => of.move_to_last(self)?.abs()?.sum(&[-2], false)?,
@@ -293,8 +293,9 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range, or the products of extents differ. See also [`solve`](Self::solve).
     #[track_caller]
-    pub fn tensorsolve(&self, b: &Tensor, dims: &[isize]) -> Result<Tensor> {
+    pub fn tensorsolve(&self, b: &Tensor, dims: impl IntoDims) -> Result<Tensor> {
         operation!(OP = "tensorsolve");
+        let dims = reduction_dims(dims);
         let moved = dims.iter().map(|&d| normalize_dim(OP, d, self.rank())).collect::<Result<Vec<_>>>()?;
         let rest = (0..self.rank()).filter(|d| !moved.contains(d));
         let order: Vec<isize> = rest.chain(moved.iter().copied()).map(|d| d as isize).collect();

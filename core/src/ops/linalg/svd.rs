@@ -151,11 +151,11 @@ pub(crate) fn attach_factor_grads<const N: usize>(
     Ok(std::array::from_fn(|which| {
         let (kept, matrix_kept) = (kept.clone(), SavedTensor::input_for_create_graph(matrix));
         let (again, gradient) = (again.clone(), gradient.clone());
-        autograd::differentiable(op, factors[which].clone(), &[matrix], move |g, wants| {
-            Ok(smallvec![Some(match wants.create_graph() {
+        autograd::differentiable_unary(op, factors[which].clone(), matrix, move |g, wants| {
+            Ok(match wants.create_graph() {
                 true => gradient(which, g, &again(&matrix_kept.unpack(wants)?)?)?,
                 false => gradient(which, g, &kept)?,
-            })])
+            })
         })
     }))
 }
@@ -272,7 +272,8 @@ impl Tensor {
     /// # Errors
     /// `dims` are not two different dimensions. See also [`svdvals`](Self::svdvals).
     #[track_caller]
-    pub fn nuclear_norm(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn nuclear_norm(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         operation!(OP = "nuclear_norm");
         let &[row, col] = (if dims.is_empty() { &[-2, -1] } else { dims }) else {
             fail!(argument(OP), "takes two dimensions, got {dims:?}")

@@ -128,7 +128,8 @@ impl LogitsBatch {
             width: held.width, ragged, inplace,
         };
         let share = self.label_smoothing / rows.extent as f64;
-        let params = rows.params(&self.x, [("first", self.first_row), ("total", self.total_rows)]);
+        let params =
+            rows.params(&self.x, |p| kernel_params! { ..p; first: self.first_row, total: self.total_rows });
         let params = kernel_params! {
             ..params; ignore_class: self.ignore_index, scale_stride,
             keep: (1.0 - self.label_smoothing) as f32, share: share as f32,
@@ -305,7 +306,7 @@ impl Tensor {
         examples: &[usize],
     ) -> Result<Tensor> {
         let dtype = norm_compute_dtype(self.dtype());
-        let number = |n: usize| Tensor::full(&[], n as f64, dtype, self.device());
+        let number = |n: usize| Tensor::full((), n as f64, dtype, self.device());
         let divisor = match options.reduction {
             Reduction::None | Reduction::Sum => None,
             Reduction::BatchMean => Some(number(examples.first().copied().unwrap_or(1))?),
@@ -386,7 +387,7 @@ impl Tensor {
             Reduction::None => (loss(0)?.reshape(&examples[..])?, None),
             Reduction::Sum => (loss(0)?.sum_all()?, None),
             Reduction::Mean if soft => {
-                let n = Tensor::full(&[], rows as f64, DType::F32, self.device())?;
+                let n = Tensor::full((), rows as f64, DType::F32, self.device())?;
                 (loss(0)?.sum_all()?.div(&n)?, Some(n))
             }
             Reduction::Mean => {
@@ -396,7 +397,7 @@ impl Tensor {
             }
             Reduction::BatchMean => {
                 let n = examples.first().copied().unwrap_or(1);
-                let n = Tensor::full(&[], n as f64, DType::F32, self.device())?;
+                let n = Tensor::full((), n as f64, DType::F32, self.device())?;
                 (loss(0)?.sum_all()?.div(&n)?, Some(n))
             }
         };

@@ -51,8 +51,8 @@ fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'
             argument(OP),
             "takes the sum or a mean of the losses: with a loss for each example their gradients would have to wait"
         ),
-        Reduction::Sum => Tensor::ones(&[], DType::F32, device),
-        Reduction::BatchMean => Tensor::full(&[], target.numel() as f64, DType::F32, device),
+        Reduction::Sum => Tensor::ones((), DType::F32, device),
+        Reduction::BatchMean => Tensor::full((), target.numel() as f64, DType::F32, device),
         Reduction::Mean => {
             let weights = Tensor::empty(&[target.numel()], DType::F32, device)?;
             let weight = options.weight.map(contiguous_zero_offset).transpose()?;
@@ -63,8 +63,7 @@ fn loss_divisor(target: &Tensor, classes: usize, options: &CrossEntropyOptions<'
             let params = kernel_params! {
                 n: target.numel(), classes, ignore_class: kernel_ignore_index(options),
             };
-            let tensors: SmallVec<[&Tensor; 3]> =
-                std::iter::once(target).chain(&weight).chain([&weights]).collect();
+            let tensors = bindings![target, &weight, &weights];
             launch::launch(&spec, &tensors, params, target.numel().div_ceil(WORKGROUP_SIZE))?;
             weights.sum_all()
         }
@@ -156,8 +155,8 @@ impl Tensor {
     /// ```
     /// # use forebay_core::{device::Device, tensor::Tensor, dtype::DType, ops::CrossEntropyOptions};
     /// # let device = Device::null(Default::default());
-    /// let hidden = Tensor::ones(&[2, 16, 64], DType::F32, &device)?.requires_grad_()?;
-    /// let head = Tensor::ones(&[1000, 64], DType::F32, &device)?.requires_grad_()?;
+    /// let hidden = Tensor::ones(&[2, 16, 64], DType::F32, &device)?.to_leaf()?;
+    /// let head = Tensor::ones(&[1000, 64], DType::F32, &device)?.to_leaf()?;
     /// let next = Tensor::zeros(&[2, 16], DType::I64, &device)?;
     /// hidden.linear_cross_entropy(&head, &next, &CrossEntropyOptions::default())?.backward()?;
     /// assert_eq!(head.grad().map(|g| g.shape().to_vec()), Some(vec![1000, 64]));

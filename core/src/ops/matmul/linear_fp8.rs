@@ -28,10 +28,10 @@ impl ScaledFp8Matrix {
         let ([rows, across], device) = ([x.shape()[0], x.shape()[1]], x.device());
         let bytes = Tensor::empty(&[rows, across], dtype, device)?;
         if x.numel() == 0 {
-            let scale = Tensor::ones(&[], DType::F32, device)?;
+            let scale = Tensor::ones((), DType::F32, device)?;
             return Ok(Self { column_major: bytes.clone(), fp8_values: bytes, scale });
         }
-        let scale = Tensor::empty(&[], DType::F32, device)?;
+        let scale = Tensor::empty((), DType::F32, device)?;
         let turned = columns && supports_fp8_extents(device, x.shape());
         let turned = turned.then(|| Tensor::empty(&[across, rows], dtype, device)).transpose()?;
         let largest = {
@@ -47,8 +47,7 @@ impl ScaledFp8Matrix {
             Some(_) => rows.div_ceil(TILE) * across.div_ceil(TILE),
             None => x.numel().div_ceil(VEC4_WIDTH * EACH * WORKGROUP_SIZE),
         };
-        let tensors: SmallVec<[&Tensor; 5]> =
-            [&x, &largest, &scale, &bytes].into_iter().chain(&turned).collect();
+        let tensors = bindings![&x, &largest, &scale, &bytes, &turned];
         let params = kernel_params! { rows, columns: across };
         // `launch` would refuse storage-only types, so enqueue directly.
         launch::enqueue(device.kernel_for_spec(&spec)?, &tensors, params, [groups, 1, 1])?;

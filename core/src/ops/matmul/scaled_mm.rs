@@ -27,10 +27,10 @@ impl Tensor {
     /// ```
     /// # use forebay_core::{device::Device, dtype::DType, tensor::Tensor};
     /// # let device = Device::null(Default::default());
-    /// let scale = Tensor::full(&[], 0.5, DType::F32, &device)?;
+    /// let scale = Tensor::full((), 0.5, DType::F32, &device)?;
     /// let x = Tensor::ones(&[32, 64], DType::F32, &device)?.div(&scale)?.to_dtype(DType::F8E4M3)?;
     /// let weight = Tensor::ones(&[16, 64], DType::F8E4M3, &device)?;
-    /// let y = x.scaled_mm(&weight.t()?, &scale, &Tensor::ones(&[], DType::F32, &device)?, None, DType::BF16)?;
+    /// let y = x.scaled_mm(&weight.t()?, &scale, &Tensor::ones((), DType::F32, &device)?, None, DType::BF16)?;
     /// assert_eq!((y.shape(), y.dtype()), (&[32, 16][..], DType::BF16));
     /// # Ok::<(), forebay_core::error::Error>(())
     /// ```

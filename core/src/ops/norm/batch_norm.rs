@@ -4,9 +4,10 @@
 //! backward pass reads the gradient and the input twice.
 
 use crate::check;
+use crate::ops::kernel::operation::TensorList;
 use crate::ops::norm::softmax::lanes_per_row;
 use crate::ops::norm::{
-    apply_weight_bias, cast_parameters, channel_dims, check_is_f64, check_running_stats, normalize_composite,
+    apply_weight_bias, channel_dims, check_is_f64, check_running_stats, f64_inputs, normalize_composite,
     prepare_parameter, update_running_stat,
 };
 use crate::ops::prelude::*;
@@ -113,7 +114,7 @@ impl BatchNormalization {
             ..self.spec(if g.is_some() { "backward" } else { "forward" }, true, bias); width,
             even: self.run_length.is_multiple_of(VEC4_WIDTH), fixed: sums.is_none(),
         };
-        let last: SmallVec<[&Tensor; 2]> = sums.into_iter().chain([&out]).collect();
+        let last = bindings![sums, &out];
         let tensors = self.kernel_tensors(g, Some(statistics), true, bias, &last);
         let params = self.params(1, self.elements_per_channel, 0.0);
         launch::launch(&spec, &tensors, params, n.div_ceil(width * WORKGROUP_SIZE))?;
@@ -135,10 +136,8 @@ impl BatchNormalization {
             "batch_norm", pass: "finish", mean: name(plain.as_ref().map(|p| &p.0)),
             var: name(plain.as_ref().map(|p| &p.1)), lanes, quick: false,
         };
-        let mut tensors: SmallVec<[&Tensor; 4]> = SmallVec::from_slice(&[&partial, &statistics]);
-        if let Some((mean, var)) = &plain {
-            tensors.extend([mean, var]);
-        }
+        let (mean, var) = plain.as_ref().map(|(mean, var)| (mean, var)).unzip();
+        let tensors = bindings![&partial, &statistics, mean, var];
         let params = self.params(parts.splits, parts.chunk, momentum);
         let params = params.loop_iterations(2 * parts.splits.div_ceil(lanes) + 128);
         launch::launch(&spec, &tensors, params, self.channels.div_ceil(WORKGROUP_SIZE / lanes))?;
@@ -211,11 +210,10 @@ impl BatchNormalization {
         weight: bool,
         bias: bool,
         last: &[&'a Tensor],
-    ) -> SmallVec<[&'a Tensor; 8]> {
+    ) -> TensorList<'a> {
         let weight = self.weight.as_ref().filter(|_| weight);
         let bias = self.bias.as_ref().filter(|_| bias);
-        let first = g.into_iter().chain([&self.x]).chain(statistics).chain(weight).chain(bias);
-        first.chain(last.iter().copied()).collect()
+        bindings![g, &self.x, statistics, weight, bias, last]
     }
 }
 
@@ -244,7 +242,7 @@ impl Tensor {
         momentum: f64,
         eps: f64,
     ) -> Result<Tensor> {
-        self.batch_norm_impl("batch_norm", running, [weight, bias], training, momentum, eps)
+        self.batch_norm_impl(false, running, [weight, bias], training, momentum, eps)
     }
 
     /// Computes [`batch_norm`](Self::batch_norm) followed by [`relu`](Self::relu), fused in both directions.
@@ -269,19 +267,20 @@ impl Tensor {
         momentum: f64,
         eps: f64,
     ) -> Result<Tensor> {
-        self.batch_norm_impl("batch_norm_relu", running, [weight, bias], training, momentum, eps)
+        self.batch_norm_impl(true, running, [weight, bias], training, momentum, eps)
     }
 
     #[track_caller]
     fn batch_norm_impl(
         &self,
-        op: &'static str,
+        relu: bool,
         running: Option<(&Tensor, &Tensor)>,
         [weight, bias]: [Option<&Tensor>; 2],
         training: bool,
         momentum: f64,
         eps: f64,
     ) -> Result<Tensor> {
+        let op = if relu { "batch_norm_relu" } else { "batch_norm" };
         operation!(op);
         check::finite(op, "momentum", momentum)?;
         check::finite(op, "eps", eps)?;
@@ -293,6 +292,11 @@ impl Tensor {
         let extent = batch * run;
         fail_if!(training && extent == 1 && n > 0;
             shape(op, [self]), "training needs more than one element for each channel");
+        let weighs = weight.is_some();
+        let finish = move |x: &Tensor, t: &[Tensor]| {
+            let out = apply_weight_bias(x, &t[1..], weighs, &[n, 1])?.reshape(t[0].shape())?;
+            if relu { out.relu() } else { Ok(out) }
+        };
         if double {
             let x = self.reshape([batch, n, run])?;
             let x = match (training, running) {
@@ -313,13 +317,11 @@ impl Tensor {
                 }
                 (false, None) => return Err(missing_statistics_error(op)),
             };
-            let given = cast_parameters(op, self, [weight, bias], &[n])?;
-            let out = apply_weight_bias(&x, &given, weight.is_some(), &[n, 1])?.reshape(self.shape())?;
-            return if op == "batch_norm_relu" { out.relu() } else { Ok(out) };
+            return finish(&x, &f64_inputs(op, self, [weight, bias], &[n])?);
         }
         let norm = BatchNormalization {
             op,
-            fuses_relu: op == "batch_norm_relu",
+            fuses_relu: relu,
             eps,
             channels: n,
             run_length: run,
@@ -355,7 +357,6 @@ impl Tensor {
             .zip(&inputs)
             .map(|(made, t)| SavedTensor::substitute(made, t))
             .collect();
-        let (whole, weighs, relu): (Dims, _, _) = (self.shape().into(), weight.is_some(), norm.fuses_relu);
         let given = statistics.clone();
         let composed = move |t: &[Tensor]| {
             let x = t[0].reshape([batch, n, run])?;
@@ -365,8 +366,7 @@ impl Tensor {
                 let [mean, rstd] = [0, 1].map(|k| given.select(0, k)?.reshape([n, 1]));
                 x.to_dtype(DType::F32)?.sub(&mean?)?.mul(&rstd?)?
             };
-            let out = apply_weight_bias(&x, &t[1..], weighs, &[n, 1])?.reshape(&whole[..])?;
-            if relu { out.relu() } else { Ok(out) }
+            finish(&x, t)
         };
         Ok(autograd::composite_differentiable(norm.op, out, &inputs, saved, composed, move |g, wants| {
             norm.backward(g, &statistics, wants, training)

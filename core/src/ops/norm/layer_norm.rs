@@ -6,7 +6,7 @@
 use crate::check;
 use crate::ops::kernel::heuristics::RowConfig;
 use crate::ops::norm::softmax::check_f32_f16_bf16;
-use crate::ops::norm::{apply_weight_bias, normalize_composite, prepare_parameter};
+use crate::ops::norm::{RowNormKind, apply_weight_bias, normalize_composite, prepare_parameter};
 use crate::ops::prelude::*;
 use crate::ops::reduce::sum_parts;
 
@@ -125,13 +125,7 @@ impl RowNorm {
             ..self.spec(held); pass: "forward", x: x.dtype().name(), residual: name(residual), sum: name(sum),
             result: result.name(), low: "", partial: 0usize,
         };
-        let mut tensors: SmallVec<[&Tensor; 7]> = smallvec![x];
-        tensors.extend(residual);
-        tensors.extend(&self.weight);
-        tensors.extend(&self.bias);
-        tensors.push(&statistics);
-        tensors.extend(sum);
-        tensors.push(&out);
+        let tensors = bindings![x, residual, &self.weight, &self.bias, &statistics, sum, &out];
         launch::launch(&spec, &tensors, self.params(0), held.workgroups(self.rows))?;
         drop(tensors);
         Ok((out, statistics))
@@ -171,13 +165,8 @@ impl RowNorm {
         let low = low.map(|dtype| Tensor::empty(g.shape(), dtype, g.device())).transpose()?;
         if out.numel() > 0 {
             let more = more.as_ref();
-            let mut others: SmallVec<[&Tensor; 6]> = SmallVec::new();
-            others.extend(&self.weight);
-            others.push(statistics);
-            others.extend(more.filter(|_| !inplace));
-            others.push(&out);
-            others.extend(&low);
-            others.extend(&partial);
+            let added = more.filter(|_| !inplace);
+            let others = bindings![&self.weight, statistics, added, &out, &low, &partial];
             let most = g.device().info().limits.max_bindings as usize;
             let (x, residual) = kept.kernel_operands(most - others.len() - 1)?;
             let name = |t: Option<&Tensor>| t.map_or("", |t| t.dtype().name());
@@ -186,9 +175,7 @@ impl RowNorm {
                 g: g.dtype().name(), more: name(more), inplace, result: out.dtype().name(),
                 low: name(low.as_ref()), partial: if sums { sections } else { 0 },
             };
-            let mut tensors: SmallVec<[&Tensor; 9]> = smallvec![&g, &x];
-            tensors.extend(residual);
-            tensors.extend(others.iter().copied());
+            let tensors = bindings![&g, &x, residual, &others[..]];
             let step = groups * (WORKGROUP_SIZE / held.lanes);
             // Each iteration sums over the threads of a row in two steps.
             let params = self.params(step).loop_iterations(33 * self.rows.div_ceil(step) + 64);
@@ -271,13 +258,14 @@ impl Tensor {
     #[track_caller]
     fn add_norm_impl(
         &self,
-        op: &'static str,
+        kind: RowNormKind,
         residual: &Tensor,
         shape: &[usize],
         parameters: [Option<&Tensor>; 2],
         eps: Option<f64>,
         next: NormConsumer,
     ) -> Result<(Tensor, Tensor)> {
+        let (op, rms) = (kind.op_name(true), kind == RowNormKind::Rms);
         operation!(op);
         check::finite(op, "eps", eps.unwrap_or(0.0))?;
         check_f32_f16_bf16(op, self)?;
@@ -288,7 +276,6 @@ impl Tensor {
         fail_if!(shape.is_empty() || !self.shape().ends_with(shape);
             shape(op, &[self.shape(), shape]), "the input ends with the normalised shape");
         let dtype = self.dtype().promote(residual.dtype());
-        let rms = op == "add_rms_norm";
         let result = match next {
             NormConsumer::Any if amp::is_autocast_enabled() && !rms => autocast_norm_dtype(dtype),
             NormConsumer::Any => dtype,
@@ -361,15 +348,15 @@ impl Tensor {
     pub fn add_layer_norm(
         &self,
         residual: &Tensor,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         bias: Option<&Tensor>,
         eps: f64,
     ) -> Result<(Tensor, Tensor)> {
         self.add_norm_impl(
-            "add_layer_norm",
+            RowNormKind::Layer,
             residual,
-            normalized_shape,
+            &new_shape("add_layer_norm", normalized_shape)?,
             [weight, bias],
             Some(eps),
             NormConsumer::Any,
@@ -385,11 +372,18 @@ impl Tensor {
     pub fn add_rms_norm(
         &self,
         residual: &Tensor,
-        normalized_shape: &[usize],
+        normalized_shape: impl IntoShape,
         weight: Option<&Tensor>,
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
-        self.add_norm_impl("add_rms_norm", residual, normalized_shape, [weight, None], eps, NormConsumer::Any)
+        self.add_norm_impl(
+            RowNormKind::Rms,
+            residual,
+            &new_shape("add_rms_norm", normalized_shape)?,
+            [weight, None],
+            eps,
+            NormConsumer::Any,
+        )
     }
 
     /// Computes [`add_layer_norm`](Self::add_layer_norm) for matmul-only consumers.
@@ -404,7 +398,7 @@ impl Tensor {
     ) -> Result<(Tensor, Tensor)> {
         let parameters = [Some(weight), bias];
         self.add_norm_impl(
-            "add_layer_norm",
+            RowNormKind::Layer,
             residual,
             weight.shape(),
             parameters,
@@ -423,7 +417,7 @@ impl Tensor {
         eps: Option<f64>,
     ) -> Result<(Tensor, Tensor)> {
         self.add_norm_impl(
-            "add_rms_norm",
+            RowNormKind::Rms,
             residual,
             weight.shape(),
             [Some(weight), None],

@@ -40,15 +40,13 @@ impl RowLayout {
         })
     }
 
-    /// Returns the parameters that locate rows: six words, the two fields of `more`, then shape and strides.
-    pub(crate) fn params(&self, x: &Tensor, more: [(&'static str, usize); 2]) -> KernelParams {
-        let [first, second] = more;
+    /// Returns the parameters that locate rows: six words, the fields that `more` adds, then shape and strides.
+    pub(crate) fn params(&self, x: &Tensor, more: impl FnOnce(KernelParams) -> KernelParams) -> KernelParams {
         let params = kernel_params! {
             rows: self.rows, extent: self.extent, inner: self.inner, rank: self.shape.len(),
             offset: x.layout().offset(), stride: self.stride,
         };
-        let params = params.field(first.0, first.1).field(second.0, second.1);
-        kernel_params! { ..params; shape: &self.shape, strides: &self.strides }
+        kernel_params! { ..more(params); shape: &self.shape, strides: &self.strides }
     }
 
     /// Returns the register layout for rows of `x`, with at most `most` vec4 steps for each thread.
@@ -98,14 +96,18 @@ fn check_softmax_dtype(op: &'static str, x: &Tensor) -> Result<()> {
     }
 }
 
-fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
+fn softmax_op_name(log: bool) -> &'static str {
+    if log { "log_softmax" } else { "softmax" }
+}
+
+fn run_softmax(log: bool, input: &Tensor, y: Option<&Tensor>, dim: isize) -> Result<Tensor> {
     let out = Tensor::empty(input.shape(), input.dtype(), input.device())?;
     if out.numel() == 0 {
         return Ok(out);
     }
-    let rows = RowLayout::new(op, input, dim)?;
+    let rows = RowLayout::new(softmax_op_name(log), input, dim)?;
     let held = rows.row_config(input, if y.is_some() { 8 } else { 16 });
-    let (dtype, log) = (launch::shader_dtype_name(input.dtype(), input.device()), op == "log_softmax");
+    let dtype = launch::shader_dtype_name(input.dtype(), input.device());
     let (splits, chunk) = split_reduction(rows.rows, rows.extent, held.lanes, 2);
     // Rows in registers gain nothing from more workgroups.
     if held.register_steps == 0 && rows.extent >= SPLIT_ROW_MIN && splits > 1 {
@@ -129,15 +131,12 @@ fn run_softmax(op: &'static str, input: &Tensor, y: Option<&Tensor>, dim: isize)
             lanes: held.lanes, across: rows.across, width: held.width, hold: held.register_steps,
         }
     };
-    let mut tensors: SmallVec<[&Tensor; 3]> = smallvec![input];
-    if let Some(y) = y {
-        tensors.push(y);
-    }
-    tensors.push(&out);
+    let tensors = bindings![input, y, &out];
     // Reads in vectors of four, scalar writes, and the loops of sums over the threads of a row.
     let turns =
         if held.register_steps > 0 { 0 } else { 5 * rows.extent.div_ceil(4 * held.lanes * held.width) + 128 };
-    let params = rows.params(input, [("splits", 0), ("chunk", 0)]).loop_iterations(turns);
+    let params = rows.params(input, |p| kernel_params! { ..p; splits: 0usize, chunk: 0usize });
+    let params = params.loop_iterations(turns);
     launch::launch_by_key(&identity, spec, &tensors, params, held.workgroups(rows.rows))?;
     drop(tensors);
     Ok(out)
@@ -167,16 +166,15 @@ fn run_split_rows(
         }
     };
     let params = |turns: usize| {
-        rows.params(input, [("splits", splits), ("chunk", chunk)]).loop_iterations(turns + 128)
+        rows.params(input, |p| kernel_params! { ..p; splits, chunk }).loop_iterations(turns + 128)
     };
     let step = held.lanes * held.width;
     let partial = scratch(&[splits, if backward { 1 } else { 2 }, rows.rows])?;
     let groups = held.workgroups(rows.rows * splits);
-    let inputs = [Some(input), backward.then_some(y)];
+    let y = backward.then_some(y);
     let reading = chunk.div_ceil(4 * step);
-    let bound: SmallVec<[&Tensor; 4]> = inputs.into_iter().flatten().chain([&partial]).collect();
-    launch::launch(&spec("parts", held, rows.across), &bound, params(reading), groups)?;
-    drop(bound);
+    let parts = spec("parts", held, rows.across);
+    launch::launch(&parts, &bindings![input, y, &partial], params(reading), groups)?;
     let statistics = match backward {
         true => partial.sum(&[0], false)?,
         false => {
@@ -188,35 +186,35 @@ fn run_split_rows(
         }
     };
     let writing = chunk.div_ceil(step);
-    let bound: SmallVec<[&Tensor; 4]> = inputs.into_iter().flatten().chain([&statistics, &out]).collect();
-    launch::launch(&spec("apply", held, rows.across), &bound, params(writing), groups)?;
-    drop(bound);
+    let apply = spec("apply", held, rows.across);
+    launch::launch(&apply, &bindings![input, y, &statistics, &out], params(writing), groups)?;
     Ok(out)
 }
 
 #[track_caller]
-fn softmax_with_grad(op: &'static str, x: &Tensor, dim: isize) -> Result<Tensor> {
+fn softmax_with_grad(log: bool, x: &Tensor, dim: isize) -> Result<Tensor> {
+    let op = softmax_op_name(log);
     operation!(op);
     check_softmax_dtype(op, x)?;
     normalize_dim(op, dim, x.rank())?;
-    let out = run_softmax(op, x, None, dim)?;
+    let out = run_softmax(log, x, None, dim)?;
     if !autograd::compute_requires_grad(&[x]) {
         return Ok(out);
     }
     let y = SavedTensor::output(&out);
-    Ok(autograd::differentiable(op, out, &[x], move |g, wants| {
+    Ok(autograd::differentiable_unary(op, out, x, move |g, wants| {
         let y = y.unpack(wants)?;
         if !wants.create_graph() {
-            return Ok(smallvec![Some(run_softmax(op, g, Some(&y), dim)?)]);
+            return run_softmax(log, g, Some(&y), dim);
         }
         // Round to the element type at the end, as the kernel does.
         let wide = if g.dtype() == DType::F64 { DType::F64 } else { DType::F32 };
         let (given, y) = (g.to_dtype(wide)?, y.to_dtype(wide)?);
-        let grad = match op {
-            "softmax" => y.mul(&given.sub(&given.mul(&y)?.sum(&[dim], true)?)?)?,
-            _ => given.sub(&y.exp()?.mul(&given.sum(&[dim], true)?)?)?,
+        let grad = match log {
+            false => y.mul(&given.sub(&given.mul(&y)?.sum(&[dim], true)?)?)?,
+            true => given.sub(&y.exp()?.mul(&given.sum(&[dim], true)?)?)?,
         };
-        Ok(smallvec![Some(grad.to_dtype(g.dtype())?)])
+        grad.to_dtype(g.dtype())
     }))
 }
 
@@ -236,7 +234,7 @@ impl Tensor {
     #[track_caller]
     pub fn softmax(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("softmax", [self], |x| x.softmax(dim));
-        softmax_with_grad("softmax", self, dim)
+        softmax_with_grad(false, self, dim)
     }
 
     /// Computes the logarithm of [`softmax`](Self::softmax) without loss of precision.
@@ -246,7 +244,7 @@ impl Tensor {
     #[track_caller]
     pub fn log_softmax(&self, dim: isize) -> Result<Tensor> {
         dispatch_autocast!("log_softmax", [self], |x| x.log_softmax(dim));
-        softmax_with_grad("log_softmax", self, dim)
+        softmax_with_grad(true, self, dim)
     }
 
     /// Computes [`softmax`](Self::softmax) of the values cast to `dtype`. f32 avoids 16-bit rounding.
@@ -255,7 +253,7 @@ impl Tensor {
     /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        softmax_with_grad("softmax", &self.to_dtype(dtype)?, dim)
+        softmax_with_grad(false, &self.to_dtype(dtype)?, dim)
     }
 
     /// Computes [`log_softmax`](Self::log_softmax) of the values cast to `dtype`.
@@ -264,6 +262,6 @@ impl Tensor {
     /// See [`softmax`](Self::softmax).
     #[track_caller]
     pub fn log_softmax_with_dtype(&self, dim: isize, dtype: DType) -> Result<Tensor> {
-        softmax_with_grad("log_softmax", &self.to_dtype(dtype)?, dim)
+        softmax_with_grad(true, &self.to_dtype(dtype)?, dim)
     }
 }

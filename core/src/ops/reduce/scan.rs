@@ -1,5 +1,6 @@
 //! Scans (prefix sums and the like) along one dimension.
 
+use crate::ops::norm::softmax::RowLayout;
 use crate::ops::prelude::*;
 use crate::ops::reduce::value_selecting_backward;
 use crate::ops::shape::cat;
@@ -44,6 +45,11 @@ fn split_rows(rows: usize, extent: usize, inner: usize) -> (usize, usize) {
 /// Returns the loop iterations of a chunk that `lanes` threads scan and then combine in a tree.
 fn loop_iterations(lanes: usize, chunk: usize) -> usize {
     chunk.div_ceil(lanes) * if lanes > 1 { lanes.ilog2() as usize + 2 } else { 1 } + 16
+}
+
+/// Returns the number of workgroups for `chunks` of one workgroup or of one thread each.
+fn chunk_workgroups(chunks: usize, lanes: usize) -> usize {
+    if lanes > 1 { chunks } else { chunks.div_ceil(WORKGROUP_SIZE) }
 }
 
 /// Splits the results of chunks as [`split_rows`] does.
@@ -98,13 +104,7 @@ impl Scan<'_> {
             .loop_iterations(loop_iterations(lanes, chunk));
             let tensors: SmallVec<[&Tensor; 6]> =
                 [Some(given), before, Some(to)].into_iter().flatten().flat_map(|t| &t.parts).collect();
-            let threads = rows * chunks;
-            launch::launch(
-                &spec,
-                &tensors,
-                params,
-                if lanes > 1 { threads } else { threads.div_ceil(WORKGROUP_SIZE) },
-            )
+            launch::launch(&spec, &tensors, params, chunk_workgroups(rows * chunks, lanes))
         };
         let out = self.alloc_totals(compute, device, rows, extent)?;
         if chunks == 1 {
@@ -140,15 +140,9 @@ impl Scan<'_> {
         if x.numel() == 0 {
             return Ok((value, place));
         }
-        let without = |of: &[usize]| -> Dims {
-            of.iter().enumerate().filter(|(k, _)| *k != d).map(|(_, &n)| n).collect()
-        };
-        let extent = extent_or_one(x, d);
-        let inner: usize = x.shape().iter().skip(d + 1).product();
-        let rows = x.numel() / extent;
-        let (shape, strides) = collapse_dims(&without(x.shape()), &[&without(x.strides())]);
-        launch::check_rank(self.op, shape.len())?;
-        let (lanes, chunk) = split_rows(rows, extent, inner);
+        let layout = RowLayout::new(self.op, x, d as isize)?;
+        let (rows, extent) = (layout.rows, layout.extent);
+        let (lanes, chunk) = split_rows(rows, extent, layout.inner);
         let chunks = extent.div_ceil(chunk);
         let name = |t: &Tensor| launch::shader_dtype_name(t.dtype(), x.device());
         let step = |stage: &'static str, before: Option<&ChunkTotals>, to: &[&Tensor]| {
@@ -158,23 +152,10 @@ impl Scan<'_> {
                 exclusive: self.exclusive && stage != "totals", reverse: self.reverse, lanes, stage,
                 level: 0usize,
             };
-            let params = kernel_params! {
-                rows, extent, inner, rank: shape.len(), offset: x.layout().offset(),
-                stride: x.strides().get(d).copied().unwrap_or(1), chunks, chunk, shape: &shape,
-                strides: &strides[0],
-            }
-            .loop_iterations(loop_iterations(lanes, chunk));
-            let mut tensors: SmallVec<[&Tensor; 6]> = smallvec![x];
-            tensors.extend(self.factor);
-            tensors.extend(before.iter().flat_map(|totals| &totals.parts));
-            tensors.extend(to.iter().copied());
-            let threads = rows * chunks;
-            launch::launch(
-                &spec,
-                &tensors,
-                params,
-                if lanes > 1 { threads } else { threads.div_ceil(WORKGROUP_SIZE) },
-            )
+            let params = layout.params(x, |params| kernel_params! { ..params; chunks, chunk });
+            let params = params.loop_iterations(loop_iterations(lanes, chunk));
+            let tensors = bindings![x, self.factor, before.map_or(&[][..], |totals| &totals.parts), to];
+            launch::launch(&spec, &tensors, params, chunk_workgroups(rows * chunks, lanes))
         };
         let results: SmallVec<[&Tensor; 2]> = std::iter::once(&value).chain(place.as_ref()).collect();
         if chunks == 1 {
@@ -285,11 +266,11 @@ impl Tensor {
             return Err(Error::argument(op, "gives values and places")); // invariant: extremes have places
         };
         let (at, shape): (_, Dims) = (SavedTensor::input(&place), self.shape().into());
-        let value = autograd::differentiable(op, value, &[self], move |g, wants| {
+        let value = autograd::differentiable_unary(op, value, self, move |g, wants| {
             let at = at.unpack(wants)?;
             // One element may receive many gradients, so 16-bit gradients are rounded once.
             let wide = if g.dtype().size() == 2 { g.to_dtype(DType::F32)? } else { g.clone() };
-            Ok(smallvec![Some(value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())?)])
+            value_selecting_backward(&wide, &at, &shape, dim, true)?.to_dtype(g.dtype())
         });
         Ok((value, place))
     }

@@ -2,6 +2,8 @@
 
 use crate::ops::prelude::*;
 use crate::ops::reduce::{ReduceArgs, ReduceDims, ReduceOp, reduce, reduce_float};
+use crate::tensor::shape::reduction_dims;
+use crate::tensor::{IntoDims, Tensor};
 
 const fn power_sum(map: &'static str, post: &'static str, math: &'static [&'static str]) -> ReduceOp {
     ReduceOp { name: "norm", map, combine: "sum", post, math_files: math, empty_value: Some(0.0) }
@@ -102,7 +104,7 @@ impl Tensor {
         };
         let root = op.name == "std";
         let (x, y) = (SavedTensor::input(self), root.then(|| SavedTensor::output(&out)));
-        Ok(autograd::differentiable(op.name, out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary(op.name, out, self, move |g, wants| {
             let dtype = g.dtype();
             // 16-bit gradients are rounded once, after all steps.
             let (g, x) = (amp::half_to_f32(g)?, amp::half_to_f32(&x.unpack(wants)?)?);
@@ -123,7 +125,7 @@ impl Tensor {
                 Some(y) => grad.masked_fill(&over.expand_to_input(&y.detach())?.eq(0.0)?, 0.0)?,
                 None => grad,
             };
-            Ok(smallvec![Some(grad.to_dtype(dtype)?)])
+            grad.to_dtype(dtype)
         }))
     }
 
@@ -133,7 +135,8 @@ impl Tensor {
     /// # Errors
     /// A dimension is out of range or repeated, or the dtype is not a float.
     #[track_caller]
-    pub fn var(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+    pub fn var(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.var_or_std(&VAR, dims, correction, keepdim)
     }
 
@@ -142,7 +145,8 @@ impl Tensor {
     /// # Errors
     /// See [`var`](Self::var).
     #[track_caller]
-    pub fn std(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<Tensor> {
+    pub fn std(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         self.var_or_std(&STD, dims, correction, keepdim)
     }
 
@@ -151,7 +155,8 @@ impl Tensor {
     /// # Errors
     /// See [`var`](Self::var).
     #[track_caller]
-    pub fn var_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+    pub fn var_mean(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let dims = &reduction_dims(dims)[..];
         // Compute in f32, so that the two gradients are added before they are rounded.
         let x = amp::half_to_f32(self)?;
         let (var, mean) = (x.var(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
@@ -164,7 +169,8 @@ impl Tensor {
     /// # Errors
     /// `p` is -inf and there are no elements. See also [`var`](Self::var).
     #[track_caller]
-    pub fn norm(&self, p: f64, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn norm(&self, p: f64, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         if autograd::compute_requires_grad(&[self]) {
             // The gradient consists of powers of the norm, which must not be rounded first.
             dispatch_in_f32!("norm", [self], |x| x.norm(p, dims, keepdim));
@@ -189,7 +195,7 @@ impl Tensor {
             _ => reduce_float(op, self, &over, keepdim, extra)?,
         };
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        Ok(autograd::differentiable("norm", out, &[self], move |g, wants| {
+        Ok(autograd::differentiable_unary("norm", out, self, move |g, wants| {
             let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let (g, y) = (over.expand_to_input(g)?, over.expand_to_input(&y)?);
             // The positions of zeros and of the largest elements are constants of the gradient.
@@ -213,7 +219,7 @@ impl Tensor {
                 let slope = x.sign()?.mul(&x.abs()?.pow(p - 1.0)?)?;
                 slope.mul(&g)?.div(&y.pow(p - 1.0)?)?.masked_fill(&whole.eq(0.0)?, 0.0)?
             };
-            Ok(smallvec![Some(grad)])
+            Ok(grad)
         }))
     }
 
@@ -222,7 +228,8 @@ impl Tensor {
     /// # Errors
     /// See [`var`](Self::var).
     #[track_caller]
-    pub fn std_mean(&self, dims: &[isize], correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+    pub fn std_mean(&self, dims: impl IntoDims, correction: f64, keepdim: bool) -> Result<(Tensor, Tensor)> {
+        let dims = &reduction_dims(dims)[..];
         // Compute in f32, because the input receives two gradients.
         let x = amp::half_to_f32(self)?;
         let (std, mean) = (x.std(dims, correction, keepdim)?, x.mean(dims, keepdim)?);
@@ -234,7 +241,8 @@ impl Tensor {
     /// # Errors
     /// See [`sum`](Self::sum).
     #[track_caller]
-    pub fn nansum(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn nansum(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         if !self.dtype().is_float() {
             return self.sum(dims, keepdim);
         }
@@ -246,7 +254,8 @@ impl Tensor {
     /// # Errors
     /// See [`mean`](Self::mean).
     #[track_caller]
-    pub fn nanmean(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn nanmean(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         operation!("nanmean", in_f32[self], |x| x.nanmean(dims, keepdim));
         let x = if self.dtype().is_float() { self.clone() } else { self.to_dtype(DType::F32)? };
         let there = x.detach().isnan()?.logical_not()?.to_dtype(x.dtype())?;
@@ -255,10 +264,10 @@ impl Tensor {
 
     /// Computes the covariance matrix of \[variables, observations\], or of the observations of one variable:
     /// PyTorch's `cov`. `fweights` are integer counts of the observations, and `aweights` their relative
-    /// weights. A `correction` of 1 gives the unbiased estimate.
+    /// weights; the host reads the smallest. A `correction` of 1 gives the unbiased estimate.
     ///
     /// # Errors
-    /// There are more than two dimensions, or the weights do not match the observations.
+    /// There are more than two dimensions. The weights do not match the observations, or one is negative.
     #[track_caller]
     pub fn cov(
         &self,
@@ -277,6 +286,12 @@ impl Tensor {
         }
         let weight = |w: Option<&Tensor>| w.map(|w| w.to_dtype(x.dtype())?.reshape([n])).transpose();
         let (often, much) = (weight(fweights)?, weight(aweights)?);
+        for w in often.iter().chain(&much).filter(|_| n > 0) {
+            let least = w.detach().min_all()?.item()?;
+            if least < 0.0 {
+                return Err(Error::argument(OP, format!("a weight is {least}; none is negative")));
+            }
+        }
         let both = match (&often, &much) {
             (Some(often), Some(much)) => Some(often.mul(much)?),
             (Some(one), None) | (None, Some(one)) => Some(one.clone()),
@@ -337,7 +352,8 @@ impl Tensor {
     /// # Errors
     /// See [`var`](Self::var).
     #[track_caller]
-    pub fn logsumexp(&self, dims: &[isize], keepdim: bool) -> Result<Tensor> {
+    pub fn logsumexp(&self, dims: impl IntoDims, keepdim: bool) -> Result<Tensor> {
+        let dims = &reduction_dims(dims)[..];
         operation!("logsumexp", autocast[self], |x| x.logsumexp(dims, keepdim));
         if !self.dtype().is_float() {
             return self.to_dtype(DType::F32)?.logsumexp(dims, keepdim);
@@ -355,10 +371,10 @@ impl Tensor {
         let wide = if self.dtype().size() == 2 { DType::F32 } else { self.dtype() };
         let out = reduce(&LOGSUMEXP, self, &over, keepdim, self.dtype(), wide, extra)?;
         let (x, y) = (SavedTensor::input(self), SavedTensor::output(&out));
-        let out = autograd::differentiable("logsumexp", out, &[self], move |g, wants| {
+        let out = autograd::differentiable_unary("logsumexp", out, self, move |g, wants| {
             let (x, y) = (x.unpack(wants)?, y.unpack(wants)?);
             let weight = x.to_dtype(y.dtype())?.sub(&over.expand_to_input(&y)?)?.exp()?;
-            Ok(smallvec![Some(over.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())?)])
+            over.expand_to_input(g)?.mul(&weight)?.to_dtype(x.dtype())
         });
         out.to_dtype(self.dtype())
     }

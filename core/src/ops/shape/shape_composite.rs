@@ -156,7 +156,8 @@ impl Tensor {
     /// # Errors
     /// See [`repeat`](Self::repeat).
     #[track_caller]
-    pub fn tile(&self, counts: &[usize]) -> Result<Tensor> {
+    pub fn tile(&self, counts: impl IntoShape) -> Result<Tensor> {
+        let counts = &new_shape("tile", counts)?[..];
         let missing = self.rank().saturating_sub(counts.len());
         self.repeat(&[&vec![1; missing][..], counts].concat())
     }
@@ -246,8 +247,16 @@ impl Tensor {
     /// # Errors
     /// The dimensions do not fit, are out of range or repeated, or the operation does not support the types.
     #[track_caller]
-    pub fn tensordot(&self, other: &Tensor, dims: &[isize], other_dims: &[isize]) -> Result<Tensor> {
+    pub fn tensordot(
+        &self,
+        other: &Tensor,
+        dims: impl IntoDims,
+        other_dims: impl IntoDims,
+    ) -> Result<Tensor> {
         operation!(OP = "tensordot");
+        let all = |t: &Tensor| (0..t.rank() as isize).collect();
+        let dims = &dims.to_dims().unwrap_or_else(|| all(self))[..];
+        let other_dims = &other_dims.to_dims().unwrap_or_else(|| all(other))[..];
         let places = |t: &Tensor, dims: &[isize]| -> Result<Dims> {
             let places = dims.iter().map(|&d| normalize_dim(OP, d, t.rank())).collect::<Result<Dims>>()?;
             match places.iter().enumerate().any(|(k, d)| places[..k].contains(d)) {

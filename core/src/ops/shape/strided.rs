@@ -177,8 +177,14 @@ impl Tensor {
     ///
     /// # Errors
     /// The numbers of strides and extents differ, or the view exceeds the storage.
-    pub fn as_strided(&self, size: &[usize], stride: &[usize], offset: Option<usize>) -> Result<Tensor> {
+    pub fn as_strided(
+        &self,
+        size: impl IntoShape,
+        stride: impl IntoShape,
+        offset: Option<usize>,
+    ) -> Result<Tensor> {
         const OP: &str = "as_strided";
+        let (size, stride) = (&new_shape(OP, size)?[..], &new_shape(OP, stride)?[..]);
         fail_if!(size.len() != stride.len();
             argument(OP), "takes one stride for each extent, got {stride:?} for {size:?}");
         let layout = Layout::new(size, stride, offset.unwrap_or(self.layout().offset()));
@@ -197,7 +203,7 @@ impl Tensor {
             let (start, len) = (own.offset(), own.storage_end().saturating_sub(own.offset()));
             let sum = strided_sum(OP, g, layout, start, len)?;
             let sum = if own.has_internal_overlap() {
-                let one = Tensor::ones(&[], g.dtype(), g.device())?.broadcast_to(own.shape())?;
+                let one = Tensor::ones((), g.dtype(), g.device())?.broadcast_to(own.shape())?;
                 // Storage elements between those of `self` have count 0 and are not read.
                 sum.div(&strided_sum(OP, &one, own, start, len)?.maximum(1.0)?)?
             } else {

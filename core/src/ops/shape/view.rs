@@ -23,9 +23,7 @@ impl Tensor {
         layout: Layout,
         back: impl Fn(&Tensor) -> Result<Tensor> + Send + Sync + 'static,
     ) -> Tensor {
-        autograd::differentiable(op, self.with_layout(layout), &[self], move |g, _| {
-            Ok(smallvec![Some(back(g)?)] as InputGrads)
-        })
+        autograd::differentiable_unary(op, self.with_layout(layout), self, move |g, _| back(g))
     }
 
     /// Returns a recorded view of a part. The gradient is zero elsewhere. `part` takes the same part of
@@ -93,8 +91,9 @@ impl Tensor {
     ///
     /// # Errors
     /// `dims` is not a permutation of the dimensions.
-    pub fn permute(&self, dims: &[isize]) -> Result<Tensor> {
+    pub fn permute(&self, dims: impl IntoDims) -> Result<Tensor> {
         let rank = self.rank();
+        let dims = dims.to_dims().unwrap_or_else(|| (0..rank as isize).collect());
         let order = dims.iter().map(|&d| normalize_dim("permute", d, rank)).collect::<Result<Dims>>()?;
         let mut inverse: Dims = Dims::from_elem(usize::MAX, rank);
         for (i, &d) in order.iter().enumerate() {
@@ -139,7 +138,11 @@ impl Tensor {
     ///
     /// # Errors
     /// An extent that is not 1 differs.
-    pub fn broadcast_to(&self, shape: &[usize]) -> Result<Tensor> {
+    pub fn broadcast_to(&self, shape: impl IntoShape) -> Result<Tensor> {
+        self.broadcast_to_shape(&new_shape("broadcast_to", shape)?)
+    }
+
+    fn broadcast_to_shape(&self, shape: &[usize]) -> Result<Tensor> {
         if shape == self.shape() {
             return Ok(self.clone());
         }
@@ -152,7 +155,8 @@ impl Tensor {
     ///
     /// # Errors
     /// An extent that is not 1 differs.
-    pub fn expand(&self, shape: &[isize]) -> Result<Tensor> {
+    pub fn expand(&self, shape: impl IntoShape) -> Result<Tensor> {
+        let shape = shape.to_extents();
         let skip = shape.len().saturating_sub(self.rank());
         let target = shape
             .iter()
@@ -163,7 +167,7 @@ impl Tensor {
                 n => Err(Error::argument("expand", format!("extent {n} of new dimension {d} is negative"))),
             })
             .collect::<Result<Dims>>()?;
-        self.broadcast_to(&target)
+        self.broadcast_to_shape(&target)
     }
 
     /// Inserts a dimension of extent 1 before `dim`.
@@ -218,11 +222,11 @@ impl Tensor {
     ///
     /// # Errors
     /// The product of the sizes is not the extent.
-    pub fn unflatten(&self, dim: isize, sizes: &[isize]) -> Result<Tensor> {
+    pub fn unflatten(&self, dim: isize, sizes: impl IntoShape) -> Result<Tensor> {
         let at = normalize_dim("unflatten", dim, self.rank())?;
         fail_if!(self.rank() == 0; shape("unflatten", [self]),
             "takes at least one dimension; a tensor without dimensions is split by `reshape`");
-        let inner = infer_shape("unflatten", &self.shape()[at..=at], sizes)?;
+        let inner = infer_shape("unflatten", &self.shape()[at..=at], &sizes.to_extents())?;
         let mut shape: Dims = self.shape()[..at].into();
         shape.extend_from_slice(&inner);
         shape.extend_from_slice(&self.shape()[at + 1..]);
@@ -467,7 +471,7 @@ impl Tensor {
     pub fn copy(&self) -> Result<Tensor> {
         let out = Tensor::empty(self.shape(), self.dtype(), self.device())?;
         self.copy_into(&out)?;
-        Ok(autograd::differentiable("copy", out, &[self], |g, _| Ok(smallvec![Some(g.clone())])))
+        Ok(autograd::differentiable_unary("copy", out, self, |g, _| Ok(g.clone())))
     }
 
     /// Reports whether the strides repeat an element.

@@ -109,7 +109,7 @@ impl Tensor {
     /// A capture is active. See also [`isclose`](Self::isclose).
     #[track_caller]
     pub fn allclose(&self, other: &Tensor, rtol: f64, atol: f64, equal_nan: bool) -> Result<bool> {
-        Ok(self.isclose(other, rtol, atol, equal_nan)?.all(&[], false)?.item()? != 0.0)
+        Ok(self.isclose(other, rtol, atol, equal_nan)?.all((), false)?.item()? != 0.0)
     }
 
     /// Reports whether the shapes and all elements are equal. The host reads the result.
@@ -119,7 +119,7 @@ impl Tensor {
     #[track_caller]
     pub fn equal(&self, other: &Tensor) -> Result<bool> {
         self.check_same_device("equal", other)?;
-        Ok(self.shape() == other.shape() && self.eq(other)?.all(&[], false)?.item()? != 0.0)
+        Ok(self.shape() == other.shape() && self.eq(other)?.all((), false)?.item()? != 0.0)
     }
 
     /// Tests whether each element is in `elements`, or with `invert` is not.
@@ -249,7 +249,7 @@ impl Tensor {
         operation!(OP = "mode");
         let d = normalize_dim(OP, dim, self.rank())?;
         if self.rank() == 0 {
-            return Ok((self.clone(), Tensor::zeros(&[], DType::I64, self.device())?));
+            return Ok((self.clone(), Tensor::zeros((), DType::I64, self.device())?));
         }
         let n = self.shape()[d];
         fail_if!(n == 0; shape(OP, [self]), "dimension {d} has no elements to choose from");
@@ -264,7 +264,7 @@ impl Tensor {
         let place = Tensor::arange(0.0, n as f64, 1.0, DType::I32, self.device())?.reshape(&line[..])?;
         let begins = place.narrow(d, 1, n - 1)?.broadcast_to(same.shape())?.masked_fill(&same, 0)?;
         let begins = begins.prepend_zero(d)?.cummax(d)?.0;
-        let at = place.sub(&begins)?.argmax(Some(d), true)?;
+        let at = place.sub(&begins)?.argmax(d, true)?;
         let index = order.gather(d, &at)?;
         let values = self.gather(d, &index)?;
         if keepdim { Ok((values, index)) } else { Ok((values.squeeze(d)?, index.squeeze(d)?)) }
@@ -299,7 +299,11 @@ impl Tensor {
         let (mut extent, line) = (minlength, cast_index_to_i32(OP, self, None)?);
         if self.numel() > 0 {
             let (least, most) = (line.min_all()?.item()?, line.max_all()?.item()?);
-            fail_if!(least < 0.0; argument(OP), "takes numbers from 0 on, got {least}");
+            if least < 0.0 {
+                // An i32 does not hold every number of an i64.
+                let least = self.to_integers()?.into_iter().min().unwrap_or_default();
+                return Err(Error::argument(OP, format!("takes numbers from 0 on, got {least}")));
+            }
             fail_if!(most >= f64::from(i32::MAX); argument(OP),
                 "counts numbers below 2^31 - 1, and has a count for each from 0 on; got a larger one");
             extent = extent.max(most as usize + 1);
@@ -334,6 +338,15 @@ impl Tensor {
             (min, max) = (min - 1.0, max + 1.0);
         }
         let inside = x.ge(min)?.logical_and(&x.le(max)?)?;
+        // Powers of two keep the products below finite.
+        let most = if x.dtype() == DType::F64 { 1e300_f64 } else { 1e37 };
+        let excess = ((max - min).log2() + (bins as f64).log2() - most.log2()).ceil();
+        let (x, min, max) = if excess > 0.0 {
+            let scale = (-excess).exp2();
+            (x.mul(scale)?, min * scale, max * scale)
+        } else {
+            (x, min, max)
+        };
         let place = x.sub(min)?.mul(bins as f64)?.div(max - min)?.masked_fill(&inside.logical_not()?, 0.0)?;
         let place = place.floor()?.clamp(0.0, bins as f64 - 1.0)?.to_dtype(DType::I32)?;
         // Elements out of range get the bin -1, which is not counted.

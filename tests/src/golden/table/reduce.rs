@@ -53,8 +53,8 @@ pub(super) fn register(table: &mut OpTable) {
         "reduction_no_dim" => single(a.tensor(0)?.min_all()),
         _ => pair(a.tensor(0)?.min(dim(a)?.unwrap_or(0), keepdim(a))?),
     });
-    table.register("argmax", |a| single(a.tensor(0)?.argmax(dim(a)?, keepdim(a))));
-    table.register("argmin", |a| single(a.tensor(0)?.argmin(dim(a)?, keepdim(a))));
+    table.register("argmax", |a| single(a.tensor(0)?.argmax(dim(a)?.as_slice(), keepdim(a))));
+    table.register("argmin", |a| single(a.tensor(0)?.argmin(dim(a)?.as_slice(), keepdim(a))));
     table.register("any", |a| single(a.tensor(0)?.any(&a.dims(1, "dim")?, keepdim(a))));
     table.register("all", |a| single(a.tensor(0)?.all(&a.dims(1, "dim")?, keepdim(a))));
     table.register("count_nonzero", |a| single(a.tensor(0)?.count_nonzero(&a.dims(1, "dim")?)));

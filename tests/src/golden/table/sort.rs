@@ -55,8 +55,8 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("quantile", |a| {
         let (dim, keepdim, how) = (dim(a, 2)?, a.flag(3, "keepdim", false), interpolation(a)?);
         match a.opt_tensor(1, "q") {
-            Some(q) => single(a.tensor(0)?.quantile(q, dim, keepdim, how)),
-            None => single(a.tensor(0)?.quantile(a.float(1, "q", 0.5)?, dim, keepdim, how)),
+            Some(q) => single(a.tensor(0)?.quantile(q, dim.as_slice(), keepdim, how)),
+            None => single(a.tensor(0)?.quantile(a.float(1, "q", 0.5)?, dim.as_slice(), keepdim, how)),
         }
     });
     t.register("masked_select", |a| single(a.tensor(0)?.masked_select(a.tensor(1)?)));

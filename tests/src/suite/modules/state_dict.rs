@@ -59,7 +59,7 @@ pub(super) fn weights_load_by_name(device: &Device) -> Result<()> {
     let before = to.words.weight.to_f64s()?;
     let mut other = from.state_dict();
     // PyTorch counts in i64.
-    other.insert("norm.num_batches_tracked".into(), Tensor::from_slice(&[7i64], &[], device)?);
+    other.insert("norm.num_batches_tracked".into(), Tensor::from_slice(&[7i64], (), device)?);
     to.load_state_dict(&other)?;
     ensure!(to.state_dict()["norm.num_batches_tracked"].to_f64s()? == [7.0], "the count of batches");
     to.load_state_dict(&state)?;
@@ -216,7 +216,7 @@ pub(super) fn modules_of_parts(device: &Device) -> Result<()> {
     ensure_message(x.max_unpool2d(&randn(&[2, 3, 9, 8], device)?, [18, 16]), "places are integers")?;
 
     // Samples are one-hot vectors with the expected frequencies, and have gradients.
-    let logits = Tensor::from_slice(&[0.2f32.ln(), 0.8f32.ln()], &[1, 2], device)?.requires_grad_()?;
+    let logits = Tensor::from_slice(&[0.2f32.ln(), 0.8f32.ln()], &[1, 2], device)?.to_leaf()?;
     let drawn = logits.expand(&[4000, 2])?.gumbel_softmax(0.5, true, -1)?;
     let often = drawn.detach().mean(&[0], false)?.to_f64s()?;
     ensure_close(&often, &[0.2, 0.8], 0.0, 0.035)?;
