@@ -40,10 +40,9 @@ const STEP_DIVISOR: u64 = 2;
 const MIGRATION_DECAY: u64 = 40;
 /// Extents that one wait of host and device for each other counts as.
 const WAIT_COST_EXTENTS: u64 = 4;
-/// Growth of the peak usage by at least this part of the migrated bytes excuses the migration.
-const MIN_GROWTH_DIVISOR: u64 = 8;
-/// Smaller growth is creep: blocks that grow by a little each time. Once the bytes migrated for creep are
-/// this many times the peak usage, the pool may hold more: some blocks of that size, or a part of the peak.
+/// Growth by less than the migrated bytes is creep: blocks that grow by a little each time. Once the bytes
+/// migrated for creep are this many times the peak usage, the pool may hold more: some blocks of that size, or
+/// a part of the peak.
 const CREEP_FREE_FACTOR: u64 = 8;
 const CREEP_BLOCKS: u64 = 4;
 const CREEP_DIVISOR: u64 = 8;
@@ -465,7 +464,7 @@ impl PoolState {
             );
             match grown {
                 0 => self.migration_budget.add(lent, cost),
-                _ if grown < moved / MIN_GROWTH_DIVISOR => self.creep_budget.add(lent, cost),
+                _ if grown < moved => self.creep_budget.add(lent, cost),
                 _ => {}
             }
         }
