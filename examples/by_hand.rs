@@ -1,10 +1,16 @@
-//! A hand-written training loop: a small network on Fashion-MNIST, which prints loss and accuracy.
+//! Training loop by hand, without the `Trainer`: mixed precision, accumulation of gradients, clipping by their global
+//! norm, a cosine schedule, and a checkpoint from which a killed run goes on with the same bits.
 //!
-//! `cargo run --release --example by_hand`; `FOREBAY_DEVICE` chooses another device than the best one.
+//! `cargo run --release --example by_hand`; `FOREBAY_DEVICE` chooses a device. Stop it and start it again: it resumes.
 
-use forebay::autograd::no_grad;
+use std::path::Path;
+
 use forebay::prelude::*;
 use forebay::train::accuracy;
+
+const CHECKPOINT: &str = "by_hand.safetensors";
+const MICRO_BATCHES: usize = 4;
+const STEPS: u64 = 500;
 
 #[derive(Module)]
 struct Net {
@@ -13,10 +19,6 @@ struct Net {
 }
 
 impl Net {
-    fn new(device: &Device) -> Result<Self> {
-        Ok(Self { fc1: Linear::new(784, 128, device)?, fc2: Linear::new(128, 10, device)? })
-    }
-
     fn forward(&self, x: &Tensor) -> Result<Tensor> {
         self.fc2.forward(&self.fc1.forward(x)?.relu()?)
     }
@@ -24,26 +26,46 @@ impl Net {
 
 fn main() -> anyhow::Result<()> {
     let device = Device::best()?;
-    println!("{}", device.info());
-    let net = Net::new(&device)?;
+    device.manual_seed(42);
+    let net = Net { fc1: Linear::new(784, 128, &device)?, fc2: Linear::new(128, 10, &device)? };
     let mut opt = AdamW::new(net.parameters(), 1e-3);
-    let train = FashionMnist::train()?.shuffle(42).batches(64).epochs(5);
-    for (step, batch) in (1..).zip(train.prefetch(&device)) {
-        let (x, y) = batch?;
-        let logits = net.forward(&x)?;
-        let loss = logits.cross_entropy(&y)?;
-        loss.backward()?; // Adds into each parameter's gradient.
-        opt.step()?;
+    let mut scaler = GradScaler::new();
+    let schedule = WarmupCosine::new(1e-3, 50, STEPS);
+    let mut at = Checkpoint::default();
+    if Path::new(CHECKPOINT).exists() {
+        at = Checkpoint::resume_with_scaler(CHECKPOINT, &net, &mut opt, Some(&mut scaler))?;
+    }
+    let mut batches =
+        FashionMnist::train()?.shuffle(42).batches(64).forever().start_at(at.cursor).prefetch(&device);
+    for step in at.step..STEPS {
+        opt.set_lr(schedule.lr(step));
+        let mut total = Tensor::new(0.0, &device)?;
+        for batch in batches.by_ref().take(MICRO_BATCHES) {
+            let (x, y) = batch?;
+            let loss = {
+                let _autocast = autocast(DType::F16)?; // Casts the inputs of matrix products until it is dropped.
+                net.forward(&x)?.cross_entropy(&y)?.div(MICRO_BATCHES as f64)?
+            };
+            scaler.scale(&loss)?.backward()?; // Adds to each parameter's gradient.
+            total = total.add(&loss.detach())?;
+        }
+        scaler.unscale_(&opt)?;
+        clip_grad_norm_(opt.parameters(), 1.0)?;
+        scaler.step(&mut opt)?; // Skips the step if a gradient is not finite.
+        scaler.update()?;
         opt.zero_grad();
-        if step % 50 == 0 {
-            let accuracy = 100.0 * accuracy(&logits, &y)?.item()?;
-            println!("step {step}: loss {:.4}, accuracy {accuracy:.1} %", loss.item()?);
+        if (step + 1) % 50 == 0 {
+            println!("step {}: loss {:.4}", step + 1, total.item()?);
+            Checkpoint::new(step + 1, batches.cursor()).save_with_scaler(
+                CHECKPOINT,
+                &net,
+                &opt,
+                Some(&scaler),
+            )?;
         }
     }
     let _no_grad = no_grad();
-    let (x, y) =
-        FashionMnist::test()?.batches(1000).prefetch(&device).next().expect("the test set has 1000")?;
+    let (x, y) = FashionMnist::test()?.batches(1000).prefetch(&device).next().expect("it has 10,000")?;
     println!("accuracy on 1000 test pictures: {:.1} %", 100.0 * accuracy(&net.forward(&x)?, &y)?.item()?);
-    println!("{}", device.memory());
     Ok(())
 }

@@ -1,6 +1,22 @@
 //! Forebay: a tensor runtime for Rust. Runs one training loop on CUDA and, through wgpu, on every other GPU.
 //!
-//! Import [`prelude`] and open a device with `Device::best()`. Tensors and modules have everything else as methods.
+//! Import [`prelude`] and open a device with [`Device::best()`](OpenDevice::best), or by its id with
+//! [`Device::open`](OpenDevice::open). Both are methods of [`OpenDevice`], which the prelude contains, and functions of
+//! this crate: [`best_device`] and [`open_device`]. Tensors and modules have everything else as methods.
+//!
+//! ```
+//! use forebay::prelude::*;
+//!
+//! # fn main() -> Result<()> {
+//! let device = Device::open("null")?; // or "cuda:0", "wgpu:1"; `Device::best()?` chooses
+//! let x = Tensor::new([[1.0, 2.0], [3.0, 4.0]], &device)?;
+//! let layer = Linear::new(2, 3, &device)?;
+//! let loss = layer.forward(&x)?.square()?.mean((), false)?;
+//! loss.backward()?;
+//! assert_eq!(layer.weight.grad().expect("a parameter").shape(), layer.weight.shape());
+//! # Ok(())
+//! # }
+//! ```
 
 pub use forebay_core::*;
 pub use forebay_nn::*;
@@ -16,24 +32,29 @@ pub mod cuda {
 
 mod open_device;
 
-pub use open_device::{OpenDevice, ProbedDevice};
+pub use open_device::{OpenDevice, ProbedDevice, best_device, open_device};
 
 /// Common imports of training programs.
 pub mod prelude {
     pub use crate::open_device::OpenDevice;
     pub use forebay_core::amp::autocast;
+    pub use forebay_core::autograd::no_grad;
     pub use forebay_core::device::Device;
-    pub use forebay_core::dtype::DType;
+    pub use forebay_core::dtype::{DType, Element};
     pub use forebay_core::error::{Error, Result};
     pub use forebay_core::ops::Reduction;
     pub use forebay_core::stream::Stream;
     pub use forebay_core::tensor::Tensor;
     pub use forebay_nn::data::{DataLoader, Dataset, FashionMnist, Text};
+    pub use forebay_nn::io::safetensors;
     pub use forebay_nn::nn::{
-        BatchNorm1d, BatchNorm2d, Conv2d, Conv2dOptions, Dropout, Embedding, Forward, GroupNorm, LayerNorm,
-        Linear, Module, RmsNorm, SelfAttention, Sequential,
+        BatchNorm1d, BatchNorm2d, Conv2d, Conv2dOptions, CrossEntropyLoss, Dropout, Embedding, Forward,
+        GroupNorm, LayerNorm, Linear, Module, RmsNorm, SelfAttention, Sequential,
     };
-    pub use forebay_nn::optim::{Adam, AdamW, LrSchedule, Optimizer, RmsProp, Sgd, clip_grad_norm_};
+    pub use forebay_nn::optim::schedule::WarmupCosine;
+    pub use forebay_nn::optim::{
+        Adam, AdamW, GradScaler, LrSchedule, Optimizer, RmsProp, Sgd, clip_grad_norm_,
+    };
     pub use forebay_nn::train::{Checkpoint, Trainer};
 }
 

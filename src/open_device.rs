@@ -21,7 +21,20 @@ pub struct ProbedDevice {
     pub unavailable_reason: Option<String>,
 }
 
-/// Constructors of [`Device`] by id, and a list of the devices of this machine.
+/// Constructors of [`Device`] by id, and a list of the devices of this machine. [`prelude`](crate::prelude) has it.
+///
+/// ```
+/// use forebay::prelude::*;
+///
+/// # fn main() -> Result<()> {
+/// let device = Device::open("null")?;
+/// for found in Device::enumerate() {
+///     println!("{}: {}", found.id, found.unavailable_reason.as_deref().unwrap_or(&found.name));
+/// }
+/// # drop(device);
+/// # Ok(())
+/// # }
+/// ```
 pub trait OpenDevice: Sized {
     /// Opens the device that `FOREBAY_DEVICE` names. Without this variable, opens the first CUDA device, else the
     /// first wgpu adapter (GPUs before software drivers).
@@ -36,11 +49,11 @@ pub trait OpenDevice: Sized {
     /// The device does not exist, or its driver is missing or too old.
     fn open(id: &str) -> Result<Self>;
 
-    /// Every device of every backend, and why those that cannot be used cannot.
+    /// Lists the devices of all backends, with the reason for each that cannot be used.
     fn enumerate() -> Vec<ProbedDevice>;
 
-    /// Returns the number of devices of a backend (`cuda`, `wgpu`) can be used: `open` takes the numbers below it. 0 where the backend
-    /// is missing, or this crate was built without it. A card that both backends reach is a device of each.
+    /// Counts the usable devices of a backend (`cuda`, `wgpu`); `open` takes the indices below. 0 if the backend is
+    /// missing, or this crate was built without it. A card that both backends reach is a device of each.
     fn device_count(backend: &str) -> usize {
         let of = |found: &ProbedDevice| found.id.split(':').next() == Some(backend);
         Self::enumerate().iter().filter(|found| of(found) && found.unavailable_reason.is_none()).count()
@@ -53,6 +66,29 @@ pub trait OpenDevice: Sized {
     fn open_all(backend: &str) -> Result<Vec<Self>> {
         (0..Self::device_count(backend)).map(|index| Self::open(&format!("{backend}:{index}"))).collect()
     }
+}
+
+/// Opens the best device of this machine: [`OpenDevice::best`].
+///
+/// # Errors
+/// No device was found; the message names the missing parts.
+pub fn best_device() -> Result<Device> {
+    Device::best()
+}
+
+/// Opens a device by its id, such as `cuda:0`, `wgpu:1` or `null`: [`OpenDevice::open`].
+///
+/// ```
+/// let device = forebay::open_device("null")?;
+/// assert!(forebay::open_device("abacus").is_err());
+/// # drop(device);
+/// # Ok::<(), forebay::error::Error>(())
+/// ```
+///
+/// # Errors
+/// The device does not exist, or its driver is missing or too old.
+pub fn open_device(id: &str) -> Result<Device> {
+    Device::open(id)
 }
 
 impl OpenDevice for Device {

@@ -2,7 +2,9 @@
 
 use anyhow::Result;
 use forebay::dtype::DType;
-use forebay::ops::{EmbeddingBagMode, EmbeddingBagOptions, InterpolateMode, InterpolateOptions};
+use forebay::ops::{
+    EmbeddingBagMode, EmbeddingBagOptions, Im2colOptions, InterpolateMode, InterpolateOptions,
+};
 use forebay::tensor::Tensor;
 
 use crate::timing::Bench;
@@ -46,7 +48,7 @@ pub(crate) fn resize(b: &Bench<'_>) -> Result<()> {
         }
         let x = x.narrow(0, 0, images.div_ceil(4))?.copy()?;
         bench_forward_backward(b, "im2col 3x3", &x, 10 * x.numel() * dtype.size(), |x| {
-            Ok(x.im2col(3, 1, 1, 1)?)
+            Ok(x.im2col(3, &Im2colOptions { padding: [1; 2], ..Default::default() })?)
         })?;
     }
     let (rows, width) = if b.tiny { (64, 16) } else { (4096, 64) };

@@ -1,8 +1,12 @@
 //! Element types.
 
 use std::fmt;
+use std::str::FromStr;
 
 use half::{bf16, f16};
+use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
+
+use crate::error::{Error, Result};
 
 /// Element type of a tensor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -123,6 +127,57 @@ impl fmt::Display for DType {
     }
 }
 
+/// Parses the short name (`f32`, `bf16`, `bool`) or PyTorch's (`float32`, `torch.bfloat16`), in any case.
+///
+/// ```
+/// # use forebay_core::dtype::DType;
+/// assert_eq!("bf16".parse::<DType>()?, DType::BF16);
+/// assert_eq!("torch.float8_e4m3fn".parse::<DType>()?, DType::F8E4M3);
+/// assert_eq!(DType::I64.to_string(), "i64");
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
+impl FromStr for DType {
+    type Err = Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let lower = name.to_ascii_lowercase();
+        let short = match lower.strip_prefix("torch.").unwrap_or(&lower) {
+            "float" | "float32" => "f32",
+            "half" | "float16" => "f16",
+            "bfloat16" => "bf16",
+            "double" | "float64" => "f64",
+            "int" | "int32" => "i32",
+            "uint32" => "u32",
+            "long" | "int64" => "i64",
+            "uint8" => "u8",
+            "float8_e4m3fn" => "f8_e4m3",
+            "float8_e5m2" => "f8_e5m2",
+            other => other,
+        };
+        let all = || Self::ALL.into_iter().chain(Self::STORAGE_ONLY);
+        all().find(|dtype| dtype.name() == short).ok_or_else(|| {
+            let names: Vec<_> = all().map(Self::name).collect();
+            Error::argument(
+                "dtype",
+                format!("`{name}` is no element type; expected one of {}", names.join(", ")),
+            )
+        })
+    }
+}
+
+/// Serializes the short name.
+impl Serialize for DType {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(self.name())
+    }
+}
+
+impl<'de> Deserialize<'de> for DType {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        String::deserialize(deserializer)?.parse().map_err(de::Error::custom)
+    }
+}
+
 /// Rust type whose values a tensor can hold.
 pub trait Element: bytemuck::Pod + Send + Sync + fmt::Debug {
     /// Element type of a tensor of these values.
@@ -137,6 +192,17 @@ impl_element!(f32 => F32, f16 => F16, bf16 => BF16, f64 => F64, i32 => I32, u32 
 #[cfg(test)]
 mod tests {
     use super::DType;
+
+    #[test]
+    fn names_parse_and_serialize() {
+        for dtype in DType::ALL.into_iter().chain(DType::STORAGE_ONLY) {
+            assert_eq!(dtype.to_string().parse::<DType>().unwrap(), dtype);
+            let json = serde_json::to_string(&dtype).unwrap();
+            assert_eq!(serde_json::from_str::<DType>(&json).unwrap(), dtype);
+        }
+        assert_eq!("Torch.Float16".parse::<DType>().unwrap(), DType::F16);
+        assert!("f33".parse::<DType>().unwrap_err().to_string().contains("expected one of f32, f16"));
+    }
 
     #[test]
     fn promotion_is_symmetric_and_idempotent() {

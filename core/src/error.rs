@@ -17,14 +17,26 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 #[non_exhaustive]
 pub enum Error {
     /// Shapes do not match the rules of an operation.
-    #[error("{op}: {rule}; got {shapes}")]
+    #[error("{op}: {rule}; got {}", join_shapes(shapes))]
     Shape {
         /// Name of the operation.
         op: &'static str,
         /// Violated rule.
         rule: String,
-        /// Shapes as text.
-        shapes: String,
+        /// Shapes of the operands.
+        shapes: Vec<Vec<usize>>,
+    },
+    /// A tensor cannot have the requested shape.
+    #[error("{op}: {rule}; got {from:?} to {to:?}")]
+    Reshape {
+        /// Name of the operation.
+        op: &'static str,
+        /// Violated rule.
+        rule: String,
+        /// Shape of the tensor.
+        from: Box<[usize]>,
+        /// Requested extents, -1 where one is inferred.
+        to: Box<[isize]>,
     },
     /// An operation does not support an element type.
     #[error("{op}: does not take {got}; {expected}")]
@@ -192,6 +204,11 @@ impl From<InvalidVariable> for Error {
     }
 }
 
+/// Formats shapes as `[2, 3] and [4]`.
+fn join_shapes(shapes: &[Vec<usize>]) -> String {
+    shapes.iter().map(|s| format!("{s:?}")).collect::<Vec<_>>().join(" and ")
+}
+
 /// Describes the second device, which has the same name as the first if one device was opened twice.
 fn describe_other_device(left: &str, right: &str) -> String {
     if left != right {
@@ -236,10 +253,9 @@ macro_rules! fail_if {
 pub(crate) use fail_if;
 
 impl Error {
-    /// Creates a shape error; `shapes` are formatted as `[2, 3] and [4]`.
+    /// Creates a shape error; the message ends with the shapes, as in `[2, 3] and [4]`.
     pub fn shape(op: &'static str, rule: impl Into<String>, shapes: &[&[usize]]) -> Self {
-        let shapes = shapes.iter().map(|s| format!("{s:?}")).collect::<Vec<_>>().join(" and ");
-        Self::Shape { op, rule: rule.into(), shapes }
+        Self::Shape { op, rule: rule.into(), shapes: shapes.iter().map(|s| s.to_vec()).collect() }
     }
 
     /// Creates an argument error.

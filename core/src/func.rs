@@ -127,7 +127,7 @@ fn jacobian_by_rows(y: &Tensor, x: &Tensor) -> Result<Tensor> {
         Ok(fill_missing_with_zeros(found, std::slice::from_ref(x))?.remove(0))
     };
     let rows = (0..flat.numel()).map(row).collect::<Result<Vec<_>>>()?;
-    stack(&rows.iter().collect::<Vec<_>>(), 0)?.reshape(&shape[..])
+    stack(&rows, 0)?.reshape(&shape[..])
 }
 
 /// Returns the Jacobian of `f` at `x`, \[result.., x..\], by one backward pass for each element of the

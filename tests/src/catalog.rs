@@ -5,9 +5,9 @@ use forebay::dtype::DType;
 use forebay::error::Result;
 use forebay::ops::{
     AttentionOptions, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions,
-    EmbeddingOptions, GridMode, GridPadding, InterpolateMode, InterpolateOptions, Interpolation, PadMode,
-    Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, RecurrentKind, RecurrentOp, Reduction,
-    ScatterReduce, cat, einsum, stack,
+    EmbeddingOptions, GridMode, GridPadding, Im2colOptions, InterpolateMode, InterpolateOptions,
+    Interpolation, PadMode, Pool1dOptions, Pool2dOptions, Pool3dOptions, PoolOptions, RecurrentKind,
+    RecurrentOp, Reduction, ScatterReduce, cat, einsum, stack,
 };
 use forebay::tensor::Tensor;
 
@@ -596,10 +596,14 @@ const RESIZE_CASES: &[OpCase] = &[
         .with_bytes(cost::no_bytes)
         .with_batched_inputs(1),
     smooth("unfold with overlaps", &[Signed(&[2, 7])], |x| x[0].unfold(-1, 4, 1)).with_bytes(cost::no_bytes),
-    smooth("im2col", &[Signed(&[2, 3, 6, 5])], |x| x[0].im2col([3, 2], [1, 2], [1, 0], [2, 1]))
-        .with_batched_inputs(1),
-    smooth("col2im", &[Signed(&[2, 12, 25])], |x| x[0].col2im([5, 6], [3, 2], 1, [1, 0], 1))
-        .with_batched_inputs(1),
+    smooth("im2col", &[Signed(&[2, 3, 6, 5])], |x| {
+        x[0].im2col([3, 2], &Im2colOptions { dilation: [1, 2], padding: [1, 0], stride: [2, 1] })
+    })
+    .with_batched_inputs(1),
+    smooth("col2im", &[Signed(&[2, 12, 25])], |x| {
+        x[0].col2im([5, 6], [3, 2], &Im2colOptions { padding: [1, 0], ..Default::default() })
+    })
+    .with_batched_inputs(1),
     smooth("tensor_split", &[Signed(&[7, 2])], |x| {
         cat(&[&x[0].tensor_split(3, 0)?[0], &x[0].tensor_split_at(&[2, -1], 0)?[1]], 0)
     }),

@@ -59,6 +59,7 @@ pub use recurrent::{RecurrentKind, RecurrentOp, RecurrentOutput};
 pub use shape::shape_composite::{
     block_diag, broadcast_tensors, cartesian_prod, column_stack, dstack, hstack, meshgrid, vstack,
 };
+pub use shape::strided::Im2colOptions;
 pub use shape::{PadMode, cat, stack};
 pub use sort::Interpolation;
 pub use sort::sets::Unique;

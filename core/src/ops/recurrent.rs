@@ -312,7 +312,7 @@ impl RecurrentRun {
             fed_by = state.clone();
         }
         slots.extend(cell);
-        stack(&slots.iter().collect::<Vec<_>>(), 0)
+        stack(&slots, 0)
     }
 }
 

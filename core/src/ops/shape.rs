@@ -29,8 +29,28 @@ const MAX_EDGE_PAD: isize = 1 << 26;
 ///
 /// # Errors
 /// The list is empty. The ranks, or extents in other dimensions than `dim`, differ.
+///
+/// ```
+/// # use forebay_core::{device::Device, ops, tensor::Tensor};
+/// # let device = Device::null(Default::default());
+/// let x = Tensor::new([[1.0, 2.0]], &device)?;
+/// let parts = vec![x.clone(), x.clone()];
+/// assert_eq!(ops::cat(&parts, 0)?.shape(), [2, 2]);
+/// assert_eq!(ops::cat(&[&x, &x], -1)?.shape(), [1, 4]);
+/// # Ok::<(), forebay_core::error::Error>(())
+/// ```
 #[track_caller]
-pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+pub fn cat(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
+    cat_refs(&as_refs(tensors), dim)
+}
+
+/// Borrows the tensors of a list of handles or references.
+pub(super) fn as_refs(tensors: &[impl AsRef<Tensor>]) -> SmallVec<[&Tensor; 4]> {
+    tensors.iter().map(AsRef::as_ref).collect()
+}
+
+#[track_caller]
+fn cat_refs(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
     operation!("cat");
     // Legacy rule of PyTorch: an empty vector concatenates with anything.
     let matrices = tensors.iter().any(|t| t.rank() > 1);
@@ -84,12 +104,13 @@ pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
 /// # Errors
 /// The list is empty, or the shapes differ.
 #[track_caller]
-pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
+    let tensors = as_refs(tensors);
     if let Some(t) = tensors.iter().find(|t| t.shape() != tensors[0].shape()) {
         return Err(Error::shape("stack", "tensors have one shape", &[tensors[0].shape(), t.shape()]));
     }
     let rows = tensors.iter().map(|t| t.unsqueeze(dim)).collect::<Result<Vec<_>>>()?;
-    cat(&rows.iter().collect::<Vec<_>>(), dim)
+    cat(&rows, dim)
 }
 
 /// Number of values that the host holds at a time.
@@ -173,7 +194,7 @@ impl Tensor {
     /// # Errors
     /// See [`cat`](super::cat).
     #[track_caller]
-    pub fn cat(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    pub fn cat(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
         cat(tensors, dim)
     }
 
@@ -182,7 +203,7 @@ impl Tensor {
     /// # Errors
     /// See [`stack`](super::stack).
     #[track_caller]
-    pub fn stack(tensors: &[&Tensor], dim: isize) -> Result<Tensor> {
+    pub fn stack(tensors: &[impl AsRef<Tensor>], dim: isize) -> Result<Tensor> {
         stack(tensors, dim)
     }
 

@@ -1,6 +1,7 @@
 //! Device: one backend, one memory pool, compiled kernels and the state of the random generator.
 
 use std::fmt;
+use std::hash::{Hash, Hasher};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, RwLock, Weak};
 
 use forebay_shaders::KernelSpec;
@@ -146,6 +147,12 @@ impl PartialEq for Device {
     }
 }
 impl Eq for Device {}
+
+impl Hash for Device {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        Arc::as_ptr(&self.inner).hash(state);
+    }
+}
 
 impl fmt::Debug for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

@@ -20,6 +20,7 @@ mod display;
 pub(crate) mod float8;
 mod grad_extras;
 pub(crate) mod grad_meta;
+mod host_array;
 pub mod layout;
 #[doc(hidden)]
 pub mod offload;
@@ -29,6 +30,7 @@ use crate::storage::Storage;
 pub(crate) use create::CapturedConstant;
 use grad_extras::GradExtras;
 use grad_meta::GradMeta;
+pub use host_array::{HostArray, HostElement};
 pub use layout::{Dims, Layout};
 pub use shape::{Extents, IntoDims, IntoShape};
 

@@ -196,7 +196,7 @@ pub(crate) fn infer_shape(op: &'static str, from: &[usize], to: &[isize]) -> Res
     let given: Dims = to.iter().filter(|&&n| n != -1).map(|&n| n.max(0) as usize).collect();
     let known = numel(&given);
     let unknown = to.iter().filter(|&&n| n == -1).count();
-    let fail = |rule: String| Err(Error::Shape { op, rule, shapes: format!("{from:?} to {to:?}") });
+    let fail = |rule: String| Err(Error::Reshape { op, rule, from: from.into(), to: to.into() });
     if to.iter().any(|&n| n < -1) || unknown > 1 {
         return fail("extents are 0 or more, and at most one is -1".into());
     }

@@ -137,7 +137,7 @@ impl AdaptiveLogSoftmaxWithLoss {
             for (k, tail) in self.tail.iter().enumerate() {
                 parts.push(tail.forward(x)?.log_softmax(-1)?.add(&scores.narrow(-1, first + k, 1)?)?);
             }
-            forebay_core::ops::cat(&parts.iter().collect::<Vec<_>>(), -1)
+            forebay_core::ops::cat(&parts, -1)
         })
     }
 

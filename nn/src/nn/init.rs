@@ -383,7 +383,7 @@ pub fn sparse_(t: &Tensor, sparsity: f64, std: f64) -> Result<()> {
 #[track_caller]
 pub fn parameters_to_vector(parameters: &[Tensor]) -> Result<Tensor> {
     let flat = parameters.iter().map(|p| p.reshape([p.numel()])).collect::<Result<Vec<_>>>()?;
-    forebay_core::ops::cat(&flat.iter().collect::<Vec<_>>(), 0)
+    forebay_core::ops::cat(&flat, 0)
 }
 
 /// Copies a vector into the parameters, in order: PyTorch's `vector_to_parameters`.

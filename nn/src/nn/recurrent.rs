@@ -126,7 +126,7 @@ impl RecurrentWeights {
         if reverse {
             outs.reverse();
         }
-        Ok((stack(&outs.iter().collect::<Vec<_>>(), 0)?, state, cell))
+        Ok((stack(&outs, 0)?, state, cell))
     }
 }
 
@@ -249,14 +249,14 @@ impl RecurrentStack {
             }
             x = match outs.as_slice() {
                 [out] => out.clone(),
-                both => cat(&both.iter().collect::<Vec<_>>(), -1)?,
+                both => cat(both, -1)?,
             };
             if let Some((_, ended)) = &ended {
                 x = x.masked_fill(ended, 0.0)?;
             }
         }
         let together = |t: &[Tensor]| -> Result<Tensor> {
-            let whole = stack(&t.iter().collect::<Vec<_>>(), 0)?;
+            let whole = stack(&t, 0)?;
             if unbatched { whole.squeeze(1) } else { Ok(whole) }
         };
         let out = match (unbatched, turned) {

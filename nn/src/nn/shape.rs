@@ -2,7 +2,7 @@
 
 use super::Module;
 use crate::{Result, Tensor, fail};
-use forebay_core::ops::PadMode;
+use forebay_core::ops::{Im2colOptions, PadMode};
 use forebay_core::tensor::IntoShape;
 
 /// Layer that returns its input.
@@ -103,19 +103,16 @@ factor_layers! {
 pub struct Unfold {
     /// Extents of a block.
     pub kernel_size: [usize; 2],
-    /// Distance between elements of a block; 1.
-    pub dilation: [usize; 2],
-    /// Zeros on every side; 0.
-    pub padding: [usize; 2],
-    /// Distance between adjacent blocks; 1.
-    pub stride: [usize; 2],
+    /// Positions of the blocks.
+    #[module(skip)]
+    pub options: Im2colOptions,
 }
 
 impl Unfold {
     /// Creates a layer that extracts every block of these extents.
     #[must_use]
     pub fn new(kernel_size: [usize; 2]) -> Self {
-        Self { kernel_size, dilation: [1; 2], padding: [0; 2], stride: [1; 2] }
+        Self { kernel_size, options: Im2colOptions::default() }
     }
 
     /// Extracts blocks: \[batch, channels, height, width\] to \[batch, channels · block, blocks\].
@@ -124,7 +121,7 @@ impl Unfold {
     /// Same errors as [`im2col`](Tensor::im2col).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        x.im2col(self.kernel_size, self.dilation, self.padding, self.stride)
+        x.im2col(self.kernel_size, &self.options)
     }
 }
 
@@ -150,8 +147,7 @@ impl Fold {
     /// Same errors as [`col2im`](Tensor::col2im).
     #[track_caller]
     pub fn forward(&self, x: &Tensor) -> Result<Tensor> {
-        let Unfold { kernel_size, dilation, padding, stride } = self.blocks;
-        x.col2im(self.output_size, kernel_size, dilation, padding, stride)
+        x.col2im(self.output_size, self.blocks.kernel_size, &self.blocks.options)
     }
 }
 

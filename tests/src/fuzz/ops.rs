@@ -2,10 +2,10 @@
 
 use forebay::ops::{
     AttentionOptions, CrossEntropyOptions, CtcLossOptions, EmbeddingBagMode, EmbeddingBagOptions,
-    EmbeddingOptions, GridMode, GridPadding, InterpolateMode, InterpolateOptions, Interpolation, MatrixNorm,
-    PadMode, PoolOptions, RecurrentKind, RecurrentOp, Reduction, ScatterReduce, block_diag,
-    broadcast_tensors, cartesian_prod, cat, column_stack, dstack, einsum, hstack, meshgrid, multi_dot, stack,
-    vstack,
+    EmbeddingOptions, GridMode, GridPadding, Im2colOptions, InterpolateMode, InterpolateOptions,
+    Interpolation, MatrixNorm, PadMode, PoolOptions, RecurrentKind, RecurrentOp, Reduction, ScatterReduce,
+    block_diag, broadcast_tensors, cartesian_prod, cat, column_stack, dstack, einsum, hstack, meshgrid,
+    multi_dot, stack, vstack,
 };
 use forebay::tensor::Tensor;
 
@@ -124,6 +124,9 @@ macro_rules! arg {
     };
     (int3, $r:ident, $t:ident) => {
         $r.int_array::<3>()
+    };
+    (im2col, $r:ident, $t:ident) => {
+        &Im2colOptions { dilation: $r.count_array(), padding: $r.count_array(), stride: $r.count_array() }
     };
     (count1, $r:ident, $t:ident) => {
         $r.count_array::<1>()
@@ -292,7 +295,7 @@ const METHODS: &[FuzzOp] = methods! {
     quantile(operand1, ints, flag, interpolation); nanquantile(operand1, ints, flag, interpolation); var(ints, float, flag); std(ints,
     float, flag); var_mean(ints, float, flag); norm(float, ints, flag); std_mean(ints, float, flag); nansum(ints, flag); nanmean(ints, flag);
     cov(float, maybe1, maybe2); corrcoef(); renorm(float, int, float); logsumexp(ints, flag); as_strided(counts, counts, maybe_count); unfold(int,
-    count, count); im2col(int2, int2, int2, int2); col2im(int2, int2, int2, int2, int2); svd(); svdvals(); nuclear_norm(ints, flag); polygamma(count);
+    count, count); im2col(int2, im2col); col2im(int2, int2, im2col); svd(); svdvals(); nuclear_norm(ints, flag); polygamma(count);
     nan_to_num_with(float, float, float); round_decimals(int32); logit(maybe_float); mvlgamma(count); bitwise_not(); zeros_like(); ones_like();
     full_like(float); item(); dim(int); reshape(ints); view(ints); permute(ints); transpose(int, int); t(); broadcast_to(counts); expand(ints);
     unsqueeze(int); squeeze(int); squeeze_all(); flatten(int, int); unflatten(int, ints); narrow(int, count, count); slice_dim(int, count, count,

@@ -448,7 +448,7 @@ fn what_cannot_be_captured_is_said(device: &Device) -> Result<()> {
         tries += 1;
         if tries == 1 { x.add(1.0) } else { x.reshape([3, 3]) }
     });
-    ensure!(matches!(failed, Err(Error::Shape { .. })), "{failed:?}");
+    ensure!(matches!(failed, Err(Error::Reshape { .. })), "{failed:?}");
     ensure!(x.sum((), false)?.item()? == 16.0 && inner.replay()?.to_vec::<f32>()? == [2.0; 16]);
     Ok(())
 }

@@ -8,7 +8,8 @@ use forebay::error::{Error, Result as ForebayResult};
 use forebay::memory::{Bytes, Config, Tag, scope};
 use forebay::nn::{Conv2d, Conv2dOptions, Embedding, Linear, Lstm, RecurrentOptions, SelfAttention};
 use forebay::ops::{
-    AttentionOptions, EmbeddingBagOptions, InterpolateOptions, PadMode, Pool2dOptions, cartesian_prod,
+    AttentionOptions, EmbeddingBagOptions, Im2colOptions, InterpolateOptions, PadMode, Pool2dOptions,
+    cartesian_prod,
 };
 use forebay::optim::{AdamW, Optimizer};
 use forebay::tensor::Tensor;
@@ -92,11 +93,11 @@ fn wrong_shapes(device: &Device) -> Result<()> {
         "interpolate: Nearest takes [batch, channels, ..] with 3 to 5 dimensions; got [2, 3]",
     )?;
     ensure_message(
-        x.unsqueeze(0)?.im2col(4, 1, 0, 1),
+        x.unsqueeze(0)?.im2col(4, &Im2colOptions::default()),
         "im2col: a block reaches over 4 of axis 0, the padded image has 2; got [1, 2, 3]",
     )?;
     ensure_message(
-        x.col2im(2, 2, 1, 0, 1),
+        x.col2im(2, 2, &Im2colOptions::default()),
         "col2im: takes [batch, channels · 4, 1], the blocks of images of [2, 2]; got [2, 3]",
     )?;
     ensure_message(

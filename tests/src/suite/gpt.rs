@@ -86,7 +86,7 @@ fn scores(file: &StateDict, text: &Tensor) -> CoreResult<Tensor> {
                 q.matmul(&k.transpose(1, 2)?)?.div((size as f64).sqrt())?.add(&later)?.softmax(-1)?;
             seen.push(weights.matmul(&v)?);
         }
-        let seen = forebay::ops::cat(&seen.iter().collect::<Vec<_>>(), 2)?;
+        let seen = forebay::ops::cat(&seen, 2)?;
         x = x.add(&layer(&seen, &format!("h.{k}.attn.c_proj"))?)?;
         let y = layer(&norm(&x, &format!("h.{k}.ln_2"))?, &format!("h.{k}.mlp.c_fc"))?;
         let cube = y.mul(&y)?.mul(&y)?.mul(0.044_715)?;

@@ -11,7 +11,7 @@ use forebay::nn::{
     Sequential, Upsample,
 };
 use forebay::ops::{
-    EmbeddingBagMode, EmbeddingBagOptions, InterpolateMode, InterpolateOptions, Pool2dOptions,
+    EmbeddingBagMode, EmbeddingBagOptions, Im2colOptions, InterpolateMode, InterpolateOptions, Pool2dOptions,
 };
 use forebay::tensor::Tensor;
 
@@ -149,19 +149,30 @@ fn a_view_by_strides_gives_gradients_to_its_own_elements_only(device: &Device) -
 fn folding_undoes_unfolding(device: &Device) -> Result<()> {
     for dtype in floats(device) {
         let x = iota(&[2, 3, 4, 6], dtype, device)?;
-        let columns = x.im2col(2, 1, 0, 2)?;
+        let columns = x.im2col(2, &Im2colOptions { stride: [2; 2], ..Default::default() })?;
         ensure!(columns.shape() == [2, 12, 6]);
-        ensure_same_bits(&columns.col2im([4, 6], 2, 1, 0, 2)?.contiguous()?, &x)?;
+        ensure_same_bits(
+            &columns
+                .col2im([4, 6], 2, &Im2colOptions { stride: [2; 2], ..Default::default() })?
+                .contiguous()?,
+            &x,
+        )?;
         let ones = Tensor::ones(&[1, 3, 3], dtype, device)?;
         // Number of 2 x 2 blocks that cover each element.
-        let counts = ones.im2col(2, 1, 1, 1)?.col2im(3, 2, 1, 1, 1)?;
+        let counts = ones.im2col(2, &Im2colOptions { padding: [1; 2], ..Default::default() })?.col2im(
+            3,
+            2,
+            &Im2colOptions { padding: [1; 2], ..Default::default() },
+        )?;
         ensure!(counts.shape() == [1, 3, 3]);
         ensure_values(&counts.contiguous()?, &[4.0; 9])?;
-        let dilated = x.narrow(0, 0, 1)?.im2col([2, 3], [3, 2], 0, 1)?;
+        let dilated =
+            x.narrow(0, 0, 1)?.im2col([2, 3], &Im2colOptions { dilation: [3, 2], ..Default::default() })?;
         ensure!(dilated.shape() == [1, 18, 2]);
         ensure_values(&dilated.select(1, 5)?, &[22.0, 23.0])?;
     }
-    let ints = iota(&[1, 2, 3], DType::I32, device)?.im2col([1, 2], 1, [0, 1], 1)?;
+    let ints = iota(&[1, 2, 3], DType::I32, device)?
+        .im2col([1, 2], &Im2colOptions { padding: [0, 1], ..Default::default() })?;
     ensure_values(&ints, &[0.0, 0.0, 1.0, 2.0, 0.0, 3.0, 4.0, 5.0, 0.0, 1.0, 2.0, 0.0, 3.0, 4.0, 5.0, 0.0])
 }
 
@@ -274,7 +285,8 @@ fn replays_of_a_captured_step_keep_their_tables(device: &Device) -> Result<()> {
     let options =
         InterpolateOptions { mode: InterpolateMode::Bicubic, ..InterpolateOptions::with_size(&[7, 9]) };
     let run = || -> forebay::error::Result<(Tensor, Tensor)> {
-        let y = x.interpolate(&options)?.im2col(2, 1, 1, 1)?;
+        let y =
+            x.interpolate(&options)?.im2col(2, &Im2colOptions { padding: [1; 2], ..Default::default() })?;
         let seed = [y.detach().cos()?];
         let options = GradOptions { grad_outputs: Some(&seed), ..GradOptions::default() };
         let grads = forebay::autograd::grad(from_ref(&y), from_ref(&x), &options)?;

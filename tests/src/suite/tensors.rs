@@ -334,10 +334,10 @@ fn joining_undoes_splitting(device: &Device) -> Result<()> {
         let x = iota(&[5, 7, 3], dtype, device)?;
         for dim in 0..3 {
             let parts = x.split(2, dim)?;
-            let joined = cat(&parts.iter().collect::<Vec<_>>(), dim)?;
+            let joined = cat(&parts, dim)?;
             ensure_same_bits(&joined, &x).with_context(|| format!("{dtype}, parts of dimension {dim}"))?;
             let slices = x.unbind(dim)?;
-            let stacked = stack(&slices.iter().collect::<Vec<_>>(), dim)?;
+            let stacked = stack(&slices, dim)?;
             ensure_same_bits(&stacked, &x).with_context(|| format!("{dtype}, slices of dimension {dim}"))?;
         }
         ensure_same_bits(&x.flip(&[0, 2])?.flip(&[2, 0])?, &x)?;

@@ -250,7 +250,7 @@ impl Tensor {
         }
         columns.push(Tensor::ones(extents, self.dtype(), self.device())?);
         let points: usize = extents.iter().product();
-        let base = crate::ops::stack(&columns.iter().collect::<Vec<_>>(), -1)?.reshape([1, points, n + 1])?;
+        let base = crate::ops::stack(&columns, -1)?.reshape([1, points, n + 1])?;
         let grid = base.broadcast_to(&[size[0], points, n + 1])?.matmul(&self.transpose(1, 2)?)?;
         grid.reshape(&[&[size[0]], extents, &[n]].concat()[..])
     }

@@ -3,7 +3,7 @@
 use crate::ops::linalg::check_square;
 use crate::ops::linalg::svd::MatrixDims;
 use crate::ops::prelude::*;
-use crate::ops::shape::cat;
+use crate::ops::shape::{as_refs, cat};
 
 /// Matrix norm: PyTorch's `ord`. A number converts to an order ±1, ±2 or ±∞.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -29,7 +29,8 @@ impl From<f64> for MatrixNorm {
 /// # Errors
 /// There are fewer than two tensors, an inner one is not a matrix, or the shapes or types do not fit.
 #[track_caller]
-pub fn multi_dot(tensors: &[&Tensor]) -> Result<Tensor> {
+pub fn multi_dot(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
+    let tensors = &as_refs(tensors)[..];
     operation!(OP = "multi_dot");
     let [first, .., last] = tensors else {
         fail!(argument(OP), "takes at least two tensors, got {}", tensors.len())

@@ -1,6 +1,7 @@
 //! Einsum: views, one batched product for each further operand, and a sum.
 
 use crate::ops::prelude::*;
+use crate::ops::shape::as_refs;
 
 const OP: &str = "einsum";
 
@@ -146,7 +147,8 @@ impl EinsumOperand {
 /// # Errors
 /// The equation is malformed or does not fit the operands, or the types differ.
 #[track_caller]
-pub fn einsum(equation: &str, operands: &[&Tensor]) -> Result<Tensor> {
+pub fn einsum(equation: &str, operands: &[impl AsRef<Tensor>]) -> Result<Tensor> {
+    let operands = &as_refs(operands)[..];
     operation!(OP, autocast[operands], |cast| einsum(equation, &cast.iter().collect::<Vec<_>>()));
     let (left, right) = match equation.split_once("->") {
         Some((left, right)) => (left, Some(right)),

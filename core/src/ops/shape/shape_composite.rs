@@ -1,14 +1,14 @@
 //! Joining, meshes, products of dimensions and other operations composed of views and copies.
 
 use crate::ops::prelude::*;
-use crate::ops::shape::{PadMode, cat, stack};
+use crate::ops::shape::{PadMode, as_refs, cat, stack};
 use crate::tensor::layout::MAX_TENSOR_NUMEL;
 
 /// Maps each tensor, and concatenates the results along a dimension.
 #[track_caller]
 fn map_and_cat(tensors: &[&Tensor], dim: isize, made: impl Fn(&Tensor) -> Result<Tensor>) -> Result<Tensor> {
     let tensors = tensors.iter().map(|t| made(t)).collect::<Result<Vec<_>>>()?;
-    cat(&tensors.iter().collect::<Vec<_>>(), dim)
+    cat(&tensors, dim)
 }
 
 /// Concatenates tensors along dimension 1, or along dimension 0 if they have fewer than two dimensions.
@@ -16,7 +16,8 @@ fn map_and_cat(tensors: &[&Tensor], dim: isize, made: impl Fn(&Tensor) -> Result
 /// # Errors
 /// See [`cat`].
 #[track_caller]
-pub fn hstack(tensors: &[&Tensor]) -> Result<Tensor> {
+pub fn hstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
+    let tensors = &as_refs(tensors)[..];
     let flat = tensors.first().is_some_and(|t| t.rank() < 2);
     map_and_cat(tensors, if flat { 0 } else { 1 }, Tensor::atleast_1d)
 }
@@ -26,7 +27,8 @@ pub fn hstack(tensors: &[&Tensor]) -> Result<Tensor> {
 /// # Errors
 /// See [`cat`].
 #[track_caller]
-pub fn vstack(tensors: &[&Tensor]) -> Result<Tensor> {
+pub fn vstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
+    let tensors = &as_refs(tensors)[..];
     map_and_cat(tensors, 0, Tensor::atleast_2d)
 }
 
@@ -35,7 +37,8 @@ pub fn vstack(tensors: &[&Tensor]) -> Result<Tensor> {
 /// # Errors
 /// See [`cat`].
 #[track_caller]
-pub fn dstack(tensors: &[&Tensor]) -> Result<Tensor> {
+pub fn dstack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
+    let tensors = &as_refs(tensors)[..];
     map_and_cat(tensors, 2, Tensor::atleast_3d)
 }
 
@@ -44,7 +47,8 @@ pub fn dstack(tensors: &[&Tensor]) -> Result<Tensor> {
 /// # Errors
 /// See [`cat`].
 #[track_caller]
-pub fn column_stack(tensors: &[&Tensor]) -> Result<Tensor> {
+pub fn column_stack(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
+    let tensors = &as_refs(tensors)[..];
     map_and_cat(tensors, 1, |t| if t.rank() < 2 { t.reshape([t.numel(), 1]) } else { Ok(t.clone()) })
 }
 
@@ -53,7 +57,8 @@ pub fn column_stack(tensors: &[&Tensor]) -> Result<Tensor> {
 /// # Errors
 /// The list is empty, or a tensor has more than two dimensions.
 #[track_caller]
-pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
+pub fn block_diag(tensors: &[impl AsRef<Tensor>]) -> Result<Tensor> {
+    let tensors = &as_refs(tensors)[..];
     operation!(OP = "block_diag");
     if let Some(t) = tensors.iter().find(|t| t.rank() > 2) {
         return Err(Error::shape(OP, "takes tensors of at most two dimensions", &[t.shape()]));
@@ -71,7 +76,7 @@ pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
         row
     });
     let rows = rows.collect::<Result<Vec<_>>>()?;
-    cat(&rows.iter().collect::<Vec<_>>(), 0)
+    cat(&rows, 0)
 }
 
 /// Expands vectors (or scalars) to views over the grid of all of them: PyTorch's `meshgrid` with
@@ -80,7 +85,8 @@ pub fn block_diag(tensors: &[&Tensor]) -> Result<Tensor> {
 /// # Errors
 /// A tensor has more than one dimension.
 #[track_caller]
-pub fn meshgrid(lines: &[&Tensor], xy: bool) -> Result<Vec<Tensor>> {
+pub fn meshgrid(lines: &[impl AsRef<Tensor>], xy: bool) -> Result<Vec<Tensor>> {
+    let lines = &as_refs(lines)[..];
     if let Some(t) = lines.iter().find(|t| t.rank() > 1) {
         return Err(Error::shape("meshgrid", "takes tensors of one dimension", &[t.shape()]));
     }
@@ -101,7 +107,8 @@ pub fn meshgrid(lines: &[&Tensor], xy: bool) -> Result<Vec<Tensor>> {
 /// # Errors
 /// The shapes do not broadcast.
 #[track_caller]
-pub fn broadcast_tensors(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
+pub fn broadcast_tensors(tensors: &[impl AsRef<Tensor>]) -> Result<Vec<Tensor>> {
+    let tensors = &as_refs(tensors)[..];
     let shapes: Vec<&[usize]> = tensors.iter().map(|t| t.shape()).collect();
     let shape = broadcast_shapes("broadcast_tensors", &shapes)?;
     tensors.iter().map(|t| t.broadcast_to(&shape)).collect()
@@ -112,7 +119,8 @@ pub fn broadcast_tensors(tensors: &[&Tensor]) -> Result<Vec<Tensor>> {
 /// # Errors
 /// The list is empty, or a tensor is not one-dimensional.
 #[track_caller]
-pub fn cartesian_prod(lines: &[&Tensor]) -> Result<Tensor> {
+pub fn cartesian_prod(lines: &[impl AsRef<Tensor>]) -> Result<Tensor> {
+    let lines = &as_refs(lines)[..];
     operation!("cartesian_prod");
     if let Some(t) = lines.iter().find(|t| t.rank() != 1) {
         return Err(Error::shape("cartesian_prod", "takes tensors of one dimension", &[t.shape()]));
@@ -123,7 +131,7 @@ pub fn cartesian_prod(lines: &[&Tensor]) -> Result<Tensor> {
         _ => {
             let columns =
                 meshgrid(lines, false)?.iter().map(|t| t.reshape([-1])).collect::<Result<Vec<_>>>()?;
-            stack(&columns.iter().collect::<Vec<_>>(), 1)
+            stack(&columns, 1)
         }
     }
 }

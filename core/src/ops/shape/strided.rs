@@ -12,6 +12,23 @@ use crate::tensor::layout::{
     MAX_TENSOR_NUMEL, MAX_VIEW_NUMEL, check_view_numel, checked_numel, contiguous_strides,
 };
 
+/// Positions of the blocks of [`Tensor::im2col`] and [`Tensor::col2im`] in an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Im2colOptions {
+    /// Distance between elements of a block; 1.
+    pub dilation: [usize; 2],
+    /// Zeros on every side of the image; 0.
+    pub padding: [usize; 2],
+    /// Distance between adjacent blocks; 1.
+    pub stride: [usize; 2],
+}
+
+impl Default for Im2colOptions {
+    fn default() -> Self {
+        Self { dilation: [1; 2], padding: [0; 2], stride: [1; 2] }
+    }
+}
+
 /// Sums the elements of `g` that `layout` (of the same shape) maps to each of `len` storage elements from
 /// `start` on. Returns one dimension.
 fn strided_sum(op: &'static str, g: &Tensor, layout: &Layout, start: usize, len: usize) -> Result<Tensor> {
@@ -268,26 +285,29 @@ impl Tensor {
     /// Copies the blocks of images to columns \[batch, channels · kernel, blocks\]: PyTorch's
     /// `nn.functional.unfold`.
     ///
-    /// The images are \[batch, channels, height, width\], or without the batch. An argument is one value for
+    /// The images are \[batch, channels, height, width\], or without the batch. `kernel_size` is one value for
     /// both axes, or an array. The gradient is [`col2im`](Self::col2im).
+    ///
+    /// ```
+    /// # use forebay_core::{device::Device, dtype::DType, ops::Im2colOptions, tensor::Tensor};
+    /// # let device = Device::null(Default::default());
+    /// let x = Tensor::zeros([1, 3, 8, 8], DType::F32, &device)?;
+    /// let options = Im2colOptions { stride: [2, 2], ..Default::default() };
+    /// assert_eq!(x.im2col(2, &options)?.shape(), [1, 12, 16]);
+    /// # Ok::<(), forebay_core::error::Error>(())
+    /// ```
     ///
     /// # Errors
     /// The rank is wrong, a block does not fit the padded image, or an argument is out of range.
     #[track_caller]
-    pub fn im2col(
-        &self,
-        kernel_size: impl IntoSpatial<2>,
-        dilation: impl IntoSpatial<2>,
-        padding: impl IntoSpatial<2>,
-        stride: impl IntoSpatial<2>,
-    ) -> Result<Tensor> {
+    pub fn im2col(&self, kernel_size: impl IntoSpatial<2>, options: &Im2colOptions) -> Result<Tensor> {
         operation!(OP = "im2col");
         let blocks = Im2colGeometry::new(
             OP,
             kernel_size.spatial(),
-            dilation.spatial(),
-            padding.spatial(),
-            stride.spatial(),
+            options.dilation.spatial(),
+            options.padding.spatial(),
+            options.stride.spatial(),
         )?;
         let (x, unbatched) = spatial::ensure_batched::<2>(OP, self)?;
         let (images, channels) = (x.shape()[0], x.shape()[1]);
@@ -313,18 +333,16 @@ impl Tensor {
         &self,
         output_size: impl IntoSpatial<2>,
         kernel_size: impl IntoSpatial<2>,
-        dilation: impl IntoSpatial<2>,
-        padding: impl IntoSpatial<2>,
-        stride: impl IntoSpatial<2>,
+        options: &Im2colOptions,
     ) -> Result<Tensor> {
         operation!(OP = "col2im");
         fail_if!(!self.dtype().is_float(); dtype(OP, self.dtype()), "takes floats; cast with `to_dtype`");
         let blocks = Im2colGeometry::new(
             OP,
             kernel_size.spatial(),
-            dilation.spatial(),
-            padding.spatial(),
-            stride.spatial(),
+            options.dilation.spatial(),
+            options.padding.spatial(),
+            options.stride.spatial(),
         )?;
         let size = check_at_least(OP, "output_size", output_size.spatial(), 1)?;
         let counts = blocks.block_counts(OP, size, self.shape())?;

@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use forebay::ops::{
-    EmbeddingBagMode, EmbeddingBagOptions, GridMode, GridPadding, InterpolateMode, InterpolateOptions,
-    PadMode,
+    EmbeddingBagMode, EmbeddingBagOptions, GridMode, GridPadding, Im2colOptions, InterpolateMode,
+    InterpolateOptions, PadMode,
 };
 use forebay::tensor::Tensor;
 
@@ -42,6 +42,19 @@ fn resized(a: &Args<'_>, mode: &str, align_corners: bool) -> Result<Vec<Tensor>>
     single(a.tensor(0)?.interpolate(&options))
 }
 
+/// Returns the positions of blocks: dilation, padding and stride from argument `at` on.
+fn blocks(a: &Args<'_>, at: usize) -> Result<Im2colOptions> {
+    let extents = |k: usize, name, default| -> Result<[usize; 2]> {
+        let [h, w] = pair(a, at + k, name, default)?;
+        Ok([h.try_into()?, w.try_into()?])
+    };
+    Ok(Im2colOptions {
+        dilation: extents(0, "dilation", 1)?,
+        padding: extents(1, "padding", 0)?,
+        stride: extents(2, "stride", 1)?,
+    })
+}
+
 pub(super) fn register(t: &mut OpTable) {
     t.register("nn.functional.interpolate", |a| {
         resized(a, a.string(3, "mode", "nearest"), a.flag(4, "align_corners", false))
@@ -49,20 +62,13 @@ pub(super) fn register(t: &mut OpTable) {
     t.register("nn.functional.upsample_nearest", |a| resized(a, "nearest", false));
     t.register("nn.functional.upsample_bilinear", |a| resized(a, "bilinear", true));
     t.register("nn.functional.unfold", |a| {
-        single(a.tensor(0)?.im2col(
-            pair(a, 1, "kernel_size", 1)?,
-            pair(a, 2, "dilation", 1)?,
-            pair(a, 3, "padding", 0)?,
-            pair(a, 4, "stride", 1)?,
-        ))
+        single(a.tensor(0)?.im2col(pair(a, 1, "kernel_size", 1)?, &blocks(a, 2)?))
     });
     t.register("nn.functional.fold", |a| {
         single(a.tensor(0)?.col2im(
             pair(a, 1, "output_size", 1)?,
             pair(a, 2, "kernel_size", 1)?,
-            pair(a, 3, "dilation", 1)?,
-            pair(a, 4, "padding", 0)?,
-            pair(a, 5, "stride", 1)?,
+            &blocks(a, 3)?,
         ))
     });
     t.register("unfold", |a| {

@@ -243,7 +243,9 @@ pub(super) mod places {
 
     use super::super::{cases, single};
 
-    const BLOCKS: Unfold = Unfold { kernel_size: [2, 3], dilation: [1; 2], padding: [1; 2], stride: [2; 2] };
+    const OPTIONS: forebay::ops::Im2colOptions =
+        forebay::ops::Im2colOptions { dilation: [1; 2], padding: [1; 2], stride: [2; 2] };
+    const BLOCKS: Unfold = Unfold { kernel_size: [2, 3], options: OPTIONS };
 
     cases! {
         "zero_pad1d": |_| Ok(ZeroPad1d([1, 2])), |m, x| single(m.forward(&x[0]));

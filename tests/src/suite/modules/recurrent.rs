@@ -97,7 +97,7 @@ pub(super) fn recurrent_layers_in_halves(device: &Device) -> Result<()> {
             lstm.parameters().into_iter().chain(gru.parameters()).map(|p| p.grad().context("a gradient"));
         let grads: Vec<Tensor> = grads.collect::<Result<_>>()?;
         let flat: Vec<Tensor> = grads.iter().map(|g| g.reshape([-1isize])).collect::<CoreResult<_>>()?;
-        Ok([sum.detach(), forebay::ops::cat(&flat.iter().collect::<Vec<_>>(), 0)?])
+        Ok([sum.detach(), forebay::ops::cat(&flat, 0)?])
     };
     let expected = step(&x)?;
     for dtype in [DType::BF16, DType::F16] {
